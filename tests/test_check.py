@@ -76,7 +76,7 @@ def test_ranks_that_share_micro_batches_are_checked_for_any_number(
         describe(run)
 
 
-def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Path) -> None:
+def test_time_and_cost_follow_from_operations_and_the_device_table(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     facts = describe(run, DeviceChoice(device="h100", utilisation=0.5))
     flops = count_token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
@@ -91,7 +91,7 @@ def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Pa
     assert facts["compute"] == "float32"
 
 
-def test_a_device_that_does_not_hold_a_step_is_told_of(tmp_path: Path) -> None:
+def test_check_reports_a_device_too_small_for_a_step(tmp_path: Path) -> None:
     """7 billion parameters have float32 weights, gradients and AdamW's two moments here."""
     table = {
         "stage": "pretrain",
@@ -128,7 +128,7 @@ def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path:
         describe(run.model_copy(update={"training": training}), h100)
 
 
-def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:
+def test_each_stage_is_estimated_at_its_own_length(tmp_path: Path) -> None:
     run = pretraining(tmp_path / "tokens", vocabulary=320)
     model = DecoderConfig(**SIZES, vocabulary=320)
     stages = (BatchStage(from_step=2, sequence_length=16), BatchStage(from_step=9, global_batch=2))
@@ -212,7 +212,7 @@ def test_a_stage_that_trains_nothing_has_no_sizes() -> None:
 
 
 @pytest.mark.parametrize(("flags", "slower"), [("avx2", True), ("avx2 avx512_bf16", False)])
-def test_bfloat16_is_reckoned_as_what_the_cpu_of_this_machine_makes_of_it(
+def test_bfloat16_is_estimated_by_the_support_of_this_cpu(
     flags: str, slower: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")

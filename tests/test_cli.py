@@ -448,7 +448,7 @@ def test_without_json_a_stage_leaves_stdout_alone(trainrig: Trainrig, made: Made
     assert "documents_kept 30" in ended.err
 
 
-def test_what_is_set_on_the_command_line_counts(
+def test_settings_of_the_command_line_take_effect(
     trainrig: Trainrig, made: Made, tmp_path: Path
 ) -> None:
     changed = trainrig(
@@ -476,7 +476,7 @@ def test_a_checkpoint_speaks_and_is_exchanged(
     assert trainrig("generate", tmp_path / "back", *greedy).result == spoken
 
 
-def test_what_is_spoken_is_all_of_stdout_without_json(trainrig: Trainrig, made: Made) -> None:
+def test_generated_text_is_the_whole_stdout_without_json(trainrig: Trainrig, made: Made) -> None:
     arguments = ("generate", made.at / "fresh", "--prompt", "Meadow", "--tokens", "5")
     spoken = trainrig(*arguments, "--json").result
     assert trainrig(*arguments).out == spoken["text"] + "\n"
@@ -639,7 +639,7 @@ def test_inputs_that_cannot_work_are_refused_and_nothing_is_written(
         ("evaluate", "sequence_length=49", "sequence_length (49) is beyond the model's 48"),
     ],
 )
-def test_what_shows_only_in_the_doing_is_refused_and_no_output_is_left(
+def test_an_error_found_during_the_work_leaves_no_output(
     trainrig: Trainrig, made: Made, tmp_path: Path, verb: str, change: str, problem: str
 ) -> None:
     names = {"at": made.at, "out": tmp_path / "out"}

@@ -167,7 +167,7 @@ def test_a_run_file_may_lie_in_a_bucket(s3: str) -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_value_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     assert complaint(tmp_path, text) == message
 
 
@@ -472,16 +472,16 @@ runs = st.builds(
 @example(Sorting(output="x", rate=-math.inf))
 @example(Sorting(output="x", rate=5e-324))
 @example(Sorting(output="x", rate=1e22))
-def test_what_is_written_out_reads_back_equal(run: Sorting) -> None:
+def test_a_written_run_file_reads_back_equal(run: Sorting) -> None:
     assert config.build(Sorting, config.parse(config.to_toml(run), "x"), "x") == run
 
 
-def test_what_is_no_number_reads_back_as_that() -> None:
+def test_nan_reads_back_unchanged() -> None:
     text = config.to_toml(Sorting(output="x", rate=math.nan))
     assert math.isnan(config.build(Sorting, config.parse(text, "x"), "x").rate)
 
 
-def test_what_nobody_set_is_marked_as_default() -> None:
+def test_values_that_are_not_set_are_marked_as_default() -> None:
     text = config.to_toml(Sorting(output="out", seed=0, parts=(Part(low=3),)))
     assert text == (
         'stage = "sort"  # default\n'
@@ -554,7 +554,7 @@ def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("[single]\nlow = 3\n", ["single.high=2", "seed=1"], "--set single.high=2: single: low"),
     ],
 )
-def test_what_a_change_broke_is_not_blamed_on_the_file(
+def test_an_error_from_an_override_does_not_name_the_file(
     tmp_path: Path, text: str, overrides: list[str], message: str
 ) -> None:
     assert complaint(tmp_path, TOP + text, *overrides).startswith(message)
@@ -569,7 +569,7 @@ def test_what_a_change_broke_is_not_blamed_on_the_file(
         ("[wipe_out]\n", "no key 'wipe_out' in Sorting; there are: "),
     ],
 )
-def test_a_key_in_the_wrong_place_is_told_where_it_belongs(
+def test_a_misplaced_key_is_an_error_with_the_right_place(
     tmp_path: Path, text: str, message: str
 ) -> None:
     assert message in complaint(tmp_path, TOP + text)

@@ -15,7 +15,7 @@ FORKS = {"gpu/own_process.py"}
 FORKING = ("os.fork", "os.forkpty", "multiprocessing.Process", "multiprocessing.Pool", "Pool")
 
 
-def test_skips_are_told_by_reason(pytestconfig: pytest.Config) -> None:
+def test_skips_are_reported_by_reason(pytestconfig: pytest.Config) -> None:
     conftest = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
     lines: list[str] = []
     reports = [SimpleNamespace(longrepr=("a.py", n, "Skipped: no GPU")) for n in range(250)]

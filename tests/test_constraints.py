@@ -43,7 +43,7 @@ def brought(wanted: Requirement, seen: set[tuple[str, frozenset[str]]]) -> Itera
 
 
 @pytest.mark.parametrize("wanted", WANTED, ids=lambda requirement: requirement.name)
-def test_what_is_asked_for_has_a_version_that_it_allows(wanted: Requirement) -> None:
+def test_every_requirement_has_an_allowed_pinned_version(wanted: Requirement) -> None:
     assert wanted.specifier.contains(PINNED[canonicalize_name(wanted.name)])
 
 

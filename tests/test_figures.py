@@ -129,7 +129,7 @@ def test_another_process_with_settings_of_its_own_gives_the_same_bytes(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a\"b' & $x^2$", "你好，世界"])
-def test_a_label_is_text_whoever_wrote_it(text):
+def test_a_label_is_plain_text_even_if_hostile(text):
     row = BarRow(text, (1,), text)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -188,7 +188,7 @@ def test_the_trailing_mean_of_a_small_case():
     assert figures.compute_trailing_mean(np.array([4.0, 2, 6, 1]), 3).tolist() == [4, 3, 4, 3]
 
 
-def test_what_a_later_attempt_did_again_is_superseded():
+def test_steps_that_a_later_attempt_repeated_are_superseded():
     # Attempt 0 took steps 1 to 4; 1 resumed from 2 and took 3 to 5; 2 resumed from 3 and took 4.
     steps = np.array([1, 2, 3, 4, 3, 4, 5, 4])
     attempts = np.array([0, 0, 0, 0, 1, 1, 1, 2])
@@ -213,7 +213,7 @@ def test_rows_of_nothing_can_be_drawn(ax):
     assert ax.get_xlim() == (0, 1)
 
 
-def test_pairs_are_sorted_by_what_was_gained_and_told_apart_by_fill(ax):
+def test_pairs_are_sorted_by_gain_and_differ_in_fill(ax):
     pairs = [BeforeAfter("worse", 1.0, 1.2), BeforeAfter("better", 3.0, 1.5)]
     figures.plot_pairs(ax, pairs, "bits per byte", ("old", "new"))
     before, after = ax.lines

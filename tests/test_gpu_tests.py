@@ -32,7 +32,7 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
 
 
 @pytest.mark.slow
-def test_they_are_collected_where_there_is_no_ray(tmp_path: Path) -> None:
+def test_gpu_tests_are_collected_without_ray(tmp_path: Path) -> None:
     for name in MISSING:
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name} here')\n")
     run = runpy.run_path(str(RUN))

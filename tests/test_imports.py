@@ -32,7 +32,7 @@ def test_the_command_line_itself_imports_none(imported: Imported) -> None:
         (["plan", "hoffmann", "--flops", "-1"], "plan: --flops"),
     ],
 )
-def test_a_mistake_is_told_without_them(
+def test_an_error_appears_without_slow_imports(
     arguments: list[str], said: str, tmp_path: Path, imported: Imported
 ) -> None:
     wrong = tmp_path / "wrong.toml"

@@ -71,7 +71,7 @@ def test_a_job_that_is_done_prints_its_counts_as_json(
     assert out.count("\n") == 1
 
 
-def test_what_a_stage_prints_is_talk(capsys: pytest.CaptureFixture[str], run_file: str) -> None:
+def test_prints_of_a_stage_go_to_stderr(capsys: pytest.CaptureFixture[str], run_file: str) -> None:
     def stage(run: Counting) -> Manifest:
         print("some library says hello")
         return count(run)
@@ -148,7 +148,7 @@ def test_the_logs_of_ray_are_kept_only_where_something_failed(
 
 
 @pytest.mark.parametrize("bug", [ZeroDivisionError(), OSError(errno.EIO, "Input/output error")])
-def test_what_is_not_foreseen_keeps_its_traceback(run_file: str, bug: Exception) -> None:
+def test_an_unexpected_error_keeps_its_traceback(run_file: str, bug: Exception) -> None:
     def stage(run: Counting) -> Manifest:
         raise bug
 
@@ -156,7 +156,7 @@ def test_what_is_not_foreseen_keeps_its_traceback(run_file: str, bug: Exception)
         job.main(Counting, stage, [run_file])
 
 
-def test_a_full_disk_is_told_from_other_troubles(
+def test_a_full_disk_has_an_error_of_its_own(
     capsys: pytest.CaptureFixture[str], run_file: str
 ) -> None:
     def stage(run: Counting) -> Manifest:
@@ -292,7 +292,7 @@ def test_sigterm_ends_a_job_as_unfinished(tmp_path, capsys):
         (KeyboardInterrupt(), "KeyboardInterrupt", "interrupted", 130),
     ],
 )
-def test_whoever_started_a_job_reads_why_it_ended(
+def test_the_exit_of_a_job_states_its_cause(
     tmp_path, monkeypatch, run_file, problem, kind, message, code
 ):
     def stage(run):
@@ -344,7 +344,7 @@ class Resuming(Counting):
     ("model", "said"), [(Counting, "begins again"), (Resuming, "goes on from what was whole")]
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_is_said_of_the_same_command_is_true_of_the_verb(
+def test_the_hint_to_repeat_the_command_is_true_for_the_verb(
     model: type[Counting],
     said: str,
     number: int,
@@ -389,7 +389,7 @@ def test_nothing_is_said_to_be_whole_of_a_command_that_makes_its_result_in_one_g
     assert (ended.returncode, ended.stderr) == (75, line)
 
 
-def test_the_verbs_that_go_on_are_those_that_say_so() -> None:
+def test_only_resumable_verbs_say_that_they_resume() -> None:
     """The other verbs write their result at once: no part of it exists before all of it does."""
     resuming = {name for name, verb in VERBS.items() if verb.load_model().resumes}
     assert resuming == {

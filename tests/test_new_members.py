@@ -75,7 +75,7 @@ def test_a_filter_over_a_new_signal_drops_documents(copy, tmp_path):
 
 
 @pytest.mark.chaos
-def test_what_training_is_made_of_goes_through_a_kill_and_a_resize(copy, tmp_path):
+def test_new_members_of_training_survive_a_kill_and_a_resize(copy, tmp_path):
     """Attention, optimizer, objective, an auxiliary model, and a mesh with an axis of 1 are new."""
     done = copy(ROOT / "tests" / "new_members.py", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -216,6 +216,6 @@ def test_the_old_dialect_is_found(source: str) -> None:
         ("def told(x):\n  return x.told", "def is_known(x):\n  return x.is_known", True),
     ],
 )
-def test_a_rewrite_of_names_is_told_from_a_change(old: str, new: str, equal: bool) -> None:
+def test_a_rename_is_distinguished_from_a_change(old: str, new: str, equal: bool) -> None:
     found = compare_code.compare_sources(old, new, {"told": "is_known"}, local_names=True)
     assert (found is None) == equal

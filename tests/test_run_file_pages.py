@@ -40,7 +40,7 @@ class Part(Base):
     bare: int = 0
 
 
-def test_a_comment_beside_a_field_is_its_description() -> None:
+def test_a_comment_on_a_field_is_its_description() -> None:
     assert collect_descriptions(Part) == {
         "kept": "Steps; absent: no end.",
         "changed": "`of` the part, true or not.",
@@ -75,7 +75,7 @@ def test_descriptions_are_read_only_when_a_schema_is_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_generated_is_up_to_date() -> None:
+def test_generated_files_are_up_to_date() -> None:
     made = generate_files()
     stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
     assert stale == [], "run `make docs`"

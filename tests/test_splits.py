@@ -128,7 +128,7 @@ def test_numbers_are_added_key_by_key() -> None:
     assert splits.sum_counts([{"dropped": {}}]) == {"dropped": {}}
 
 
-def test_what_is_summed_stays_as_it_was() -> None:
+def test_summing_does_not_change_its_inputs() -> None:
     first = {"a": {"b": 1}}
     second = {"a": {"b": 2}}
     splits.sum_counts([first, second])

@@ -45,7 +45,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @BOTH
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5])
-def test_what_is_written_is_read(place: str, data: bytes) -> None:
+def test_written_data_is_read_back(place: str, data: bytes) -> None:
     path = storage.join(place, "sub", "file.bin")
     storage.write(path, data)
     assert storage.read(path) == data
@@ -121,7 +121,7 @@ def test_only_the_first_of_two_creations_counts(place: str) -> None:
 
 
 @BOTH
-def test_of_sixteen_threads_that_create_one_file_one_wins(place: str) -> None:
+def test_one_of_sixteen_threads_creates_a_file(place: str) -> None:
     for round_ in range(2):
         path = storage.join(place, f"lock-{round_}")
         start = threading.Barrier(16)
@@ -136,7 +136,7 @@ def test_of_sixteen_threads_that_create_one_file_one_wins(place: str) -> None:
         assert storage.read(path) == b"%d" % won.index(True)
 
 
-def test_of_sixteen_processes_that_create_one_file_one_wins(tmp_path: Path) -> None:
+def test_one_of_sixteen_processes_creates_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     code = (
         "import os, sys; from trainrig import storage; print('ready', flush=True); "
@@ -211,7 +211,7 @@ def test_deleting_takes_one_file_or_all_below_a_folder(place: str) -> None:
         storage.compute_content_key,
     ],
 )
-def test_what_is_not_there_is_not_found(place: str, look: Callable[[str], object]) -> None:
+def test_a_missing_file_is_not_found(place: str, look: Callable[[str], object]) -> None:
     storage.write(f"{place}/sub/file", b"")
     assert not storage.exists(f"{place}/none")
     assert not storage.exists(f"{place}/sub")
@@ -537,7 +537,7 @@ def test_a_creation_that_meets_another_writer_tries_again(
         lambda path: storage.create(path, b""),
     ],
 )
-def test_what_s3_forbids_is_said_at_once(
+def test_an_access_denial_of_s3_is_raised_at_once(
     proxy: Proxy, s3: str, act: Callable[[str], object]
 ) -> None:
     proxy.how = "forbidden"

@@ -137,7 +137,7 @@ def loggers_as_before() -> Iterator[None]:
     logger.handlers, logger.level, logger.propagate = before
 
 
-def test_what_others_print_is_talk_and_rays_own_notice_of_a_death_is_not_repeated(
+def test_prints_of_workers_go_to_stderr_and_rays_death_notice_is_not_repeated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     notice = "(raylet) A worker died or was killed while executing a task by an unexpected error."
@@ -272,7 +272,7 @@ def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None
     assert line in seen  # on one line: nothing is wrapped or cut
 
 
-def test_what_of_a_line_does_not_fit_the_terminal_is_cut_off_its_end(tmp_path: Path) -> None:
+def test_a_line_too_long_for_the_terminal_is_cut_at_its_end(tmp_path: Path) -> None:
     measured = {"speed/mfu": 0.41, "time/data": 0.02, "memory/peak_gib": 61.3}
     line = json.dumps(json.loads(metrics_line(39, 2.5)) | measured) + "\n"
     shown = in_a_terminal(
@@ -293,7 +293,7 @@ def test_what_of_a_line_does_not_fit_the_terminal_is_cut_off_its_end(tmp_path: P
 
 
 @pytest.mark.parametrize("steps", [40, 20])
-def test_what_an_earlier_call_left_is_not_told_as_if_it_went_on(
+def test_progress_does_not_show_results_of_an_earlier_call(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, steps: int
 ) -> None:
     """The run is finished, and is requested again or with fewer steps than it has."""

@@ -121,7 +121,7 @@ class CrewOf:
     assert {"crew", "keeper", "wish", "shelf", "story", "guests", "victim"} <= found
 
 
-def test_what_is_allowed_is_there() -> None:
+def test_every_allowed_word_exists() -> None:
     for word, file in ALLOWED:
         assert re.search(word, (PACKAGE / file).read_text(encoding="utf-8")), (word, file)
 

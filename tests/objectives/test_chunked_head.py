@@ -153,7 +153,7 @@ def test_no_product_of_the_head_is_computed_twice(case, objective):
     assert products.count == 3
 
 
-def test_no_product_beside_a_teacher_is_computed_twice(case):
+def test_no_product_with_a_teacher_is_computed_twice(case):
     """Three products for the student's head, and one for the teacher's."""
     hidden, weight, targets = case
 

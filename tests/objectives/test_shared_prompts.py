@@ -89,7 +89,7 @@ def test_in_float64_they_are_equal_to_all_digits_that_matter(pairs, decoder, mon
     torch.testing.assert_close(together, apart, rtol=1e-11, atol=1e-11)
 
 
-def test_what_both_begin_with_is_laid_out_once_and_short_pairs_share_a_row(pairs):
+def test_a_common_prefix_is_stored_once_and_short_pairs_share_a_row(pairs):
     ids, targets = stacked(pairs)
     layout = lay_out(ids, targets)
     beginnings = set()

@@ -226,7 +226,7 @@ def one_rank(tmp_path):
 
 
 @pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.kind}")
-def test_what_is_sliced_is_remembered_in_slices_of_the_same_mesh(settings, one_rank):
+def test_sliced_parameters_have_sliced_state_on_the_same_mesh(settings, one_rank):
     mesh = init_device_mesh("cpu", (1,))
     start = torch.randn(8, 16)
     sliced = nn.Parameter(DTensor.from_local(start.clone(), mesh, [Shard(0)]))

@@ -53,7 +53,7 @@ def test_a_group_has_its_own_optimizer_whose_rate_is_a_share_of_the_runs():
     ]
 
 
-def test_what_is_frozen_has_no_gradient_no_memory_and_is_not_counted():
+def test_frozen_parameters_have_no_gradient_no_state_and_no_count():
     groups = [NamedGroup(match="embedding.*", freeze=True)]
     model = nn.Module()
     model.embedding = nn.Embedding(9, 4)

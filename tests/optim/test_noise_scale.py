@@ -12,7 +12,7 @@ def test_the_known_values_of_two_batch_sizes():
     assert found.trace / found.gradient_squared == pytest.approx(32 / 3)
 
 
-def test_it_finds_the_noise_that_was_put_in():
+def test_the_noise_scale_of_synthetic_gradients_is_recovered():
     dice = np.random.default_rng(0)
     true_C = dice.normal(size=40)
     spread = 3.0
@@ -27,7 +27,7 @@ def test_it_finds_the_noise_that_was_put_in():
     assert scale.estimate() == pytest.approx(expected, rel=0.1)
 
 
-def test_a_gradient_that_is_not_told_from_its_noise_has_no_scale():
+def test_a_gradient_within_its_noise_has_no_scale():
     scale = RunningNoiseScale()
     assert scale.estimate() is None
     scale.add(NoiseEstimate(-1.0, 3.0))

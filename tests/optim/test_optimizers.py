@@ -214,7 +214,7 @@ def test_each_declares_the_bytes_that_it_keeps(settings):
         (Lion, {"lr": 0.0}, "lr"),
     ],
 )
-def test_what_cannot_work_is_refused(kind, keys, message):
+def test_invalid_optimizer_settings_are_rejected(kind, keys, message):
     with pytest.raises(ConfigError) as caught:
         run_files.build(kind, keys, "run.toml")
     assert message in str(caught.value)

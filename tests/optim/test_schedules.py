@@ -129,7 +129,7 @@ def test_until_it_falls_the_rate_does_not_depend_on_the_length(warmup, decay, st
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(5, 0), (100, 10), (20_000, 2_000), (10**6, 2_000)])
-def test_a_warmup_nobody_set_is_a_tenth_of_the_run_and_never_above_2000_steps(steps, warmup):
+def test_the_default_warmup_is_a_tenth_of_the_run_and_at_most_2000_steps(steps, warmup):
     assert Cosine().warmup_steps(steps) == warmup
     if warmup:
         assert Cosine().multiplier(warmup - 1, steps) == 1.0

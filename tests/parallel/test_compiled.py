@@ -91,7 +91,7 @@ def test_more_shapes_than_allowed_are_refused_in_one_line():
 
 
 @pytest.mark.parametrize(("cxx", "named"), [(None, r"g\+\+ and clang\+\+"), ("icpx-9", "icpx-9")])
-def test_a_machine_without_a_compiler_is_told_so_before_workers_start(cxx, named, monkeypatch):
+def test_a_missing_compiler_is_an_error_before_workers_start(cxx, named, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     if cxx:
@@ -114,7 +114,7 @@ def test_a_run_that_asks_for_compiling_is_refused_before_workers_start(
         pretrain(make_run(tmp_path / "run", training={"compile": {}}))
 
 
-def test_a_python_without_its_headers_is_told_so(monkeypatch, tmp_path):
+def test_missing_python_headers_are_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(compiled.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(ConfigError, match=r"Python\.h, which does not exist"):

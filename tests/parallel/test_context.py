@@ -51,7 +51,7 @@ def test_bfloat16_is_merged_and_added_up_in_float32(keys, ranks):
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_what_a_rank_is_sent_is_what_the_formulas_say(world, ranks):
+def test_received_bytes_equal_the_formulas(world, ranks):
     """docs/evidence/parallelism.md has the formulas; positions of 8 bytes are sent once a pass."""
     rows = len(LONG)
     length = sum(LONG[0])

@@ -27,7 +27,7 @@ def test_collectives_of_nccl_are_dumped_where_there_are_some_else_those_of_gloo(
     assert flight_recorder.dump(Recorders(none, none)) is None
 
 
-def test_what_the_environment_says_is_left_alone(monkeypatch):
+def test_settings_of_the_environment_are_kept(monkeypatch):
     for name in flight_recorder.NAMES:
         monkeypatch.delenv(name, raising=False)
     flight_recorder.turn_on()
@@ -60,7 +60,7 @@ def test_a_rank_that_waits_for_another_tells_which_collective_it_waits_for(ranks
         ([("nccl:all_gather", "started", False), ("nccl:broadcast", "scheduled", False)], 0),
     ],
 )
-def test_a_rank_waits_in_the_first_collective_that_it_came_to_and_others_did_not(entries, pending):
+def test_a_rank_waits_in_its_first_collective_that_others_have_not_reached(entries, pending):
     names = ("profiling_name", "state", "retired")
     dumped = json.dumps({"entries": [dict(zip(names, entry, strict=True)) for entry in entries]})
     found = flight_recorder.find_pending(dumped.encode())

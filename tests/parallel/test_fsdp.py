@@ -63,7 +63,7 @@ def test_a_head_that_is_the_embedding_is_gathered_with_the_rest(ranks):
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("layers", [4, 24])
-def test_what_is_sent_at_a_time_does_not_grow_with_the_model(world, layers, ranks):
+def test_bytes_in_flight_do_not_grow_with_the_model(world, layers, ranks):
     for unit, held, units in ranks(world, "under_way", layers=layers):
         assert units == UNITS_UNDER_WAY + 1  # the unit that begins, before the oldest is summed
         # The bytes sent and received; with 3 ranks, 64 rows are cut into 3 times 22.

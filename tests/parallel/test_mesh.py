@@ -29,7 +29,7 @@ def rendezvous(door):
     return f"tcp://127.0.0.1:{door.getsockname()[1]}"
 
 
-def test_a_rank_that_comes_early_knocks_until_somebody_listens(door, joined, monkeypatch):
+def test_an_early_rank_probes_until_the_port_listens(door, joined, monkeypatch):
     pauses = []
 
     def pause(seconds):
@@ -45,12 +45,12 @@ def test_a_rank_that_comes_early_knocks_until_somebody_listens(door, joined, mon
     assert (pauses[0], pauses[-1]) == (mesh.PROBE_SECONDS, mesh.LONGEST_PROBE)
 
 
-def test_the_rank_that_listens_itself_knocks_at_no_door(door, joined):
+def test_the_listening_rank_probes_no_port(door, joined):
     join_group(0, 2, rendezvous(door), LONG)
     assert joined == [0]
 
 
-def test_where_nobody_ever_listens_torch_says_so(door, joined):
+def test_torch_reports_a_port_that_never_listens(door, joined):
     join_group(1, 2, rendezvous(door), timedelta(0))
     assert joined == [1]
 

@@ -62,7 +62,7 @@ def events(job, name):
     return [event for event in RunFolder(job.folder).read_events() if event["event"] == name]
 
 
-def test_a_run_that_goes_on_elsewhere_says_that_its_bits_may_differ(ranks, make_job, tmp_path):
+def test_a_resume_on_other_hardware_logs_that_bits_may_differ(ranks, make_job, tmp_path):
     job = make_job(tmp_path, training={"steps": 3})
     folder = RunFolder(job.folder)
     ranks(2, "train", job=job, attempt=folder.take_attempt(0), told=(0, "train", 3))

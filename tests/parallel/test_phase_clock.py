@@ -56,7 +56,7 @@ def test_a_phase_within_another_counts_once(host):
     assert spent(clock.take()) == {}
 
 
-def test_what_a_step_took_that_came_to_nothing_is_of_no_other(host):
+def test_the_time_of_an_abandoned_step_counts_for_no_other_step(host):
     clock = PhaseClock(torch.device("cpu"))
     for _ in range(2):
         clock.begin(measured=False)

@@ -70,7 +70,7 @@ def test_bfloat16_gives_the_same_bits_at_any_number_of_ranks(ranks, make_job, tm
 
 
 @pytest.mark.slow
-def test_what_bfloat16_trains_and_saves_is_float32(ranks, make_job, tmp_path):
+def test_bfloat16_runs_train_and_save_float32_weights(ranks, make_job, tmp_path):
     job = job_of(make_job, tmp_path, 3, precision=BFLOAT16)
     (left,) = ranks(1, "steps", job=job, count=2)
     assert left["dtypes"] == {"torch.float32"}

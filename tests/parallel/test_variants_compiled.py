@@ -38,7 +38,7 @@ def gradients(changes, again=None, compiled=None, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_what_is_computed_again_has_the_bits_of_the_first_time(changes):
+def test_recomputation_gives_the_same_bits(changes):
     plain = gradients(changes)
     for again in (Full(), Selective()):
         for one, other in zip(plain, gradients(changes, again), strict=True):

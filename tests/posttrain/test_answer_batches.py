@@ -90,7 +90,9 @@ def test_references_come_with_the_pairs_they_are_of(encode_rows, tmp_path):
     np.testing.assert_array_equal(micro.arrays[REJECTED_REFERENCE], micro.pieces[:, 2] // 2 + 0.25)
 
 
-def test_labelled_answers_stand_beside_the_answer_of_the_next_row(encode_rows, encoder, tmp_path):
+def test_labelled_answers_are_paired_with_the_answer_of_the_next_row(
+    encode_rows, encoder, tmp_path
+):
     encode_rows(LABEL_ROWS, rows="labelled")
     opened = shards(tmp_path / "encoded")
     by_size = [LabelledBatches(opened, sizes(micro_batch=size), 1) for size in (1, 2, 3, 6)]

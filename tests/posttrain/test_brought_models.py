@@ -97,7 +97,7 @@ def test_prompts_are_rendered_by_the_template_that_came_along(speaker):
     assert speaker.encode_prompt("sea") == speaker.encoder.encode_batch(["sea"])[0].tolist()
 
 
-def test_a_request_is_given_the_same_text_alone_and_beside_others(speaker):
+def test_a_request_gets_the_same_text_alone_and_in_a_batch(speaker):
     requests = [
         TextRequest(text, DRAWN.model_copy(update={"seed": seed}))
         for seed, text in enumerate(("the sea", "a", "What is the fox?", "the lazy dog sleeps"))
@@ -167,9 +167,7 @@ def test_rows_that_ask_for_nothing_are_refused_by_line(tmp_path, content, messag
 
 
 @pytest.mark.slow
-def test_pretraining_goes_on_with_an_imported_model_and_keeps_what_was_brought(
-    tmp_path, without_ray
-):
+def test_pretraining_continues_an_imported_model_and_keeps_its_files(tmp_path, without_ray):
     hub = folder_of("gemma", tmp_path / "hub")
     import_checkpoint(str(hub), str(tmp_path / "run"), added=["<|tool|>"])
     stored = StoredModel(str(tmp_path / "run"))

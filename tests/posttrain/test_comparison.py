@@ -60,7 +60,7 @@ def loss_of(path, tokens, source):
 
 
 @pytest.mark.slow
-def test_it_is_the_model_at_the_start_and_the_one_at_the_end(tune, fresh, tokens):
+def test_the_report_compares_the_first_and_the_last_model(tune, fresh, tokens):
     folder = tune(1, CHATS)
     before, after = read_views(folder)
     assert (before.step, after.step) == (0, 5)

@@ -87,7 +87,7 @@ def test_a_stage_that_keeps_no_row_fails_and_names_the_first(encode_rows, rows, 
     ],
     ids=["messages", "texts", "turns", "alpaca", "sharegpt"],
 )
-def test_all_formats_come_to_the_same_conversation(encode_rows, encoder, tmp_path, row):
+def test_all_formats_give_the_same_conversation(encode_rows, encoder, tmp_path, row):
     encode_rows([row])
     shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
     text = encoder.decode(shards.read_window("chats", 0, shards.tokens("chats")).tolist())
@@ -110,7 +110,7 @@ def test_all_formats_come_to_the_same_conversation(encode_rows, encoder, tmp_pat
     ],
     ids=["texts", "dialogues", "implicit", "mixed"],
 )
-def test_all_forms_of_pairs_come_to_the_same_answers(encode_rows, encoder, tmp_path, row):
+def test_all_forms_of_pairs_give_the_same_answers(encode_rows, encoder, tmp_path, row):
     encode_rows([row], rows="pairs")
     shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
     text = encoder.decode(shards.read_window("chats", 0, shards.tokens("chats")).tolist())
@@ -221,7 +221,7 @@ def test_parquet_loses_the_nulls_of_its_objects_alone_and_says_so_once(tokens, t
     assert caplog.text.count("say what is not read: null keys of tools") == 1
 
 
-def test_what_changes_the_meaning_and_is_not_read_is_said_once_a_stage(encode_rows, caplog):
+def test_ignored_columns_that_change_the_meaning_are_logged_once_a_stage(encode_rows, caplog):
     rows = [{**GOOD, "images": ["a.png"]}, {**GOOD, "margin": 1.0}, {**GOOD, "images": ["b.png"]}]
     made = encode_rows(rows)
     assert made.counts["unread"] == {"images": 2, "margin": 1}
@@ -241,7 +241,7 @@ def test_a_developer_is_a_system_turn_where_the_template_knows_none(encode_rows,
         assert f"<|{role}|>s<|end_of_turn|>" in encoder.decode(ids)
 
 
-def test_what_is_held_out_goes_by_the_prompt(encode_rows, tmp_path):
+def test_rows_are_held_out_by_prompt(encode_rows, tmp_path):
     rows = [{"prompt": f"is {n % 20}", "completion": f"yes {n}"} for n in range(60)]
     made = encode_rows(rows, held_out=0.3)
     held = made.counts["held_out_conversations"]
@@ -397,7 +397,7 @@ def test_rows_whose_earlier_turns_change_make_a_sample_an_answer(
     assert documents[0].id == documents[1].id
 
 
-def test_of_rows_whose_earlier_turns_change_the_last_answer_alone_can_be_trained_on(
+def test_only_the_last_answer_is_trained_if_earlier_turns_are_rewritten(
     encode_rows, encoder, tmp_path, caplog
 ):
     template = tmp_path / "forgetful.jinja"

@@ -23,7 +23,7 @@ def test_transformers_computes_what_our_model_does(fresh, encoder, tmp_path):
         assert ours.std() > 1e-3  # otherwise everything would be close
 
 
-def test_what_is_exported_and_imported_is_bit_for_bit_the_model(fresh, tmp_path):
+def test_export_and_import_keep_every_bit_of_the_model(fresh, tmp_path):
     export_checkpoint(fresh, str(tmp_path / "hub"), HubFolder())
     facts = import_checkpoint(str(tmp_path / "hub"), str(tmp_path / "run"))
     before = open_model(fresh)

@@ -90,7 +90,7 @@ def assert_same(found, wanted):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_micro_batch_of_eight_is_eight_of_one(form, opened):
+def test_one_micro_batch_of_eight_rows_equals_eight_of_one(form, opened):
     batches, model = opened(form, 8)
     assert len(batches.at(0)) == 1
     whole = step_of(FORMS[form], batches, model)

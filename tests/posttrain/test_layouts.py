@@ -155,7 +155,7 @@ def soak(*values):
         soak("ORPO", CONTEXT | IN_PLACES | STAGES, LORA),
     ],
 )
-def test_it_is_what_one_worker_makes_of_the_rows(
+def test_each_layout_gives_the_results_of_one_worker(
     kind, parallel, lora, tuning, tmp_path, without_ray
 ):
     posttrain(tuning(kind, lora=lora, output="alone"))
@@ -303,7 +303,7 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
         ),
     ],
 )
-def test_what_is_not_divided_is_refused(parallel, changes, said, tuning):
+def test_unsupported_divisions_are_rejected(parallel, changes, said, tuning):
     with pytest.raises(ConfigError, match=said):
         prepare(tuning(parallel=parallel, **changes))
 

@@ -85,7 +85,7 @@ def test_peft_computes_what_the_adapter_does(kind, fresh, trained, tmp_path):
     assert all(torch.equal(back.tensors[n], there.tensors[n]) for n in back.tensors)
 
 
-def test_export_merges_unless_told_otherwise(fresh, trained, tmp_path):
+def test_export_merges_adapters_by_default(fresh, trained, tmp_path):
     ours = trained(KINDS["plain"])
     export_checkpoint(ours, str(tmp_path / "merged"), HubFolder())
     stored = load_file(tmp_path / "merged" / "model.safetensors")

@@ -167,7 +167,7 @@ SAVED = {
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_what_peft_trained_whole_is_read_with_its_adapter(name, make, tmp_path):
+def test_modules_that_peft_trained_fully_are_imported_with_the_adapter(name, make, tmp_path):
     kind, ending, labels, settings, modules = SAVED[name]
     folder, base = make(kind, ending, labels)
     given = {"r": 4, "lora_alpha": 6, "task_type": "SEQ_CLS"} | settings
@@ -215,7 +215,7 @@ def test_what_peft_trained_whole_is_read_with_its_adapter(name, make, tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_what_has_no_place_is_refused_in_a_line(
+def test_an_adapter_without_a_counterpart_is_a_one_line_error(
     kind, ending, labels, settings, message, make, tmp_path
 ):
     folder, base = make(kind, ending, labels)

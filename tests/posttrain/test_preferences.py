@@ -150,7 +150,7 @@ def test_stale_references_are_not_taken(pairs, fresh, tmp_path):
         compute_references(pairs, path, 47)
 
 
-def test_what_cannot_work_is_refused_in_one_line(pairs, tuning, fresh, tmp_path, make_tokens):
+def test_invalid_settings_are_one_line_errors(pairs, tuning, fresh, tmp_path, make_tokens):
     with pytest.raises(ConfigError, match=r"'q_proj' matches no layer"):
         prepare(tuning(pairs, lora={"targets": ("q_proj",)}))
     with pytest.raises(ConfigError, match="holds pairs, but the objective is for labelled"):

@@ -177,7 +177,7 @@ def test_kto_is_measured_on_held_out_rows(encode_rows, tuning, tmp_path, without
     assert first["eval/loss"] > 0 and last["eval/diagnostics/reference_point"] >= 0
 
 
-def test_what_a_reward_model_cannot_do_is_refused(encode_rows, tuning, fresh, tmp_path):
+def test_unsupported_uses_of_a_reward_model_are_rejected(encode_rows, tuning, fresh, tmp_path):
     opened = checkpoint.open_model(fresh)
     model = Decoder(opened.config.with_score_head())
     initialise(model, seed=2)

@@ -280,7 +280,7 @@ def asked(folder, capsys):
     return capsys.readouterr()
 
 
-def test_who_asks_an_untuned_model_is_told_that_it_is_none(without_ray, make_run, tmp_path, capsys):
+def test_chat_with_an_untuned_model_is_an_error(without_ray, make_run, tmp_path, capsys):
     pretrained = make_run(tmp_path / "pretrained", training={"steps": 3})
     pretrain(pretrained)
     said = asked(pretrained.output, capsys).err
@@ -334,7 +334,7 @@ def test_a_checkpoint_or_conversations_that_are_not_there_are_refused(run, tmp_p
 
 
 @pytest.mark.slow
-def test_held_out_conversations_are_measured_as_the_run_goes_on(
+def test_held_out_conversations_are_measured_during_the_run(
     run, without_ray, encode_rows, tmp_path
 ):
     encode_rows(ROWS, output="split", sequence_length=LENGTH, held_out=0.4)

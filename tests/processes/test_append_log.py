@@ -35,7 +35,7 @@ def numbered(first, past):
     return [f"{number:05d}".encode() for number in range(first, past)]
 
 
-def test_what_was_appended_is_read_in_order_and_whole_lines_only(folder):
+def test_appended_lines_are_read_in_order_and_only_when_complete(folder):
     path = f"{folder}/log.jsonl"
     assert list(read_lines(path)) == []
     first = open_appender(path, "attempt-1")
@@ -132,7 +132,7 @@ def test_writing_does_not_wait_for_a_bucket_that_does_not_answer(s3, monkeypatch
 
 
 @pytest.mark.slow
-def test_what_a_bucket_refuses_is_told_to_the_next_who_writes(s3, monkeypatch):
+def test_an_error_of_the_bucket_is_raised_at_the_next_write(s3, monkeypatch):
     monkeypatch.setattr(append_log, "FLUSH_SECONDS", 0.01)
     refused = ClusterError("S3 answers 503")
 

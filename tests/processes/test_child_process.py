@@ -77,14 +77,14 @@ def start():
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 75, 130])
-def test_it_ends_with_the_code_of_the_command_and_all_its_output_has_been_heard(start, code):
+def test_the_exit_code_is_the_commands_and_all_output_was_read(start, code):
     heard = start(f"import sys; print('o' * 300_000); sys.exit({code})")
     assert heard.end() == code
     assert heard.said == b"o" * 300_000 + b"\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_it_ends_by_the_signal_that_ended_the_command(start, number):
+def test_the_signal_that_ended_the_command_is_passed_on(start, number):
     assert start(f"import os; os.kill(os.getpid(), {number:d})").end() == -number
 
 
@@ -131,7 +131,7 @@ print(f"{count} times", flush=True)
     assert heard.end() == 0 and heard.said.endswith(b"1 times\n")
 
 
-def test_what_does_not_listen_is_killed_with_all_that_it_started(start):
+def test_a_process_that_ignores_sigterm_is_killed_with_its_descendants(start):
     heard = start(WITH_CHILD + DEAF)
     grandchild = int(heard.first_line())
     heard.child.ask()
@@ -140,7 +140,7 @@ def test_what_does_not_listen_is_killed_with_all_that_it_started(start):
     until(lambda: gone(grandchild))
 
 
-def test_what_a_command_leaves_behind_ends_with_it(start):
+def test_processes_that_a_command_leaves_behind_end_with_it(start):
     heard = start(WITH_CHILD)
     assert heard.end() == 0
     until(lambda: gone(int(heard.first_line())))

@@ -83,7 +83,7 @@ def gone(pid):
     return True
 
 
-def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
+def test_a_forked_process_has_the_clients_environment_and_the_imports(
     server, monkeypatch, tmp_path, capfd
 ):
     monkeypatch.chdir(tmp_path)
@@ -133,7 +133,7 @@ def little_memory():
     pytest.skip("no control group of memory may be made here")
 
 
-def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, little_memory):
+def test_a_process_killed_for_memory_is_reported_so(server, little_memory):
     before = server.ran_out_of_memory()
     forked = ForkedProcess(server.get_address(), "forked:take", "here")
     assert forked.receive() == "here"
@@ -145,7 +145,7 @@ def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, li
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
+def test_another_thread_can_end_a_process_that_is_waited_for(server, stopped):
     forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     assert forked.receive() == "here"
     if stopped:
@@ -165,14 +165,14 @@ def test_an_end_is_over_when_the_process_is_no_more(server):
     assert not psutil.pid_exists(forked.pid)
 
 
-def test_what_it_raises_is_in_its_log_and_it_has_died(server, capfd):
+def test_an_exception_is_logged_and_ends_the_process(server, capfd):
     with pytest.raises(ProcessDied, match=r"^ended with 1$"):
         ForkedProcess(server.get_address(), "forked:fail", "the reason").receive()
     assert "RuntimeError: the reason" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_it_does_not_outlive_whoever_asked_even_when_it_stands_still(server, tmp_path, stopped):
+def test_a_forked_process_does_not_outlive_its_client_even_if_stopped(server, tmp_path, stopped):
     path = tmp_path / "pid"
     asker = subprocess.Popen(
         [sys.executable, str(Path(HERE, "forked.py")), *astuple(server.get_address()), str(path)]
@@ -207,7 +207,7 @@ def test_a_dead_server_is_seen_and_another_started(server):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="there, only who asked ends them")
 @pytest.mark.parametrize("stopped", [False, True])
-def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(server, stopped):
+def test_forked_processes_end_with_a_killed_server_without_polling(server, stopped):
     forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     assert forked.receive() == "here"
     if stopped:
@@ -218,7 +218,7 @@ def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(se
     server.get_address()  # start another: the fixture ends a live one
 
 
-def test_a_server_whose_imports_fail_says_why_to_whoever_asks():
+def test_a_server_whose_imports_fail_reports_the_cause_to_clients():
     broken = ForkServer("there.is.none")
     with pytest.raises(ProcessDied, match=r"gone: its imports failed: ModuleNotFoundError: No mod"):
         ForkedProcess(broken._address, "forked:stay", "here")
@@ -247,7 +247,7 @@ STRANGERS = {
 
 @pytest.mark.slow  # silent clients are given time
 @pytest.mark.parametrize(("words", "descriptors"), STRANGERS.values(), ids=STRANGERS)
-def test_a_hundred_strangers_stall_nobody_and_are_hung_up_on(server, words, descriptors):
+def test_a_hundred_strangers_delay_no_client_and_are_disconnected(server, words, descriptors):
     # The server is ready by now.
     forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     forked.end()
@@ -280,7 +280,7 @@ def hear_the_end(stranger):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_another_users_connections_in_the_queue_keep_nobody_out(monkeypatch):
+def test_another_users_queued_connections_block_no_client(monkeypatch):
     monkeypatch.setattr(fork_server, "BACKLOG", 2)
     slow = ForkServer("slow_to_import")
     name = slow._address.socket
@@ -327,7 +327,7 @@ def test_another_user_is_not_forked_for(server):
     assert (asked.stdout, asked.stderr) == ("b''\n", "")
 
 
-def test_what_killed_servers_have_left_the_next_one_removes(in_folders, server, monkeypatch):
+def test_the_next_server_removes_files_of_killed_servers(in_folders, server, monkeypatch):
     killed = ForkServer("wave")
     killed._server.kill()
     killed._server.wait()
@@ -339,7 +339,7 @@ def test_what_killed_servers_have_left_the_next_one_removes(in_folders, server, 
     another._server.wait()
 
 
-def test_an_address_that_was_removed_is_made_anew(in_folders, server):
+def test_a_removed_address_is_created_again(in_folders, server):
     before = server.get_address()
     Path(before.socket).unlink()
     assert server.get_address() != before
@@ -367,7 +367,7 @@ def test_all_end_with_the_servers_owner():
     forked.close()
 
 
-def test_it_finds_modules_where_whoever_asked_does(server, monkeypatch, tmp_path):
+def test_a_forked_process_has_the_clients_module_path(server, monkeypatch, tmp_path):
     (tmp_path / "later.py").write_text("def add(channel): channel.send(channel.recv() + 1)")
     monkeypatch.syspath_prepend(tmp_path)
     assert ForkedProcess(server.get_address(), "later:add", 1).receive() == 2

@@ -60,7 +60,7 @@ def test_the_newest_beat_reaches_the_supervisor_and_its_wish_comes_back():
     watch.close()
 
 
-def test_a_supervisor_that_is_gone_stops_nobody():
+def test_a_lost_supervisor_stops_no_rank():
     supervisor = Supervisor()
     supervisor.broken = True
     watch = reporter(supervisor)
@@ -73,7 +73,7 @@ def test_a_supervisor_that_is_gone_stops_nobody():
     watch.close()
 
 
-def test_the_last_beat_is_told_before_the_end():
+def test_the_last_heartbeat_is_sent_before_the_end():
     supervisor = Supervisor()
     watch = HeartbeatReporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
     supervisor.heard(lambda heartbeat: True)

@@ -95,7 +95,7 @@ def test_a_process_that_only_has_a_dead_owners_number_is_not_the_owner(hold, tmp
 
 
 @pytest.mark.parametrize(("seconds", "taken"), [(10, False), (40, True)])
-def test_one_of_another_machine_expires_when_it_is_not_renewed(hold, tmp_path, seconds, taken):
+def test_another_machines_lease_expires_without_renewal(hold, tmp_path, seconds, taken):
     holder = hold(tmp_path)
     holder.send_signal(signal.SIGSTOP)  # the holder stops, as if its machine had failed
     change(tmp_path, host="elsewhere", renewed=time.time() - seconds)
@@ -107,7 +107,7 @@ def test_one_of_another_machine_expires_when_it_is_not_renewed(hold, tmp_path, s
         assert "on elsewhere" in str(refused)
 
 
-def test_it_is_renewed_while_it_is_held(monkeypatch, tmp_path):
+def test_a_held_lease_is_renewed(monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
     renewed = threading.Event()
     write = storage.write
@@ -139,7 +139,7 @@ def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkey
     assert json.loads((tmp_path / lease.FILE).read_text())["token"] == theirs.token
 
 
-def test_a_lease_that_was_removed_was_taken_over_by_nobody(caplog, monkeypatch, tmp_path):
+def test_a_removed_lease_is_reported_as_not_taken_over(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
     with lease.hold_lease(str(tmp_path / "run")):
         (renewer,) = [thread for thread in threading.enumerate() if thread.name == "lease"]

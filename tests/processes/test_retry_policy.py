@@ -31,7 +31,7 @@ def test_a_failure_repeats_where_it_got_no_farther_whatever_came_between() -> No
     assert history.repeats("b", 4)
 
 
-def test_of_the_last_failure_alone_another_between_two_makes_them_two() -> None:
+def test_only_consecutive_equal_failures_count_as_repeated() -> None:
     history = FailureHistory(last_only=True)
     assert [history.repeats(cause, 4) for cause in ("a", "b", "a", "a")] == [
         False,

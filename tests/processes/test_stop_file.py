@@ -110,9 +110,7 @@ def test_outside_the_main_thread_only_the_file_counts(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_bucket_that_refuses_ends_no_run_that_nobody_asked_to_stop(
-    proxy, s3, monkeypatch, caplog
-):
+def test_an_unreadable_stop_file_ends_no_run(proxy, s3, monkeypatch, caplog):
     monkeypatch.setattr(s3_retries, "BRIEF_SECONDS", 0.05)
     monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
     requests = StopRequests(f"{s3}/run")

@@ -111,7 +111,7 @@ def gone(pid: int) -> bool:
     return True
 
 
-def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
+def test_a_lost_ray_is_reported_and_ended_and_the_next_leaves_nothing(
     start: Callable[..., Any], temporary: Path
 ) -> None:
     """Before that, two others were killed, one of them during its start."""
@@ -145,7 +145,7 @@ def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
     assert list(temporary.iterdir()) == []
 
 
-def test_one_that_fails_to_start_is_an_error_in_one_line_and_leaves_nothing(
+def test_a_ray_that_fails_to_start_is_a_one_line_error_and_leaves_nothing(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(temporary))

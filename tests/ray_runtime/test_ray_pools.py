@@ -16,7 +16,7 @@ def test_a_node_has_a_place_for_each_whole_need(resources, need, expected):
     assert count_places(resources, need) == expected
 
 
-def test_a_node_without_labels_is_one_for_whoever_asks_for_none():
+def test_a_node_without_labels_matches_requests_without_labels():
     assert matches({}, {}) and not matches({}, {"trainrig.io/pool": "cpu"})
     assert matches({"trainrig.io/pool": "cpu", "a": "b"}, {"trainrig.io/pool": "cpu"})
 

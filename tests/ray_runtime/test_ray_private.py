@@ -53,7 +53,7 @@ REACHED = sorted(imported for imported in _imports(Path(ray_private.__file__)) i
 @pytest.mark.parametrize(
     ("module", "name"), REACHED, ids=[".".join(reached) for reached in REACHED]
 )
-def test_what_is_imported_is_there(module: str, name: str) -> None:
+def test_every_private_import_exists(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name)
 
 
@@ -98,13 +98,13 @@ def test_what_is_imported_is_there(module: str, name: str) -> None:
         ),
     ],
 )
-def test_what_is_put_in_place_of_is_there(module: str, owner: str, names: tuple[str, ...]) -> None:
+def test_every_patched_name_exists(module: str, owner: str, names: tuple[str, ...]) -> None:
     """A patch of a name that is never read would silently do nothing."""
     held = getattr(importlib.import_module(module), owner)
     assert [name for name in names if not hasattr(held, name)] == []
 
 
-def test_what_ray_prints_of_a_lost_node_goes_to_a_log_and_what_users_print_to_the_terminal(
+def test_rays_output_about_a_lost_node_is_logged_and_user_output_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray._private import worker

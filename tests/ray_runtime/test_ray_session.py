@@ -193,6 +193,6 @@ ray.put(1)
 """
 
 
-def test_no_call_starts_a_ray_that_nobody_asked_for() -> None:
+def test_no_call_starts_ray_without_a_request() -> None:
     ended = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True)
     assert "Ray has not been started yet" in ended.stderr, ended.stderr

@@ -68,7 +68,7 @@ def test_no_other_user_may_enter_the_folder_of_a_ray(base: Path) -> None:
     assert session_folder.read_owner(folder) == Process.here()
 
 
-def test_what_a_dead_process_left_is_removed_and_a_live_one_keeps_its_own(
+def test_folders_of_dead_processes_are_removed_and_those_of_live_ones_kept(
     base: Path,
     start_writer: Callable[..., "subprocess.Popen[str]"],
     caplog: pytest.LogCaptureFixture,
@@ -124,7 +124,7 @@ def give_the_record_away(folder: Path) -> None:
         pytest.param(give_the_record_away, marks=as_root),
     ],
 )
-def test_a_record_that_another_user_may_have_planted_is_never_acted_on(
+def test_a_record_that_another_user_could_have_written_is_ignored(
     base: Path, start_writer: Callable[..., "subprocess.Popen[str]"], plant: Callable[[Path], None]
 ) -> None:
     planted = write_dead_owner(session_folder.make_private_folder())

@@ -25,7 +25,7 @@ PROSE = (
 ) * 2
 
 
-def test_a_document_is_told_the_rules_that_it_breaks() -> None:
+def test_a_document_is_listed_with_the_rules_it_breaks() -> None:
     spam, prose = list_broken_rules(measure([SPAM, PROSE], ["", ""]))
     assert any("duplicate" in rule or "GopherRepetition" in rule for rule in spam)
     assert len(spam) > len(prose) and len(set(spam)) == len(spam)
@@ -91,7 +91,7 @@ def test_a_page_is_traced_to_the_steps_and_checkpoints_that_saw_it(trained: str)
     assert printed(trained, "--url", late)["steps"] == seen_at[late]
 
 
-def test_what_cannot_be_traced_is_refused(trained: str) -> None:
+def test_untraceable_steps_are_rejected(trained: str) -> None:
     with pytest.raises(ConfigError, match="has this URL"):
         find_url(trained, "https://nowhere.example/")
     with pytest.raises(ConfigError, match="name the run folder"):

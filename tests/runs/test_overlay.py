@@ -89,7 +89,7 @@ def test_a_run_without_a_held_out_loss_is_laid_over_by_the_rest(tmp_path: Path) 
     assert "has the lowest loss" in text and "Lowest held-out loss" not in text
 
 
-def test_what_cannot_be_laid_over_each_other_is_refused(two: list[str], tmp_path: Path) -> None:
+def test_runs_that_cannot_be_overlaid_are_rejected(two: list[str], tmp_path: Path) -> None:
     for wrong in (two[:1], [two[0], f"{two[0]}/"], [f"{tmp_path}/{n}" for n in range(9)]):
         with pytest.raises(ConfigError, match="give two to 8, each once"):
             read_runs(wrong)

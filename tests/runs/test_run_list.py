@@ -104,7 +104,7 @@ def test_the_best_score_of_each_task_is_of_those_that_count(home: Path) -> None:
     assert "piqa 0.600 +- 0.010 at 2, and 1 more" in printed[-1]
 
 
-def test_the_state_is_that_of_the_last_event_unless_somebody_drives_it(home: Path) -> None:
+def test_the_state_is_the_last_events_unless_a_driver_is_live(home: Path) -> None:
     folder = str(home / "left")
     with hold_lease(folder):
         assert read_run_state(folder) == "running"

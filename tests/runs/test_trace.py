@@ -177,7 +177,7 @@ def test_the_view_shows_each_sequence_with_its_documents(run_file: str) -> None:
         ({"path": "nowhere"}, ConfigError, "nowhere: no run.toml in it"),
     ],
 )
-def test_what_the_run_does_not_have_is_named(
+def test_missing_parts_of_the_run_are_named(
     run_file: str, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -376,7 +376,7 @@ def test_a_sweep_adds_a_law_and_a_plan_and_repeats_nothing_of_the_rest(
     assert planned["run"]["stage"] == "pretrain"
 
 
-def test_the_model_goes_on_from_a_prompt(first: Walk, installed: Installed) -> None:
+def test_the_model_continues_a_prompt(first: Walk, installed: Installed) -> None:
     arguments = ("generate", first.out / "model", "--prompt", "The module", "--tokens", "8")
     spoken = installed.answer(*arguments, "--seed", "3")
     assert spoken["prompt"] == "The module"

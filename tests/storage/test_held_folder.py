@@ -51,7 +51,7 @@ def test_no_writer_brings_back_a_folder_that_was_removed(
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
-def test_what_is_appended_to_an_open_file_of_a_folder_that_is_gone_is_refused(
+def test_an_append_to_an_open_file_of_a_deleted_folder_is_rejected(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
@@ -63,7 +63,7 @@ def test_what_is_appended_to_an_open_file_of_a_folder_that_is_gone_is_refused(
         appender.write(b"two\n")
 
 
-def test_whatever_fails_for_want_of_the_folder_is_told_as_that(tmp_path: Path) -> None:
+def test_every_failure_from_a_missing_folder_names_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     with pytest.raises(FolderGone), storage.hold_folder(str(folder), lambda: False):

@@ -104,16 +104,14 @@ def test_a_file_that_is_rewritten_a_moment_later_is_waited_for(
 
 
 @pytest.mark.slow
-def test_credentials_that_nobody_renews_are_named(
-    s3: str, expire: Any, credentials_file: Any
-) -> None:
+def test_credentials_without_renewal_are_named(s3: str, expire: Any, credentials_file: Any) -> None:
     storage.write(f"{s3}/file", b"a")
     expire("ExpiredToken")
     with pytest.raises(ClusterError, match=r"/file: the AWS credentials of this machine have exp"):
         storage.read(f"{s3}/file")
 
 
-def test_those_of_the_environment_are_not_waited_for(
+def test_environment_credentials_are_not_waited_for(
     s3: str, expire: Any, proxy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.write(f"{s3}/file", b"a")

@@ -157,7 +157,7 @@ def soak(*values):
 
 
 @pytest.mark.slow
-def test_of_an_embedding_and_a_head_gathered_by_themselves(trained):
+def test_adapters_of_separately_gathered_embedding_and_head(trained):
     """FSDP by layer: the backward pass multiplies by a matrix of the embedding's adapter."""
     by_layer = trained(2, "ends", FSDP(reshard="layer"), "one key head")
     assert_same_bits(by_layer, trained(1, "ends", None, "one key head"))
@@ -175,7 +175,7 @@ def test_of_an_embedding_and_a_head_gathered_by_themselves(trained):
         soak("dropout", IN_PLACES),
     ],
 )
-def test_of_shared_layers_as_of_whole_ones(kind, layout, trained):
+def test_adapters_of_shared_layers_equal_those_of_full_layers(kind, layout, trained):
     assert_close(trained(2, kind, layout), trained(1, kind))
 
 
@@ -184,7 +184,7 @@ def test_of_shared_layers_as_of_whole_ones(kind, layout, trained):
     ("kind", "layout"),
     [("dora", SHARED), *(soak(*case) for case in (("plain", SHARED), ("dora", IN_PLACES)))],
 )
-def test_of_key_heads_that_workers_hold_alike(kind, layout, trained):
+def test_adapters_of_replicated_key_heads(kind, layout, trained):
     found = trained(2, kind, layout, "one key head")
     assert_close(found, trained(1, kind, model="one key head"))
 
@@ -201,13 +201,13 @@ def test_of_key_heads_that_workers_hold_alike(kind, layout, trained):
         soak(None, IN_PLACES, "KTO"),
     ],
 )
-def test_of_preferences(kind, layout, objective, trained):
+def test_preference_tuning_of_adapters(kind, layout, objective, trained):
     found = trained(2, kind, layout, objective=objective)
     assert_close(found, trained(1, kind, objective=objective))
 
 
 @pytest.mark.soak
-def test_of_preferences_in_copies_of_shared_layers(trained, write_result):
+def test_preference_tuning_in_copies_of_shared_layers(trained, write_result):
     """Distances between 4 workers and one go to results/hsdp_tensor_dpo.json."""
     layout = HSDP(tensor=TensorSplit(ranks=2), replicas=2)
     found = trained(4, "plain", layout, objective="DPO")
@@ -229,18 +229,18 @@ def test_of_preferences_in_copies_of_shared_layers(trained, write_result):
 
 
 @pytest.mark.parametrize("kind", [soak("dora"), soak("dropout")])
-def test_of_stages_to_the_last_bit(kind, trained):
+def test_adapters_of_stages_equal_those_of_one_process_to_the_bit(kind, trained):
     assert_same_bits(trained(2, kind, STAGES), trained(1, kind))
 
 
 @pytest.mark.soak
-def test_of_an_embedding_that_the_head_of_the_last_stage_shares(trained):
+def test_adapters_of_an_embedding_tied_across_stages(trained):
     """One process adds the gradients of both uses of the embedding in another order."""
     assert_close(trained(2, "plain", STAGES), trained(1, "plain"))
 
 
 @pytest.mark.slow
-def test_what_a_stage_computes_again_drops_the_same(trained):
+def test_recomputation_in_a_stage_repeats_its_dropout(trained):
     """Dropout is recomputed after other micro-batches have had their forward pass."""
     again = {"recompute": {"kind": "Full"}}
     assert_same_bits(trained(2, "dropout", STAGES, **again), trained(1, "dropout"))
@@ -248,7 +248,7 @@ def test_what_a_stage_computes_again_drops_the_same(trained):
 
 @pytest.mark.parametrize("layout", [STAGED_AND_SHARED, INTERLEAVED], ids=["tensor", "interleaved"])
 @pytest.mark.soak
-def test_of_stages_beside_others(layout, trained):
+def test_adapters_of_stages_with_other_axes(layout, trained):
     found = trained(layout.replica, "dora", layout, "four layers")
     assert_close(found, trained(1, "dora", model="four layers"))
 
@@ -270,7 +270,7 @@ def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_pa
     ("kind", "layouts"),
     [("dora", (IN_PLACES, FSDP(), STAGES)), soak("plain", (STAGES, SHARED, FSDP()))],
 )
-def test_a_run_goes_on_in_another_layout(kind, layouts, trained, ranks, tmp_path):
+def test_a_run_continues_in_another_layout(kind, layouts, trained, ranks, tmp_path):
     """The optimizer's moments are loaded too, which are divided differently in each layout."""
     alone = trained(1, kind)
     for number, layout in enumerate(layouts, 1):

@@ -126,7 +126,7 @@ def test_its_checkpoint_holds_the_adapter_alone_and_names_its_base(adapter_job, 
     assert torch.equal(opened.weights[up], plain.weights[up])
 
 
-def test_what_it_cannot_go_on_from_is_refused(adapter_job, ranks, make_job, tmp_path, base):
+def test_an_unsuitable_start_is_rejected(adapter_job, ranks, make_job, tmp_path, base):
     job = adapter_job("float32")
     run(ranks, 1, job)
     found, _ = find_newest_valid(RunFolder(job.folder))
@@ -176,7 +176,7 @@ def test_without_its_base_it_cannot_be_opened(adapter_job, ranks, tmp_path, base
 
 
 @pytest.mark.slow
-def test_a_frozen_model_beside_is_the_reference_and_is_not_saved(make_job, ranks, base, tmp_path):
+def test_the_frozen_reference_model_is_not_saved(make_job, ranks, base, tmp_path):
     """A model has no drift from itself at the first step, at any number of ranks."""
     job = make_job(tmp_path, training=TRAINING)
     job = dataclasses.replace(

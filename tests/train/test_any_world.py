@@ -218,7 +218,7 @@ def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path
 
 
 @pytest.mark.slow
-def test_a_fast_run_goes_on_with_other_ranks_within_rounding(ranks, make_job, straight, tmp_path):
+def test_a_fast_run_continues_on_other_ranks_within_rounding(ranks, make_job, straight, tmp_path):
     training = {"steps": STEPS, "deterministic": False, "checkpoints": {"every": 4, "keep": 100}}
     job = make_job(tmp_path, training=training)
     for world in (4, 3, 1, 2):
@@ -235,7 +235,7 @@ def test_a_fast_run_goes_on_with_other_ranks_within_rounding(ranks, make_job, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["HSDP", "DDP"])
-def test_a_run_goes_on_in_another_layout(name, ranks, make_job, tmp_path):
+def test_a_run_continues_in_another_layout(name, ranks, make_job, tmp_path):
     world, layout = LAYOUTS[name]
     training = {"steps": 8, "deterministic": False, "checkpoints": {"every": 4}}
     sliced = make_job(tmp_path, training=training)

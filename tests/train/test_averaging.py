@@ -77,7 +77,7 @@ def test_averages_change_no_bit_of_the_weights(kept, ranks, make_job, tmp_path):
 
 
 @pytest.mark.slow
-def test_they_are_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, make_job, tmp_path):
+def test_averages_have_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, make_job, tmp_path):
     job = make_job(tmp_path / "run", training=KEPT)
     train(2, job, ranks, told=(0, "train", 9))
     train(1, job, ranks)
@@ -102,7 +102,7 @@ def test_the_mean_of_the_last_checkpoints_is_their_mean(kept, tmp_path):
         assert torch.equal(mean, expected.float())
 
 
-def test_what_cannot_be_averaged_is_refused(kept, tmp_path):
+def test_unsupported_averages_are_rejected(kept, tmp_path):
     def said(*options):
         done = CliRunner().invoke(app, ["average", kept.folder, *options])
         assert done.exit_code

@@ -43,7 +43,9 @@ def files_of(folder):
 
 
 @pytest.mark.slow
-def test_it_leaves_the_same_bytes_figures_samples_and_events(s3, mortal_ranks, make_run, tmp_path):
+def test_a_bucket_run_leaves_the_same_bytes_metrics_samples_and_events(
+    s3, mortal_ranks, make_run, tmp_path
+):
     on_disk = str(tmp_path / "run")
     in_bucket = f"{s3}/run"
     for folder in (on_disk, in_bucket):

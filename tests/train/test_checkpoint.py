@@ -80,7 +80,7 @@ def flip(path, position, bit=0):
 
 
 @pytest.mark.slow
-def test_what_two_ranks_saved_is_the_same_bits_at_one_two_and_three(straight, ranks):
+def test_a_checkpoint_of_two_ranks_loads_the_same_on_one_two_and_three(straight, ranks):
     job = straight(2)
     path = str(at(job.folder, 8))
     read = {world: ranks(world, "tensors", job=job, resume_from=path) for world in (1, 2, 3)}
@@ -133,7 +133,7 @@ def test_the_same_state_is_the_same_bytes_whichever_attempt_wrote_it(straight, r
     assert compute_content_key(str(again)) != compute_content_key(resume_from)
 
 
-def test_one_process_writes_a_model_that_others_open(make_job, tmp_path):
+def test_a_model_written_by_one_process_can_be_opened(make_job, tmp_path):
     job = make_job(tmp_path)
     model = Decoder(job.model)
     initialise(model, seed=3)
@@ -200,7 +200,7 @@ def test_no_flipped_bit_goes_unseen(copy, data):
     assert find_damage(str(at(copy, 20))) is None
 
 
-def test_the_place_of_the_damage_is_told_to_the_chunk(monkeypatch, tmp_path):
+def test_damage_is_located_to_the_chunk(monkeypatch, tmp_path):
     path = tmp_path / "checkpoint" / "state.json"
     monkeypatch.setattr(chunks_of_files, "CHUNK", 1_000)
     sums = write_file(str(path), memoryview(bytes(range(250)) * 20), first=10)
@@ -236,7 +236,7 @@ def test_a_commit_behind_the_back_of_a_later_attempt_is_ignored(plant):
     assert (newest.step, newest.attempt, damages) == (12, 2, [])
 
 
-def test_what_was_resumed_from_counts_for_every_later_attempt(plant):
+def test_a_resumed_checkpoint_is_valid_for_every_later_attempt(plant):
     folder = plant(4)
     for resumed in (0, 4, 4):
         folder.take_attempt(resumed)
@@ -284,7 +284,7 @@ def test_the_newest_are_kept(keep, left, copy):
     assert find_newest_valid(RunFolder(str(copy)))[0].step == 20
 
 
-def test_what_does_not_count_is_not_kept_in_place_of_what_does(plant):
+def test_invalid_checkpoints_do_not_displace_valid_ones(plant):
     folder = plant(8)
     plant(10)
     folder.take_attempt(0)
@@ -297,7 +297,7 @@ def test_what_does_not_count_is_not_kept_in_place_of_what_does(plant):
 
 
 @pytest.mark.parametrize("how", ["marked", "cut", "torn"])
-def test_what_is_known_to_be_damaged_is_not_kept_in_place_of_what_is_whole(copy, how):
+def test_damaged_checkpoints_do_not_displace_intact_ones(copy, how):
     if how == "marked":
         (at(copy, 20) / "damaged.json").write_text('{"problem": "bit rot"}')
     elif how == "cut":
@@ -317,7 +317,7 @@ def test_clean_up_stays_in_its_run_folder_whatever_that_lies_in(copy, tmp_path):
     assert steps_in(run) == [16, 20]
 
 
-def test_what_a_crash_left_is_deleted_and_what_is_being_written_is_not(copy):
+def test_remains_of_a_crash_are_deleted_and_open_saves_are_not(copy):
     for attempt in (1, 2, 3):
         being_written = at(copy, 24, attempt)
         being_written.mkdir(parents=True)
@@ -330,7 +330,7 @@ def test_what_a_crash_left_is_deleted_and_what_is_being_written_is_not(copy):
     assert steps_in(copy) == [16, 20]
 
 
-def test_a_run_keeps_as_many_checkpoints_as_it_is_told(ranks, make_job, tmp_path):
+def test_a_run_keeps_the_configured_number_of_checkpoints(ranks, make_job, tmp_path):
     job = make_job(tmp_path, training={"steps": 6, "checkpoints": {"every": 1, "keep": 2}})
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     assert steps_in(job.folder) == [5, 6]
@@ -433,7 +433,7 @@ def test_a_checkpoint_does_not_mind_what_comes_after_it(alone, straight, make_jo
     assert state.data_step == 8
 
 
-def test_weights_alone_are_nothing_to_go_on_from(alone, make_job, tmp_path):
+def test_a_run_cannot_resume_from_weights_alone(alone, make_job, tmp_path):
     job = make_job(tmp_path)
     weights = write_model(job.folder, job.model, "{}", Decoder(job.model).state_dict())
     state = build_fresh_state(job, find_local_device())

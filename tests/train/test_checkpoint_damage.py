@@ -57,9 +57,7 @@ def spoil(path, how):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
 @pytest.mark.parametrize("name", FILES)
-def test_damage_that_a_reader_meets_is_named_and_nobody_tries_that_checkpoint_again(
-    name, how, alone, copy
-):
+def test_damage_found_in_a_read_is_named_and_the_checkpoint_not_tried_again(name, how, alone, copy):
     path = at(copy.folder, 20) / name
     spoil(path, how)
     state = build_fresh_state(copy, find_local_device())
@@ -97,13 +95,13 @@ def test_a_manifest_that_is_gone_is_named_and_one_that_never_was_is_not(copy):
     assert damages == [f"{manifest}: gone, though its checkpoint was whole"]
 
 
-def test_what_one_rank_finds_damaged_all_refuse(ranks, copy):
+def test_all_ranks_reject_a_checkpoint_that_one_finds_damaged(ranks, copy):
     path = str(at(copy.folder, 20))
     refusals = ranks(2, "refusal", job=copy, resume_from=path, seen_by=1)
     assert refusals == [("DamagedCheckpoint", f"{path}: seen by rank 1")] * 2
 
 
-def test_a_run_goes_on_from_the_one_before_and_ends_as_if_nothing_had_been(
+def test_a_run_resumes_before_a_damaged_checkpoint_with_the_same_result(
     ranks, straight, copy, last_weights
 ):
     spoil(at(copy.folder, 20) / TENSORS[0], "flipped")
@@ -122,7 +120,7 @@ def test_a_run_goes_on_from_the_one_before_and_ends_as_if_nothing_had_been(
     assert last_weights(copy) == last_weights(straight(2))
 
 
-def test_what_reads_well_the_second_time_is_not_called_damaged(tmp_path, monkeypatch):
+def test_a_checkpoint_that_reads_well_on_retry_is_not_damaged(tmp_path, monkeypatch):
     path = str(tmp_path / "file")
     sums = write_file(path, memoryview(b"right" * 100))
     spoilt = [True]

@@ -75,7 +75,7 @@ def alarms_of(folder: str) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_told_of_a_clean_run(seed, crawl_tokens, tmp_path, without_ray, write_result):
+def test_a_clean_run_raises_no_alarm(seed, crawl_tokens, tmp_path, without_ray, write_result):
     """Outlier counts for stricter margins go to results/clean_run_SEED.json."""
     job = prepare(run_file(crawl_tokens, tmp_path / "run", seed))
     Path(job.folder).mkdir(parents=True)

@@ -127,7 +127,7 @@ SHARED = {"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 3}}
         ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM looks at whole rows"),
     ],
 )
-def test_what_cannot_be_shared_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+def test_rows_that_cannot_be_shared_are_rejected_by_the_run_file(changes, said, make_run, tmp_path):
     training = {"parallel": SHARED, **changes.pop("training", {})}
     with pytest.raises(ValueError, match=said):
         make_run(tmp_path, 3, training=training, **changes)

@@ -280,7 +280,7 @@ def test_the_loss_of_each_objective_is_that_of_its_rows_by_hand(
 
 
 @pytest.mark.slow
-def test_a_run_of_several_objectives_goes_on_to_the_same_bits_and_reports_each(
+def test_a_run_of_several_objectives_resumes_to_the_same_bits_and_reports_each(
     ranks, make_job, make_run, corrupted_tokens, tmp_path
 ):
     training = {"steps": 4, "held_out": {"every": 2, "rows": 12}, "checkpoints": {"every": 2}}

@@ -303,7 +303,7 @@ def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
+def test_a_run_continues_in_another_layout(trained, ranks, contents, tmp_path):
     """One process, then experts over 2 and over 4, then FSDP equal one process to the end."""
     straight = trained(1)
     for layout, stop in (
@@ -339,7 +339,9 @@ def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
         ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+def test_experts_that_cannot_be_divided_are_rejected_by_the_run_file(
+    changes, said, make_run, tmp_path
+):
     model = changes.pop("model", {"feedforward": MIXTURE})
     training = {"parallel": EXPERT} | changes.pop("training", {})
     with pytest.raises(ValueError, match=said):

@@ -75,7 +75,7 @@ def test_layouts_in_words():
     assert describe_layout(both) == "HSDP of 2, tensor 2, pipeline 4"
 
 
-def test_they_are_no_part_of_what_a_run_is():
+def test_fallbacks_are_no_part_of_the_runs_identity():
     """A run that waits for workers can therefore be given fallbacks."""
     assert extract_identity(built(workers=8)) == extract_identity(built(fallbacks=[{}]))
 
@@ -133,7 +133,7 @@ def test_a_layout_that_cannot_be_is_one_line(fallbacks, changes, said):
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_what_is_refused_of_the_run_itself_is_not_laid_to_a_fallback():
+def test_an_error_of_the_run_does_not_name_a_fallback():
     with pytest.raises(ConfigError) as refused:
         built(fallbacks=[{}], batches={"sequence_length": 65})
     assert "sequence_length (65 tokens)" in str(refused.value)
@@ -197,7 +197,7 @@ def test_tuning_falls_back_on_what_it_can_be_trained_in():
         check(pipeline=2)
 
 
-def test_they_are_told_of_before_the_run(tmp_path):
+def test_check_lists_fallbacks_before_the_run(tmp_path):
     run = built(
         workers=(1, 8),
         fallbacks=[{"parallel": laid_out(tensor=2), "recompute": {"kind": "Full"}}, {}],
@@ -222,7 +222,7 @@ def losses(job):
 
 
 @pytest.mark.parametrize("axis", ["tensor", pytest.param("pipeline", marks=pytest.mark.slow)])
-def test_a_run_that_loses_a_worker_goes_on_in_a_smaller_layout_and_comes_back(
+def test_a_run_that_loses_a_worker_shrinks_and_returns(
     axis, make_job, ranks, mortal_ranks, tmp_path
 ):
     """A replica of two workers shrinks to one, which dies in turn, and grows to two again.

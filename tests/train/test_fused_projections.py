@@ -75,7 +75,7 @@ def test_a_run_with_them_is_another_run():
     ],
     ids=["tensor", "float8"],
 )
-def test_what_does_not_go_with_them_is_refused_when_the_file_is_read(said, told):
+def test_unsupported_combinations_are_rejected_by_the_run_file(said, told):
     with pytest.raises(ConfigError, match=told):
         build(Training, FUSED | said, "run.toml")
 

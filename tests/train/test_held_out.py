@@ -133,7 +133,9 @@ def held_out_of(folder):
 
 
 @pytest.mark.slow
-def test_it_is_measured_at_its_cadence_and_after_the_last_step(ranks, make_job, tmp_path):
+def test_held_out_loss_is_measured_at_its_cadence_and_after_the_last_step(
+    ranks, make_job, tmp_path
+):
     job = make_job(tmp_path, training={"held_out": {"every": 5, "rows": 2}})
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     lines = held_out_of(job.folder)
@@ -187,7 +189,7 @@ def test_a_resume_leaves_the_series_as_it_would_have_been(ranks, make_job, go_on
 
 
 @pytest.mark.slow
-def test_tokens_that_hold_nothing_out_are_said_and_the_run_goes_on(
+def test_missing_held_out_tokens_are_logged_and_the_run_continues(
     ranks, make_run, make_tokens, caplog, tmp_path
 ):
     other = make_tokens(tmp_path, held_out=0.0)
@@ -201,7 +203,7 @@ def test_tokens_that_hold_nothing_out_are_said_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_who_wants_no_held_out_loss_is_told_nothing(make_run, make_tokens, caplog, tmp_path):
+def test_a_run_without_held_out_loss_logs_nothing_about_it(make_run, make_tokens, caplog, tmp_path):
     other = make_tokens(tmp_path, held_out=0.0)
     run = make_run(tmp_path / "run", training={"held_out": {"rows": 0}})
     assert prepare(run.model_copy(update={"tokens": other})).make_held_out() is None
@@ -213,7 +215,7 @@ def test_settings_that_mean_nothing_are_refused():
         build(HeldOutSettings, {"every": 0}, "run.toml")
 
 
-def test_it_is_due_at_each_so_many_steps_and_at_the_end():
+def test_held_out_loss_is_due_every_so_many_steps_and_at_the_end():
     due = [step for step in range(1, 12) if HeldOutSettings(every=4).due(step, 11)]
     assert due == [4, 8, 11]
     assert not any(HeldOutSettings(every=4, rows=0).due(step, 11) for step in range(1, 12))

@@ -47,7 +47,7 @@ def weights_of(path):
     }
 
 
-def test_it_begins_with_the_weights_and_nothing_else(make_continued, earlier, ranks):
+def test_a_continued_run_starts_with_the_weights_alone(make_continued, earlier, ranks):
     job = prepare(make_continued())
     before = checkpoint.open_model(earlier)
     (begun,) = ranks(1, "tensors", job=job, weights_from=job.initial_weights)
@@ -58,7 +58,7 @@ def test_it_begins_with_the_weights_and_nothing_else(make_continued, earlier, ra
 
 
 @pytest.mark.slow
-def test_it_trains_on_from_there_with_its_own_schedule(make_continued, earlier):
+def test_a_continued_run_trains_with_its_own_schedule(make_continued, earlier):
     run = make_continued()
     manifest = pretrain(run)
     lines = metrics.read_series(run.output)
@@ -173,7 +173,7 @@ def test_a_run_file_names_a_model_or_a_run_to_continue_from():
 
 
 @pytest.mark.parametrize(("lr", "said"), [(0.0029, False), (0.0031, True), (0.02, True)])
-def test_a_rate_that_is_high_beside_the_earlier_peak_is_said(earlier, caplog, lr, said):
+def test_a_rate_far_above_the_earlier_peak_is_logged(earlier, caplog, lr, said):
     with caplog.at_level(logging.WARNING):
         warn_of_high_rate(checkpoint.resolve(earlier), lr)
     assert ("of the earlier run's 0.01" in caplog.text) == said

@@ -198,7 +198,7 @@ def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
 
 
 @pytest.mark.slow
-def test_what_is_remembered_has_to_be_of_the_same_tokenizer(make_run, make_tokens, tmp_path):
+def test_replayed_data_must_have_the_same_tokenizer(make_run, make_tokens, tmp_path):
     run = make_run(tmp_path / "run")
     other = make_tokens(tmp_path / "other", entries=300)
     with pytest.raises(DataError, match=r"remembered: .*tokens of another tokenizer than"):

@@ -117,7 +117,7 @@ def test_a_branch_of_a_longer_run_is_the_shorter_run_to_the_last_bit(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("world", "victim"), [(1, 0), (2, 0), (2, 1)])
-def test_a_run_whose_rank_was_killed_goes_on_as_if_nothing_had_been(
+def test_a_run_with_a_killed_rank_gives_the_undisturbed_result(
     world, victim, straight, mortal_ranks, go_on, last_weights, tmp_path
 ):
     undisturbed = straight(world)
@@ -176,7 +176,7 @@ def test_more_ranks_than_micro_batches_give_the_same_losses_too(ranks, make_job,
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_ranks(straight, ranks, tmp_path):
+def test_a_run_resumes_on_another_number_of_ranks(straight, ranks, tmp_path):
     one = straight(1)
     job = dataclasses.replace(one, folder=str(tmp_path))
     path = f"{straight(2).folder}/checkpoints/step_00000008/attempt-0001"

@@ -107,7 +107,7 @@ def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
 
 
 @pytest.mark.slow
-def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
+def test_a_decoder_becomes_an_encoder_only_on_request(
     ranks, make_job, make_run, corrupted_tokens, tmp_path, caplog
 ):
     decoder = make_job(tmp_path / "decoder", tokens=corrupted_tokens, training={"steps": 3})

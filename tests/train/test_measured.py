@@ -64,7 +64,7 @@ def test_figures_are_the_same_at_any_number_of_ranks_to_rounding(measured):
 ACTIVATIONS = ("activation_rms", "activation_max", "saturated", "attention_entropy")
 
 
-def test_what_passes_through_the_model_is_measured_by_layer(measured):
+def test_activations_are_measured_by_layer(measured):
     one, two = (metrics.read_series(measured[world].folder) for world in (1, 2))
     for mine, other in zip(one, two, strict=True):
         for name in ACTIVATIONS:

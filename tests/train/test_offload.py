@@ -108,7 +108,7 @@ def test_a_run_has_the_same_bits_with_its_memory_in_the_host(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["AdamW", "groups"])
 @pytest.mark.parametrize("hosted_first", [True, False])
-def test_a_run_that_was_killed_goes_on_with_its_memory_elsewhere(
+def test_a_killed_run_resumes_with_its_optimizer_state_moved(
     name, hosted_first, ranks, revived_ranks, make_job, straight_run, tmp_path
 ):
     job = make_run(make_job, tmp_path, name)
@@ -126,7 +126,7 @@ LAYOUTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_in_every_layout_it_is_the_run_without_and_each_goes_on_from_the_other(
+def test_hosted_state_changes_no_bit_in_any_layout_and_runs_can_switch(
     layout, ranks, make_job, tmp_path
 ):
     parallel = {"kind": "FSDP", **LAYOUTS[layout]}
@@ -173,7 +173,7 @@ EXPERTS = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
     ],
     ids=["float32", "bfloat16", "layer by layer, again", "experts"],
 )
-def test_what_layers_save_in_the_host_changes_no_bit_of_a_step(
+def test_offloaded_activations_change_no_bit_of_a_step(
     training, model, alone, make_job, tmp_path, monkeypatch
 ):
     """Treat the CPU as a device with its own memory; FSDP frees weights that layers have saved."""

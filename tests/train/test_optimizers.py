@@ -84,7 +84,7 @@ def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
     assert whole_state(ranks, job) == whole_state(ranks, straight_run(name))
 
 
-def test_what_is_frozen_stays_and_has_no_memory(ranks, straight_run):
+def test_frozen_weights_stay_and_have_no_optimizer_state(ranks, straight_run):
     job = straight_run("groups")
     newest, _ = find_newest_valid(RunFolder(job.folder))
     (fresh,) = ranks(1, "tensors", job=job)

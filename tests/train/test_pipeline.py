@@ -145,7 +145,7 @@ def test_interleaved_stages_train_as_one_process_does_to_the_last_bit(world, tra
     ],
     ids=["layer", "micro_batch", "HSDP", "DDP"],
 )
-def test_interleaved_stages_of_a_tied_head_beside_other_ways_to_send_parameters(layout, trained):
+def test_interleaved_stages_of_a_tied_head_with_other_sharding(layout, trained):
     assert_close(trained(4, INTERLEAVED, TIED, layout), trained(1, model=TIED))
 
 
@@ -180,7 +180,7 @@ BFLOAT16 = {"precision": {"compute": "bfloat16"}}
     ],
     ids=["full, bfloat16", "selective", "bfloat16"],
 )
-def test_what_is_computed_again_or_in_bfloat16_is_the_same_in_stages(pipeline, more, trained):
+def test_recomputation_and_bfloat16_give_the_same_in_stages(pipeline, more, trained):
     assert_equal(trained(2, pipeline, more=more), trained(1, more=more))
 
 

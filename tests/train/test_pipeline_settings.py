@@ -31,7 +31,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED)
-def test_what_has_no_stages_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+def test_models_without_stages_are_rejected_by_the_run_file(changes, said, make_run, tmp_path):
     parallel = {"kind": "FSDP", "pipeline": TWO}
     training = {"parallel": parallel, **changes.get("training", {})}
     with pytest.raises(ValueError, match=said):

@@ -99,7 +99,7 @@ def test_a_folder_of_a_run_on_other_tokens_is_refused(finished, make_tokens, mon
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_off_goes_on(without_ray, make_run, monkeypatch, tmp_path):
+def test_an_interrupted_run_continues(without_ray, make_run, monkeypatch, tmp_path):
     run = make_run(tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(trainer, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -118,7 +118,7 @@ def test_a_run_whose_metrics_are_gone_is_not_called_finished(without_ray, make_r
         pretrain(run)
 
 
-def test_what_cannot_work_is_refused_before_any_worker_starts(make_run, monkeypatch, tmp_path):
+def test_invalid_settings_are_rejected_before_any_worker_starts(make_run, monkeypatch, tmp_path):
     monkeypatch.setattr(trainer, "run", refuse_to_train)
     monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     cases = {
@@ -220,9 +220,7 @@ def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(
         ((), {"seed": 1}, "batches.seed: 0 there, 1 here"),
     ],
 )
-def test_what_was_trained_on_before_cannot_be_changed(
-    stopped_at_six, monkeypatch, stages, more, named
-):
+def test_completed_steps_cannot_be_changed(stopped_at_six, monkeypatch, stages, more, named):
     before = Path(stopped_at_six("run").output, "run.toml").read_text()
     monkeypatch.setattr(trainer, "run", refuse_to_train)
     with pytest.raises((ConfigError, OutputTaken), match=named):

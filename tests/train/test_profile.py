@@ -45,7 +45,7 @@ def test_a_trace_has_the_chosen_steps_and_their_operations_and_memory(profiled):
 
 
 @pytest.mark.slow
-def test_it_changes_no_bit_of_the_run(profiled, last_weights):
+def test_profiling_changes_no_bit_of_the_run(profiled, last_weights):
     def exact(job):
         return [[line[name] for name in EXACT] for line in metrics.read_series(job.folder)]
 

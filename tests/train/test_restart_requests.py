@@ -179,7 +179,7 @@ def test_to_resume_a_rank_asks_for_its_rows_and_rank_0_alone_for_what_all_read(
         assert [len(requests) - 3 * (not rank) for rank, requests in enumerate(asked)] == [1, 1]
 
 
-def test_who_uses_a_model_reads_its_weights_once_and_no_optimizer_memory(
+def test_opening_a_model_reads_its_weights_once_and_no_optimizer_state(
     asked, straight, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(checkpoint.chunks, "CHUNK", 1_000)
@@ -222,7 +222,7 @@ def test_damage_that_is_met_while_weights_are_read_leads_to_the_one_before(
 # --- the end of a run
 
 
-def test_those_who_wrote_the_last_checkpoint_have_read_it_back(
+def test_the_writers_of_the_last_checkpoint_have_read_it_back(
     straight, asked, monkeypatch, tmp_path
 ):
     run = Path(shutil.copytree(straight(3).folder, tmp_path / "run"))
@@ -250,7 +250,7 @@ def test_only_the_last_checkpoint_is_read_back(straight):
     assert [path.parent.parent.name for path in verified] == ["step_00000020"]
 
 
-def test_what_was_read_back_of_another_manifest_says_nothing(straight, tmp_path):
+def test_a_verification_of_another_manifest_does_not_count(straight, tmp_path):
     copy = Path(shutil.copytree(last_of(straight(2)), tmp_path / "copy"))
     assert read_verified_sums(str(copy)) is not None
     text = (copy / "manifest.json").read_text()

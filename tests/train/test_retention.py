@@ -27,7 +27,7 @@ intervals = st.one_of(st.none(), st.integers(1, 12))
         ({}, [], set()),
     ],
 )
-def test_what_is_kept_is_what_the_run_file_says(settings, saved, kept):
+def test_checkpoints_are_kept_by_the_run_files_rule(settings, saved, kept):
     assert Checkpoints(**settings).select_kept(saved) == kept
 
 
@@ -38,7 +38,7 @@ def test_what_is_kept_is_what_the_run_file_says(settings, saved, kept):
     keep_every=intervals,
     short_lived_every=intervals,
 )
-def test_whatever_is_saved_the_newest_and_one_before_it_are_left(
+def test_the_two_newest_checkpoints_are_always_kept(
     saved, every, keep, keep_every, short_lived_every
 ):
     settings = Checkpoints(
@@ -58,6 +58,6 @@ def test_a_checkpoint_is_due_at_each_interval_and_at_the_end():
     assert due == [4, 7, 8, 10, 12, 16, 20, 24, 25, 28, 30, 31]
 
 
-def test_one_checkpoint_is_too_few_to_keep():
+def test_keeping_a_single_checkpoint_is_rejected():
     with pytest.raises(ValidationError, match="greater than or equal to 2"):
         Checkpoints(keep=1)

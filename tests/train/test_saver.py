@@ -85,7 +85,7 @@ def numbers(state):
 # --- contents
 
 
-def test_what_changes_after_the_call_is_not_saved(run, gate):
+def test_changes_after_the_call_are_not_saved(run, gate):
     job = run()
     job.state.tokens = 7
     job.state.skipped = [(1, 3), (5, 6)]
@@ -150,7 +150,7 @@ def test_ranks_write_each_byte_once_and_about_as_many_as_each_other(straight):
 @pytest.mark.parametrize(
     ("layout", "world"), [({"kind": "DDP"}, 2), ({"kind": "HSDP", "replicas": 2}, 4)]
 )
-def test_what_several_ranks_hold_alike_is_written_once(layout, world, ranks, make_job, tmp_path):
+def test_replicated_tensors_are_written_once(layout, world, ranks, make_job, tmp_path):
     training = {"parallel": layout, "deterministic": False}
     job = make_job(tmp_path / "run", world, training=training)
     folder = RunFolder(job.folder)
@@ -201,7 +201,7 @@ def test_a_full_disk_costs_one_checkpoint_and_then_the_run(run, small_disk):
     assert {path.parent for path in left} == {Path(newest.path)}
 
 
-def test_a_run_goes_on_once_there_is_room_again(run, small_disk):
+def test_a_run_continues_once_there_is_disk_space(run, small_disk):
     job = run(every=4)
     job.save(4)
     (small_disk / "other").write_bytes(bytes(200_000))
@@ -230,7 +230,7 @@ def test_where_none_may_fail_the_next_save_says_so(run, small_disk):
         job.save(8)
 
 
-def test_what_one_rank_cannot_write_fails_on_all_alike(ranks, make_job, tmp_path):
+def test_a_write_error_of_one_rank_fails_on_all(ranks, make_job, tmp_path):
     job = make_job(tmp_path)
     folder = RunFolder(job.folder)
     said = ranks(3, "saved", job=job, attempt=folder.take_attempt(0), limit=(1, 20_000))
@@ -242,7 +242,7 @@ def test_what_one_rank_cannot_write_fails_on_all_alike(ranks, make_job, tmp_path
     assert find_newest_valid(folder)[0].attempt == 2
 
 
-def test_a_fault_of_ours_is_told_to_the_others_too(run, monkeypatch, caplog):
+def test_a_bug_on_one_rank_is_reported_to_all(run, monkeypatch, caplog):
     def fail(staged, path):
         raise ZeroDivisionError("a bug")
 
@@ -271,7 +271,7 @@ def test_a_second_copy_is_found_when_the_first_is_gone(run, tmp_path):
     assert job.loaded(newest.path).step == 12
 
 
-def test_a_second_copy_that_fails_stops_nobody(run, tmp_path):
+def test_a_failed_second_copy_stops_no_rank(run, tmp_path):
     (tmp_path / "file").write_text("where a folder should be")
     job = run(every=4, copy_to=str(tmp_path / "file"))
     job.save(4)

@@ -208,7 +208,7 @@ def by_hand(ranks, make_job, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_poisoned_window_ends_as_the_run_that_was_told_to_skip_it(
+def test_a_bad_window_gives_the_result_of_a_run_that_skips_it(
     world, by_hand, ranks, make_job, tmp_path
 ):
     job = job_of(make_job, tmp_path)
@@ -258,9 +258,7 @@ def test_a_run_without_a_checkpoint_yet_goes_back_to_its_beginning(ranks, make_j
 
 
 @pytest.mark.slow
-def test_where_no_old_checkpoint_is_left_the_run_goes_on_without_the_outliers(
-    ranks, make_job, tmp_path
-):
+def test_without_an_old_checkpoint_the_run_skips_only_the_outliers(ranks, make_job, tmp_path):
     job = job_of(make_job, tmp_path, checkpoints={"every": 1, "keep": 2})
     assert attempts(1, job, ranks, poison=poison(26, 27, 28)) == 1
     (spike,) = event_of(job, "spike")

@@ -86,7 +86,7 @@ def undisturbed(ranks, make_job, tmp_path_factory):
     "when",
     [pytest.param(when, marks=pytest.mark.soak) if when in BETWEEN else when for when in TOLD],
 )
-def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, tmp_path):
+def test_all_ranks_stop_at_the_step_of_a_request_to_one(when, ranks, undisturbed, tmp_path):
     world, rank, doing, number = TOLD[when]
     job = dataclasses.replace(undisturbed, folder=str(tmp_path))
     (step,) = set(attempt(world, job, ranks, told=(rank, doing, number)))
@@ -158,7 +158,9 @@ def test_a_run_passes_over_what_no_update_can_be_made_of(how, world, ranks, make
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_among_them_goes_on_as_if_it_had_not_been(ranks, make_job, tmp_path):
+def test_a_run_stopped_between_skipped_steps_gives_the_undisturbed_result(
+    ranks, make_job, tmp_path
+):
     job, straight = (job_of(make_job, tmp_path / name) for name in ("job", "straight"))
     bad = poison(2, 4, 5, how="gradient")
     attempt(2, straight, ranks, poison=bad)
@@ -191,5 +193,5 @@ def test_too_many_in_a_row_end_the_run_on_every_rank(ranks, make_job, tmp_path):
         (1.0, math.inf, "gradient norm inf"),
     ],
 )
-def test_what_is_said_of_a_step_that_cannot_be_taken(loss, norm, fault):
+def test_a_skipped_step_is_logged_with_its_cause(loss, norm, fault):
     assert StepFigures(Loss(loss, {}, {}), norm, rate=0.1, tokens=1).fault == fault

@@ -101,7 +101,7 @@ def syncs_of_a_step(job, counting=None):
     return found[1]  # the first step creates the optimizer's state
 
 
-def test_what_waits_is_counted():
+def test_waiting_calls_are_counted():
     with Syncs() as syncs:
         one = torch.ones(2)
         float(one.sum())

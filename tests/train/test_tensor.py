@@ -421,7 +421,9 @@ def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+def test_layers_that_cannot_be_shared_are_rejected_by_the_run_file(
+    changes, said, make_run, tmp_path
+):
     training = {"parallel": {"kind": "FSDP", "tensor": {"ranks": 3}}}
     model = {"heads": 6, "kv_heads": 3, "channels": 36, "feedforward_channels": 66}
     changes = {
@@ -457,7 +459,7 @@ def test_workers_of_ray_share_layers(local_ray, trained, make_job, ranks, tmp_pa
     assert_same_bits((job, whole(ranks, job)), straight)
 
 
-def test_a_group_that_spans_nodes_is_told_of_with_its_price(make_job, ranks, tmp_path):
+def test_a_group_that_spans_nodes_is_logged_with_its_cost(make_job, ranks, tmp_path):
     for of_a_node, told in ((1, 1), (2, 0)):
         training = {"steps": 3, "parallel": {"kind": "FSDP", "tensor": {"ranks": 2}}}
         job = make_job(tmp_path / str(of_a_node), 2, training=training)

@@ -38,7 +38,7 @@ def train(make_job, ranks, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("axes", "micro_batches", "virtual"), ONE_AXIS)
-def test_one_replica_and_two_have_the_same_bits(axes, micro_batches, virtual, train):
+def test_one_and_two_replicas_give_the_same_bits(axes, micro_batches, virtual, train):
     alone = train(1, axes, micro_batches, virtual)
     assert train(2, axes, micro_batches, virtual) == alone
 

@@ -23,13 +23,13 @@ def test_a_number_is_fixed_and_a_pair_leaves_room(written, meant):
 
 
 @pytest.mark.parametrize("written", [0, -1, [0, 2], [3, 2]])
-def test_what_cannot_be_met_is_refused(written):
+def test_bounds_that_cannot_be_met_are_rejected(written):
     with pytest.raises(ConfigError, match=r"^run\.toml: workers.*fewest <= most"):
         config.build(Part, {"workers": written}, "run.toml")
 
 
 @pytest.mark.parametrize("written", ["2", 1.5, True, [1], [1, 2, 3], [1, "2"]])
-def test_what_is_no_number_or_pair_is_refused(written):
+def test_bounds_other_than_a_number_or_a_pair_are_rejected(written):
     with pytest.raises(ConfigError, match=r"^run\.toml: workers: should be 1 or more, or \[fewest"):
         config.build(Part, {"workers": written}, "run.toml")
 

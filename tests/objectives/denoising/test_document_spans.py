@@ -187,7 +187,7 @@ def test_less_than_a_fiftieth_of_the_places_is_padding_and_no_text_is_lost(
     assert 1 - kept / (128 * LENGTH) < 1e-4
 
 
-def test_of_all_denoisers_of_ul2_less_than_a_hundredth_is_padding(encoder, make_rows):
+def test_all_denoisers_of_ul2_pad_less_than_a_hundredth(encoder, make_rows):
     """Documents of 400 tokens on average give .2% of padding, and documents of 60 tokens .7%."""
     corruption = find_corruption(UL2(joined=True), encoder, LENGTH)
     for mean, most in ((400, 0.003), (60, 0.01)):
@@ -202,7 +202,7 @@ def test_of_all_denoisers_of_ul2_less_than_a_hundredth_is_padding(encoder, make_
 
 
 @pytest.mark.parametrize("kind", ["R-0.15-3", "S-0.25-end", "without mode"])
-def test_a_row_is_the_same_whatever_rows_are_beside_it(kind, encoder, make_rows):
+def test_a_row_does_not_depend_on_the_other_rows(kind, encoder, make_rows):
     """Rows differ only in their padding."""
     corruption = find_corruption(KINDS[kind], encoder, LENGTH)
     micro = make_rows(8, LENGTH, mean=40, apart=True)
@@ -284,7 +284,7 @@ def test_held_out_rows_of_all_denoisers_count_no_place_beyond_one_text(encoder, 
         assert found.arrays[POSITIONS].max() < widest
 
 
-def test_runs_begun_before_each_document_had_a_gap_do_not_go_on(encoder):
+def test_runs_from_before_document_gaps_do_not_resume(encoder):
     assert KINDS["closed"].make_corruption(encoder).identity()["gaps"] == "in each document"
     # Identity of earlier versions.
     assert "gaps" not in SpanCorruption().make_corruption(encoder).identity()

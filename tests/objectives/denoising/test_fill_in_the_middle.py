@@ -90,7 +90,7 @@ def test_rates_are_those_asked_for_within_binomial_error(encoder, make_rows):
     assert abs(spm - 0.25 * len(changed) - empty) < 5 * math.sqrt(len(changed) * 0.25 * 0.75)
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
+def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
     micro = make_rows(6, 128, first=100)
     corruption = FillInTheMiddle(rate=1.0).make_corruption(encoder)
     together = corruption.apply(micro, 0)

@@ -109,7 +109,7 @@ def test_spans_are_as_long_as_asked_for(encoder, make_rows):
     assert abs(groups.mean() - expected) < 4 * groups.std() / math.sqrt(len(groups))
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
+def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
     micro = make_rows(6, 128, first=100)
     corruption = MaskedLM(unit="word").make_corruption(encoder)
     together = corruption.apply(micro, 0)

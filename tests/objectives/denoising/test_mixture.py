@@ -180,7 +180,7 @@ def test_a_mixture_that_cannot_be_is_refused(changes, message):
         MixtureOfObjectives.model_validate(changes)
 
 
-def test_what_one_of_them_lacks_is_refused():
+def test_a_mixture_is_rejected_if_one_objective_lacks_a_token():
     plain = Encoder(ByteLevelBPE(vocabulary=263 + 2, sentinels=2).train([]).decode())
     with pytest.raises(DataError, match=r"no special token .*fim_prefix"):
         MixtureOfObjectives.model_validate(DECODER).make_corruption(plain)
@@ -196,7 +196,7 @@ def test_what_one_of_them_lacks_is_refused():
         ("UL2", "it is a mixture itself; use SpanCorruption here, with `mode`"),
     ],
 )
-def test_what_is_no_member_is_refused_with_what_would_be(kind, message):
+def test_an_invalid_member_is_rejected_with_the_valid_ones(kind, message):
     members = ({"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": kind}})
     with pytest.raises(ValidationError, match=f"{kind} cannot be a member of a mixture: {message}"):
         MixtureOfObjectives.model_validate({"members": members})

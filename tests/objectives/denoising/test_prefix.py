@@ -192,7 +192,7 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
     assert PrefixLM(prefix_tokens=9).keys_ahead(32) == 10 * 9 / 2 / 32
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it():
+def test_a_row_does_not_depend_on_the_other_rows():
     corruption = PrefixLM().make_corruption(None)
     micro = rows_of(DOCUMENTS, first=50)
     together = cut(corruption, micro)

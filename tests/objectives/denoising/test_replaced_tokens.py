@@ -63,7 +63,7 @@ def test_denominators_are_known_of_rows_that_are_padded_or_special(encoder, make
     assert special.any() and (hidden.arrays[DRAWS][special] < 0).all()
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
+def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
     both = make_rows(2, 128, first=7)
     first = make_rows(1, 128, first=7)
     corruption = ReplacedTokenDetection().make_corruption(encoder)

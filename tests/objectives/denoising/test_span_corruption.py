@@ -194,7 +194,7 @@ def test_pieces_say_where_documents_begin_in_what_is_encoded(encoder, make_rows)
             assert token == micro.ids[row, before] or token in corruption.sentinels
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
+def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
     corruption = SpanCorruption().make_corruption(encoder)
     together = make_rows(6, 64, first=40)
     later = make_rows(6, 64, first=40)

@@ -292,7 +292,7 @@ def test_modes_go_by_the_names_of_the_papers_checkpoints_too():
     assert sorted({denoiser.mode for denoiser in found.corruptions}) == sorted(wanted)
 
 
-def test_what_a_tokenizer_lacks_is_refused_with_what_would_add_it():
+def test_a_missing_token_is_rejected_with_the_setting_that_adds_it():
     with pytest.raises(
         DataError, match=r"no special token \[S\], \[X\], which objective UL2 needs"
     ):

@@ -292,7 +292,7 @@ def test_loss_and_gradient_are_those_by_hand_however_the_batch_is_cut(
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
-def test_what_is_watched_is_of_tokens_and_of_completions(decoder, completions, device_batch):
+def test_diagnostics_are_per_token_and_per_completion(decoder, completions, device_batch):
     arrays = rollouts(completions)
     watched = GRPO().compute(decoder(), device_batch(**arrays), {}).diagnostics
     means = {n: float(c.sum_rows_B().sum() / c.counts_B.sum()) for n, c in watched.items()}

@@ -136,7 +136,7 @@ def test_values_and_gradients_are_autograds(
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-2)
 
 
-def test_a_student_that_is_too_sure_is_told_so_in_finite_numbers():
+def test_an_overconfident_student_has_a_finite_loss():
     batch = batch_of(torch.zeros(1, 1, V), torch.tensor([[3]]), E)
     student = torch.full((1, 1, V), -500.0)
     student[..., int(batch.arrays["teacher_ids"][0, 0, 0])] = 500.0
@@ -147,7 +147,7 @@ def test_a_student_that_is_too_sure_is_told_so_in_finite_numbers():
     assert torch.isfinite(leaf.grad).all()
 
 
-def test_of_all_entries_nothing_is_left_for_the_rest():
+def test_with_all_entries_the_rest_has_no_probability():
     generator = torch.Generator().manual_seed(1)
     teacher, student = torch.randn(2, 1, 4, V, generator=generator).unbind()
     targets = torch.zeros(1, 4, dtype=torch.long)

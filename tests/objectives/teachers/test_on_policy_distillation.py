@@ -63,7 +63,7 @@ def test_the_divergence_has_its_known_value(temperature):
     assert same.divergence_BT.item() == pytest.approx(0, abs=1e-6)
 
 
-def test_what_is_sampled_has_the_gradient_of_the_whole_on_average():
+def test_sampled_estimates_have_the_full_gradient_on_average():
     """The expectation runs over all tokens, weighted by the student's probabilities."""
     p = torch.tensor([0.5, 0.3, 0.2])
     q = torch.tensor([0.2, 0.3, 0.5])
@@ -196,7 +196,7 @@ def test_loss_and_gradient_are_those_of_a_plain_twin_however_the_batch_is_cut(
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
-def test_what_is_watched_is_what_training_reads(decoder, completions, device_batch):
+def test_diagnostics_equal_the_values_that_training_uses(decoder, completions, device_batch):
     arrays = rollouts(completions, temperature=1.0)
     model = decoder()
     teacher = decoder(5, TEACHER)

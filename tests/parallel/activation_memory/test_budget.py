@@ -54,7 +54,7 @@ LAYOUTS = [
     narrow=st.booleans(),
     lora=st.sampled_from([None, LoRA(rank=2)]),
 )
-def test_what_is_chosen_fits_and_one_layer_less_would_not(share, layout, narrow, lora):
+def test_the_choice_fits_and_one_recomputed_layer_less_would_not(share, layout, narrow, lora):
     precision = Precision(compute="bfloat16") if narrow else FLOAT32
     for rank in range(layout.get("pipeline", {"ranks": 1})["ranks"]):
         least, most = least_and_most(CONFIG, room(1, layout, 144, precision, lora), rank)
@@ -72,7 +72,7 @@ def test_what_is_chosen_fits_and_one_layer_less_would_not(share, layout, narrow,
         assert set(kept[last + 1 :]) <= {before}
 
 
-def test_it_is_what_a_model_keeps():
+def test_the_estimate_equals_the_bytes_that_a_model_keeps():
     """Compare the estimate with counted bytes wherever one more of four layers is recomputed.
 
     Tensors outside the layers, and the logarithms and roots of attention and norms, are not part of
@@ -125,6 +125,6 @@ def test_encoders_are_refused():
         plan_kept(model, room(1e9))
 
 
-def test_people_are_told_how_many_keep_what():
+def test_the_message_counts_layers_by_what_they_keep():
     kept = tuple(itertools.chain(["input"] * 2, ["products"]))
     assert describe_kept(kept) == "1 the outputs of products, 2 their input"

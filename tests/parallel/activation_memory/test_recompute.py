@@ -108,7 +108,7 @@ def test_names_of_parameters_stay():
 
 
 @pytest.mark.slow
-def test_what_is_dear_is_computed_once_and_what_is_cheap_twice_when_selective(monkeypatch):
+def test_selective_recomputation_repeats_only_cheap_operations(monkeypatch):
     counts = {}
 
     class Calls(TorchDispatchMode):

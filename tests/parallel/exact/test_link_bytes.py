@@ -4,7 +4,7 @@ from trainrig.parallel.exact.link_bytes import reduce_scatter_bytes, sum_bytes
 
 
 @pytest.mark.parametrize("ranks", [16, 64, 1024])
-def test_it_sends_what_a_reduce_scatter_by_levels_does(ranks):
+def test_bytes_equal_those_of_a_hierarchical_reduce_scatter(ranks):
     """The micro-batches of a node are one subtree here; docs/scale.md has the table."""
     for micro_batches in (ranks, 4 * ranks):
         exact = sum_bytes(1.0, micro_batches, ranks, ranks, 8)

@@ -126,7 +126,7 @@ def test_a_pass_whose_gradient_never_comes_keeps_copies_and_lets_them_go_at_the_
     assert not any(held_bytes(list_cast_units(layer)[0]) for layer in model.layers)
 
 
-def test_what_is_narrow_already_is_not_copied_and_what_is_frozen_gets_no_gradient():
+def test_narrow_weights_are_not_copied_and_frozen_ones_get_no_gradient():
     model, ids = build()
     model.layers[0].to(torch.bfloat16).requires_grad_(False)
     model.layers[1].requires_grad_(False)

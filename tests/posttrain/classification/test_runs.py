@@ -301,7 +301,7 @@ def test_a_step_is_the_same_in_any_micro_batches(objective, encode, tuning, tmp_
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_what_the_head_reads_is_dropped_by_its_share_in_training_alone():
+def test_dropout_before_the_head_acts_only_in_training():
     hidden = torch.ones(50, 400)
     output = type("O", (), {"hidden": hidden, "head": lambda _, x: x, "logits": hidden})()
     objective = Classification(dropout=0.25)
@@ -365,7 +365,7 @@ def test_the_likeliest_span_is_that_of_a_search():
         assert float(best[row]) == pytest.approx(float(logits[row, a, 0] + logits[row, b, 1]))
 
 
-def test_what_cannot_be_taught_is_refused(encode, tuning, fresh, bert, tokens, tmp_path):
+def test_unsupported_training_settings_are_rejected(encode, tuning, fresh, bert, tokens, tmp_path):
     encode(ROWS)
     with pytest.raises(ConfigError, match=r"holds classified, but .* for questions"):
         prepare(tuning(objective={"kind": "AnswerSpan"}))

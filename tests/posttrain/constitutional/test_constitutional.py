@@ -228,9 +228,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(chaining, decided, whol
 
 
 @pytest.mark.slow
-def test_what_was_stopped_goes_on_with_what_is_left(
-    chaining, decided, whole, tmp_path, monkeypatch
-):
+def test_a_stopped_stage_continues_with_the_rest(chaining, decided, whole, tmp_path, monkeypatch):
     write = stage.write_rows
     written = []
 
@@ -261,7 +259,7 @@ def test_a_prompt_without_room_for_a_step_ends_no_run(chaining, tmp_path):
     assert rows[0]["no_room"] == "critique" and rows[0]["prompt_number"] not in numbers
 
 
-def test_what_cannot_work_is_refused_in_one_line(chaining, tmp_path):
+def test_invalid_settings_are_one_line_errors(chaining, tmp_path):
     with pytest.raises(ValueError, match=r'critic = "rules" has none to go by'):
         chaining(critic="rules")
     with pytest.raises(ValueError, match="no template"):

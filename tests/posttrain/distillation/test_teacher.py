@@ -141,7 +141,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(scoring, tmp_path):
     assert len(one) > 12 and one == two
 
 
-def test_what_was_stopped_goes_on_with_what_is_left(scoring, tmp_path, monkeypatch):
+def test_a_stopped_stage_continues_with_the_rest(scoring, tmp_path, monkeypatch):
     from trainrig.posttrain.distillation import stage
 
     whole = store_teacher(scoring(output=str(tmp_path / "whole")))
@@ -166,7 +166,7 @@ def test_what_was_stopped_goes_on_with_what_is_left(scoring, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_student_comes_to_expect_what_its_teacher_does(
+def test_a_student_learns_the_predictions_of_its_teacher(
     scoring, tuning, encoder, tmp_path, without_ray
 ):
     teacher = other_model(encoder, str(tmp_path / "teacher"))
@@ -188,7 +188,7 @@ def test_a_student_comes_to_expect_what_its_teacher_does(
 
 
 @pytest.mark.slow
-def test_what_cannot_work_is_refused_in_one_line(
+def test_invalid_settings_are_one_line_errors(
     scoring, tuning, fresh, encode_rows, make_tokens, tmp_path, encoder
 ):
     with pytest.raises(ConfigError, match=r"entries: 400, but the tokenizer has 320"):

@@ -125,7 +125,7 @@ def slowly(*given):
         slowly("KTO", {"training": NARROW}),
     ],
 )
-def test_a_real_step_takes_what_is_reckoned(kind, changes, tuning, measure_peak):
+def test_a_real_step_takes_the_predicted_memory(kind, changes, tuning, measure_peak):
     """Predictions are off by 1.5% on average, at worst by 4.7% (selective recomputation)."""
     run = tuning(kind, **changes)
     if needs_references(run):

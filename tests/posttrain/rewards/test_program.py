@@ -35,6 +35,6 @@ def test_a_row_that_lacks_what_is_run_is_a_fault() -> None:
     assert isinstance(unnamed, Fault) and "entry_point" in unnamed.detail
 
 
-def test_what_is_no_template_is_refused() -> None:
+def test_an_invalid_template_is_rejected() -> None:
     with pytest.raises(ValueError, match="program: no template"):
         ProgramAnswer(program="{{ completion")

@@ -44,7 +44,7 @@ def test_a_function_scores_by_prompt_text_and_row(source: str) -> None:
     assert scorer.score([completion("true")]) == [1.0]
 
 
-def test_what_a_function_does_wrong_is_a_fault_and_the_rest_goes_on(source: str) -> None:
+def test_an_error_of_a_function_is_a_fault_and_scoring_continues(source: str) -> None:
     scorer = PythonFunction(file=source).open()
     wrong = ["raise", "words", "exit", "die"]
     given = [completion(text) for text in ("a", *wrong, "ab")]
@@ -58,7 +58,7 @@ def test_what_a_function_does_wrong_is_a_fault_and_the_rest_goes_on(source: str)
     assert told[3] == "its process ended, with exit code 4"
 
 
-def test_faults_are_counted_and_told(source: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_faults_are_counted_and_logged(source: str, caplog: pytest.LogCaptureFixture) -> None:
     part = PythonFunction(file=source, name="mine", fault_score=-2.0, weight=0.5)
     scores = build_rewards([part]).score([completion(t) for t in ("abc", "nan", "raise")])
     assert scores.totals == (1.5, -1.0, -1.0)
@@ -75,7 +75,7 @@ def test_a_function_that_never_returns_is_ended(source: str) -> None:
     assert not scorer.code.running and scorer.code.starts == 1
 
 
-def test_it_ends_with_whoever_asked(source: str) -> None:
+def test_the_process_ends_with_its_parent(source: str) -> None:
     scorer = PythonFunction(file=source).open()
     process = scorer.code._process
     assert process is not None and process.poll() is None
@@ -92,7 +92,7 @@ def test_it_ends_with_whoever_asked(source: str) -> None:
         ("import no_such_package_of_mine", "reward", "No module named 'no_such_package_of_mine'"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_in_one_line(
+def test_a_function_that_cannot_be_loaded_is_a_one_line_error(
     text: str, function: str, said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "bad.py"

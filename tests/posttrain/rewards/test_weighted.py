@@ -97,7 +97,7 @@ class Raising:
         ),
     ],
 )
-def test_a_reward_that_raises_is_told_in_one_line_by_who_can_act(
+def test_a_reward_that_raises_is_a_one_line_error_for_the_user(
     error: Exception, kind: type[Exception], message: str
 ) -> None:
     rewards = WeightedRewards(((RewardPart(name="own"), Raising(error)),))

@@ -87,7 +87,7 @@ NEAR = {
 }
 
 
-def test_what_rewards_do_not_say_is_not_learnt(bench, write_result):
+def test_a_run_learns_only_from_informative_rewards(bench, write_result):
     """Compare constant rewards, random rewards and exact answers, the last two alike otherwise."""
     (bench.folder / "coin.py").write_text(COIN)
     coin = {"kind": "PythonFunction", "name": "coin", "file": str(bench.folder / "coin.py")}

@@ -83,7 +83,7 @@ ADAPTER = {"rank": 8}
         {"objective": {"kind": "PPO"}, "training": NARROW},
     ],
 )
-def test_real_batches_and_steps_take_what_is_reckoned(changes, prepared, measure_peak):
+def test_real_batches_and_steps_take_the_predicted_memory(changes, prepared, measure_peak):
     """Predictions of steps are off by 2% on average, at worst by 4%.
 
     Predictions of sampling are off by 3.6% on average, at worst by 9% (an adapter, too low).

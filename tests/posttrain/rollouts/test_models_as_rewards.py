@@ -76,7 +76,7 @@ def test_a_reward_model_reads_all_of_a_conversation_as_it_reads_rows(reward_mode
     assert abs(whole - alone) > 1e-3
 
 
-def test_what_a_reward_model_cannot_read_is_a_fault(reward_model):
+def test_a_completion_too_long_for_the_reward_model_is_a_fault(reward_model):
     scorer = RewardModel(checkpoint=reward_model).open()
     first, long, empty = scorer.score([completion("a"), completion("a b " * 90), completion("")])
     assert isinstance(first, float)

@@ -97,7 +97,7 @@ def test_weights_are_the_same_at_any_number_of_ranks_and_after_a_loss(
 
 
 @pytest.mark.slow
-def test_what_the_teacher_says_of_each_token_is_stored_where_tokens_learn_of_it(whole, teacher):
+def test_teacher_log_probabilities_are_stored_at_trained_tokens(whole, teacher):
     estimator, job = whole
     model = checkpoint.open_model(teacher).build()
     micro = list_stored_batches(RunFolder(job.folder))[0].read_micro_batch(0)

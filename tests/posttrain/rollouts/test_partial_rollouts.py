@@ -210,7 +210,7 @@ def written(unit, samples, lengths):
     return same | later | {COMPLETIONS: wide, LENGTH: length, OVER: (length == most).astype(int)}
 
 
-def test_what_is_gone_on_with_is_drawn_as_if_nothing_had_been_left_off():
+def test_a_continued_completion_equals_an_uninterrupted_one():
     model = Decoder(DecoderConfig(layers=2, channels=32, heads=4, positions=48, vocabulary=96))
     initialise(model, seed=3)
     prompt = (5, 6, 7)
@@ -384,7 +384,7 @@ def test_the_report_shows_how_much_was_taken_over(alone):
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_with_what_was_left_off(alone, ranks, make_run, tmp_path):
+def test_two_ranks_continue_unfinished_completions(alone, ranks, make_run, tmp_path):
     """They continue from the fourth batch, which was not sampled yet."""
     shutil.copytree(alone.folder, tmp_path / "run")
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[345]*"):
@@ -395,7 +395,7 @@ def test_two_ranks_go_on_with_what_was_left_off(alone, ranks, make_run, tmp_path
     assert came_to(job) == came_to(alone)
 
 
-def test_what_was_left_off_and_is_gone_is_asked_for(alone, ranks, make_run, tmp_path):
+def test_lost_unfinished_completions_are_requested_again(alone, ranks, make_run, tmp_path):
     shutil.copytree(alone.folder, tmp_path / "run")
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[2345]*"):
         for path in list(tmp_path.glob(f"run/{gone}")):
@@ -406,7 +406,7 @@ def test_what_was_left_off_and_is_gone_is_asked_for(alone, ranks, make_run, tmp_
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("world", "actors"), [(3, 0), (2, 1), (1, 3)])
-def test_completions_are_the_same_whoever_goes_on_with_them(
+def test_completions_do_not_depend_on_the_process_that_continues_them(
     world, actors, alone, ranks, revived_ranks, make_run, tmp_path
 ):
     run = left_off(make_run, tmp_path / "run", actors=actors)

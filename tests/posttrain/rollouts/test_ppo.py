@@ -140,7 +140,7 @@ def test_both_models_are_the_same_at_any_number_of_ranks(world, whole, ranks, ma
 
 
 @pytest.mark.slow
-def test_a_run_that_resumes_comes_to_the_same(whole, ranks, make_ppo, tmp_path):
+def test_a_resumed_run_gives_the_same_results(whole, ranks, make_ppo, tmp_path):
     run = make_ppo(tmp_path / "run")
     trained(ranks, run, 3)
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000004")
@@ -150,7 +150,7 @@ def test_a_run_that_resumes_comes_to_the_same(whole, ranks, make_ppo, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_adapter_learns_beside_a_whole_critic(ranks, make_ppo, tmp_path):
+def test_an_adapter_trains_with_a_full_critic(ranks, make_ppo, tmp_path):
     run = make_ppo(tmp_path / "run", lora={"rank": 2}, training={"steps": 1})
     job, _, _ = prepare(run)
     checkpoint.keep_base(job.adapter, job.folder)
@@ -210,7 +210,7 @@ def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run
 
 
 @pytest.mark.slow
-def test_one_completion_of_a_prompt_is_enough_for_a_critic(ranks, make_run, tmp_path):
+def test_a_critic_needs_only_one_completion_for_each_prompt(ranks, make_run, tmp_path):
     run = make_run(
         tmp_path / "run",
         objective={"kind": "PPO"},

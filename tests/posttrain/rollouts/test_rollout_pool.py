@@ -111,7 +111,7 @@ def lagged(ranks, make_run, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_what_another_process_samples_is_what_ranks_sample(
+def test_a_separate_process_samples_what_ranks_sample(
     on_policy, ranks, revived_ranks, make_run, tmp_path
 ):
     run = run_of(make_run, tmp_path / "run", actors=1)
@@ -159,7 +159,7 @@ def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
 
 
 @pytest.mark.slow
-def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
+def test_a_lagged_run_is_the_same_for_any_samplers_and_kills(
     lagged, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
 ):
     """A rank is killed before step 2, when batches 3 and 4 are requested and not sampled.
@@ -198,7 +198,7 @@ def test_rollouts_that_are_gone_with_their_weights_are_asked_for(lagged, ranks, 
         trained(ranks, lagging(make_run, tmp_path / "run"), 1)
 
 
-def test_what_is_being_deleted_is_not_sampled_again(tmp_path, monkeypatch):
+def test_a_batch_under_deletion_is_not_sampled_again(tmp_path, monkeypatch):
     """A sampler looks after the units are deleted, but before the folder is."""
     rollouts = str(tmp_path)
     folder = f"{rollouts}/batch_00000000-aa/attempt-1"
@@ -219,7 +219,7 @@ def test_what_is_being_deleted_is_not_sampled_again(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_asked_for_is_found_until_it_is_there_or_failed(tmp_path):
+def test_a_request_is_open_until_it_is_done_or_failed(tmp_path):
     rollouts = str(tmp_path)
     for number, attempt in ((4, 1), (3, 1), (3, 2)):
         folder = f"{rollouts}/batch_{number}/attempt-{attempt}"

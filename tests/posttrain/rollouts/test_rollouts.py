@@ -223,7 +223,7 @@ def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_flat_prompts_are_drawn_anew(ranks, make_run, tmp_path):
+def test_prompts_without_a_signal_are_redrawn(ranks, make_run, tmp_path):
     kept, drawn = (
         trained(
             ranks, make_run(tmp_path / str(n), rollouts={"redraws": n}, training={"steps": 1}), 1
@@ -254,7 +254,7 @@ def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_ru
         ({"rewards": ({"kind": "ExactAnswer", "column": "gold"},)}, "not one row to ask, of 9"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(changes, said, make_run, tmp_path):
+def test_invalid_settings_are_rejected_before_anything_starts(changes, said, make_run, tmp_path):
     with pytest.raises((ConfigError, DataError), match=said):
         prepare(make_run(tmp_path / "run", **changes))
 

@@ -123,7 +123,7 @@ def test_a_batch_is_of_the_first_groups_that_are_not_flat():
 
 
 @pytest.mark.slow
-def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
+def test_batches_continue_where_earlier_waves_ended(alone, fresh):
     """The first batch has the same groups as one-by-one sampling by the initial model."""
     batches = list_stored_batches(RunFolder(alone.folder))
     assert any(batch.waves > 1 for batch in batches)
@@ -158,7 +158,7 @@ def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_with_the_waves_that_a_checkpoint_says(alone, ranks, make_run, tmp_path):
+def test_two_ranks_continue_the_waves_of_a_checkpoint(alone, ranks, make_run, tmp_path):
     """They resume within the second batch; the third is lost."""
     shutil.copytree(alone.folder, tmp_path / "run")
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_00000002*"):
@@ -172,7 +172,7 @@ def test_two_ranks_go_on_with_the_waves_that_a_checkpoint_says(alone, ranks, mak
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("world", "actors"), [(2, 0), (2, 1), (1, 3)])
-def test_the_batch_is_the_same_whoever_draws_it(
+def test_the_batch_does_not_depend_on_the_sampling_process(
     world, actors, alone, ranks, revived_ranks, make_run, tmp_path
 ):
     run = run_of(make_run, tmp_path / "run", actors=actors)
@@ -183,7 +183,7 @@ def test_the_batch_is_the_same_whoever_draws_it(
 
 
 @pytest.mark.chaos
-def test_a_run_that_is_killed_goes_on_with_the_waves_and_draws_the_same(
+def test_a_killed_run_continues_its_waves_with_the_same_samples(
     alone, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
 ):
     """It is killed within the second batch; a checkpoint has the earlier cursor."""

@@ -136,7 +136,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(sampling, whole, tmp_pa
 
 
 @pytest.mark.slow
-def test_what_was_stopped_goes_on_with_what_is_left(sampling, whole, tmp_path, monkeypatch):
+def test_a_stopped_stage_continues_with_the_rest(sampling, whole, tmp_path, monkeypatch):
     write = stage.write_rows
     written = []
 
@@ -172,7 +172,7 @@ def test_a_row_that_a_reward_cannot_score_is_counted_and_ends_no_run(sampling, t
     assert [s["parts"]["exact"] for s in of_row] == [0.0, 0.0]
 
 
-def test_a_reward_that_raises_is_told_with_its_row(sampling, tmp_path, monkeypatch):
+def test_a_reward_that_raises_is_reported_with_its_row(sampling, tmp_path, monkeypatch):
     def is_right(settings, given, target):
         return 1 / (target != "zero")
 
@@ -214,7 +214,7 @@ def test_the_best_are_chosen_by_reward_each_text_once(sampling):
     assert choose_pair(sampling(), [answer(0, "a", 1.0), answer(1, "b", 1.0)]) is None
 
 
-def test_what_cannot_work_is_refused_and_leaves_nothing(sampling, tmp_path, problems, caplog):
+def test_invalid_settings_are_rejected_and_leave_nothing(sampling, tmp_path, problems, caplog):
     with pytest.raises(ConfigError, match=r"are more than the model's 48 positions"):
         sample_answers(sampling(maximum_tokens=40))
     with pytest.raises(DataError, match=r"not one row to ask, of 11: .*no 'right'"):

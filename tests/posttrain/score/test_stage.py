@@ -133,7 +133,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(scoring, tmp_path):
         assert one == two
 
 
-def test_rows_that_cannot_be_scored_keep_their_place_and_are_told(scoring, tmp_path):
+def test_rows_that_cannot_be_scored_keep_their_place_and_are_reported(scoring, tmp_path):
     rows = [
         {"prompt": "sea", "completion": "grey"},
         {"prompt": "sea"},
@@ -152,7 +152,7 @@ def test_rows_that_cannot_be_scored_keep_their_place_and_are_told(scoring, tmp_p
     assert "of 48" in told[2]["detail"] and told[1]["file"].endswith("rows.jsonl")
 
 
-def test_what_cannot_work_is_refused_and_leaves_nothing(scoring, fresh, tmp_path):
+def test_invalid_settings_are_rejected_and_leave_nothing(scoring, fresh, tmp_path):
     with pytest.raises(ConfigError, match="is a language model, which scores nothing"):
         score_rows(scoring(PAIRS, rows="pairs", checkpoint=fresh))
     with pytest.raises(DataError, match="has a column 'score' already; choose another `name`"):

@@ -57,7 +57,7 @@ def test_a_file_of_prompts_is_answered(vllm, fresh, tmp_path):
     assert vllm.LLM.loaded == 1  # not once a batch
 
 
-def test_a_request_that_vllm_gives_up_is_told(vllm, fresh, monkeypatch):
+def test_a_request_that_vllm_abandons_is_an_error(vllm, fresh, monkeypatch):
     generator = TextGenerator.open_in_vllm(fresh, 0.5)
     given_up = vllm.RequestOutput([vllm.CompletionOutput([5], None, "abort", None)])
     monkeypatch.setattr(vllm.LLM, "generate", lambda *_, **__: [given_up])
@@ -78,7 +78,9 @@ def test_a_prompt_that_does_not_fit_is_refused(vllm, fresh):
         (["--prompts", "{rows}", "--out", "{out}", "--workers", "2"], "and no --workers"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(arguments, told, fresh, tmp_path, capsys, monkeypatch):
+def test_invalid_settings_are_one_line_errors(
+    arguments, told, fresh, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "vllm", None)  # pretend that vLLM is not installed
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')

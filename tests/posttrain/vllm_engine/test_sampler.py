@@ -23,7 +23,7 @@ def run_of(make_run, folder, **rollouts):
     return make_run(folder, rollouts={"actors": 1, **rollouts}, training=FAST)
 
 
-def test_it_follows_the_weights_of_the_model(vllm, make_run, fresh, tmp_path):
+def test_the_sampler_uses_the_current_weights(vllm, make_run, fresh, tmp_path):
     ours, theirs = (
         prepare(run_of(make_run, tmp_path / name, **changes))[0].make_batches()
         for name, changes in (("ours", {}), ("theirs", {"vllm": {"memory": 0.4}}))
@@ -82,6 +82,6 @@ def test_a_run_is_trained_on_what_it_samples(make_run, ranks, revived_ranks, sta
         ({"lora": {"rank": 2}, "training": FAST}, "vLLM is given whole models"),
     ],
 )
-def test_what_it_cannot_do_is_refused(changes, told, make_run, tmp_path):
+def test_unsupported_settings_are_rejected(changes, told, make_run, tmp_path):
     with pytest.raises(ValidationError, match=told):
         make_run(tmp_path / "run", **{"rollouts": {"actors": 1, "vllm": {}}, **changes})

@@ -68,7 +68,7 @@ def test_a_restart_lasts_until_the_first_step_that_is_new(run: RunFolder) -> Non
     assert told.seconds == pytest.approx(13)  # steps 9 to 12 were repeated
 
 
-def test_what_ended_by_itself_is_no_restart_of_ours(run: RunFolder) -> None:
+def test_an_attempt_that_ended_normally_is_not_a_restart(run: RunFolder) -> None:
     run.take_attempt(0)
     run.record("attempt_failed", attempt=1)
     run.take_attempt(2)
@@ -116,7 +116,7 @@ def row(name: str, dropped_by: str | None, **more: Any) -> dict[str, Any]:
     return {"id": name, "url": url, "text": f"Text {name}.", "dropped_by": dropped_by, **more}
 
 
-def test_what_fell_is_told_by_rule_in_the_order_of_deciding(at: Folders) -> None:
+def test_removals_are_listed_by_rule_in_the_order_of_the_rules(at: Folders) -> None:
     documents = write_documents(
         at,
         [
@@ -142,7 +142,7 @@ def test_what_fell_is_told_by_rule_in_the_order_of_deciding(at: Folders) -> None
     assert pairs == ()
 
 
-def test_the_least_alike_near_copies_are_shown_beside_what_they_repeat(at: Folders) -> None:
+def test_the_least_similar_near_duplicates_are_shown_with_their_originals(at: Folders) -> None:
     near = [
         row(f"near-{n}", NEAR, duplicate_of=f"kept-{n % 2}", similarity=0.8 + n / 100)
         for n in reversed(range(collect.PAIRS + 3))
@@ -163,7 +163,7 @@ def test_every_reason_there_can_be_has_its_words() -> None:
     assert set(collect.KINDS) == copies | set(PII().kinds) - {"KEY", "SSN"}
 
 
-def test_plants_are_told_by_kind_and_add_up() -> None:
+def test_injected_pages_are_counted_by_kind_and_add_up() -> None:
     found = {
         Plant("personal_data", "http://a/1", what="EMAIL", value="a@b.example"): "caught",
         Plant("personal_data", "http://a/2", what="EMAIL", value="c@b.example"): "missed",
@@ -176,7 +176,7 @@ def test_plants_are_told_by_kind_and_add_up() -> None:
     )
 
 
-def test_preferences_are_told_by_step_and_as_last_measured_on_held_out_pairs(at: Folders) -> None:
+def test_preference_accuracy_is_shown_by_step_and_for_held_out_pairs(at: Folders) -> None:
     def diagnostics(where: str, right: float, wrong: float, accuracy: float) -> dict[str, float]:
         told = {"chosen_reward": right, "rejected_reward": wrong, "reward_accuracy": accuracy}
         return {f"{where}/diagnostics/{name}": value for name, value in told.items()}

@@ -58,7 +58,7 @@ def write_rows(folder: Path, *rows: tuple[str, str | None, str]) -> str:
         (None, "unread", "gone"),
     ],
 )
-def test_a_copy_is_caught_if_one_of_the_two_fell_as_a_duplicate(
+def test_a_duplicate_is_caught_if_either_copy_was_removed(
     tmp_path: Path, plant: Plant, copy: str | None, original: str | None, outcome: str
 ) -> None:
     rows = [(COPY, copy, "text"), (ORIGINAL, original, "text")]
@@ -92,7 +92,7 @@ def test_personal_data_are_caught_where_their_value_is_gone_from_the_text(
     assert find_outcomes([MAIL, PHONE], folder) == {MAIL: "caught", PHONE: "missed"}
 
 
-def test_what_was_never_read_is_gone(tmp_path: Path) -> None:
+def test_an_unread_injected_page_is_gone(tmp_path: Path) -> None:
     plants = [EXACT, FOREIGN, MAIL]
     folder = write_rows(tmp_path, (ORIGINAL, None, "text"))
     assert find_outcomes(plants, folder) == dict.fromkeys(plants, "gone")
@@ -101,13 +101,13 @@ def test_what_was_never_read_is_gone(tmp_path: Path) -> None:
 FOUND = {EXACT: "caught", NEAR: "missed", FOREIGN: "caught", MAIL: "caught", PHONE: "gone"}
 
 
-def test_a_tally_counts_the_kinds_that_were_asked_for() -> None:
+def test_a_tally_counts_the_requested_kinds() -> None:
     assert tally(FOUND, DUPLICATES) == {"caught": 1, "missed": 1, "gone": 0}
     assert tally(FOUND, iter(["personal_data"])) == {"caught": 1, "missed": 0, "gone": 1}
     assert tally(FOUND, []) == {"caught": 0, "missed": 0, "gone": 0}
 
 
-def test_by_kind_splits_personal_data_by_what_they_are_and_loses_none() -> None:
+def test_outcomes_are_counted_by_kind_completely() -> None:
     kinds = count_by_kind(FOUND)
     assert kinds == {
         "exact_duplicate": {"caught": 1, "missed": 0, "gone": 0},

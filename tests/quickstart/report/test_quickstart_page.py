@@ -362,7 +362,7 @@ def test_a_long_run_with_long_texts_stays_under_a_megabyte():
     assert len(build_quickstart_page(long).encode()) < 1_000_000
 
 
-def test_a_run_in_which_nothing_fell_and_nothing_was_planted_twice_has_a_page():
+def test_a_run_without_removals_and_duplicates_has_a_page():
     clean = replace(STORY, dropped=(), near_duplicates=(), documents_kept=3_452)
     assert "No document fell" in text_of(build_quickstart_page(clean))
 

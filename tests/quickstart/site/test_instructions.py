@@ -83,7 +83,7 @@ def test_a_line_is_a_chat():
     assert TRAIN[0].format_line().count("\n") == 1
 
 
-def test_each_answer_stands_beside_one_that_answers_another_question():
+def test_rejected_answers_are_answers_to_other_questions():
     pairs = shuffle_answers(TRAIN)
     assert [(p.question, p.right) for p in pairs] == [(i.question, i.answer) for i in TRAIN]
     assert [p.wrong for p in pairs] == [i.answer for i in (*TRAIN[1:], TRAIN[0])]

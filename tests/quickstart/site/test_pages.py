@@ -104,7 +104,7 @@ def test_the_list_of_plants_is_the_report_s(built, plants):
     assert report.personal_data == {"CARD": 2, "EMAIL": 2, "IBAN": 2, "IP": 2, "PHONE": 2}
 
 
-def test_no_page_is_planted_on_twice(plants):
+def test_no_page_gets_two_injections(plants):
     copied = [plant.original_url for plant in plants if plant.original_url]
     personal = {plant.url for plant in plants if plant.kind == "personal_data"}
     assert len(set(copied)) == len(copied)

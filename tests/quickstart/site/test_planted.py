@@ -83,7 +83,7 @@ def test_the_jaccard_index_by_hand():
 
 
 @given(st.integers(0, 20), st.integers())
-def test_a_planted_sentence_is_there_once_and_all_else_is_still_there(number, seed):
+def test_an_injected_sentence_occurs_once_and_the_rest_is_unchanged(number, seed):
     article = prose_article(number)
     sentence = "This sentence was planted."
     text = build_main_text(with_sentence(article, sentence, random.Random(seed)))

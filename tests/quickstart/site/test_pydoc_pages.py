@@ -84,7 +84,7 @@ def is_running(pid):
 
 @pytest.mark.timeout(60)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_what_a_module_left_running_is_ended(tmp_path):
+def test_threads_and_processes_of_a_module_are_ended(tmp_path):
     pid_file = tmp_path / "pid"
     source = f"""
 import subprocess, sys

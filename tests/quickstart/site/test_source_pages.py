@@ -100,7 +100,7 @@ def test_nothing_is_imported(tmp_path, monkeypatch):
     assert marks.exists()
 
 
-def test_what_cannot_be_a_page_is_refused_with_a_reason(tmp_path):
+def test_a_file_unsuitable_as_a_page_is_rejected_with_a_reason(tmp_path):
     def refused(source):
         return read_source(written(tmp_path, source)).refused
 
@@ -168,7 +168,7 @@ def test_package_folders_are_those_of_the_path(tmp_path, monkeypatch):
     assert find_package_folders() == [str(tmp_path / "site-packages")]
 
 
-def test_the_standard_library_is_one_package_without_what_was_installed_beside_it():
+def test_the_standard_library_is_one_package_without_site_packages():
     sources = list_standard_sources(0)
     assert {source.package for source in sources} == {"python"}
     modules = {source.module for source in sources}

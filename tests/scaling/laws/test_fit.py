@@ -116,7 +116,7 @@ def test_the_criterion_prefers_the_form_that_the_losses_have() -> None:
     assert compute_criterion(fits["Parametric"]) < compute_criterion(fits["Kaplan"]) - 20
 
 
-def test_what_the_runs_do_not_say_is_not_made_up() -> None:
+def test_runs_without_the_needed_facts_are_not_fitted() -> None:
     total, without, named = (
         FEW.model_copy(update=change)
         for change in ({"counts": "total"}, {"counts": "non-embedding"}, {"tokenizer": "bpe-1k"})
@@ -197,7 +197,7 @@ def test_bad_input_is_one_line_and_exit_2(
         assert (shown.out, shown.err.count("\n")) == ("", 1)
 
 
-def test_what_is_printed_says_all_there_is(fitted: Fitted) -> None:
+def test_the_output_shows_every_result(fitted: Fitted) -> None:
     text = "\n".join(describe_law(fitted.law))
     for words in (
         f"{fitted.law.name}: Parametric, losses in nats per token, tokenizer sha256:7",

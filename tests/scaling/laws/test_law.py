@@ -51,7 +51,7 @@ def test_a_law_without_draws_comes_back(tmp_path):
         ("[]", "is this a law"),
     ],
 )
-def test_what_is_no_law_is_refused_in_one_line(tmp_path, text, message):
+def test_an_invalid_law_file_is_a_one_line_error(tmp_path, text, message):
     path = tmp_path / "law.json"
     path.write_text(text)
     with pytest.raises(DataError, match=message) as refused:

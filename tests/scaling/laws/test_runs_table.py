@@ -30,7 +30,7 @@ def three() -> RunsTable:
     )
 
 
-def test_what_is_not_given_follows_from_what_is() -> None:
+def test_missing_columns_are_derived_from_the_others() -> None:
     runs = three()
     assert runs.flops.tolist() == runs.flops_6nd.tolist() == [6e14, 1.2e15, 4.8e15]
     assert runs.trial.tolist() == runs.name.tolist() == ["row 1", "row 2", "row 3"]
@@ -139,7 +139,7 @@ def test_a_missing_table_is_named(tmp_path: Path, name: str) -> None:
         read_table(str(tmp_path / name))
 
 
-def test_a_file_of_another_kind_is_told_what_would_do(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_an_error_with_the_right_kind(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Runs\n")
     with pytest.raises(DataError, match=r"README.md: no table of runs; give the folder of a fin"):
         read_table(str(tmp_path / "README.md"))

@@ -244,7 +244,7 @@ def test_bytes_of_shared_layers_between_stages(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
-def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
+def test_bytes_and_activations_of_stages_match_the_plan(schedule, ranks, make_job, tmp_path):
     """Count bytes of hidden states and gradients, and micro-batches between their passes."""
     job = make_job(
         tmp_path,
@@ -263,7 +263,7 @@ def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_interleaved_stages_send_and_keep(ranks, make_job, tmp_path):
+def test_bytes_and_activations_of_interleaved_stages_match_the_plan(ranks, make_job, tmp_path):
     """Two ranks have two stages each, so a micro-batch sends three hidden states between them."""
     pipeline = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
     job = make_job(

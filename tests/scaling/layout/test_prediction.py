@@ -134,7 +134,7 @@ def test_more_bandwidth_never_makes_a_step_slower(predictor):
         assert faster
 
 
-def test_what_is_sent_is_counted_by_hand(predictor):
+def test_sent_bytes_equal_a_count_by_hand(predictor):
     """The Llama-like layers have 1,024 channels in bfloat16; bytes are of one device and step."""
     batch = BatchShape(2, 2048)
     stream = 2 * 2048 * 1024  # bytes of one sequence
@@ -177,7 +177,7 @@ def test_parameters_and_gradients_are_copied_between_buffers(predictor):
     assert found[2] == 2 * (2 * (4 * root + 2 * 4 * (held - root)) + 4 * held)
 
 
-def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
+def test_measured_rates_of_links_and_devices_are_used_unchanged(predictor):
     """Measured values replace the assumed bandwidth share, overlap and GPU tile efficiency."""
     usual = predictor(2, batch=BatchShape(2, 2048))
     device = usual.cluster.device

@@ -217,7 +217,7 @@ def test_the_command_prints_one_object(tables, tmp_path, capsys):
         ({"losses": "missing.csv"}, "missing.csv: no such file"),
     ],
 )
-def test_what_cannot_work_is_said_in_a_line(tables, tmp_path, changes, message):
+def test_invalid_input_is_a_one_line_error(tables, tmp_path, changes, message):
     given = {"mixtures": tables[0], "losses": tables[1], "search": QUICK} | changes
     with pytest.raises((ConfigError, DataError), match=message):
         write_mixture(MixtureFit(**given), str(tmp_path))

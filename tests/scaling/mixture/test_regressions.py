@@ -54,7 +54,7 @@ def test_a_process_returns_to_its_runs_and_grows_unsure_away_from_them():
     assert far.max() > 10 * deviation.mean()
 
 
-def test_what_a_process_of_the_others_misses_is_what_refitting_without_each_run_misses():
+def test_leave_one_out_errors_equal_those_of_refits():
     shares = mixtures(25)
     losses = law_losses(shares) + np.random.default_rng(2).normal(0, 0.01, 25)
     process = GaussianProcess.fit(shares, losses)

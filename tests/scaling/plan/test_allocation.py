@@ -34,7 +34,7 @@ FLOPS = st.floats(15, 27).map(lambda exponent: 10.0**exponent)
         (1e23, 1e13, 6.094e9, 3.78e12, 0.3365),
     ],
 )
-def test_what_serves_is_smaller_by_the_known_amounts(
+def test_a_served_model_is_smaller_by_the_known_amounts(
     budget: float, served: float, parameters: float, tokens: float, saved: float
 ) -> None:
     trained = allocate_for_flops(HOFFMANN, budget)
@@ -51,7 +51,7 @@ def test_what_serves_is_smaller_by_the_known_amounts(
 
 
 @given(FLOPS)
-def test_what_never_serves_is_the_closed_form(flops: float) -> None:
+def test_a_model_without_serving_has_the_closed_form_size(flops: float) -> None:
     trained = allocate_for_flops(HOFFMANN, flops)
     assert allocate_for_serving(HOFFMANN, trained, 0.0) == trained
 

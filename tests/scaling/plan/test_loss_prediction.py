@@ -55,7 +55,7 @@ def test_repeats_count_as_muennighoff_has_it() -> None:
         predict_loss(find_published_law("kaplan"), 1e9, 1e11, epochs=2)
 
 
-def test_what_lies_beyond_the_runs_is_said_with_the_factor() -> None:
+def test_extrapolation_is_reported_with_its_factor() -> None:
     law = find_published_law("besiroglu")
     assert predict_loss(law, 1e9, 20e9).warnings == ()
     beyond = "\n".join(predict_loss(law, 1.62e11, 20e9).warnings)
@@ -145,7 +145,7 @@ def test_the_terminal_and_the_object_say_the_same(
         ),
     ],
 )
-def test_what_no_run_has_is_refused_in_a_line(
+def test_an_impossible_size_is_a_one_line_error(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = printed(capsys, *words)

@@ -119,7 +119,7 @@ def test_a_folder_without_tokens_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_plan_is_said_to_be_none(tmp_path: Path) -> None:
+def test_an_invalid_plan_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"law": 3}')
     with pytest.raises(DataError, match="is this a plan"):
         read_plan(str(tmp_path / "plan.json"))
@@ -160,7 +160,7 @@ def test_a_law_is_read_from_its_file(tmp_path: Path) -> None:
         ("besiroglu --flops 1e20 --instance p5.48xlarge --device l4", "leave out one of the two"),
     ],
 )
-def test_what_cannot_be_is_one_clear_line(
+def test_impossible_plans_are_one_line_errors(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended, exit_codes():

@@ -38,7 +38,7 @@ def test_a_budget_is_divided_as_the_law_says() -> None:
     assert plan.warnings == ()
 
 
-def test_what_is_said_of_the_decoder_is_true_of_it() -> None:
+def test_the_plans_figures_match_the_decoder() -> None:
     plan = planned(flops=1e20)
     count = count_parameters(plan.model)
     recipe = plan.recipe
@@ -106,7 +106,7 @@ def test_few_tokens_are_seen_again_for_less() -> None:
     assert plan.loss > plan.data.loss_if_new
 
 
-def test_what_serves_trains_longer_and_is_smaller() -> None:
+def test_a_served_model_trains_longer_and_is_smaller() -> None:
     plan = planned("hoffmann-rounded", flops=1e21, tokens_served=1e12)
     assert plan.service is not None
     assert plan.service.saved == pytest.approx(0.3770, abs=1e-4)
@@ -147,7 +147,7 @@ def test_intervals_are_of_the_draws() -> None:
         ({"parameters": 4e11, "devices": 8}, "The model fits 8 devices in no layout"),
     ],
 )
-def test_what_is_far_from_the_law_or_the_machine_is_flagged(
+def test_plans_far_from_the_runs_or_the_machine_are_flagged(
     asked: dict[str, float], warning: str
 ) -> None:
     plan = planned(**asked)
@@ -211,7 +211,7 @@ def test_checkpoints_come_as_young_has_it() -> None:
     assert saving.hours_between_faults == 29_500 / plan.cost.devices
 
 
-def test_what_is_saved_and_held_is_that_of_the_optimizer() -> None:
+def test_checkpoint_size_and_memory_follow_the_optimizer() -> None:
     """Muon keeps one moment of each matrix, and AdamW keeps two."""
     adamw = planned(flops=1e20)
     muon = planned(flops=1e20, optimizer={"kind": "Muon"})

@@ -60,7 +60,7 @@ def test_points_are_those_that_were_given():
         config.build(Run, {"design": {"kind": "Points", "pairs": [[100, 1e3], [100, 2e3]]}}, "s")
 
 
-def test_one_size_is_refused_with_what_would_do():
+def test_a_single_size_is_rejected_with_an_alternative():
     with pytest.raises(ConfigError, match="one size of model, 100 parameters: no law in N"):
         config.build(Run, {"design": {"kind": "Grid", "parameters": [100], "tokens": [1e3]}}, "s")
 

@@ -48,7 +48,7 @@ def test_rungs_are_multiples_of_the_first_and_the_end(scheduler, steps, expected
     assert list_rungs(scheduler, steps) == expected
 
 
-def test_the_best_is_of_those_that_came_to_their_end(tmp_path):
+def test_the_best_is_chosen_among_finished_trials(tmp_path):
     tried = [
         TriedPair(RateBatchPair(0.5, 1.0), 3.0, 100, whole=True),
         TriedPair(RateBatchPair(1.0, 1.0), 2.9, 100, whole=True),

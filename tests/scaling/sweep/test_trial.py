@@ -200,9 +200,7 @@ def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_
     assert rows_of(build_runs_table(sweep, [trial], data)) == wanted
 
 
-def test_of_two_processes_at_one_run_the_one_that_was_there_first_gives_way(
-    alone, sweep, monkeypatch
-):
+def test_the_earlier_of_two_processes_of_one_run_gives_way(alone, sweep, monkeypatch):
     trial, data = planned(sweep, 1_024)
     folder = RunFolder(name_run_folder(sweep, trial, trial.trunk))
 
@@ -264,7 +262,7 @@ def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
 
 
 @pytest.mark.slow
-def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
+def test_a_trial_runs_its_tasks_and_an_interrupted_one_gives_the_same(
     alone, sweep, riddles, tmp_path, monkeypatch
 ):
     asking = sweep.model_copy(update={"tasks": (TaskChoice(task=riddles),)})

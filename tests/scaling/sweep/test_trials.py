@@ -111,7 +111,7 @@ def test_more_passes_than_allowed_are_refused_with_all_that_would_do():
     plan(build(batches={"epochs": 5.0}), points((1e4, 1e6), (1e4, 4.99e6)), DATA, AS_RULED)
 
 
-def test_sizes_that_come_to_the_same_decoder_are_refused():
+def test_sizes_that_give_the_same_decoder_are_rejected():
     with pytest.raises(ConfigError, match="10,000 and 10,001 give the same model"):
         plan(build(), points((10_000, 1e5), (10_001, 1e5)), DATA, AS_RULED)
 
@@ -138,13 +138,13 @@ NEXT = {"objective": {"kind": "CausalLM"}}
         ({"seeds": [-1]}, "seeds"),
     ],
 )
-def test_what_a_trial_would_be_refused_is_refused_of_the_sweep(changes, said):
+def test_a_sweep_is_rejected_if_a_trial_would_be(changes, said):
     with pytest.raises(ConfigError) as refused:
         build(**changes)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_what_a_sweep_will_train_is_told_without_training_it(tokens):
+def test_check_describes_a_sweep_without_training(tokens):
     design = {"kind": "Grid", "parameters": [6_000, 12_000], "tokens": [1_024, 4_096]}
     rows = {"sequence_length": 32, "micro_batch": 4}
     training = {"fewest_steps": 4, "decay": 0.25, "warmup": 0.0}

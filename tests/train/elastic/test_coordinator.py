@@ -137,7 +137,7 @@ async def test_a_dismissed_crew_goes_and_a_newer_one_stays(coordinator):
 
 
 @in_a_loop
-async def test_one_that_was_started_again_learns_all_from_those_who_ask(lost):
+async def test_a_restarted_coordinator_learns_its_state_from_clients(lost):
     standing = [asyncio.create_task(lost.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)]
     assert len((await lost.poll(1, Command.END, 1, LONG)).exits) == 2
     coordinator = Coordinator()

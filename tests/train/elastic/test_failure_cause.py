@@ -41,11 +41,11 @@ def test_several_dead_processes_are_counted():
         ({0: RuntimeError("CUDA error: unspecified launch failure")}, {}, None),
     ],
 )
-def test_a_failure_is_laid_to_a_node_only_where_one_rank_alone_shows_it(failures, dead, blamed):
+def test_a_failure_is_attributed_to_a_node_only_if_one_rank_shows_it(failures, dead, blamed):
     assert find_cause(failures, dead, {}, 0).rank == blamed
 
 
-def test_an_exception_of_a_ranks_own_is_told_from_what_follows_it():
+def test_a_ranks_own_exception_is_distinguished_from_consequences():
     failure = find_cause({0: BROKEN, 1: ValueError("first\nbad row 7\n")}, {}, {0: 9, 1: 8}, 0)
     assert failure.problem == "rank 1: ValueError: bad row 7 (1 more lost its connection then)"
     assert (failure.exception, failure.step) == ("ValueError: bad row 7", 8)
@@ -57,14 +57,14 @@ SIZES_DIFFER = RuntimeError(
 )
 
 
-def test_what_a_collective_refuses_is_told_before_the_connections_that_it_costs():
+def test_an_error_of_a_collective_comes_before_lost_connections():
     failure = find_cause({0: BROKEN, 1: SIZES_DIFFER, 2: BROKEN}, {}, {1: 0, 0: 0, 2: 0}, 0)
     assert failure.problem.startswith("rank 1: RuntimeError: [enforce fail at")
     assert failure.problem.endswith("(2 more lost their connection then)")
     assert "alltoallv.cc:138" in failure.exception
 
 
-def test_of_several_exceptions_that_which_was_raised_first_is_told():
+def test_the_earliest_of_several_exceptions_is_reported():
     raised = {0: ValueError("late"), 1: ValueError("early"), 2: BROKEN}
     assert find_cause(raised, {}, {2: 4, 1: 4, 0: 4}, 3).exception == "ValueError: early"
     # No evidence of another cause.
@@ -105,29 +105,29 @@ def test_a_ranks_own_mistake_with_nccl_is_not_taken_for_the_loss_of_another(said
         ("index 9 is out of bounds", 0),
     ],
 )
-def test_a_broken_device_is_told_from_a_program_that_is_wrong(said, broken):
+def test_a_broken_device_is_distinguished_from_a_bug(said, broken):
     failure = find_cause({0: BROKEN, 1: RuntimeError(said)}, {}, {1: 4}, 3)
     assert failure.rank == (1 if broken else None)
     assert (failure.exception is None) == bool(broken)  # on another device it may not occur again
 
 
-def test_a_process_that_died_is_laid_to_its_node_but_for_want_of_memory():
+def test_a_dead_process_is_attributed_to_its_node_unless_out_of_memory():
     assert find_cause({}, {2: "killed by SIGKILL"}, {}, 3).rank == 2
     assert find_cause({}, {2: describe_end(-9, True)}, {}, 3).rank is None
 
 
-def test_what_the_user_must_mend_is_raised():
+def test_an_error_that_the_user_must_fix_is_raised():
     with pytest.raises(DataError, match="tokens: gone"):
         find_cause({0: BROKEN, 1: DataError("tokens: gone")}, {0: "killed"}, {}, 3)
 
 
-def test_a_damaged_checkpoint_is_not_the_users_to_mend():
+def test_a_damaged_checkpoint_is_not_a_user_error():
     failure = find_cause({0: DamagedCheckpoint("model.safetensors: torn"), 1: BROKEN}, {}, {}, 3)
     assert failure.damaged
     assert failure.problem.endswith("model.safetensors: torn")
 
 
-def test_of_what_ray_says_at_length_of_memory_the_node_and_the_figures_are_left():
+def test_rays_long_message_about_memory_is_shortened_to_node_and_figures():
     said = (
         "Task was killed due to the node running low on memory.\nMemory on the node (IP: 10.0.0.7, "
         "ID: 5d33) was 2.46GB used / 23.54GB limit (0.104562)\nOOM kill reason: Memory usage 2626B"
@@ -156,7 +156,7 @@ def test_torchs_own_words_for_too_large_a_tensor_are_known():
     assert find_cause({0: too_large.value}, {}, {}, 3).memory
 
 
-def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then_told_what_to_set():
+def test_a_rank_killed_for_memory_is_tried_twice_and_then_an_error_with_settings():
     by_kernel = describe_end(-9, True)
     by_hand = describe_end(-9, False)
     patience = RestartPolicy(Faults(max_restarts=9), step=4)
@@ -168,7 +168,7 @@ def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then
     assert not find_cause({0: BROKEN}, {1: by_hand}, {0: 4}, 4).memory
 
 
-def test_of_several_dead_ranks_the_one_that_had_no_memory_is_the_cause():
+def test_an_out_of_memory_rank_is_the_cause_among_dead_ranks():
     failure = find_cause({}, {0: "ended with 1", 1: describe_end(-9, True)}, {}, 0)
     assert failure.memory
     assert failure.problem.startswith("the process of rank 1 died (and 1 more): killed by the kern")

@@ -83,7 +83,7 @@ def test_slow_steps_are_given_more_time():
     "first",
     [heartbeat(usual=False), heartbeat(seconds=None), heartbeat(usual=False, doing="evaluate")],
 )
-def test_what_is_done_for_the_first_time_may_be_compiling(first):
+def test_the_first_time_of_an_activity_may_include_compilation(first):
     detector = HangDetector(FAULTS, 1, now=0.0)
     assert detector.update({0: first}, 0.0) is None
     assert detector.update({0: first}, 59.0) is None
@@ -98,7 +98,7 @@ def test_a_rank_that_never_says_a_word_hangs_too():
 
 
 @given(st.lists(st.floats(0.01, 1.99), max_size=50))
-def test_a_rank_that_goes_on_never_hangs(gaps):
+def test_a_rank_with_progress_never_counts_as_hung(gaps):
     detector = HangDetector(FAULTS, 1, now=0.0)
     now = 0.0
     for count, gap in enumerate(gaps):
@@ -171,7 +171,7 @@ def test_processes_that_die_at_the_same_step_are_tried_again():
     assert not isinstance(policy.decide_after(killed(6), newest=4), GiveUp)
 
 
-def test_what_came_before_another_failure_is_tried_again():
+def test_a_failure_before_a_different_one_is_tried_again():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
     verdicts = [
         policy.decide_after(failure, newest=4) for failure in (raised(6), killed(6), raised(6))

@@ -115,7 +115,7 @@ def test_a_scoring_task_that_is_killed_is_begun_again(make_run, task_file, tmp_p
 
 
 @pytest.mark.chaos
-def test_a_driver_that_is_killed_while_a_checkpoint_is_scored_is_followed_by_one_that_goes_on(
+def test_a_new_driver_continues_the_scoring_of_a_killed_one(
     make_run, task_file, tmp_path, undisturbed
 ):
     folder = str(tmp_path / "run")

@@ -255,13 +255,13 @@ def test_a_run_whose_folder_is_removed_ends_at_once_and_says_so(play):
     assert cluster.groups[0].killed and play.clock.now < 100 + STEPS
 
 
-def test_it_is_looked_at_twice_a_step(play):
+def test_an_attempt_is_polled_twice_a_step(play):
     cluster, _ = play(Play())
     first, *others = cluster.waits
     assert first == module.POLL and set(others) == {0.5}
 
 
-def test_each_attempt_goes_on_from_the_newest_checkpoint(play):
+def test_each_attempt_resumes_at_the_newest_checkpoint(play):
     cluster, outcome = play(Play(4, "killed"), Play(8, "killed"), Play())
     assert resumed(play.folder) == [0, 4, 8]
     assert (outcome.checkpoint.step, outcome.checkpoint.attempt, outcome.restarts) == (12, 3, 2)
@@ -310,7 +310,7 @@ def test_back_off_is_waited_and_put_on_record(play):
     assert outcome.checkpoint.step == STEPS
 
 
-def test_what_the_user_must_mend_ends_the_run_at_once_and_leaves_no_one_behind(play):
+def test_a_user_error_ends_the_run_at_once_and_leaves_no_process(play):
     cluster, error = play(Play(2, DataError("tokens: gone")))
     assert str(error) == "tokens: gone"
     assert cluster.groups[0].killed == 1
@@ -362,7 +362,7 @@ def waits(rank, name):
         ({}, None),
     ],
 )
-def test_a_hang_is_laid_to_the_one_node_whose_ranks_the_others_wait_for(play, dumps, absent):
+def test_a_hang_is_attributed_to_the_only_node_that_others_wait_for(play, dumps, absent):
     at = [(8.0, waits(rank, name)) for rank, name in dumps.items()]
     play(Play(stuck_at=5, saves=False), Play(), workers=3, at=at, hang_seconds=4.0)
     failed = only(play.folder, "attempt_failed")
@@ -423,7 +423,7 @@ WHOLE = FSDP()
 LAYOUTS = ((2, SHARED), (1, WHOLE))
 
 
-def test_a_run_goes_on_in_a_smaller_layout_and_comes_back_to_its_own(play):
+def test_a_run_continues_in_a_smaller_layout_and_returns_to_its_own(play):
     lost = Play(4, "the process of rank 1 died", saves=True)
     cluster, outcome = play(
         lost,
@@ -479,7 +479,7 @@ def test_a_cluster_that_is_lost_is_left_and_begun_again(play):
     assert (resumed(play.folder), outcome.checkpoint.step) == ([0, 4], STEPS)
 
 
-def test_a_loss_is_told_before_what_is_left_is_ended_which_takes_seconds(play, caplog, monkeypatch):
+def test_a_loss_is_logged_before_the_remaining_ranks_are_ended(play, caplog, monkeypatch):
     told = []
     monkeypatch.setattr(FakeCluster, "abandon", lambda self, lost: told.append(caplog.messages[-1]))
     play(Play(4, ClusterLost(LOST)), Play())
@@ -527,7 +527,7 @@ def test_with_too_few_nodes_a_run_waits_for_more(play):
     assert play.clock.now >= 160 and outcome.checkpoint.step == STEPS
 
 
-def test_and_gives_up_after_the_time_it_was_told(play):
+def test_a_run_gives_up_after_its_time_limit(play):
     lost = Play(4, "its node lost")
     _, error = play(lost, workers=2, at=[(3.5, goes("node1"))], wait_for_nodes=100.0)
     assert isinstance(error, ClusterError)
@@ -544,7 +544,7 @@ def test_a_request_to_stop_ends_the_run_whole(play):
     assert cluster.groups[0].killed == 0
 
 
-def test_who_does_not_stop_within_the_grace_is_killed_and_the_last_checkpoint_stands(play):
+def test_a_rank_that_does_not_stop_in_time_is_killed_and_the_checkpoint_kept(play):
     first = Play(4, "killed")
     deaf = Play(hears=False, stuck_at=6, saves=False)
     cluster, ended = play(first, deaf, at=[(8.0, ask)], grace=5.0, hang_seconds=99.0)
@@ -594,7 +594,7 @@ def test_a_stop_file_stops_the_run_and_is_gone_then(play):
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
-def test_whatever_happens_a_run_ends_and_its_steps_never_go_back(data):
+def test_a_run_always_ends_and_never_resumes_before_its_checkpoint(data):
     """Draw faults, drains and growth: no attempt resumes before the newest checkpoint."""
     # pytest's fixtures do not reset between examples, and each example is a separate run.
     with pytest.MonkeyPatch.context() as patch:

@@ -96,7 +96,7 @@ def test_a_run_in_numbers_that_its_cpus_emulate_is_warned_of_at_its_start(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_what_the_user_must_mend_ends_the_run_at_once(cluster, make_job, tmp_path):
+def test_a_user_error_ends_the_run_at_once(cluster, make_job, tmp_path):
     job = dataclasses.replace(make_job(tmp_path), make_batches=batches_that_are_gone)
     with pytest.raises(DataError, match=r"^tokens: no token shards here$"):
         run(job)
@@ -107,9 +107,7 @@ def test_what_the_user_must_mend_ends_the_run_at_once(cluster, make_job, tmp_pat
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_what_the_user_must_mend_ends_the_run_at_once_when_one_of_two_workers_meets_it(
-    cluster, make_job, tmp_path, ahead
-):
+def test_a_user_error_of_one_worker_of_two_ends_the_run_at_once(cluster, make_job, tmp_path, ahead):
     job = make_job(tmp_path, training={"prefetch_steps": ahead})
     faulty = Faulty(job.make_batches, step=6, mendable=True)
     with pytest.raises(DataError, match=r"^tokens: changed; tokenize again$"):
@@ -140,9 +138,7 @@ def test_more_workers_than_there_are_cpus_are_refused(cluster, make_job, tmp_pat
 
 
 @pytest.mark.ray
-def test_more_actors_than_there_are_cpus_beside_the_workers_are_refused(
-    cluster, make_job, tmp_path
-):
+def test_more_actors_than_cpus_besides_the_workers_are_rejected(cluster, make_job, tmp_path):
     job = dataclasses.replace(make_job(tmp_path), rollout_actors=(998, 1200))
     with pytest.raises(ConfigError, match=r"^rollouts.actors: Ray has space for .* 998 actors"):
         run(job)

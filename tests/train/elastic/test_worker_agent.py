@@ -81,7 +81,7 @@ ASKS = (
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_a_fork_server_imports_never_touches_the_driver():
+def test_imports_of_a_fork_server_never_use_the_gpu_driver():
     program = IMPORTS.format(asks=ASKS, modules=MODULES)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.stdout.splitlines() == ["[] False False", "True"], ended.stderr

@@ -55,7 +55,7 @@ def test_the_best_is_the_earliest_of_equals_and_never_one_without_a_number():
     assert choose_best(best, []) is None
 
 
-def test_a_score_that_is_not_there_is_named_beside_those_that_are():
+def test_a_missing_score_is_named_with_the_available_ones():
     with pytest.raises(ConfigError, match=r"no score 'piqa'; it has copa"):
         choose_best(BestBy(evaluation="quick", score="piqa"), scored(0.5))
 

@@ -119,14 +119,14 @@ def test_more_workers_may_be_slower_each():
     assert named(updates(60, grown)) == []
 
 
-def test_a_loss_above_the_law_is_told_in_the_second_half_alone():
+def test_a_loss_above_the_law_raises_an_alarm_only_in_the_second_half():
     points = np.array([1e3, 1e5])
     law = Prediction("law", points, np.array([2.5, 2.5]), points * np.nan, points * np.nan)
     assert named(updates(190), prediction=law) == []
     assert named(updates(210), prediction=law) == ["above_prediction"]
 
 
-def test_what_epochs_are_worth():
+def test_the_value_of_repeated_epochs_is_the_published_one():
     """Muennighoff et al. 2023 with R_D* = 15.387756; the limit is 1 + R_D*."""
     known = {0.5: 0.5, 1: 1, 4: 3.7257, 16: 10.5825, 40: 15.1675, 100: 16.3630}
     for epochs, worth in known.items():
@@ -144,7 +144,7 @@ def told(folder):
     return [e["name"] for e in RunFolder(str(folder)).read_events() if e["event"] == "alarm"]
 
 
-def test_an_alarm_is_told_once_also_by_who_looks_later(tmp_path, caplog):
+def test_an_alarm_is_reported_once_even_to_a_late_reader(tmp_path, caplog):
     fill(tmp_path, late("train/grad_norm", 1.2, 0.5))
     watch = AlarmWatch(str(tmp_path), 400)
     assert [alarm.name for alarm in watch.look()] == ["gradient_norm_rises"]
@@ -167,7 +167,7 @@ def test_an_alarm_goes_to_the_command_that_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["/no/such/command", "http://127.0.0.1:9/", "'unclosed"])
-def test_one_that_cannot_be_told_stops_nothing(target, tmp_path, caplog):
+def test_an_alarm_that_cannot_be_sent_stops_nothing(target, tmp_path, caplog):
     fill(tmp_path, late("train/grad_norm", 1.2, 0.5))
     token = notify_to.set(target)
     try:

@@ -47,7 +47,7 @@ def test_an_outlier_holds_back_what_its_spike_may_undo():
     assert taken(steps) == [7, 8, 9, 10, 11]
 
 
-def test_what_a_later_attempt_takes_again_replaces_what_waits():
+def test_steps_repeated_by_a_later_attempt_replace_waiting_ones():
     steps = SettledSteps(SPIKES)
     for step in range(1, 5):
         steps.hear(update(step))
@@ -162,7 +162,7 @@ def test_a_live_sink_gets_the_newest_step_at_once(run):
     assert [step for step, _ in sink.got] == [2]
 
 
-def test_whoever_drives_sends_all_before_it_ends(run):
+def test_the_driver_sends_all_metrics_before_it_ends(run):
     sink = Recorder()
     with export_figures(run, [sink], SPIKES):
         log_steps(run, range(1, 6))

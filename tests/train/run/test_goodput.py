@@ -40,7 +40,7 @@ def test_an_undisturbed_run_is_start_steps_and_saves():
     assert found.share == pytest.approx(9.5 / 16)
 
 
-def test_what_a_fault_costs_is_told_apart():
+def test_the_costs_of_a_fault_are_separate():
     events = [
         started(1, 0.0),
         event("attempt_failed", 10.5, attempt=1),
@@ -81,7 +81,7 @@ def test_waiting_for_nodes_is_nobodys_fault():
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked to stop", "its driver killed"])
-def test_while_nobody_drives_the_run_no_time_counts(asked):
+def test_time_without_a_driver_does_not_count(asked):
     end = [event("attempt_stopped", 6.0, attempt=1), event("run_stopped", 6.0)] if asked else []
     events = [started(1, 0.0), *end, started(2, 1000.0), event("attempt_stopped", 1004, attempt=2)]
     found = account_time(events, steps(1, 1, 3, begin=3.0) + steps(2, 4, 2, begin=1002.0))
@@ -143,7 +143,7 @@ def test_the_parts_add_up_to_the_wall_time_whatever_is_on_record(data):
     assert all(seconds >= 0 for seconds in vars(found).values())
 
 
-def test_it_is_read_from_the_run_folder(tmp_path):
+def test_goodput_is_read_from_the_run_folder(tmp_path):
     def lines_of(entries):
         return "".join(json.dumps(entry) + "\n" for entry in entries)
 

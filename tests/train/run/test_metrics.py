@@ -78,7 +78,7 @@ def test_the_load_of_an_expert_is_its_tokens_over_their_mean_in_its_layer():
     assert measure_expert_loads(Loss(2.0, {}, {}), all_experts=True) == {}
 
 
-def test_what_is_written_comes_back_to_the_last_digit(tmp_path):
+def test_written_metrics_read_back_to_the_last_digit(tmp_path):
     write(tmp_path, 1, 0, [math.pi, 1e-300, 2 / 3])
     assert loss_by_step(tmp_path) == {1: math.pi, 2: 1e-300, 3: 2 / 3}
     first = next(read_lines(str(tmp_path)))
@@ -117,7 +117,7 @@ def test_a_torn_last_line_does_not_spoil_what_the_next_attempt_writes(tmp_path):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_written_as_null(value, tmp_path):
+def test_nan_is_written_as_null(value, tmp_path):
     write(tmp_path, 1, 0, [value, 1.0])
     assert loss_by_step(tmp_path) == {1: None, 2: 1.0}
     # Strict JSON has neither NaN nor Infinity.
@@ -211,7 +211,7 @@ def test_a_folder_without_metrics_has_none(tmp_path):
     assert read_series(str(tmp_path)) == []
 
 
-def test_what_an_attempt_trained_for_counts_a_held_out_loss_once(tmp_path):
+def test_the_training_time_counts_a_held_out_loss_once(tmp_path):
     """A held-out loss measured between two updates is part of the second update's time."""
     measured = {"eval/loss": 1.0}
     lines = [

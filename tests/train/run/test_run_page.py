@@ -86,7 +86,7 @@ def test_a_page_says_how_the_run_went_and_where_its_time():
     assert "trainrig generate runs/one --prompt TEXT" in page
 
 
-def test_what_checkpoints_said_to_the_same_prompt_stands_below_their_scores():
+def test_answers_of_checkpoints_are_below_their_scores():
     scored = [
         ScoredCheckpoint("quick", step, 1, {"sums": CheckpointScore(step / 40, 0.1, True)})
         for step in (20, 40)
@@ -99,13 +99,13 @@ def test_what_checkpoints_said_to_the_same_prompt_stands_below_their_scores():
     assert places == sorted(places)
 
 
-def test_a_run_that_is_not_at_its_end_says_how_to_go_on():
+def test_an_unfinished_run_shows_how_to_continue():
     page = text_of(build_run_page(run_data(steps=50)))
     assert "40 of 50 steps" in page and "Not at its last step" in page
     assert "trainrig pretrain runs/one/run.toml" in page and "generate" not in page
 
 
-def test_what_went_wrong_is_among_the_events_and_the_warnings():
+def test_failures_are_among_the_events_and_the_warnings():
     events = [
         event("attempt_started", 90.0, attempt=1, step=0, workers=2, why="start"),
         event("worker_started", 91.0, attempt=1, rank=0),
@@ -156,7 +156,7 @@ def test_a_real_run_is_drawn_from_its_folder(straight, make_run):
     assert Path(folder, "report.html").read_text() == build_run_page(told)
 
 
-def test_updates_that_were_taken_again_are_told_apart(tmp_path):
+def test_repeated_updates_are_marked(tmp_path):
     (tmp_path / "run.toml").write_text('stage = "pretrain"\n[training]\nsteps = 6\n')
     for attempt, first, past in ((1, 1, 5), (2, 3, 7)):
         writer = MetricsWriter(str(tmp_path), attempt, first - 1)

@@ -194,7 +194,7 @@ def test_a_rollback_withdraws_scores_and_what_they_decided(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_training(
+def test_impossible_evaluations_are_rejected_before_training(
     make_job, tmp_path, task_file, changes, decisions, said
 ):
     job = job_of(make_job, tmp_path, task_file, decisions, **changes)

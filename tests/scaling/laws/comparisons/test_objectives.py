@@ -48,7 +48,7 @@ def table(
     )
 
 
-def test_what_is_best_at_one_exact_compute_is_what_a_search_finds() -> None:
+def test_the_optimum_at_one_exact_compute_equals_a_search() -> None:
     runs = table(SPANS, WRITTEN, 0.6)
 
     def loss(log_n: float) -> float:

@@ -74,7 +74,7 @@ def test_a_recipe_below_the_baselines_floor_is_worth_no_multiple() -> None:
     )
 
 
-def test_what_does_not_compare_is_refused() -> None:
+def test_incomparable_recipes_are_rejected() -> None:
     with pytest.raises(DataError, match="a comparison needs two recipes"):
         compare({"web": table(BASE, 0)}, FEW)
     few = table(BASE, 0).select(np.arange(4))

@@ -44,7 +44,7 @@ def test_the_interval_of_noisy_losses_holds_the_truth() -> None:
         assert interval is not None and interval.contains(true), name
 
 
-def test_one_size_is_refused() -> None:
+def test_a_single_size_is_rejected() -> None:
     table = runs(0)
     with pytest.raises(DataError, match="Kaplan"):
         fit_kaplan_form(table.select(table.parameters < 2e6))

@@ -29,7 +29,7 @@ def test_runs_without_noise_give_their_law_back():
     assert found == pytest.approx(TRUTH.constants, rel=1e-6)
 
 
-def test_one_token_multiplier_is_one_ray():
+def test_runs_of_one_token_multiplier_lie_on_one_ray():
     runs = sweep()
     ray = RunsTable.of(parameters=runs.parameters, tokens=20 * runs.parameters, loss=runs.loss)
     with pytest.raises(DataError, match=r"on one ray of D/N = 20 .*OverTraining cannot separate"):

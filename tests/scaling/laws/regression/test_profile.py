@@ -100,7 +100,7 @@ def test_a_narrower_level_gives_a_narrower_interval():
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
-def test_what_the_runs_do_not_bound_is_reported_as_open():
+def test_a_quantity_that_the_runs_do_not_bound_is_reported_as_open():
     """The losses of small models on few tokens do not bound the irreducible loss from below."""
     parameters = np.repeat(np.geomspace(1e4, 1e5, 6), 6)
     tokens = np.tile(np.geomspace(1e5, 1e6, 6), 6)
