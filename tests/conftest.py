@@ -147,14 +147,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print one line for each reason of skipped tests, not one for each test."""
     skipped = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(_reason(report) for report in skipped)
+    reasons = Counter(_format_reason(report) for report in skipped)
     if reasons:
         terminalreporter.section("skipped, by reason")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:5} {reason}")
 
 
-def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+def _format_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return told.removeprefix("Skipped: ")
 

@@ -81,10 +81,10 @@ class Handler(BaseHTTPRequestHandler):
                 seconds = float(asked.get("timeout_sec", "60"))
                 same = asked.get("last_etag")
                 service.changed.wait_for(
-                    lambda: tag(service.there[parts.path]) != same, timeout=seconds
+                    lambda: make_tag(service.there[parts.path]) != same, timeout=seconds
                 )
             what = service.there.get(parts.path, 404)
-        return self._give(what, {"Metadata-Flavor": "Google", "ETag": tag(what)})
+        return self._give(what, {"Metadata-Flavor": "Google", "ETag": make_tag(what)})
 
     def _begin(self) -> MetadataService:
         self.service.asked.append(f"{self.command} {self.path}")
@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def tag(what: str | int) -> str:
+def make_tag(what: str | int) -> str:
     """Return an entity tag, different for each text."""
     return str(what).encode().hex()[:16]
 

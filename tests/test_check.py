@@ -29,7 +29,7 @@ SIZES = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48
 BATCHES = BatchSettings(sequence_length=32, global_batch=8, micro_batch=2)
 
 
-def pretraining(tokens: Path, **sizes: int) -> Pretraining:
+def write_pretraining(tokens: Path, **sizes: int) -> Pretraining:
     return Pretraining(
         tokens=str(tokens),
         output="never/written",
@@ -51,7 +51,7 @@ def test_a_curation_tells_which_pairs_its_bands_bring_together() -> None:
 
 def test_without_tokens_the_parameters_are_known_if_the_vocabulary_is(tmp_path: Path) -> None:
     exact = sum(p.numel() for p in Decoder(DecoderConfig(**SIZES, vocabulary=320)).parameters())
-    facts = describe(pretraining(tmp_path / "tokens", vocabulary=320))
+    facts = describe(write_pretraining(tmp_path / "tokens", vocabulary=320))
     assert facts["parameters"] == exact
     assert facts["parameters_of_embedding"] == 320 * 32
     assert facts["positions"] == 5 * 8 * 32
@@ -65,7 +65,7 @@ def test_ranks_that_share_micro_batches_are_checked_for_any_number(
     layout = FSDP(context=Gathered(ranks=2))
     training = Training(steps=5, parallel=layout)
     changes = {"batches": batches, "training": training, "workers": (2, 8)}
-    run = pretraining(tmp_path / "tokens", vocabulary=320).model_copy(update=changes)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320).model_copy(update=changes)
     assert describe(run)["parameters"]
     # A tree that mixes parts sums correctly only at powers of two.
     monkeypatch.setattr(SumPlan, "tree", property(lambda plan: (2 * plan.micro_batches,) * 2))
@@ -77,7 +77,7 @@ def test_ranks_that_share_micro_batches_are_checked_for_any_number(
 
 
 def test_time_and_cost_follow_from_operations_and_the_device_table(tmp_path: Path) -> None:
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     facts = describe(run, DeviceChoice(device="h100", utilisation=0.5))
     flops = count_token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
     assert facts["flops"] == flops * 5 * 8 * 32
@@ -112,7 +112,7 @@ def test_check_reports_a_device_too_small_for_a_step(tmp_path: Path) -> None:
 
 
 def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path: Path) -> None:
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     h100 = DeviceChoice(device="h100")
     found = []
     for recompute in (None, Budget(gib=2e-4), Full()):
@@ -129,7 +129,7 @@ def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path:
 
 
 def test_each_stage_is_estimated_at_its_own_length(tmp_path: Path) -> None:
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     model = DecoderConfig(**SIZES, vocabulary=320)
     stages = (BatchStage(from_step=2, sequence_length=16), BatchStage(from_step=9, global_batch=2))
     staged = run.batches.model_copy(update={"stages": stages})
@@ -142,7 +142,7 @@ def test_each_stage_is_estimated_at_its_own_length(tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_gets_the_nearest(tmp_path: Path) -> None:
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     with pytest.raises(ConfigError, match=r"no device 'h101'.*did you mean"):
         describe(run, DeviceChoice(device="h101"))
     with pytest.raises(ConfigError, match="must be above 0 and at most 1"):
@@ -151,7 +151,7 @@ def test_an_unknown_device_gets_the_nearest(tmp_path: Path) -> None:
 
 def test_tokens_are_counted_over_stages(tmp_path: Path) -> None:
     stages = (BatchStage(from_step=2, sequence_length=16), BatchStage(from_step=4, global_batch=2))
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     staged = run.batches.model_copy(update={"stages": stages})
     facts = describe(run.model_copy(update={"batches": staged}))
     assert facts["positions"] == 2 * 8 * 32 + 2 * 8 * 16 + 1 * 2 * 16
@@ -172,7 +172,7 @@ def test_a_stage_longer_than_the_model_can_read_is_refused(tmp_path: Path) -> No
 
 
 def test_without_either_it_says_what_is_missing(tmp_path: Path) -> None:
-    facts = describe(pretraining(tmp_path / "tokens"))
+    facts = describe(write_pretraining(tmp_path / "tokens"))
     assert facts == {
         "positions": 5 * 8 * 32,
         "parameters": f"not known before {tmp_path}/tokens/tokenizer.json is there, or "
@@ -185,16 +185,16 @@ def test_a_checkpoint_to_start_from_tells_the_size_and_refuses_what_is_too_long(
 ) -> None:
     lessons = tmp_path / "lessons.jsonl"
     lessons.write_text("")
-    missing = tuning(tmp_path / "none", lessons, 32)
+    missing = write_tuning(tmp_path / "none", lessons, 32)
     assert describe(missing) == {}
     sizes = DecoderConfig(**SIZES, vocabulary=320)
     folder = tmp_path / "model"
     write_model(str(folder), sizes, "{}", Decoder(sizes).state_dict())
     with pytest.raises(ConfigError, match="beyond the model's 48 positions"):
-        describe(tuning(folder, lessons, 49))
+        describe(write_tuning(folder, lessons, 49))
 
 
-def tuning(checkpoint: Path, lessons: Path, sequence_length: int) -> FineTuning:
+def write_tuning(checkpoint: Path, lessons: Path, sequence_length: int) -> FineTuning:
     return FineTuning(
         checkpoint=str(checkpoint),
         conversations=str(lessons),
@@ -219,7 +219,7 @@ def test_bfloat16_is_estimated_by_the_support_of_this_cpu(
     monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(hardware, "GPU_INFO", tmp_path / "gpus")
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     narrow = run.training.model_copy(update={"precision": Precision(compute="bfloat16")})
     plain = describe(run)
     in_bfloat16 = describe(run.model_copy(update={"training": narrow}))

@@ -89,7 +89,7 @@ def call_aside(*arguments: str | Path) -> Ended:
     raise AssertionError("a command ends with its exit code")
 
 
-def script(*arguments: str | Path, **environment: str) -> Ended:
+def run_script(*arguments: str | Path, **environment: str) -> Ended:
     """Run the installed script in a separate process."""
     ended = subprocess.run(
         [SCRIPT, *arguments],
@@ -157,7 +157,7 @@ def test_nothing_to_generate_from_is_the_users_to_fix(trainrig: Trainrig) -> Non
 
 
 def test_the_installed_script_ends_with_our_code_and_one_line() -> None:
-    ended = script("check", "none.toml")
+    ended = run_script("check", "none.toml")
     assert ended == Ended(2, "", "trainrig: none.toml: no such run file\n")
 
 
@@ -427,17 +427,17 @@ def test_a_stage_prints_one_json_object_and_talks_elsewhere(
 def test_the_same_command_again_does_nothing_and_says_so(
     trainrig: Trainrig, made: Made, verb: str
 ) -> None:
-    before = contents(made.at)
+    before = read_contents(made.at)
     again = trainrig(verb, made.run_file(verb), "--json")
     assert again.result == made.ended[verb].result
     # And no speed, which would be that of the first call.
     made_before, counts = again.err.splitlines()
     assert f"{again.result['output']}: made before" in made_before
     assert counts == made.ended[verb].err.splitlines()[-1]
-    assert contents(made.at) == before
+    assert read_contents(made.at) == before
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_contents(folder: Path) -> dict[str, bytes]:
     """Return the contents of every file below `folder`."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -538,7 +538,7 @@ def test_check_names_the_stage_that_was_meant(trainrig: Trainrig, tmp_path: Path
 # --- invalid input of the user
 
 
-def refused(ended: Ended) -> str:
+def get_error_line(ended: Ended) -> str:
     """Return the one error line."""
     assert (ended.code, ended.out) == (2, "")
     (line,) = ended.err.splitlines()
@@ -589,11 +589,11 @@ def test_a_wrong_run_file_is_refused_by_file_and_line(
     write_run_files(tmp_path, tmp_path)
     run_file = tmp_path / f"{verb}.toml"
     run_file.write_text(run_file.read_text().replace(old, new))
-    before = contents(tmp_path)
+    before = read_contents(tmp_path)
     where = f"{run_file}:{line}" if line else str(run_file)
     for command in (verb, "check"):
-        assert refused(trainrig(command, run_file)) == f"{where}: {problem}"
-    assert contents(tmp_path) == before
+        assert get_error_line(trainrig(command, run_file)) == f"{where}: {problem}"
+    assert read_contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(
@@ -619,12 +619,12 @@ def test_inputs_that_cannot_work_are_refused_and_nothing_is_written(
 ) -> None:
     names = {"at": made.at, "out": tmp_path / "out"}
     given = [f"output='{tmp_path}/out'", *(change.format(**names) for change in changes)]
-    before = contents(made.at)
+    before = read_contents(made.at)
     options = [word for change in given for word in ("--set", change)]
-    line = refused(trainrig(verb, made.run_file(verb), *options))
+    line = get_error_line(trainrig(verb, made.run_file(verb), *options))
     assert line.startswith(problem.format(**names))
-    assert contents(made.at) == before
-    assert contents(tmp_path) == {}
+    assert read_contents(made.at) == before
+    assert read_contents(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -644,19 +644,19 @@ def test_an_error_found_during_the_work_leaves_no_output(
 ) -> None:
     names = {"at": made.at, "out": tmp_path / "out"}
     given = ("--set", f"output='{tmp_path}/out'", "--set", change.format(**names))
-    before = contents(made.at)
+    before = read_contents(made.at)
     ended = trainrig(verb, made.run_file(verb), *given)
     *progress, line = ended.err.splitlines(keepends=True)
     assert all(re.fullmatch(rf"{verb}: \d+ of \d+ splits\n", said) for said in progress)
-    assert refused(Ended(ended.code, ended.out, line)).startswith(problem.format(**names))
-    assert contents(made.at) == before
+    assert get_error_line(Ended(ended.code, ended.out, line)).startswith(problem.format(**names))
+    assert read_contents(made.at) == before
     assert not (tmp_path / "out").exists()
     output = f"--set=output='{tmp_path}/next'"
     reader = {"curate": ("tokenizer", "documents"), "tokenizer": ("tokenize", "tokenizer")}
     if verb in reader:  # and no later stage mistakes it for its input
         later, role = reader[verb]
         took = trainrig(later, made.run_file(later), output, f"--set={role}='{tmp_path}/out'")
-        assert "out: no manifest.json" in refused(took)
+        assert "out: no manifest.json" in get_error_line(took)
 
 
 @pytest.mark.slow
@@ -674,15 +674,15 @@ def test_an_archive_that_is_torn_in_the_middle_is_no_end_of_a_crawl(
 
 
 def test_a_folder_made_by_another_run_is_left_as_it_is(trainrig: Trainrig, made: Made) -> None:
-    before = contents(made.at)
+    before = read_contents(made.at)
     changed = ("--set", "tokenizer.vocabulary=270")
-    line = refused(trainrig("tokenizer", made.run_file("tokenizer"), *changed))
+    line = get_error_line(trainrig("tokenizer", made.run_file("tokenizer"), *changed))
     assert line.startswith(f"{made.at}/tokenizer: made by another run (tokenizer.vocabulary: 280")
-    line = refused(
+    line = get_error_line(
         trainrig("tokenize", made.run_file("tokenize"), "--set", f"output={made.at}/documents")
     )
     assert "by `curate`, not `tokenize`" in line
-    assert contents(made.at) == before
+    assert read_contents(made.at) == before
 
 
 def test_a_folder_to_export_or_import_into_must_be_new(
@@ -690,15 +690,17 @@ def test_a_folder_to_export_or_import_into_must_be_new(
 ) -> None:
     exported = tmp_path / "hf"
     assert trainrig("export", made.at / "fresh", exported).code == 0
-    before = contents(tmp_path) | contents(made.at)
-    line = refused(trainrig("export", made.at / "fresh", exported))
+    before = read_contents(tmp_path) | read_contents(made.at)
+    line = get_error_line(trainrig("export", made.at / "fresh", exported))
     assert line.startswith(f"{exported}: already holds a model")
-    line = refused(trainrig("import", exported, made.at / "tokens"))
+    line = get_error_line(trainrig("import", exported, made.at / "tokens"))
     assert line.startswith(f"{made.at}/tokens: not empty")
-    line = refused(trainrig("export", made.at / "fresh", tmp_path / "new", "--dtype", "float8"))
+    line = get_error_line(
+        trainrig("export", made.at / "fresh", tmp_path / "new", "--dtype", "float8")
+    )
     assert line.startswith("export --dtype: dtype: 'float8' is none of ")
-    refused(trainrig("import", made.at / "tokens", tmp_path / "new"))
-    assert contents(tmp_path) | contents(made.at) == before
+    get_error_line(trainrig("import", made.at / "tokens", tmp_path / "new"))
+    assert read_contents(tmp_path) | read_contents(made.at) == before
 
 
 def test_the_card_of_an_exported_model_has_its_scores(
@@ -715,15 +717,19 @@ def test_the_card_of_an_exported_model_has_its_scores(
     (row,) = (line for line in card.splitlines() if line.startswith("| pages |"))
     (score,) = json.loads(Path(scores, "scorecard.json").read_text())["scores"].values()
     assert row.split(" | ")[1] == f"{score['bits_per_byte']:.4f}"
-    line = refused(trainrig("export", made.at / "reward", tmp_path / "no", "--scores", scores))
+    line = get_error_line(
+        trainrig("export", made.at / "reward", tmp_path / "no", "--scores", scores)
+    )
     assert line.startswith(f"--scores {scores}: of {made.at}/fresh/")
-    line = refused(trainrig("export", made.at / "fresh", tmp_path / "no", "--scores", tmp_path))
+    line = get_error_line(
+        trainrig("export", made.at / "fresh", tmp_path / "no", "--scores", tmp_path)
+    )
     assert str(tmp_path) in line
     assert not (tmp_path / "no").exists()
 
 
 def test_a_verb_without_a_run_file_has_no_schema(trainrig: Trainrig) -> None:
-    assert refused(trainrig("schema", "pretrian")) == (
+    assert get_error_line(trainrig("schema", "pretrian")) == (
         "schema: no run file for 'pretrian'; did you mean 'pretrain'?"
     )
 
@@ -743,7 +749,7 @@ def test_more_workers_than_cpus_are_refused_with_what_would_fit(
 ) -> None:
     out = tmp_path / "out"
     changes = ("--set", "workers=999", "--set", f"output='{out}'", *allowed)
-    line = refused(trainrig(verb, made.run_file(verb), *changes))
+    line = get_error_line(trainrig(verb, made.run_file(verb), *changes))
     assert re.fullmatch(
         r"workers: 999 workers of 1 CPU each, but Ray has (\d+) logical CPUs; "
         r"set workers = \1 or fewer, or add nodes",

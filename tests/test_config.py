@@ -60,15 +60,15 @@ class Sorting(RunFile):
 TOP = 'stage = "sort"\noutput = "out"\n'
 
 
-def loaded(folder: Path, text: str, *overrides: str) -> Sorting:
+def load_text(folder: Path, text: str, *overrides: str) -> Sorting:
     (folder / "run.toml").write_text(text, encoding="utf-8")
     return config.load(Sorting, str(folder / "run.toml"), overrides)
 
 
-def complaint(folder: Path, text: str, *overrides: str) -> str:
+def load_error(folder: Path, text: str, *overrides: str) -> str:
     """Return the error of `load` for `text`, from the file's name on."""
     with pytest.raises(ConfigError) as caught:
-        loaded(folder, text, *overrides)
+        load_text(folder, text, *overrides)
     message = str(caught.value)
     assert "\n" not in message
     return message.removeprefix(f"{folder}/")
@@ -78,12 +78,14 @@ def complaint(folder: Path, text: str, *overrides: str) -> str:
 
 
 def test_a_run_file_holds_differences_only(tmp_path: Path) -> None:
-    run = loaded(tmp_path, TOP + "seed = 3\n[[parts]]\nfilters = [{kind = 'Language'}]\n")
+    run = load_text(tmp_path, TOP + "seed = 3\n[[parts]]\nfilters = [{kind = 'Language'}]\n")
     assert run == Sorting(output="out", seed=3, parts=(Part(filters=(Language(),)),))
 
 
 def test_arrays_become_tuples_at_every_depth(tmp_path: Path) -> None:
-    run = loaded(tmp_path, TOP + "[single]\nfilters = [{kind='Language', languages=['en','de']}]\n")
+    run = load_text(
+        tmp_path, TOP + "[single]\nfilters = [{kind='Language', languages=['en','de']}]\n"
+    )
     assert run.single.filters == (Language(languages=("en", "de")),)
 
 
@@ -168,11 +170,11 @@ def test_a_run_file_may_lie_in_a_bucket(s3: str) -> None:
     ],
 )
 def test_an_invalid_value_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
-    assert complaint(tmp_path, text) == message
+    assert load_error(tmp_path, text) == message
 
 
 def test_a_run_file_for_another_verb_is_sent_there(tmp_path: Path) -> None:
-    message = complaint(tmp_path, 'stage = "curate"\noutput = "x"\n')
+    message = load_error(tmp_path, 'stage = "curate"\noutput = "x"\n')
     assert message == (
         'run.toml: `stage = "curate"`, so this is no run file for `sort`; '
         f"use `trainrig curate {tmp_path}/run.toml`"
@@ -180,11 +182,11 @@ def test_a_run_file_for_another_verb_is_sent_there(tmp_path: Path) -> None:
 
 
 def test_the_stage_cannot_be_changed_from_the_command_line(tmp_path: Path) -> None:
-    assert "stage: 'curate' is none of sort" in complaint(tmp_path, TOP, "stage=curate")
+    assert "stage: 'curate' is none of sort" in load_error(tmp_path, TOP, "stage=curate")
 
 
 def test_text_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
-    message = complaint(tmp_path, TOP + "seed = = 3\n")
+    message = load_error(tmp_path, TOP + "seed = = 3\n")
     assert message.startswith("run.toml: not TOML: ")
     assert "line 3" in message
 
@@ -224,11 +226,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_no_value_is_taken_for_one_of_another_type(tmp_path: Path, line: str) -> None:
     key = line.partition(" ")[0]
     text = f'stage = "sort"\n{line}\n' + ('output = "x"\n' if key != "output" else "")
-    assert complaint(tmp_path, text).startswith(f"run.toml:2: {key}: input should be a valid ")
+    assert load_error(tmp_path, text).startswith(f"run.toml:2: {key}: input should be a valid ")
 
 
 def test_a_whole_number_is_a_fine_float(tmp_path: Path) -> None:
-    rate = loaded(tmp_path, TOP + "rate = 1\n").rate
+    rate = load_text(tmp_path, TOP + "rate = 1\n").rate
     assert (rate, type(rate)) == (1.0, float)
 
 
@@ -273,7 +275,7 @@ def test_an_override_is_toml_or_a_bare_word(override: str, data: dict[str, Any])
 
 def test_overrides_change_the_file_in_their_order(tmp_path: Path) -> None:
     text = TOP + "seed = 1\n[[parts]]\nlow = 1\n[[parts]]\nfilters = [{kind = 'Words'}]\n"
-    run = loaded(
+    run = load_text(
         tmp_path,
         text,
         "seed=2",
@@ -557,7 +559,7 @@ def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 def test_an_error_from_an_override_does_not_name_the_file(
     tmp_path: Path, text: str, overrides: list[str], message: str
 ) -> None:
-    assert complaint(tmp_path, TOP + text, *overrides).startswith(message)
+    assert load_error(tmp_path, TOP + text, *overrides).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -572,4 +574,4 @@ def test_an_error_from_an_override_does_not_name_the_file(
 def test_a_misplaced_key_is_an_error_with_the_right_place(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    assert message in complaint(tmp_path, TOP + text)
+    assert message in load_error(tmp_path, TOP + text)

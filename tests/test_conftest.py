@@ -59,7 +59,7 @@ def test_results_say_whether_they_are_of_what_was_committed(
     assert conftest.describe_tree(measured.parent)["changed"]
 
 
-def forks(path: Path) -> Iterator[int]:
+def list_forks(path: Path) -> Iterator[int]:
     """Yield the lines of a file that fork its own process; code in strings does not count."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
@@ -80,7 +80,7 @@ def forks(path: Path) -> Iterator[int]:
 def test_no_process_with_threads_is_forked() -> None:
     """Forking hung at the end: the pool's workers held a lock that a thread of pytest had taken."""
     found = {
-        str(path.relative_to(TESTS)): list(forks(path))
+        str(path.relative_to(TESTS)): list(list_forks(path))
         for path in sorted(TESTS.rglob("*.py"))
         if "fork" in (text := path.read_text()) or "Pool" in text or "multiprocessing" in text
     }

@@ -25,7 +25,7 @@ PINNED = {
 ONLY_WITH_CUDA = re.compile(r"nvidia-.*|cuda-.*|triton")
 
 
-def brought(wanted: Requirement, seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
+def list_dependencies(wanted: Requirement, seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
     """Yield the names of `wanted` and of all its dependencies in this environment."""
     name = canonicalize_name(wanted.name)
     key = (name, frozenset(wanted.extras))
@@ -39,7 +39,7 @@ def brought(wanted: Requirement, seen: set[tuple[str, frozenset[str]]]) -> Itera
         if requirement.marker is None or any(
             requirement.marker.evaluate({"extra": one}) for one in extras
         ):
-            yield from brought(requirement, seen)
+            yield from list_dependencies(requirement, seen)
 
 
 @pytest.mark.parametrize("wanted", WANTED, ids=lambda requirement: requirement.name)
@@ -65,6 +65,6 @@ def test_ray_is_bound_to_the_version_whose_private_modules_are_known() -> None:
 
 def test_all_that_comes_along_is_pinned_and_nothing_else() -> None:
     seen: set[tuple[str, frozenset[str]]] = set()
-    come = {name for wanted in WANTED for name in brought(wanted, seen)}
+    come = {name for wanted in WANTED for name in list_dependencies(wanted, seen)}
     assert {name for name in come - PINNED.keys() if not ONLY_WITH_CUDA.fullmatch(name)} == set()
     assert PINNED.keys() - come == set()

@@ -50,7 +50,7 @@ def run_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def outcome(
+def read_outcome(
     capsys: pytest.CaptureFixture[str], stage: Callable[[Counting], Manifest], *arguments: str
 ) -> tuple[int | str | None, str, str]:
     """Return exit code, stdout and stderr of the job."""
@@ -66,7 +66,7 @@ def outcome(
 def test_a_job_that_is_done_prints_its_counts_as_json(
     capsys: pytest.CaptureFixture[str], run_file: str
 ) -> None:
-    code, out, err = outcome(capsys, count, run_file)
+    code, out, err = read_outcome(capsys, count, run_file)
     assert (code, json.loads(out), err) == (0, {"upto": 3, "deep": {"é": 1}}, "")
     assert out.count("\n") == 1
 
@@ -76,7 +76,7 @@ def test_prints_of_a_stage_go_to_stderr(capsys: pytest.CaptureFixture[str], run_
         print("some library says hello")
         return count(run)
 
-    _, out, err = outcome(capsys, stage, run_file)
+    _, out, err = read_outcome(capsys, stage, run_file)
     assert json.loads(out)["upto"] == 3
     assert err == "some library says hello\n"
 
@@ -84,7 +84,7 @@ def test_prints_of_a_stage_go_to_stderr(capsys: pytest.CaptureFixture[str], run_
 def test_changes_on_the_command_line_reach_the_run(
     capsys: pytest.CaptureFixture[str], run_file: str
 ) -> None:
-    _, out, _ = outcome(capsys, count, run_file, "--set", "upto=4", "--set", "upto=5")
+    _, out, _ = read_outcome(capsys, count, run_file, "--set", "upto=4", "--set", "upto=5")
     assert json.loads(out)["upto"] == 5
 
 
@@ -127,7 +127,7 @@ def test_each_failure_that_is_foreseen_has_its_code_and_one_line(
     def stage(run: Counting) -> Manifest:
         raise problem
 
-    assert outcome(capsys, stage, run_file) == (code, "", f"trainrig: {line}\n")
+    assert read_outcome(capsys, stage, run_file) == (code, "", f"trainrig: {line}\n")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_full_disk_has_an_error_of_its_own(
             file.write(b"x")
         raise AssertionError("a full disk took a byte")
 
-    assert outcome(capsys, stage, run_file)[0] == 1
+    assert read_outcome(capsys, stage, run_file)[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_full_disk_has_an_error_of_its_own(
 def test_a_wrong_command_line_is_the_users_to_fix(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    code, out, err = outcome(capsys, count, *arguments)
+    code, out, err = read_outcome(capsys, count, *arguments)
     assert (code, out) == (2, "")
     assert "usage: " in err
 
@@ -182,7 +182,11 @@ def test_a_wrong_command_line_is_the_users_to_fix(
 def test_a_run_file_that_is_not_there_is_the_users_to_fix(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert outcome(capsys, count, "none.toml") == (2, "", "trainrig: none.toml: no such run file\n")
+    assert read_outcome(capsys, count, "none.toml") == (
+        2,
+        "",
+        "trainrig: none.toml: no such run file\n",
+    )
 
 
 SCRIPT = """
@@ -332,7 +336,7 @@ def test_a_job_that_is_done_leaves_nothing_to_read_and_a_lost_place_costs_nothin
         raise DataError("gone")
 
     monkeypatch.setenv(job.OUTCOME, str(tmp_path / "none" / "outcome.json"))
-    assert outcome(capsys, broken, run_file)[0] == 2
+    assert read_outcome(capsys, broken, run_file)[0] == 2
 
 
 class Resuming(Counting):

@@ -80,7 +80,7 @@ def page(text: str = "some text", **changes) -> ReportPage:
     return ReportPage(**(parts | changes))
 
 
-def contrast(one: str, other: str) -> float:
+def compute_contrast(one: str, other: str) -> float:
     """Return the contrast ratio of two colours by WCAG 2.2."""
 
     def luminance(colour: str) -> float:
@@ -202,12 +202,12 @@ def test_two_sections_of_one_name_are_refused():
 
 @pytest.mark.parametrize("theme", [report.LIGHT, report.DARK], ids=["light", "dark"])
 def test_series_reach_three_to_one_on_paper_and_text_four_and_a_half(theme):
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert compute_contrast("#000000", "#ffffff") == pytest.approx(21)
     for series in ("c1", "c2", "c3", "c4"):
-        assert contrast(theme[series], theme["paper"]) >= 3
+        assert compute_contrast(theme[series], theme["paper"]) >= 3
     for text in ("ink", "muted", "c1"):  # c1 is the colour of links
-        assert contrast(theme[text], theme["paper"]) >= 4.5
-        assert contrast(theme[text], theme["panel"]) >= 4.5
+        assert compute_contrast(theme[text], theme["paper"]) >= 4.5
+        assert compute_contrast(theme[text], theme["panel"]) >= 4.5
 
 
 def test_both_themes_define_every_colour_that_the_style_uses():

@@ -50,7 +50,7 @@ def test_a_comment_on_a_field_is_its_description() -> None:
     }
 
 
-def keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def list_keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     tables = {"": schema, **schema.get("$defs", {})}
     for table, held in tables.items():
         for name, key in held.get("properties", {}).items():
@@ -62,9 +62,11 @@ def keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any
 def test_every_key_of_every_run_file_is_described(verb: str) -> None:
     schema = build_json_schema(load_models()[verb])
     jsonschema.Draft202012Validator.check_schema(schema)
-    bare = [f"{table}.{name}" for table, name, key in keys(schema) if not key.get("description")]
+    bare = [
+        f"{table}.{name}" for table, name, key in list_keys(schema) if not key.get("description")
+    ]
     assert bare == []
-    for _, _, key in keys(schema):
+    for _, _, key in list_keys(schema):
         assert re.fullmatch(r"[A-Z0-9\"`].*[.!?]", key["description"]), key["description"]
         assert not re.search(r"\b(None|True|False)\b", key["description"])
 

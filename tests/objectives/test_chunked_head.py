@@ -26,7 +26,7 @@ def case():
     return hidden, weight, targets
 
 
-def gradients_of(loss, hidden, weight, dtype=torch.float32):
+def compute_gradients(loss, hidden, weight, dtype=torch.float32):
     """Return the gradients of `loss(hidden, weight)` with respect to both, and its value."""
     leaves = [tensor.to(dtype, copy=True).requires_grad_() for tensor in (hidden, weight)]
     value = loss(*leaves)
@@ -40,10 +40,12 @@ def test_values_and_gradients_are_those_of_all_logits(case, monkeypatch, block, 
     monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", block)
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk)
     hidden, weight, targets = case
-    ours = gradients_of(
+    ours = compute_gradients(
         lambda h, w: compute_head_loss(h, Head(w), targets).nats_BT.sum() / 7, hidden, weight
     )
-    plain = gradients_of(lambda h, w: token_nats(F.linear(h, w), targets).sum() / 7, hidden, weight)
+    plain = compute_gradients(
+        lambda h, w: token_nats(F.linear(h, w), targets).sum() / 7, hidden, weight
+    )
     for mine, theirs in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     nats = compute_head_loss(hidden, Head(weight), targets).nats_BT
@@ -77,7 +79,9 @@ def test_the_terms_of_causal_lm_are_autograds(case, cap, smoothing, z):
         return nats + z * logits.logsumexp(-1)[trained].square().sum()
 
     for mine, theirs in zip(
-        gradients_of(ours, hidden, weight), gradients_of(plain, hidden, weight), strict=True
+        compute_gradients(ours, hidden, weight),
+        compute_gradients(plain, hidden, weight),
+        strict=True,
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
@@ -95,8 +99,8 @@ def test_tokens_that_count_differently_and_a_second_backward_pass_are_computed_a
         nats = token_nats(F.linear(h, w), targets)
         return (nats * counts).sum() + 2 * nats.sum()
 
-    _, *ours = gradients_of(twice, hidden, weight)
-    _, *theirs = gradients_of(plain, hidden, weight)
+    _, *ours = compute_gradients(twice, hidden, weight)
+    _, *theirs = compute_gradients(plain, hidden, weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -120,7 +124,9 @@ def test_weights_multiply_nats_and_their_gradients(case, again):
 
     unweighted = compute_head_loss(hidden, Head(weight), targets, extras)
     for mine, theirs in zip(
-        gradients_of(ours, hidden, weight), gradients_of(plain, hidden, weight), strict=True
+        compute_gradients(ours, hidden, weight),
+        compute_gradients(plain, hidden, weight),
+        strict=True,
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
@@ -180,8 +186,8 @@ def test_half_precision_is_as_near_as_all_logits_are(case, dtype):
     def ours(h, w):
         return compute_head_loss(h, Head(w), targets).nats_BT.sum()
 
-    exact = gradients_of(ours, hidden, weight)
-    rounded = gradients_of(ours, hidden, weight, dtype)
+    exact = compute_gradients(ours, hidden, weight)
+    rounded = compute_gradients(ours, hidden, weight, dtype)
     assert rounded[1].dtype == rounded[2].dtype == dtype
     for near, far in zip(rounded, exact, strict=True):
         torch.testing.assert_close(near.float(), far, rtol=0.05, atol=0.05)
@@ -208,7 +214,7 @@ def test_no_gradient_is_computed_of_what_needs_none(case, frozen):
 def test_a_batch_without_a_target_is_zero_with_zero_gradients(case):
     hidden, weight, targets = case
     nothing = torch.full_like(targets, IGNORE)
-    value, *gradients = gradients_of(
+    value, *gradients = compute_gradients(
         lambda h, w: compute_head_loss(h, Head(w), nothing).nats_BT.sum(), hidden, weight
     )
     assert value == 0 and not any(gradient.any() for gradient in gradients)
@@ -217,7 +223,7 @@ def test_a_batch_without_a_target_is_zero_with_zero_gradients(case):
 def test_huge_logits_overflow_nowhere():
     hidden = torch.tensor([[[1e30]]])
     weight = torch.tensor([[1.0], [-1.0], [0.0]])
-    value, of_hidden, of_weight = gradients_of(
+    value, of_hidden, of_weight = compute_gradients(
         lambda h, w: compute_head_loss(h, Head(w), torch.tensor([[0]])).nats_BT.sum(),
         hidden,
         weight,

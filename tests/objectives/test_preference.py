@@ -88,7 +88,7 @@ def pairs(completions):
     return dict(zip(names, [*completions(3, 1), *completions(3, 2, width=17)], strict=True))
 
 
-def plainly(model, ids, targets):
+def sum_log_probabilities(model, ids, targets):
     """Sum log-probabilities one row at a time, each cut where its padding begins."""
     sums = []
     for ids_T, targets_T in zip(ids, targets, strict=True):
@@ -107,7 +107,7 @@ def test_completions_are_read_as_row_by_row_without_padding(pairs, decoder):
     ]
     found, _ = read_completions(model, *rows)
     for side, sums in zip(("chosen", "rejected"), found, strict=True):
-        expected = plainly(model, pairs[f"{side}_ids"], pairs[f"{side}_targets"])
+        expected = sum_log_probabilities(model, pairs[f"{side}_ids"], pairs[f"{side}_targets"])
         torch.testing.assert_close(sums.sums_B, expected, rtol=1e-5, atol=1e-5)
         lengths = (pairs[f"{side}_targets"] != IGNORE).sum(1)
         assert sums.lengths_B.tolist() == lengths.tolist()
@@ -144,7 +144,7 @@ def test_loss_and_gradient_are_those_of_plain_arithmetic(objective, pairs, decod
     gradient = model.embedding.weight.grad.clone()
     model.zero_grad()
     sides = [(pairs[f"{s}_ids"], pairs[f"{s}_targets"]) for s in ("chosen", "rejected")]
-    sums = [plainly(model, *side) for side in sides]
+    sums = [sum_log_probabilities(model, *side) for side in sides]
     lengths = [torch.from_numpy((targets != IGNORE).sum(1)) for _, targets in sides]
     if objective.kind == "ORPO":
         odds = ORPO.compute_odds_losses(sums[0] / lengths[0], sums[1] / lengths[1])
@@ -153,7 +153,7 @@ def test_loss_and_gradient_are_those_of_plain_arithmetic(objective, pairs, decod
         expected = objective.compute_pair_losses(sums[0] / lengths[0], sums[1] / lengths[1]).sum()
     else:
         with torch.no_grad():
-            theirs = [plainly(reference, *side) for side in sides]
+            theirs = [sum_log_probabilities(reference, *side) for side in sides]
         ratios = [mine - other for mine, other in zip(sums, theirs, strict=True)]
         expected = objective.compute_pair_losses(*ratios).sum()
     expected.backward()
@@ -167,7 +167,8 @@ def test_references_of_the_batch_stand_for_the_model(pairs, decoder, device_batc
     sides = {s: (pairs[f"{s}_ids"], pairs[f"{s}_targets"]) for s in ("chosen", "rejected")}
     with torch.no_grad():
         stored = {
-            f"{name}_reference": plainly(reference, *side).numpy() for name, side in sides.items()
+            f"{name}_reference": sum_log_probabilities(reference, *side).numpy()
+            for name, side in sides.items()
         }
     found = DPO().compute(decoder(), device_batch(**pairs, **stored), {})
     expected = beside.terms["preference"].values

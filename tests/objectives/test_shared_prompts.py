@@ -39,12 +39,12 @@ def pairs():
     return arrays
 
 
-def stacked(pairs):
+def stack_pairs(pairs):
     chosen, of_chosen, rejected, of_rejected = (torch.from_numpy(pairs[name]) for name in NAMES)
     return torch.cat([chosen, rejected]), torch.cat([of_chosen, of_rejected])
 
 
-def loss_and_gradients(objective, model, batch):
+def compute_loss_and_gradients(objective, model, batch):
     computed = objective.compute(model, batch, {})
     loss = sum(term.weight * computed.terms[term.name].values.sum() for term in objective.terms)
     model.zero_grad()
@@ -68,10 +68,10 @@ def test_losses_and_gradients_are_those_of_answers_apart(
     batch = device_batch({"reference": reference}, **pairs)
     read = []
     model.register_forward_pre_hook(lambda _, *given: read.append(given[1]), with_kwargs=True)
-    loss, gradients = loss_and_gradients(objective, model, batch)
+    loss, gradients = compute_loss_and_gradients(objective, model, batch)
     assert "branches_BT" in read[-1]
     monkeypatch.setattr(Decoder, "reads_branches", False)
-    wanted, of_wanted = loss_and_gradients(objective, model, batch)
+    wanted, of_wanted = compute_loss_and_gradients(objective, model, batch)
     assert "branches_BT" not in read[-1]
     assert loss == pytest.approx(wanted, rel=1e-6)
     for name, gradient in of_wanted.items():
@@ -81,7 +81,7 @@ def test_losses_and_gradients_are_those_of_answers_apart(
 
 def test_in_float64_they_are_equal_to_all_digits_that_matter(pairs, decoder, monkeypatch):
     model = decoder(0, DecoderConfig(**SMALL)).double()
-    ids, targets = stacked(pairs)
+    ids, targets = stack_pairs(pairs)
     places = (targets.flatten() != IGNORE).nonzero().squeeze(1)
     together = read_answers(model, ids, targets, places, sets=2).logits
     monkeypatch.setattr(Decoder, "reads_branches", False)
@@ -90,7 +90,7 @@ def test_in_float64_they_are_equal_to_all_digits_that_matter(pairs, decoder, mon
 
 
 def test_a_common_prefix_is_stored_once_and_short_pairs_share_a_row(pairs):
-    ids, targets = stacked(pairs)
+    ids, targets = stack_pairs(pairs)
     layout = lay_out(ids, targets)
     beginnings = set()
     for row, (ids_T, targets_T) in enumerate(zip(ids.tolist(), targets.tolist(), strict=True)):
@@ -126,7 +126,7 @@ def test_models_that_tell_rows_apart_read_each_answer_by_itself(changes, pairs, 
     model = decoder(0, DecoderConfig(**SMALL, **changes))
     read = []
     model.register_forward_pre_hook(lambda _, *given: read.append(given[1]), with_kwargs=True)
-    ids, targets = stacked(pairs)
+    ids, targets = stack_pairs(pairs)
     read_answers(model, ids, targets, torch.tensor([25]), sets=2)
     assert "branches_BT" not in read[-1]
 

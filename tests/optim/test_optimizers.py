@@ -18,12 +18,12 @@ STACK = "layers.0.experts.up"
 VECTOR = "norm.weight"
 
 
-def gradients(sizes, steps=12):
+def draw_gradients(sizes, steps=12):
     generator = torch.Generator().manual_seed(5)
     return [[torch.randn(size, generator=generator) for size in sizes] for _ in range(steps)]
 
 
-def trained(make, starts, steps):
+def update(make, starts, steps):
     """Return `starts` after `steps` of gradients by the optimizer `make([parameter, …])`."""
     parameters = [nn.Parameter(start.clone()) for start in starts]
     optimizer = make(parameters)
@@ -34,7 +34,7 @@ def trained(make, starts, steps):
     return [parameter.detach() for parameter in parameters]
 
 
-def ours(settings, *names):
+def make_optimizer(settings, *names):
     return lambda parameters: build_optimizer(zip(names, parameters, strict=True), settings)
 
 
@@ -66,9 +66,9 @@ REFERENCES = {
 def test_twelve_steps_are_the_references(name):
     settings, reference = REFERENCES[name]
     starts = [torch.randn(33, 17), torch.randn(17)]
-    steps = gradients([(33, 17), (17,)])
-    found = trained(ours(settings, MATRIX, VECTOR), starts, steps)
-    expected = trained(reference, starts, steps)
+    steps = draw_gradients([(33, 17), (17,)])
+    found = update(make_optimizer(settings, MATRIX, VECTOR), starts, steps)
+    expected = update(reference, starts, steps)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -77,10 +77,10 @@ def test_twelve_steps_are_the_references(name):
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_muon_is_torchs(size, scale, nesterov):
     starts = [torch.randn(size)]
-    steps = gradients([size])
+    steps = draw_gradients([size])
     settings = Muon(lr=0.02, scale=scale, nesterov=nesterov)
-    (found,) = trained(ours(settings, MATRIX), starts, steps)
-    (expected,) = trained(
+    (found,) = update(make_optimizer(settings, MATRIX), starts, steps)
+    (expected,) = update(
         lambda p: torch.optim.Muon(p, lr=0.02, adjust_lr_fn=scale, nesterov=nesterov), starts, steps
     )
     # A last-bit difference in the average may round to another bfloat16 number.
@@ -89,11 +89,11 @@ def test_muon_is_torchs(size, scale, nesterov):
 
 def test_muon_makes_the_singular_values_of_each_matrix_of_a_stack_alike():
     start = torch.zeros(3, 9, 5)
-    steps = gradients([(3, 9, 5)], steps=1)
+    steps = draw_gradients([(3, 9, 5)], steps=1)
     settings = Muon(lr=1.0, products="float32", nesterov=False)
-    (moved,) = trained(ours(settings, STACK), [start], steps)
+    (moved,) = update(make_optimizer(settings, STACK), [start], steps)
     for number in range(3):
-        (alone,) = trained(ours(settings, MATRIX), [start[0]], [[steps[0][0][number]]])
+        (alone,) = update(make_optimizer(settings, MATRIX), [start[0]], [[steps[0][0][number]]])
         torch.testing.assert_close(moved[number], alone)
         values = torch.linalg.svdvals(alone / math.sqrt(9 / 5))
         assert values.min() > 0.6 and values.max() < 1.3
@@ -103,21 +103,21 @@ def test_muon_leaves_tables_heads_and_gains_to_the_other_optimizer():
     names = ("embedding.weight", "head.weight", "position_embedding.weight", VECTOR, "x.up.bias")
     sizes = [(9, 4), (9, 4), (9, 4), (4,), (4,)]
     starts = [torch.randn(size) for size in sizes]
-    steps = gradients(sizes)
+    steps = draw_gradients(sizes)
     rest = AdamW(lr=0.01, weight_decay=0.3)
-    found = trained(ours(Muon(rest=rest), *names), starts, steps)
-    optimizer = ours(Muon(rest=rest), *names)([nn.Parameter(start) for start in starts])
+    found = update(make_optimizer(Muon(rest=rest), *names), starts, steps)
+    optimizer = make_optimizer(Muon(rest=rest), *names)([nn.Parameter(start) for start in starts])
     assert [type(part) for part in optimizer.parts] == [torch.optim.AdamW]
     for group in optimizer.param_groups:
         assert group["rate_share"] * Muon().lr == pytest.approx(0.01)
     assert optimizer.param_groups[0]["weight_decay"] == 0.3
-    expected = trained(ours(rest, *names), starts, steps)
+    expected = update(make_optimizer(rest, *names), starts, steps)
     torch.testing.assert_close(found, expected)
 
 
 def test_lion_follows_the_paper():
     start = torch.randn(5, 7)
-    steps = gradients([(5, 7)])
+    steps = draw_gradients([(5, 7)])
     settings = Lion(lr=0.01, betas=(0.8, 0.9), weight_decay=0.3)
     weight = start.double()
     average = torch.zeros(5, 7, dtype=torch.float64)
@@ -125,7 +125,7 @@ def test_lion_follows_the_paper():
         direction = (0.8 * average + 0.2 * gradient.double()).sign()
         weight = weight - 0.01 * (direction + 0.3 * weight)
         average = 0.9 * average + 0.1 * gradient.double()
-    (found,) = trained(ours(settings, MATRIX), [start], steps)
+    (found,) = update(make_optimizer(settings, MATRIX), [start], steps)
     torch.testing.assert_close(found, weight.float(), rtol=1e-5, atol=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_adafactors_decay_is_the_rate_times_the_weight():
     start = torch.randn(5, 7)
     still = [[torch.zeros(5, 7)]]
     settings = Adafactor(lr=0.1, scale_by_size=False, weight_decay=0.5)
-    (found,) = trained(ours(settings, MATRIX), [start], still)
+    (found,) = update(make_optimizer(settings, MATRIX), [start], still)
     torch.testing.assert_close(found, start * (1 - 0.1 * 0.5))
 
 
@@ -152,12 +152,12 @@ ELEMENTWISE = [
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 9, 100, 213, 400], [0, 133, 266, 400]])
 def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(settings, cuts):
     start = torch.randn(400, 3)  # 3 fills no SIMD vector
-    steps = gradients([(400, 3)])
-    (whole,) = trained(ours(settings, MATRIX), [start], steps)
+    steps = draw_gradients([(400, 3)])
+    (whole,) = update(make_optimizer(settings, MATRIX), [start], steps)
     pieces = []
     for low, high in itertools.pairwise(cuts):
         cut = [[gradient[low:high]] for (gradient,) in steps]
-        pieces += trained(ours(settings, MATRIX), [start[low:high]], cut)
+        pieces += update(make_optimizer(settings, MATRIX), [start[low:high]], cut)
     assert torch.equal(torch.cat(pieces), whole)
 
 
@@ -167,9 +167,9 @@ ROUNDED = [AdamW, Lion, SGD, lambda **kept: Muon(products="float32", **kept)]
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_averages_in_bfloat16_lead_within_a_hundredth_of_where_float32_does(kind):
     start = torch.zeros(64, 48)
-    steps = gradients([(64, 48)], steps=40)
+    steps = draw_gradients([(64, 48)], steps=40)
     exact, rounded = (
-        trained(ours(kind(state=state, weight_decay=0), MATRIX), [start], steps)[0]
+        update(make_optimizer(kind(state=state, weight_decay=0), MATRIX), [start], steps)[0]
         for state in ("float32", "bfloat16")
     )
     assert not torch.equal(exact, rounded)

@@ -36,7 +36,7 @@ def build(settings, again=None, dtype=torch.float32):
     return model
 
 
-def gradients(model, length=24):
+def compute_gradients(model, length=24):
     ids = torch.randint(64, (2, length), generator=torch.Generator().manual_seed(length))
     loss = cross_entropy_sum(model(ids).logits, ids)
     model.zero_grad()
@@ -44,7 +44,7 @@ def gradients(model, length=24):
     return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
 
 
-def graphs():
+def list_graphs():
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
@@ -52,8 +52,8 @@ def graphs():
 def test_all_layers_share_one_graph_and_names_stay():
     torch._dynamo.utils.counters.clear()
     model = build(Compile(backend="aot_eager"))
-    gradients(model)
-    assert graphs() == 1
+    compute_gradients(model)
+    assert list_graphs() == 1
     assert [n for n, _ in model.named_parameters()] == [
         n for n, _ in build(None).named_parameters()
     ]
@@ -62,8 +62,8 @@ def test_all_layers_share_one_graph_and_names_stay():
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [None, Full(), Selective()])
 def test_the_graph_without_a_compiler_gives_the_bits_of_the_plain_layers(again):
-    plain = gradients(build(None))
-    graph = gradients(build(Compile(backend="aot_eager"), again))
+    plain = compute_gradients(build(None))
+    graph = compute_gradients(build(Compile(backend="aot_eager"), again))
     assert all(torch.equal(a, b) for a, b in zip(plain, graph, strict=True))
 
 
@@ -73,20 +73,22 @@ def test_one_dynamic_graph_serves_rows_of_all_lengths():
     plain = build(None)
     model = build(Compile(backend="aot_eager", dynamic=True, shapes=1))
     for length in (24, 9, 50, 33):
-        for a, b in zip(gradients(plain, length), gradients(model, length), strict=True):
+        for a, b in zip(
+            compute_gradients(plain, length), compute_gradients(model, length), strict=True
+        ):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert graphs() == 1
+    assert list_graphs() == 1
 
 
 @pytest.mark.slow
 def test_more_shapes_than_allowed_are_refused_in_one_line():
     model = build(Compile(backend="aot_eager", shapes=2))
-    gradients(model, 24)
-    gradients(model, 30)
+    compute_gradients(model, 24)
+    compute_gradients(model, 30)
     with pytest.raises(
         ConfigError, match=r"training\.compile: .*2 shapes.* dynamic = true"
     ) as said:
-        gradients(model, 40)
+        compute_gradients(model, 40)
     assert "\n" not in str(said.value)
 
 

@@ -25,7 +25,7 @@ def joined(monkeypatch):
     return asked
 
 
-def rendezvous(door):
+def format_rendezvous(door):
     return f"tcp://127.0.0.1:{door.getsockname()[1]}"
 
 
@@ -39,19 +39,19 @@ def test_an_early_rank_probes_until_the_port_listens(door, joined, monkeypatch):
             door.listen()
 
     monkeypatch.setattr(mesh.time, "sleep", pause)
-    join_group(1, 2, rendezvous(door), LONG)
+    join_group(1, 2, format_rendezvous(door), LONG)
     assert joined == [1]
     assert len(pauses) == 20 and pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (mesh.PROBE_SECONDS, mesh.LONGEST_PROBE)
 
 
 def test_the_listening_rank_probes_no_port(door, joined):
-    join_group(0, 2, rendezvous(door), LONG)
+    join_group(0, 2, format_rendezvous(door), LONG)
     assert joined == [0]
 
 
 def test_torch_reports_a_port_that_never_listens(door, joined):
-    join_group(1, 2, rendezvous(door), timedelta(0))
+    join_group(1, 2, format_rendezvous(door), timedelta(0))
     assert joined == [1]
 
 

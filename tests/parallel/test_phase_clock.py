@@ -40,7 +40,7 @@ def device(monkeypatch):
     return found
 
 
-def spent(seconds):
+def account_seconds(seconds):
     return {name: duration for name, duration in seconds.items() if duration}
 
 
@@ -52,8 +52,8 @@ def test_a_phase_within_another_counts_once(host):
         with clock.time_waiting():
             host.pass_seconds(1.0)
         host.pass_seconds(4.0)
-    assert spent(clock.take()) == {"backward": 6.0, "communication": 1.0}
-    assert spent(clock.take()) == {}
+    assert account_seconds(clock.take()) == {"backward": 6.0, "communication": 1.0}
+    assert account_seconds(clock.take()) == {}
 
 
 def test_the_time_of_an_abandoned_step_counts_for_no_other_step(host):
@@ -62,7 +62,7 @@ def test_the_time_of_an_abandoned_step_counts_for_no_other_step(host):
         clock.begin(measured=False)
         with clock.time_phase("forward"):
             host.pass_seconds(1.0)
-    assert spent(clock.take()) == {"forward": 1.0}
+    assert account_seconds(clock.take()) == {"forward": 1.0}
 
 
 def test_a_device_is_not_waited_for_until_the_phases_are_read(host, device):
@@ -73,7 +73,12 @@ def test_a_device_is_not_waited_for_until_the_phases_are_read(host, device):
             host.pass_seconds(9.0)
     assert not device.waits
     taken = clock.take()
-    assert spent(taken) == {"data": 0.25, "forward": 0.5, "backward": 0.25, "optimizer": 0.25}
+    assert account_seconds(taken) == {
+        "data": 0.25,
+        "forward": 0.5,
+        "backward": 0.25,
+        "optimizer": 0.25,
+    }
     assert device.waits
 
 
@@ -84,4 +89,4 @@ def test_a_device_is_timed_in_measured_steps_alone(host, device):
         with clock.time_phase("forward"):
             pass
         assert clock.measured == measured
-    assert spent(clock.take()) == {} and len(device.marks) == 2 and not device.waits
+    assert account_seconds(clock.take()) == {} and len(device.marks) == 2 and not device.waits

@@ -26,7 +26,7 @@ SCHEDULES = st.sampled_from(["1F1B", "GPipe"])
 SIZES = {"channels": 64, "heads": 4, "positions": 32}
 
 
-def held(order):
+def count_held(order):
     """Return the number of micro-batches between their two passes, after each turn."""
     return list(itertools.accumulate(1 if turn.forward else -1 for turn in order))
 
@@ -39,9 +39,9 @@ def test_each_micro_batch_goes_forward_then_backward_in_the_order_of_numbers(
         order = plan_turns(schedule, stage, stages, count)
         for forward in (True, False):
             assert [turn.number for turn in order if turn.forward == forward] == list(range(count))
-        assert min(held(order)) >= 0
+        assert min(count_held(order)) >= 0
         most = count if schedule == "GPipe" else min(count, stages - stage)
-        assert max(held(order)) == len(find_held_at_once(order)) == most
+        assert max(count_held(order)) == len(find_held_at_once(order)) == most
 
 
 @given(ranks=st.integers(2, 6), count=COUNTS, chunks=CHUNKS)

@@ -39,7 +39,7 @@ class Told:
         return heard
 
 
-def asked_in_steps(consensus, seconds, within, micro_batches=8, steps=4):
+def count_questions(consensus, seconds, within, micro_batches=8, steps=4):
     """Return how often each of `steps` steps of `seconds` asks."""
     now = [0.0]
     questions = StopQuestions(consensus, within, lambda: now[0])
@@ -58,7 +58,7 @@ def asked_in_steps(consensus, seconds, within, micro_batches=8, steps=4):
 
 def test_a_short_step_asks_once_and_hears_the_answer_a_step_later():
     consensus = Told()
-    assert asked_in_steps(consensus, seconds=1.0, within=30.0, steps=6) == [8, 1, 1, 1, 1, 1]
+    assert count_questions(consensus, seconds=1.0, within=30.0, steps=6) == [8, 1, 1, 1, 1, 1]
     assert consensus.seconds[-1] == pytest.approx(1.0)
     # The first step, and the first question that measures one, wait for their answers.
     assert consensus.waited == [0] * 9 + [8] * 3 + [7]
@@ -68,22 +68,22 @@ def test_a_long_step_asks_as_often_as_a_stop_needs():
     # A step of 8 micro-batches takes 80 s and a stop 160 s: a question every 20 s, or 2
     # micro-batches.
     assert BETWEEN_QUESTIONS == 0.125
-    assert asked_in_steps(Told(), seconds=80.0, within=160.0) == [8, 4, 4, 4]
-    assert asked_in_steps(Told(), seconds=80.0, within=1.0) == [8, 8, 8, 8]
+    assert count_questions(Told(), seconds=80.0, within=160.0) == [8, 4, 4, 4]
+    assert count_questions(Told(), seconds=80.0, within=1.0) == [8, 8, 8, 8]
 
 
 def test_an_answer_is_waited_for_where_one_micro_batch_is_as_long_as_all_that_may_lie_between():
     consensus = Told()
-    asked_in_steps(consensus, seconds=80.0, within=79.0)
+    count_questions(consensus, seconds=80.0, within=79.0)
     assert set(consensus.waited) == {0}
     consensus = Told()
-    asked_in_steps(consensus, seconds=80.0, within=81.0)
+    count_questions(consensus, seconds=80.0, within=81.0)
     assert set(consensus.waited[9:-1]) == {1}
 
 
 def test_the_slowest_rank_decides_how_often_all_ask():
-    fast = asked_in_steps(Told(slowest=80.0), seconds=1.0, within=160.0)
-    slow = asked_in_steps(Told(), seconds=80.0, within=160.0)
+    fast = count_questions(Told(slowest=80.0), seconds=1.0, within=160.0)
+    slow = count_questions(Told(), seconds=80.0, within=160.0)
     assert fast == slow
 
 

@@ -35,15 +35,15 @@ WRONG = 8  # answers to each sum
 GREEDY = Sampling(temperature=0, maximum_tokens=5)
 
 
-def reversed_sum(a, b):
+def format_reversed_sum(a, b):
     return f"{a + b:03d}"[::-1]
 
 
-SUMS = [(f"{a:02d}+{b:02d}=", reversed_sum(a, b)) for a in range(100) for b in range(100)]
+SUMS = [(f"{a:02d}+{b:02d}=", format_reversed_sum(a, b)) for a in range(100) for b in range(100)]
 random.Random("addition").shuffle(SUMS)
 
 
-def wrong_answer(prompt, answer, number=0):
+def make_wrong_answer(prompt, answer, number=0):
     """Return `answer` with one digit changed, a different change for each `number`."""
     dice = random.Random(f"{prompt}{number}")
     place = dice.randrange(3)
@@ -97,7 +97,7 @@ class Sums:
         return run["output"], metrics.read_held_out_series(run["output"])[-1]
 
 
-def exact_match(folder):
+def measure_exact_match(folder):
     """Return the share of held-out sums that are answered correctly."""
     generator = TextGenerator.open(folder)
     right = 0
@@ -109,15 +109,19 @@ def exact_match(folder):
     return right / HELD_OUT
 
 
-def chat(prompt, answer):
+def make_chat(prompt, answer):
     return {"prompt": prompt, "completion": answer}
 
 
-def pair(prompt, answer, number=0):
-    return {"prompt": prompt, "chosen": answer, "rejected": wrong_answer(prompt, answer, number)}
+def make_pair(prompt, answer, number=0):
+    return {
+        "prompt": prompt,
+        "chosen": answer,
+        "rejected": make_wrong_answer(prompt, answer, number),
+    }
 
 
-def swapped(rows):
+def swap_half(rows):
     """Return `rows` with chosen and rejected swapped in every other row, at random."""
     dice = random.Random("swapped")
     ways = (
@@ -132,17 +136,17 @@ def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, writ
     held_out = SUMS[:HELD_OUT]
     others = random.Random("shuffled").sample([answer for _, answer in told], len(told))
     shuffled = [(prompt, other) for (prompt, _), other in zip(told, others, strict=True)]
-    chats_apart = [chat(*case) for case in held_out]
-    pairs_apart = [pair(*case) for case in held_out]
+    chats_apart = [make_chat(*case) for case in held_out]
+    pairs_apart = [make_pair(*case) for case in held_out]
     # The reward model sees several wrong answers to each sum.
-    judged = [pair(*case, number) for number in range(WRONG) for case in told]
+    judged = [make_pair(*case, number) for number in range(WRONG) for case in told]
     accuracy = "eval/diagnostics/reward_accuracy"
     found = []
     for seed in SEEDS:
         sums = Sums(tmp_path / str(seed), seed)
-        rows = [chat(*case) for case in told]
+        rows = [make_chat(*case) for case in told]
         rows = sums.encode("chats", "conversations", rows, chats_apart)
-        pairs = sums.encode("pairs", "pairs", [pair(*case) for case in told], pairs_apart)
+        pairs = sums.encode("pairs", "pairs", [make_pair(*case) for case in told], pairs_apart)
         all_pairs = sums.encode("all-pairs", "pairs", judged, pairs_apart)
         tuned, _ = sums.tune("tuned", sums.fresh, rows, {"kind": "SFT"}, STEPS, 40, LR)
         # Such a strong pull to the reference keeps correct answers as likely as before: with beta =
@@ -153,18 +157,18 @@ def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, writ
         _, reward = sums.tune("reward", tuned, all_pairs, {"kind": "Reward"}, STEPS, 64, REWARD_LR)
         figures = {
             "seed": seed,
-            "untrained": exact_match(sums.fresh),
-            "sft": exact_match(tuned),
-            "dpo": exact_match(aligned),
+            "untrained": measure_exact_match(sums.fresh),
+            "sft": measure_exact_match(tuned),
+            "dpo": measure_exact_match(aligned),
             "dpo_reward_accuracy": dpo[accuracy],
             "reward_model_accuracy": reward[accuracy],
         }
         if seed == SEEDS[0]:
-            rows = [chat(*case) for case in shuffled]
+            rows = [make_chat(*case) for case in shuffled]
             rows = sums.encode("no-chats", "conversations", rows, chats_apart)
             untaught, _ = sums.tune("untaught", sums.fresh, rows, {"kind": "SFT"}, 500, 40, LR)
-            figures["sft_on_shuffled"] = exact_match(untaught)
-            no_pairs = sums.encode("no-pairs", "pairs", swapped(judged), pairs_apart)
+            figures["sft_on_shuffled"] = measure_exact_match(untaught)
+            no_pairs = sums.encode("no-pairs", "pairs", swap_half(judged), pairs_apart)
             _, untaught = sums.tune(
                 "no-reward", tuned, no_pairs, {"kind": "Reward"}, 500, 64, REWARD_LR
             )

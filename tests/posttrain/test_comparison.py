@@ -44,7 +44,7 @@ def tune(fresh, tokens, encode_rows, tmp_path, without_ray):
     return run
 
 
-def loss_of(path, tokens, source):
+def compute_loss(path, tokens, source):
     """Return nats per token of the rows of a source, by plain forward passes."""
     sets = open_held_out(TokenShards.open(f"{tokens}/{HELD_OUT}"), RowSizes(3, 47, 1, False))
     generator = TextGenerator.open(path)
@@ -67,7 +67,7 @@ def test_the_report_compares_the_first_and_the_last_model(tune, fresh, tokens):
     for view, path in ((before, fresh), (after, folder)):
         assert set(view.losses) == {"books", "web"}
         for source, loss in view.losses.items():
-            assert loss == pytest.approx(loss_of(path, tokens, source), rel=1e-5)
+            assert loss == pytest.approx(compute_loss(path, tokens, source), rel=1e-5)
         generator = TextGenerator.open(path)
         assert len(view.answers) == 2
         for given in view.answers:

@@ -20,7 +20,7 @@ from trainrig.tokens.shards.token_shards import TokenShards
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "is it"}]}
 
 
-def quarantined(folder):
+def read_quarantined(folder):
     found = []
     for path in storage.list_files(f"{folder}/quarantine"):
         found += [json.loads(line) for line in Path(path).read_text().splitlines()]
@@ -49,7 +49,7 @@ def test_bad_rows_are_put_aside_with_place_and_reason_and_counted(encode_rows, t
     assert made.counts["train_conversations"] == 2
     assert made.counts["rows"] == 2 + len(BAD_ROWS)
     assert made.counts["quarantined"] == dict.fromkeys(BAD_ROWS, 1)
-    found = quarantined(tmp_path / "encoded")
+    found = read_quarantined(tmp_path / "encoded")
     assert [row["reason"] for row in found] == list(BAD_ROWS)
     data = (tmp_path / "encoded.jsonl").read_bytes()
     for row, given in zip(found, BAD_ROWS.values(), strict=True):
@@ -137,7 +137,7 @@ def test_pairs_that_become_equal_are_dropped_and_counted_by_a_reason_of_their_ow
         1,
         {"pair_becomes_equal": 1},
     )
-    assert "their 6 tokens are alike" in quarantined(tmp_path / "encoded")[0]["detail"]
+    assert "their 6 tokens are alike" in read_quarantined(tmp_path / "encoded")[0]["detail"]
     asks = [{"role": "user", "content": text} for text in ("old", "p" * 40, "q" * 40, "a")]
     says = {"role": "assistant", "content": "b"}
     row = {
@@ -152,7 +152,7 @@ def test_pairs_that_become_equal_are_dropped_and_counted_by_a_reason_of_their_ow
         1,
         {"pair_becomes_equal": 1},
     )
-    assert "2 turns were left out" in quarantined(tmp_path / "cut")[0]["detail"]
+    assert "2 turns were left out" in read_quarantined(tmp_path / "cut")[0]["detail"]
 
 
 def test_fields_of_other_names_are_mapped(encode_rows, tmp_path):
@@ -267,7 +267,7 @@ def test_turns_are_dropped_where_asked_and_never_cut(encode_rows, encoder, tmp_p
     assert (made.counts["train_pairs"], made.counts["turns_dropped"]) == (1, 2)
 
 
-def bytes_of(folder):
+def read_bytes(folder):
     return {
         path.removeprefix(str(folder)): Path(path).read_bytes()
         for path in storage.list_files(str(folder))
@@ -280,10 +280,10 @@ def test_the_bytes_depend_on_the_rows_alone(encode_rows, tmp_path):
     first = encode_rows(rows, held_out=0.1, shard_bytes=2_000)
     assert len([name for name in first.files if name.endswith(".bin")]) > 4
     assert encode_rows(rows, held_out=0.1, shard_bytes=2_000) == first
-    before = bytes_of(tmp_path / "encoded")
+    before = read_bytes(tmp_path / "encoded")
     (tmp_path / "encoded").rename(tmp_path / "kept")
     encode_rows(rows, held_out=0.1, shard_bytes=2_000)
-    assert bytes_of(tmp_path / "encoded") == before
+    assert read_bytes(tmp_path / "encoded") == before
     with pytest.raises(OutputTaken):
         encode_rows(rows[1:], held_out=0.1, shard_bytes=2_000)
 
@@ -293,10 +293,10 @@ def test_the_bytes_depend_on_the_rows_alone(encode_rows, tmp_path):
 def test_two_workers_write_the_bytes_of_one_process(local_ray, encode_rows, tmp_path):
     rows = [{"prompt": f"is {n}", "completion": f"yes {n}"} for n in range(200)] + ["{"]
     encode_rows(rows, shard_bytes=2_000)
-    before = bytes_of(tmp_path / "encoded")
+    before = read_bytes(tmp_path / "encoded")
     (tmp_path / "encoded").rename(tmp_path / "kept")
     encode_rows(rows, shard_bytes=2_000, workers=2)
-    assert bytes_of(tmp_path / "encoded") == before
+    assert read_bytes(tmp_path / "encoded") == before
 
 
 def test_a_template_that_reaches_for_the_system_is_refused_before_a_row_is_read(

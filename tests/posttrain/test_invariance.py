@@ -39,7 +39,7 @@ FORMS = {
 }
 
 
-def references(source, numbers):
+def draw_references(source, numbers):
     return -20.0 - numbers, -21.5 - numbers / 3
 
 
@@ -64,7 +64,7 @@ def opened(encode_rows, fresh, tmp_path):
             model = Decoder(stored.config.with_score_head())
             initialise(model, seed=2)
         shards = TokenShards.open(f"{tmp_path}/encoded/train")
-        return PairBatches(shards, sizes, PAD, references), model
+        return PairBatches(shards, sizes, PAD, draw_references), model
 
     return make
 
@@ -99,7 +99,7 @@ def test_one_micro_batch_of_eight_rows_equals_eight_of_one(form, opened):
     assert_same(step_of(FORMS[form], batches, model), whole)
 
 
-def further_padded(micro):
+def pad_further(micro):
     """Return `micro` with seven more positions."""
     arrays = {}
     for name, array in micro.arrays.items():
@@ -120,7 +120,7 @@ def test_more_padding_changes_nothing(form, opened):
         max(array.shape[1] for arrays in widths for array in arrays.values() if array.ndim == 2)
         < 41
     )
-    assert_same(step_of(FORMS[form], batches, model, further_padded), wanted)
+    assert_same(step_of(FORMS[form], batches, model, pad_further), wanted)
 
 
 @pytest.mark.parametrize("form", ["DPO", "ORPO", "SimPO", "Reward"])

@@ -93,7 +93,7 @@ def tuning(fresh, encode_rows, tmp_path):
     return make
 
 
-def trained(output):
+def read_trained(output):
     opened = checkpoint.open_model(str(output))
     return opened.adapter.tensors if opened.adapter else opened.weights
 
@@ -108,12 +108,12 @@ def assert_close(found, expected):
     ]
     np.testing.assert_allclose(*held, rtol=0, atol=1e-5)
     assert len(series[0]) == 6 and held[0]
-    theirs = trained(expected)
-    for name, value in trained(found).items():
+    theirs = read_trained(expected)
+    for name, value in read_trained(found).items():
         np.testing.assert_allclose(value, theirs[name], rtol=0, atol=1e-4, err_msg=name)
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
@@ -122,37 +122,37 @@ def soak(*values):
     ("kind", "parallel", "lora"),
     [
         ("SFT", IN_PLACES, LORA),
-        soak("SFT", IN_PLACES, None),
-        soak("SFT", TENSOR, LORA),
-        soak("SFT", STAGES, None),
-        soak("SFT", STAGES, LORA),
+        mark_soak("SFT", IN_PLACES, None),
+        mark_soak("SFT", TENSOR, LORA),
+        mark_soak("SFT", STAGES, None),
+        mark_soak("SFT", STAGES, LORA),
         ("SFT", CONTEXT, LORA),
-        soak("SFT", CONTEXT, None),
-        soak("SFT", CONTEXT | IN_PLACES, LORA),
-        soak("SFT", TENSOR | STAGES, LORA),
-        soak("DPO", IN_PLACES, LORA),
-        soak("DPO", TENSOR, None),
-        soak("KTO", IN_PLACES, LORA),
+        mark_soak("SFT", CONTEXT, None),
+        mark_soak("SFT", CONTEXT | IN_PLACES, LORA),
+        mark_soak("SFT", TENSOR | STAGES, LORA),
+        mark_soak("DPO", IN_PLACES, LORA),
+        mark_soak("DPO", TENSOR, None),
+        mark_soak("KTO", IN_PLACES, LORA),
         ("Reward", IN_PLACES, LORA),
-        soak("Reward", TENSOR, None),
+        mark_soak("Reward", TENSOR, None),
         ("DPO", CONTEXT, LORA),
-        soak("DPO", CONTEXT | IN_PLACES, LORA),
-        soak("KTO", RING, LORA),
-        soak("KTO", CONTEXT | IN_PLACES, None),
-        soak("Reward", CONTEXT, LORA),
-        soak("Reward", CONTEXT | TENSOR, LORA),
-        soak("ProcessReward", CONTEXT, None),  # the adapters drift to 1e-5 at this rate
-        soak("DPO", STAGES, LORA),
-        soak("Reward", STAGES, LORA),
+        mark_soak("DPO", CONTEXT | IN_PLACES, LORA),
+        mark_soak("KTO", RING, LORA),
+        mark_soak("KTO", CONTEXT | IN_PLACES, None),
+        mark_soak("Reward", CONTEXT, LORA),
+        mark_soak("Reward", CONTEXT | TENSOR, LORA),
+        mark_soak("ProcessReward", CONTEXT, None),  # the adapters drift to 1e-5 at this rate
+        mark_soak("DPO", STAGES, LORA),
+        mark_soak("Reward", STAGES, LORA),
         ("Reward", STAGES, None),  # the head is on the last stage
-        soak("ORPO", TENSOR | STAGES, LORA),
+        mark_soak("ORPO", TENSOR | STAGES, LORA),
         ("DPO", CONTEXT | STAGES, LORA),
-        soak("SFT", CONTEXT | STAGES, LORA),
-        soak("SFT", IN_PLACES | STAGES, LORA),
-        soak("Reward", CONTEXT | STAGES, None),
-        soak("Reward", IN_PLACES | STAGES, None),
-        soak("ProcessReward", RING | STAGES, None),
-        soak("ORPO", CONTEXT | IN_PLACES | STAGES, LORA),
+        mark_soak("SFT", CONTEXT | STAGES, LORA),
+        mark_soak("SFT", IN_PLACES | STAGES, LORA),
+        mark_soak("Reward", CONTEXT | STAGES, None),
+        mark_soak("Reward", IN_PLACES | STAGES, None),
+        mark_soak("ProcessReward", RING | STAGES, None),
+        mark_soak("ORPO", CONTEXT | IN_PLACES | STAGES, LORA),
     ],
 )
 def test_each_layout_gives_the_results_of_one_worker(
@@ -177,7 +177,13 @@ def mixture(encoder, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lora"),
-    [("SFT", LORA), soak("SFT", None), soak("DPO", LORA), soak("KTO", LORA), soak("Reward", LORA)],
+    [
+        ("SFT", LORA),
+        mark_soak("SFT", None),
+        mark_soak("DPO", LORA),
+        mark_soak("KTO", LORA),
+        mark_soak("Reward", LORA),
+    ],
 )
 def test_so_it_is_with_divided_experts(kind, lora, mixture, tuning, tmp_path, without_ray):
     posttrain(tuning(kind, lora=lora, output="alone", start=mixture))

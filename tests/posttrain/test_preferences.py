@@ -59,7 +59,7 @@ def tuning(fresh, tmp_path):
     return make
 
 
-def weights(folder):
+def read_weights(folder):
     return checkpoint.open_model(str(folder)).weights
 
 
@@ -72,8 +72,8 @@ def test_dpo_learns_and_has_the_same_bits_with_two_workers(
 ):
     made = posttrain(tuning(pairs, "one", lora=lora))
     posttrain(tuning(pairs, "two", lora=lora, workers=2))
-    one = weights(tmp_path / "one")
-    two = weights(tmp_path / "two")
+    one = read_weights(tmp_path / "one")
+    two = read_weights(tmp_path / "two")
     assert all(torch.equal(one[name], two[name]) for name in one)
     lines = metrics.read_series(str(tmp_path / "one"))
     first = lines[0]

@@ -49,7 +49,7 @@ def trainrig(tmp_path):
     return run
 
 
-def tuning(name, checkpoint, rows, more, batch, lr):
+def write_tuning(name, checkpoint, rows, more, batch, lr):
     steps = STEPS[name]
     return f"""
         checkpoint = "{checkpoint}"
@@ -66,13 +66,13 @@ def tuning(name, checkpoint, rows, more, batch, lr):
     """
 
 
-def curve(folder):
+def read_curve(folder):
     """Return the held-out metrics over the steps of a run."""
     lines = metrics.read_held_out_series(str(folder))
     return [{name: line[name] for name in KEPT if name in line} for line in lines]
 
 
-def told(folder):
+def read_views_of(folder):
     """Return the report page's text before and after tuning, and both models' answers."""
     views = read_views(str(folder))
     return [
@@ -148,10 +148,12 @@ def test_a_model_made_here_is_tuned_on_gsm8k_and_hh(trainrig, test_data, tmp_pat
     )
     lora = 'lora = { rank = 16, alpha = 32, targets = ["attention.*", "feedforward.*"] }'
     dpo = 'objective = { kind = "DPO", beta = 0.1 }'
-    trainrig("posttrain", tuning("tuned", "base", "sums", "", 8, 1e-3))
-    trainrig("posttrain", tuning("adapted", "base", "sums", lora, 8, 2e-3))
-    trainrig("posttrain", tuning("reward", "tuned", "pairs", 'objective.kind = "Reward"', 8, 2e-4))
-    trainrig("posttrain", tuning("preferred", "tuned", "pairs", dpo, 8, 5e-5))
+    trainrig("posttrain", write_tuning("tuned", "base", "sums", "", 8, 1e-3))
+    trainrig("posttrain", write_tuning("adapted", "base", "sums", lora, 8, 2e-3))
+    trainrig(
+        "posttrain", write_tuning("reward", "tuned", "pairs", 'objective.kind = "Reward"', 8, 2e-4)
+    )
+    trainrig("posttrain", write_tuning("preferred", "tuned", "pairs", dpo, 8, 5e-5))
 
     trainrig("export", None, "adapted", "peft", "--adapter")
     trainrig("import", None, "peft", "again", "--base", "base")
@@ -182,11 +184,13 @@ def test_a_model_made_here_is_tuned_on_gsm8k_and_hh(trainrig, test_data, tmp_pat
         )
         score = read_scorecard(str(tmp_path / f"scores-{name}")).tasks["gsm8k"].headline
         scores[name] = {"exact_match": score.value, "standard_error": score.error}
-    runs = {name: curve(tmp_path / name) for name in STEPS}
+    runs = {name: read_curve(tmp_path / name) for name in STEPS}
     found = {
         "steps": STEPS,
         "held_out": runs,
-        "before_and_after": {name: told(tmp_path / name) for name in STEPS if name != "base"},
+        "before_and_after": {
+            name: read_views_of(tmp_path / name) for name in STEPS if name != "base"
+        },
         "adapter_says": said,
         "gsm8k": scores,
     }

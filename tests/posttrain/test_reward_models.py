@@ -63,7 +63,7 @@ def tuning(fresh, tmp_path):
     return make
 
 
-def weights(folder):
+def read_weights(folder):
     return checkpoint.open_model(str(folder)).weights
 
 
@@ -79,8 +79,8 @@ def test_a_reward_model_learns_and_has_the_same_bits_with_two_workers(
     encode_rows(PAIRS, rows="pairs", held_out=0.3, sequence_length=47)
     posttrain(tuning("one", lora=lora))
     posttrain(tuning("two", lora=lora, workers=2))
-    one = weights(tmp_path / "one")
-    two = weights(tmp_path / "two")
+    one = read_weights(tmp_path / "one")
+    two = read_weights(tmp_path / "two")
     assert one["head.weight"].shape == (1, 32)
     assert all(torch.equal(one[name], two[name]) for name in one)
     lines, measured = (
@@ -105,7 +105,7 @@ def test_a_reward_model_learns_and_has_the_same_bits_with_two_workers(
     (document,) = traced.sequences[0].documents
     assert document.corpus_file.endswith("encoded.jsonl")
     held = {name for name in checkpoint.open_model(str(tmp_path / "one")).weights}
-    assert held == {*weights(fresh), "head.weight"}
+    assert held == {*read_weights(fresh), "head.weight"}
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def folder(request, tmp_path):
     return str(tmp_path) if request.param == "on disk" else request.getfixturevalue("s3")
 
 
-def numbered(first, past):
+def number_lines(first, past):
     return [f"{number:05d}".encode() for number in range(first, past)]
 
 
@@ -39,18 +39,18 @@ def test_appended_lines_are_read_in_order_and_only_when_complete(folder):
     path = f"{folder}/log.jsonl"
     assert list(read_lines(path)) == []
     first = open_appender(path, "attempt-1")
-    for line in numbered(0, 50):
+    for line in number_lines(0, 50):
         first.write(line + b"\n")
     first.flush()
-    assert list(read_lines(path)) == numbered(0, 50)
+    assert list(read_lines(path)) == number_lines(0, 50)
     first.write(b"half a li")  # the first writer dies here
     first.flush()
     second = open_appender(path, "attempt-2")
-    for line in numbered(50, 60):
+    for line in number_lines(50, 60):
         second.write(line + b"\n")
     second.close()
     found = list(read_lines(path))
-    assert [line for line in found if line != b"half a li"] == numbered(0, 60)
+    assert [line for line in found if line != b"half a li"] == number_lines(0, 60)
 
 
 @pytest.mark.slow
@@ -77,13 +77,13 @@ def test_a_large_log_in_a_bucket_is_several_objects(s3, monkeypatch):
     monkeypatch.setattr(append_log, "SEGMENT", 100)
     path = f"{s3}/log.jsonl"
     appender = open_appender(path, "attempt-0001")
-    for line in numbered(0, 90):
+    for line in number_lines(0, 90):
         appender.write(line + b"\n")
         if line.endswith(b"7"):
             appender.flush()
-    assert list(read_lines(path)) == numbered(0, 88)
+    assert list(read_lines(path)) == number_lines(0, 88)
     appender.close()
-    assert list(read_lines(path)) == numbered(0, 90)
+    assert list(read_lines(path)) == number_lines(0, 90)
     names = [name.removeprefix(f"{path}/") for name in storage.list_files(path)]
     assert names == [f"attempt-0001-{n:06d}.jsonl" for n in range(1, 7)]
     assert all(storage.measure_size(f"{path}/{name}") <= 102 for name in names)
@@ -124,11 +124,11 @@ def test_writing_does_not_wait_for_a_bucket_that_does_not_answer(s3, monkeypatch
     appender = open_appender(f"{s3}/log.jsonl", "one")
     appender.write(b"first\n")
     assert asked.wait(30)
-    for line in numbered(0, 90):
+    for line in number_lines(0, 90):
         appender.write(line + b"\n")
     answers.set()
     appender.close()
-    assert list(read_lines(f"{s3}/log.jsonl")) == [b"first", *numbered(0, 90)]
+    assert list(read_lines(f"{s3}/log.jsonl")) == [b"first", *number_lines(0, 90)]
 
 
 @pytest.mark.slow

@@ -42,22 +42,22 @@ class Heard:
         self.said += piece
 
     def first_line(self):
-        until(lambda: b"\n" in self.said)
+        wait_until(lambda: b"\n" in self.said)
         return self.said.split()[0]
 
     def end(self):
-        until(lambda: self.child.poll_group() is not None)
+        wait_until(lambda: self.child.poll_group() is not None)
         return self.child.poll_group()
 
 
-def until(there):
+def wait_until(there):
     deadline = time.monotonic() + PATIENCE
     while not there():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def gone(pid):
+def has_ended(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
@@ -91,7 +91,7 @@ def test_the_signal_that_ended_the_command_is_passed_on(start, number):
 def test_a_command_that_is_not_there_says_so():
     said = []
     child = Child(["/no/such/python"], {}, said.append)
-    until(lambda: child.poll_group() is not None)
+    wait_until(lambda: child.poll_group() is not None)
     assert child.poll_group() == 127 and b"/no/such/python: No such file" in b"".join(said)
 
 
@@ -137,20 +137,20 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_descendants(start):
     heard.child.ask()
     heard.child.kill()
     assert heard.end() == -signal.SIGKILL
-    until(lambda: gone(grandchild))
+    wait_until(lambda: has_ended(grandchild))
 
 
 def test_processes_that_a_command_leaves_behind_end_with_it(start):
     heard = start(WITH_CHILD)
     assert heard.end() == 0
-    until(lambda: gone(int(heard.first_line())))
+    wait_until(lambda: has_ended(int(heard.first_line())))
 
 
 def test_the_command_dies_with_its_guard(start):
     heard = start(DEAF)
     command = int(heard.first_line())
     psutil.Process(heard.child.pid).kill()
-    until(lambda: gone(command))  # before anything looks at it
+    wait_until(lambda: has_ended(command))  # before anything looks at it
     assert heard.end() == -signal.SIGKILL
 
 
@@ -168,7 +168,7 @@ def test_the_whole_group_dies_with_who_started_it(tmp_path, number):
     command = int(starter.stdout.readline())
     starter.send_signal(number)
     starter.communicate()
-    until(lambda: gone(command) and gone(grandchild))
+    wait_until(lambda: has_ended(command) and has_ended(grandchild))
 
 
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux alone has it")

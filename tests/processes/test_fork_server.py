@@ -72,7 +72,7 @@ def server():
     assert not Path(made._address.socket).exists()
 
 
-def gone(pid):
+def has_ended(pid):
     """Return whether the process ends within the bound."""
     try:
         psutil.Process(pid).wait(LONG)
@@ -113,10 +113,10 @@ def test_several_live_side_by_side_and_each_ends_by_itself(server):
     with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
         several[1].receive()
     several[0].close()
-    assert gone(several[0].pid)
+    assert has_ended(several[0].pid)
     assert psutil.pid_exists(several[2].pid)
     several[2].close()
-    assert gone(several[2].pid)
+    assert has_ended(several[2].pid)
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_forked_process_does_not_outlive_its_client_even_if_stopped(server, tm
     if stopped:
         os.kill(pid, signal.SIGSTOP)
     asker.kill()
-    assert gone(pid)
+    assert has_ended(pid)
     asker.wait()
 
 
@@ -194,7 +194,7 @@ def test_a_dead_server_is_seen_and_another_started(server):
     server._server.kill()
     with pytest.raises(ProcessDied, match=r"^its fork server ended, or its machine$"):
         forked.receive()
-    assert gone(forked.pid)
+    assert has_ended(forked.pid)
     server._server.wait()
     with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
         ForkedProcess(before, "forked:stay", "here")
@@ -213,7 +213,7 @@ def test_forked_processes_end_with_a_killed_server_without_polling(server, stopp
     if stopped:
         os.kill(forked.pid, signal.SIGSTOP)
     server._server.kill()
-    assert gone(forked.pid)
+    assert has_ended(forked.pid)
     forked.close()
     server.get_address()  # start another: the fixture ends a live one
 
@@ -227,7 +227,7 @@ def test_a_server_whose_imports_fail_reports_the_cause_to_clients():
         ForkedProcess(broken._address, "forked:stay", "here")
 
 
-def knock(address, words=b"", descriptors=()):
+def connect(address, words=b"", descriptors=()):
     """Connect to the server at `address`, and send `words` with `descriptors`."""
     stranger = socket.socket(socket.AF_UNIX)
     stranger.settimeout(LONG)
@@ -255,12 +255,13 @@ def test_a_hundred_strangers_delay_no_client_and_are_disconnected(server, words,
     wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
     with contextlib.ExitStack() as held:
         strangers = [
-            held.enter_context(knock(server.get_address(), words, descriptors)) for _ in range(100)
+            held.enter_context(connect(server.get_address(), words, descriptors))
+            for _ in range(100)
         ]
         forked = ForkedProcess(server.get_address(), "forked:stay", "here")
         assert forked.receive() == "here"
         # This includes those that send nothing.
-        assert {b""} == {hear_the_end(stranger) for stranger in strangers}
+        assert {b""} == {read_to_end(stranger) for stranger in strangers}
         forked.end()
     wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
 
@@ -272,7 +273,7 @@ def wait_until(holds):
         time.sleep(0.02)
 
 
-def hear_the_end(stranger):
+def read_to_end(stranger):
     # The server closed without reading all of the message.
     with contextlib.suppress(ConnectionResetError):
         return stranger.recv(9)
@@ -362,7 +363,7 @@ def test_all_end_with_the_servers_owner():
     forked = ForkedProcess(ServerAddress(name, token), "forked:stay", "here")
     assert forked.receive() == "here"
     owner.kill()
-    assert gone(forked.pid) and gone(int(server))
+    assert has_ended(forked.pid) and has_ended(int(server))
     owner.communicate()
     forked.close()
 

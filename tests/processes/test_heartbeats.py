@@ -38,13 +38,13 @@ class Supervisor:
             assert self._news.wait_for(lambda: any(map(true_of, self.beats)), timeout=30)
 
 
-def reporter(supervisor):
+def make_reporter(supervisor):
     return HeartbeatReporter(FIRST, supervisor, every=0.005, hang_seconds=30.0)
 
 
 def test_the_newest_beat_reaches_the_supervisor_and_its_wish_comes_back():
     supervisor = Supervisor()
-    watch = reporter(supervisor)
+    watch = make_reporter(supervisor)
     supervisor.heard(lambda heartbeat: heartbeat == FIRST)
     watch.heartbeat(3, "train")
     supervisor.heard(
@@ -63,7 +63,7 @@ def test_the_newest_beat_reaches_the_supervisor_and_its_wish_comes_back():
 def test_a_lost_supervisor_stops_no_rank():
     supervisor = Supervisor()
     supervisor.broken = True
-    watch = reporter(supervisor)
+    watch = make_reporter(supervisor)
     watch.heartbeat(1, "train")
     supervisor.heard(lambda heartbeat: heartbeat.count == 1)
     assert not watch.stop_wanted()

@@ -78,7 +78,7 @@ def write_steps(folder: Path, attempt: int, *steps: int) -> None:
             file.write(json.dumps({"step": step, "attempt": attempt, "train/loss": 1.0}) + "\n")
 
 
-def kills(folder: Path) -> list[dict[str, object]]:
+def list_kills(folder: Path) -> list[dict[str, object]]:
     return [event for event in RunFolder(str(folder)).read_events() if event["event"] == KILLED]
 
 
@@ -96,7 +96,7 @@ def test_the_last_rank_is_killed_once_the_step_is_done(
         write_steps(tmp_path, 1, 5)
         assert two.wait(PATIENCE) == -signal.SIGKILL
     assert (zero.poll(), one.poll()) == (None, None)
-    (kill,) = kills(tmp_path)
+    (kill,) = list_kills(tmp_path)
     assert {name: kill[name] for name in ("attempt", "step", "rank", "target")} == {
         "attempt": 1,
         "step": 5,
@@ -114,7 +114,7 @@ def test_nobody_is_killed_before_the_step_is_reached(
         write_steps(tmp_path, 1, 3, 4)
         look_twice()
     assert worker.poll() is None
-    assert kills(tmp_path) == []
+    assert list_kills(tmp_path) == []
 
 
 def test_nobody_is_killed_a_second_time(tmp_path: Path, start: Start) -> None:
@@ -126,12 +126,12 @@ def test_nobody_is_killed_a_second_time(tmp_path: Path, start: Start) -> None:
         write_steps(tmp_path, 2, 5, 6)
     with kill_one_worker(str(tmp_path), after_step=5) as _:
         write_steps(tmp_path, 2, 7, 8)
-        killers_are_done()
+        wait_for_killers()
     assert second.poll() is None
-    assert len(kills(tmp_path)) == 1
+    assert len(list_kills(tmp_path)) == 1
 
 
-def killers_are_done() -> None:
+def wait_for_killers() -> None:
     """Wait for the threads that this module's tests made the library start."""
     import threading
 
@@ -152,7 +152,7 @@ def test_a_run_that_takes_no_step_is_left_in_peace(
         assert worker.poll() is None
         write_steps(tmp_path, 1, 7)
         assert worker.wait(PATIENCE) == -signal.SIGKILL
-    assert kills(tmp_path)[0]["step"] == 7
+    assert list_kills(tmp_path)[0]["step"] == 7
 
 
 def test_the_worker_is_one_of_the_attempt_that_took_the_step(tmp_path: Path, start: Start) -> None:
@@ -171,14 +171,14 @@ def test_a_worker_that_ended_by_itself_was_not_killed(tmp_path: Path, start: Sta
     assert worker.returncode == 0
     with kill_one_worker(str(tmp_path), after_step=5):
         write_steps(tmp_path, 1, 5)
-        killers_are_done()
-    assert kills(tmp_path) == []
+        wait_for_killers()
+    assert list_kills(tmp_path) == []
 
 
 def test_the_watch_ends_with_the_block_whatever_ends_it(tmp_path: Path, start: Start) -> None:
     worker = start(1, 0)
     with pytest.raises(KeyboardInterrupt), kill_one_worker(str(tmp_path), after_step=5):
         raise KeyboardInterrupt
-    killers_are_done()
+    wait_for_killers()
     write_steps(tmp_path, 1, 5)
     assert worker.poll() is None

@@ -11,7 +11,7 @@ from trainrig.ray_runtime.rank_order import order_by_node
 
 
 @st.composite
-def clusters(draw, whole_groups=False):
+def draw_clusters(draw, whole_groups=False):
     """Draw nodes with the workers of some replicas, in any order, and nested group sizes."""
     tensor = draw(st.integers(1, 4))
     middle = tensor * draw(st.integers(1, 3))
@@ -33,7 +33,7 @@ def count_inside(nodes, size):
     return sum(len(set(nodes[first : first + size])) == 1 for first in firsts)
 
 
-@given(clusters())
+@given(draw_clusters())
 def test_as_many_groups_of_each_size_are_on_one_node_as_can_be(cluster):
     nodes, sizes = cluster
     order = order_by_node(nodes, sizes)
@@ -43,7 +43,7 @@ def test_as_many_groups_of_each_size_are_on_one_node_as_can_be(cluster):
         assert count_inside(placed, size) == sum(n // size for n in Counter(nodes).values())
 
 
-@given(clusters(whole_groups=True))
+@given(draw_clusters(whole_groups=True))
 def test_every_tensor_group_is_on_one_node_where_each_has_whole_groups(cluster):
     """A pipeline then spans nodes."""
     nodes, sizes = cluster

@@ -93,14 +93,14 @@ def start(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         process.communicate()
 
 
-def said(process: "subprocess.Popen[str]") -> Any:
+def read_line(process: "subprocess.Popen[str]") -> Any:
     assert process.stdout and process.stderr
     line = process.stdout.readline()
     assert line, process.stderr.read()
     return json.loads(line)
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Return whether the process ends within the bound."""
     try:
         psutil.Process(pid).wait(LONG)
@@ -116,7 +116,7 @@ def test_a_lost_ray_is_reported_and_ended_and_the_next_leaves_nothing(
 ) -> None:
     """Before that, two others were killed, one of them during its start."""
     killed = [start(KILLED), start(HAS_NO_OWNER_YET)]
-    first, starting = map(said, killed)
+    first, starting = map(read_line, killed)
     assert "dashboard" not in first["daemons"] and "monitor" not in first["daemons"]
     assert Path(starting["session"]).exists()
     # Ray makes its folders readable for every user of the machine.
@@ -130,18 +130,18 @@ def test_a_lost_ray_is_reported_and_ended_and_the_next_leaves_nothing(
     process = start(LOSES, *called)
     begun = [first]
     for daemon, name in called.items():
-        lost = said(process)
+        lost = read_line(process)
         # The next Ray has removed them.
         assert not Path(first["session"]).exists() and not Path(starting["session"]).exists()
-        assert all(gone(pid) for pid in starting["daemons"].values())
+        assert all(has_ended(pid) for pid in starting["daemons"].values())
         pid = lost["daemons"][daemon]
         problem = f"the {name} of this machine's Ray (process {pid}) was killed by SIGKILL"
-        assert said(process) == problem
+        assert read_line(process) == problem
         begun.append(lost)
-    begun.append(said(process))
+    begun.append(read_line(process))
     assert len({starting["session"], *(started["session"] for started in begun)}) == 5
     assert process.wait(LONG) == 0
-    assert all(gone(started["actor"]) for started in begun)
+    assert all(has_ended(started["actor"]) for started in begun)
     assert list(temporary.iterdir()) == []
 
 

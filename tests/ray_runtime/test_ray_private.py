@@ -19,7 +19,7 @@ PRIVATE_PATHS = ("core.generated", "v2.api", "autoscaler.sdk")
 ALONE = ("ray_private.py", "ray_pools.py")
 
 
-def _imports(path: Path) -> list[tuple[str, str]]:
+def _list_imports(path: Path) -> list[tuple[str, str]]:
     """Return (module, name) of all imports from Ray anywhere in a file."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
@@ -30,7 +30,7 @@ def _imports(path: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _private(module: str, name: str) -> bool:
+def _is_private(module: str, name: str) -> bool:
     hidden = any(part.startswith("_") for part in [*module.split("."), name] if part)
     return hidden or any(path in module for path in PRIVATE_PATHS)
 
@@ -40,14 +40,14 @@ def test_nothing_else_imports_what_is_private() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if path.name not in ALONE]
     found = {
         str(path.relative_to(PACKAGE)): [
-            imported for imported in _imports(path) if _private(*imported)
+            imported for imported in _list_imports(path) if _is_private(*imported)
         ]
         for path in files
     }
     assert {path: imports for path, imports in found.items() if imports} == {}
 
 
-REACHED = sorted(imported for imported in _imports(Path(ray_private.__file__)) if imported[1])
+REACHED = sorted(imported for imported in _list_imports(Path(ray_private.__file__)) if imported[1])
 
 
 @pytest.mark.parametrize(

@@ -87,17 +87,17 @@ def test_folders_of_dead_processes_are_removed_and_those_of_live_ones_kept(
     assert str(dead) in said and "s for that to end" in said
 
 
-def widen(folder: Path) -> None:
+def open_to_all(folder: Path) -> None:
     """Open the folder to every user."""
     folder.chmod(0o777)
 
 
-def let_others_write_the_record(folder: Path) -> None:
+def open_record_to_all(folder: Path) -> None:
     """Let every user write the record of the owner."""
     (folder / session_folder.OWNER).chmod(0o666)
 
 
-def link_the_record(folder: Path) -> None:
+def link_record(folder: Path) -> None:
     """Replace the record by a link."""
     record = folder / session_folder.OWNER
     record.rename(folder / "elsewhere.json")
@@ -117,9 +117,9 @@ def give_the_record_away(folder: Path) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        widen,
-        let_others_write_the_record,
-        link_the_record,
+        open_to_all,
+        open_record_to_all,
+        link_record,
         pytest.param(give_the_folder_away, marks=as_root),
         pytest.param(give_the_record_away, marks=as_root),
     ],

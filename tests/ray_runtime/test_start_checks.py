@@ -46,14 +46,14 @@ def run(*command: str, **environment: str) -> "subprocess.CompletedProcess[str]"
     )
 
 
-def has_namespaces(kind: str) -> bool:
+def can_make_namespaces(kind: str) -> bool:
     return subprocess.run(["unshare", kind, "true"], capture_output=True).returncode == 0
 
 
 @pytest.mark.slow  # imports Ray
 @pytest.mark.parametrize("options", SHORTAGES.values(), ids=SHORTAGES)
 def test_too_little_shared_memory_is_named_before_ray_starts(options: str, tmp_path: Path) -> None:
-    if not has_namespaces("-m"):
+    if not can_make_namespaces("-m"):
         pytest.skip("no mount namespace may be made here")
     shell = ["unshare", "-m", "sh", "-c", SHARED, options]
     ended = run(*shell, sys.executable, "-c", JOIN, RAY_TMPDIR=str(tmp_path))
@@ -66,7 +66,7 @@ def test_too_little_shared_memory_is_named_before_ray_starts(options: str, tmp_p
 
 @pytest.mark.slow  # imports Ray
 def test_a_loopback_that_is_down_is_named_before_ray_starts(tmp_path: Path) -> None:
-    if not has_namespaces("-n"):
+    if not can_make_namespaces("-n"):
         pytest.skip("no network namespace may be made here")
     ended = run("unshare", "-n", sys.executable, "-c", JOIN, RAY_TMPDIR=str(tmp_path))
     (line,) = ended.stderr.splitlines()

@@ -46,7 +46,7 @@ def trained(
     return str(folder)
 
 
-def printed(*arguments: str) -> Any:
+def run_and_read_output(*arguments: str) -> Any:
     done = CliRunner().invoke(app, ["trace", *arguments, "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -54,18 +54,18 @@ def printed(*arguments: str) -> Any:
 
 def test_an_update_after_skipped_data_is_traced_to_what_it_learned_from(trained: str) -> None:
     assert [line["train/data_step"] for line in read_series(trained)] == [0, 1, 4, 5, 6, 7]
-    third = printed(trained, "--step", "3")
+    third = run_and_read_output(trained, "--step", "3")
     assert (third["data_step"], third["log"]) == (4, "agrees")
-    planned = printed(f"{trained}/run.toml", "--step", "3")
+    planned = run_and_read_output(f"{trained}/run.toml", "--step", "3")
     assert planned["sequences"] == third["sequences"] and planned["log"] == "not asked"
-    skipped = printed(trained, "--data-step", "2")
+    skipped = run_and_read_output(trained, "--data-step", "2")
     assert (skipped["step"], skipped["data_step"]) == (None, 2)
     assert skipped["sequences"] != third["sequences"]
 
 
 def test_the_documents_of_a_step_are_named_with_their_rules(trained: str) -> None:
     found = find_culprits(trained, None, 2)
-    traced = printed(trained, "--data-step", "2")
+    traced = run_and_read_output(trained, "--data-step", "2")
     named = {d["url"] for sequence in traced["sequences"] for d in sequence["documents"]}
     assert {culprit.url for culprit in found} == named
     assert [len(culprit.rules) for culprit in found] == sorted(
@@ -74,7 +74,7 @@ def test_the_documents_of_a_step_are_named_with_their_rules(trained: str) -> Non
     assert all(
         culprit.text and culprit.signals["words"] > 0 and culprit.sequences for culprit in found
     )
-    rows = printed(trained, "--data-step", "2", "--rules")
+    rows = run_and_read_output(trained, "--data-step", "2", "--rules")
     assert [row["url"] for row in rows] == [culprit.url for culprit in found]
 
 
@@ -88,7 +88,7 @@ def test_a_page_is_traced_to_the_steps_and_checkpoints_that_saw_it(trained: str)
         seen = find_url(trained, url)
         assert list(seen.steps) == seen_at[url]
         assert seen.checkpoints == tuple(s for s in (2, 4, 6) if s >= seen_at[url][0])
-    assert printed(trained, "--url", late)["steps"] == seen_at[late]
+    assert run_and_read_output(trained, "--url", late)["steps"] == seen_at[late]
 
 
 def test_untraceable_steps_are_rejected(trained: str) -> None:

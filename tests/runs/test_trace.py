@@ -36,7 +36,7 @@ def run_file(run: Pretraining, tmp_path: Path) -> str:
     return str(tmp_path / "run.toml")
 
 
-def windows_of(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
+def list_windows(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
     """Return the ids and the documents of each window, by source, by brute force."""
     shards = TokenShards.open(f"{run.tokens}/{TRAIN}")
     length = run.batches.sequence_length
@@ -55,7 +55,7 @@ def windows_of(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
 def test_every_sequence_of_every_step_names_the_documents_its_ids_are_of(
     run: Pretraining, run_file: str
 ) -> None:
-    windows = windows_of(run)
+    windows = list_windows(run)
     for step in range(1, STEPS + 1):
         traced = trace(run_file, step)
         assert len(traced.sequences) == run.batches.global_batch

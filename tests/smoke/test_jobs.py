@@ -113,7 +113,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "OMP_NUM_THREADS": "1",
     }
     quiet = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    gcs, dashboard, agent = free_ports(3)
+    gcs, dashboard, agent = find_free_ports(3)
     address = f"http://127.0.0.1:{dashboard}"
     submit = [sys.executable, "-c", SUBMIT, address, json.dumps(RUNTIME_ENV)]
     # The path is not below pytest's folder, because socket paths must be short.
@@ -124,14 +124,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         options += [f"--dashboard-agent-listen-port={agent}"]
         options += ["--include-dashboard=true", "--num-cpus=4", "--object-store-memory=134217728"]
         head = subprocess.Popen([binaries / "ray", "start", "--head", "--block", *options], **quiet)
-        with killing(head):
+        with kill_at_end(head):
             wait_for_answer(f"{address}/api/version", head)
             pipes = quiet | {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            with subprocess.Popen(submit, **pipes) as client, killing(client):
+            with subprocess.Popen(submit, **pipes) as client, kill_at_end(client):
                 yield Cluster(tmp_path_factory.mktemp("jobs"), environment, client)
 
 
-def free_ports(count: int) -> list[int]:
+def find_free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -140,7 +140,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def killing(process: subprocess.Popen[Any]) -> Iterator[None]:
+def kill_at_end(process: subprocess.Popen[Any]) -> Iterator[None]:
     """Kill `process` and all its descendants, and no other process, when the block ends."""
     try:
         yield
@@ -215,7 +215,7 @@ def write_principles(path: Path) -> str:
     return str(path)
 
 
-def arguments_of(script: str, folder: Path) -> list[str]:
+def list_arguments(script: str, folder: Path) -> list[str]:
     """Return the arguments of one job, whose inputs are the results of earlier jobs."""
     names = ("documents", "tokenizer", "tokens", "model", "tuned", "scores", "exported")
     at = {name: str(folder / name) for name in names}
@@ -370,8 +370,8 @@ def test_there_are_no_other_jobs() -> None:
 def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script: str) -> None:
     for before in SCRIPTS[: SCRIPTS.index(script)]:
         if before not in cluster.ended:  # a test that is run alone runs what it needs
-            cluster.ended[before] = cluster.run(before, *arguments_of(before, cluster.folder))
-    ended = cluster.ended[script] = cluster.run(script, *arguments_of(script, cluster.folder))
+            cluster.ended[before] = cluster.run(before, *list_arguments(before, cluster.folder))
+    ended = cluster.ended[script] = cluster.run(script, *list_arguments(script, cluster.folder))
     assert (ended["state"], ended["code"]) == ("SUCCEEDED", 0), ended["output"]
     # A job's output is all that it prints; Ray may add lines to stderr.
     results = [line for line in ended["output"].splitlines() if line.startswith("{")]

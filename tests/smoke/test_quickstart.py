@@ -276,7 +276,7 @@ def test_the_report_holds_the_verdict(first: Walk) -> None:
         assert f"{first.summary[figure]:,}" in page
 
 
-def contents(out: Path) -> dict[str, tuple[str, int]]:
+def read_contents(out: Path) -> dict[str, tuple[str, int]]:
     """Return the digest and the modification time of each file except the report."""
     return {
         str(path.relative_to(out)): (
@@ -291,10 +291,10 @@ def contents(out: Path) -> dict[str, tuple[str, int]]:
 def test_a_second_call_does_nothing_says_so_and_tells_the_same(
     first: Walk, installed: Installed
 ) -> None:
-    before = contents(first.out)
+    before = read_contents(first.out)
     report = (first.out / "report.html").read_bytes()
     second = walk(installed)
-    assert contents(first.out) == before
+    assert read_contents(first.out) == before
     assert (first.out / "report.html").read_bytes() == report
     assert second.stdout == first.stdout
     for folder in FOLDERS:
@@ -306,7 +306,7 @@ def test_a_second_call_does_nothing_says_so_and_tells_the_same(
         assert all(line.startswith(f"{stage}: quickstart/") for line in lines)
 
 
-def commands_after_the_quickstart() -> list[list[str]]:
+def list_later_commands() -> list[list[str]]:
     """Return the commands of README's tasks and of the data path in docs/commands.md."""
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     section = page.partition("\n## The data path, in order\n")[2]
@@ -328,7 +328,7 @@ def followed(first: Walk, installed: Installed) -> dict[str, Walk]:
     losses are noise at any affordable size.
     """
     said = {}
-    for program, *words in commands_after_the_quickstart():
+    for program, *words in list_later_commands():
         assert program == "trainrig"
         if words[0] != "quickstart":
             ended = installed.try_to_run(*words)
@@ -359,9 +359,9 @@ def test_the_commands_of_the_pages_work_one_after_the_other(
 def test_a_sweep_adds_a_law_and_a_plan_and_repeats_nothing_of_the_rest(
     first: Walk, installed: Installed, followed: dict[str, Walk]
 ) -> None:
-    before = contents(first.out)
+    before = read_contents(first.out)
     swept = walk(installed, "--sweep")
-    assert contents(first.out).items() >= before.items()  # also the sweep's, which README made
+    assert read_contents(first.out).items() >= before.items()  # also the sweep's, which README made
     assert set(swept.summary["seconds"]) == STAGES | {"sweep"}
     found = swept.summary["scaling"]
     assert found["points"] == 9

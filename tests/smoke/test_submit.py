@@ -133,17 +133,17 @@ def submitting(tmp_path: Path) -> Iterator[User]:
             "RAY_API_SERVER_ADDRESS": cluster.address,
             "TRAINRIG_HOME": str(tmp_path / "home"),
         }
-        yield User(_folder(tmp_path / "submitted"), kept | found)
+        yield User(_hash_folder(tmp_path / "submitted"), kept | found)
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> User:
     """Return a user in another folder, who has only this machine."""
     kept = {n: v for n, v in os.environ.items() if n != "RAY_ADDRESS"}
-    return User(_folder(tmp_path / "alone"), kept)
+    return User(_hash_folder(tmp_path / "alone"), kept)
 
 
-def _folder(path: Path) -> Path:
+def _hash_folder(path: Path) -> Path:
     path.mkdir()
     words = WORDS.split()
     pages = [
@@ -183,12 +183,12 @@ def test_the_whole_path_submitted_is_the_same_to_the_last_bit(
     one = submitting.folder
     other = alone.folder
     for verb in ("curate", "tokenizer", "tokenize"):
-        assert files_of(one / OUTPUTS[verb]) == files_of(other / OUTPUTS[verb]), verb
-    assert losses_of(one / "model") == losses_of(other / "model")
+        assert list_files(one / OUTPUTS[verb]) == list_files(other / OUTPUTS[verb]), verb
+    assert list_losses(one / "model") == list_losses(other / "model")
     for user in (submitting, alone):
         user.does("export", "model", "exported")  # merged from what each worker saved
-    assert weights_of(one / "exported") == weights_of(other / "exported")
-    assert counts_of(one / "scores") == counts_of(other / "scores")
+    assert read_weights(one / "exported") == read_weights(other / "exported")
+    assert read_counts(one / "scores") == read_counts(other / "scores")
     rows = json.loads(submitting.does("jobs", "--json"))
     assert {row["verb"]: row["state"] for row in rows} == dict.fromkeys(RUN_FILES, "done")
     (row,) = [row for row in rows if row["verb"] == "pretrain"]
@@ -196,19 +196,19 @@ def test_the_whole_path_submitted_is_the_same_to_the_last_bit(
     assert 0 < row["goodput"] < 1
 
 
-def files_of(folder: Path) -> Any:
+def list_files(folder: Path) -> Any:
     return json.loads((folder / "manifest.json").read_text())["files"]
 
 
-def counts_of(folder: Path) -> Any:
+def read_counts(folder: Path) -> Any:
     return json.loads((folder / "manifest.json").read_text())["counts"]
 
 
-def losses_of(folder: Path) -> Any:
+def list_losses(folder: Path) -> Any:
     return [(line["step"], line["train/loss"]) for line in metrics.read_series(str(folder))]
 
 
-def weights_of(folder: Path) -> dict[str, bytes]:
+def read_weights(folder: Path) -> dict[str, bytes]:
     found = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
     assert found
     return found

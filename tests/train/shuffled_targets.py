@@ -15,7 +15,7 @@ from trainrig.tokens.batches import IDS, IGNORE, TARGETS, Corruption, MicroBatch
 from trainrig.tokens.permutation import Integers
 
 
-def shuffled(
+def shuffle_chosen(
     ids_BT: Integers, chosen_BT: NDArray[np.bool_], key: RandomKey, sample: int
 ) -> Integers:
     """Return `ids_BT` [B, T] with the chosen ids shuffled among the chosen positions."""
@@ -48,7 +48,7 @@ class ShuffledTargets:
         for name in self.names:
             key = RandomKey(0, f"shuffled {name}")
             array = made.arrays[name]
-            arrays[name] = shuffled(array, array != IGNORE, key, int(made.samples[0]))
+            arrays[name] = shuffle_chosen(array, array != IGNORE, key, int(made.samples[0]))
         return dataclasses.replace(made, arrays=arrays)
 
 
@@ -71,6 +71,6 @@ class ShuffledTexts:
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
         key = RandomKey(0, "shuffled texts")
         text_BT = micro.targets != IGNORE
-        ids_BT = shuffled(micro.ids, text_BT, key, int(micro.samples[0]))
+        ids_BT = shuffle_chosen(micro.ids, text_BT, key, int(micro.samples[0]))
         arrays = {**micro.arrays, IDS: ids_BT}
         return self.inner.apply(dataclasses.replace(micro, arrays=arrays), step)

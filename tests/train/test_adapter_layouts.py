@@ -66,18 +66,18 @@ def trained(make_job, ranks, base, tmp_path_factory):
     def train(world, kind, layout=None, model="grouped", objective="CausalLM", **changes):
         key = repr((world, kind, layout, model, objective, changes))
         if key not in known:
-            job = adapter_job(
+            job = make_adapter_job(
                 make_job, base(model), tmp_path_factory.mktemp("run"), kind, layout or FSDP(),
                 MODELS[model], objective, **changes
             )  # fmt: skip
-            go_on(job, world, ranks, tuning=ROWS[objective])
+            continue_run(job, world, ranks, tuning=ROWS[objective])
             known[key] = job
         return known[key]
 
     return train
 
 
-def adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM", **changes):
+def make_adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM", **changes):
     training = {
         "steps": STEPS,
         "parallel": layout.model_dump(),
@@ -98,14 +98,14 @@ def adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM
     )
 
 
-def go_on(job, world, group, **arguments):
+def continue_run(job, world, group, **arguments):
     found, _ = find_newest_valid(RunFolder(job.folder))
     attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
     group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
 
 
-def contents(job):
+def read_contents(job):
     """Return the full trained tensors, whichever rank wrote which rows."""
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
@@ -114,29 +114,29 @@ def contents(job):
     return {name: value.numpy() for name, value in tensors.items()}
 
 
-def figures(job, name="train/loss"):
+def read_figures(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     return [line["eval/loss"] for line in metrics.read_held_out_series(job.folder)]
 
 
-def layer_norms(job):
+def read_layer_norms(job):
     last = metrics.read_series(job.folder)[-1]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
 
 
 def assert_close(job, alone):
-    np.testing.assert_allclose(figures(job), figures(alone), rtol=0, atol=1e-5)
-    norms = (figures(run, "train/grad_norm") for run in (job, alone))
+    np.testing.assert_allclose(read_figures(job), read_figures(alone), rtol=0, atol=1e-5)
+    norms = (read_figures(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
-    assert layer_norms(job).keys() == layer_norms(alone).keys()
-    for name, value in layer_norms(alone).items():
-        assert layer_norms(job)[name] == pytest.approx(value, rel=2e-3), name
-    found = contents(job)
-    expected = contents(alone)
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-5)
+    assert read_layer_norms(job).keys() == read_layer_norms(alone).keys()
+    for name, value in read_layer_norms(alone).items():
+        assert read_layer_norms(job)[name] == pytest.approx(value, rel=2e-3), name
+    found = read_contents(job)
+    expected = read_contents(alone)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-4, err_msg=name)
@@ -144,15 +144,15 @@ def assert_close(job, alone):
 
 def assert_same_bits(job, other):
     for name in ("train/loss", "train/grad_norm"):
-        assert figures(job, name) == figures(other, name)
-    assert held_out(job) == held_out(other)
-    found = contents(job)
-    expected = contents(other)
+        assert read_figures(job, name) == read_figures(other, name)
+    assert read_held_out(job) == read_held_out(other)
+    found = read_contents(job)
+    expected = read_contents(other)
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
@@ -170,9 +170,9 @@ def test_adapters_of_separately_gathered_embedding_and_head(trained):
         ("plain", SHARED),
         ("dora", IN_PLACES),
         ("dropout", SHARED),
-        soak("plain", IN_PLACES),
-        soak("dora", SHARED),
-        soak("dropout", IN_PLACES),
+        mark_soak("plain", IN_PLACES),
+        mark_soak("dora", SHARED),
+        mark_soak("dropout", IN_PLACES),
     ],
 )
 def test_adapters_of_shared_layers_equal_those_of_full_layers(kind, layout, trained):
@@ -182,7 +182,7 @@ def test_adapters_of_shared_layers_equal_those_of_full_layers(kind, layout, trai
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layout"),
-    [("dora", SHARED), *(soak(*case) for case in (("plain", SHARED), ("dora", IN_PLACES)))],
+    [("dora", SHARED), *(mark_soak(*case) for case in (("plain", SHARED), ("dora", IN_PLACES)))],
 )
 def test_adapters_of_replicated_key_heads(kind, layout, trained):
     found = trained(2, kind, layout, "one key head")
@@ -194,11 +194,11 @@ def test_adapters_of_replicated_key_heads(kind, layout, trained):
     ("kind", "layout", "objective"),
     [
         ("plain", IN_PLACES, "DPO"),
-        soak(None, SHARED, "DPO"),
-        soak("plain", SHARED, "ORPO"),
-        soak("plain", SHARED, "KTO"),
-        soak(None, IN_PLACES, "DPO"),
-        soak(None, IN_PLACES, "KTO"),
+        mark_soak(None, SHARED, "DPO"),
+        mark_soak("plain", SHARED, "ORPO"),
+        mark_soak("plain", SHARED, "KTO"),
+        mark_soak(None, IN_PLACES, "DPO"),
+        mark_soak(None, IN_PLACES, "KTO"),
     ],
 )
 def test_preference_tuning_of_adapters(kind, layout, objective, trained):
@@ -213,22 +213,23 @@ def test_preference_tuning_in_copies_of_shared_layers(trained, write_result):
     found = trained(4, "plain", layout, objective="DPO")
     alone = trained(1, "plain", objective="DPO")
     assert_close(found, alone)
-    weights = contents(alone)
+    weights = read_contents(alone)
     write_result(
         "hsdp_tensor_dpo.json",
         {
             "steps": STEPS,
             "layout": layout.model_dump(exclude_unset=True),
-            "losses": figures(found),
-            "losses_alone": figures(alone),
+            "losses": read_figures(found),
+            "losses_alone": read_figures(alone),
             "greatest_difference_of_weights": max(
-                float(abs(value - weights[name]).max()) for name, value in contents(found).items()
+                float(abs(value - weights[name]).max())
+                for name, value in read_contents(found).items()
             ),
         },
     )
 
 
-@pytest.mark.parametrize("kind", [soak("dora"), soak("dropout")])
+@pytest.mark.parametrize("kind", [mark_soak("dora"), mark_soak("dropout")])
 def test_adapters_of_stages_equal_those_of_one_process_to_the_bit(kind, trained):
     assert_same_bits(trained(2, kind, STAGES), trained(1, kind))
 
@@ -254,12 +255,12 @@ def test_adapters_of_stages_with_other_axes(layout, trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [SHARED, soak(IN_PLACES)])
+@pytest.mark.parametrize("layout", [SHARED, mark_soak(IN_PLACES)])
 def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_path):
     straight = trained(2, "plain", layout)
     job = dataclasses.replace(straight, folder=str(tmp_path))
-    go_on(job, 2, ranks, told=(1, "train", 14))
-    go_on(job, 4, ranks)
+    continue_run(job, 2, ranks, told=(1, "train", 14))
+    continue_run(job, 4, ranks)
     resumed = [attempt.resumed_step for attempt in RunFolder(job.folder).read_attempts()]
     assert len(resumed) == 2 and 0 < resumed[1] < STEPS
     assert_same_bits(job, straight)
@@ -268,7 +269,7 @@ def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layouts"),
-    [("dora", (IN_PLACES, FSDP(), STAGES)), soak("plain", (STAGES, SHARED, FSDP()))],
+    [("dora", (IN_PLACES, FSDP(), STAGES)), mark_soak("plain", (STAGES, SHARED, FSDP()))],
 )
 def test_a_run_continues_in_another_layout(kind, layouts, trained, ranks, tmp_path):
     """The optimizer's moments are loaded too, which are divided differently in each layout."""
@@ -278,7 +279,7 @@ def test_a_run_continues_in_another_layout(kind, layouts, trained, ranks, tmp_pa
         job = dataclasses.replace(alone, folder=str(tmp_path), training=training)
         asked = 2 if layout.pipeline else 9  # once a step, or before each micro-batch
         more = {} if number == len(layouts) else {"told": (0, "train", asked)}
-        go_on(job, layout.replica, ranks, **more)
+        continue_run(job, layout.replica, ranks, **more)
     steps = [attempt.resumed_step for attempt in RunFolder(job.folder).read_attempts()]
     assert steps == sorted(set(steps)) and len(steps) == len(layouts)
     assert_close(job, alone)

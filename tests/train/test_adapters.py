@@ -48,13 +48,13 @@ def adapter_job(make_job, base, tmp_path):
         lora = KINDS[kind] if isinstance(kind, str) else kind
         adapter = Adapter(lora, base, checkpoint.compute_manifest_sum(base))
         return dataclasses.replace(
-            job, **({"adapter": adapter, "objective": DPO(), "model": model_of(base)} | changes)
+            job, **({"adapter": adapter, "objective": DPO(), "model": make_model(base)} | changes)
         )
 
     return make
 
 
-def model_of(path):
+def make_model(path):
     return checkpoint.describe(path)[0]
 
 
@@ -68,14 +68,14 @@ def run(group, world, job, **arguments):
     )
 
 
-def contents(job):
+def read_contents(job):
     """Return the last checkpoint's tensors, whichever rank wrote which rows, and its losses."""
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     return dict(checkpoint.open_model(found.path).adapter.tensors)
 
 
-def losses(job):
+def read_losses(job):
     return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
 
 
@@ -94,11 +94,11 @@ def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(
     # its end; then two.
     assert run(ranks, 3, several, told=(1, "train", 2 * 2 + 1)) == [3, 3, 3]
     run(ranks, 2, several)
-    one = contents(alone)
-    other = contents(several)
+    one = read_contents(alone)
+    other = read_contents(several)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert losses(alone) == losses(several)
+    assert read_losses(alone) == read_losses(several)
     assert any(one[name].any() for name in one if name.endswith("lora_b"))
 
 
@@ -181,10 +181,10 @@ def test_the_frozen_reference_model_is_not_saved(make_job, ranks, base, tmp_path
     job = make_job(tmp_path, training=TRAINING)
     job = dataclasses.replace(
         job,
-        model=model_of(base),
+        model=make_model(base),
         objective=DPO(),
         initial_weights=base,
-        frozen={"reference": FrozenModel(model_of(base), base)},
+        frozen={"reference": FrozenModel(make_model(base), base)},
     )
     ranks(
         2,

@@ -21,18 +21,18 @@ EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
 HELD_OUT = ("eval/loss", "eval/books/loss", "eval/web/loss")
 
 
-def exact(job):
+def read_exact_metrics(job):
     return [
         (line["step"], *(line[name] for name in EXACT)) for line in metrics.read_series(job.folder)
     ]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["step"], *(line[name] for name in HELD_OUT)) for line in lines]
 
 
-def newest(job):
+def find_newest(job):
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     return found
@@ -43,7 +43,7 @@ def contents(ranks):
     """Return everything in the newest checkpoint of a run, as bytes by name."""
 
     def read(job):
-        (whole,) = ranks(1, "tensors", job=job, resume_from=newest(job).path)
+        (whole,) = ranks(1, "tensors", job=job, resume_from=find_newest(job).path)
         return {
             name: value.tobytes() if isinstance(value, np.ndarray) else value
             for name, value in whole.items()
@@ -58,8 +58,8 @@ def same(straight, contents):
 
     def check(job):
         alone = straight(1)
-        assert exact(job) == exact(alone)
-        assert held_out(job) == held_out(alone) != []
+        assert read_exact_metrics(job) == read_exact_metrics(alone)
+        assert read_held_out(job) == read_held_out(alone) != []
         assert contents(job) == contents(alone)
         assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
             RunFolder(alone.folder)
@@ -68,20 +68,20 @@ def same(straight, contents):
     return check
 
 
-def attempt(world, job, group, **arguments):
+def run_attempt(world, job, group, **arguments):
     """Run one attempt of `world` ranks from the current state."""
-    found = newest(job)
+    found = find_newest(job)
     taken = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
     return group(world, "train", job=job, attempt=taken, resume_from=path, **arguments)
 
 
-def heartbeats(world, steps):
+def count_heartbeats(world, steps):
     """Return the first heartbeat in the step after `steps`, at 4 micro-batches a step."""
     return steps * -(-4 // world) + 1
 
 
-def in_a_hurry(job):
+def shorten_grace(job):
     """Return `job` with almost no time to stop."""
     faults = job.training.faults.model_copy(update={"grace": 1e-6})
     return dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
@@ -100,19 +100,19 @@ def test_ranks_may_come_and_go(straight, ranks, same, tmp_path):
 
     The time to stop is so short that ranks ask each other before each micro-batch.
     """
-    job = in_a_hurry(dataclasses.replace(straight(1), folder=str(tmp_path)))
+    job = shorten_grace(dataclasses.replace(straight(1), folder=str(tmp_path)))
     dice = random.Random(0)
     for world in (4, 3, 1, 2):
-        before = newest(job).step if newest(job) else 0
+        before = find_newest(job).step if find_newest(job) else 0
         told = (
             dice.randrange(world),
             "train",
-            heartbeats(world, 3) + dice.randrange(heartbeats(world, 1) - 1),
+            count_heartbeats(world, 3) + dice.randrange(count_heartbeats(world, 1) - 1),
         )
-        stopped = attempt(world, job, ranks, told=told)
+        stopped = run_attempt(world, job, ranks, told=told)
         assert stopped == [before + 3] * world
-        assert newest(job).step == stopped[0]
-    assert attempt(4, job, ranks) == [STEPS] * 4
+        assert find_newest(job).step == stopped[0]
+    assert run_attempt(4, job, ranks) == [STEPS] * 4
     same(job)
 
 
@@ -122,7 +122,7 @@ def test_ranks_may_come_and_go_and_be_killed(straight, mortal_ranks, same, tmp_p
     for world, victim, step in ((3, 1, 6), (2, 0, 13), (1, 0, 18)):
         # The rank hangs on that step's data until it is killed, one or two steps after a
         # checkpoint.
-        found = newest(job)
+        found = find_newest(job)
         processes = mortal_ranks.start(
             world,
             "train",
@@ -134,14 +134,16 @@ def test_ranks_may_come_and_go_and_be_killed(straight, mortal_ranks, same, tmp_p
         saved = step // 4 * 4  # saved by a thread, which a busy machine may delay
         wait_for(
             lambda step=step, saved=saved: (
-                len(exact(job)) == step and (found := newest(job)) and found.step == saved
+                len(read_exact_metrics(job)) == step
+                and (found := find_newest(job))
+                and found.step == saved
             ),
             processes[victim],
         )
         processes[victim].send_signal(signal.SIGKILL)
         mortal_ranks.end()
-        assert newest(job).step == saved
-    assert attempt(2, job, mortal_ranks) == [STEPS] * 2
+        assert find_newest(job).step == saved
+    assert run_attempt(2, job, mortal_ranks) == [STEPS] * 2
     same(job)
 
 
@@ -222,11 +224,11 @@ def test_a_fast_run_continues_on_other_ranks_within_rounding(ranks, make_job, st
     training = {"steps": STEPS, "deterministic": False, "checkpoints": {"every": 4, "keep": 100}}
     job = make_job(tmp_path, training=training)
     for world in (4, 3, 1, 2):
-        attempt(world, job, ranks, told=(0, "train", heartbeats(world, 3)))
-    assert attempt(4, job, ranks) == [STEPS] * 4
+        run_attempt(world, job, ranks, told=(0, "train", count_heartbeats(world, 3)))
+    assert run_attempt(4, job, ranks) == [STEPS] * 4
     alone = straight(1)
-    assert [line[1] for line in exact(job)] == pytest.approx(
-        [line[1] for line in exact(alone)], rel=1e-5
+    assert [line[1] for line in read_exact_metrics(job)] == pytest.approx(
+        [line[1] for line in read_exact_metrics(alone)], rel=1e-5
     )
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(alone.folder)
@@ -244,9 +246,9 @@ def test_a_run_continues_in_another_layout(name, ranks, make_job, tmp_path):
         training=make_job(tmp_path, world, training=training | {"parallel": layout}).training,
     )
     (straight,) = ranks(1, "steps", job=sliced, count=8)
-    attempt(world, other, ranks, told=(0, "train", heartbeats(world, 4)))
-    attempt(2, sliced, ranks)
-    losses = [line[1] for line in exact(sliced)]
+    run_attempt(world, other, ranks, told=(0, "train", count_heartbeats(world, 4)))
+    run_attempt(2, sliced, ranks)
+    losses = [line[1] for line in read_exact_metrics(sliced)]
     assert losses == pytest.approx(straight["losses"], rel=1e-5)
 
 

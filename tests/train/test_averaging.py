@@ -38,7 +38,7 @@ def kept(ranks, make_job, tmp_path_factory):
     return job
 
 
-def averaged(job, out, *options):
+def write_averages(job, out, *options):
     done = CliRunner().invoke(app, ["average", job.folder, str(out), *options, "--json"])
     assert done.exit_code == 0, done.output
     return {n: w.numpy().tobytes() for n, w in open_model(str(out)).weights.items()}
@@ -83,8 +83,8 @@ def test_averages_have_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, 
     train(1, job, ranks)
     assert len(RunFolder(job.folder).read_attempts()) == 2
     for horizon in ("4", "100"):
-        mine = averaged(job, tmp_path / f"mine-{horizon}", "--horizon", horizon)
-        assert mine == averaged(kept, tmp_path / f"kept-{horizon}", "--horizon", horizon)
+        mine = write_averages(job, tmp_path / f"mine-{horizon}", "--horizon", horizon)
+        assert mine == write_averages(kept, tmp_path / f"kept-{horizon}", "--horizon", horizon)
     losses = [
         [line[f"averages/{HORIZON}/loss"] for line in metrics.read_held_out_series(run.folder)]
         for run in (job, kept)
@@ -95,7 +95,7 @@ def test_averages_have_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, 
 
 def test_the_mean_of_the_last_checkpoints_is_their_mean(kept, tmp_path):
     out = tmp_path / "mean"
-    averaged(kept, out, "--last", "3")
+    write_averages(kept, out, "--last", "3")
     steps = [open_model(f"{kept.folder}/checkpoints/step_{step:08d}").weights for step in (4, 6, 8)]
     for name, mean in open_model(str(out)).weights.items():
         expected = sum(weights[name].double() for weights in steps) / 3

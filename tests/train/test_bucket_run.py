@@ -28,16 +28,16 @@ def train_in_two_attempts(folder, make_run, ranks):
     ranks(2, "train", job=job, attempt=run.take_attempt(4), resume_from=newest.path)
 
 
-def without_times(lines):
+def drop_times(lines):
     return [{n: value for n, value in line.items() if not n.startswith(MEASURED)} for line in lines]
 
 
-def said(folder):
+def list_messages(folder):
     events = RunFolder(folder).read_events()
     return sorted((event["event"], event.get("attempt"), event.get("step")) for event in events)
 
 
-def files_of(folder):
+def list_files(folder):
     paths = storage.list_files(f"{folder}/checkpoints")
     return {path.removeprefix(folder): storage.read(path) for path in paths}
 
@@ -50,11 +50,11 @@ def test_a_bucket_run_leaves_the_same_bytes_metrics_samples_and_events(
     in_bucket = f"{s3}/run"
     for folder in (on_disk, in_bucket):
         train_in_two_attempts(folder, make_run, mortal_ranks)
-    assert files_of(in_bucket) == files_of(on_disk) != {}
+    assert list_files(in_bucket) == list_files(on_disk) != {}
     for read in (metrics.read_series, metrics.read_held_out_series):
-        assert without_times(read(in_bucket)) == without_times(read(on_disk)) != []
+        assert drop_times(read(in_bucket)) == drop_times(read(on_disk)) != []
     assert (
         read_trained_samples(RunFolder(in_bucket)) == read_trained_samples(RunFolder(on_disk)) != {}
     )
-    assert said(in_bucket) == said(on_disk) != []
+    assert list_messages(in_bucket) == list_messages(on_disk) != []
     assert len(storage.list_files(f"{in_bucket}/tensorboard")) == 2

@@ -29,7 +29,7 @@ TENSORS = [f"shard-0000{n}-model-00001-of-00001.safetensors" for n in (1, 2)]
 FILES = ["manifest.json", "state.json", "tokenizer.json", *TENSORS]
 
 
-def at(folder, step, attempt=1):
+def name_checkpoint(folder, step, attempt=1):
     return Path(name_checkpoint_folder(RunFolder(str(folder)).checkpoints, step, attempt))
 
 
@@ -58,7 +58,7 @@ def spoil(path, how):
 @pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
 @pytest.mark.parametrize("name", FILES)
 def test_damage_found_in_a_read_is_named_and_the_checkpoint_not_tried_again(name, how, alone, copy):
-    path = at(copy.folder, 20) / name
+    path = name_checkpoint(copy.folder, 20) / name
     spoil(path, how)
     state = build_fresh_state(copy, find_local_device())
     with pytest.raises(DamagedCheckpoint) as refused:
@@ -72,7 +72,7 @@ def test_damage_found_in_a_read_is_named_and_the_checkpoint_not_tried_again(name
 
 
 def test_a_flipped_bit_that_only_ranks_can_see_is_seen_and_marked(ranks, copy):
-    path = at(copy.folder, 20) / TENSORS[1]
+    path = name_checkpoint(copy.folder, 20) / TENSORS[1]
     spoil(path, "flipped")
     assert find_newest_valid(RunFolder(copy.folder), thorough=False)[0].step == 20
     refusals = ranks(2, "refusal", job=copy, resume_from=str(path.parent))
@@ -84,8 +84,8 @@ def test_a_flipped_bit_that_only_ranks_can_see_is_seen_and_marked(ranks, copy):
 
 
 def test_a_manifest_that_is_gone_is_named_and_one_that_never_was_is_not(copy):
-    manifest = at(copy.folder, 20) / "manifest.json"
-    under_way = at(copy.folder, 24)
+    manifest = name_checkpoint(copy.folder, 20) / "manifest.json"
+    under_way = name_checkpoint(copy.folder, 24)
     shutil.copytree(manifest.parent, under_way)
     (under_way / manifest.name).unlink()
     assert find_newest_valid(RunFolder(copy.folder), thorough=False)[1] == []
@@ -96,7 +96,7 @@ def test_a_manifest_that_is_gone_is_named_and_one_that_never_was_is_not(copy):
 
 
 def test_all_ranks_reject_a_checkpoint_that_one_finds_damaged(ranks, copy):
-    path = str(at(copy.folder, 20))
+    path = str(name_checkpoint(copy.folder, 20))
     refusals = ranks(2, "refusal", job=copy, resume_from=path, seen_by=1)
     assert refusals == [("DamagedCheckpoint", f"{path}: seen by rank 1")] * 2
 
@@ -104,8 +104,8 @@ def test_all_ranks_reject_a_checkpoint_that_one_finds_damaged(ranks, copy):
 def test_a_run_resumes_before_a_damaged_checkpoint_with_the_same_result(
     ranks, straight, copy, last_weights
 ):
-    spoil(at(copy.folder, 20) / TENSORS[0], "flipped")
-    spoil(at(copy.folder, 16) / "state.json", "truncated")
+    spoil(name_checkpoint(copy.folder, 20) / TENSORS[0], "flipped")
+    spoil(name_checkpoint(copy.folder, 16) / "state.json", "truncated")
     folder = RunFolder(copy.folder)
     resumed = []
     while not resumed or resumed[-1] == 20:
@@ -169,10 +169,10 @@ class Harm:
 
 def test_a_pickle_that_lies_in_a_checkpoint_is_never_opened(alone, copy, tmp_path):
     harm = tmp_path / "harm"
-    (at(copy.folder, 20) / ".metadata").write_bytes(pickle.dumps(Harm(harm)))
-    (at(copy.folder, 20) / "shard.pt").write_bytes(pickle.dumps(Harm(harm)))
+    (name_checkpoint(copy.folder, 20) / ".metadata").write_bytes(pickle.dumps(Harm(harm)))
+    (name_checkpoint(copy.folder, 20) / "shard.pt").write_bytes(pickle.dumps(Harm(harm)))
     state = build_fresh_state(copy, find_local_device())
-    load(str(at(copy.folder, 20)), state, copy, copy.make_batches())
+    load(str(name_checkpoint(copy.folder, 20)), state, copy, copy.make_batches())
     assert state.step == 20 and not harm.exists()
     pickle.loads(pickle.dumps(Harm(harm)))
     assert harm.exists()  # unpickling would have done it
@@ -181,7 +181,7 @@ def test_a_pickle_that_lies_in_a_checkpoint_is_never_opened(alone, copy, tmp_pat
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "../../state.json", "shard.pt"])
 def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, copy, tmp_path):
     harm = tmp_path / "harm"
-    folder = at(copy.folder, 20)
+    folder = name_checkpoint(copy.folder, 20)
     sums = write_file(str(folder / name), memoryview(pickle.dumps(Harm(harm))))
     there = CheckpointManifest.read(str(folder))
     hostile = there.model_copy(update={"files": there.files | {name: sums}})
@@ -209,7 +209,7 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
 def test_an_index_that_does_not_fit_its_files_is_refused_whatever_its_sums(
     partitions, said, alone, copy
 ):
-    folder = at(copy.folder, 20)
+    folder = name_checkpoint(copy.folder, 20)
     entries = json.loads((folder / "manifest.json").read_text())
     del entries["sum"]
     assert entries["tensors"]["model.norm.weight"]["partitions"] == [[0, 0, 16, 2]]
@@ -220,7 +220,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused_whatever_its_sums(
 
 
 def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for_damaged(copy):
-    path = at(copy.folder, 20) / "manifest.json"
+    path = name_checkpoint(copy.folder, 20) / "manifest.json"
     entries = json.loads(path.read_text()) | {"format": 4}
     del entries["sum"], entries["tensors"]
     path.write_text(json.dumps(entries | {"sum": digest(entries)}))
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for
 
 def test_a_manifest_with_one_digit_changed_is_damaged_though_it_reads_well(copy):
     """Any step number is valid, so the manifest's own checksum must show the change."""
-    path = at(copy.folder, 20) / "manifest.json"
+    path = name_checkpoint(copy.folder, 20) / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace('"step": 20,', '"step": 21,'))
     assert path.read_text() != text

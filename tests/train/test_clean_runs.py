@@ -64,7 +64,7 @@ def count_outliers(lines: list[dict[str, float]], **deviations: float) -> int:
     return found
 
 
-def alarms_of(folder: str) -> set[str]:
+def list_alarms(folder: str) -> set[str]:
     """Return the names of alarms that held after any line of a run."""
     rules = AlarmRules(STEPS)
     held = set()
@@ -90,7 +90,7 @@ def test_a_clean_run_raises_no_alarm(seed, crawl_tokens, tmp_path, without_ray, 
     }
     events = [event["event"] for event in RunFolder(job.folder).read_events()]
     held_out = [round(line["eval/loss"], 3) for line in metrics.read_held_out_series(job.folder)]
-    alarms = sorted(alarms_of(job.folder))
+    alarms = sorted(list_alarms(job.folder))
     sizes = {"steps": STEPS, "rows": ROWS, "sequence_length": LENGTH}
     found = {"held_out": held_out, "outliers": outliers, "alarms": alarms}
     print(json.dumps(found), flush=True)

@@ -34,14 +34,14 @@ def trained(make_job, ranks, tmp_path_factory):
             ranks(world, "train", job=job, attempt=attempt)
             found, damages = find_newest_valid(RunFolder(job.folder))
             assert not damages
-            (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
+            (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
             known[key] = job, whole
         return known[key]
 
     return train
 
 
-def plain(job):
+def make_plain_job(job):
     """Return `job` as one process reads its checkpoints."""
     import dataclasses
 
@@ -51,11 +51,11 @@ def plain(job):
     return dataclasses.replace(job, training=training)
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
@@ -63,11 +63,11 @@ def held_out(job):
 def assert_close(found, expected):
     (job, whole) = found
     (alone, expected_whole) = expected
-    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(run, "train/grad_norm") for run in (job, alone))
+    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
+    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-4)
-    assert held_out(job)
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-4)
+    assert read_held_out(job)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(alone.folder)
     )
@@ -104,9 +104,9 @@ def test_copies_of_the_model_share_rows_too(layout, trained):
 @pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
 def test_the_number_of_data_workers_does_not_change_a_bit(kind, trained):
     (job, whole), (other, others) = (trained(world, {"kind": kind, "ranks": 2}) for world in (2, 4))
-    assert losses(job) == losses(other)
-    assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
-    assert held_out(job) == held_out(other)
+    assert read_losses(job) == read_losses(other)
+    assert read_losses(job, "train/grad_norm") == read_losses(other, "train/grad_norm")
+    assert read_held_out(job) == read_held_out(other)
     assert whole.keys() == others.keys()
     for name, value in whole.items():
         np.testing.assert_array_equal(value, others[name], err_msg=name)

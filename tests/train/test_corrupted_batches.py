@@ -344,7 +344,7 @@ def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_toke
     facts = estimate_pretraining(run, DeviceChoice())
     model = prepare(run).model
     rows = run.training.steps * run.batches.global_batch
-    micro = open_batches(run.tokens, run.batches, None, corruption_of(run)).micro_batch(0, 0)
+    micro = open_batches(run.tokens, run.batches, None, make_corruption(run)).micro_batch(0, 0)
     of_row = count_encoder_decoder_flops(model, micro.ids.shape[1], micro.targets.shape[1])
     assert facts["flops"] == pytest.approx(rows * of_row)
     assert facts["parameters"] == count_parameters(model).total
@@ -480,5 +480,5 @@ def test_operations_of_further_heads_are_their_layers_and_logits(
     )
 
 
-def corruption_of(run):
+def make_corruption(run):
     return find_corruption(run.objective, Encoder.load(run.tokens), 32)

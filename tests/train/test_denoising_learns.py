@@ -142,7 +142,7 @@ def run_file(tokens: str, output: Path, name: str, seed: int) -> Pretraining:
     )
 
 
-def shares_of_entries(job: Any, entries: int, name: str) -> NDArray[np.float64]:
+def compute_shares(job: Any, entries: int, name: str) -> NDArray[np.float64]:
     """Return the frequency [V] of each training target of array `name`, plus one, as shares."""
     counts = np.ones(entries)
     batches = job.make_batches()
@@ -153,20 +153,20 @@ def shares_of_entries(job: Any, entries: int, name: str) -> NDArray[np.float64]:
     return counts / counts.sum()
 
 
-def loss_of_frequencies(job: Any, entries: int, name: str) -> float:
+def compute_frequency_loss(job: Any, entries: int, name: str) -> float:
     """Return the nats per held-out target of array `name`, predicted by training frequencies."""
     held = job.make_held_out().batches
     targets = np.concatenate([m.arrays[name][m.arrays[name] != IGNORE] for m in held])
-    return float(-np.log(shares_of_entries(job, entries, name))[targets].mean())
+    return float(-np.log(compute_shares(job, entries, name))[targets].mean())
 
 
-def loss_of_unhidden(job: Any, entries: int, corruption: MaskedTokens) -> float:
+def compute_unhidden_loss(job: Any, entries: int, corruption: MaskedTokens) -> float:
     """Return the same for a predictor that also copies tokens that are not masked.
 
     It knows how often a visible token at a target's position is the target itself.
     """
     held = job.make_held_out().batches
-    shares = shares_of_entries(job, entries, TARGETS)
+    shares = compute_shares(job, entries, TARGETS)
     targets = np.concatenate([m.targets[m.targets != IGNORE] for m in held])
     seen = np.concatenate([m.ids[m.targets != IGNORE] for m in held])
     settings = corruption.settings
@@ -177,7 +177,7 @@ def loss_of_unhidden(job: Any, entries: int, corruption: MaskedTokens) -> float:
     return float(-np.log(likely).mean())
 
 
-def loss_of_share(job: Any, line: Mapping[str, Any]) -> float:
+def compute_share_loss(job: Any, line: Mapping[str, Any]) -> float:
     """Return the nats per token of predicting replacement by its held-out frequency."""
     held = job.make_held_out().batches
     hidden = sum(int((m.targets != IGNORE).sum()) for m in held)
@@ -193,7 +193,7 @@ def measure(job: Any) -> Mapping[str, Any]:
     return metrics.read_held_out_series(job.folder)[-1]
 
 
-def losses_of(
+def list_losses(
     job: Any, control: Any, case: Case, entries: int, corruption: Corruption
 ) -> dict[str, dict[str, float]]:
     """Return the losses of the frequencies, of `job` and of `control`, by term."""
@@ -202,19 +202,19 @@ def losses_of(
     found = {}
     for term, array in case.targets.items():
         name = "eval/loss" if term == "loss" else f"eval/terms/{term}"
-        frequencies = loss_of_frequencies(job, entries, array)
+        frequencies = compute_frequency_loss(job, entries, array)
         found[term] = {
             "frequencies": frequencies,
             "learnt": learnt[name],
             "shuffled": controlled[name],
         }
         if isinstance(corruption, MaskedTokens):
-            found[term]["unhidden"] = loss_of_unhidden(job, entries, corruption)
+            found[term]["unhidden"] = compute_unhidden_loss(job, entries, corruption)
     if case.detects:  # the generator decides how much is replaced, so each run has another share
         found[DETECTION] = {
-            "frequencies": loss_of_share(job, learnt),
+            "frequencies": compute_share_loss(job, learnt),
             "learnt": learnt[f"eval/terms/{DETECTION}"],
-            "frequencies_shuffled": loss_of_share(control, controlled),
+            "frequencies_shuffled": compute_share_loss(control, controlled),
             "shuffled": controlled[f"eval/terms/{DETECTION}"],
         }
         # Shuffled texts are masked as texts are: copying predicts nothing there.
@@ -243,7 +243,7 @@ def test_each_learns_and_controls_learn_nothing(
         )
         batches = functools.partial(open_batches, shakespeare, run.batches, run.cache, made)
         control = dataclasses.replace(job, folder=f"{job.folder}-c", make_batches=batches)
-        losses = losses_of(job, control, case, encoder.vocabulary_size, corruption)
+        losses = list_losses(job, control, case, encoder.vocabulary_size, corruption)
         print(name, seed, losses, flush=True)
         found.append(
             {

@@ -70,7 +70,7 @@ def trained(make_job, ranks, tmp_path_factory):
         if key not in known:
             base = None
             if kind == "preferences":
-                base = checkpoint_of(train("dense", None))
+                base = find_checkpoint(train("dense", None))
             world = 1 if layout is None else WORLD
             laid_out = layout or FSDP()
             mixture = {"feedforward": MIXTURE} if kind == "sparse" else {}
@@ -104,23 +104,23 @@ def trained(make_job, ranks, tmp_path_factory):
     return train
 
 
-def checkpoint_of(job):
+def find_checkpoint(job):
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     return found.path
 
 
-def weights_of(job):
-    opened = checkpoint.open_model(checkpoint_of(job))
+def read_weights(job):
+    opened = checkpoint.open_model(find_checkpoint(job))
     tensors = opened.adapter.tensors if opened.adapter else opened.weights
     return {name: value.numpy() for name, value in tensors.items()}
 
 
-def greatest(found, expected):
+def find_greatest_difference(found, expected):
     return max(float(np.abs(value - expected[name]).max()) for name, value in found.items())
 
 
-def losses(job):
+def read_losses(job):
     return np.array([line["train/loss"] for line in metrics.read_series(job.folder)])
 
 
@@ -130,19 +130,19 @@ def test_eight_workers_train_as_one_process_does(trained, write_result):
     kinds = {"dense": DENSE, "sparse": SPARSE, "preferences": PREFERENCES}
     for kind, layouts in kinds.items():
         alone = trained(kind, None)
-        expected = weights_of(alone)
+        expected = read_weights(alone)
         for name, layout in layouts.items():
             job = trained(kind, layout)
-            weights = weights_of(job)
-            assert weights.keys() == expected.keys() and len(losses(job)) == STEPS
+            weights = read_weights(job)
+            assert weights.keys() == expected.keys() and len(read_losses(job)) == STEPS
             found[name] = {
-                "losses": float(np.abs(losses(job) / losses(alone) - 1).max()),
-                "weights": greatest(weights, expected),
+                "losses": float(np.abs(read_losses(job) / read_losses(alone) - 1).max()),
+                "weights": find_greatest_difference(weights, expected),
                 "same samples": read_trained_samples(RunFolder(job.folder))
                 == read_trained_samples(RunFolder(alone.folder)),
             }
             print(name, found[name], flush=True)
-        assert losses(alone)[-5:].mean() < 0.9 * losses(alone)[:5].mean()
+        assert read_losses(alone)[-5:].mean() < 0.9 * read_losses(alone)[:5].mean()
     write_result("eight_workers.json", {"steps": STEPS, "world": WORLD, "differences": found})
     for name, differences in found.items():
         assert differences["same samples"], name

@@ -34,7 +34,7 @@ def contents(ranks):
     def read(job):
         found, damages = find_newest_valid(RunFolder(job.folder))
         assert not damages
-        return ranks(1, "tensors", job=plain(job), resume_from=found.path)[0]
+        return ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)[0]
 
     return read
 
@@ -73,17 +73,17 @@ def trained(make_job, ranks, contents, tmp_path_factory):
     return train
 
 
-def plain(job):
+def make_plain_job(job):
     """Return `job` as one process reads its checkpoints."""
     training = job.training.model_copy(update={"parallel": FSDP()})
     return dataclasses.replace(job, training=training)
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
@@ -91,11 +91,11 @@ def held_out(job):
 def assert_close(found, expected):
     (job, whole) = found
     (alone, expected_whole) = expected
-    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(run, "train/grad_norm") for run in (job, alone))
+    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
+    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
-    assert held_out(job)
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-5)
+    assert read_held_out(job)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(alone.folder)
     )
@@ -107,7 +107,7 @@ def assert_close(found, expected):
         )
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
@@ -118,9 +118,9 @@ def soak(*values):
         (2, 2, "softmax"),
         (4, 2, "capacity"),
         (4, 4, "sigmoid"),
-        *(soak(2, 2, mixture) for mixture in ("sigmoid", "capacity")),
-        *(soak(4, 2, mixture) for mixture in ("softmax", "sigmoid")),
-        *(soak(4, 4, mixture) for mixture in ("softmax", "capacity")),
+        *(mark_soak(2, 2, mixture) for mixture in ("sigmoid", "capacity")),
+        *(mark_soak(4, 2, mixture) for mixture in ("softmax", "sigmoid")),
+        *(mark_soak(4, 4, mixture) for mixture in ("softmax", "capacity")),
     ],
 )
 def test_workers_that_divide_experts_train_as_one_process_does(world, expert, mixture, trained):
@@ -130,7 +130,8 @@ def test_workers_that_divide_experts_train_as_one_process_does(world, expert, mi
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", [soak({"kind": "HSDP", "replicas": 2}), {"kind": "DDP"}, soak({"kind": "FSDP"})]
+    "layout",
+    [mark_soak({"kind": "HSDP", "replicas": 2}), {"kind": "DDP"}, mark_soak({"kind": "FSDP"})],
 )
 def test_copies_of_the_model_divide_experts_too(layout, trained):
     """The same holds for FSDP whose gradients are summed as they arrive."""
@@ -138,7 +139,7 @@ def test_copies_of_the_model_divide_experts_too(layout, trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixture", ["capacity", soak("softmax"), soak("sigmoid")])
+@pytest.mark.parametrize("mixture", ["capacity", mark_soak("softmax"), mark_soak("sigmoid")])
 def test_the_number_of_data_workers_does_not_change_a_bit(mixture, trained):
     assert_same(trained(2, 2, mixture), trained(4, 2, mixture))
 
@@ -146,9 +147,9 @@ def test_the_number_of_data_workers_does_not_change_a_bit(mixture, trained):
 def assert_same(found, expected):
     (job, whole) = found
     (other, others) = expected
-    assert losses(job) == losses(other)
-    assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
-    assert held_out(job) == held_out(other)
+    assert read_losses(job) == read_losses(other)
+    assert read_losses(job, "train/grad_norm") == read_losses(other, "train/grad_norm")
+    assert read_held_out(job) == read_held_out(other)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(other.folder)
     )
@@ -157,7 +158,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
-def go_on(job, world, group, until=STEPS):
+def continue_run(job, world, group, until=STEPS):
     """Run one attempt of `world` ranks from the current state.
 
     Rank 0 gets a stop request in the step after `until`.
@@ -209,9 +210,9 @@ def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_pat
 def test_data_workers_may_come_and_go(trained, ranks, contents, tmp_path):
     """One replica is used, then two, then one again."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
-    go_on(job, 2, ranks, until=3)
-    go_on(job, 4, ranks, until=7)
-    go_on(job, 2, ranks)
+    continue_run(job, 2, ranks, until=3)
+    continue_run(job, 4, ranks, until=7)
+    continue_run(job, 2, ranks)
     assert_same((job, contents(job)), trained(2, 2, "capacity"))
 
 
@@ -230,13 +231,13 @@ def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
             fault=(target, "stall", step),
         )
         until = time.monotonic() + 120
-        while len(losses(job)) != step:
+        while len(read_losses(job)) != step:
             assert time.monotonic() < until and processes[target].poll() is None
             time.sleep(0.01)
         processes[target].send_signal(signal.SIGKILL)
         mortal_ranks.end()
         assert find_newest_valid(RunFolder(job.folder))[0].step == step // 2 * 2
-    go_on(job, 2, mortal_ranks)
+    continue_run(job, 2, mortal_ranks)
     assert_same((job, contents(job)), trained(2, 2, "capacity"))
 
 
@@ -270,7 +271,7 @@ LAYOUTS = {
 }
 
 
-def laid_out(job, layout):
+def lay_out(job, layout):
     """Return `job` in that layout, and its number of workers."""
     world, parallel = LAYOUTS[layout]
     settings = job.training.model_dump() | {"parallel": {"kind": "FSDP"} | parallel}
@@ -281,17 +282,17 @@ def laid_out(job, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "wrote", ["expert 2 x FSDP 2", *(soak(name) for name in LAYOUTS if "x FSDP" not in name)]
+    "wrote", ["expert 2 x FSDP 2", *(mark_soak(name) for name in LAYOUTS if "x FSDP" not in name)]
 )
 def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_path):
     """A checkpoint holds full tensors, also the optimizer's, whichever ranks have parts of them."""
-    job, world = laid_out(trained(1)[0], wrote)
+    job, world = lay_out(trained(1)[0], wrote)
     job = dataclasses.replace(job, folder=str(tmp_path))
-    go_on(job, world, ranks, until=2)
+    continue_run(job, world, ranks, until=2)
     found, _ = find_newest_valid(RunFolder(job.folder))
     read = {}
     for layout in LAYOUTS:
-        another, size = laid_out(job, layout)
+        another, size = lay_out(job, layout)
         read[layout] = ranks(size, "tensors", job=another, resume_from=found.path)
     (expected,) = read["one process"]
     assert any(name.startswith("optimizer.") and "experts" in name for name in expected)
@@ -313,8 +314,8 @@ def test_a_run_continues_in_another_layout(trained, ranks, contents, tmp_path):
         ("expert 2 x FSDP 2", 8),
         ("FSDP 2", STEPS),
     ):
-        job, world = laid_out(dataclasses.replace(straight[0], folder=str(tmp_path)), layout)
-        go_on(job, world, ranks, until=stop)
+        job, world = lay_out(dataclasses.replace(straight[0], folder=str(tmp_path)), layout)
+        continue_run(job, world, ranks, until=stop)
     assert_close((job, contents(job)), straight)
 
 

@@ -25,7 +25,7 @@ def shards(tokens):
     return TokenShards.open(f"{tokens}/{HELD_OUT}")
 
 
-def rows_of(sets: HeldOutSets, source: str):
+def select_rows(sets: HeldOutSets, source: str):
     for micro in sets.batches:
         if sets.sources[micro.sources[0]] == source:
             yield from zip(micro.samples.tolist(), micro.ids, micro.targets, strict=True)
@@ -38,7 +38,7 @@ def test_rows_are_windows_of_one_source_spread_over_all_of_it(shards, rows):
     for source in sets.sources:
         held = shards.read_window(source, 0, shards.tokens(source)).astype(np.int64)
         windows = math.ceil((len(held) - 1) / 32)
-        found = list(rows_of(sets, source))
+        found = list(select_rows(sets, source))
         numbers = [number for number, *_ in found]
         assert numbers == [n * windows // min(rows, windows) for n in range(min(rows, windows))]
         for number, ids, targets in found:
@@ -125,7 +125,7 @@ def test_an_evaluation_that_all_agree_to_stop_gives_no_loss(ranks, make_job, tmp
 SECONDS = "speed/held_out_seconds"
 
 
-def held_out_of(folder):
+def fit_held_out(folder):
     return [
         {name: value for name, value in line.items() if name not in ("attempt", "time", SECONDS)}
         for line in metrics.read_held_out_series(folder)
@@ -138,7 +138,7 @@ def test_held_out_loss_is_measured_at_its_cadence_and_after_the_last_step(
 ):
     job = make_job(tmp_path, training={"held_out": {"every": 5, "rows": 2}})
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    lines = held_out_of(job.folder)
+    lines = fit_held_out(job.folder)
     assert [line["step"] for line in lines] == [5, 10, 12]
     assert all(
         set(line) == {"step", "eval/loss", "eval/books/loss", "eval/web/loss"} for line in lines
@@ -183,7 +183,7 @@ def test_a_resume_leaves_the_series_as_it_would_have_been(ranks, make_job, go_on
             ]
             path.write_text("".join(kept))
         go_on(2, job)
-        assert held_out_of(job.folder) == held_out_of(straight.folder)
+        assert fit_held_out(job.folder) == fit_held_out(straight.folder)
         raw = [at for at in metrics._read_all_lines(job.folder) if "eval/loss" in at]
         assert len(raw) == 3  # none is measured twice
 
@@ -230,6 +230,6 @@ def test_rows_give_the_score_of_the_same_rows(ranks, make_job, shards, tmp_path)
     sets = open_held_out(shards, SIZES)
     lengths = Encoder(opened.tokenizer).byte_lengths
     for source in sets.sources:
-        rows = [(ids[None], targets[None]) for _, ids, targets in rows_of(sets, source)]
+        rows = [(ids[None], targets[None]) for _, ids, targets in select_rows(sets, source)]
         scored = score(opened.build(), rows, lengths)
         assert last[f"eval/{source}/loss"] == pytest.approx(scored.loss, rel=1e-6)

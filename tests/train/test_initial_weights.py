@@ -41,7 +41,7 @@ def make_continued(without_ray, earlier, make_run, tmp_path):
     return make
 
 
-def weights_of(path):
+def read_weights(path):
     return {
         name: value.numpy().tobytes() for name, value in checkpoint.open_model(path).weights.items()
     }

@@ -35,11 +35,11 @@ MODEL = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48
 BATCHES = {"global_batch": 16, "micro_batch": 4, "attend": "document", "epochs": 1e6}
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def whole(ranks, job):
+def read_whole(ranks, job):
     """Return all tensors of the last checkpoint, as one process reads them."""
     found, _ = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS
@@ -79,13 +79,13 @@ def test_ten_kills_in_each_layout_cost_no_bit(
         go_on(job, one, mortal_ranks)
         attempts = RunFolder(job.folder).read_attempts()
         assert len(attempts) == KILLS + 1 and attempts[-1].resumed_step > STEPS / 2
-        assert losses(job) == losses(straight)
-        assert losses(job, "train/grad_norm") == losses(straight, "train/grad_norm")
+        assert read_losses(job) == read_losses(straight)
+        assert read_losses(job, "train/grad_norm") == read_losses(straight, "train/grad_norm")
         assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
             RunFolder(straight.folder)
         )
-        tensors = whole(ranks, job)
-        expected = whole(ranks, straight)
+        tensors = read_whole(ranks, job)
+        expected = read_whole(ranks, straight)
         assert tensors.keys() == expected.keys()
         for tensor, value in tensors.items():
             np.testing.assert_array_equal(value, expected[tensor], err_msg=f"{name}: {tensor}")

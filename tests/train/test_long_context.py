@@ -36,7 +36,7 @@ OF_NEAR = 1.15
 HELD_OUT = 4  # rows of each of the two sources
 
 
-def yarn(positions: int) -> dict[str, object]:
+def scale_angles(positions: int) -> dict[str, object]:
     scaling = {"kind": "YaRN", "factor": positions / SHORT, "original_positions": SHORT}
     return {"scaling": scaling}
 
@@ -58,8 +58,8 @@ def run_file(tokens: str, output: Path) -> Pretraining:
                 "stages": (middle, long),
             },
             "context": (
-                {"from_step": SECOND, "positions": MIDDLE, "rope": yarn(MIDDLE)},
-                {"from_step": THIRD, "positions": LONG, "rope": yarn(LONG)},
+                {"from_step": SECOND, "positions": MIDDLE, "rope": scale_angles(MIDDLE)},
+                {"from_step": THIRD, "positions": LONG, "rope": scale_angles(LONG)},
             ),
             "training": {
                 "steps": STEPS,
@@ -74,7 +74,7 @@ def run_file(tokens: str, output: Path) -> Pretraining:
     )
 
 
-def long_rows(tokens: str, output: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def list_long_rows(tokens: str, output: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return ids and targets of held-out rows of a run whose windows are long from the start."""
     model = {"layers": 1, "channels": 16, "heads": 1, "positions": LONG}
     batches = {"sequence_length": LONG, "global_batch": 1, "micro_batch": 1, "epochs": 8.0}
@@ -89,7 +89,7 @@ def long_rows(tokens: str, output: Path) -> list[tuple[torch.Tensor, torch.Tenso
 
 
 @torch.no_grad()
-def losses_by_place(model: torch.nn.Module, rows: list[tuple[torch.Tensor, torch.Tensor]]):
+def compute_losses_by_place(model: torch.nn.Module, rows: list[tuple[torch.Tensor, torch.Tensor]]):
     """Return nats per target by position [T], the mean over `rows` of LONG tokens with a target."""
     nats_T = torch.zeros(LONG)
     targets_T = torch.zeros(LONG)
@@ -112,7 +112,7 @@ def test_windows_grow_to_8192_tokens(crawl_tokens, tmp_path, without_ray, write_
     trainer.run(job, 1)
     lines = metrics.read_series(job.folder)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    rows = long_rows(crawl_tokens, tmp_path)
+    rows = list_long_rows(crawl_tokens, tmp_path)
     assert len(rows) == 2 * HELD_OUT and all(ids.shape == (1, LONG) for ids, _ in rows)
     short, last = (
         checkpoint.open_model(f"{job.folder}/checkpoints/step_{step:08d}")
@@ -129,7 +129,7 @@ def test_windows_grow_to_8192_tokens(crawl_tokens, tmp_path, without_ray, write_
     for name, (config, weights) in configs.items():
         model = Decoder(config)
         model.load_state_dict(weights)
-        by_place = losses_by_place(model.eval(), rows)
+        by_place = compute_losses_by_place(model.eval(), rows)
         found[name] = {
             f"{p.start}-{p.stop - 1}": round(by_place[p].mean().item(), 4) for p in parts
         }

@@ -34,13 +34,13 @@ STAGES = {
 TRAINING = {"steps": 8, "checkpoints": {"every": 3, "keep": 9}, "held_out": {"every": 4, "rows": 2}}
 
 
-def with_context(run, context, batches=None, **more):
+def set_context(run, context, batches=None, **more):
     parts = {"context": context, "batches": batches or STAGES, **more}
     return build(Pretraining, run.model_dump(mode="json", exclude_none=True) | parts, "run.toml")
 
 
 @torch.no_grad()
-def loss_of(model, batch):
+def compute_loss(model, batch):
     nats = targets = 0
     for micro in batch:
         ids_BT = torch.from_numpy(micro.ids)
@@ -60,7 +60,7 @@ def loss_of(model, batch):
 def extended(ranks, make_run, tmp_path_factory):
     """Return the job of a run whose sequences and angles change at step 3."""
     base = make_run(tmp_path_factory.mktemp("extended"), training=TRAINING)
-    run = with_context(base, [LONG])
+    run = set_context(base, [LONG])
     job = prepare(run)
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     Path(job.folder, "run.toml").write_text(to_toml(run))
@@ -90,7 +90,7 @@ def test_each_step_is_trained_with_the_positions_of_its_stage(extended):
     for name, config in losses.items():
         model = Decoder(config)
         model.load_state_dict(there[3].weights)
-        losses[name] = loss_of(model, job.make_batches().at(3))
+        losses[name] = compute_loss(model, job.make_batches().at(3))
     # After three steps angles matter little yet: 5e-5 nats, of which rounding is a small part.
     off = {name: abs(lines[4]["train/loss"] - loss) for name, loss in losses.items()}
     assert off["new"] < 0.25 * off["old"]
@@ -117,7 +117,7 @@ def test_stages_ahead_may_be_edited_and_those_behind_may_not(extended, make_run)
     entries = checkpoint.read_entries(at_6)
 
     def check(*context):
-        checkpoint.check_context(at_6, entries, prepare(with_context(run, list(context))))
+        checkpoint.check_context(at_6, entries, prepare(set_context(run, list(context))))
 
     check(LONG, {"from_step": 7, "positions": 256})
     with pytest.raises(ConfigError, match=r"other \[\[context\]\] stages.*from_step"):
@@ -138,7 +138,7 @@ def test_stages_ahead_may_be_edited_and_those_behind_may_not(extended, make_run)
 )
 def test_a_context_that_cannot_work_is_refused_by_the_run_file(make_run, context, said):
     with pytest.raises(ConfigError, match=said):
-        with_context(make_run("unused"), context)
+        set_context(make_run("unused"), context)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_context_that_cannot_work_is_refused_by_the_run_file(make_run, context
 def test_positions_that_have_no_angles_are_not_turned(make_run, embedding, stage, said):
     run = make_run("unused", model={"position_embedding": {"kind": embedding}})
     with pytest.raises(ConfigError, match=said):
-        with_context(run, [{"from_step": 3} | stage])
+        set_context(run, [{"from_step": 3} | stage])
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def test_a_long_context_is_planned_by_arithmetic(make_run):
     stages = [{"from_step": 10, "sequence_length": 131_072, "global_batch": 2}]
     batches = {"sequence_length": 4096, "global_batch": 64, "micro_batch": 1}
     context = [{"from_step": 10, "positions": 131_072, "rope": {"theta": 8e6}}]
-    run = with_context(
+    run = set_context(
         make_run("unused", model=sizes, training={"steps": 20}).model_copy(
             update={"tokens": "not-there"}
         ),
@@ -222,5 +222,5 @@ def test_a_long_context_is_planned_by_arithmetic(make_run):
     short, long = (count_token_flops(run.model, length).training for length in (4096, 131_072))
     assert long > 5 * short
     assert facts["flops"] == 10 * 64 * 4096 * short + 10 * 2 * 131_072 * long
-    before = describe(with_context(run, [], batches | {"stages": []}))
+    before = describe(set_context(run, [], batches | {"stages": []}))
     assert facts["memory_per_device_gib"] > 10 * before["memory_per_device_gib"]

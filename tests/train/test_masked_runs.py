@@ -64,7 +64,7 @@ def test_the_same_bits_at_one_two_and_three_workers(ranks, make_masked):
             assert found == alone
 
 
-def weights(job) -> dict[str, np.ndarray]:
+def read_weights(job) -> dict[str, np.ndarray]:
     opened = checkpoint.open_model(job.folder)
     return {name: value.numpy() for name, value in opened.weights.items()}
 
@@ -99,8 +99,8 @@ def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
     assert step < 6
     attempt = RunFolder(cut.folder).take_attempt(step)
     ranks(3, "train", job=cut, attempt=attempt, resume_from=path)
-    expected = weights(whole)
-    found = weights(cut)
+    expected = read_weights(whole)
+    found = read_weights(cut)
     assert own in expected
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
@@ -131,8 +131,8 @@ def test_a_decoder_becomes_an_encoder_only_on_request(
     assert job.model.bidirectional
     (tmp_path / "encoder").mkdir()
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    before = weights(decoder)
-    after = weights(job)
+    before = read_weights(decoder)
+    after = read_weights(job)
     for name, value in before.items():  # a rate of 0 leaves them unchanged
         np.testing.assert_allclose(after[name], value, atol=1e-6)
     with pytest.raises(ConfigError, match="an encoder already"):

@@ -48,7 +48,7 @@ def straight_run(ranks, make_job, tmp_path_factory):
     def run(name):
         if name not in made:
             made[name] = make_run(make_job, tmp_path_factory.mktemp("straight"), name)
-            attempt(made[name], 1, ranks)
+            run_attempt(made[name], 1, ranks)
         return made[name]
 
     return run
@@ -59,12 +59,12 @@ def make_run(make_job, folder, name):
     return make_job(folder, training=training)
 
 
-def host(job, hosted=True):
+def make_hosted(job, hosted=True):
     training = job.training.model_copy(update={"offload": Offload(optimizer=hosted)})
     return dataclasses.replace(job, training=training)
 
 
-def attempt(job, world, group):
+def run_attempt(job, world, group):
     """Run one attempt of `world` ranks, and return whether it reached its end."""
     newest, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
@@ -100,8 +100,8 @@ def read_state(ranks, job):
 def test_a_run_has_the_same_bits_with_its_memory_in_the_host(
     name, world, ranks, make_job, straight_run, tmp_path
 ):
-    job = host(make_run(make_job, tmp_path, name))
-    attempt(job, world, ranks)
+    job = make_hosted(make_run(make_job, tmp_path, name))
+    run_attempt(job, world, ranks)
     assert read_state(ranks, job) == read_state(ranks, straight_run(name))
 
 
@@ -112,8 +112,8 @@ def test_a_killed_run_resumes_with_its_optimizer_state_moved(
     name, hosted_first, ranks, revived_ranks, make_job, straight_run, tmp_path
 ):
     job = make_run(make_job, tmp_path, name)
-    kill(host(job, hosted_first), 2, revived_ranks)
-    attempt(host(job, not hosted_first), 3, ranks)
+    kill(make_hosted(job, hosted_first), 2, revived_ranks)
+    run_attempt(make_hosted(job, not hosted_first), 3, ranks)
     assert read_state(ranks, job) == read_state(ranks, straight_run(name))
 
 
@@ -140,7 +140,7 @@ def test_hosted_state_changes_no_bit_in_any_layout_and_runs_can_switch(
         job = make_job(tmp_path / name, 2, training={"steps": STEPS, **training})
         half = dataclasses.replace(job, training=job.training.model_copy(update={"steps": 4}))
         for part, hosted in zip((half, job), turns, strict=True):
-            attempt(host(part, hosted), 2, ranks)
+            run_attempt(make_hosted(part, hosted), 2, ranks)
         newest, _ = find_newest_valid(RunFolder(job.folder))
         found = ranks(2, "tensors", job=job, resume_from=newest.path)
         states[name] = [
@@ -151,7 +151,7 @@ def test_hosted_state_changes_no_bit_in_any_layout_and_runs_can_switch(
 
 def test_a_checkpoint_is_read_into_either_memory(ranks, make_job, straight_run):
     job = straight_run("AdamW")
-    assert read_state(ranks, host(job)) == read_state(ranks, job)
+    assert read_state(ranks, make_hosted(job)) == read_state(ranks, job)
 
 
 IN_PLACES = {"parallel": {"kind": "FSDP", "tensor": {"ranks": 2, "sequence_parallel": True}}}

@@ -38,7 +38,7 @@ def straight_run(ranks, make_job, tmp_path_factory):
 
     def run(name):
         if name not in made:
-            job = job_of(make_job, tmp_path_factory.mktemp("straight"), name)
+            job = build_job(make_job, tmp_path_factory.mktemp("straight"), name)
             ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
             made[name] = job
         return made[name]
@@ -46,13 +46,13 @@ def straight_run(ranks, make_job, tmp_path_factory):
     return run
 
 
-def job_of(make_job, folder, name):
+def build_job(make_job, folder, name):
     training = {"steps": STEPS, "checkpoints": {"every": 4, "keep": 10}, **RUNS[name]}
     model = {"mup": {"base_channels": 8}} if name == "groups" else {}
     return make_job(folder, training=training, model=model)
 
 
-def whole_state(ranks, job):
+def read_whole_state(ranks, job):
     newest, _ = find_newest_valid(RunFolder(job.folder))
     (found,) = ranks(1, "tensors", job=job, resume_from=newest.path)
     return {name: value.tobytes() for name, value in found.items() if name != "counters"}
@@ -65,7 +65,7 @@ def whole_state(ranks, job):
 def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
     name, ranks, revived_ranks, make_job, straight_run, tmp_path
 ):
-    job = job_of(make_job, tmp_path, name)
+    job = build_job(make_job, tmp_path, name)
     folder = RunFolder(job.folder)
     attempt = folder.take_attempt(0)
     for process in revived_ranks.start(
@@ -81,7 +81,7 @@ def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
     step, path = (newest.step, newest.path) if newest else (0, None)
     attempt = folder.take_attempt(step)
     ranks(3, "train", job=job, attempt=attempt, resume_from=path)
-    assert whole_state(ranks, job) == whole_state(ranks, straight_run(name))
+    assert read_whole_state(ranks, job) == read_whole_state(ranks, straight_run(name))
 
 
 def test_frozen_weights_stay_and_have_no_optimizer_state(ranks, straight_run):

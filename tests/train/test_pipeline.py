@@ -22,7 +22,7 @@ TIED = {"layers": 4}
 UNTIED = {"layers": 4, "tie_embeddings": False}
 
 
-def plain(job):
+def make_plain_job(job):
     """Return `job` as one process reads its checkpoints."""
     training = job.training.model_copy(update={"parallel": FSDP(), "deterministic": True})
     return dataclasses.replace(job, training=training)
@@ -54,23 +54,23 @@ def trained(make_job, ranks, tmp_path_factory):
             ranks(world, "train", job=job, attempt=attempt)
             found, damages = find_newest_valid(RunFolder(job.folder))
             assert not damages
-            (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
+            (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
             known[key] = job, whole
         return known[key]
 
     return train
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
-def by_layer(job):
+def set_reshard_by_layer(job):
     last = metrics.read_series(job.folder)[-1]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
 
@@ -78,14 +78,14 @@ def by_layer(job):
 def assert_close(found, expected):
     (job, whole) = found
     (alone, expected_whole) = expected
-    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(run, "train/grad_norm") for run in (job, alone))
+    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
+    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-5)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-4)
-    assert held_out(job)
-    assert by_layer(job).keys() == by_layer(alone).keys()
-    for name, value in by_layer(alone).items():
-        assert by_layer(job)[name] == pytest.approx(value, rel=1e-3), name
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-4)
+    assert read_held_out(job)
+    assert set_reshard_by_layer(job).keys() == set_reshard_by_layer(alone).keys()
+    for name, value in set_reshard_by_layer(alone).items():
+        assert set_reshard_by_layer(job)[name] == pytest.approx(value, rel=1e-3), name
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(alone.folder)
     )
@@ -101,8 +101,8 @@ def assert_equal(found, expected):
     (job, whole) = found
     (alone, expected_whole) = expected
     for name in ("train/loss", "train/grad_norm"):
-        assert losses(job, name) == losses(alone, name)
-    assert held_out(job) == held_out(alone)
+        assert read_losses(job, name) == read_losses(alone, name)
+    assert read_held_out(job) == read_held_out(alone)
     assert whole.keys() == expected_whole.keys()
     for name, value in whole.items():
         np.testing.assert_array_equal(value, expected_whole[name], err_msg=name)
@@ -160,7 +160,7 @@ def test_a_tied_head_counts_once(world, stages, schedule, trained):
     assert_close(trained(world, pipeline, TIED), trained(1, model=TIED))
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
@@ -229,10 +229,10 @@ GROUPS = (
     ("world", "pipeline", "layout"),
     [
         (4, INTERLEAVED, EXPERTS),
-        soak(4, TWO, SHARED),
-        soak(8, TWO, EXPERTS | {"tensor": {"ranks": 2, "sequence_parallel": True}}),
-        soak(8, INTERLEAVED, EXPERTS | SHARED),
-        soak(4, INTERLEAVED, EXPERTS | {"kind": "DDP"}),
+        mark_soak(4, TWO, SHARED),
+        mark_soak(8, TWO, EXPERTS | {"tensor": {"ranks": 2, "sequence_parallel": True}}),
+        mark_soak(8, INTERLEAVED, EXPERTS | SHARED),
+        mark_soak(4, INTERLEAVED, EXPERTS | {"kind": "DDP"}),
     ],
     ids=["divided", "shared", "both, in places", "both", "copies"],
 )
@@ -257,7 +257,7 @@ def test_experts_are_divided_and_shared_within_stages(world, pipeline, layout, t
     [
         (INTERLEAVED, {"groups": GROUPS}),
         (TWO, {"groups": GROUPS, "compile": {"backend": "aot_eager"}}),
-        soak(INTERLEAVED, {"compile": {"backend": "inductor"}} | BFLOAT16),
+        mark_soak(INTERLEAVED, {"compile": {"backend": "inductor"}} | BFLOAT16),
         (INTERLEAVED, {"recompute": {"kind": "Budget", "gib": 1.3e-4}}),
         (INTERLEAVED, {"precision": {"compute": "float16"}}),
     ],
@@ -309,10 +309,10 @@ ALL_AXES = IN_PLACES | GATHERED
     ("pipeline", "model", "layout", "more"),
     [
         (TWO, TIED, IN_PLACES, None),
-        soak(INTERLEAVED, UNTIED, IN_PLACES, FULL | BFLOAT16),
+        mark_soak(INTERLEAVED, UNTIED, IN_PLACES, FULL | BFLOAT16),
         (INTERLEAVED, UNTIED, GATHERED, None),
-        soak(TWO, TIED, GATHERED, SELECTIVE),
-        soak(INTERLEAVED, TIED, RING, None),
+        mark_soak(TWO, TIED, GATHERED, SELECTIVE),
+        mark_soak(INTERLEAVED, TIED, RING, None),
     ],
     ids=["in places", "in places, again", "gathered", "gathered, again", "ring"],
 )
@@ -324,7 +324,7 @@ def test_stages_of_parts_of_rows(pipeline, model, layout, more, trained):
     found = trained(4, pipeline, model, layout, more)
     alone = trained(1, model=model, more=more)
     if more and "precision" in more:
-        np.testing.assert_allclose(losses(found[0]), losses(alone[0]), rtol=5e-3)
+        np.testing.assert_allclose(read_losses(found[0]), read_losses(alone[0]), rtol=5e-3)
     else:
         assert_close(found, alone)
 
@@ -334,8 +334,8 @@ def test_stages_of_parts_of_rows(pipeline, model, layout, more, trained):
     ("pipeline", "layout"),
     [
         (TWO, ALL_AXES),
-        soak(INTERLEAVED, ALL_AXES | {"reshard": "layer"}),
-        soak(TWO, ALL_AXES | {"kind": "DDP"}),
+        mark_soak(INTERLEAVED, ALL_AXES | {"reshard": "layer"}),
+        mark_soak(TWO, ALL_AXES | {"kind": "DDP"}),
     ],
     ids=["1F1B", "interleaved", "DDP"],
 )
@@ -346,7 +346,7 @@ def test_stages_of_parts_of_rows_and_of_layers_together(pipeline, layout, traine
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "layout"),
-    [(TWO, GATHERED), soak(INTERLEAVED, GATHERED), soak(TWO, IN_PLACES)],
+    [(TWO, GATHERED), mark_soak(INTERLEAVED, GATHERED), mark_soak(TWO, IN_PLACES)],
     ids=["gathered", "interleaved", "in places"],
 )
 def test_replicas_of_stages_of_parts_of_rows(pipeline, layout, trained):
@@ -371,7 +371,7 @@ def test_copies_of_the_model_are_cut_too(layout, trained):
     assert_close(trained(4, TWO, TIED, layout), trained(1, model=TIED))
 
 
-def laid_out(job, **parallel):
+def lay_out(job, **parallel):
     """Return `job` over other workers."""
     training = job.training.model_copy(update={"parallel": FSDP.model_validate(parallel)})
     return dataclasses.replace(job, training=training)
@@ -382,7 +382,7 @@ def test_a_checkpoint_of_stages_is_read_by_any_layout(trained, ranks):
     job, whole = trained(2, TWO, TIED)
     found, _ = find_newest_valid(RunFolder(job.folder))
     for world, pipeline in ((2, None), (2, {"ranks": 2}), (4, {"ranks": 2}), (4, {"ranks": 4})):
-        other = laid_out(job, pipeline=pipeline)
+        other = lay_out(job, pipeline=pipeline)
         parts = ranks(world, "tensors", job=other, resume_from=found.path)
         assert set().union(*parts) == set(whole)
         for part in parts:
@@ -394,7 +394,7 @@ def test_a_checkpoint_of_stages_is_read_by_any_layout(trained, ranks):
 def test_a_checkpoint_of_one_process_is_read_by_stages(trained, ranks):
     job, whole = trained(1)
     found, _ = find_newest_valid(RunFolder(job.folder))
-    parts = ranks(4, "tensors", job=laid_out(job, pipeline={"ranks": 4}), resume_from=found.path)
+    parts = ranks(4, "tensors", job=lay_out(job, pipeline={"ranks": 4}), resume_from=found.path)
     held = {name: part[name] for part in parts for name in part}
     assert held.keys() == whole.keys()
     for name in held.keys() - {"counters"}:
@@ -415,12 +415,12 @@ def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks
     for number, parallel in enumerate((shared, stages, slices, *of_both)):
         found, _ = find_newest_valid(RunFolder(job.folder))
         (tmp_path / str(number)).mkdir()
-        moved = dataclasses.replace(laid_out(job, **parallel), folder=str(tmp_path / str(number)))
+        moved = dataclasses.replace(lay_out(job, **parallel), folder=str(tmp_path / str(number)))
         attempt = RunFolder(moved.folder).take_attempt(0)
         assert ranks(4, "saved", job=moved, attempt=attempt, resume_from=found.path) == [""] * 4
         found, damages = find_newest_valid(RunFolder(moved.folder))
         assert not damages
-        (again,) = ranks(1, "tensors", job=plain(moved), resume_from=found.path)
+        (again,) = ranks(1, "tensors", job=make_plain_job(moved), resume_from=found.path)
         assert again.keys() == tensors.keys()
         for name, value in tensors.items():
             np.testing.assert_array_equal(again[name], value, err_msg=name)
@@ -462,7 +462,7 @@ def test_replicas_come_and_go_without_changing_a_bit(pipeline, layout, trained, 
         assert len(set(reached)) == 1 and (reached[0] == STEPS) == (told is None)
         at = reached[0]
     found, _ = find_newest_valid(folder)
-    (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
+    (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
     assert_equal((job, whole), expected)
 
 
@@ -500,7 +500,7 @@ def test_a_stage_that_dies_costs_no_bit(
     attempt = folder.take_attempt(newest.step)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest.path)
     found, _ = find_newest_valid(folder)
-    (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
+    (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
     assert_equal((job, whole), expected)
 
 

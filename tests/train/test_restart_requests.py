@@ -29,7 +29,7 @@ from trainrig.train.run.run_folder import RunFolder
 SMALL = {"manifest.json", "state.json", "tokenizer.json"}
 
 
-def last_of(job):
+def find_last(job):
     newest, _ = find_newest_valid(RunFolder(job.folder))
     return newest.path
 
@@ -141,7 +141,7 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
 
 
 def test_the_index_says_what_the_headers_of_the_files_say(straight):
-    path = Path(last_of(straight(3)))
+    path = Path(find_last(straight(3)))
     there = CheckpointManifest.read(str(path))
     assert len(there.tensor_files) == 3
     for number, name in enumerate(there.tensor_files):
@@ -163,7 +163,7 @@ def test_the_index_says_what_the_headers_of_the_files_say(straight):
 def test_to_resume_a_rank_asks_for_its_rows_and_rank_0_alone_for_what_all_read(
     world, ranks, straight
 ):
-    path = last_of(straight(2))
+    path = find_last(straight(2))
     files = CheckpointManifest.read(path).files
     asked = ranks(world, "requests", job=straight(2), resume_from=path)
     for rank, requests in enumerate(asked):
@@ -207,7 +207,7 @@ def test_damage_that_is_met_while_weights_are_read_leads_to_the_one_before(
     straight, tmp_path, caplog
 ):
     run = Path(shutil.copytree(straight(1).folder, tmp_path / "run"))
-    path = Path(last_of(straight(1))).relative_to(straight(1).folder)
+    path = Path(find_last(straight(1))).relative_to(straight(1).folder)
     there = CheckpointManifest.read(str(run / path))
     (name,) = there.tensor_files
     file = run / path / name
@@ -227,7 +227,7 @@ def test_the_writers_of_the_last_checkpoint_have_read_it_back(
 ):
     run = Path(shutil.copytree(straight(3).folder, tmp_path / "run"))
     (run / "run.toml").touch()
-    path = run / Path(last_of(straight(3))).relative_to(straight(3).folder)
+    path = run / Path(find_last(straight(3))).relative_to(straight(3).folder)
     found = read_verified_sums(str(path))
     assert found == {name: manifest.compute_file_sum(str(path / name)) for name in found}
     assert set(found) == {p.name for p in path.iterdir()} - {"manifest.json", VERIFIED}
@@ -251,7 +251,7 @@ def test_only_the_last_checkpoint_is_read_back(straight):
 
 
 def test_a_verification_of_another_manifest_does_not_count(straight, tmp_path):
-    copy = Path(shutil.copytree(last_of(straight(2)), tmp_path / "copy"))
+    copy = Path(shutil.copytree(find_last(straight(2)), tmp_path / "copy"))
     assert read_verified_sums(str(copy)) is not None
     text = (copy / "manifest.json").read_text()
     (copy / "manifest.json").write_text(text + " ")

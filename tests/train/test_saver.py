@@ -75,7 +75,7 @@ def gate(monkeypatch):
     go.set()
 
 
-def numbers(state):
+def copy_tensors(state):
     """Return copies of the single rank's tensors."""
     return {
         name: find_held(tensor)[0].clone().numpy() for name, tensor in state.list_tensors().items()
@@ -89,7 +89,7 @@ def test_changes_after_the_call_are_not_saved(run, gate):
     job = run()
     job.state.tokens = 7
     job.state.skipped = [(1, 3), (5, 6)]
-    before = numbers(job.state)
+    before = copy_tensors(job.state)
     job.save(4)
     for value in job.state.list_tensors().values():
         value.add_(1)
@@ -105,7 +105,7 @@ def test_changes_after_the_call_are_not_saved(run, gate):
     there = job.loaded(newest.path)
     assert (there.step, there.data_step, there.tokens) == (4, 4, 7)
     assert there.skipped == [(1, 3), (5, 6)]
-    after = numbers(there)
+    after = copy_tensors(there)
     assert after.keys() == before.keys()
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
@@ -299,8 +299,8 @@ def test_a_run_in_a_bucket_saves_itself_there(run, s3):
         "step_00000008",
         "step_00000012",
     ]
-    before = numbers(job.state)
-    after = numbers(job.loaded(newest.path))
+    before = copy_tensors(job.state)
+    after = copy_tensors(job.loaded(newest.path))
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
 

@@ -47,12 +47,12 @@ class Syncs(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", "")
-        if name in WAITS and not asked_by_torch():
+        if name in WAITS and not is_asked_by_torch():
             self.found.append(name)
         return function(*args, **(kwargs or {}))
 
 
-def asked_by_torch():
+def is_asked_by_torch():
     """Return whether torch itself reads an optimizer's step count, which is on the host."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename in PASSING_ON:
@@ -82,7 +82,7 @@ class Kernels(TorchDispatchMode):
         return found
 
 
-def syncs_of_a_step(job, counting=None):
+def count_syncs(job, counting=None):
     """Return the calls that wait in a step, which `counting` counts as well."""
     training = job.training
     numerics.settle(training.threads, training.deterministic)
@@ -117,7 +117,7 @@ def test_a_step_waits_no_more_often_for_more_micro_batches(
 ):
     training = {"deterministic": deterministic, "metrics": {"every": 100}}
     few, many = (
-        syncs_of_a_step(
+        count_syncs(
             make_job(
                 tmp_path / str(rows),
                 training=training,
@@ -134,7 +134,7 @@ CADENCES = {"plain": (0, 0), "sampled": (1, 0), "by layer": (1, 1)}
 MOST = 0.01  # the most that measurement may add, by the defaults
 
 
-def counts_of_steps(make_job, folder, monkeypatch, **shape):
+def count_work(make_job, folder, monkeypatch, **shape):
     """Return kernels, bytes and waits of a step by cadence, and kernels of the loss table.
 
     The cadences are no measurement, sampled, and sampled by layer.
@@ -143,14 +143,14 @@ def counts_of_steps(make_job, folder, monkeypatch, **shape):
     for name, (every, layers_every) in CADENCES.items():
         training = {"metrics": {"every": every, "layers_every": layers_every}}
         job = make_job(folder / name, training=training, **shape)
-        with kernels_of_the_table(monkeypatch) as kernels:
-            waits = syncs_of_a_step(job, kernels)
+        with count_table_kernels(monkeypatch) as kernels:
+            waits = count_syncs(job, kernels)
         found[name] = {"kernels": kernels.count, "bytes": kernels.bytes, "waits": len(waits)}
         found[name]["table"] = kernels.table
     return found
 
 
-def shape_of(layers, micro_batch):
+def make_shape(layers, micro_batch):
     """Return the shape of a job with this number of layers, and 8 rows a step."""
     return {
         "model": {"layers": layers, "channels": 64, "heads": 4, "kv_heads": 4, "positions": 64},
@@ -159,7 +159,7 @@ def shape_of(layers, micro_batch):
 
 
 @contextlib.contextmanager
-def kernels_of_the_table(monkeypatch):
+def count_table_kernels(monkeypatch):
     """Return a counter of kernels that also counts the kernels of the loss table."""
     kernels = Kernels()
 
@@ -179,7 +179,7 @@ def kernels_of_the_table(monkeypatch):
         yield kernels
 
 
-def added(counts, what):
+def compute_added_share(counts, what):
     """Return the share that measurements add at the default cadence, the mean over 100 steps."""
     settings = Metrics()
     assert settings.layers_every % settings.every == 0
@@ -192,9 +192,9 @@ def added(counts, what):
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 8])
 def test_measuring_adds_less_than_a_hundredth(micro_batch, alone, make_job, tmp_path, monkeypatch):
-    counts = counts_of_steps(make_job, tmp_path, monkeypatch, **shape_of(4, micro_batch))
+    counts = count_work(make_job, tmp_path, monkeypatch, **make_shape(4, micro_batch))
     for what in ("kernels", "bytes", "waits"):
-        assert 0 < added(counts, what) <= MOST, what
+        assert 0 < compute_added_share(counts, what) <= MOST, what
     # The losses, and the norm, with which the noise scale is read.
     assert counts["plain"]["waits"] == counts["sampled"]["waits"] == 2
     assert counts["by layer"]["waits"] == 3

@@ -85,40 +85,40 @@ def trained(make_job, ranks, tmp_path_factory):
             folder = tmp_path_factory.mktemp("run")
             job = make_job(folder, world, training=training, **sizes)
             ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            known[key] = job, whole(ranks, job)
+            known[key] = job, read_whole(ranks, job)
         return known[key]
 
     return train
 
 
-def whole(ranks, job):
+def read_whole(ranks, job):
     """Return the contents of the last checkpoint of `job`, as one process reads it."""
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
-    (tensors,) = ranks(1, "tensors", job=laid_out(job, FSDP()), resume_from=found.path)
+    (tensors,) = ranks(1, "tensors", job=lay_out(job, FSDP()), resume_from=found.path)
     return tensors
 
 
-def laid_out(job, layout):
+def lay_out(job, layout):
     training = job.training.model_copy(update={"parallel": layout})
     return dataclasses.replace(job, training=training)
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
-def layer_norms(job):
+def read_layer_norms(job):
     (last,) = [line for line in metrics.read_series(job.folder) if line["step"] == STEPS]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
 
 
-def experts_of(job):
+def read_expert_shares(job):
     """Return the shares of the first step's tokens that go to each expert."""
     first = metrics.read_series(job.folder)[0]
     return {name: value for name, value in first.items() if name.startswith("experts/")}
@@ -127,13 +127,13 @@ def experts_of(job):
 def assert_close(found, expected):
     (job, tensors) = found
     (alone, expected_tensors) = expected
-    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(run, "train/grad_norm") for run in (job, alone))
+    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
+    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-5)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
-    assert held_out(job)
-    by_layer = layer_norms(job)
-    expected_by_layer = layer_norms(alone)
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-5)
+    assert read_held_out(job)
+    by_layer = read_layer_norms(job)
+    expected_by_layer = read_layer_norms(alone)
     assert by_layer.keys() == expected_by_layer.keys() and len(by_layer) > 3
     for name, value in by_layer.items():
         assert value == pytest.approx(expected_by_layer[name], rel=1e-3), name
@@ -145,7 +145,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(value, expected_tensors[name], rtol=0, atol=1e-4, err_msg=name)
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
@@ -174,7 +174,7 @@ def test_more_workers_than_key_heads_share_them(trained):
         SHARED,
         HSDP(tensor=TensorSplit(ranks=2), replicas=2),
         DDP(tensor=TensorSplit(ranks=2)),
-        soak(FSDP(tensor=TensorSplit(ranks=2), context={"kind": "Gathered", "ranks": 2})),
+        mark_soak(FSDP(tensor=TensorSplit(ranks=2), context={"kind": "Gathered", "ranks": 2})),
         FSDP(tensor=IN_PLACES.tensor, context={"kind": "RingAttention", "ranks": 2}),
     ],
     ids=["FSDP", "HSDP", "DDP", "context", "places and context"],
@@ -186,7 +186,7 @@ def test_beside_data_and_rows(layout, trained):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sequence_parallel"),
-    [("FSDP", True), ("DDP", False), soak("FSDP", False), soak("DDP", True)],
+    [("FSDP", True), ("DDP", False), mark_soak("FSDP", False), mark_soak("DDP", True)],
 )
 def test_beside_experts(kind, sequence_parallel, trained):
     """Workers that share each expert's channels divide the experts with others, two of each."""
@@ -195,7 +195,7 @@ def test_beside_experts(kind, sequence_parallel, trained):
     found = trained(4, "mixture", layout)
     alone = trained(1, "mixture")
     assert_close(found, alone)
-    tokens = [experts_of(run) for run, _ in (found, alone)]
+    tokens = [read_expert_shares(run) for run, _ in (found, alone)]
     assert tokens[0] == tokens[1] and tokens[0]
 
 
@@ -220,9 +220,9 @@ def test_tokens_that_experts_are_sent_are_counted_once(trained, ranks):
 def assert_same_bits(found, expected):
     (job, tensors) = found
     (other, others) = expected
-    assert losses(job) == losses(other)
-    assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
-    assert held_out(job) == held_out(other) != []
+    assert read_losses(job) == read_losses(other)
+    assert read_losses(job, "train/grad_norm") == read_losses(other, "train/grad_norm")
+    assert read_held_out(job) == read_held_out(other) != []
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(other.folder)
     )
@@ -237,7 +237,7 @@ def test_the_number_of_replicas_does_not_change_a_bit(layout, trained):
     assert_same_bits(trained(4, layout=layout), trained(2, layout=layout))
 
 
-def go_on(job, world, group, **arguments):
+def continue_run(job, world, group, **arguments):
     found, _ = find_newest_valid(RunFolder(job.folder))
     attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
@@ -258,11 +258,11 @@ def test_replicas_may_come_and_go(layout, trained, ranks, tmp_path):
     hurried = training.faults.model_copy(update={"grace": 1e-6})
     training = training.model_copy(update={"faults": hurried})
     job = dataclasses.replace(straight[0], folder=str(tmp_path), training=training)
-    go_on(job, 2, ranks, told=(1, "train", 14))
-    go_on(job, 4, ranks, told=(2, "train", 7))
-    go_on(job, 2, ranks)
+    continue_run(job, 2, ranks, told=(1, "train", 14))
+    continue_run(job, 4, ranks, told=(2, "train", 7))
+    continue_run(job, 2, ranks)
     assert [a.resumed_step for a in RunFolder(job.folder).read_attempts()] == [0, 3, 6]
-    assert_same_bits((job, whole(ranks, job)), straight)
+    assert_same_bits((job, read_whole(ranks, job)), straight)
 
 
 @pytest.mark.chaos
@@ -287,9 +287,9 @@ def test_a_rank_that_was_killed_changes_nothing(
     processes = mortal_ranks.start(world, "train", job=job, attempt=attempt, fault=(1, "die", 6))
     processes[1].wait()
     mortal_ranks.end()
-    go_on(job, world, mortal_ranks)
+    continue_run(job, world, mortal_ranks)
     assert [a.resumed_step for a in RunFolder(job.folder).read_attempts()] == [0, 4]
-    assert_same_bits((job, whole(ranks, job)), straight)
+    assert_same_bits((job, read_whole(ranks, job)), straight)
 
 
 @pytest.mark.slow
@@ -300,11 +300,11 @@ def test_checkpoints_fit_any_layout(trained, ranks, tmp_path):
         [(3, FSDP()), (6, SHARED), (4, HSDP(replicas=2, tensor=TensorSplit(ranks=2))), (2, DDP())]
     ):
         found, _ = find_newest_valid(RunFolder(job.folder))
-        moved = dataclasses.replace(laid_out(job, layout), folder=str(tmp_path / str(number)))
+        moved = dataclasses.replace(lay_out(job, layout), folder=str(tmp_path / str(number)))
         (tmp_path / str(number)).mkdir()
         attempt = RunFolder(moved.folder).take_attempt(0)
         ranks(world, "saved", job=moved, attempt=attempt, resume_from=found.path)
-        again = whole(ranks, moved)
+        again = read_whole(ranks, moved)
         for name, value in tensors.items():
             np.testing.assert_array_equal(again[name], value, err_msg=name)
         job = moved
@@ -328,7 +328,7 @@ def narrow_losses(make_job, ranks, tmp_path_factory):
             batches = {"attend": "document"}
             job = make_job(folder, world, training=training, batches=batches)
             ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            known[key] = losses(job)
+            known[key] = read_losses(job)
         return known[key]
 
     return train
@@ -336,7 +336,8 @@ def narrow_losses(make_job, ranks, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("context", "sequence_parallel"), [(None, True), soak(None, False), soak("Gathered", True)]
+    ("context", "sequence_parallel"),
+    [(None, True), mark_soak(None, False), mark_soak("Gathered", True)],
 )
 def test_in_bfloat16_and_computed_again(context, sequence_parallel, narrow_losses):
     """Compare with one process at bfloat16's precision, and recomputation to the bit."""
@@ -359,7 +360,7 @@ def test_rows_that_cannot_be_divided_by_their_places_are_refused(make_run, tmp_p
         make_run(tmp_path, 3, training=training, model=model)
 
 
-def refusals(split, context, length):
+def list_refusals(split, context, length):
     """Return the errors for rows of `length` tokens, in the order of a run file's check."""
     checks = [lambda: split.check_length(length, context)]
     if context > 1:
@@ -375,9 +376,9 @@ def refusals(split, context, length):
 @pytest.mark.parametrize("context", [1, 2, 3, 4])
 def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
     split = TensorSplit(ranks=ranks, sequence_parallel=True)
-    works = [n for n in range(1, 200) if not any(refusals(split, context, n))]
+    works = [n for n in range(1, 200) if not any(list_refusals(split, context, n))]
     for length in range(1, 100):
-        said = next(refusals(split, context, length), None)
+        said = next(list_refusals(split, context, length), None)
         if said is None:
             continue
         named = [int(n) for n in re.findall(r"\d+", said.rpartition("nearest: ")[2])]
@@ -456,7 +457,7 @@ def test_workers_of_ray_share_layers(local_ray, trained, make_job, ranks, tmp_pa
     straight = trained(2, layout=SHARED)
     job = dataclasses.replace(straight[0], folder=str(tmp_path))
     trainer.run(job, 2)
-    assert_same_bits((job, whole(ranks, job)), straight)
+    assert_same_bits((job, read_whole(ranks, job)), straight)
 
 
 def test_a_group_that_spans_nodes_is_logged_with_its_cost(make_job, ranks, tmp_path):

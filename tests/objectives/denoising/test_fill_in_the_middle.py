@@ -14,7 +14,7 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
 
-def pieces_of(micro):
+def list_pieces(micro):
     """Return (row, tokens with the row's last target) of each piece of `micro`."""
     for row, (ids, targets) in enumerate(zip(micro.ids, micro.targets, strict=True)):
         trained = np.flatnonzero(targets != IGNORE)
@@ -25,7 +25,7 @@ def pieces_of(micro):
             yield row, whole[begin : min(end, filled)].tolist()
 
 
-def restored(piece, corruption):
+def restore_text(piece, corruption):
     """Return the original text of a piece without its end, and whether the piece is SPM."""
     assert piece[0] == corruption.prefix
     # Or a last target that belongs to the next piece.
@@ -46,13 +46,13 @@ def test_every_text_comes_back_but_for_the_tokens_that_made_room(encoder, make_r
     assert moved.ids.shape == micro.ids.shape
     np.testing.assert_array_equal(moved.pieces, micro.pieces)
     long = 0
-    for (_, before), (_, after) in zip(pieces_of(micro), pieces_of(moved), strict=True):
+    for (_, before), (_, after) in zip(list_pieces(micro), list_pieces(moved), strict=True):
         assert len(before) == len(after)
         if before == after:
             assert len(before) <= 6
             continue
         long += 1
-        text, _ = restored(after, corruption)
+        text, _ = restore_text(after, corruption)
         there = before[: before.index(corruption.end)] if corruption.end in before else before
         lost = 3 if corruption.end in before else 4
         assert text == there[: len(there) - lost]
@@ -79,7 +79,7 @@ def test_rates_are_those_asked_for_within_binomial_error(encoder, make_rows):
     moved = corruption.apply(micro, 0)
     pairs = [
         (before, after)
-        for (_, before), (_, after) in zip(pieces_of(micro), pieces_of(moved), strict=True)
+        for (_, before), (_, after) in zip(list_pieces(micro), list_pieces(moved), strict=True)
         if len(before) > 8
     ]
     changed = [after for before, after in pairs if before != after]

@@ -17,7 +17,7 @@ from trainrig.tokens.tokenizers.train import ByteLevelBPE
 UNITS = ("token", "word", "span")
 
 
-def four_sigma(count: int, share: float) -> float:
+def bound_by_four_sigma(count: int, share: float) -> float:
     return 4 * math.sqrt(count * share * (1 - share)) + 1
 
 
@@ -32,11 +32,13 @@ def test_rates_are_those_asked_for_within_binomial_error(unit, encoder, make_row
     assert abs(predicted.sum() - 0.15 * text) < 4 * math.sqrt(200) / 2
     count = int(predicted.sum())
     masked = int((hidden.ids[predicted] == corruption.mask).sum())
-    assert abs(masked - 0.8 * count) < four_sigma(count, 0.8)
+    assert abs(masked - 0.8 * count) < bound_by_four_sigma(count, 0.8)
     there = hidden.targets[predicted]
     # A random token equals the original token once in a vocabulary's size.
     same = int((hidden.ids[predicted] == there).sum())
-    assert abs(same - 0.1 * count - 0.1 * count / len(corruption.words)) < four_sigma(count, 0.1)
+    assert abs(same - 0.1 * count - 0.1 * count / len(corruption.words)) < bound_by_four_sigma(
+        count, 0.1
+    )
 
 
 @pytest.mark.parametrize("unit", UNITS)

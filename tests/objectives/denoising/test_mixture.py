@@ -44,7 +44,7 @@ MASKED = {
 }
 
 
-def padded_like(array: np.ndarray, width: int, fill: int) -> np.ndarray:
+def pad(array: np.ndarray, width: int, fill: int) -> np.ndarray:
     return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
 
 
@@ -72,9 +72,7 @@ def test_each_row_is_what_its_objective_alone_makes_of_it(given, encoder, make_r
             if name == DECODER_IDS:
                 fill = encoder.special_tokens.padding
             width = found.arrays[name].shape[1]
-            np.testing.assert_array_equal(
-                found.arrays[name][mine], padded_like(array, width, fill)[mine]
-            )
+            np.testing.assert_array_equal(found.arrays[name][mine], pad(array, width, fill)[mine])
         kept = np.isin(found.pieces[:, 0], np.flatnonzero(mine))
         of_wanted = np.isin(wanted.pieces[:, 0], np.flatnonzero(mine))
         np.testing.assert_array_equal(found.pieces[kept], wanted.pieces[of_wanted])

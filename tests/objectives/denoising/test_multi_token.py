@@ -15,7 +15,7 @@ SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 50, "positions":
 WEIGHTS = (0.5, 0.25)
 
 
-def rows(seed=0, length=12):
+def make_batch(seed=0, length=12):
     dice = np.random.default_rng(seed)
     stream = dice.integers(0, 50, (3, length + 1))
     targets = stream[:, 1:].copy()
@@ -26,7 +26,7 @@ def rows(seed=0, length=12):
 
 
 def test_targets_further_ahead_are_those_of_the_row_and_counted_before_it_is_read():
-    micro = rows()
+    micro = make_batch()
     made = MultiTokenPrediction(further_weights=WEIGHTS).make_corruption(None).apply(micro, 0)
     np.testing.assert_array_equal(made.ids, micro.ids)
     for ahead in (2, 3):
@@ -68,7 +68,7 @@ def model():
 
 def test_the_loss_is_that_of_each_head_by_its_weight(model):
     objective = MultiTokenPrediction(further_weights=WEIGHTS, z_loss=0.01)
-    micro = objective.make_corruption(None).apply(rows(), 0)
+    micro = objective.make_corruption(None).apply(make_batch(), 0)
     batch = DeviceBatch.copy(micro, torch.device("cpu"))
     denominators = {TOKENS: 31, "tokens_2": 29, "tokens_3": 23}
     loss = compute_differentiable_loss(
@@ -116,7 +116,7 @@ def test_the_next_token_is_that_of_the_model_without_further_heads(model):
     ids = torch.arange(10)[None]
     assert torch.equal(alone(ids).logits, model(ids).logits)
     batch = DeviceBatch.copy(
-        MultiTokenPrediction(further_weights=WEIGHTS).make_corruption(None).apply(rows(), 0),
+        MultiTokenPrediction(further_weights=WEIGHTS).make_corruption(None).apply(make_batch(), 0),
         torch.device("cpu"),
     )
     several = MultiTokenPrediction(further_weights=WEIGHTS).compute(model, batch, {})

@@ -29,7 +29,7 @@ def cut(corruption, micro):
     return corruption.apply(micro, 0)
 
 
-def rows_of(lengths, seed=0, padding=0, first=0):
+def make_prefix_rows(lengths, seed=0, padding=0, first=0):
     """Return rows of documents of `lengths`; the last `padding` targets are IGNORE."""
     dice = np.random.default_rng(seed)
     count = len(lengths)
@@ -57,14 +57,14 @@ def test_half_of_a_row_by_hand():
 
     One target is in the first document (floor of 15/8), and two are in the second.
     """
-    micro = rows_of([[5, 3]])
+    micro = make_prefix_rows([[5, 3]])
     found = cut(PrefixLM(prefix_tokens=3).make_corruption(None), micro)
     assert found.arrays[PREFIXES].astype(int).tolist() == [[1, 1, 0, 0, 0, 1, 1, 1]]
     kept = [place for place, target in enumerate(found.targets[0]) if target != IGNORE]
     assert kept == [1, 2, 3, 4, 7]
 
 
-def seen_by_brute_force(prefixes, positions):
+def compute_mask_by_brute_force(prefixes, positions):
     """Return whether each query may attend to each key, one pair at a time."""
     length = len(positions)
     document = np.cumsum(positions == 0)
@@ -75,17 +75,17 @@ def seen_by_brute_force(prefixes, positions):
 
 
 def test_the_mask_is_that_of_brute_force():
-    found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
+    found = cut(PrefixLM().make_corruption(None), make_prefix_rows(DOCUMENTS, first=3))
     prefixes = found.arrays[PREFIXES]
     positions = found.positions
     assert prefixes.any() and not prefixes.all()
     numbers = number_documents(torch.from_numpy(positions))
     mask = make_document_mask(numbers, LENGTH, marks=MaskRegions(torch.from_numpy(prefixes)))[:, 0]
     for row in range(len(DOCUMENTS)):
-        assert mask[row].tolist() == seen_by_brute_force(prefixes[row], positions[row])
+        assert mask[row].tolist() == compute_mask_by_brute_force(prefixes[row], positions[row])
 
 
-def decoder(**changes):
+def make_decoder(**changes):
     config = DecoderConfig(
         layers=2, channels=32, heads=4, kv_heads=2, vocabulary=61, positions=48, initial_std=0.3,
         **changes,
@@ -95,7 +95,7 @@ def decoder(**changes):
     return model
 
 
-def naive_attention(layer, x, mask, positions):
+def compute_naive_attention(layer, x, mask, positions):
     """Compute softmax attention over the keys in `mask`, head by head, without a kernel."""
     rotation = Rotation(positions, layer.head_channels, Rope())
     query, key, value = (
@@ -114,19 +114,21 @@ def naive_attention(layer, x, mask, positions):
 
 
 def test_logits_are_those_of_a_naive_implementation():
-    model = decoder()
-    found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
+    model = make_decoder()
+    found = cut(PrefixLM().make_corruption(None), make_prefix_rows(DOCUMENTS, first=3))
     ids = torch.from_numpy(found.ids)
     positions = torch.from_numpy(found.positions)
     prefixes = torch.from_numpy(found.arrays[PREFIXES])
     with torch.no_grad():
         whole = model(ids, positions_BT=positions, prefixes_BT=prefixes).logits
         for row in range(len(ids)):
-            mask = torch.tensor(seen_by_brute_force(prefixes[row], found.positions[row]))
+            mask = torch.tensor(compute_mask_by_brute_force(prefixes[row], found.positions[row]))
             x = model.embedding(ids[row : row + 1])
             for layer in model.layers:
                 normed = layer.attention_norm(x)
-                x = x + naive_attention(layer.attention, normed, mask, positions[row : row + 1])
+                x = x + compute_naive_attention(
+                    layer.attention, normed, mask, positions[row : row + 1]
+                )
                 x = x + layer.feedforward(layer.feedforward_norm(x))
             logits = F.linear(model.norm(x), model.embedding.weight)
             assert (whole[row] - logits[0]).abs().max() <= 1e-5
@@ -136,8 +138,8 @@ def test_logits_are_those_of_a_naive_implementation():
 
 def test_no_target_is_seen_by_the_place_that_predicts_it():
     """Another token in place of a target changes none of the logits that predict it."""
-    model = decoder()
-    found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
+    model = make_decoder()
+    found = cut(PrefixLM().make_corruption(None), make_prefix_rows(DOCUMENTS, first=3))
     positions = torch.from_numpy(found.positions)
     prefixes = torch.from_numpy(found.arrays[PREFIXES])
     ids = torch.from_numpy(found.ids)
@@ -158,7 +160,7 @@ def test_no_target_is_seen_by_the_place_that_predicts_it():
 @pytest.mark.parametrize("tokens", [None, 0, 9, 23])
 def test_denominators_are_known_before_rows_are_read(tokens, padding):
     corruption = PrefixLM(prefix_tokens=tokens).make_corruption(None)
-    micro = rows_of(DOCUMENTS * 10, padding=padding)
+    micro = make_prefix_rows(DOCUMENTS * 10, padding=padding)
     found = cut(corruption, micro)
     counts = (micro.targets != IGNORE).sum(1)
     left = (found.targets != IGNORE).sum(1)
@@ -194,7 +196,7 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
 
 def test_a_row_does_not_depend_on_the_other_rows():
     corruption = PrefixLM().make_corruption(None)
-    micro = rows_of(DOCUMENTS, first=50)
+    micro = make_prefix_rows(DOCUMENTS, first=50)
     together = cut(corruption, micro)
     for row in range(4):
         mine = micro.pieces[:, 0] == row
@@ -213,8 +215,8 @@ def test_a_row_does_not_depend_on_the_other_rows():
 
 
 def test_the_loss_is_that_of_the_suffixes_alone():
-    model = decoder()
-    micro = rows_of(DOCUMENTS, first=3)
+    model = make_decoder()
+    micro = make_prefix_rows(DOCUMENTS, first=3)
     found = cut(PrefixLM().make_corruption(None), micro)
     batch = DeviceBatch.copy(found, torch.device("cpu"))
     with torch.no_grad():
@@ -239,7 +241,7 @@ def test_the_loss_is_that_of_the_suffixes_alone():
     ],
 )
 def test_attention_that_takes_no_mask_is_refused(changes):
-    model = decoder(**changes)
+    model = make_decoder(**changes)
     ids = torch.ones(1, 8, dtype=torch.int64)
     with pytest.raises(ValueError, match="does not support prefixes"):
         model(ids, prefixes_BT=torch.ones(1, 8, dtype=torch.bool))

@@ -44,7 +44,7 @@ def test_the_example_of_the_paper():
     assert found.target_places.tolist() == [1, 1, 2, 3, 6, 6, 7]
 
 
-def rebuilt(ids, targets, corruption):
+def rebuild_text(ids, targets, corruption):
     """Return the original text: each sentinel replaced by the tokens of its span."""
     sentinels = set(corruption.sentinels)
     spans = {}
@@ -61,7 +61,7 @@ def rebuilt(ids, targets, corruption):
     return [token for entry in ids[:-1] for token in spans.get(entry, [entry])]
 
 
-def sides(micro, row):
+def split_sides(micro, row):
     arrays = micro.arrays
     ids = arrays[IDS][row][arrays[SEGMENTS][row] > 0].tolist()
     return ids, arrays[TARGETS][row][arrays[TARGETS][row] != IGNORE].tolist()
@@ -74,8 +74,8 @@ def test_every_text_comes_back_and_no_special_token_is_left_out(encoder, make_ro
     found = corruption.apply(micro, 0)
     noise = 0
     for row in range(200):
-        ids, targets = sides(found, row)
-        assert rebuilt(ids, targets, corruption) == micro.targets[row].tolist()
+        ids, targets = split_sides(found, row)
+        assert rebuild_text(ids, targets, corruption) == micro.targets[row].tolist()
         said = [t for t in targets[:-1] if t not in corruption.sentinels]
         noise += len(said)
         assert not set(said) & set(corruption.special)
@@ -138,12 +138,12 @@ def test_short_rows_are_padded_and_counted_as_they_are(encoder, make_rows):
     }
     assert found.ids.shape[1], found.targets.shape[1] == SpanCorruption().compute_lengths(64)
     for row in range(64):
-        ids, targets = sides(found, row)
+        ids, targets = split_sides(found, row)
         if texts[row] < 2:
             assert (ids, targets) == ([], [])
         else:
             wanted = micro.targets[row][micro.targets[row] != IGNORE].tolist()
-            assert rebuilt(ids, targets, corruption) == wanted
+            assert rebuild_text(ids, targets, corruption) == wanted
     full = SpanCorruption().compute_lengths(64)
     assert (found.ids.shape[1], found.targets.shape[1]) == full
 

@@ -41,7 +41,7 @@ TABLE = (
 LENGTH = 512
 
 
-def tokenizer_with(sentinels, extra):
+def build_tokenizer(sentinels, extra):
     settings = ByteLevelBPE(vocabulary=263 + sentinels + len(extra), sentinels=sentinels)
     return Encoder(settings.model_copy(update={"extra": extra}).train([]).decode())
 
@@ -56,7 +56,7 @@ def read_and_said(found, row):
     return read.tolist(), said[said != IGNORE].tolist()
 
 
-def rebuilt(read, said, corruption):
+def rebuild_text(read, said, corruption):
     """Return the original text: each sentinel replaced by the tokens that follow it in `said`."""
     assert read[-1] == said[-1] == corruption.end
     starts = [n for n, token in enumerate(said) if token in corruption.sentinels]
@@ -78,7 +78,7 @@ def test_each_denoiser_is_that_of_the_paper(number, joined, encoder, make_rows):
     for row in range(24):
         read, said = read_and_said(found, row)
         assert read[0] == encoder.special_ids[f"[{mode}]"]
-        assert rebuilt(read, said, corruption) == micro.targets[row].tolist()
+        assert rebuild_text(read, said, corruption) == micro.targets[row].tolist()
         assert len(said) == left_out + spans + 1
         assert len(read) == 1 + LENGTH - left_out + spans + 1
         if mean is None:
@@ -105,7 +105,7 @@ def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows
             assert (ids[len(whole) :] == encoder.special_tokens.padding).all()
 
 
-def documents_of(found, row):
+def list_documents(found, row):
     """Return the input tokens and the target tokens of each document of a row, in order."""
     ids = found.ids[row]
     targets = found.targets[row]
@@ -147,7 +147,7 @@ def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, en
             text.ids[text.documents == document].tolist() for document in np.unique(text.documents)
         ]
         left = iter(texts)
-        documents = documents_of(found, row)
+        documents = list_documents(found, row)
         for place, (read, said) in enumerate(documents):
             assert read[0] == encoder.special_ids[f"[{mode}]"]
             if place == len(documents) - 1:
@@ -286,7 +286,7 @@ def test_a_row_is_a_function_of_its_sample_and_the_seed(encoder, make_rows):
 
 
 def test_modes_go_by_the_names_of_the_papers_checkpoints_too():
-    theirs = tokenizer_with(100, ("[NLU]", "[S2S]", "[NLG]"))
+    theirs = build_tokenizer(100, ("[NLU]", "[S2S]", "[NLG]"))
     found = UL2().make_corruption(theirs)
     wanted = [theirs.special_ids[name] for name in ("[NLU]", "[S2S]", "[NLG]")]
     assert sorted({denoiser.mode for denoiser in found.corruptions}) == sorted(wanted)
@@ -296,11 +296,11 @@ def test_a_missing_token_is_rejected_with_the_setting_that_adds_it():
     with pytest.raises(
         DataError, match=r"no special token \[S\], \[X\], which objective UL2 needs"
     ):
-        UL2().make_corruption(tokenizer_with(100, ("[R]",)))
+        UL2().make_corruption(build_tokenizer(100, ("[R]",)))
     with pytest.raises(DataError, match=r"<extra_id_4> to <extra_id_84>.* `sentinels = 85`"):
-        find_corruption(UL2(), tokenizer_with(4, ("[R]", "[S]", "[X]")), LENGTH)
+        find_corruption(UL2(), build_tokenizer(4, ("[R]", "[S]", "[X]")), LENGTH)
     with pytest.raises(DataError, match=r"\[X\], which objective SpanCorruption needs"):
-        SpanCorruption(mode="X").make_corruption(tokenizer_with(100, ("[R]",)))
+        SpanCorruption(mode="X").make_corruption(build_tokenizer(100, ("[R]",)))
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def rollouts(completions, rows=4, seed=1, temperature=1.0):
     }
 
 
-def by_hand(objective, model, arrays):
+def compute_loss_by_hand(objective, model, arrays):
     """Compute the loss token by token from all logits."""
     logits = model(torch.from_numpy(arrays[IDS])).logits[..., :60].double()
     log = (logits / arrays[TEMPERATURE][0]).log_softmax(-1)
@@ -250,7 +250,7 @@ def by_hand(objective, model, arrays):
     return total
 
 
-def computed_loss(objective, model, device_batch, arrays, cuts):
+def compute_loss(objective, model, device_batch, arrays, cuts):
     """Return the loss of `arrays` in micro-batches that end at `cuts`, as a training step does."""
     tokens = int((arrays[TARGETS] != IGNORE).sum())
     rows = len(arrays[IDS])
@@ -279,9 +279,9 @@ def test_loss_and_gradient_are_those_by_hand_however_the_batch_is_cut(
     for cuts in (None, [], [1], [2, 3]):
         model = decoder()
         if cuts is None:
-            loss = by_hand(objective, model, arrays)
+            loss = compute_loss_by_hand(objective, model, arrays)
         else:
-            loss = computed_loss(objective, model, device_batch, arrays, cuts)
+            loss = compute_loss(objective, model, device_batch, arrays, cuts)
         loss.backward()
         gradients.append((loss.item(), [parameter.grad for parameter in model.parameters()]))
     (expected, gradient), *others = gradients
@@ -327,7 +327,7 @@ def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_b
 
     def loss(weights):
         given = arrays | {IMPORTANCE: np.broadcast_to(weights, arrays[IDS].shape).copy()}
-        found = computed_loss(objective, model, device_batch, given, []).item()
+        found = compute_loss(objective, model, device_batch, given, []).item()
         watched = objective.compute(model, device_batch(**given), {}).diagnostics
         share = (
             watched["importance_truncated"].sum_rows_B().sum()
@@ -335,7 +335,7 @@ def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_b
         )
         return found, float(share)
 
-    plain = computed_loss(objective, model, device_batch, arrays, []).item()
+    plain = compute_loss(objective, model, device_batch, arrays, []).item()
     assert loss(np.float32(1)) == (pytest.approx(plain), 0)
     assert loss(np.float32(2)) == (pytest.approx(2 * plain), 1)
     one = loss(first.astype(np.float32))[0]

@@ -48,7 +48,7 @@ def test_advantages_of_tokens_have_their_known_values(discount, decay, advantage
         np.testing.assert_allclose(credited[RETURNS], [[0.96575, 0.985, 1]], atol=1e-6)
 
 
-def by_loop(rewards, values, there, discount, decay):
+def compute_advantages_by_loop(rewards, values, there, discount, decay):
     """Compute advantages row by row, without positions outside the mask."""
     found = np.zeros(rewards.shape)
     for row in range(len(there)):
@@ -68,7 +68,9 @@ def test_an_environments_tokens_are_no_steps():
     there[:, 4] = True
     rewards, values = dice.normal(size=(2, 5, 12)) * there
     found = estimate_advantages(rewards, values, there, 0.97, 0.9)
-    np.testing.assert_allclose(found, by_loop(rewards, values, there, 0.97, 0.9), atol=1e-12)
+    np.testing.assert_allclose(
+        found, compute_advantages_by_loop(rewards, values, there, 0.97, 0.9), atol=1e-12
+    )
     other = np.where(there, values, 100.0)  # the critic's values at other positions have no effect
     np.testing.assert_array_equal(found, estimate_advantages(rewards, other, there, 0.97, 0.9))
 
@@ -138,7 +140,7 @@ def test_a_weight_that_moves_is_the_batchs(decoder, completions, device_batch):
     np.testing.assert_allclose(watched.sum_rows_B().numpy(), away, atol=1e-5)
 
 
-def critic_of(decoder):
+def make_critic(decoder):
     config = decoder().config.with_score_head()
     assert isinstance(config, DecoderConfig)
     model = Decoder(config)
@@ -152,7 +154,7 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
 ):
     objective = PPO(normalise=normalise, clip_value=0.05)
     model = decoder()
-    critic = critic_of(decoder)
+    critic = make_critic(decoder)
     arrays = rollouts(completions)
     there = arrays[TARGETS] != IGNORE
     dice = np.random.default_rng(3)
@@ -217,7 +219,7 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
 
 
 def test_values_are_read_before_each_token_is_drawn(decoder, completions):
-    critic = critic_of(decoder)
+    critic = make_critic(decoder)
     ids, targets = (torch.from_numpy(array) for array in completions(3, 1))
     found, auxiliary = read_values(critic, ids, targets)
     assert auxiliary == {} and (found[targets == IGNORE] == 0).all()

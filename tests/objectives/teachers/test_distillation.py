@@ -18,7 +18,7 @@ C = 8
 E = 5
 
 
-def batch_of(teacher, targets, entries, temperature=1.0, weights=None):
+def make_batch(teacher, targets, entries, temperature=1.0, weights=None):
     """Return the micro-batch that a teacher with logits [B, T, V] gives to a student."""
     found = find_likeliest(teacher.flatten(0, 1), Head(torch.eye(teacher.shape[-1])), entries,
                       temperature, teacher.shape[-1])  # fmt: skip
@@ -34,7 +34,7 @@ def batch_of(teacher, targets, entries, temperature=1.0, weights=None):
     return DeviceBatch(arrays, torch.arange(len(targets)), torch.zeros(len(targets)))
 
 
-def computed(objective, batch, student):
+def compute_objective(objective, batch, student):
     """Return the loss of `objective` for a student with these logits."""
     model = lambda ids: ModelOutput(student, Head(torch.eye(student.shape[-1])))  # noqa: E731
     return objective.compute(model, batch, {})
@@ -62,15 +62,15 @@ def log(*shares):
     ],
 )
 def test_known_values(entries, rest, expected):
-    batch = batch_of(log(0.5, 0.3, 0.2), torch.tensor([[2]]), entries)
-    found = computed(Distillation(rest=rest), batch, log(0.2, 0.3, 0.5) + 7)
+    batch = make_batch(log(0.5, 0.3, 0.2), torch.tensor([[2]]), entries)
+    found = compute_objective(Distillation(rest=rest), batch, log(0.2, 0.3, 0.5) + 7)
     (term,) = found.terms.values()
     assert float(term.values) / 100 == pytest.approx(expected, abs=1e-6)
     assert term.counts_B.tolist() == [100]
     nats = found.diagnostics["student_cross_entropy"]
     assert float(nats.values) == pytest.approx(math.log(2), abs=1e-6)
     assert float(found.diagnostics["teacher_agreement"].values) == 0.0
-    same = computed(Distillation(rest=rest), batch, log(0.5, 0.3, 0.2))
+    same = compute_objective(Distillation(rest=rest), batch, log(0.5, 0.3, 0.2))
     assert float(same.diagnostics["teacher_agreement"].values) == 1.0
     if rest == "bucket" or entries == 3:
         assert float(same.terms["divergence"].values) == pytest.approx(0, abs=1e-4)
@@ -97,7 +97,7 @@ def test_values_and_gradients_are_autograds(
     monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", blocks[0])
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", blocks[1])
     hidden, weight, teacher, targets, weights = case
-    batch = batch_of(teacher, targets, E, temperature, weights)
+    batch = make_batch(teacher, targets, E, temperature, weights)
     objective = Distillation(temperature=temperature, share=share, rest=rest)
 
     def ours(h, w):
@@ -137,11 +137,11 @@ def test_values_and_gradients_are_autograds(
 
 
 def test_an_overconfident_student_has_a_finite_loss():
-    batch = batch_of(torch.zeros(1, 1, V), torch.tensor([[3]]), E)
+    batch = make_batch(torch.zeros(1, 1, V), torch.tensor([[3]]), E)
     student = torch.full((1, 1, V), -500.0)
     student[..., int(batch.arrays["teacher_ids"][0, 0, 0])] = 500.0
     leaf = student.requires_grad_()
-    found = computed(Distillation(), batch, leaf).terms["divergence"].values
+    found = compute_objective(Distillation(), batch, leaf).terms["divergence"].values
     found.sum().backward()
     assert torch.isfinite(found).all() and found.item() > 0
     assert torch.isfinite(leaf.grad).all()
@@ -151,11 +151,15 @@ def test_with_all_entries_the_rest_has_no_probability():
     generator = torch.Generator().manual_seed(1)
     teacher, student = torch.randn(2, 1, 4, V, generator=generator).unbind()
     targets = torch.zeros(1, 4, dtype=torch.long)
-    found = computed(Distillation(), batch_of(teacher, targets, V), student).terms["divergence"]
+    found = compute_objective(Distillation(), make_batch(teacher, targets, V), student).terms[
+        "divergence"
+    ]
     whole = F.kl_div(student.log_softmax(-1), teacher.softmax(-1), reduction="none").sum(-1)
     np.testing.assert_allclose(found.values / 100, whole, rtol=1e-5)
     fewer = [
-        computed(Distillation(), batch_of(teacher, targets, n), student).terms["divergence"]
+        compute_objective(Distillation(), make_batch(teacher, targets, n), student).terms[
+            "divergence"
+        ]
         for n in (1, 4, 16)
     ]
     # Grouping entries can only lower the divergence.

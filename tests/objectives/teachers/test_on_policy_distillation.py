@@ -40,7 +40,7 @@ FULL = OnPolicyDistillation()
 SAMPLED_ONE = OnPolicyDistillation(estimator="sampled")
 
 
-def speaker(logits_NV):
+def make_fixed_model(logits_NV):
     """Return a model with these logits at the requested positions."""
     head = Head(torch.eye(logits_NV.shape[-1]))
     return lambda ids_BT, places_N: ModelOutput(logits_NV[places_N], head)
@@ -54,12 +54,16 @@ def test_the_divergence_has_its_known_value(temperature):
     # Neither a constant added to all logits nor an entry beyond the vocabulary has an effect.
     student = torch.cat([p.log() * temperature + 7, torch.tensor([[30.0]])], 1)
     teacher = torch.cat([q.log() * temperature - 4, torch.tensor([[50.0, 9.0]])], 1)
-    read = read_beside_teacher(speaker(student), speaker(teacher), ids, targets, temperature, 3)
+    read = read_beside_teacher(
+        make_fixed_model(student), make_fixed_model(teacher), ids, targets, temperature, 3
+    )
     assert read.divergence_BT.item() == pytest.approx(KL, abs=1e-6)
     assert read.log_probabilities_BT.item() == pytest.approx(math.log(0.2), abs=1e-6)
     entropy = -sum(share * math.log(share) for share in (0.5, 0.3, 0.2))
     assert read.entropy_BT.item() == pytest.approx(entropy, abs=1e-6)
-    same = read_beside_teacher(speaker(student), speaker(student), ids, targets, temperature, 3)
+    same = read_beside_teacher(
+        make_fixed_model(student), make_fixed_model(student), ids, targets, temperature, 3
+    )
     assert same.divergence_BT.item() == pytest.approx(0, abs=1e-6)
 
 
@@ -73,8 +77,10 @@ def test_sampled_estimates_have_the_full_gradient_on_average():
         log_p = logits.log_softmax(0)
         if estimator == "full":
             ids = targets = torch.tensor([[0]])
-            student = speaker(logits[None])
-            read = read_beside_teacher(student, speaker(q.log()[None]), ids, targets, 1.0, 3)
+            student = make_fixed_model(logits[None])
+            read = read_beside_teacher(
+                student, make_fixed_model(q.log()[None]), ids, targets, 1.0, 3
+            )
             loss = read.divergence_BT.sum()
         else:
             away = (p.log() - q.log()).double().numpy()[:, None]
@@ -109,7 +115,7 @@ def test_a_token_answers_for_those_after_it_as_far_as_the_discount_has_it(discou
     assert found[REWARDS].tolist() == [3.0]  # logged, but part of no advantage
 
 
-def rollouts(completions, temperature, rows=4):
+def make_rollouts(completions, temperature, rows=4):
     """Return arrays of synthetic rollouts, sampled with other weights than the trained model's."""
     ids, targets = completions(rows, 1)
     dice = np.random.default_rng(1)
@@ -135,7 +141,7 @@ def rollouts(completions, temperature, rows=4):
     return arrays | SAMPLED_ONE.credit(np.zeros((rows, 1)), there, away, None)
 
 
-def by_hand(objective, model, teacher, arrays):
+def compute_loss_by_hand(objective, model, teacher, arrays):
     """Compute the loss from all logits at once, in plain torch."""
     ids, targets = (torch.from_numpy(arrays[name]) for name in (IDS, TARGETS))
     temperature = float(arrays[TEMPERATURE][0])
@@ -167,14 +173,14 @@ def test_loss_and_gradient_are_those_of_a_plain_twin_however_the_batch_is_cut(
 ):
     monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", blocks[0])
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", blocks[1])
-    arrays = rollouts(completions, temperature=0.7)
+    arrays = make_rollouts(completions, temperature=0.7)
     teacher = decoder(5, TEACHER)
     denominators = {TOKENS: int((arrays[TARGETS] != IGNORE).sum())}
     found = []
     for cuts in (None, [], [1], [2, 3]):
         model = decoder()
         if cuts is None:
-            loss = by_hand(objective, model, teacher, arrays)
+            loss = compute_loss_by_hand(objective, model, teacher, arrays)
         else:
             parts = np.split(np.arange(4), cuts)
             loss = 0.0
@@ -197,7 +203,7 @@ def test_loss_and_gradient_are_those_of_a_plain_twin_however_the_batch_is_cut(
 
 
 def test_diagnostics_equal_the_values_that_training_uses(decoder, completions, device_batch):
-    arrays = rollouts(completions, temperature=1.0)
+    arrays = make_rollouts(completions, temperature=1.0)
     model = decoder()
     teacher = decoder(5, TEACHER)
     ids, targets = (torch.from_numpy(arrays[name]) for name in (IDS, TARGETS))
@@ -209,7 +215,7 @@ def test_diagnostics_equal_the_values_that_training_uses(decoder, completions, d
     assert entropy.sum_rows_B().sum() == pytest.approx(read.entropy_BT.sum().item(), rel=1e-5)
     assert float(watched["policy_change"].sum_rows_B().sum()) < 1e-6
     assert watched["teacher_divergence"].sum_rows_B().sum() / tokens == pytest.approx(
-        by_hand(FULL, model, teacher, arrays).item(), rel=1e-5
+        compute_loss_by_hand(FULL, model, teacher, arrays).item(), rel=1e-5
     )
     sampled = SAMPLED_ONE.compute(model, device_batch(**arrays), {}).diagnostics
     away = (arrays[OLD] - arrays[TEACHER_TOKENS]).sum()

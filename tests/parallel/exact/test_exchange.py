@@ -7,7 +7,7 @@ from trainrig.parallel.exact.link_bytes import count_bytes_by_rank
 SHAPES = [(8, 8), (11, 8), (12, 3), (5, 5), (16, 16)]  # micro-batches, virtual workers
 
 
-def cases(world, shapes):
+def list_cases(world, shapes):
     """Return all ways to sum on this many ranks as (why, case)."""
     found = []
     for count, virtual in shapes:
@@ -43,7 +43,7 @@ def alone(ranks):
 )
 def test_the_bits_are_those_of_one_rank(world, shapes, alone, mortal_ranks):
     """The cases have uneven assignments, idle ranks, nodes of several ranks, and replicas."""
-    told = cases(world, shapes)
+    told = list_cases(world, shapes)
     found = mortal_ranks(world, "exact_sums", cases=[case for _, case in told])
     for number, (why, case) in enumerate(told):
         one = alone[case["micro_batches"], case["virtual"]]
@@ -54,10 +54,10 @@ def test_the_bits_are_those_of_one_rank(world, shapes, alone, mortal_ranks):
         if "copies" not in case:
             # An idle rank sends parts without bytes, which the model leaves out.
             sent = [{to: n for to, n in rank[number]["to"].items() if n} for rank in found]
-            assert sent == planned(world, **case), (why, case)
+            assert sent == plan_bytes(world, **case), (why, case)
 
 
-def planned(world, micro_batches, virtual, of_a_node=1, by_micro_batch=False):
+def plan_bytes(world, micro_batches, virtual, of_a_node=1, by_micro_batch=False):
     """Return the bytes that each rank sends to each other in `exact_sums`, as predicted."""
     rows = [(6, 6), (9, 6), (9, 1), (4, 9), (4, 1)]  # rows of weights and biases, and their lengths
     size = sum(-(-count // world) * world * length * 4 for count, length in rows)  # even slices

@@ -22,7 +22,7 @@ class Text(str):
         return Text(f"({self}+{other})")
 
 
-def shapes():
+def iterate_shapes():
     """Yield all numbers of micro-batches and of virtual workers that a step may have."""
     return [(count, virtual) for count in MICRO_BATCHES for virtual in VIRTUAL if virtual <= count]
 
@@ -51,14 +51,14 @@ def add_up(plan):
 @pytest.mark.parametrize("parts", PARTS)
 def test_senders_and_receivers_agree_for_all_numbers(parts):
     """The axis has `parts` ranks. Each rank of a tensor or pipeline axis has such a sum."""
-    for count, virtual in shapes():
+    for count, virtual in iterate_shapes():
         for replicas in range(1, virtual + 1):
             plan = SumPlan(count, virtual, replicas * parts, parts)
             assert plan.find_fault() is None, plan
 
 
 def test_copies_and_single_micro_batches_agree_for_all_numbers():
-    for count, virtual in shapes():
+    for count, virtual in iterate_shapes():
         for slices, copies in itertools.product(range(1, 7), range(1, 4)):
             for peers in {1, slices}:
                 plan = SumPlan(count, virtual, slices, copies=copies, peers=peers)
@@ -67,7 +67,7 @@ def test_copies_and_single_micro_batches_agree_for_all_numbers():
 
 @pytest.mark.parametrize("parts", PARTS)
 def test_the_brackets_are_the_same_at_any_number_of_replicas(parts):
-    for count, virtual in shapes():
+    for count, virtual in iterate_shapes():
         alone = add_up(SumPlan(count, virtual, parts, parts))
         for replicas in range(2, virtual + 1):
             assert add_up(SumPlan(count, virtual, replicas * parts, parts)) == alone

@@ -19,7 +19,7 @@ class Text(str):
         return Text(f"({self}+{other})")
 
 
-def whole(leaves, order=None):
+def add_leaves(leaves, order=None):
     tree = TreeSum(len(leaves))
     for leaf in order or range(len(leaves)):
         tree.add((leaf, leaf + 1), leaves[leaf])
@@ -38,12 +38,12 @@ def whole(leaves, order=None):
     ],
 )
 def test_the_brackets_of_small_trees_by_hand(leaves, brackets):
-    assert whole([Text(leaf) for leaf in leaves]) == brackets
-    assert whole([Text(leaf) for leaf in leaves], range(len(leaves))[::-1]) == brackets
+    assert add_leaves([Text(leaf) for leaf in leaves]) == brackets
+    assert add_leaves([Text(leaf) for leaf in leaves], range(len(leaves))[::-1]) == brackets
 
 
 @st.composite
-def dealt_leaves(draw):
+def draw_assigned_leaves(draw):
     """Draw leaves, their uneven assignment to neighbours, some idle, and the order of arrival."""
     values = draw(st.lists(FLOATS, min_size=1, max_size=24))
     cuts = sorted(draw(st.lists(st.integers(0, len(values)), max_size=5)))
@@ -57,14 +57,14 @@ def dealt_leaves(draw):
     return values, bounds, draw(st.permutations(pieces)), order
 
 
-@given(dealt_leaves())
+@given(draw_assigned_leaves())
 def test_any_deal_in_any_order_gives_the_bits_of_one_worker(case):
     values, bounds, pieces, order = case
 
     def leaf(number):
         return torch.tensor(values[number], dtype=torch.float32)
 
-    alone = whole([leaf(number) for number in range(len(values))])
+    alone = add_leaves([leaf(number) for number in range(len(values))])
     sums = {}
     for begin, end in itertools.pairwise(bounds):
         worker = TreeSum(len(values))
@@ -107,4 +107,4 @@ def test_a_leaf_that_comes_twice_and_one_that_is_missing_are_noticed():
 def test_the_sum_is_a_sum():
     values = np.random.default_rng(0).normal(size=(13, 5))
     leaves = [torch.from_numpy(row.copy()) for row in values]
-    np.testing.assert_allclose(whole(leaves).numpy(), values.sum(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(add_leaves(leaves).numpy(), values.sum(axis=0), rtol=1e-12)

@@ -36,7 +36,7 @@ def build(layers=2):
     return model, torch.arange(16)
 
 
-def held_bytes(unit):
+def count_held_bytes(unit):
     return sum(copy.untyped_storage().nbytes() for copy in unit._copies)
 
 
@@ -84,7 +84,9 @@ def test_the_last_backward_pass_lets_copies_go_layer_by_layer():
     seen = []
     for number, layer in enumerate(model.layers):
         layer.register_full_backward_hook(
-            lambda *_, number=number: seen.append((number, [held_bytes(unit) for unit in own]))
+            lambda *_, number=number: seen.append(
+                (number, [count_held_bytes(unit) for unit in own])
+            )
         )
     for last in (False, True):
         units.prepare(0, True, last, True)
@@ -96,7 +98,7 @@ def test_the_last_backward_pass_lets_copies_go_layer_by_layer():
     assert of_first[0] == [whole] * 3
     # After the pass of layer 1, layer 2 has released its copies, and layer 0 has not run yet.
     assert (of_last[1][0], of_last[1][2]) == (whole, 0)
-    assert all(held_bytes(unit) == 0 for unit in list_cast_units(model))
+    assert all(count_held_bytes(unit) == 0 for unit in list_cast_units(model))
 
 
 def test_a_layer_that_is_gone_through_twice_keeps_its_copies_until_both_are_back():
@@ -118,12 +120,12 @@ def test_a_pass_whose_gradient_never_comes_keeps_copies_and_lets_them_go_at_the_
     model(ids)  # a forward pass without a backward pass
     units.prepare(0, True, True, True)
     model(ids).float().sum().backward()
-    assert all(held_bytes(unit) for unit in list_cast_units(model))
+    assert all(count_held_bytes(unit) for unit in list_cast_units(model))
     units.finish_pass(last=True)
-    assert not any(held_bytes(unit) for unit in list_cast_units(model))
+    assert not any(count_held_bytes(unit) for unit in list_cast_units(model))
     units.prepare(0, True, True, True)
     model(ids).float().sum().backward()
-    assert not any(held_bytes(list_cast_units(layer)[0]) for layer in model.layers)
+    assert not any(count_held_bytes(list_cast_units(layer)[0]) for layer in model.layers)
 
 
 def test_narrow_weights_are_not_copied_and_frozen_ones_get_no_gradient():

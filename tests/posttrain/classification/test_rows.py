@@ -134,13 +134,18 @@ def test_labels_that_are_none_are_refused(encode):
 CONTEXT = "The harbour was built in 1870 by a team."
 
 
-def question(text, start, asked="when was the harbour built?"):
+def make_question(text, start, asked="when was the harbour built?"):
     answers = {"text": [text] if text else [], "answer_start": [start] if text else []}
     return {"question": asked, "context": CONTEXT, "answers": answers}
 
 
 def test_the_tokens_of_an_answer_are_those_that_its_characters_are_in(encode, bert, tmp_path):
-    rows = [question("1870", 25), question("built in", 16), question("", 0), question(" 1870 ", 24)]
+    rows = [
+        make_question("1870", 25),
+        make_question("built in", 16),
+        make_question("", 0),
+        make_question(" 1870 ", 24),
+    ]
     found = encode(rows, rows="questions", sequence_length=48)
     assert found.counts["train_questions"] == 4 and "labels" not in found.counts
     shards = TokenShards.open(f"{tmp_path}/encoded/train")
@@ -157,7 +162,12 @@ def test_the_tokens_of_an_answer_are_those_that_its_characters_are_in(encode, be
 
 
 def test_an_answer_that_is_cut_or_elsewhere_is_in_quarantine(encode, tmp_path):
-    rows = [question("The", 0), question("team", 35), question("1870", 24), question("x", -1)]
+    rows = [
+        make_question("The", 0),
+        make_question("team", 35),
+        make_question("1870", 24),
+        make_question("x", -1),
+    ]
     found = encode(rows, rows="questions", sequence_length=16, too_long="cut")
     assert found.counts["quarantined"] == {"answer_cut": 1, "bad_label": 2}
     whole = encode(rows, "whole", rows="questions", sequence_length=48)

@@ -83,7 +83,7 @@ def tuning(bert, tmp_path):
     return make
 
 
-def scored(tmp_path, run, rows, file, **settings):
+def score_rows_of(tmp_path, run, rows, file, **settings):
     given = {
         "checkpoint": run, "paths": (file,), "rows": rows, "workers": 0, "batch": 3,
         "output": str(tmp_path / "scored"),
@@ -119,7 +119,7 @@ def test_a_classifier_learns_is_the_same_with_two_workers_and_in_transformers(
     # `score` gives the same outputs as Transformers for the exported model.
     bad = [{"text": ""}, {"text": "the " * 60}]
     file = write_rows("asked", [*ROWS[:7], *bad])
-    counts, found = scored(tmp_path, str(tmp_path / "run"), "classified", file)
+    counts, found = score_rows_of(tmp_path, str(tmp_path / "run"), "classified", file)
     assert counts["labels"] == ["question", "sea", "sport"] and counts["scored"] == 7
     assert counts["quarantined"] == {"empty_text": 1, "too_long": 1}
     assert [row["score_label"] for row in found[7:]] == [None] * 2
@@ -227,7 +227,7 @@ def test_a_finder_of_answers_learns_and_is_transformers(
     assert lines[-1]["train/diagnostics/exact"] >= 0.7
     last = metrics.read_held_out_series(str(tmp_path / "run"))[-1]
     assert last["eval/diagnostics/f1"] >= last["eval/diagnostics/exact"]
-    counts, found = scored(
+    counts, found = score_rows_of(
         tmp_path, str(tmp_path / "run"), "questions", write_rows("asked", QUESTIONS)
     )
     assert counts["scored"] == len(QUESTIONS) and "labels" not in counts
@@ -374,4 +374,4 @@ def test_unsupported_training_settings_are_rejected(encode, tuning, fresh, bert,
     with pytest.raises(ConfigError, match="which goes on from no text, so SFT can't"):
         prepare(tuning(objective={"kind": "SFT"}))
     with pytest.raises(ConfigError, match="which says nothing of"):
-        scored(tmp_path, fresh, "classified", str(tmp_path / "encoded.jsonl"))
+        score_rows_of(tmp_path, fresh, "classified", str(tmp_path / "encoded.jsonl"))

@@ -62,11 +62,11 @@ def whole(make_chaining, decided, tmp_path_factory):
     return folder
 
 
-def content(folder):
+def read_content(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.jsonl"))}
 
 
-def rows_of(folder, kind):
+def select_rows(folder, kind):
     lines = b"".join(p.read_bytes() for p in sorted((folder / kind).glob("*.jsonl"))).splitlines()
     return [json.loads(line) for line in lines]
 
@@ -115,7 +115,7 @@ def test_every_step_is_asked_of_the_model_and_kept(chaining, tmp_path, monkeypat
 
     monkeypatch.setattr(chain_module, "generate_batch", heard)
     made = revise_answers(chaining(rounds=2, batch=16, shard_prompts=16))
-    rows = rows_of(tmp_path / "chained", "transcripts")
+    rows = select_rows(tmp_path / "chained", "transcripts")
     assert len(rows) == made.counts["prompts"] == 10
     # Answers, then two critiques and two revisions, each for all prompts together.
     assert len(asked) == 5
@@ -133,7 +133,7 @@ def test_every_step_is_asked_of_the_model_and_kept(chaining, tmp_path, monkeypat
         assert row["last"] == answer
     principles = {turn["principle"] for row in rows for turn in row["rounds"]}
     assert principles == {"be kind", "be short"}
-    revisions = rows_of(tmp_path / "chained", "revisions")
+    revisions = select_rows(tmp_path / "chained", "revisions")
     assert [(r["prompt"], r["completion"]) for r in revisions] == [
         (row["prompt"], row["last"]) for row in rows if row["last"]
     ]
@@ -163,7 +163,7 @@ def test_judgements_are_the_models_probabilities_of_either_letter(
         count = len(letter)
         return float(log[-count:].gather(1, ids[0, -count:, None]).sum())
 
-    rows = rows_of(folder, "transcripts")
+    rows = select_rows(folder, "transcripts")
     judged = [row for row in rows if row["judgement"]]
     assert len(judged) == made.counts["judged"] > 5
     for row in judged:
@@ -178,7 +178,7 @@ def test_judgements_are_the_models_probabilities_of_either_letter(
             )
         ]
         assert judgement["orders"] == pytest.approx(expected, abs=1e-4)
-    pairs = {p["prompt_number"]: p for p in rows_of(folder, "pairs")}
+    pairs = {p["prompt_number"]: p for p in select_rows(folder, "pairs")}
     for row in judged:
         preferred = row["judgement"]["preferred"]
         assert (preferred is None) == (row["prompt_number"] not in pairs)
@@ -196,7 +196,7 @@ def test_rules_in_the_place_of_a_critic_raise_the_share_that_passes(chaining, tm
     counts = made.counts
     assert counts["critic"] == "rules"
     assert counts["pass_before"] < counts["pass_after"] == counts["revisions"]
-    rows = rows_of(tmp_path / "chained", "transcripts")
+    rows = select_rows(tmp_path / "chained", "transcripts")
     for row in rows:
         assert row["critic"] == "rules"
         if not row["broken_before"]:  # without a broken rule nothing is changed
@@ -204,7 +204,7 @@ def test_rules_in_the_place_of_a_critic_raise_the_share_that_passes(chaining, tm
         for turn in row["rounds"]:
             assert turn["critique"] in ("", "no vowel")
             assert bool(turn["critique"]) or not turn["revision"]
-    pairs = rows_of(tmp_path / "chained", "pairs")
+    pairs = select_rows(tmp_path / "chained", "pairs")
     assert pairs and all(p["judged_by"] == "rules" for p in pairs)
     for pair in pairs:
         assert any(letter in pair["chosen"] for letter in "aeiou")
@@ -212,7 +212,7 @@ def test_rules_in_the_place_of_a_critic_raise_the_share_that_passes(chaining, tm
 
 
 def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
-    revisions, pairs = (rows_of(whole, kind) for kind in ("revisions", "pairs"))
+    revisions, pairs = (select_rows(whole, kind) for kind in ("revisions", "pairs"))
     encoded = encode_rows(revisions, "chats")
     assert encoded.counts["train_conversations"] == len(revisions) > 0
     encoded = encode_rows(pairs, "preferences", rows="pairs")
@@ -223,8 +223,8 @@ def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
 @pytest.mark.ray
 def test_the_bytes_are_the_same_at_any_number_of_workers(chaining, decided, whole, tmp_path):
     revise_answers(chaining(workers=2, checkpoint=decided))
-    found = content(tmp_path / "chained")
-    assert len(found) == 9 and found == content(whole)
+    found = read_content(tmp_path / "chained")
+    assert len(found) == 9 and found == read_content(whole)
 
 
 @pytest.mark.slow
@@ -241,21 +241,21 @@ def test_a_stopped_stage_continues_with_the_rest(chaining, decided, whole, tmp_p
     monkeypatch.setattr(stage, "write_rows", write_one)
     with pytest.raises(KeyboardInterrupt):
         revise_answers(chaining(checkpoint=decided))
-    done = content(tmp_path / "chained")
+    done = read_content(tmp_path / "chained")
     assert len(done) == 3
     monkeypatch.setattr(stage, "write_rows", write)
     again = revise_answers(chaining(checkpoint=decided))
-    assert content(tmp_path / "chained") == content(whole)
+    assert read_content(tmp_path / "chained") == read_content(whole)
     assert again.content == manifest.read_manifest(str(whole)).content
 
 
 def test_a_prompt_without_room_for_a_step_ends_no_run(chaining, tmp_path):
     long = "{{ answer }}" + "{% if prompt == 'is 0 ' %}" + " word" * 60 + "{% endif %}"
     made = revise_answers(chaining(critique=long))
-    rows = rows_of(tmp_path / "chained", "transcripts")
+    rows = select_rows(tmp_path / "chained", "transcripts")
     assert [row["no_room"] for row in rows if row["no_room"]] == ["critique"]
     assert made.counts["no_room"] == 1
-    numbers = [row["prompt_number"] for row in rows_of(tmp_path / "chained", "revisions")]
+    numbers = [row["prompt_number"] for row in select_rows(tmp_path / "chained", "revisions")]
     assert rows[0]["no_room"] == "critique" and rows[0]["prompt_number"] not in numbers
 
 

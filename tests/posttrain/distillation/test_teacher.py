@@ -65,12 +65,12 @@ def tuning(fresh, folder, tmp_path):
     return make
 
 
-def content(folder):
+def read_content(folder):
     there = sorted(Path(folder).glob("*-0*"))
     return {path.name: path.read_bytes() for path in there}
 
 
-def other_model(encoder, folder, seed=9, channels=16):
+def write_model(encoder, folder, seed=9, channels=16):
     model_config = DecoderConfig(layers=1, channels=channels, heads=2, positions=48, vocabulary=320)
     model = Decoder(model_config)
     initialise(model, seed=seed)
@@ -104,7 +104,7 @@ def test_each_target_has_what_the_model_expects_by_itself(scoring, fresh, folder
             seen += len(rest)
     assert made.counts["targets"] == seen and made.counts["conversations"] == len(ROWS)
     assert 0 < made.counts["covered"] < 1
-    assert len(content(tmp_path / "taught")) > 12  # several parts
+    assert len(read_content(tmp_path / "taught")) > 12  # several parts
     assert store_teacher(scoring(temperature=2.0)) == made  # the result exists already
 
 
@@ -137,7 +137,7 @@ def test_a_batch_has_at_each_target_what_the_teacher_expects_there(
 def test_the_bytes_are_the_same_at_any_number_of_workers(scoring, tmp_path):
     for workers in (0, 2):
         store_teacher(scoring(workers=workers, output=str(tmp_path / f"by {workers}")))
-    one, two = (content(tmp_path / f"by {workers}") for workers in (0, 2))
+    one, two = (read_content(tmp_path / f"by {workers}") for workers in (0, 2))
     assert len(one) > 12 and one == two
 
 
@@ -157,11 +157,11 @@ def test_a_stopped_stage_continues_with_the_rest(scoring, tmp_path, monkeypatch)
     monkeypatch.setattr(stage, "write_part", write_two)
     with pytest.raises(KeyboardInterrupt):
         store_teacher(scoring())
-    done = content(tmp_path / "taught")
+    done = read_content(tmp_path / "taught")
     assert len(done) == 12  # two parts, of three arrays with their checksums
     monkeypatch.setattr(stage, "write_part", write)
     again = store_teacher(scoring())
-    assert content(tmp_path / "taught") == content(tmp_path / "whole")
+    assert read_content(tmp_path / "taught") == read_content(tmp_path / "whole")
     assert again.content == whole.content
 
 
@@ -169,7 +169,7 @@ def test_a_stopped_stage_continues_with_the_rest(scoring, tmp_path, monkeypatch)
 def test_a_student_learns_the_predictions_of_its_teacher(
     scoring, tuning, encoder, tmp_path, without_ray
 ):
-    teacher = other_model(encoder, str(tmp_path / "teacher"))
+    teacher = write_model(encoder, str(tmp_path / "teacher"))
     store_teacher(scoring(checkpoint=teacher, temperature=2.0))
     posttrain(tuning())
     lines = metrics.read_series(str(tmp_path / "student"))
@@ -203,7 +203,7 @@ def test_invalid_settings_are_one_line_errors(
     assert not (tmp_path / "taught").exists()
     store_teacher(scoring(temperature=2.0))
     with pytest.raises(OutputTaken, match="input `checkpoint` has other contents"):
-        other = other_model(encoder, str(tmp_path / "other"))
+        other = write_model(encoder, str(tmp_path / "other"))
         store_teacher(scoring(temperature=2.0, checkpoint=other))
     with pytest.raises(ConfigError, match=r"temperature: 1.0, but .* was made with 2.0"):
         prepare(tuning(objective={"kind": "Distillation"}))

@@ -96,7 +96,7 @@ NARROW = {"precision": {"compute": "bfloat16"}}
 ADAPTER = {"rank": 8}
 
 
-def slowly(*given):
+def mark_slow(*given):
     return pytest.param(*given, marks=pytest.mark.slow)
 
 
@@ -104,25 +104,25 @@ def slowly(*given):
     ("kind", "changes"),
     [
         ("SFT", {}),
-        slowly("SFT", {"batches": {"packing": "none"}}),
+        mark_slow("SFT", {"batches": {"packing": "none"}}),
         ("SFT", {"lora": ADAPTER}),
-        slowly("SFT", {"lora": ADAPTER | {"base": "int8"}}),
-        slowly("SFT", {"lora": ADAPTER | {"base": "int8"}, "training": NARROW}),
-        slowly("SFT", {"lora": ADAPTER | {"dora": True}}),
-        slowly("SFT", {"lora": ADAPTER | {"dropout": 0.1}}),
-        slowly("SFT", {"lora": ADAPTER | {"targets": ("attention.*",)}}),
-        slowly("SFT", {"lora": ADAPTER | {"targets": ("attention.*", "embedding")}}),
-        slowly("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Full"}}}),
-        slowly("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Selective"}}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"base": "int8"}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"base": "int8"}, "training": NARROW}),
+        mark_slow("SFT", {"lora": ADAPTER | {"dora": True}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"dropout": 0.1}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"targets": ("attention.*",)}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"targets": ("attention.*", "embedding")}}),
+        mark_slow("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Full"}}}),
+        mark_slow("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Selective"}}}),
         ("DPO", {}),
-        slowly("DPO", {"training": NARROW}),
-        slowly("DPO", {"lora": ADAPTER}),
-        slowly("DPO", {"lora": ADAPTER | {"dropout": 0.1}}),
-        slowly("Reward", {}),
-        slowly("Reward", {"lora": ADAPTER}),
-        slowly("KTO", {}),
-        slowly("KTO", {"lora": ADAPTER}),
-        slowly("KTO", {"training": NARROW}),
+        mark_slow("DPO", {"training": NARROW}),
+        mark_slow("DPO", {"lora": ADAPTER}),
+        mark_slow("DPO", {"lora": ADAPTER | {"dropout": 0.1}}),
+        mark_slow("Reward", {}),
+        mark_slow("Reward", {"lora": ADAPTER}),
+        mark_slow("KTO", {}),
+        mark_slow("KTO", {"lora": ADAPTER}),
+        mark_slow("KTO", {"training": NARROW}),
     ],
 )
 def test_a_real_step_takes_the_predicted_memory(kind, changes, tuning, measure_peak):

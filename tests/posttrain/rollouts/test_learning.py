@@ -32,7 +32,7 @@ def begin(bench, seed):
     raise AssertionError(f"seed {seed}: {share} right after {TUNED} steps")
 
 
-def taught(bench, name, start, seed, steps=STEPS, **changes):
+def train_by_rewards(bench, name, start, seed, steps=STEPS, **changes):
     """Train a run from `start`, and return its results."""
     folder = bench.reinforce(name, start, steps, seed, **changes)
     lines = metrics.read_series(folder)
@@ -63,7 +63,7 @@ def test_a_policy_gets_better_by_what_its_answers_are_worth(kind, bench, write_r
     found = []
     for seed in SEEDS:
         start, share = begin(bench, seed)
-        figures = taught(bench, f"{kind}-{seed}", start, seed, **OBJECTIVES[kind])
+        figures = train_by_rewards(bench, f"{kind}-{seed}", start, seed, **OBJECTIVES[kind])
         found.append({"seed": seed, "start": share, **figures})
     mean = sum(figures["exact"] for figures in found) / len(found)
     write_result(f"{kind.lower()}.json", {"steps": STEPS, "mean_exact": mean, "seeds": found})
@@ -96,9 +96,11 @@ def test_a_run_learns_only_from_informative_rewards(bench, write_result):
         start, share = begin(bench, seed)
         flat = {"kind": "PatternShape", "pattern": "", "whole": False}
         figures = {
-            "untaught": taught(bench, f"flat-{seed}", start, seed, 100, rewards=(flat,)),
-            "by a coin": taught(bench, f"coin-{seed}", start, seed, rewards=(coin,), **NEAR),
-            "by the answer": taught(bench, f"right-{seed}", start, seed, **NEAR),
+            "untaught": train_by_rewards(bench, f"flat-{seed}", start, seed, 100, rewards=(flat,)),
+            "by a coin": train_by_rewards(
+                bench, f"coin-{seed}", start, seed, rewards=(coin,), **NEAR
+            ),
+            "by the answer": train_by_rewards(bench, f"right-{seed}", start, seed, **NEAR),
         }
         found.append({"seed": seed, "start": share, **figures})
         write_result("controls.json", {"steps": STEPS, "seeds": found})
@@ -108,7 +110,7 @@ def test_a_run_learns_only_from_informative_rewards(bench, write_result):
         assert figures["by the answer"]["exact"] >= figures["start"] + 0.1
 
 
-def reward_model(bench, start, rows):
+def train_reward_model(bench, start, rows):
     """Return the folder of a reward model, trained on few sums so that it can be exploited."""
     dice = random.Random(1)
     pairs = []
@@ -127,7 +129,7 @@ def reward_model(bench, start, rows):
 def test_a_reward_model_is_fooled_without_a_divergence_and_not_with_it(bench, write_result):
     """PPO uses a reward model trained on 300 pairs; the exact verifier has weight 0."""
     start, share = begin(bench, 0)
-    model = reward_model(bench, start, bench.train_rows[:300])
+    model = train_reward_model(bench, start, bench.train_rows[:300])
     rewards = (
         {"kind": "RewardModel", "name": "model", "checkpoint": model, "batch": 256},
         {"kind": "ExactAnswer", "column": "completion", "weight": 0.0},
@@ -136,7 +138,7 @@ def test_a_reward_model_is_fooled_without_a_divergence_and_not_with_it(bench, wr
     found = {}
     for name, reference in (("free", None), ("held", held)):
         changes = OBJECTIVES["PPO"] | {"objective": {"kind": "PPO", "reference": reference}}
-        found[name] = taught(bench, name, start, 0, rewards=rewards, **changes)
+        found[name] = train_by_rewards(bench, name, start, 0, rewards=rewards, **changes)
     figures = {"steps": STEPS, "start": share, "divergence_weight": HELD, **found}
     write_result("reward_model.json", figures)
     assert found["free"]["reward_last"] > found["free"]["reward_first"]

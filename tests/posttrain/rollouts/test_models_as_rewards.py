@@ -38,7 +38,7 @@ def reward_model(tmp_path_factory, encoder):
     return folder
 
 
-def scored_alone(path, prompt, text):
+def score_answer(path, prompt, text):
     """Return the score of one answer, read at the token before its end token."""
     opened = checkpoint.open_model(path)
     renderer = ChatTokenizer(checkpoint.read_tokenizer_files(opened.path)).build_renderer()
@@ -52,7 +52,7 @@ def test_a_reward_model_scores_a_completion_as_an_answer(reward_model):
     scorer = RewardModel(checkpoint=reward_model, batch=2).open()
     texts = ["yes", "no, not at all", "e"]
     found = scorer.score([completion(text, "is it?") for text in texts])
-    expected = [scored_alone(reward_model, "is it?", text) for text in texts]
+    expected = [score_answer(reward_model, "is it?", text) for text in texts]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(set(found)) == 3
 

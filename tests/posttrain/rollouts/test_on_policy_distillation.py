@@ -50,7 +50,7 @@ def make_student(make_run, teacher):
     return make
 
 
-def trained(ranks, run, world, resume=False):
+def train_run(ranks, run, world, resume=False):
     """Train `run` on `world` ranks, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
@@ -60,7 +60,7 @@ def trained(ranks, run, world, resume=False):
     return job
 
 
-def outcome(job):
+def read_outcome(job):
     """Return the bytes of the run's batches and final weights."""
     stored = [
         (Path(batch.folder) / file["name"]).read_bytes()
@@ -75,7 +75,7 @@ def outcome(job):
 def whole(request, ranks, make_student, tmp_path_factory):
     """Return an estimator, and an undisturbed run of one rank."""
     output = tmp_path_factory.mktemp("student") / "run"
-    return request.param, trained(ranks, make_student(output, request.param), 1)
+    return request.param, train_run(ranks, make_student(output, request.param), 1)
 
 
 @pytest.mark.slow
@@ -86,14 +86,14 @@ def test_weights_are_the_same_at_any_number_of_ranks_and_after_a_loss(
     run = make_student(
         tmp_path / "run", estimator, training={"checkpoints": {"every": 2, "keep": 9}}
     )
-    trained(ranks, run, 3)
+    train_run(ranks, run, 3)
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000004")
     (last,) = (tmp_path / "run/online").glob("batch_00000001-*")
     shutil.rmtree(last)
-    found = trained(ranks, run, 2, resume=True)
+    found = train_run(ranks, run, 2, resume=True)
     attempts = [batch.attempt for batch in list_stored_batches(RunFolder(found.folder))]
     assert attempts == [1, 2]
-    assert outcome(found) == outcome(job)
+    assert read_outcome(found) == read_outcome(job)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_student_comes_close_to_its_teacher(ranks, make_student, tmp_path):
         rollouts={"updates": 1, "micro_batch": 16},
         training={"steps": 30, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
     )
-    lines = metrics.read_series(trained(ranks, run, 1).folder)
+    lines = metrics.read_series(train_run(ranks, run, 1).folder)
     away = [line[AWAY] for line in lines]
     assert np.mean(away[-5:]) < 0.4 * np.mean(away[:3])
     assert away == pytest.approx([line["train/loss"] for line in lines], rel=1e-5)

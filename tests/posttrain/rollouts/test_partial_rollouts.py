@@ -81,11 +81,11 @@ def run_of(make_run, output, partial, **rollouts):
     return make_run(output, rollouts=given, training=training, rewards=rewards)
 
 
-def left_off(make_run, output, **rollouts):
+def train_with_partial_rollouts(make_run, output, **rollouts):
     return run_of(make_run, output, {"budget": BUDGET, "staleness": 2}, **rollouts)
 
 
-def trained(ranks, run, world):
+def train_run(ranks, run, world):
     """Train `run` on `world` ranks from its current state to its end, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
@@ -96,7 +96,7 @@ def trained(ranks, run, world):
 
 
 @contextlib.contextmanager
-def samplers(pool, run, count):
+def start_samplers(pool, run, count):
     """Start `count` processes that sample for `run` meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
@@ -110,7 +110,7 @@ def samplers(pool, run, count):
         assert all(fine for fine, _ in answers), answers
 
 
-def came_to(job):
+def read_results(job):
     """Return the bytes of micro-batches, batch state and final weights, and the losses."""
     batches = {}
     for batch in list_stored_batches(RunFolder(job.folder)):
@@ -125,8 +125,8 @@ def came_to(job):
 @pytest.fixture(scope="module")
 def alone(ranks, make_run, tmp_path_factory):
     """Return a run whose single rank samples between its steps."""
-    run = left_off(make_run, tmp_path_factory.mktemp("partial") / "run")
-    job = trained(ranks, run, 1)
+    run = train_with_partial_rollouts(make_run, tmp_path_factory.mktemp("partial") / "run")
+    job = train_run(ranks, run, 1)
     Path(job.folder, "run.toml").write_text(to_toml(run))  # the stage does the same
     return job
 
@@ -183,7 +183,7 @@ def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, stal
             assert 1 <= len(asked[PLACE]) <= prompts * samples
             units = [select_unit(asked, index, samples) for index in range(count)]
             assert all(1 <= len(unit[PLACE]) <= samples for unit in units)
-            waves.take([written(unit, samples, lengths) for unit in units])
+            waves.take([write_unit(unit, samples, lengths) for unit in units])
         else:
             raise AssertionError(f"batch {number} is never full")
         left = waves.list_left()
@@ -200,7 +200,7 @@ def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, stal
             assert rows[COMPLETIONS][row].tolist()[:length] == [sample] * length
 
 
-def written(unit, samples, lengths):
+def write_unit(unit, samples, lengths):
     numbers = unit[PLACE] * samples + unit[SAMPLE]
     most = np.array([lengths[n % len(lengths)] for n in numbers])
     length = np.minimum(most, unit[LENGTH] + 2)
@@ -224,7 +224,7 @@ def test_a_continued_completion_equals_an_uninterrupted_one():
 
 
 def test_a_text_that_ends_it_is_found_across_what_was_left_off(make_run, encoder, tmp_path):
-    run = left_off(make_run, tmp_path / "run", stop=("stop",))
+    run = train_with_partial_rollouts(make_run, tmp_path / "run", stop=("stop",))
     text = list(b"go on: st") + list(b"op there")  # three tokens at a time: "go ", …, " st", "op "
     ids = [int(encoder.encode_batch([chr(character)])[0][0]) for character in text]
 
@@ -258,7 +258,9 @@ def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_o
 ):
     stop = ("a", "e", "th", "in")
     plain = prepare(run_of(make_run, tmp_path / "a", None, stop=stop))[0].make_batches()
-    maker = prepare(left_off(make_run, tmp_path / "b", stop=stop))[0].make_batches()
+    maker = prepare(train_with_partial_rollouts(make_run, tmp_path / "b", stop=stop))[
+        0
+    ].make_batches()
     model = checkpoint.open_model(fresh).build()
     expected = [
         row[row != IGNORE].tolist()
@@ -284,10 +286,10 @@ def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_o
 
 @pytest.mark.slow
 def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make_run, tmp_path):
-    whole = trained(ranks, run_of(make_run, tmp_path / "whole", None), 1)
+    whole = train_run(ranks, run_of(make_run, tmp_path / "whole", None), 1)
     roomy = {"budget": LONGEST, "staleness": 1}
-    found = trained(ranks, run_of(make_run, tmp_path / "roomy", roomy), 1)
-    assert came_to_losses(found) == came_to_losses(whole)
+    found = train_run(ranks, run_of(make_run, tmp_path / "roomy", roomy), 1)
+    assert read_run_losses(found) == read_run_losses(whole)
     for ours, theirs in zip(
         *(list_stored_batches(RunFolder(job.folder)) for job in (found, whole)), strict=True
     ):
@@ -303,7 +305,7 @@ def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make
             assert not (mine.arrays[STALENESS].any() or mine.arrays[UNFINISHED].any())
 
 
-def came_to_losses(job):
+def read_run_losses(job):
     weights = checkpoint.open_model(job.folder).build().state_dict()
     losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
     return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
@@ -391,8 +393,8 @@ def test_two_ranks_continue_unfinished_completions(alone, ranks, make_run, tmp_p
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
     assert list_stored_batches(RunFolder(str(tmp_path / "run")))[-1].read_left()[PLACE].size
-    job = trained(ranks, left_off(make_run, tmp_path / "run"), 2)
-    assert came_to(job) == came_to(alone)
+    job = train_run(ranks, train_with_partial_rollouts(make_run, tmp_path / "run"), 2)
+    assert read_results(job) == read_results(alone)
 
 
 def test_lost_unfinished_completions_are_requested_again(alone, ranks, make_run, tmp_path):
@@ -401,7 +403,7 @@ def test_lost_unfinished_completions_are_requested_again(alone, ranks, make_run,
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
     with pytest.raises(AssertionError, match=r"the completions that batch 3 continues; restore"):
-        trained(ranks, left_off(make_run, tmp_path / "run"), 1)
+        train_run(ranks, train_with_partial_rollouts(make_run, tmp_path / "run"), 1)
 
 
 @pytest.mark.chaos
@@ -409,10 +411,10 @@ def test_lost_unfinished_completions_are_requested_again(alone, ranks, make_run,
 def test_completions_do_not_depend_on_the_process_that_continues_them(
     world, actors, alone, ranks, revived_ranks, make_run, tmp_path
 ):
-    run = left_off(make_run, tmp_path / "run", actors=actors)
-    with samplers(revived_ranks, run, actors):
-        job = trained(ranks, run, world)
-    assert came_to(job) == came_to(alone)
+    run = train_with_partial_rollouts(make_run, tmp_path / "run", actors=actors)
+    with start_samplers(revived_ranks, run, actors):
+        job = train_run(ranks, run, world)
+    assert read_results(job) == read_results(alone)
     assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).rglob("*.npz"))
 
 
@@ -420,16 +422,16 @@ def test_completions_do_not_depend_on_the_process_that_continues_them(
 def test_a_run_that_is_killed_loses_nothing_that_was_left_off(
     alone, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
 ):
-    run = left_off(make_run, tmp_path / "run", actors=1)
+    run = train_with_partial_rollouts(make_run, tmp_path / "run", actors=1)
     job, _, _ = prepare(run)
     fault = (0, "die before training", 3)
-    with samplers(revived_ranks, run, 1):
+    with start_samplers(revived_ranks, run, 1):
         attempt = RunFolder(job.folder).take_attempt(0)
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
-    with samplers(revived_ranks, run, 1):
-        trained(ranks, run, 2)
-    assert came_to(job) == came_to(alone)
+    with start_samplers(revived_ranks, run, 1):
+        train_run(ranks, run, 2)
+    assert read_results(job) == read_results(alone)
 
 
 @pytest.mark.slow
@@ -441,7 +443,7 @@ def test_a_critic_and_whole_ratios_learn_of_what_was_left_off(ranks, make_run, t
             tmp_path / kind, rollouts=rollouts | partial, objective={"kind": kind},
             training={"steps": 3},
         )  # fmt: skip
-        job = trained(ranks, run, 2)
+        job = train_run(ranks, run, 2)
         lines = metrics.read_series(job.folder)
         assert all(np.isfinite(line["train/loss"]) for line in lines)
         assert json.dumps(lines[-1]) and len(lines) == 3

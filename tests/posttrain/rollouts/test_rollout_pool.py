@@ -51,11 +51,11 @@ def run_of(make_run, output, **rollouts):
     return make_run(output, rollouts=rollouts, training=training)
 
 
-def lagging(make_run, output, **rollouts):
+def make_lagged_run(make_run, output, **rollouts):
     return run_of(make_run, output, lag=LAG, importance_limit=LIMIT, **rollouts)
 
 
-def trained(ranks, run, world):
+def train_run(ranks, run, world):
     """Train `run` on `world` ranks from its current state to its end, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
@@ -66,7 +66,7 @@ def trained(ranks, run, world):
 
 
 @contextlib.contextmanager
-def sampler(pool, run, last=None):
+def start_sampler(pool, run, last=None):
     """Start a process that samples for `run`; it returns how many units it sampled."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
@@ -82,7 +82,7 @@ def sampler(pool, run, last=None):
         sampled.append(answer)
 
 
-def stored(job):
+def read_stored_batches(job):
     """Return the bytes of each micro-batch of each batch."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
@@ -91,7 +91,7 @@ def stored(job):
     }
 
 
-def came_to(job):
+def read_results(job):
     """Return the losses and the bytes of the final weights."""
     weights = checkpoint.open_model(job.folder).build().state_dict()
     losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
@@ -101,13 +101,13 @@ def came_to(job):
 @pytest.fixture(scope="module")
 def on_policy(ranks, make_run, tmp_path_factory):
     """Return a run whose single rank samples between its steps."""
-    return trained(ranks, run_of(make_run, tmp_path_factory.mktemp("plain") / "run"), 1)
+    return train_run(ranks, run_of(make_run, tmp_path_factory.mktemp("plain") / "run"), 1)
 
 
 @pytest.fixture(scope="module")
 def lagged(ranks, make_run, tmp_path_factory):
     """Return a run whose single rank samples ahead."""
-    return trained(ranks, lagging(make_run, tmp_path_factory.mktemp("lagged") / "run"), 1)
+    return train_run(ranks, make_lagged_run(make_run, tmp_path_factory.mktemp("lagged") / "run"), 1)
 
 
 @pytest.mark.slow
@@ -115,11 +115,11 @@ def test_a_separate_process_samples_what_ranks_sample(
     on_policy, ranks, revived_ranks, make_run, tmp_path
 ):
     run = run_of(make_run, tmp_path / "run", actors=1)
-    with sampler(revived_ranks, run) as sampled:
-        job = trained(ranks, run, 2)
+    with start_sampler(revived_ranks, run) as sampled:
+        job = train_run(ranks, run, 2)
     assert sampled == [2 * STEPS]
-    assert stored(job) == stored(on_policy)
-    assert came_to(job) == came_to(on_policy)
+    assert read_stored_batches(job) == read_stored_batches(on_policy)
+    assert read_results(job) == read_results(on_policy)
     assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).iterdir())
 
 
@@ -166,25 +166,25 @@ def test_a_lagged_run_is_the_same_for_any_samplers_and_kills(
 
     Their weights exist in no later attempt.
     """
-    run = lagging(make_run, tmp_path / "run", actors=1)
+    run = make_lagged_run(make_run, tmp_path / "run", actors=1)
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     fault = (0, "die before training", 2)
-    with sampler(revived_ranks, run, last=2):
+    with start_sampler(revived_ranks, run, last=2):
         attempt = folder.take_attempt(0)
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
     asked = find_open(name_rollouts_folder(folder))
     assert [(request.number, missing) for request, missing in asked] == [(3, [0, 1]), (4, [0, 1])]
     assert checkpoint.find_newest_valid(folder)[0].step == 2
-    alone = lagging(make_run, tmp_path / "run")
+    alone = make_lagged_run(make_run, tmp_path / "run")
     with pytest.raises(AssertionError, match=r"2 of 2 .* still to be .* set rollouts.actors = 1"):
-        trained(ranks, alone, 1)
-    with sampler(revived_ranks, run) as sampled:
-        trained(ranks, run, 2)
+        train_run(ranks, alone, 1)
+    with start_sampler(revived_ranks, run) as sampled:
+        train_run(ranks, run, 2)
     assert sampled[0] >= 2 * 2
-    assert stored(job) == stored(lagged)
-    assert came_to(job) == came_to(lagged)
+    assert read_stored_batches(job) == read_stored_batches(lagged)
+    assert read_results(job) == read_results(lagged)
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_rollouts_that_are_gone_with_their_weights_are_asked_for(lagged, ranks, 
         (path,) = tmp_path.glob(f"run/{gone}*")
         shutil.rmtree(path)
     with pytest.raises(AssertionError, match=r"gone, and so are the weights of 2 batches ago"):
-        trained(ranks, lagging(make_run, tmp_path / "run"), 1)
+        train_run(ranks, make_lagged_run(make_run, tmp_path / "run"), 1)
 
 
 def test_a_batch_under_deletion_is_not_sampled_again(tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ from trainrig.train.run.stored_batches import list_stored_batches
 HELD = {"kind": "GRPO", "reference": {"weight": 0.1}}
 
 
-def trained(ranks, run, world, resume=False):
+def train_run(ranks, run, world, resume=False):
     """Train `run` on `world` ranks, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
@@ -59,12 +59,12 @@ def whole(ranks, make_run, tmp_path_factory):
     """Return a run of one rank."""
     output = tmp_path_factory.mktemp("rl") / "run"
     run = make_run(output, objective=HELD)
-    job = trained(ranks, run, 1)
+    job = train_run(ranks, run, 1)
     (output / "run.toml").write_text(to_toml(run))  # the stage does the same
     return job
 
 
-def stored(job):
+def read_stored_batches(job):
     """Return the bytes of each micro-batch of each batch."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
@@ -73,7 +73,7 @@ def stored(job):
     }
 
 
-def tensors(job):
+def read_tensors(job):
     """Return the bytes of the final weights."""
     opened = checkpoint.open_model(job.folder)
     return {name: t.numpy().tobytes() for name, t in opened.build().state_dict().items()}
@@ -103,7 +103,7 @@ def test_log_probabilities_are_those_of_a_pass_over_the_whole():
 
 @pytest.mark.slow
 def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
-    encoder = checkpoint_encoder(fresh)
+    encoder = load_checkpoint_encoder(fresh)
     first, *_ = list_stored_batches(RunFolder(whole.folder))
     assert len(first.files) == 2
     model = checkpoint.open_model(fresh).build()
@@ -150,7 +150,7 @@ def test_trace_shows_each_completion_with_its_reward(whole):
         assert f"prompt {micro.pieces[sequence.row, 2]}: " in text.plain
 
 
-def checkpoint_encoder(path):
+def load_checkpoint_encoder(path):
     from trainrig.tokens.encoding.encode import Encoder
 
     return Encoder.of(checkpoint.read_tokenizer_files(checkpoint.resolve(path)))
@@ -175,13 +175,13 @@ def test_each_prompt_is_asked_once_before_any_comes_again(whole, make_run, probl
 
 @pytest.mark.slow
 def test_rollouts_and_weights_are_the_same_at_any_number_of_ranks(whole, ranks, make_run, tmp_path):
-    job = trained(ranks, make_run(tmp_path / "run", objective=HELD), 2)
-    assert stored(job) == stored(whole)
+    job = train_run(ranks, make_run(tmp_path / "run", objective=HELD), 2)
+    assert read_stored_batches(job) == read_stored_batches(whole)
     assert (
         metrics.read_series(job.folder)[-1]["train/loss"]
         == (metrics.read_series(whole.folder)[-1]["train/loss"])
     )
-    assert tensors(job) == tensors(whole)
+    assert read_tensors(job) == read_tensors(whole)
 
 
 @pytest.mark.slow
@@ -192,16 +192,16 @@ def test_a_run_that_resumes_has_the_same_rollouts_and_weights(
     run = make_run(
         tmp_path / "run", objective=HELD, training={"steps": 3, "checkpoints": {"every": 2}}
     )
-    job = trained(ranks, run, 2)
+    job = train_run(ranks, run, 2)
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000003")
     if gone:
         (last,) = (tmp_path / "run/online").glob("batch_00000002-*")
         shutil.rmtree(last)
-    trained(ranks, run, 1, resume=True)
+    train_run(ranks, run, 1, resume=True)
     attempts = [batch.attempt for batch in list_stored_batches(RunFolder(job.folder))]
     assert attempts == [1, 1, 2 if gone else 1]
-    assert stored(job) == stored(whole)
-    assert tensors(job) == tensors(whole)
+    assert read_stored_batches(job) == read_stored_batches(whole)
+    assert read_tensors(job) == read_tensors(whole)
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
         rewards=({"kind": "PatternShape", "pattern": "e", "whole": False},),
         training={"steps": 40, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
     )
-    job = trained(ranks, run, 1)
+    job = train_run(ranks, run, 1)
     rewards = [line["train/diagnostics/reward"] for line in metrics.read_series(job.folder)]
     assert len(list_stored_batches(RunFolder(job.folder))) == 20
     assert np.mean(rewards[-6:]) > np.mean(rewards[:6]) + 0.4
@@ -225,7 +225,7 @@ def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
 @pytest.mark.slow
 def test_prompts_without_a_signal_are_redrawn(ranks, make_run, tmp_path):
     kept, drawn = (
-        trained(
+        train_run(
             ranks, make_run(tmp_path / str(n), rollouts={"redraws": n}, training={"steps": 1}), 1
         )
         for n in (0, 6)
@@ -242,7 +242,7 @@ def test_prompts_without_a_signal_are_redrawn(ranks, make_run, tmp_path):
 
 def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_run, tmp_path):
     with pytest.raises(AssertionError, match=r"more than largest_gap = 1e-12: training would"):
-        trained(ranks, make_run(tmp_path / "run", rollouts={"largest_gap": 1e-12}), 1)
+        train_run(ranks, make_run(tmp_path / "run", rollouts={"largest_gap": 1e-12}), 1)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
 
 
 def test_rows_that_cannot_be_asked_are_left_out_and_counted(fresh, make_run, tmp_path, caplog):
-    encoder = PromptEncoder(checkpoint_encoder(fresh))
+    encoder = PromptEncoder(load_checkpoint_encoder(fresh))
     run = make_run(tmp_path / "run")
     found = read_prompt_set(run.prompts, encoder, 32, ("answer",))
     assert found.left_out == {"no 'answer'": 1, "not 1 to 32 tokens": 1}
@@ -294,7 +294,7 @@ def test_adapters_learn_of_rollouts_too(ranks, make_run, tmp_path):
     job, _, counted = prepare(run)
     checkpoint.keep_base(job.adapter, job.folder)
     assert counted["prompts"] == 7 and counted["prompts_left_out"] == 2
-    trained(ranks, run, 2)
+    train_run(ranks, run, 2)
     line = metrics.read_series(job.folder)[-1]
     assert line["train/diagnostics/reference_divergence"] > 0
 
@@ -336,7 +336,7 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     assert f"3 of 3 steps; reward {metrics.read_series(whole.folder)[-1][REWARD]:.3g}, at" in page
 
 
-def fooled(step):
+def make_fooled_line(step):
     """Return a metrics line of a run whose reward rises while the true score falls."""
     true = 0.6 - 0.05 * step
     trained = 0.1 + 0.1 * step
@@ -348,7 +348,7 @@ def fooled(step):
 @pytest.mark.parametrize("measured", [("exact",), ()])
 def test_a_reward_that_is_fooled_is_seen_by_what_is_only_measured(whole, measured):
     run_data = dataclasses.replace(
-        read_report_data(whole.folder), updates=[fooled(step) for step in range(6)],
+        read_report_data(whole.folder), updates=[make_fooled_line(step) for step in range(6)],
         measured=measured,
     )  # fmt: skip
     titles = [chart.title for chart in build_rollout_charts(run_data)]
@@ -371,7 +371,7 @@ def test_parts_without_a_weight_are_known_to_the_report(ranks, make_run, tmp_pat
         {"kind": "ExactAnswer", "weight": 0.0},
     )
     run = make_run(tmp_path / "run", rewards=rewards, training={"steps": 2})
-    job = trained(ranks, run, 1)
+    job = train_run(ranks, run, 1)
     (tmp_path / "run/run.toml").write_text(to_toml(run))
     run_data = read_report_data(job.folder)
     assert run_data.measured == ["exact"]

@@ -62,14 +62,14 @@ def make_turns(make_run, tmp_path_factory):
     return make
 
 
-def trained(ranks, run, world):
+def train_run(ranks, run, world):
     job, _, _ = prepare(run)
     attempt = RunFolder(job.folder).take_attempt(0)
     ranks(world, "train", job=job, attempt=attempt)
     return job
 
 
-def stored(job):
+def read_stored_batches(job):
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -79,7 +79,7 @@ def stored(job):
 
 @pytest.fixture(scope="module")
 def whole(ranks, make_turns, tmp_path_factory):
-    return trained(ranks, make_turns(tmp_path_factory.mktemp("turns") / "run"), 1)
+    return train_run(ranks, make_turns(tmp_path_factory.mktemp("turns") / "run"), 1)
 
 
 @pytest.mark.slow
@@ -131,13 +131,15 @@ def test_its_reward_is_a_part_of_the_sum(whole):
 
 @pytest.mark.slow
 def test_turns_are_the_same_at_any_number_of_ranks(whole, ranks, make_turns, tmp_path):
-    assert stored(trained(ranks, make_turns(tmp_path / "run"), 2)) == stored(whole)
+    assert read_stored_batches(
+        train_run(ranks, make_turns(tmp_path / "run"), 2)
+    ) == read_stored_batches(whole)
 
 
 @pytest.mark.slow
 def test_a_critic_goes_over_turns(ranks, make_turns, tmp_path):
     run = make_turns(tmp_path / "run", objective={"kind": "PPO"}, rewards=())
-    assert metrics.read_series(trained(ranks, run, 2).folder)[-1]["train/terms/value"] >= 0
+    assert metrics.read_series(train_run(ranks, run, 2).folder)[-1]["train/terms/value"] >= 0
 
 
 @pytest.mark.slow
@@ -148,7 +150,7 @@ def test_a_calculator_needs_no_file(ranks, make_run, tmp_path):
         rollouts={"maximum_tokens": 12, "prompt_tokens": 30},
         training={"steps": 1},
     )
-    batch = list_stored_batches(RunFolder(trained(ranks, run, 1).folder))[0]
+    batch = list_stored_batches(RunFolder(train_run(ranks, run, 1).folder))[0]
     assert max(batch.read_micro_batch(i).arrays[TURNS].max() for i in (0, 1)) == 2
 
 

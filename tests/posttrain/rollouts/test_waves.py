@@ -33,7 +33,7 @@ def run_of(make_run, output, **rollouts):
     return make_run(output, rollouts=rollouts, training=training, rewards=REWARDS)
 
 
-def trained(ranks, run, world):
+def train_run(ranks, run, world):
     """Train `run` on `world` ranks from its current state to its end, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
@@ -44,7 +44,7 @@ def trained(ranks, run, world):
 
 
 @contextlib.contextmanager
-def samplers(pool, run, count, last=None):
+def start_samplers(pool, run, count, last=None):
     """Start `count` processes that sample for `run` meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
@@ -61,7 +61,7 @@ def samplers(pool, run, count, last=None):
         assert all(fine for fine, _ in answers), answers
 
 
-def came_to(job):
+def read_results(job):
     """Return the bytes of trained micro-batches and of the final weights, and the losses."""
     batches = {
         (batch.number, batch.waves, index): (Path(batch.folder) / file["name"]).read_bytes()
@@ -76,10 +76,10 @@ def came_to(job):
 @pytest.fixture(scope="module")
 def alone(ranks, make_run, tmp_path_factory):
     """Return a run whose single rank samples between its steps."""
-    return trained(ranks, run_of(make_run, tmp_path_factory.mktemp("waves") / "run"), 1)
+    return train_run(ranks, run_of(make_run, tmp_path_factory.mktemp("waves") / "run"), 1)
 
 
-def unit(totals, rows, width):
+def make_unit(totals, rows, width):
     """Return a unit with [G, 2] totals.
 
     Row n of B has n + 1 ids, of which the last is sampled.
@@ -104,8 +104,8 @@ def test_a_batch_is_of_the_first_groups_that_are_not_flat():
     flat = [1.0, 1.0]
     told = [0.0, 1.0]
     wanted = Rollouts(prompts=2, samples=2, micro_batch=2, waves=3)
-    first = [unit([flat, told], [0, 0, 2, 1], 5), unit([flat, flat], [3, 3, 4, 4], 9)]
-    second = [unit([flat, told], [5, 5, 6, 6], 7), unit([told, told], [7, 7, 8, 8], 9)]
+    first = [make_unit([flat, told], [0, 0, 2, 1], 5), make_unit([flat, flat], [3, 3, 4, 4], 9)]
+    second = [make_unit([flat, told], [5, 5, 6, 6], 7), make_unit([told, told], [7, 7, 8, 8], 9)]
     assert fill_batch([first], wanted, 99) is None
     found = fill_batch([first, second], wanted, 99)
     assert [micro_batch[PROMPTS].tolist() for micro_batch in found] == [[2, 1], [6, 6]]
@@ -166,8 +166,8 @@ def test_two_ranks_continue_the_waves_of_a_checkpoint(alone, ranks, make_run, tm
             shutil.rmtree(path)
     assert checkpoint.find_newest_valid(RunFolder(str(tmp_path / "run")))[0].step == 3
     assert len(list_stored_batches(RunFolder(str(tmp_path / "run")))) == 2
-    job = trained(ranks, run_of(make_run, tmp_path / "run"), 2)
-    assert came_to(job) == came_to(alone)
+    job = train_run(ranks, run_of(make_run, tmp_path / "run"), 2)
+    assert read_results(job) == read_results(alone)
 
 
 @pytest.mark.chaos
@@ -176,9 +176,9 @@ def test_the_batch_does_not_depend_on_the_sampling_process(
     world, actors, alone, ranks, revived_ranks, make_run, tmp_path
 ):
     run = run_of(make_run, tmp_path / "run", actors=actors)
-    with samplers(revived_ranks, run, actors):
-        job = trained(ranks, run, world)
-    assert came_to(job) == came_to(alone)
+    with start_samplers(revived_ranks, run, actors):
+        job = train_run(ranks, run, world)
+    assert read_results(job) == read_results(alone)
     assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).rglob("*.npz"))
 
 
@@ -190,13 +190,13 @@ def test_a_killed_run_continues_its_waves_with_the_same_samples(
     run = run_of(make_run, tmp_path / "run", actors=1)
     job, _, _ = prepare(run)
     fault = (0, "die before training", 3)
-    with samplers(revived_ranks, run, 1):
+    with start_samplers(revived_ranks, run, 1):
         attempt = RunFolder(job.folder).take_attempt(0)
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
-    with samplers(revived_ranks, run, 1):
-        trained(ranks, run, 2)
-    assert came_to(job) == came_to(alone)
+    with start_samplers(revived_ranks, run, 1):
+        train_run(ranks, run, 2)
+    assert read_results(job) == read_results(alone)
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,11 @@ def whole(make_sampling, tmp_path_factory):
     return folder
 
 
-def content(folder):
+def read_content(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.jsonl"))}
 
 
-def rows_of(folder, kind):
+def select_rows(folder, kind):
     lines = b"".join(p.read_bytes() for p in sorted((folder / kind).glob("*.jsonl"))).splitlines()
     return [json.loads(line) for line in lines]
 
@@ -90,7 +90,7 @@ def test_answers_to_conversations_become_rows_that_conversations_reads(
 
 def test_all_answers_are_kept_with_their_parts_and_the_best_become_rows(make_sampling, whole):
     made = sample_answers(make_sampling(whole))  # the result exists already
-    samples = rows_of(whole, "samples")
+    samples = select_rows(whole, "samples")
     assert [(s["prompt_number"], s["sample"]) for s in samples] == [
         (number, sample) for number in (0, 1, 3, 4, *range(6, 11)) for sample in range(4)
     ]
@@ -100,7 +100,7 @@ def test_all_answers_are_kept_with_their_parts_and_the_best_become_rows(make_sam
         shape = float(any(letter in sample["completion"] for letter in "abcde"))
         assert sample["parts"] == {"exact": exact, "pattern": shape}
         assert sample["reward"] == exact + shape / 2
-    rows, pairs = (rows_of(whole, kind) for kind in ("rows", "pairs"))
+    rows, pairs = (select_rows(whole, kind) for kind in ("rows", "pairs"))
     for number in {s["prompt_number"] for s in samples}:
         group = [s for s in samples if s["prompt_number"] == number]
         said = [s for s in group if s["completion"].strip()]
@@ -120,7 +120,7 @@ def test_all_answers_are_kept_with_their_parts_and_the_best_become_rows(make_sam
 
 
 def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
-    rows, pairs = (rows_of(whole, kind) for kind in ("rows", "pairs"))
+    rows, pairs = (select_rows(whole, kind) for kind in ("rows", "pairs"))
     made = encode_rows(rows, "chats")
     assert made.counts["train_conversations"] == len(rows)
     made = encode_rows(pairs, "preferences", rows="pairs")
@@ -131,8 +131,8 @@ def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
 @pytest.mark.ray
 def test_the_bytes_are_the_same_at_any_number_of_workers(sampling, whole, tmp_path):
     sample_answers(sampling(workers=2))
-    found = content(tmp_path / "sampled")
-    assert len(found) == 9 and found == content(whole)
+    found = read_content(tmp_path / "sampled")
+    assert len(found) == 9 and found == read_content(whole)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_a_stopped_stage_continues_with_the_rest(sampling, whole, tmp_path, monk
     )
     again = sample_answers(sampling())
     assert len(asked) == 5  # 9 prompts, and the first file existed
-    assert content(tmp_path / "sampled") == content(whole)
+    assert read_content(tmp_path / "sampled") == read_content(whole)
     assert again.content == manifest.read_manifest(str(whole)).content
 
 
@@ -168,7 +168,7 @@ def test_a_row_that_a_reward_cannot_score_is_counted_and_ends_no_run(sampling, t
     asked = {"paths": (str(path),), "template": "{{ question }}"}
     made = sample_answers(sampling(prompts=asked, samples=2))
     assert made.counts["faults"] == {"exact/no_target": 2} and made.counts["prompts"] == 4
-    of_row = [s for s in rows_of(tmp_path / "sampled", "samples") if s["prompt_number"] == 1]
+    of_row = [s for s in select_rows(tmp_path / "sampled", "samples") if s["prompt_number"] == 1]
     assert [s["parts"]["exact"] for s in of_row] == [0.0, 0.0]
 
 
@@ -186,19 +186,19 @@ def test_a_reward_that_raises_is_reported_with_its_row(sampling, tmp_path, monke
         sample_answers(sampling(prompts=asked, samples=2))
 
 
-def answer(sample, text, reward, finished=True):
+def make_answer(sample, text, reward, finished=True):
     prompt = Prompt(0, "is it", (1,), {})
     return ScoredAnswer(prompt, sample, Completion("is it", text, (1,), finished, {}), reward, {})
 
 
 def test_the_best_are_chosen_by_reward_each_text_once(sampling):
     group = [
-        answer(0, "no", 0.0),
-        answer(1, "yes", 1.0),
-        answer(2, " yes ", 1.0),
-        answer(3, "", 5.0),
-        answer(4, "cut off", 3.0, finished=False),
-        answer(5, "maybe", 0.5),
+        make_answer(0, "no", 0.0),
+        make_answer(1, "yes", 1.0),
+        make_answer(2, " yes ", 1.0),
+        make_answer(3, "", 5.0),
+        make_answer(4, "cut off", 3.0, finished=False),
+        make_answer(5, "maybe", 0.5),
     ]
 
     def kept(**settings):
@@ -211,7 +211,7 @@ def test_the_best_are_chosen_by_reward_each_text_once(sampling):
     assert kept(keep=9, least=0.5, margin=1.0) == ([1, 5], [1, 0])
     assert kept(least=2.0, margin=1.5) == ([], None)
     assert [a.sample for a in choose_best(sampling(keep=2), group)] == [4, 1]
-    assert choose_pair(sampling(), [answer(0, "a", 1.0), answer(1, "b", 1.0)]) is None
+    assert choose_pair(sampling(), [make_answer(0, "a", 1.0), make_answer(1, "b", 1.0)]) is None
 
 
 def test_invalid_settings_are_rejected_and_leave_nothing(sampling, tmp_path, problems, caplog):

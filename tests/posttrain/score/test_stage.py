@@ -55,7 +55,7 @@ def scoring(reward, tmp_path):
     return make
 
 
-def rows_of(folder):
+def select_rows(folder):
     lines = b"".join(path.read_bytes() for path in sorted(folder.glob("*.jsonl"))).splitlines()
     return [json.loads(line) for line in lines]
 
@@ -75,7 +75,7 @@ def test_rows_come_out_in_order_with_the_models_score_at_the_end_of_the_answer(
     scoring, reward, tmp_path
 ):
     made = score_rows(scoring(PAIRS, rows="pairs"))
-    found = rows_of(tmp_path / "scored")
+    found = select_rows(tmp_path / "scored")
     assert [{k: v for k, v in row.items() if not k.endswith("_score")} for row in found] == PAIRS
     for row in found[1:6]:
         for side in ("chosen", "rejected"):
@@ -105,7 +105,7 @@ def test_parquet_keeps_its_types_and_has_the_scores_of_json_lines(scoring, tmp_p
     table = pq.read_table(tmp_path / "table" / "rows-00000.parquet")
     assert table.schema.names == ["n", "prompt", "completion", "when", "worth"]
     assert table.column("n").to_pylist() == list(range(9))
-    by_line = [row["score"] for row in rows_of(tmp_path / "scored")]
+    by_line = [row["score"] for row in select_rows(tmp_path / "scored")]
     assert table.column("worth").to_pylist() == by_line and len(set(by_line)) == 9
 
 
@@ -113,7 +113,7 @@ def test_each_step_of_a_solution_has_a_score_that_what_follows_does_not_change(s
     steps = ["two and two", "are four", "so five"]
     rows = [{"prompt": "sum", "completions": steps[:n]} for n in (1, 2, 3)]
     score_rows(scoring(rows, rows="steps"))
-    found = [row["step_scores"] for row in rows_of(tmp_path / "scored")]
+    found = [row["step_scores"] for row in select_rows(tmp_path / "scored")]
     assert [len(scored) for scored in found] == [1, 2, 3]
     assert found[0] == pytest.approx(found[2][:1], rel=1e-5)
     assert found[1] == pytest.approx(found[2][:2], rel=1e-5)
@@ -143,7 +143,7 @@ def test_rows_that_cannot_be_scored_keep_their_place_and_are_reported(scoring, t
         {"prompt": "sea", "completion": "blue"},
     ]
     made = score_rows(scoring(rows))
-    found = rows_of(tmp_path / "scored")
+    found = select_rows(tmp_path / "scored")
     assert [row["score"] is None for row in found] == [False, True, True, True, False]
     assert made.counts["rows"] == 6 and made.counts["scored"] == 2
     (bad,) = (tmp_path / "scored" / "quarantine").iterdir()

@@ -93,7 +93,7 @@ def test_invalid_settings_are_one_line_errors(
     assert told in line
 
 
-def classes_of(folder, *names):
+def find_classes(folder, *names):
     """Return the syntax trees of some classes of the package in `folder`, by name."""
     found = {}
     for name in names:
@@ -103,11 +103,11 @@ def classes_of(folder, *names):
     return found
 
 
-def fields_of(node):
+def list_fields(node):
     return {statement.target.id for statement in node.body if isinstance(statement, ast.AnnAssign)}
 
 
-def arguments_of(node, method):
+def list_arguments(node, method):
     (found,) = [
         statement
         for statement in node.body
@@ -121,25 +121,25 @@ def test_the_package_has_the_names_that_are_used(stand_in):
     if found is None or not found.submodule_search_locations:
         pytest.skip("the package vllm is not installed")
     folder = found.submodule_search_locations[0]
-    theirs = classes_of(
+    theirs = find_classes(
         folder, "entrypoints/llm.py", "engine/arg_utils.py", "sampling_params.py", "outputs.py",
         "logprobs.py", "inputs/llm.py", "v1/worker/gpu_model_runner.py",
     )  # fmt: skip
-    ours = runpy_names(stand_in)
+    ours = list_replacement_fields(stand_in)
     llm = theirs["LLM"]
-    assert {"model", "gpu_memory_utilization"} <= arguments_of(llm, "__init__")
-    assert {"max_model_len", "logprobs_mode"} <= fields_of(theirs["EngineArgs"])
-    assert {"prompts", "sampling_params", "use_tqdm"} <= arguments_of(llm, "generate")
-    assert {"method", "kwargs"} <= arguments_of(llm, "collective_rpc")
-    assert arguments_of(llm, "reset_prefix_cache")
-    assert "weights_path" in arguments_of(theirs["GPUModelRunner"], "reload_weights")
-    assert "prompt_token_ids" in fields_of(theirs["TokensPrompt"])
+    assert {"model", "gpu_memory_utilization"} <= list_arguments(llm, "__init__")
+    assert {"max_model_len", "logprobs_mode"} <= list_fields(theirs["EngineArgs"])
+    assert {"prompts", "sampling_params", "use_tqdm"} <= list_arguments(llm, "generate")
+    assert {"method", "kwargs"} <= list_arguments(llm, "collective_rpc")
+    assert list_arguments(llm, "reset_prefix_cache")
+    assert "weights_path" in list_arguments(theirs["GPUModelRunner"], "reload_weights")
+    assert "prompt_token_ids" in list_fields(theirs["TokensPrompt"])
     for name in ("SamplingParams", "CompletionOutput", "Logprob"):
-        assert ours[name] <= fields_of(theirs[name]), name
+        assert ours[name] <= list_fields(theirs[name]), name
     assert '"processed_logprobs"' in Path(folder, "config/model.py").read_text()
 
 
-def runpy_names(folder):
+def list_replacement_fields(folder):
     """Return the fields of the replacement."""
-    found = classes_of(folder, "vllm.py")
-    return {name: fields_of(node) for name, node in found.items()}
+    found = find_classes(folder, "vllm.py")
+    return {name: list_fields(node) for name, node in found.items()}

@@ -42,7 +42,7 @@ def test_the_sampler_uses_the_current_weights(vllm, make_run, fresh, tmp_path):
 
 
 @contextlib.contextmanager
-def actor(pool, job, imports):
+def start_actor(pool, job, imports):
     """Start an actor that samples for `job` meanwhile, with imports from a folder."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
@@ -60,7 +60,7 @@ def test_a_run_is_trained_on_what_it_samples(make_run, ranks, revived_ranks, sta
     found = []
     for name, vllm in (("ours", None), ("theirs", {"memory": 0.4})):
         job, _, _ = prepare(run_of(make_run, tmp_path / name, vllm=vllm))
-        with actor(revived_ranks, job, stand_in if vllm else ""):
+        with start_actor(revived_ranks, job, stand_in if vllm else ""):
             ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
         batches = list_stored_batches(RunFolder(job.folder))
         found.append(

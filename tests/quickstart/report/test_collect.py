@@ -209,7 +209,7 @@ SEQUENCES = 4
 Plan = dict[int, list[list[int]]]  # step → the samples of each rank
 
 
-def prescribe(at: Folders) -> Plan:
+def write_plan(at: Folders) -> Plan:
     """Write tokens and a run file, and return the samples of each of two ranks at each step."""
     ids = np.arange(1, 200, dtype=np.uint32)
     document = EncodedDocument("a", "web", "http://a/1", ids, 100, "a.parquet", 0)
@@ -244,26 +244,26 @@ def train(at: Folders, resumed_step: int, plan: Plan) -> None:
 
 
 def test_samples_trained_as_prescribed_are_neither_lost_nor_repeated(at: Folders) -> None:
-    plan = prescribe(at)
+    plan = write_plan(at)
     train(at, 0, plan)
     assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
 
 
 def test_steps_taken_again_after_a_restart_count_once(at: Folders) -> None:
-    plan = prescribe(at)
+    plan = write_plan(at)
     train(at, 0, {step: plan[step] for step in range(1, 5)})
     train(at, 2, {step: plan[step] for step in range(3, STEPS + 1)})
     assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
 
 
 def test_which_rank_trained_on_a_sample_does_not_matter(at: Folders) -> None:
-    plan = prescribe(at)
+    plan = write_plan(at)
     train(at, 0, {step: ranks[::-1] for step, ranks in plan.items()})
     assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
 
 
 def test_lost_and_repeated_samples_are_counted(at: Folders) -> None:
-    plan = prescribe(at)
+    plan = write_plan(at)
     plan[2][0][1] = plan[2][0][0]  # one sample lost, its neighbour trained twice
     plan[3][1].append(plan[3][0][0])  # a sample of rank 0 trained by both ranks
     plan[4][1].pop()  # a sample lost

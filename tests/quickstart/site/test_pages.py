@@ -52,25 +52,25 @@ def plants(built):
     return read_plants(str(built[0] / "planted.json"))
 
 
-def text_of(page):
+def extract_text(page):
     return extract(page, Resiliparse()).text
 
 
-def contents(folder):
+def read_contents(folder):
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
 @pytest.mark.slow
 def test_two_workers_make_the_same_bytes(built, tmp_path):
     assert build_pages(str(tmp_path), SETTINGS, workers=2) == built[1]
-    assert contents(tmp_path) == contents(built[0])
+    assert read_contents(tmp_path) == read_contents(built[0])
 
 
 @pytest.mark.slow
 def test_another_seed_makes_another_site(built, tmp_path):
     build_pages(str(tmp_path), SETTINGS.model_copy(update={"seed": 1}), workers=1)
-    ours = contents(built[0])
-    others = contents(tmp_path)
+    ours = read_contents(built[0])
+    others = read_contents(tmp_path)
     assert ours.keys() == others.keys()
     assert all(ours[name] != others[name] for name in ours)
 
@@ -125,7 +125,7 @@ def test_near_copies_are_as_near_as_recorded_after_extraction(plants, pages):
             assert pages[plant.url].body != pages[plant.original_url].body
             assert 0 < plant.words_changed <= 0.025
             found = compute_shingle_jaccard(
-                text_of(pages[plant.url]), text_of(pages[plant.original_url])
+                extract_text(pages[plant.url]), extract_text(pages[plant.original_url])
             )
             # The page frames differ too, and leave some words in the text.
             assert plant.jaccard - 0.12 <= found <= plant.jaccard + 0.02
@@ -142,7 +142,7 @@ def test_foreign_pages_say_their_language(plants, pages):
 def test_personal_data_are_in_the_text_that_is_extracted_and_nowhere_else(plants, pages):
     for plant in plants:
         if plant.kind == "personal_data":
-            assert plant.value in text_of(pages[plant.url])
+            assert plant.value in extract_text(pages[plant.url])
             assert sum(plant.value.encode() in page.body for page in pages.values()) == 1
 
 

@@ -14,12 +14,12 @@ def write_modules(folder, **sources):
     return list(sources)
 
 
-def page_of(outcome):
+def find_page(outcome):
     assert isinstance(outcome, Article)
     return outcome.blocks[0].html
 
 
-def reasons(outcomes):
+def list_reasons(outcomes):
     return [outcome.reason if isinstance(outcome, Skipped) else "page" for outcome in outcomes]
 
 
@@ -37,7 +37,7 @@ def test_a_module_that_kills_hangs_or_raises_costs_only_itself(tmp_path):
         broken="def (:",
         last='"""The last one is fine."""',
     )
-    assert reasons(render(names, 1, [str(tmp_path)], seconds=2.0)) == [
+    assert list_reasons(render(names, 1, [str(tmp_path)], seconds=2.0)) == [
         "page",
         "killed_the_interpreter",
         "killed_the_interpreter",
@@ -67,7 +67,7 @@ __doc__ = (
         (outcome,) = render(write_modules(tmp_path, spy=source), 1, [str(tmp_path)])
     finally:
         del os.environ["SECRET"]
-    text = page_of(outcome).replace("&nbsp;", " ")
+    text = find_page(outcome).replace("&nbsp;", " ")
     assert (
         "home=/home/reader here=True display=False packages=False site=False input='' secret=False"
     ) in text
@@ -104,8 +104,8 @@ def test_pages_say_nothing_that_differs_between_runs_or_worker_counts():
         names.remove("cgi")
     first = render(names, 1)
     assert first == render(names, 2)
-    assert all("0x" not in page_of(outcome) for outcome in first)
-    assert all('href="file:' not in page_of(outcome) for outcome in first)
+    assert all("0x" not in find_page(outcome) for outcome in first)
+    assert all('href="file:' not in find_page(outcome) for outcome in first)
 
 
 def test_batches_keep_the_order(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from trainrig.scaling.layout.prediction import Predictor
 from trainrig.scaling.layout.stages import count_in_flight
 
 
-def predicted(job, layout, batch=None):
+def make_prediction(job, layout, batch=None):
     """Return the planner's prediction of the bytes that one device sends in a step."""
     table = hardware.load()
     device = table.find_device("h100")
@@ -47,7 +47,7 @@ def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard,
     gathered = sum(n for name, n in counted.items() if "gather" in name)
     reduced = sum(n for name, n in counted.items() if "gather" not in name)
     layout = DeviceLayout(Degrees(1, world), micro_batch, reshard=reshard)
-    sent = predicted(job, layout)
+    sent = make_prediction(job, layout)
     assert (gathered, reduced) == (sent.gathered.inside, sent.reduced.inside)
 
 
@@ -75,7 +75,7 @@ def test_bytes_between_copies(ranks, make_job, tmp_path, parallel, degrees, dete
         batches={"global_batch": 8, "micro_batch": 1},
     )
     counted = ranks(world, "sent_bytes", job=job, flat=True)[0]
-    sent = predicted(job, DeviceLayout(degrees, 1))
+    sent = make_prediction(job, DeviceLayout(degrees, 1))
     assert sum(counted.values()) == sent.total.inside
 
 
@@ -102,7 +102,7 @@ def test_bytes_of_divided_experts(ranks, make_job, tmp_path, world, expert, reco
     layout = DeviceLayout(
         Degrees(1, world // expert, expert=expert), 4 // expert, recompute=recompute
     )
-    sent = predicted(job, layout)
+    sent = make_prediction(job, layout)
     # The run also sends values for its log, 8 bytes each: of 2 micro-batches a loss, overall and by
     # 2 sources and counts, and 2 terms of the router.
     logged = 2 * (1 + 2 * 2 + 2) * 8 * (expert - 1)
@@ -149,7 +149,7 @@ def test_bytes_of_shared_layers(
     )
     counted = ranks(world, "sent_bytes", job=job)[0]
     layout = DeviceLayout(Degrees(1, world // 2, tensor=2), 2, recompute=recompute)
-    sent = predicted(job, layout)
+    sent = make_prediction(job, layout)
     shape = job.model.shape
     # Sent once for all positions.
     stream = 2 * 16 * shape.channels * 4 // 2 * (8 // 2 // (world // 2))
@@ -183,7 +183,7 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
         batches={"global_batch": 8, "micro_batch": 4, "sequence_length": 16},
     )
     counted = ranks(4, "sent_bytes", job=job)[0]
-    sent = predicted(job, DeviceLayout(Degrees(1, tensor=2, expert=2), 2))
+    sent = make_prediction(job, DeviceLayout(Degrees(1, tensor=2, expert=2), 2))
     logged = 2 * (1 + 2 * 2 + 2) * 8  # the same values as above
     # Slices of the gradients of norms, which are summed once a step.
     norms = (2 * job.model.layers + 1) * job.model.shape.channels * 4 // 2
@@ -226,7 +226,7 @@ def test_bytes_of_shared_layers_between_stages(
     layout = DeviceLayout(
         degrees, 2, recompute, schedule="1F1B", sequence_parallel=sequence_parallel
     )
-    sent = predicted(job, layout)
+    sent = make_prediction(job, layout)
     if sequence_parallel:
         # The gradients of norms are summed once a step: two in each layer, one before the head.
         norms = [count * job.model.channels * 4 for count in (4, 4, 5, 5)]
@@ -255,7 +255,7 @@ def test_bytes_and_activations_of_stages_match_the_plan(schedule, ranks, make_jo
     )
     found = ranks(3, "stages", job=job)
     layout = DeviceLayout(Degrees(pipeline=3), 2, schedule=schedule)
-    planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
+    planned = make_prediction(job, layout, BatchShape(12, 32)).pipeline.inside
     each_way = 6 * 2 * 32 * job.model.channels * 4
     assert [rank["received"] for rank in found] == [each_way, 2 * each_way, each_way]
     assert planned in (each_way, 2 * each_way)  # bytes of the slowest device
@@ -275,7 +275,7 @@ def test_bytes_and_activations_of_interleaved_stages_match_the_plan(ranks, make_
     )
     found = ranks(2, "stages", job=job)
     layout = DeviceLayout(Degrees(pipeline=2), 2, schedule="interleaved", chunks=2)
-    planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
+    planned = make_prediction(job, layout, BatchShape(12, 32)).pipeline.inside
     # Gradients have the same size; the sum is over both ranks.
     sent = 3 * 6 * 2 * 32 * job.model.channels * 4
     assert [rank["received"] for rank in found] == [sent, sent] and planned == sent

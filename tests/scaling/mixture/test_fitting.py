@@ -106,7 +106,7 @@ def test_the_record_the_section_the_run_file_and_the_page_agree(tables, tmp_path
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def held_out_of(tables, tmp_path, change) -> MixtureFit:
+def fit_held_out(tables, tmp_path, change) -> MixtureFit:
     """Return a fit that is evaluated on runs whose losses are the fitted ones, changed."""
     rows = list(csv.reader(Path(tables[1]).read_text().splitlines()))
     changed = [
@@ -125,7 +125,7 @@ def held_out_of(tables, tmp_path, change) -> MixtureFit:
 @pytest.mark.slow
 def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
     """Losses of all runs are 2.5 nats off, as if of another model size: only the order is right."""
-    settings = held_out_of(tables, tmp_path, lambda i, loss: loss - 2.5)
+    settings = fit_held_out(tables, tmp_path, lambda i, loss: loss - 2.5)
     record = write_mixture(settings, str(tmp_path / "out"))
     score = next(one for one in record.scores if "held-out" in one.judged_on)
     assert score.rank_correlation > 0.98
@@ -138,11 +138,11 @@ def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
     assert '<span class="state">warning</span>' in page and "Losses are not predicted" in page
     noise = np.random.default_rng(5).normal(4, 1, 30)
     luck = write_mixture(
-        held_out_of(tables, tmp_path, lambda i, _: noise[i]), str(tmp_path / "luck")
+        fit_held_out(tables, tmp_path, lambda i, _: noise[i]), str(tmp_path / "luck")
     )
     assert any("Do not train on this mixture" in one for one in luck.warnings)
     good = write_mixture(
-        held_out_of(tables, tmp_path, lambda i, loss: loss), str(tmp_path / "good")
+        fit_held_out(tables, tmp_path, lambda i, loss: loss), str(tmp_path / "good")
     )
     assert not any("not predicted" in one for one in good.warnings)
 

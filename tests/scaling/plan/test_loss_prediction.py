@@ -96,7 +96,7 @@ def test_numbers_are_read_as_they_are_written() -> None:
             parse_quantity(text)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def run_and_read_output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
         cli.main(["predict", *words])
     shown = capsys.readouterr()
@@ -114,8 +114,8 @@ def test_the_terminal_and_the_object_say_the_same(
     path = str(tmp_path / "law.json")
     write_law(path, law)
     words = (path, "--params", "1.3B", "--tokens", "26e9", "--unique-tokens", "13B")
-    found = json.loads(printed(capsys, *words, "--json"))
-    text = printed(capsys, *words)
+    found = json.loads(run_and_read_output(capsys, *words, "--json"))
+    text = run_and_read_output(capsys, *words)
     assert found["epochs"] == 2
     low = found["loss_interval"]["low"]
     high = found["loss_interval"]["high"]
@@ -148,6 +148,6 @@ def test_the_terminal_and_the_object_say_the_same(
 def test_an_impossible_size_is_a_one_line_error(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = printed(capsys, *words)
+    text = run_and_read_output(capsys, *words)
     assert message in text
     assert text.count("\n") == 1

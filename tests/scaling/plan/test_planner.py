@@ -119,7 +119,7 @@ def test_serving_nothing_changes_nothing() -> None:
     assert planned(flops=1e21, tokens_served=0.0) == planned(flops=1e21)
 
 
-def drawn() -> Law:
+def make_drawn_law() -> Law:
     """Return a law with bootstrap draws on either side of it."""
     base = find_published_law("besiroglu").form
     assert isinstance(base, Parametric)
@@ -128,7 +128,7 @@ def drawn() -> Law:
 
 
 def test_intervals_are_of_the_draws() -> None:
-    plan = planned(drawn(), flops=1e21)
+    plan = planned(make_drawn_law(), flops=1e21)
     assert plan.loss_interval is not None
     assert plan.loss_interval.low == pytest.approx(plan.loss - 0.0475)
     assert plan.loss_interval.high == pytest.approx(plan.loss + 0.0475)
@@ -174,7 +174,7 @@ def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
     plain = planned(by, **asked)
     wide = planned(by.model_copy(update={"objective": serialise_objective(spans)}), **asked)
     assert wide.placement.memory == estimate_step_memory(
-        wide.model, laid_out(wide), 8, wide.recipe.global_batch, wide.recipe.micro_batch,
+        wide.model, lay_out(wide), 8, wide.recipe.global_batch, wide.recipe.micro_batch,
         spans.compute_row_length(2048),
     ).total  # fmt: skip
     assert wide.size.tokens == plain.size.tokens
@@ -188,7 +188,7 @@ def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
     assert planned(several, **asked).model.further_heads == 3
 
 
-def laid_out(plan: ScalingPlan) -> Training:
+def lay_out(plan: ScalingPlan) -> Training:
     placement = plan.placement
     return Training.model_validate(
         {

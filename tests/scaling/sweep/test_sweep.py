@@ -48,7 +48,7 @@ def make_sweep(tokens, tmp_path):
     return make
 
 
-def timeless(run: Sweep) -> bytes:
+def read_timeless_table(run: Sweep) -> bytes:
     """Return the bytes of the table of `run`, without columns of time and cost."""
     table = pq.read_table(Path(run.output, RUNS_FILE)).drop_columns(list(TIMES))
     path = Path(run.output, "timeless.parquet")
@@ -72,7 +72,7 @@ def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(
     two = make_sweep("two", trials={"cpus": 0.5, "at_once": 2}, **asked)
     manifest = sweep(one)
     sweep(two, show=lambda done, of, rows: shown.append((done, of)))
-    assert timeless(one) == timeless(two)
+    assert read_timeless_table(one) == read_timeless_table(two)
     assert shown[-1] == (4, 4)
     runs = read_table(one.output)
     ends = runs.select(runs.state == "end")

@@ -54,7 +54,7 @@ def sweep(tokens, tmp_path) -> Sweep:
     return config.build(Sweep, settings, "sweep.toml")
 
 
-def planned(sweep, *lengths):
+def plan_trials(sweep, *lengths):
     data = read_sweep_tokens(sweep)
     (trial,) = plan(
         sweep, [DesignPoint(6_000, tokens) for tokens in lengths], data, RateBatchPair(1.0, 1.0)
@@ -145,7 +145,7 @@ class After:
         return self._left <= 0
 
 
-def rows_of(runs):
+def select_rows(runs):
     """Return all values that do not depend on clocks."""
     return [
         (runs.name[row], runs.state[row], runs.tokens[row], runs.loss[row], runs.flops[row])
@@ -155,7 +155,7 @@ def rows_of(runs):
 
 @pytest.mark.slow
 def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone, sweep, tmp_path):
-    trial, data = planned(sweep, 1_024, 2_048)
+    trial, data = plan_trials(sweep, 1_024, 2_048)
     train_trial(sweep, trial, data, SingleRankTrainer())
     whole = build_runs_table(sweep, [trial], data)
     assert list(whole.state) == ["end", "end"] and (np.diff(whole.tokens) > 0).all()
@@ -167,7 +167,7 @@ def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone
             break
         except Unfinished:
             continue
-    assert rows_of(build_runs_table(other, [trial], data)) == rows_of(whole)
+    assert select_rows(build_runs_table(other, [trial], data)) == select_rows(whole)
     trunk = RunFolder(name_run_folder(other, trial, trial.trunk))
     assert len(trunk.read_attempts()) > 2
     # Finished parts are left unchanged.
@@ -177,7 +177,7 @@ def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone
 
 
 def test_a_sweep_of_which_no_run_is_over_has_a_table_without_rows(sweep, tmp_path):
-    trial, data = planned(sweep, 1_024, 2_048)
+    trial, data = plan_trials(sweep, 1_024, 2_048)
     runs = build_runs_table(sweep, [trial], data)
     assert len(runs) == 0
     runs.write(str(tmp_path / "runs.parquet"))
@@ -188,20 +188,20 @@ def test_a_sweep_of_which_no_run_is_over_has_a_table_without_rows(sweep, tmp_pat
 def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_same_end(
     alone, sweep, tmp_path
 ):
-    trial, data = planned(sweep, 1_024, 2_048)
+    trial, data = plan_trials(sweep, 1_024, 2_048)
     train_trial(sweep, trial, data, SingleRankTrainer())
-    wanted = rows_of(build_runs_table(sweep, [trial], data))
+    wanted = select_rows(build_runs_table(sweep, [trial], data))
     short = name_run_folder(sweep, trial, trial.lengths[0])
     assert metrics.read_series(short)[0]["step"] > 1
     storage.delete_folder(short)
     storage.delete_folder(name_run_folder(sweep, trial, trial.trunk) + "/checkpoints")
     train_trial(sweep, trial, data, SingleRankTrainer())
     assert metrics.read_series(short)[0]["step"] == 1
-    assert rows_of(build_runs_table(sweep, [trial], data)) == wanted
+    assert select_rows(build_runs_table(sweep, [trial], data)) == wanted
 
 
 def test_the_earlier_of_two_processes_of_one_run_gives_way(alone, sweep, monkeypatch):
-    trial, data = planned(sweep, 1_024)
+    trial, data = plan_trials(sweep, 1_024)
     folder = RunFolder(name_run_folder(sweep, trial, trial.trunk))
 
     def train_while_another_begins(*arguments):
@@ -217,7 +217,7 @@ def test_the_earlier_of_two_processes_of_one_run_gives_way(alone, sweep, monkeyp
 def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
     alone, sweep, monkeypatch
 ):
-    trial, data = planned(sweep, 1_024, 2_048)
+    trial, data = plan_trials(sweep, 1_024, 2_048)
     hot = dataclasses.replace(trial, rate=1e30)
     train_trial(sweep, hot, data, SingleRankTrainer())
     reasons = [
@@ -231,7 +231,7 @@ def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
 
 
 def test_a_run_that_ends_worse_than_a_guess_has_diverged(alone, sweep, monkeypatch):
-    trial, data = planned(sweep, 1_024)
+    trial, data = plan_trials(sweep, 1_024)
     monkeypatch.setattr(trial_module.math, "log", lambda value: 0.5)
     train_trial(sweep, trial, data, SingleRankTrainer())
     reason = read_diverged(name_run_folder(sweep, trial, trial.trunk))["reason"]
@@ -267,7 +267,7 @@ def test_a_trial_runs_its_tasks_and_an_interrupted_one_gives_the_same(
 ):
     asking = sweep.model_copy(update={"tasks": (TaskChoice(task=riddles),)})
     check_tasks(asking)
-    trial, data = planned(asking, 1_024, 2_048)
+    trial, data = plan_trials(asking, 1_024, 2_048)
     train_trial(asking, trial, data, SingleRankTrainer())
     whole = build_runs_table(asking, [trial], data)
     for length in trial.lengths:
@@ -287,7 +287,7 @@ def test_a_trial_runs_its_tasks_and_an_interrupted_one_gives_the_same(
     assert not is_complete(other, name_run_folder(other, trial, trial.trunk))
     train_trial(other, trial, data, SingleRankTrainer())
     again = build_runs_table(other, [trial], data)
-    assert rows_of(again) == rows_of(whole)
+    assert select_rows(again) == select_rows(whole)
     assert again.task_losses["riddles"].tolist() == whole.task_losses["riddles"].tolist()
     attempts = RunFolder(name_run_folder(other, trial, trial.trunk)).read_attempts()
     assert len(attempts) == 1  # training was not repeated

@@ -43,17 +43,17 @@ class Faulty:
         return self.make.micro_batch(step, index)
 
 
-def reading_nothing_ahead(job, **changes):
+def disable_prefetch(job, **changes):
     """Return `job` without prefetch, so that bad data of a step fails after all earlier steps."""
     training = job.training.model_copy(update={"prefetch_steps": 0})
     return dataclasses.replace(job, training=training, **changes)
 
 
-def batches_that_are_gone():
+def make_missing_batches():
     raise DataError("tokens: no token shards here")
 
 
-def all_free():
+def are_all_cpus_free():
     """Return whether all of Ray's CPUs become free within the bound."""
     import ray
 
@@ -97,11 +97,11 @@ def test_a_run_in_numbers_that_its_cpus_emulate_is_warned_of_at_its_start(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_user_error_ends_the_run_at_once(cluster, make_job, tmp_path):
-    job = dataclasses.replace(make_job(tmp_path), make_batches=batches_that_are_gone)
+    job = dataclasses.replace(make_job(tmp_path), make_batches=make_missing_batches)
     with pytest.raises(DataError, match=r"^tokens: no token shards here$"):
         run(job)
     assert len(RunFolder(job.folder).read_attempts()) == 1
-    assert all_free()
+    assert are_all_cpus_free()
 
 
 @pytest.mark.ray
@@ -113,21 +113,21 @@ def test_a_user_error_of_one_worker_of_two_ends_the_run_at_once(cluster, make_jo
     with pytest.raises(DataError, match=r"^tokens: changed; tokenize again$"):
         run(dataclasses.replace(job, make_batches=faulty), workers=2)
     assert len(RunFolder(job.folder).read_attempts()) == 1
-    assert all_free()
+    assert are_all_cpus_free()
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_worker_that_always_raises_is_given_up_with_its_reason(cluster, make_job, tmp_path):
     job = make_job(tmp_path)
-    job = reading_nothing_ahead(job, make_batches=Faulty(job.make_batches, step=2))
+    job = disable_prefetch(job, make_batches=Faulty(job.make_batches, step=2))
     reason = (
         r"the same failure at step 1 twice in a row, .* rank 0: .*: the disk of the data is gone$"
     )
     with pytest.raises(ClusterError, match=reason):
         run(job)
     assert len(RunFolder(job.folder).read_attempts()) == 2
-    assert all_free()
+    assert are_all_cpus_free()
 
 
 @pytest.mark.ray

@@ -20,7 +20,7 @@ def update(step, attempt=1, data_step=None, loss=1.0):
     return {"step": step, "attempt": attempt, "train/loss": loss, "train/data_step": data_step}
 
 
-def taken(steps, over=False):
+def take_steps(steps, over=False):
     return [line["step"] for line in steps.take(over)]
 
 
@@ -28,10 +28,10 @@ def test_a_step_is_given_once_a_spike_cannot_undo_it():
     steps = SettledSteps(SPIKES)
     for step in range(1, 8):
         steps.hear(update(step))
-    assert taken(steps) == [1, 2]
+    assert take_steps(steps) == [1, 2]
     steps.hear(update(8))
-    assert taken(steps) == [3]
-    assert taken(steps, over=True) == [4, 5, 6, 7, 8]
+    assert take_steps(steps) == [3]
+    assert take_steps(steps, over=True) == [4, 5, 6, 7, 8]
 
 
 def test_an_outlier_holds_back_what_its_spike_may_undo():
@@ -39,12 +39,12 @@ def test_an_outlier_holds_back_what_its_spike_may_undo():
     for step in range(1, 11):
         steps.hear(update(step))
     steps.hear({"event": "step_skipped", "data_step": 10, "attempt": 1})
-    assert taken(steps) == [1, 2, 3, 4, 5]
+    assert take_steps(steps) == [1, 2, 3, 4, 5]
     for step in range(11, 15):
         steps.hear(update(step, data_step=step))  # data step 10 gave no update
-    assert taken(steps) == [6]  # all steps from 4 before the outlier on are held back
+    assert take_steps(steps) == [6]  # all steps from 4 before the outlier on are held back
     steps.hear(update(15, data_step=16))  # longer than a spike may be, so there was none
-    assert taken(steps) == [7, 8, 9, 10, 11]
+    assert take_steps(steps) == [7, 8, 9, 10, 11]
 
 
 def test_steps_repeated_by_a_later_attempt_replace_waiting_ones():
@@ -61,7 +61,7 @@ def test_a_held_out_loss_goes_with_its_step():
     steps = SettledSteps(None)
     steps.hear(update(1))
     steps.hear({"step": 1, "attempt": 1, "eval/loss": 2.0})
-    assert taken(steps) == []
+    assert take_steps(steps) == []
     steps.hear(update(2))
     assert steps.take() == [update(1) | {"eval/loss": 2.0}]
 
@@ -77,8 +77,8 @@ def test_any_history_of_kills_gives_each_step_once_in_order(resumed, every):
             steps.hear(update(step, attempt))
             at = step
             if step % every == 0:
-                given_steps += taken(steps)
-    given_steps += taken(steps, over=True)
+                given_steps += take_steps(steps)
+    given_steps += take_steps(steps, over=True)
     sent = 0
     for step in given_steps:  # the exporter skips steps that a sink already has
         sent = step if step == sent + 1 else sent

@@ -30,11 +30,11 @@ def write(folder, attempt, resumed_step, losses):
     writer.close()
 
 
-def loss_by_step(folder):
+def read_loss_by_step(folder):
     return {line["step"]: line["train/loss"] for line in read_series(str(folder))}
 
 
-def board_events(folder):
+def read_board_events(folder):
     """Yield the attempt and each of its TensorBoard events, file by file."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
@@ -51,9 +51,9 @@ def board_events(folder):
             at += 12 + size + 4
 
 
-def events(folder):
+def list_events(folder):
     """Yield (attempt, step, purged from, tag, value) of every TensorBoard event, file by file."""
-    for attempt, event in board_events(folder):
+    for attempt, event in read_board_events(folder):
         started = event.session_log.status == event.session_log.START
         for value in event.summary.value:
             yield attempt, event.step, started, value.tag, value.simple_value
@@ -80,7 +80,7 @@ def test_the_load_of_an_expert_is_its_tokens_over_their_mean_in_its_layer():
 
 def test_written_metrics_read_back_to_the_last_digit(tmp_path):
     write(tmp_path, 1, 0, [math.pi, 1e-300, 2 / 3])
-    assert loss_by_step(tmp_path) == {1: math.pi, 2: 1e-300, 3: 2 / 3}
+    assert read_loss_by_step(tmp_path) == {1: math.pi, 2: 1e-300, 3: 2 / 3}
     first = next(read_lines(str(tmp_path)))
     assert set(first) == {"step", "attempt", "time", "train/loss"} and first["attempt"] == 1
 
@@ -89,7 +89,7 @@ def test_a_step_taken_again_counts_as_the_newest_attempt_took_it(tmp_path):
     write(tmp_path, 1, 0, [1.0, 2.0, 3.0])
     write(tmp_path, 2, 1, [20.0])
     write(tmp_path, 3, 1, [200.0, 300.0, 400.0])
-    assert loss_by_step(tmp_path) == {1: 1.0, 2: 200.0, 3: 300.0, 4: 400.0}
+    assert read_loss_by_step(tmp_path) == {1: 1.0, 2: 200.0, 3: 300.0, 4: 400.0}
     assert len(list(read_lines(str(tmp_path)))) == 7
 
 
@@ -98,14 +98,14 @@ def test_an_attempt_that_outlives_its_successor_changes_nothing(tmp_path):
     write(tmp_path, 2, 0, [2.0])
     stale.write(1, {"train/loss": 1.0})
     stale.close()
-    assert loss_by_step(tmp_path) == {1: 2.0}
+    assert read_loss_by_step(tmp_path) == {1: 2.0}
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
     write(tmp_path, 1, 0, [1.0, 2.0])
     path = tmp_path / METRICS
     path.write_bytes(path.read_bytes()[:-3])
-    assert loss_by_step(tmp_path) == {1: 1.0}
+    assert read_loss_by_step(tmp_path) == {1: 1.0}
 
 
 def test_a_torn_last_line_does_not_spoil_what_the_next_attempt_writes(tmp_path):
@@ -113,13 +113,13 @@ def test_a_torn_last_line_does_not_spoil_what_the_next_attempt_writes(tmp_path):
     path = tmp_path / METRICS
     path.write_bytes(path.read_bytes()[:-3])
     write(tmp_path, 2, 1, [20.0, 30.0])
-    assert loss_by_step(tmp_path) == {1: 1.0, 2: 20.0, 3: 30.0}
+    assert read_loss_by_step(tmp_path) == {1: 1.0, 2: 20.0, 3: 30.0}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_nan_is_written_as_null(value, tmp_path):
     write(tmp_path, 1, 0, [value, 1.0])
-    assert loss_by_step(tmp_path) == {1: None, 2: 1.0}
+    assert read_loss_by_step(tmp_path) == {1: None, 2: 1.0}
     # Strict JSON has neither NaN nor Infinity.
     for line in (tmp_path / METRICS).read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(word))
@@ -136,14 +136,14 @@ def test_a_figure_without_a_unit_is_refused(tmp_path):
 def test_each_line_is_on_disk_as_soon_as_it_is_written(tmp_path):
     writer = MetricsWriter(str(tmp_path), 1, 0)
     writer.write(1, {"train/loss": 1.0})
-    assert loss_by_step(tmp_path) == {1: 1.0}
+    assert read_loss_by_step(tmp_path) == {1: 1.0}
     writer.close()
 
 
 def test_tensorboard_gets_the_same_and_forgets_what_was_undone(tmp_path):
     write(tmp_path, 1, 0, [1.5, 2.5, 3.5])
     write(tmp_path, 2, 1, [20.5])
-    values = [(a, step, tag, value) for a, step, _, tag, value in events(tmp_path) if tag]
+    values = [(a, step, tag, value) for a, step, _, tag, value in list_events(tmp_path) if tag]
     assert values == [
         ("1", 1, "train/loss", 1.5),
         ("1", 2, "train/loss", 2.5),
@@ -151,7 +151,7 @@ def test_tensorboard_gets_the_same_and_forgets_what_was_undone(tmp_path):
         ("2", 2, "train/loss", 20.5),
     ]
     # A start event makes TensorBoard drop earlier events of its step and of later steps.
-    assert [(a, step) for a, step, started, *_ in events(tmp_path) if started] == [
+    assert [(a, step) for a, step, started, *_ in list_events(tmp_path) if started] == [
         ("1", 1),
         ("2", 2),
     ]
@@ -164,7 +164,7 @@ def test_all_figures_of_a_step_are_one_tensorboard_event(tmp_path):
     writer.close()
     found = [
         (event.step, {value.tag: value.simple_value for value in event.summary.value})
-        for _, event in board_events(tmp_path)
+        for _, event in read_board_events(tmp_path)
         if event.summary.value
     ]
     figures = {"train/loss": 2.5, "train/two_words/loss": 1.5}

@@ -24,7 +24,7 @@ from trainrig.train.scoring.contract import check_evaluations
 STEPS = 8
 
 
-def job_of(make_job, folder, task_file, decisions=None, **changes):
+def build_job(make_job, folder, task_file, decisions=None, **changes):
     quick = {"name": "quick", "tasks": (task_file,), "every": 2, "where": "workers"}
     training = {
         "steps": STEPS,
@@ -34,7 +34,7 @@ def job_of(make_job, folder, task_file, decisions=None, **changes):
     return make_job(folder, training=training | (decisions or {}))
 
 
-def attempt(ranks, job, world):
+def run_attempt(ranks, job, world):
     folder = RunFolder(job.folder)
     newest, _ = find_newest_valid(folder)
     number = folder.take_attempt(newest.step if newest else 0)
@@ -42,19 +42,19 @@ def attempt(ranks, job, world):
     return ranks(world, "train", job=job, attempt=number, resume_from=path)
 
 
-def weights(job):
+def read_weights(job):
     newest, _ = find_newest_valid(RunFolder(job.folder))
     return checkpoint.open_model(newest.path).weights
 
 
-def same(one, other):
+def assert_same_run(one, other):
     return all((one[name] == other[name]).all() for name in one) and one.keys() == other.keys()
 
 
 @pytest.fixture(scope="module")
 def without(ranks, make_job, tmp_path_factory):
-    job = job_of(make_job, tmp_path_factory.mktemp("without"), None)
-    attempt(ranks, job, 1)
+    job = build_job(make_job, tmp_path_factory.mktemp("without"), None)
+    run_attempt(ranks, job, 1)
     return job
 
 
@@ -63,9 +63,9 @@ def without(ranks, make_job, tmp_path_factory):
 def test_a_run_that_is_evaluated_has_the_same_weights_and_the_same_scores_by_any_workers(
     ranks, make_job, tmp_path, task_file, without, world
 ):
-    job = job_of(make_job, tmp_path / "run", task_file)
-    attempt(ranks, job, world)
-    assert same(weights(job), weights(without))
+    job = build_job(make_job, tmp_path / "run", task_file)
+    run_attempt(ranks, job, world)
+    assert assert_same_run(read_weights(job), read_weights(without))
     folder = RunFolder(job.folder)
     scored = read_scores(folder, "quick")
     assert [score.step for score in scored] == [2, 4, 6, 8]
@@ -99,8 +99,8 @@ def test_a_run_shows_what_its_checkpoints_said_to_the_same_prompts(
         'prompt = "{{ query }}"\n[scoring]\nkind = "GeneratedAnswer"\n'
         'targets = "choices[0]"\nmaximum_tokens = 6\n'
     )
-    job = job_of(make_job, tmp_path / "run", task_file, tasks=(str(written), task_file))
-    attempt(ranks, job, 1)
+    job = build_job(make_job, tmp_path / "run", task_file, tasks=(str(written), task_file))
+    run_attempt(ranks, job, 1)
     folder = RunFolder(job.folder)
     followed = read_followed(folder, read_scores(folder, "quick"))
     sources = [f"{task}, row {n}" for task in ("going-on", "words") for n in (1, 2, 3)]
@@ -140,10 +140,10 @@ def test_a_run_ends_where_its_scores_say_so_and_is_at_its_end_then(
         "best": {"evaluation": "quick", "score": "words/perplexity"},
     }
     with pytest.raises(AssertionError, match="no score 'words/perplexity'; it has words, words"):
-        attempt(ranks, job_of(make_job, tmp_path / "wrong", task_file, decisions), 1)
+        run_attempt(ranks, build_job(make_job, tmp_path / "wrong", task_file, decisions), 1)
     decisions["best"] = {"evaluation": "quick", "score": "words"}
-    job = job_of(make_job, tmp_path / "run", task_file, decisions)
-    attempt(ranks, job, 2)
+    job = build_job(make_job, tmp_path / "run", task_file, decisions)
+    run_attempt(ranks, job, 2)
     folder = RunFolder(job.folder)
     end = read_end(folder)
     assert end.step == 5  # the second score is of step 4, and its decision is one step later
@@ -197,6 +197,6 @@ def test_a_rollback_withdraws_scores_and_what_they_decided(tmp_path):
 def test_impossible_evaluations_are_rejected_before_training(
     make_job, tmp_path, task_file, changes, decisions, said
 ):
-    job = job_of(make_job, tmp_path, task_file, decisions, **changes)
+    job = build_job(make_job, tmp_path, task_file, decisions, **changes)
     with pytest.raises((ConfigError, DataError), match=said):
         check_evaluations(job.training)

@@ -36,7 +36,7 @@ WRITTEN = serialise_objective(SpanCorruption())
 FEW = LawFit(form="Parametric", bootstrap=Bootstrap(draws=20))
 
 
-def table(
+def make_table(
     law: Parametric, objective: str = NEXT_TOKEN, share: float = 1.0, tokenizer: str = "t"
 ) -> RunsTable:
     """Return runs on `law`, whose tokens cost `share` of 6N and a part that grows less than N."""
@@ -49,7 +49,7 @@ def table(
 
 
 def test_the_optimum_at_one_exact_compute_equals_a_search() -> None:
-    runs = table(SPANS, WRITTEN, 0.6)
+    runs = make_table(SPANS, WRITTEN, 0.6)
 
     def loss(log_n: float) -> float:
         n = np.exp(log_n)
@@ -73,8 +73,8 @@ def test_the_optimum_at_one_exact_compute_equals_a_search() -> None:
 def fits() -> list[Fitted]:
     """Return fits of one law by two objectives, the second of which takes half of the compute."""
     return [
-        fit_law(table(CAUSAL), FEW, "causal"),
-        fit_law(table(CAUSAL, WRITTEN, 0.5), FEW, "spans"),
+        fit_law(make_table(CAUSAL), FEW, "causal"),
+        fit_law(make_table(CAUSAL, WRITTEN, 0.5), FEW, "spans"),
     ]
 
 
@@ -100,7 +100,7 @@ def test_each_has_the_law_that_was_put_in_and_cheaper_tokens_allow_for_more(
 
 @pytest.mark.slow
 def test_tables_that_do_not_compare_are_refused(fits: list[Fitted]) -> None:
-    mixed = join_tables([table(CAUSAL), table(SPANS, WRITTEN)])
+    mixed = join_tables([make_table(CAUSAL), make_table(SPANS, WRITTEN)])
     with pytest.raises(DataError, match=r"trained for 2 objectives .*CausalLM.*SpanCorruption"):
         fit_law(mixed, FEW, "both")
     causal, spans = fits
@@ -114,7 +114,7 @@ def test_tables_that_do_not_compare_are_refused(fits: list[Fitted]) -> None:
 
 def test_growth_is_that_of_optima_within_the_sizes() -> None:
     """At small budgets the best size is the smallest size of the sweep, which does not grow."""
-    runs = table(CAUSAL)
+    runs = make_table(CAUSAL)
     kept = runs.select(runs.parameters > 5e7)
     fitted = fit_law(kept, FEW, "large")
     (law,) = compare_objectives([fitted]).objectives
@@ -161,7 +161,7 @@ def test_a_size_whose_runs_differ_in_operations_costs_the_mean_of_its_tokens() -
 def test_one_table_of_recipes_for_several_objectives_is_refused_by_name(tmp_path: Path) -> None:
     path = str(tmp_path / "runs.parquet")
     named = (("web", NEXT_TOKEN), ("books", WRITTEN))
-    parts = [(name, table(CAUSAL, objective)) for name, objective in named]
+    parts = [(name, make_table(CAUSAL, objective)) for name, objective in named]
     join_tables([replace(runs, recipe=np.full(len(runs), name)) for name, runs in parts]).write(
         path
     )
@@ -175,7 +175,7 @@ def test_one_table_of_recipes_for_several_objectives_is_refused_by_name(tmp_path
 @pytest.mark.slow
 def test_the_verb_writes_a_law_of_each_and_a_page(tmp_path: Path) -> None:
     paths = []
-    for name, runs in (("causal", table(CAUSAL)), ("spans", table(SPANS, WRITTEN, 0.6))):
+    for name, runs in (("causal", make_table(CAUSAL)), ("spans", make_table(SPANS, WRITTEN, 0.6))):
         paths.append(str(tmp_path / name / "sweep" / "runs.parquet"))
         runs.write(paths[-1])
     assert set(read_parquet(paths[1]).objective) == {WRITTEN}

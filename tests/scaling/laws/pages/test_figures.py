@@ -26,12 +26,12 @@ from trainrig.scaling.plan.planner import make_plan
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 
 
-def drawn(failed: int = 0) -> Law:
+def make_drawn_law(failed: int = 0) -> Law:
     """Return a law with bootstrap draws, and `failed` more draws without a fit."""
     law = find_published_law("besiroglu")
     assert isinstance(law.form, Parametric)
     draws = tuple(law.form.with_constants({"E": law.form.E + (k - 50) / 1000}) for k in range(101))
-    fit = fitted().law.fit
+    fit = fit_example().law.fit
     assert fit is not None
     record = fit.model_copy(update={"draws_failed": failed})
     return law.model_copy(update={"draws": draws, "fit": record})
@@ -40,7 +40,7 @@ def drawn(failed: int = 0) -> Law:
 _FITTED: list[Fitted] = []
 
 
-def fitted() -> Fitted:
+def fit_example() -> Fitted:
     if not _FITTED:
         grid = [(n, d) for n in (1e7, 3e7, 1e8, 3e8, 1e9) for d in (1e9, 3e9, 1e10, 3e10, 1e11)]
         n, d = zip(*grid, strict=True)
@@ -54,7 +54,7 @@ def fitted() -> Fitted:
     return _FITTED[0]
 
 
-def text_of(page: str) -> str:
+def extract_text(page: str) -> str:
     """Return the text of a page without markup and drawings."""
     page = re.sub(r"<(svg|style).*?</\1>", " ", page, flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
@@ -73,9 +73,9 @@ def text_of(page: str) -> str:
 def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
     asked: dict[str, Any],
 ) -> None:
-    law = drawn()
+    law = make_drawn_law()
     plan = make_plan(law, PlanRequest(**asked), hardware.load())
-    page = text_of(build_plan_page(plan, law, "run.toml"))
+    page = extract_text(build_plan_page(plan, law, "run.toml"))
     terminal = "\n".join(describe_plan(plan))
     size = plan.size
     cost = plan.cost
@@ -127,8 +127,8 @@ def test_money_below_a_cent_is_not_nothing() -> None:
 
 @pytest.mark.slow
 def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
-    law = fitted().law
-    page = text_of(build_fit_page(fitted(), "law"))
+    law = fit_example().law
+    page = extract_text(build_fit_page(fit_example(), "law"))
     terminal = "\n".join(describe_law(law))
     assert law.fit is not None and law.held_out is not None and law.ranges is not None
     figures = [
@@ -163,8 +163,8 @@ def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
 
 
 def test_draws_that_give_fit_no_interval_give_none_to_plan_predict_or_a_page() -> None:
-    few = drawn(failed=11)  # of 112 draws, 10%
-    many = drawn(failed=12)  # of 113 draws, more than 10%
+    few = make_drawn_law(failed=11)  # of 112 draws, 10%
+    many = make_drawn_law(failed=12)  # of 113 draws, more than 10%
     assert few.no_interval == ""
     plan = make_plan(few, PlanRequest(flops=1e21), hardware.load())
     assert plan.loss_interval is not None
@@ -173,7 +173,7 @@ def test_draws_that_give_fit_no_interval_give_none_to_plan_predict_or_a_page() -
     assert refused.loss_interval is None and refused.size.parameters_interval is None
     assert all(point.low is None for point in refused.curve)
     assert why in "\n".join(describe_plan(refused))
-    assert why in text_of(build_plan_page(refused, many, "run.toml"))
+    assert why in extract_text(build_plan_page(refused, many, "run.toml"))
     assert predict_loss(many, 1e9, 2e10).loss_interval is None
     assert predict_loss(many, 1e9, 2e10).no_interval.startswith(why)
     flops = TRUE.compute_optimum(1e20).parameters[None]

@@ -19,7 +19,7 @@ TRUTH = DataConstrained(base=BASE, r_d=15.0, r_n=5.0)  # about the values in the
 REAL = os.environ.get("TRAINRIG_TEST_DATA")
 
 
-def sweep(noise=0.0, epochs=(1, 2, 4, 8, 16, 32, 64)):
+def make_sweep(noise=0.0, epochs=(1, 2, 4, 8, 16, 32, 64)):
     parameters = np.repeat(np.geomspace(1e7, 3e9, 6), len(epochs))
     unique = np.tile([1e8, 1e9, 1e8, 1e9, 3e8, 3e9], len(epochs))
     tokens = unique * np.tile(epochs, 6)
@@ -29,19 +29,19 @@ def sweep(noise=0.0, epochs=(1, 2, 4, 8, 16, 32, 64)):
 
 
 def test_runs_without_noise_give_their_law_back():
-    fit = fit_data_constrained(sweep(), DataConstrainedFit(base=BASE))
+    fit = fit_data_constrained(make_sweep(), DataConstrainedFit(base=BASE))
     assert fit.form.constants == pytest.approx(TRUTH.constants, rel=1e-4)
     assert fit.fitted == ("r_d", "r_n")
 
 
 def test_the_base_law_can_be_fitted_along():
-    fit = fit_data_constrained(sweep(), DataConstrainedFit(repeats=(8.0,)))
+    fit = fit_data_constrained(make_sweep(), DataConstrainedFit(repeats=(8.0,)))
     assert fit.form.constants == pytest.approx(TRUTH.constants, rel=1e-2)
     assert len(fit.fitted) == 7
 
 
 def test_runs_that_repeat_nothing_are_refused():
-    runs = sweep(epochs=(1, 1))
+    runs = make_sweep(epochs=(1, 1))
     with pytest.raises(DataError, match=r"0 of 12 runs repeat their data .* add at least 4 of"):
         fit_data_constrained(runs, DataConstrainedFit(base=BASE))
     unknown = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens, loss=runs.loss)

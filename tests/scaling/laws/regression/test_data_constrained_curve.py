@@ -15,7 +15,7 @@ MIDDLE = (20.0, 24.0)
 BASE = Parametric(E=1.9, A=520.0, B=1500.0, alpha=0.35, beta=0.37)
 
 
-def by_the_law(theta: Array) -> Array:
+def compute_law(theta: Array) -> Array:
     a, b, e, alpha, beta, r_d, r_n = np.moveaxis(theta[:, None], -1, 0)
     base = Parametric.model_construct(
         E=np.exp(e),
@@ -28,7 +28,7 @@ def by_the_law(theta: Array) -> Array:
     return np.asarray(np.log(form.compute_loss(N, D, UNIQUE)))
 
 
-def free() -> Array:
+def draw_thetas() -> Array:
     """Return parameters under which only some sizes exceed the support of the unique tokens."""
     start = [
         np.log(BASE.A) - BASE.alpha * MIDDLE[0],
@@ -46,17 +46,17 @@ def free() -> Array:
 def test_slopes_and_bends_are_those_of_differences(base: Parametric | None) -> None:
     logs = np.log(N), np.log(D), np.log(UNIQUE)
     if base is None:
-        theta = free()
+        theta = draw_thetas()
         curve = DataConstrainedCurve(logs, MIDDLE, LARGEST)
-        law = by_the_law
+        law = compute_law
     else:
         first = np.array([np.log(base.A), np.log(base.B), np.log(base.E), base.alpha, base.beta])
-        theta = free()[:, 5:]
+        theta = draw_thetas()[:, 5:]
         curve = DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, first)
 
         def law(theta: Array) -> Array:
             shifted = first - np.array([base.alpha * MIDDLE[0], base.beta * MIDDLE[1], 0, 0, 0])
-            return by_the_law(np.concatenate([np.tile(shifted, (len(theta), 1)), theta], axis=1))
+            return compute_law(np.concatenate([np.tile(shifted, (len(theta), 1)), theta], axis=1))
 
     found = curve(theta)
     expected = Differenced(law)(theta)
@@ -67,7 +67,7 @@ def test_slopes_and_bends_are_those_of_differences(base: Parametric | None) -> N
 
 
 def test_a_fading_at_its_largest_moves_nothing() -> None:
-    theta = free()
+    theta = draw_thetas()
     theta[:, 5:] = np.log(LARGEST) + 1
     found = DataConstrainedCurve((np.log(N), np.log(D), np.log(UNIQUE)), MIDDLE, LARGEST)(theta)
     assert (found.slope[..., 5:] == 0).all()

@@ -26,7 +26,7 @@ TRUE = TaskForm(
 ROWS = 2_000  # rows of the task
 
 
-def runs_of(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
+def make_runs(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
     dice = np.random.default_rng(seed)
     losses = form.compute_loss(FLOPS) * np.exp(dice.normal(0, noise, len(FLOPS)))
     scores = form.compute_score_of_loss(losses)
@@ -43,7 +43,7 @@ def runs_of(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
 
 
 def test_runs_without_noise_give_their_constants_back() -> None:
-    law = fit_task(runs_of(TRUE, 0.0), "made_up", Bootstrap(draws=20))
+    law = fit_task(make_runs(TRUE, 0.0), "made_up", Bootstrap(draws=20))
     for name, value in TRUE.fitted.items():
         assert law.form.fitted[name] == pytest.approx(value, rel=1e-4), name
 
@@ -53,7 +53,7 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
 ):
     held = {name: 0 for name in (*TRUE.fitted, "score")}
     for seed in range(10):
-        law = fit_task(runs_of(TRUE, 0.01, seed), "made_up", Bootstrap(draws=200))
+        law = fit_task(make_runs(TRUE, 0.01, seed), "made_up", Bootstrap(draws=200))
         for name, value in TRUE.fitted.items():
             found = law.estimates[name].bootstrap
             assert found is not None
@@ -86,14 +86,14 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
 def test_runs_that_tell_too_little_give_no_law_and_say_why(
     chosen: np.ndarray, form: TaskForm, why: str
 ) -> None:
-    laws, refused = fit_tasks(runs_of(form, 0.01, seed=2).select(chosen), Bootstrap(draws=20))
+    laws, refused = fit_tasks(make_runs(form, 0.01, seed=2).select(chosen), Bootstrap(draws=20))
     assert laws == () and why in refused["made_up"]
 
 
 @pytest.mark.slow
 def test_a_fit_has_the_law_of_each_task_and_predicts_by_it(tmp_path: Path) -> None:
     settings = LawFit(form="Parametric", bootstrap=Bootstrap(draws=40))
-    fitted = fit_law(runs_of(TRUE, 0.01), settings, "made", "runs.parquet")
+    fitted = fit_law(make_runs(TRUE, 0.01), settings, "made", "runs.parquet")
     path = str(tmp_path / "law.json")
     write_law(path, fitted.law)
     law = read_law(path)
