@@ -1,4 +1,4 @@
-"""What tests of several folders ask for: an S3 server, the real data, this checkout in children."""
+"""Fixtures and hooks of several folders: an S3 server, real data, this checkout in children."""
 
 import contextlib
 import datetime
@@ -30,11 +30,11 @@ PLATFORM = TESTS.parent / "platform"
 # Files that take minutes, the longest first.
 MINUTES = ("smoke/test_quickstart.py", "smoke/test_jobs.py")
 
-# Examples share the machine with others: how long one takes says nothing about our code.
+# The machine is shared, so the time of a Hypothesis example says nothing about the code.
 settings.register_profile("trainrig", deadline=None)
 settings.load_profile("trainrig")
 
-# Ray reads some of it once, when it is imported; whichever test imports it first.
+# Ray reads some of these once, at its import, which may happen in any test.
 for name, value in ray_session.ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 
@@ -43,15 +43,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(PLATFORM), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-# No test reaches into the account of who runs it. A client takes these when it is made, and may be
-# made by a thread that outlives its test: so they hold for the whole process.
+# No test uses the account of the person who runs it. A client reads these when it is made, maybe by
+# a thread that outlives its test, so they hold for the whole process.
 os.environ |= {
     "AWS_ACCESS_KEY_ID": "nobody",
     "AWS_SECRET_ACCESS_KEY": "nothing",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 
-# A shell's background job ignores Ctrl-C, and so would all that it starts.
+# A shell's background job ignores Ctrl-C, and so would its child processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,17 +59,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def _loggers_as_they_were() -> Iterator[None]:
-    """What a test's command line tells our loggers ends with the test."""
+    """Restore the settings of trainrig's loggers after each test."""
     logger = logging.getLogger("trainrig")
-    level, handlers = logger.level, list(logger.handlers)
+    level = logger.level
+    handlers = list(logger.handlers)
     yield
     logger.setLevel(level)
     logger.handlers[:] = handlers
 
 
 def describe_tree(folder: Path) -> dict[str, Any]:
-    """The commit of the work tree that `folder` is in, and whether files differ from it: any but
-    results, which measurements write."""
+    """Return the commit of the work tree that contains `folder`, and whether files differ from it.
+
+    Results, which measurements write, are not compared.
+    """
 
     def ask(*command: str) -> str:
         told = subprocess.run(["git", *command], capture_output=True, text=True, cwd=folder)
@@ -81,9 +84,9 @@ def describe_tree(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def write_result(request: pytest.FixtureRequest) -> Callable[[str, dict[str, Any]], None]:
-    """`write_result("kills.json", found)`: what a long form found, beside its test in `results`.
+    """Return `write_result("kills.json", found)`, which writes a file in the test's `results`.
 
-    With the day, the commit that it was found of, and whether files had changed since.
+    It adds the day, the commit, and whether files had changed since.
     """
     place = request.path.parent / "results"
 
@@ -96,14 +99,14 @@ def write_result(request: pytest.FixtureRequest) -> Callable[[str, dict[str, Any
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
-    """One name for what is packed by gzip, which has the second in it that it was packed in.
+    """Return a constant name for gzip data, which contains the time of its compression.
 
-    Two processes that collect the same tests would otherwise at times differ in their names.
+    Otherwise two processes that collect the same tests could get different names.
     """
     return "gzip" if isinstance(val, bytes) and b"\x1f\x8b\x08" in val else None
 
 
-# Run only where they are asked for by name: their marker, and the command that does.
+# Markers of tests that run only on request, and the command that runs them.
 ASKED_FOR = {
     "bench": "measures; run by `make bench`",
     "soak": "takes long; run by `make soak`",
@@ -142,16 +145,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was skipped, a line for each reason: one for each test would be hundreds."""
+    """Print one line for each reason of skipped tests, not one for each test."""
     skipped = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(_reason(report) for report in skipped)
+    reasons = Counter(_format_reason(report) for report in skipped)
     if reasons:
         terminalreporter.section("skipped, by reason")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:5} {reason}")
 
 
-def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+def _format_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return told.removeprefix("Skipped: ")
 
@@ -171,10 +174,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _put_long_files_first(items: list[pytest.Item], first: int) -> None:
-    """Of processes that share the files, none is left at the end with a long one to itself.
+    """Sort long test files first, so that no process is left alone with one at the end.
 
-    First those of minutes, by name, then those that start Ray or are slow otherwise, from the
-    `first` on, then the rest.
+    Files that take minutes come first, by name, then those that start Ray or are slow otherwise,
+    from the `first` on, then the rest.
     """
     assert all((TESTS / name).is_file() for name in MINUTES)
     slow = [
@@ -195,9 +198,9 @@ def _put_long_files_first(items: list[pytest.Item], first: int) -> None:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 server on this machine, for `s3` and for what is put before it."""
+    """Yield the address of an S3 server on this machine, for `s3` and for proxies."""
     _make_conditional_writes_atomic()
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else each request is a line
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # otherwise each request prints a line
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -207,8 +210,12 @@ def s3_server() -> Iterator[str]:
 
 
 def _make_conditional_writes_atomic() -> None:
-    """Of many writers with `If-None-Match: *` S3 lets one win; moto looks, and writes later."""
-    one_at_a_time, put_object = threading.Lock(), S3Response.put_object
+    """Make conditional writes atomic, as on S3.
+
+    Of several writers with `If-None-Match: *`, S3 lets one win; moto checks first and writes later.
+    """
+    one_at_a_time = threading.Lock()
+    put_object = S3Response.put_object
 
     def put_object_alone(response: S3Response) -> Any:
         with one_at_a_time:
@@ -219,7 +226,7 @@ def _make_conditional_writes_atomic() -> None:
 
 @pytest.fixture
 def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new bucket, as `s3://bucket`, on a server that this process and its children will use."""
+    """Return a new bucket as `s3://bucket`, for this process and its children."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     bucket = next(_buckets)
     if s3_objects.get_client().meta.endpoint_url != s3_server:  # a test without a bucket made it
@@ -230,7 +237,7 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def test_data() -> Path:
-    """The folder of larger real data; tests that ask for it are skipped where there is none."""
+    """Return the folder of larger real data, and skip the test where there is none."""
     folder = os.environ.get("TRAINRIG_TEST_DATA")
     if not folder:
         pytest.skip("TRAINRIG_TEST_DATA names no folder of real data")
@@ -239,10 +246,10 @@ def test_data() -> Path:
 
 @pytest.fixture(scope="session")
 def once() -> Iterator[Callable[..., Any]]:
-    """`once("tokens", make, end)`: what `make()` gives, made once in this process; `end` ends it.
+    """Yield `once("tokens", make, end)`, which calls `make()` once in this process.
 
-    For fixtures that the conftest.py of several folders define: each of them is set up for itself,
-    and what it holds need not be.
+    At the end it calls `end`. Several conftest.py define the same fixtures, and each would
+    otherwise be set up for itself.
     """
     made: dict[str, Any] = {}
     with contextlib.ExitStack() as ends:
@@ -261,17 +268,17 @@ def once() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def local_ray() -> None:
-    """A Ray of this machine's own, which this process keeps from file to file.
+    """Start a local Ray, which this process keeps from file to file.
 
-    So its workers start once, and import once what all stages do. It ends with the process, or when
-    a test needs another and calls `ray.shutdown`.
+    So its workers start once, and import once what all stages import. It ends with the process, or
+    when a test needs another and calls `ray.shutdown`.
     """
     with mock.patch.dict(os.environ):
         os.environ.pop("RAY_ADDRESS", None)
         ray_session.connect(1, "tests")
 
 
-# What takes from half a second to several to import.
+# Packages that take from half a second to several seconds to import.
 SLOW = (
     "torch",
     "ray",
@@ -283,7 +290,7 @@ SLOW = (
     "pandas",
     "boto3",
 )
-# Runs each command that it is told in a fork of itself, which has imported what all of them share.
+# Runs each command in a fork of a process that has imported what all commands share.
 _COMMANDS = """
 import json, os, sys, tempfile, traceback
 from trainrig import check, cli
@@ -330,8 +337,10 @@ def _commands() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def imported(_commands: subprocess.Popen[str]) -> Callable[..., tuple[list[str], str]]:
-    """`imported("check", run_file)`: which of SLOW a command has imported at its end, and all that
-    it said; it must have ended with `code`."""
+    """Return `imported("check", run_file)`: the slow packages a command imports, and its output.
+
+    SLOW lists the packages. The command must end with `code`.
+    """
 
     def run(
         *arguments: str | Path, cwd: Path | None = None, code: int = 0

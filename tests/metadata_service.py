@@ -1,6 +1,6 @@
-"""A metadata service of a cloud's machine, on loopback, as well-behaved as it is told to be.
+"""A cloud machine's metadata service, on loopback, with faults on request.
 
-Read by the test file, or the conftest.py, that asks for its fixture.
+Test files and conftest.py that use its fixture import it.
 """
 
 import secrets
@@ -20,7 +20,7 @@ GOOGLE = "/computeMetadata/"
 
 @dataclass
 class MetadataService:
-    """What lies there, by path; a number in the place of text is a status without a body."""
+    """Texts by path; a number in place of a text is a status without a body."""
 
     url: str = ""
     there: dict[str, str | int] = field(default_factory=dict)
@@ -31,13 +31,13 @@ class MetadataService:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, path: str, what: str | int) -> None:
-        """Have `what` lie at `path` from now on."""
+        """Serve `what` at `path` from now on."""
         with self.changed:
             self.there[path] = what
             self.changed.notify_all()
 
     def forget_tokens(self) -> None:
-        """As when they have lasted as long as they were to."""
+        """Invalidate all tokens, as if they had expired."""
         self.tokens.clear()
 
 
@@ -46,11 +46,11 @@ class Handler(BaseHTTPRequestHandler):
     service: MetadataService
 
     def handle_one_request(self) -> None:
-        with suppress(ConnectionError):  # whoever asked did not wait
+        with suppress(ConnectionError):  # the client did not wait
             super().handle_one_request()
 
     def do_PUT(self) -> None:
-        """A token for whoever says how long it should last."""
+        """Answer a request for a token that names its lifetime."""
         service = self._begin()
         seconds = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
         if service.refuses:
@@ -81,10 +81,10 @@ class Handler(BaseHTTPRequestHandler):
                 seconds = float(asked.get("timeout_sec", "60"))
                 same = asked.get("last_etag")
                 service.changed.wait_for(
-                    lambda: tag(service.there[parts.path]) != same, timeout=seconds
+                    lambda: make_tag(service.there[parts.path]) != same, timeout=seconds
                 )
             what = service.there.get(parts.path, 404)
-        return self._give(what, {"Metadata-Flavor": "Google", "ETag": tag(what)})
+        return self._give(what, {"Metadata-Flavor": "Google", "ETag": make_tag(what)})
 
     def _begin(self) -> MetadataService:
         self.service.asked.append(f"{self.command} {self.path}")
@@ -110,14 +110,14 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def tag(what: str | int) -> str:
-    """Another for each text."""
+def make_tag(what: str | int) -> str:
+    """Return an entity tag, different for each text."""
     return str(what).encode().hex()[:16]
 
 
 @pytest.fixture
 def metadata_service() -> Iterator[MetadataService]:
-    """One that answers at its `url` until the test is over."""
+    """Yield a service that answers at its `url` until the test is over."""
     service = MetadataService()
     handler = type("ItsHandler", (Handler,), {"service": service})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,7 +1,7 @@
-"""Toy members of the package: each a file, and its name in the place that CONTRIBUTING.md says.
+"""Example extensions of the package: each a file, and its name where CONTRIBUTING.md says.
 
-`add_members(package)` adds them to a copy of `trainrig`. As a script whose `trainrig` is that copy,
-`python new_members.py FOLDER` trains with those that training has.
+`add_members(package)` adds them to a copy of `trainrig`. As a script with that copy as `trainrig`,
+`python new_members.py FOLDER` trains with the extensions of training.
 """
 
 import dataclasses
@@ -172,7 +172,7 @@ class ScaledAttention(AttentionSettings):
         return see(query_BHTD, key_BKSD, value_BKSD) * scale_HD[:, None]
 ''',
 }
-# Of each file that lists members: the text after which a name is added, and what is added.
+# The text after which a name is added, and the addition, for each file that lists members.
 NAMES = {
     "corpus/signals/__init__.py": (
         ("import split_words\n", "from trainrig.corpus.signals.vowels import vowel_shares\n"),
@@ -205,7 +205,8 @@ NAMES = {
     ),
 }
 STEPS = 8
-STRAIGHT, KILLED = {"kind": "FSDP"}, {"kind": "FurtherAxis"}
+STRAIGHT = {"kind": "FSDP"}
+KILLED = {"kind": "FurtherAxis"}
 
 
 def add_members(package: Path) -> None:
@@ -221,8 +222,11 @@ def add_members(package: Path) -> None:
 
 
 def main(base: Path) -> None:
-    """A run by one rank; and one by two, on a mesh with a further axis, of which one is killed and
-    one rank alone goes on: both must come to the same bits, as must the models trained beside."""
+    """Train on one rank, and on two ranks of which one is killed, so that one continues alone.
+
+    The two are on a mesh with a further axis. Both runs and their auxiliary models must give the
+    same bits.
+    """
     from trainrig.train.checkpoint import find_newest_valid
     from trainrig.train.job import TrainedModel
     from trainrig.train.pretrain import prepare
@@ -231,7 +235,8 @@ def main(base: Path) -> None:
 
     tiny = runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py"))
     tokens = tiny["tokenized"](base)
-    lasting, mortal = tiny["Ranks"](base), tiny["Ranks"](base / "mortal")
+    lasting = tiny["Ranks"](base)
+    mortal = tiny["Ranks"](base / "mortal")
     (base / "mortal").mkdir()
 
     def job_of(name: str, layout: dict[str, str], steps: int = STEPS):

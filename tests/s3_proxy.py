@@ -1,6 +1,6 @@
-"""A proxy that stands before the S3 server of a test, and spoils what it is told to.
+"""A proxy before the S3 server of a test, which spoils chosen requests.
 
-Read by the conftest.py, or the test file, that asks for its fixture.
+Test files and conftest.py that use its fixture import it.
 """
 
 import http.client
@@ -18,7 +18,7 @@ from trainrig.storage import s3_objects, s3_retries
 
 @dataclass
 class Proxy:
-    """Stands before the S3 server and spoils what `spoil` picks, the first `times` times."""
+    """Proxy before the S3 server that spoils the first `times` requests that `spoil` selects."""
 
     target: str
     spoil: Callable[[str, str], bool] = lambda method, path: True
@@ -27,10 +27,10 @@ class Proxy:
     seen: list[str] = field(default_factory=list)
     reached: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    handler: type | None = None  # of this proxy alone
+    handler: type | None = None  # this proxy's own handler
 
     def takes(self, method: str, path: str) -> bool:
-        """Whether this request is one to spoil."""
+        """Return whether to spoil this request."""
         with self.lock:
             self.seen.append(f"{method} {path}")
             if self.times and self.spoil(method, path):
@@ -68,7 +68,7 @@ class SpoilingHandler(BaseHTTPRequestHandler):
             self.answer(status, {"Content-Type": "application/xml"}, text)
         elif how == "hold":
             self.proxy.reached.set()
-            self.close_connection = self.rfile.read(1) == b""  # until the client is gone
+            self.close_connection = self.rfile.read(1) == b""  # until the client has gone
         else:
             status, headers, answer = self.forward(body)
             if how == "cut":
@@ -90,7 +90,7 @@ class SpoilingHandler(BaseHTTPRequestHandler):
         self, status: int, headers: dict[str, str], body: bytes, sent: int | None = None
     ) -> None:
         self.send_response_only(status)
-        length = headers.get("Content-Length", str(len(body)))  # of a HEAD, no body's length
+        length = headers.get("Content-Length", str(len(body)))  # a HEAD has a length without a body
         for name, value in (headers | {"Content-Length": length}).items():
             if name not in {"Connection", "Transfer-Encoding"}:
                 self.send_header(name, value)
@@ -99,12 +99,12 @@ class SpoilingHandler(BaseHTTPRequestHandler):
         self.close_connection = sent is not None
 
     def log_message(self, *arguments: object) -> None:
-        """Tests say what happened."""
+        """Drop log lines."""
 
 
 @pytest.fixture
 def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """What every request of this test goes through; nobody waits long between attempts."""
+    """Route every request of this test through a proxy, with short pauses between attempts."""
     proxy = Proxy(s3_server)
     handler = type("Handler", (SpoilingHandler,), {"proxy": proxy})
     proxy.handler = handler

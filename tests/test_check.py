@@ -1,4 +1,4 @@
-"""What `check` says of a run before it starts."""
+"""The output of `check` about a run before it starts."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ SIZES = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48
 BATCHES = BatchSettings(sequence_length=32, global_batch=8, micro_batch=2)
 
 
-def pretraining(tokens: Path, **sizes: int) -> Pretraining:
+def write_pretraining(tokens: Path, **sizes: int) -> Pretraining:
     return Pretraining(
         tokens=str(tokens),
         output="never/written",
@@ -45,13 +45,13 @@ def test_a_curation_tells_which_pairs_its_bands_bring_together() -> None:
     table = {"stage": "curate", "output": "o", "sources": [source], "near_duplicates": near}
     facts = describe(build(Curation, table, "run.toml"))
     assert (facts["near_duplicates.bands"], facts["near_duplicates.rows"]) == (9, 13)
-    # 1 - (1 - .8^13)^9: what datasketch would choose for .8 finds two pairs in five
+    # 1 - (1 - .8^13)^9: datasketch's choice for .8 would find two pairs in five
     assert facts["compared at similarity 0.8"] == 0.3988
 
 
 def test_without_tokens_the_parameters_are_known_if_the_vocabulary_is(tmp_path: Path) -> None:
     exact = sum(p.numel() for p in Decoder(DecoderConfig(**SIZES, vocabulary=320)).parameters())
-    facts = describe(pretraining(tmp_path / "tokens", vocabulary=320))
+    facts = describe(write_pretraining(tmp_path / "tokens", vocabulary=320))
     assert facts["parameters"] == exact
     assert facts["parameters_of_embedding"] == 320 * 32
     assert facts["positions"] == 5 * 8 * 32
@@ -65,9 +65,9 @@ def test_ranks_that_share_micro_batches_are_checked_for_any_number(
     layout = FSDP(context=Gathered(ranks=2))
     training = Training(steps=5, parallel=layout)
     changes = {"batches": batches, "training": training, "workers": (2, 8)}
-    run = pretraining(tmp_path / "tokens", vocabulary=320).model_copy(update=changes)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320).model_copy(update=changes)
     assert describe(run)["parameters"]
-    # A tree that mixes parts adds up at powers of two alone.
+    # A tree that mixes parts sums correctly only at powers of two.
     monkeypatch.setattr(SumPlan, "tree", property(lambda plan: (2 * plan.micro_batches,) * 2))
     if micro_batches == 4:
         assert describe(run)["parameters"]
@@ -76,11 +76,11 @@ def test_ranks_that_share_micro_batches_are_checked_for_any_number(
         describe(run)
 
 
-def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Path) -> None:
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+def test_time_and_cost_follow_from_operations_and_the_device_table(tmp_path: Path) -> None:
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     facts = describe(run, DeviceChoice(device="h100", utilisation=0.5))
-    each = count_token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
-    assert facts["flops"] == each * 5 * 8 * 32
+    flops = count_token_flops(DecoderConfig(**SIZES, vocabulary=320), 32).training
+    assert facts["flops"] == flops * 5 * 8 * 32
     assert facts["hours"] == pytest.approx(facts["flops"] / 989e12 / 0.5 / 3600)
     assert facts["compute"] == "bfloat16"
     assert facts["usd"] == pytest.approx(facts["hours"] * 55.04)
@@ -91,8 +91,8 @@ def test_what_a_run_takes_follows_from_its_operations_and_the_table(tmp_path: Pa
     assert facts["compute"] == "float32"
 
 
-def test_a_device_that_does_not_hold_a_step_is_told_of(tmp_path: Path) -> None:
-    """7 billion parameters with float32 weights, gradients and AdamW's two moments."""
+def test_check_reports_a_device_too_small_for_a_step(tmp_path: Path) -> None:
+    """7 billion parameters have float32 weights, gradients and AdamW's two moments here."""
     table = {
         "stage": "pretrain",
         "tokens": str(tmp_path / "tokens"),
@@ -112,23 +112,24 @@ def test_a_device_that_does_not_hold_a_step_is_told_of(tmp_path: Path) -> None:
 
 
 def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path: Path) -> None:
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
-    h100, found = DeviceChoice(device="h100"), []
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
+    h100 = DeviceChoice(device="h100")
+    found = []
     for recompute in (None, Budget(gib=2e-4), Full()):
         training = run.training.model_copy(update={"recompute": recompute})
         found.append(describe(run.model_copy(update={"training": training}), h100))
     everything, within, _ = found
     assert within["layers_that_keep"] == "1 all, 1 the outputs of products"
     assert "layers_that_keep" not in everything
-    memory = [each["memory_per_device_gib"] for each in found]
+    memory = [row["memory_per_device_gib"] for row in found]
     assert memory[0] >= memory[1] >= memory[2]
     training = run.training.model_copy(update={"recompute": Budget(gib=1e-9)})
     with pytest.raises(ConfigError, match=r"is below the .* GiB that the inputs of 2 layers need"):
         describe(run.model_copy(update={"training": training}), h100)
 
 
-def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+def test_each_stage_is_estimated_at_its_own_length(tmp_path: Path) -> None:
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     model = DecoderConfig(**SIZES, vocabulary=320)
     stages = (BatchStage(from_step=2, sequence_length=16), BatchStage(from_step=9, global_batch=2))
     staged = run.batches.model_copy(update={"stages": stages})
@@ -141,7 +142,7 @@ def test_each_stage_is_reckoned_at_its_own_length(tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_gets_the_nearest(tmp_path: Path) -> None:
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     with pytest.raises(ConfigError, match=r"no device 'h101'.*did you mean"):
         describe(run, DeviceChoice(device="h101"))
     with pytest.raises(ConfigError, match="must be above 0 and at most 1"):
@@ -150,7 +151,7 @@ def test_an_unknown_device_gets_the_nearest(tmp_path: Path) -> None:
 
 def test_tokens_are_counted_over_stages(tmp_path: Path) -> None:
     stages = (BatchStage(from_step=2, sequence_length=16), BatchStage(from_step=4, global_batch=2))
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     staged = run.batches.model_copy(update={"stages": stages})
     facts = describe(run.model_copy(update={"batches": staged}))
     assert facts["positions"] == 2 * 8 * 32 + 2 * 8 * 16 + 1 * 2 * 16
@@ -171,7 +172,7 @@ def test_a_stage_longer_than_the_model_can_read_is_refused(tmp_path: Path) -> No
 
 
 def test_without_either_it_says_what_is_missing(tmp_path: Path) -> None:
-    facts = describe(pretraining(tmp_path / "tokens"))
+    facts = describe(write_pretraining(tmp_path / "tokens"))
     assert facts == {
         "positions": 5 * 8 * 32,
         "parameters": f"not known before {tmp_path}/tokens/tokenizer.json is there, or "
@@ -184,16 +185,16 @@ def test_a_checkpoint_to_start_from_tells_the_size_and_refuses_what_is_too_long(
 ) -> None:
     lessons = tmp_path / "lessons.jsonl"
     lessons.write_text("")
-    missing = tuning(tmp_path / "none", lessons, 32)
+    missing = write_tuning(tmp_path / "none", lessons, 32)
     assert describe(missing) == {}
     sizes = DecoderConfig(**SIZES, vocabulary=320)
     folder = tmp_path / "model"
     write_model(str(folder), sizes, "{}", Decoder(sizes).state_dict())
     with pytest.raises(ConfigError, match="beyond the model's 48 positions"):
-        describe(tuning(folder, lessons, 49))
+        describe(write_tuning(folder, lessons, 49))
 
 
-def tuning(checkpoint: Path, lessons: Path, sequence_length: int) -> FineTuning:
+def write_tuning(checkpoint: Path, lessons: Path, sequence_length: int) -> FineTuning:
     return FineTuning(
         checkpoint=str(checkpoint),
         conversations=str(lessons),
@@ -211,16 +212,17 @@ def test_a_stage_that_trains_nothing_has_no_sizes() -> None:
 
 
 @pytest.mark.parametrize(("flags", "slower"), [("avx2", True), ("avx2 avx512_bf16", False)])
-def test_bfloat16_is_reckoned_as_what_the_cpu_of_this_machine_makes_of_it(
+def test_bfloat16_is_estimated_by_the_support_of_this_cpu(
     flags: str, slower: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
     monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(hardware, "GPU_INFO", tmp_path / "gpus")
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
-    run = pretraining(tmp_path / "tokens", vocabulary=320)
+    run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     narrow = run.training.model_copy(update={"precision": Precision(compute="bfloat16")})
-    plain, in_bfloat16 = describe(run), describe(run.model_copy(update={"training": narrow}))
+    plain = describe(run)
+    in_bfloat16 = describe(run.model_copy(update={"training": narrow}))
     assert (in_bfloat16["hours"] > 5 * plain["hours"]) == slower
     assert ("no hardware for bfloat16" in in_bfloat16.get("warning", "")) == slower
     assert "warning" not in plain

@@ -1,4 +1,4 @@
-"""The command line: what it prints where, and how it ends."""
+"""The command line: its output on each stream, and its exit codes."""
 
 import contextlib
 import io
@@ -36,7 +36,7 @@ MODEL = {"layers": 1, "channels": 32, "heads": 4, "positions": 48}
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it printed."""
+    """Exit code and output of a command."""
 
     code: int | str | None
     out: str
@@ -44,7 +44,7 @@ class Ended:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The one JSON object on stdout."""
+        """Return the one JSON object on stdout."""
         assert (self.code, self.out.count("\n")) == (0, 1), self.err
         return json.loads(self.out)
 
@@ -54,7 +54,7 @@ Trainrig = Callable[..., Ended]
 
 @pytest.fixture
 def trainrig(capsys: pytest.CaptureFixture[str]) -> Iterator[Trainrig]:
-    """`trainrig("check", "run.toml")` in this process."""
+    """Return `trainrig("check", "run.toml")`, which runs the command in this process."""
 
     def call(*arguments: str | Path) -> Ended:
         with pytest.raises(SystemExit) as ended:
@@ -69,13 +69,15 @@ def trainrig(capsys: pytest.CaptureFixture[str]) -> Iterator[Trainrig]:
 
 
 def call_aside(*arguments: str | Path) -> Ended:
-    """A command in this process, for fixtures of a whole file; it changes nothing that is left.
+    """Run a command in this process, for fixtures of a whole file, and restore all it changes.
 
-    As processes of their own, tests/smoke/test_quickstart.py runs all that are called so.
+    tests/smoke/test_quickstart.py runs all such commands as separate processes.
     """
-    logger, threads = logging.getLogger("trainrig"), torch.get_num_threads()
+    logger = logging.getLogger("trainrig")
+    threads = torch.get_num_threads()
     before = list(logger.handlers), logger.level, logger.propagate
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main([str(argument) for argument in arguments])
@@ -87,8 +89,8 @@ def call_aside(*arguments: str | Path) -> Ended:
     raise AssertionError("a command ends with its exit code")
 
 
-def script(*arguments: str | Path, **environment: str) -> Ended:
-    """The installed script, in a process of its own."""
+def run_script(*arguments: str | Path, **environment: str) -> Ended:
+    """Run the installed script in a separate process."""
     ended = subprocess.run(
         [SCRIPT, *arguments],
         capture_output=True,
@@ -155,7 +157,7 @@ def test_nothing_to_generate_from_is_the_users_to_fix(trainrig: Trainrig) -> Non
 
 
 def test_the_installed_script_ends_with_our_code_and_one_line() -> None:
-    ended = script("check", "none.toml")
+    ended = run_script("check", "none.toml")
     assert ended == Ended(2, "", "trainrig: none.toml: no such run file\n")
 
 
@@ -167,7 +169,7 @@ def test_versions_are_printed_for_people_and_for_machines(trainrig: Trainrig) ->
     assert dict(line.split(" ", 1) for line in shown.out.splitlines()) == machine
 
 
-# --- a path of tiny stages, none of which needs Ray
+# --- a series of tiny stages, none of which needs Ray
 
 
 def write_pages(path: Path) -> Path:
@@ -175,7 +177,8 @@ def write_pages(path: Path) -> Path:
     pages = []
     for number in range(30):
         lines = [" ".join(dice.choices(WORDS, k=9)).capitalize() + "." for _ in range(12)]
-        url, body = f"https://pages.example/{number}", "\n".join(lines).encode()
+        url = f"https://pages.example/{number}"
+        body = "\n".join(lines).encode()
         pages.append(RawPage(url, "text/plain", body, "2026-01-01T00:00:00Z", "utf-8"))
     write_warc(str(path), pages)
     return path
@@ -347,17 +350,17 @@ fewest_steps = 4
 
 
 def write_run_files(folder: Path, at: Path) -> None:
-    """A run file for each verb, in `folder`, of inputs and outputs below `at`."""
+    """Write a run file for each verb in `folder`, with inputs and outputs below `at`."""
     for verb, text in RUN_FILES.items():
         (folder / f"{verb}.toml").write_text(text.format(at=at).lstrip())
 
 
 @dataclass(frozen=True)
 class Made:
-    """A folder with run files and what those stages made that need no Ray."""
+    """Folder with run files and the results of the stages that need no Ray."""
 
     at: Path
-    ended: dict[str, Ended]  # verb → how its first call ended
+    ended: dict[str, Ended]  # verb → result of its first call
 
     def run_file(self, verb: str) -> Path:
         return self.at / f"{verb}.toml"
@@ -424,17 +427,18 @@ def test_a_stage_prints_one_json_object_and_talks_elsewhere(
 def test_the_same_command_again_does_nothing_and_says_so(
     trainrig: Trainrig, made: Made, verb: str
 ) -> None:
-    before = contents(made.at)
+    before = read_contents(made.at)
     again = trainrig(verb, made.run_file(verb), "--json")
     assert again.result == made.ended[verb].result
-    made_before, counts = again.err.splitlines()  # and no speed, which would be an old one
+    # And no speed, which would be that of the first call.
+    made_before, counts = again.err.splitlines()
     assert f"{again.result['output']}: made before" in made_before
     assert counts == made.ended[verb].err.splitlines()[-1]
-    assert contents(made.at) == before
+    assert read_contents(made.at) == before
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder`."""
+def read_contents(folder: Path) -> dict[str, bytes]:
+    """Return the contents of every file below `folder`."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -444,7 +448,7 @@ def test_without_json_a_stage_leaves_stdout_alone(trainrig: Trainrig, made: Made
     assert "documents_kept 30" in ended.err
 
 
-def test_what_is_set_on_the_command_line_counts(
+def test_settings_of_the_command_line_take_effect(
     trainrig: Trainrig, made: Made, tmp_path: Path
 ) -> None:
     changed = trainrig(
@@ -472,7 +476,7 @@ def test_a_checkpoint_speaks_and_is_exchanged(
     assert trainrig("generate", tmp_path / "back", *greedy).result == spoken
 
 
-def test_what_is_spoken_is_all_of_stdout_without_json(trainrig: Trainrig, made: Made) -> None:
+def test_generated_text_is_the_whole_stdout_without_json(trainrig: Trainrig, made: Made) -> None:
     arguments = ("generate", made.at / "fresh", "--prompt", "Meadow", "--tokens", "5")
     spoken = trainrig(*arguments, "--json").result
     assert trainrig(*arguments).out == spoken["text"] + "\n"
@@ -481,10 +485,10 @@ def test_what_is_spoken_is_all_of_stdout_without_json(trainrig: Trainrig, made: 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_stages_that_train_print_one_json_object_too(local_ray: None, made: Made) -> None:
-    """On the Ray of this process; with a Ray of its own each does in smoke/test_quickstart.py."""
+    """They use this process's Ray; smoke/test_quickstart.py runs each with its own Ray."""
     pretrained = call_aside("pretrain", made.run_file("pretrain"), "--json")
     assert (pretrained.result["steps"], pretrained.result["output"]) == (3, f"{made.at}/model")
-    assert "what Ray's processes said" not in pretrained.err  # nothing is left of it
+    assert "what Ray's processes said" not in pretrained.err  # Ray's files are deleted
     tuned = call_aside("posttrain", made.run_file("posttrain"), "--json")
     assert (tuned.result["steps"], tuned.result["output"]) == (2, f"{made.at}/tuned")
 
@@ -496,7 +500,8 @@ def test_stages_that_train_print_one_json_object_too(local_ray: None, made: Made
 def test_check_prints_a_run_file_that_loads_as_the_same_run(
     trainrig: Trainrig, made: Made, tmp_path: Path, verb: str
 ) -> None:
-    model, run_file = VERBS[verb].load_model(), str(made.run_file(verb))
+    model = VERBS[verb].load_model()
+    run_file = str(made.run_file(verb))
     shown = trainrig("check", run_file)
     assert (shown.code, shown.err) == (0, "")
     resolved = tmp_path / "resolved.toml"
@@ -530,11 +535,11 @@ def test_check_names_the_stage_that_was_meant(trainrig: Trainrig, tmp_path: Path
     assert trainrig("check", run_file).err.startswith(f"trainrig: {run_file}: `stage` is missing")
 
 
-# --- what the user gives that cannot work
+# --- invalid input of the user
 
 
-def refused(ended: Ended) -> str:
-    """The one line that says why."""
+def get_error_line(ended: Ended) -> str:
+    """Return the one error line."""
     assert (ended.code, ended.out) == (2, "")
     (line,) = ended.err.splitlines()
     assert line.startswith("trainrig: ")
@@ -584,11 +589,11 @@ def test_a_wrong_run_file_is_refused_by_file_and_line(
     write_run_files(tmp_path, tmp_path)
     run_file = tmp_path / f"{verb}.toml"
     run_file.write_text(run_file.read_text().replace(old, new))
-    before = contents(tmp_path)
+    before = read_contents(tmp_path)
     where = f"{run_file}:{line}" if line else str(run_file)
     for command in (verb, "check"):
-        assert refused(trainrig(command, run_file)) == f"{where}: {problem}"
-    assert contents(tmp_path) == before
+        assert get_error_line(trainrig(command, run_file)) == f"{where}: {problem}"
+    assert read_contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(
@@ -614,12 +619,12 @@ def test_inputs_that_cannot_work_are_refused_and_nothing_is_written(
 ) -> None:
     names = {"at": made.at, "out": tmp_path / "out"}
     given = [f"output='{tmp_path}/out'", *(change.format(**names) for change in changes)]
-    before = contents(made.at)
+    before = read_contents(made.at)
     options = [word for change in given for word in ("--set", change)]
-    line = refused(trainrig(verb, made.run_file(verb), *options))
+    line = get_error_line(trainrig(verb, made.run_file(verb), *options))
     assert line.startswith(problem.format(**names))
-    assert contents(made.at) == before
-    assert contents(tmp_path) == {}
+    assert read_contents(made.at) == before
+    assert read_contents(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -634,24 +639,24 @@ def test_inputs_that_cannot_work_are_refused_and_nothing_is_written(
         ("evaluate", "sequence_length=49", "sequence_length (49) is beyond the model's 48"),
     ],
 )
-def test_what_shows_only_in_the_doing_is_refused_and_no_output_is_left(
+def test_an_error_found_during_the_work_leaves_no_output(
     trainrig: Trainrig, made: Made, tmp_path: Path, verb: str, change: str, problem: str
 ) -> None:
     names = {"at": made.at, "out": tmp_path / "out"}
     given = ("--set", f"output='{tmp_path}/out'", "--set", change.format(**names))
-    before = contents(made.at)
+    before = read_contents(made.at)
     ended = trainrig(verb, made.run_file(verb), *given)
     *progress, line = ended.err.splitlines(keepends=True)
     assert all(re.fullmatch(rf"{verb}: \d+ of \d+ splits\n", said) for said in progress)
-    assert refused(Ended(ended.code, ended.out, line)).startswith(problem.format(**names))
-    assert contents(made.at) == before
+    assert get_error_line(Ended(ended.code, ended.out, line)).startswith(problem.format(**names))
+    assert read_contents(made.at) == before
     assert not (tmp_path / "out").exists()
     output = f"--set=output='{tmp_path}/next'"
     reader = {"curate": ("tokenizer", "documents"), "tokenizer": ("tokenize", "tokenizer")}
-    if verb in reader:  # and no later stage takes it for one
+    if verb in reader:  # and no later stage mistakes it for its input
         later, role = reader[verb]
         took = trainrig(later, made.run_file(later), output, f"--set={role}='{tmp_path}/out'")
-        assert "out: no manifest.json" in refused(took)
+        assert "out: no manifest.json" in get_error_line(took)
 
 
 @pytest.mark.slow
@@ -659,7 +664,7 @@ def test_an_archive_that_is_torn_in_the_middle_is_no_end_of_a_crawl(
     trainrig: Trainrig, made: Made, tmp_path: Path
 ) -> None:
     whole = (made.at / "pages.warc.gz").read_bytes()
-    (tmp_path / "torn.warc.gz").write_bytes(whole[:-200])  # in the last page's text
+    (tmp_path / "torn.warc.gz").write_bytes(whole[:-200])  # cut in the last page's text
     counts = trainrig(
         *("curate", made.run_file("curate"), "--json", "--set", f"output={tmp_path}/out"),
         *("--set", f"sources.0.paths=['{tmp_path}/torn.warc.gz']"),
@@ -669,15 +674,15 @@ def test_an_archive_that_is_torn_in_the_middle_is_no_end_of_a_crawl(
 
 
 def test_a_folder_made_by_another_run_is_left_as_it_is(trainrig: Trainrig, made: Made) -> None:
-    before = contents(made.at)
+    before = read_contents(made.at)
     changed = ("--set", "tokenizer.vocabulary=270")
-    line = refused(trainrig("tokenizer", made.run_file("tokenizer"), *changed))
+    line = get_error_line(trainrig("tokenizer", made.run_file("tokenizer"), *changed))
     assert line.startswith(f"{made.at}/tokenizer: made by another run (tokenizer.vocabulary: 280")
-    line = refused(
+    line = get_error_line(
         trainrig("tokenize", made.run_file("tokenize"), "--set", f"output={made.at}/documents")
     )
     assert "by `curate`, not `tokenize`" in line
-    assert contents(made.at) == before
+    assert read_contents(made.at) == before
 
 
 def test_a_folder_to_export_or_import_into_must_be_new(
@@ -685,15 +690,17 @@ def test_a_folder_to_export_or_import_into_must_be_new(
 ) -> None:
     exported = tmp_path / "hf"
     assert trainrig("export", made.at / "fresh", exported).code == 0
-    before = contents(tmp_path) | contents(made.at)
-    line = refused(trainrig("export", made.at / "fresh", exported))
+    before = read_contents(tmp_path) | read_contents(made.at)
+    line = get_error_line(trainrig("export", made.at / "fresh", exported))
     assert line.startswith(f"{exported}: already holds a model")
-    line = refused(trainrig("import", exported, made.at / "tokens"))
+    line = get_error_line(trainrig("import", exported, made.at / "tokens"))
     assert line.startswith(f"{made.at}/tokens: not empty")
-    line = refused(trainrig("export", made.at / "fresh", tmp_path / "new", "--dtype", "float8"))
+    line = get_error_line(
+        trainrig("export", made.at / "fresh", tmp_path / "new", "--dtype", "float8")
+    )
     assert line.startswith("export --dtype: dtype: 'float8' is none of ")
-    refused(trainrig("import", made.at / "tokens", tmp_path / "new"))
-    assert contents(tmp_path) | contents(made.at) == before
+    get_error_line(trainrig("import", made.at / "tokens", tmp_path / "new"))
+    assert read_contents(tmp_path) | read_contents(made.at) == before
 
 
 def test_the_card_of_an_exported_model_has_its_scores(
@@ -710,15 +717,19 @@ def test_the_card_of_an_exported_model_has_its_scores(
     (row,) = (line for line in card.splitlines() if line.startswith("| pages |"))
     (score,) = json.loads(Path(scores, "scorecard.json").read_text())["scores"].values()
     assert row.split(" | ")[1] == f"{score['bits_per_byte']:.4f}"
-    line = refused(trainrig("export", made.at / "reward", tmp_path / "no", "--scores", scores))
+    line = get_error_line(
+        trainrig("export", made.at / "reward", tmp_path / "no", "--scores", scores)
+    )
     assert line.startswith(f"--scores {scores}: of {made.at}/fresh/")
-    line = refused(trainrig("export", made.at / "fresh", tmp_path / "no", "--scores", tmp_path))
+    line = get_error_line(
+        trainrig("export", made.at / "fresh", tmp_path / "no", "--scores", tmp_path)
+    )
     assert str(tmp_path) in line
     assert not (tmp_path / "no").exists()
 
 
 def test_a_verb_without_a_run_file_has_no_schema(trainrig: Trainrig) -> None:
-    assert refused(trainrig("schema", "pretrian")) == (
+    assert get_error_line(trainrig("schema", "pretrian")) == (
         "schema: no run file for 'pretrian'; did you mean 'pretrain'?"
     )
 
@@ -738,11 +749,11 @@ def test_more_workers_than_cpus_are_refused_with_what_would_fit(
 ) -> None:
     out = tmp_path / "out"
     changes = ("--set", "workers=999", "--set", f"output='{out}'", *allowed)
-    line = refused(trainrig(verb, made.run_file(verb), *changes))
+    line = get_error_line(trainrig(verb, made.run_file(verb), *changes))
     assert re.fullmatch(
         r"workers: 999 workers of 1 CPU each, but Ray has (\d+) logical CPUs; "
         r"set workers = \1 or fewer, or add nodes",
         line,
     )
-    # The claim is for any number of workers: the same command with fewer goes on.
+    # The folder is claimed for any number of workers: the same command with fewer continues.
     assert {path.name for path in out.rglob("*") if path.is_file()} <= {"stage.json", "run.toml"}

@@ -29,7 +29,7 @@ Filter = Annotated[Words | Language, Field(discriminator="kind")]
 
 
 class Part(Settings):
-    """Holds tables at every depth, and a check of its own."""
+    """Model with tables at every depth, and a validator."""
 
     filters: tuple[Filter, ...] = ()
     first: Filter = Words(min_words=7)
@@ -60,15 +60,15 @@ class Sorting(RunFile):
 TOP = 'stage = "sort"\noutput = "out"\n'
 
 
-def loaded(folder: Path, text: str, *overrides: str) -> Sorting:
+def load_text(folder: Path, text: str, *overrides: str) -> Sorting:
     (folder / "run.toml").write_text(text, encoding="utf-8")
     return config.load(Sorting, str(folder / "run.toml"), overrides)
 
 
-def complaint(folder: Path, text: str, *overrides: str) -> str:
-    """What `load` says about `text`, from the file's name on."""
+def load_error(folder: Path, text: str, *overrides: str) -> str:
+    """Return the error of `load` for `text`, from the file's name on."""
     with pytest.raises(ConfigError) as caught:
-        loaded(folder, text, *overrides)
+        load_text(folder, text, *overrides)
     message = str(caught.value)
     assert "\n" not in message
     return message.removeprefix(f"{folder}/")
@@ -78,12 +78,14 @@ def complaint(folder: Path, text: str, *overrides: str) -> str:
 
 
 def test_a_run_file_holds_differences_only(tmp_path: Path) -> None:
-    run = loaded(tmp_path, TOP + "seed = 3\n[[parts]]\nfilters = [{kind = 'Language'}]\n")
+    run = load_text(tmp_path, TOP + "seed = 3\n[[parts]]\nfilters = [{kind = 'Language'}]\n")
     assert run == Sorting(output="out", seed=3, parts=(Part(filters=(Language(),)),))
 
 
 def test_arrays_become_tuples_at_every_depth(tmp_path: Path) -> None:
-    run = loaded(tmp_path, TOP + "[single]\nfilters = [{kind='Language', languages=['en','de']}]\n")
+    run = load_text(
+        tmp_path, TOP + "[single]\nfilters = [{kind='Language', languages=['en','de']}]\n"
+    )
     assert run.single.filters == (Language(languages=("en", "de")),)
 
 
@@ -167,12 +169,12 @@ def test_a_run_file_may_lie_in_a_bucket(s3: str) -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
-    assert complaint(tmp_path, text) == message
+def test_an_invalid_value_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    assert load_error(tmp_path, text) == message
 
 
 def test_a_run_file_for_another_verb_is_sent_there(tmp_path: Path) -> None:
-    message = complaint(tmp_path, 'stage = "curate"\noutput = "x"\n')
+    message = load_error(tmp_path, 'stage = "curate"\noutput = "x"\n')
     assert message == (
         'run.toml: `stage = "curate"`, so this is no run file for `sort`; '
         f"use `trainrig curate {tmp_path}/run.toml`"
@@ -180,11 +182,11 @@ def test_a_run_file_for_another_verb_is_sent_there(tmp_path: Path) -> None:
 
 
 def test_the_stage_cannot_be_changed_from_the_command_line(tmp_path: Path) -> None:
-    assert "stage: 'curate' is none of sort" in complaint(tmp_path, TOP, "stage=curate")
+    assert "stage: 'curate' is none of sort" in load_error(tmp_path, TOP, "stage=curate")
 
 
 def test_text_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
-    message = complaint(tmp_path, TOP + "seed = = 3\n")
+    message = load_error(tmp_path, TOP + "seed = = 3\n")
     assert message.startswith("run.toml: not TOML: ")
     assert "line 3" in message
 
@@ -224,11 +226,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_no_value_is_taken_for_one_of_another_type(tmp_path: Path, line: str) -> None:
     key = line.partition(" ")[0]
     text = f'stage = "sort"\n{line}\n' + ('output = "x"\n' if key != "output" else "")
-    assert complaint(tmp_path, text).startswith(f"run.toml:2: {key}: input should be a valid ")
+    assert load_error(tmp_path, text).startswith(f"run.toml:2: {key}: input should be a valid ")
 
 
 def test_a_whole_number_is_a_fine_float(tmp_path: Path) -> None:
-    rate = loaded(tmp_path, TOP + "rate = 1\n").rate
+    rate = load_text(tmp_path, TOP + "rate = 1\n").rate
     assert (rate, type(rate)) == (1.0, float)
 
 
@@ -273,7 +275,7 @@ def test_an_override_is_toml_or_a_bare_word(override: str, data: dict[str, Any])
 
 def test_overrides_change_the_file_in_their_order(tmp_path: Path) -> None:
     text = TOP + "seed = 1\n[[parts]]\nlow = 1\n[[parts]]\nfilters = [{kind = 'Words'}]\n"
-    run = loaded(
+    run = load_text(
         tmp_path,
         text,
         "seed=2",
@@ -472,16 +474,16 @@ runs = st.builds(
 @example(Sorting(output="x", rate=-math.inf))
 @example(Sorting(output="x", rate=5e-324))
 @example(Sorting(output="x", rate=1e22))
-def test_what_is_written_out_reads_back_equal(run: Sorting) -> None:
+def test_a_written_run_file_reads_back_equal(run: Sorting) -> None:
     assert config.build(Sorting, config.parse(config.to_toml(run), "x"), "x") == run
 
 
-def test_what_is_no_number_reads_back_as_that() -> None:
+def test_nan_reads_back_unchanged() -> None:
     text = config.to_toml(Sorting(output="x", rate=math.nan))
     assert math.isnan(config.build(Sorting, config.parse(text, "x"), "x").rate)
 
 
-def test_what_nobody_set_is_marked_as_default() -> None:
+def test_values_that_are_not_set_are_marked_as_default() -> None:
     text = config.to_toml(Sorting(output="out", seed=0, parts=(Part(low=3),)))
     assert text == (
         'stage = "sort"  # default\n'
@@ -544,7 +546,7 @@ def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("[single]\nlow = 3\n", ["single.high=2"], "--set single.high=2: single: low (3) is above"),
         ("", ["single.hihg=2"], "--set single.hihg=2: single: no key 'hihg' in Part; did you mean"),
         ("workers = -1\n", ["seed=1"], "run.toml:3: workers: input should be greater than"),
-        # What one change breaks another may mend: what is still wrong in the end is told.
+        # One change may repair what another breaks: only the final result is checked.
         (
             "[single]\nlow = 3\n",
             ["single.high=2", "single.low=1", "workers=-1"],
@@ -554,10 +556,10 @@ def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("[single]\nlow = 3\n", ["single.high=2", "seed=1"], "--set single.high=2: single: low"),
     ],
 )
-def test_what_a_change_broke_is_not_blamed_on_the_file(
+def test_an_error_from_an_override_does_not_name_the_file(
     tmp_path: Path, text: str, overrides: list[str], message: str
 ) -> None:
-    assert complaint(tmp_path, TOP + text, *overrides).startswith(message)
+    assert load_error(tmp_path, TOP + text, *overrides).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -569,7 +571,7 @@ def test_what_a_change_broke_is_not_blamed_on_the_file(
         ("[wipe_out]\n", "no key 'wipe_out' in Sorting; there are: "),
     ],
 )
-def test_a_key_in_the_wrong_place_is_told_where_it_belongs(
+def test_a_misplaced_key_is_an_error_with_the_right_place(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    assert message in complaint(tmp_path, TOP + text)
+    assert message in load_error(tmp_path, TOP + text)

@@ -1,4 +1,4 @@
-"""The run files and jobs of the repository fit the command line."""
+"""The repository's run files and jobs fit the command line."""
 
 import ast
 import functools
@@ -24,18 +24,18 @@ RUN_FILES = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
 JOBS = sorted((ROOT / "jobs").glob("*.py"))
 
 
-def name_of(path: Path) -> str:
+def name_path(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def model_of(stage: str) -> type[RunFile]:
-    """The quickstart's pages are a stage without a verb of its own."""
+def make_model(stage: str) -> type[RunFile]:
+    """Return the model of a stage; the quickstart's pages have no verb."""
     return PageMaking if stage == PageMaking.verb else VERBS[stage].load_model()
 
 
-@pytest.mark.parametrize("path", RUN_FILES, ids=name_of)
+@pytest.mark.parametrize("path", RUN_FILES, ids=name_path)
 def test_a_run_file_loads_and_comes_back_from_its_resolved_form(path: Path, tmp_path: Path) -> None:
-    model = model_of(tomllib.loads(path.read_text())["stage"])
+    model = make_model(tomllib.loads(path.read_text())["stage"])
     run = config.load(model, str(path))
     resolved = tmp_path / "resolved.toml"
     resolved.write_text(config.to_toml(run))
@@ -43,28 +43,31 @@ def test_a_run_file_loads_and_comes_back_from_its_resolved_form(path: Path, tmp_
 
 
 @functools.cache
-def validator_of(stage: str) -> jsonschema.Draft202012Validator:
-    """Of a schema that is one: each takes longer to check than a run file by it."""
-    schema = model_of(stage).model_json_schema()
+def make_validator(stage: str) -> jsonschema.Draft202012Validator:
+    """Return the validator of a stage's schema.
+
+    It is cached, because the check of a schema takes longer than that of a run file.
+    """
+    schema = make_model(stage).model_json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("path", RUN_FILES, ids=name_of)
+@pytest.mark.parametrize("path", RUN_FILES, ids=name_path)
 def test_a_run_file_fits_the_schema_and_with_a_wrong_key_does_not(path: Path) -> None:
     given = tomllib.loads(path.read_text())
-    validator = validator_of(given["stage"])
+    validator = make_validator(given["stage"])
     validator.validate(given)
     with pytest.raises(jsonschema.ValidationError, match="stepz"):
         validator.validate(given | {"stepz": 1})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=name_of)
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=name_path)
 def test_run_files_that_the_docs_show_load(path: Path) -> None:
     for text in re.findall(r"```toml\n(.*?)```", path.read_text(), re.DOTALL):
         tables = config.parse(text, str(path))
         if "stage" in tables:
-            config.build(model_of(tables["stage"]), tables, str(path), text)
+            config.build(make_model(tables["stage"]), tables, str(path), text)
 
 
 def test_each_verb_has_a_run_file_and_the_quickstart_all_that_it_needs() -> None:
@@ -105,8 +108,9 @@ def test_a_verb_is_what_its_run_file_says(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_keeps_its_contract(verb: str) -> None:
-    """What the command line, `check`, `submit` and `jobs` rely on."""
-    model, function = VERBS[verb].load_model(), VERBS[verb].load_function()
+    """The command line, `check`, `submit` and `jobs` rely on these properties."""
+    model = VERBS[verb].load_model()
+    function = VERBS[verb].load_function()
     written = [n for n, field in model.model_fields.items() if OUTPUT in field.metadata]
     assert written == ["output"]
     told = {"splits": {"progress"}, "trials": {"show"}}.get(model.progress, set())
@@ -118,10 +122,10 @@ def test_a_verb_keeps_its_contract(verb: str) -> None:
     if model.estimate:
         assert callable(load_named(model.estimate))
     assert model.estimate or not model.estimates_cost
-    assert not model.extends_finished or EXTENDABLE in _marks(model)
+    assert not model.extends_finished or EXTENDABLE in _list_marks(model)
 
 
-def _marks(model: type[Settings]) -> list[object]:
+def _list_marks(model: type[Settings]) -> list[object]:
     marked = [mark for field in model.model_fields.values() for mark in field.metadata]
     return [mark for mark in marked if mark is EXTENDABLE]
 
@@ -133,14 +137,14 @@ def test_a_verb_is_the_job_of_one_script(verb: str) -> None:
     assert len([n for n, held in scripts.items() if all(w in held for w in wanted)]) == 1
 
 
-@pytest.mark.parametrize("job", JOBS, ids=name_of)
+@pytest.mark.parametrize("job", JOBS, ids=name_path)
 def test_a_job_says_how_to_submit_it(job: Path) -> None:
     docstring = ast.get_docstring(ast.parse(job.read_text())) or ""
-    command = f"ray job submit --working-dir . -- python {name_of(job)} "
+    command = f"ray job submit --working-dir . -- python {name_path(job)} "
     assert [line for line in docstring.splitlines() if line.strip().startswith(command)]
 
 
-@pytest.mark.parametrize("job", JOBS, ids=name_of)
+@pytest.mark.parametrize("job", JOBS, ids=name_path)
 def test_a_job_hides_no_module_of_the_standard_library(job: Path) -> None:
     """A script's folder comes first in the search for modules."""
     assert job.stem not in sys.stdlib_module_names

@@ -1,4 +1,4 @@
-"""How the suite runs: what it says of skipped tests, and how its processes begin."""
+"""The test suite itself: its reports of skipped tests, and the start of its processes."""
 
 import ast
 import subprocess
@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 TESTS = Path(__file__).parent
-# Forks itself before it has a thread, so that its rows share what was imported.
+# This file forks before it has a thread, so that its rows share its imports.
 FORKS = {"gpu/own_process.py"}
-# By these a process that may have threads would be copied in the middle of what they do.
+# These copy a process that may have threads in the middle of their work.
 FORKING = ("os.fork", "os.forkpty", "multiprocessing.Process", "multiprocessing.Pool", "Pool")
 
 
-def test_skips_are_told_by_reason(pytestconfig: pytest.Config) -> None:
+def test_skips_are_reported_by_reason(pytestconfig: pytest.Config) -> None:
     conftest = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
     lines: list[str] = []
     reports = [SimpleNamespace(longrepr=("a.py", n, "Skipped: no GPU")) for n in range(250)]
@@ -41,7 +41,8 @@ def test_results_say_whether_they_are_of_what_was_committed(
         assert told.returncode == 0, told.stderr
         return told.stdout.decode().strip()
 
-    measured, found = tmp_path / "tests" / "a.py", tmp_path / "tests" / "results" / "a.json"
+    measured = tmp_path / "tests" / "a.py"
+    found = tmp_path / "tests" / "results" / "a.json"
     found.parent.mkdir(parents=True)
     measured.write_text("1")
     git("init", "-q")
@@ -54,17 +55,19 @@ def test_results_say_whether_they_are_of_what_was_committed(
     assert conftest.describe_tree(measured.parent) == {"commit": commit, "changed": True}
     git("commit", "-q", "-a", "-m", "b")
     assert not conftest.describe_tree(measured.parent)["changed"]
-    (tmp_path / "b.py").touch()  # of which git does not know yet
+    (tmp_path / "b.py").touch()  # git does not know it yet
     assert conftest.describe_tree(measured.parent)["changed"]
 
 
-def forks(path: Path) -> Iterator[int]:
-    """The lines of a file by which its own process forks; what it writes for others is text."""
+def list_forks(path: Path) -> Iterator[int]:
+    """Yield the lines of a file that fork its own process; code in strings does not count."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
-        given = [ast.unparse(each) for each in (*node.args, *(k.value for k in node.keywords))]
+        given = [
+            ast.unparse(argument) for argument in (*node.args, *(k.value for k in node.keywords))
+        ]
         pool = called.endswith("ProcessPoolExecutor")
         if (
             called in FORKING
@@ -75,9 +78,9 @@ def forks(path: Path) -> Iterator[int]:
 
 
 def test_no_process_with_threads_is_forked() -> None:
-    """One hung at its end: the pool's workers held a lock that a thread of pytest's had taken."""
+    """Forking hung at the end: the pool's workers held a lock that a thread of pytest had taken."""
     found = {
-        str(path.relative_to(TESTS)): list(forks(path))
+        str(path.relative_to(TESTS)): list(list_forks(path))
         for path in sorted(TESTS.rglob("*.py"))
         if "fork" in (text := path.read_text()) or "Pool" in text or "multiprocessing" in text
     }

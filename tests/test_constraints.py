@@ -1,4 +1,4 @@
-"""constraints.txt is what `pip install -c constraints.txt -e ".[dev]"` brings, no more, no less."""
+"""constraints.txt lists exactly what `pip install -c constraints.txt -e ".[dev]"` installs."""
 
 import re
 import tomllib
@@ -21,12 +21,12 @@ PINNED = {
         r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
     )
 }
-# What torch's build for CUDA brings along, which its build for the CPU does not.
+# Dependencies of torch's CUDA build that its CPU build lacks.
 ONLY_WITH_CUDA = re.compile(r"nvidia-.*|cuda-.*|triton")
 
 
-def brought(wanted: Requirement, seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
-    """The names of `wanted` and of all that it asks for here."""
+def list_dependencies(wanted: Requirement, seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
+    """Yield the names of `wanted` and of all its dependencies in this environment."""
     name = canonicalize_name(wanted.name)
     key = (name, frozenset(wanted.extras))
     if key in seen:
@@ -34,35 +34,37 @@ def brought(wanted: Requirement, seen: set[tuple[str, frozenset[str]]]) -> Itera
     seen.add(key)
     yield name
     for line in metadata.requires(name) or ():
-        each = Requirement(line)
+        requirement = Requirement(line)
         extras = wanted.extras or {""}
-        if each.marker is None or any(each.marker.evaluate({"extra": one}) for one in extras):
-            yield from brought(each, seen)
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": one}) for one in extras
+        ):
+            yield from list_dependencies(requirement, seen)
 
 
-@pytest.mark.parametrize("wanted", WANTED, ids=lambda each: each.name)
-def test_what_is_asked_for_has_a_version_that_it_allows(wanted: Requirement) -> None:
+@pytest.mark.parametrize("wanted", WANTED, ids=lambda requirement: requirement.name)
+def test_every_requirement_has_an_allowed_pinned_version(wanted: Requirement) -> None:
     assert wanted.specifier.contains(PINNED[canonicalize_name(wanted.name)])
 
 
 def test_the_extras_that_decide_what_is_published_are_tested() -> None:
-    """Their tests are skipped without them."""
-    tested = {canonicalize_name(each.name) for each in WANTED}
+    """Without these extras their tests are skipped."""
+    tested = {canonicalize_name(requirement.name) for requirement in WANTED}
     extras = PROJECT["optional-dependencies"]
     for extra in ("datatrove", "optuna"):
         assert {canonicalize_name(Requirement(line).name) for line in extras[extra]} <= tested
-    assert "warcio" in tested  # of no extra: tests alone read archives by it
+    assert "warcio" in tested  # part of no extra: only tests read archives with it
 
 
 def test_ray_is_bound_to_the_version_whose_private_modules_are_known() -> None:
-    """`ray_runtime/ray_private.py` reaches them; another minor version may have moved any."""
-    (ray,) = [each for each in WANTED if each.name == "ray"]
+    """`ray_runtime/ray_private.py` uses private modules, which another minor version may move."""
+    (ray,) = [requirement for requirement in WANTED if requirement.name == "ray"]
     major, minor, _ = PINNED["ray"].split(".")
     assert not ray.specifier.contains(f"{major}.{int(minor) + 1}.0")
 
 
 def test_all_that_comes_along_is_pinned_and_nothing_else() -> None:
     seen: set[tuple[str, frozenset[str]]] = set()
-    come = {name for wanted in WANTED for name in brought(wanted, seen)}
+    come = {name for wanted in WANTED for name in list_dependencies(wanted, seen)}
     assert {name for name in come - PINNED.keys() if not ONLY_WITH_CUDA.fullmatch(name)} == set()
     assert PINNED.keys() - come == set()

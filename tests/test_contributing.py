@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names what is there."""
+"""CONTRIBUTING.md names only what exists."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ TREE = re.findall(r"\S+/\S+\.py", "".join(PAGE.split("```")[1::2]))
 PATHS = sorted({path for path in NAMED if "/" in path or path.endswith((".py", ".toml"))} | {*TREE})
 
 
-def test_it_names_paths() -> None:
+def test_the_guide_names_paths() -> None:
     assert len(TREE) > 5
     assert len(PATHS) > 50
 

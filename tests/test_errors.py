@@ -34,7 +34,7 @@ def test_each_kind_of_failure_ends_the_process_with_its_code(
     assert str(kind("why")) == "why"
 
 
-def test_what_the_user_can_fix_is_told_apart_from_what_the_cluster_did() -> None:
+def test_user_errors_differ_from_cluster_errors() -> None:
     assert all(issubclass(kind, InputError) for kind in (ConfigError, DataError, OutputTaken))
     assert not issubclass(ClusterError, InputError)
     assert not issubclass(Unfinished, InputError)

@@ -1,4 +1,4 @@
-"""Drawings as SVG: themed, self-contained, the same bytes; and plots read back from their Axes."""
+"""SVG plots: themed, self-contained, reproducible, and read back from their Axes."""
 
 import os
 import re
@@ -38,15 +38,15 @@ def ax():
     return Figure().add_subplot()
 
 
-def curve(points: int = 50) -> NoisyCurve:
+def draw_curve(points: int = 50) -> NoisyCurve:
     x = np.arange(points, dtype=np.float64)
     return NoisyCurve(x, np.sin(x), 5, "step", "loss (nats per token)")
 
 
-def interrupted(ax):
+def draw_interrupted(ax):
     x = np.array([10.0, 11, 12])
     events = Interruptions((np.array([0.0, 49]), np.array([0.5, 0.2])), [(x, x / 10)], [12.0])
-    return figures.plot_interrupted_curve(ax, curve(), events)
+    return figures.plot_interrupted_curve(ax, draw_curve(), events)
 
 
 PLOTS = {
@@ -54,8 +54,8 @@ PLOTS = {
     "pairs": partial(
         figures.plot_pairs, pairs=[BeforeAfter("docs", 2.0, 1.5)], x_label="bits per byte"
     ),
-    "curve": partial(figures.plot_curve, curve=curve()),
-    "interrupted": interrupted,
+    "curve": partial(figures.plot_curve, curve=draw_curve()),
+    "interrupted": draw_interrupted,
 }
 every_plot = pytest.mark.parametrize("plot", PLOTS.values(), ids=PLOTS.keys())
 
@@ -129,7 +129,7 @@ def test_another_process_with_settings_of_its_own_gives_the_same_bytes(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a\"b' & $x^2$", "你好，世界"])
-def test_a_label_is_text_whoever_wrote_it(text):
+def test_a_label_is_plain_text_even_if_hostile(text):
     row = BarRow(text, (1,), text)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -152,7 +152,7 @@ def test_a_long_name_is_cut_so_that_it_does_not_run_into_its_value(ax):
 
 
 def test_a_hundred_thousand_points_stay_small():
-    svg = figures.draw(partial(figures.plot_curve, curve=curve(100_000)), 200)
+    svg = figures.draw(partial(figures.plot_curve, curve=draw_curve(100_000)), 200)
     assert len(svg) < 60_000
 
 
@@ -188,8 +188,8 @@ def test_the_trailing_mean_of_a_small_case():
     assert figures.compute_trailing_mean(np.array([4.0, 2, 6, 1]), 3).tolist() == [4, 3, 4, 3]
 
 
-def test_what_a_later_attempt_did_again_is_superseded():
-    # Attempt 0 did 1 to 4; 1 resumed from 2 and did 3 to 5; 2 resumed from 3 and did 4.
+def test_steps_that_a_later_attempt_repeated_are_superseded():
+    # Attempt 0 took steps 1 to 4; 1 resumed from 2 and took 3 to 5; 2 resumed from 3 and took 4.
     steps = np.array([1, 2, 3, 4, 3, 4, 5, 4])
     attempts = np.array([0, 0, 0, 0, 1, 1, 1, 2])
     thrown = figures.find_superseded(steps, attempts)
@@ -213,7 +213,7 @@ def test_rows_of_nothing_can_be_drawn(ax):
     assert ax.get_xlim() == (0, 1)
 
 
-def test_pairs_are_sorted_by_what_was_gained_and_told_apart_by_fill(ax):
+def test_pairs_are_sorted_by_gain_and_differ_in_fill(ax):
     pairs = [BeforeAfter("worse", 1.0, 1.2), BeforeAfter("better", 3.0, 1.5)]
     figures.plot_pairs(ax, pairs, "bits per byte", ("old", "new"))
     before, after = ax.lines
@@ -244,13 +244,13 @@ def test_a_curve_is_its_values_faint_and_their_mean_bold(ax):
 
 
 def test_an_interrupted_curve_shows_what_was_thrown_away_and_where_it_died(ax):
-    interrupted(ax)
+    draw_interrupted(ax)
     lines = {line.get_label(): line for line in ax.lines}
     assert lines["held-out"].get_xydata().tolist() == [[0, 0.5], [49, 0.2]]
     assert lines["thrown away"].get_xydata().tolist() == [[10, 1], [11, 1.1], [12, 1.2]]
     assert lines["thrown away"].get_linestyle() == ":"
     assert [line.get_xdata()[0] for line in ax.lines if line.get_xdata()[0] == 12.0] == [12.0]
-    mean = figures.compute_trailing_mean(curve().y, 5)[-1]
+    mean = figures.compute_trailing_mean(draw_curve().y, 5)[-1]
     assert [t.get_text() for t in ax.texts] == [
         "1",
         f"━ mean of 5 steps {mean:.2f}",

@@ -40,7 +40,7 @@ def test_counts_are_torchs(changes: dict[str, Any]) -> None:
     config = DecoderConfig(**SIZES | changes)
     model = Decoder(config)
     initialise(model, 0)
-    # torch counts no kernel that fuses attention on the CPU; its plain one computes all T keys.
+    # torch counts no fused attention kernel on the CPU; its plain kernel computes all T keys.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss = model(torch.zeros(2, 32, dtype=torch.int64)).logits.sum()
         forward = counter.get_total_flops()
@@ -52,28 +52,30 @@ def test_counts_are_torchs(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("transform", [{}, {"transform": None, "tie_embeddings": False}])
 def test_counts_of_an_encoder_are_torchs(transform: dict[str, Any]) -> None:
-    """With logits at an eighth of the places, those that are predicted."""
+    """Logits are at an eighth of the positions, those with targets."""
     config = EncoderConfig(**SIZES | transform)
     model = build_model(config)
     initialise(model, 0)
-    ids, places = torch.zeros(2, 32, dtype=torch.int64), torch.arange(0, 64, 8)
+    ids = torch.zeros(2, 32, dtype=torch.int64)
+    places = torch.arange(0, 64, 8)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(ids, places_N=places).logits.sum().backward()
     found = count_token_flops(config, 32, predicted=1 / 8)
     before_logits = 0.0 if config.transform is None else 2.0 * 64 * 64
-    not_there = before_logits * (1 - 1 / 8) * 3  # which is made at these places alone
+    not_there = before_logits * (1 - 1 / 8) * 3  # computed only at these positions
     assert counter.get_total_flops() == 64 * (found.training - not_there)
 
 
 def test_counts_of_an_encoder_decoder_are_torchs() -> None:
-    """A text of 32 tokens is read and one of 12 written: each layer by its own tokens."""
+    """An input has 32 tokens and its output 12: each layer counts its own tokens."""
     config = EncoderDecoderConfig(**SIZES, encoder_layers=3, feedforward_channels=96)
     model = build_model(config)
     initialise(model, 0)
-    read, written = torch.zeros(1, 32, dtype=torch.int64), torch.zeros(1, 12, dtype=torch.int64)
+    read = torch.zeros(1, 32, dtype=torch.int64)
+    written = torch.zeros(1, 12, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(read, written).logits.sum().backward()
-    # Torch's plain kernel also computes what a token that is written may not see.
+    # Torch's plain kernel also computes the masked keys of output tokens.
     unseen = 3 * 4.0 * 64 * config.layers * 12 * (12 - (12 + 1) / 2)
     assert counter.get_total_flops() == count_encoder_decoder_flops(config, 32, 12) + unseen
 
@@ -97,6 +99,8 @@ def test_a_query_of_a_local_layer_meets_its_window_alone() -> None:
     window = SlidingWindow(size=8, pattern=("local", "global"))
     config = DecoderConfig(**SIZES | {"attention": AttentionSettings(window=window)})
     met = [min(place + 1, 8) for place in range(32)] + [place + 1 for place in range(32)]
-    each = 4 * config.shape.heads * config.shape.head_channels
+    flops_of_pair = 4 * config.shape.heads * config.shape.head_channels
     pairs = config.layers // 2
-    assert count_token_flops(config, 32).attention == pytest.approx(each * pairs * sum(met) / 32)
+    assert count_token_flops(config, 32).attention == pytest.approx(
+        flops_of_pair * pairs * sum(met) / 32
+    )

@@ -1,4 +1,4 @@
-"""`make gpu` finds all tests that need a GPU, and needs little else than one."""
+"""`make gpu` finds all tests that need a GPU, and needs little else."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 RUN = TESTS / "gpu" / "run.py"
-# What our other tests import, and a machine with a GPU may lack.
+# Imports of other tests that a machine with a GPU may lack.
 MISSING = ("ray", "moto", "boto3", "hypothesis", "pyarrow", "scipy", "transformers")
 
 
@@ -32,7 +32,7 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
 
 
 @pytest.mark.slow
-def test_they_are_collected_where_there_is_no_ray(tmp_path: Path) -> None:
+def test_gpu_tests_are_collected_without_ray(tmp_path: Path) -> None:
     for name in MISSING:
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name} here')\n")
     run = runpy.run_path(str(RUN))
@@ -50,8 +50,7 @@ def test_they_are_collected_where_there_is_no_ray(tmp_path: Path) -> None:
 
 
 def measure_table(folder: Path, name: str, *options: str) -> tuple[dict[str, Any], str]:
-    """What one of the tables comes to on a CPU without what a machine with a GPU may lack, and what
-    it prints."""
+    """Run one of the tables on a CPU without these packages, and return its results and output."""
     for missing in MISSING:
         (folder / f"{missing}.py").write_text(f"raise ModuleNotFoundError('no {missing} here')\n")
     environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
@@ -72,7 +71,8 @@ def test_a_kernel_of_attention_is_measured_or_says_why_not(monkeypatch: pytest.M
 
     monkeypatch.syspath_prepend(str(RUN.parent))
     table = runpy.run_path(str(RUN.with_name("attention_table.py")))
-    measure, row = table["measure_row"], table["Row"]
+    measure = table["measure_row"]
+    row = table["Row"]
     vars_of_it = measure.__globals__
     monkeypatch.setitem(vars_of_it, "WARM", 0)
     monkeypatch.setitem(vars_of_it, "TIMED", 2)
@@ -126,7 +126,7 @@ def test_the_table_of_a_tiny_model_is_measured_where_there_is_no_ray(tmp_path: P
         assert row["share_of_matmul"] > 0 and row["peak_gib"] > 0
         assert f"tiny  {name}" in printed
     assert 0 < sum(loops["fast"]["split"].values()) <= 1.01
-    # Products of the Llama: as many as ours; of nanoGPT, by hand: two layers of 12 C^2, and a head.
+    # Products of the Llama equal trainrig's; nanoGPT by hand: two layers of 12 C^2, and a head.
     flops = {name: row["flops_per_second"] * row["step_seconds"] for name, row in loops.items()}
     assert flops["llama"] == pytest.approx(flops["fast"])
     of_a_token = 2 * (2 * 12 * 64**2 + 512 * 64) + 2 * 4 * 64 * (64 + 1) / 2

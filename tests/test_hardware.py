@@ -35,7 +35,7 @@ def table(tmp_path: Path) -> Path:
 def test_the_table_that_comes_along_is_whole() -> None:
     found = hardware.load()
     assert found.find_device("h100").find_peak("bfloat16") == 989e12
-    assert {each.device for each in found.instances.values()} <= set(found.devices)
+    assert {machine.device for machine in found.instances.values()} <= set(found.devices)
     for device in found.devices.values():  # dense peaks: no device gains more than 40 times
         emulated = device == found.devices[hardware.CPU_WITHOUT_BFLOAT16]
         gain = device.find_peak("bfloat16") / device.find_peak("float32")

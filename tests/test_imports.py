@@ -1,6 +1,6 @@
-"""A mistake is told at once: what takes seconds to import is imported when it is needed.
+"""Errors appear at once: slow packages are imported only when they are needed.
 
-Seconds hang on the machine, so what is counted are modules.
+Seconds depend on the machine, so modules are counted.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ def test_the_command_line_itself_imports_none(imported: Imported) -> None:
         (["plan", "hoffmann", "--flops", "-1"], "plan: --flops"),
     ],
 )
-def test_a_mistake_is_told_without_them(
+def test_an_error_appears_without_slow_imports(
     arguments: list[str], said: str, tmp_path: Path, imported: Imported
 ) -> None:
     wrong = tmp_path / "wrong.toml"
     right = (ROOT / "jobs/configs/quickstart/pretrain.toml").read_text()
     wrong.write_text(right.replace("steps = 300", "stps = 300"))
     (tmp_path / "jobs").symlink_to(ROOT / "jobs")
-    given = [each.format(wrong=wrong) for each in arguments]
+    given = [argument.format(wrong=wrong) for argument in arguments]
     slow, told = imported(*given, cwd=tmp_path, code=2)
     assert said in told
     assert slow == []
@@ -51,7 +51,8 @@ def test_a_good_file_is_checked_without_them(
 ) -> None:
     if run_file.stem == "pages":
         pytest.skip("the quickstart's own: no verb takes it")
-    here = [] if run_file.stem != "ladder" else ["--set", f"tokens={tmp_path}/tokens"]  # else S3
+    # Otherwise on S3.
+    here = [] if run_file.stem != "ladder" else ["--set", f"tokens={tmp_path}/tokens"]
     assert imported("check", run_file, *here, cwd=tmp_path)[0] == []
 
 

@@ -38,7 +38,7 @@ def count(run: Counting) -> Manifest:
 
 @pytest.fixture(autouse=True)
 def quiet_again() -> Iterator[None]:
-    """A job lets trainrig's loggers speak; other tests start from silence."""
+    """Silence trainrig's loggers again, which a job turns on."""
     yield
     logging.getLogger("trainrig").setLevel(logging.NOTSET)
 
@@ -50,10 +50,10 @@ def run_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def outcome(
+def read_outcome(
     capsys: pytest.CaptureFixture[str], stage: Callable[[Counting], Manifest], *arguments: str
 ) -> tuple[int | str | None, str, str]:
-    """Exit code, stdout and stderr of the job."""
+    """Return exit code, stdout and stderr of the job."""
     try:
         job.main(Counting, stage, arguments)
         code: int | str | None = 0
@@ -66,17 +66,17 @@ def outcome(
 def test_a_job_that_is_done_prints_its_counts_as_json(
     capsys: pytest.CaptureFixture[str], run_file: str
 ) -> None:
-    code, out, err = outcome(capsys, count, run_file)
+    code, out, err = read_outcome(capsys, count, run_file)
     assert (code, json.loads(out), err) == (0, {"upto": 3, "deep": {"é": 1}}, "")
     assert out.count("\n") == 1
 
 
-def test_what_a_stage_prints_is_talk(capsys: pytest.CaptureFixture[str], run_file: str) -> None:
+def test_prints_of_a_stage_go_to_stderr(capsys: pytest.CaptureFixture[str], run_file: str) -> None:
     def stage(run: Counting) -> Manifest:
         print("some library says hello")
         return count(run)
 
-    _, out, err = outcome(capsys, stage, run_file)
+    _, out, err = read_outcome(capsys, stage, run_file)
     assert json.loads(out)["upto"] == 3
     assert err == "some library says hello\n"
 
@@ -84,7 +84,7 @@ def test_what_a_stage_prints_is_talk(capsys: pytest.CaptureFixture[str], run_fil
 def test_changes_on_the_command_line_reach_the_run(
     capsys: pytest.CaptureFixture[str], run_file: str
 ) -> None:
-    _, out, _ = outcome(capsys, count, run_file, "--set", "upto=4", "--set", "upto=5")
+    _, out, _ = read_outcome(capsys, count, run_file, "--set", "upto=4", "--set", "upto=5")
     assert json.loads(out)["upto"] == 5
 
 
@@ -127,7 +127,7 @@ def test_each_failure_that_is_foreseen_has_its_code_and_one_line(
     def stage(run: Counting) -> Manifest:
         raise problem
 
-    assert outcome(capsys, stage, run_file) == (code, "", f"trainrig: {line}\n")
+    assert read_outcome(capsys, stage, run_file) == (code, "", f"trainrig: {line}\n")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_logs_of_ray_are_kept_only_where_something_failed(
 
 
 @pytest.mark.parametrize("bug", [ZeroDivisionError(), OSError(errno.EIO, "Input/output error")])
-def test_what_is_not_foreseen_keeps_its_traceback(run_file: str, bug: Exception) -> None:
+def test_an_unexpected_error_keeps_its_traceback(run_file: str, bug: Exception) -> None:
     def stage(run: Counting) -> Manifest:
         raise bug
 
@@ -156,15 +156,16 @@ def test_what_is_not_foreseen_keeps_its_traceback(run_file: str, bug: Exception)
         job.main(Counting, stage, [run_file])
 
 
-def test_a_full_disk_is_told_from_other_troubles(
+def test_a_full_disk_has_an_error_of_its_own(
     capsys: pytest.CaptureFixture[str], run_file: str
 ) -> None:
     def stage(run: Counting) -> Manifest:
-        with Path("/dev/full").open("wb", buffering=0) as file:  # each write finds it full
+        # Every write fails because it is full.
+        with Path("/dev/full").open("wb", buffering=0) as file:
             file.write(b"x")
         raise AssertionError("a full disk took a byte")
 
-    assert outcome(capsys, stage, run_file)[0] == 1
+    assert read_outcome(capsys, stage, run_file)[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_a_full_disk_is_told_from_other_troubles(
 def test_a_wrong_command_line_is_the_users_to_fix(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    code, out, err = outcome(capsys, count, *arguments)
+    code, out, err = read_outcome(capsys, count, *arguments)
     assert (code, out) == (2, "")
     assert "usage: " in err
 
@@ -181,7 +182,11 @@ def test_a_wrong_command_line_is_the_users_to_fix(
 def test_a_run_file_that_is_not_there_is_the_users_to_fix(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert outcome(capsys, count, "none.toml") == (2, "", "trainrig: none.toml: no such run file\n")
+    assert read_outcome(capsys, count, "none.toml") == (
+        2,
+        "",
+        "trainrig: none.toml: no such run file\n",
+    )
 
 
 SCRIPT = """
@@ -291,7 +296,7 @@ def test_sigterm_ends_a_job_as_unfinished(tmp_path, capsys):
         (KeyboardInterrupt(), "KeyboardInterrupt", "interrupted", 130),
     ],
 )
-def test_whoever_started_a_job_reads_why_it_ended(
+def test_the_exit_of_a_job_states_its_cause(
     tmp_path, monkeypatch, run_file, problem, kind, message, code
 ):
     def stage(run):
@@ -331,7 +336,7 @@ def test_a_job_that_is_done_leaves_nothing_to_read_and_a_lost_place_costs_nothin
         raise DataError("gone")
 
     monkeypatch.setenv(job.OUTCOME, str(tmp_path / "none" / "outcome.json"))
-    assert outcome(capsys, broken, run_file)[0] == 2
+    assert read_outcome(capsys, broken, run_file)[0] == 2
 
 
 class Resuming(Counting):
@@ -343,7 +348,7 @@ class Resuming(Counting):
     ("model", "said"), [(Counting, "begins again"), (Resuming, "goes on from what was whole")]
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_is_said_of_the_same_command_is_true_of_the_verb(
+def test_the_hint_to_repeat_the_command_is_true_for_the_verb(
     model: type[Counting],
     said: str,
     number: int,
@@ -377,7 +382,7 @@ __main__.main(sys.argv[2:])
 def test_nothing_is_said_to_be_whole_of_a_command_that_makes_its_result_in_one_go(
     module: str, said: str, tmp_path: Path
 ) -> None:
-    """Neither before it began nor in its midst."""
+    """This holds before the command begins and while it runs."""
     ended = subprocess.run(
         [sys.executable, "-c", STOPPED_AS_IT_IMPORTS, module, "fit", str(tmp_path)],
         capture_output=True,
@@ -388,8 +393,8 @@ def test_nothing_is_said_to_be_whole_of_a_command_that_makes_its_result_in_one_g
     assert (ended.returncode, ended.stderr) == (75, line)
 
 
-def test_the_verbs_that_go_on_are_those_that_say_so() -> None:
-    """The others make their result in one go: nothing of it is there before all of it is."""
+def test_only_resumable_verbs_say_that_they_resume() -> None:
+    """The other verbs write their result at once: no part of it exists before all of it does."""
     resuming = {name for name, verb in VERBS.items() if verb.load_model().resumes}
     assert resuming == {
         *("curate", "tokenize", "conversations", "pretrain", "posttrain", "rl", "score"),

@@ -13,12 +13,12 @@ FOLDERS = sorted({source.parent for source in SOURCES})
 SAY_NOTHING = {"utils", "util", "helpers", "common", "base", "misc"}
 
 
-def name_of(path: Path) -> str:
+def name_path(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
 def test_platform_is_a_source_root_and_no_package() -> None:
-    """As a package it would stand before the standard library's `platform`."""
+    """A package of this name would shadow the standard library's `platform`."""
     assert not (ROOT / "platform" / "__init__.py").exists()
     assert not (ROOT / "platform.py").exists()
 
@@ -31,14 +31,14 @@ def test_the_standard_librarys_platform_is_found_from_the_root() -> None:
     assert ended.stdout.strip() == sys.version.split()[0].rstrip("+")
 
 
-@pytest.mark.parametrize("job", JOBS, ids=name_of)
+@pytest.mark.parametrize("job", JOBS, ids=name_path)
 def test_a_job_is_forty_lines_at_most(job: Path) -> None:
     assert len(job.read_text().splitlines()) <= 40
 
 
-@pytest.mark.parametrize("job", JOBS, ids=name_of)
+@pytest.mark.parametrize("job", JOBS, ids=name_path)
 def test_a_job_says_what_it_does_and_decides_nothing(job: Path) -> None:
-    """If a job wants an `if`, the library lacks a function."""
+    """A job that needs an `if` shows that the library lacks a function."""
     tree = ast.parse(job.read_text())
     assert ast.get_docstring(tree)
     inside = [node for statement in tree.body for node in ast.walk(statement)]
@@ -50,25 +50,25 @@ def test_a_job_says_what_it_does_and_decides_nothing(job: Path) -> None:
     assert all(isinstance(node, ast.If) for node in choices)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_path)
 def test_a_folder_of_the_package_says_what_it_holds(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+@pytest.mark.parametrize("source", SOURCES, ids=name_path)
 def test_a_file_says_what_it_holds_in_its_name_and_first_words(source: Path) -> None:
     assert source.stem not in SAY_NOTHING
     assert ast.get_docstring(ast.parse(source.read_text()))
 
 
 def test_no_folder_is_named_for_nothing() -> None:
-    assert [name_of(folder) for folder in FOLDERS if folder.name in SAY_NOTHING] == []
+    assert [name_path(folder) for folder in FOLDERS if folder.name in SAY_NOTHING] == []
 
 
 @pytest.mark.slow
 def test_the_loop_and_all_below_it_run_where_there_is_no_ray() -> None:
     program = (
-        "import sys; sys.modules['ray'] = None\n"  # as if it were not installed
+        "import sys; sys.modules['ray'] = None\n"  # pretend that Ray is not installed
         "import trainrig.train.loop, trainrig.train.pretrain, trainrig.models.huggingface\n"
         "import trainrig.evaluate.perplexity, trainrig.corpus.curate\n"
     )

@@ -43,7 +43,7 @@ INPUTS = {"pages": "fingerprint of the pages"}
 
 @pytest.fixture(params=["disk", "s3"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a stage is to write: on the disk or in a bucket."""
+    """Return the output folder of a stage: on the disk or in a bucket."""
     if request.param == "s3":
         return f"{request.getfixturevalue('s3')}/out"
     return str(tmp_path / "out")
@@ -51,7 +51,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def out(tmp_path: Path) -> str:
-    """Where a stage is to write, when it does not matter where that is."""
+    """Return the output folder of a stage where its kind does not matter."""
     return str(tmp_path / "out")
 
 
@@ -124,7 +124,7 @@ def test_a_finished_run_is_finished_when_it_runs_again(
     ]
 
 
-def test_a_killed_run_goes_on_under_its_own_claim(
+def test_a_killed_run_continues_under_its_own_claim(
     folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trainrig")
@@ -137,7 +137,7 @@ def test_a_killed_run_goes_on_under_its_own_claim(
     assert caplog.messages == [f"{folder}: begun before; going on"]
 
 
-def test_scratch_that_a_kill_left_beside_the_manifest_goes_with_the_next_run(out: str) -> None:
+def test_the_next_run_removes_scratch_files_left_by_a_kill(out: str) -> None:
     finish(begin(out))
     storage.write(f"{out}/scratch/part", b"")
     assert begin(out).finished
@@ -210,12 +210,12 @@ def test_another_run_is_refused_and_the_difference_named(
 
 
 class Extending(Growing):
-    """One whose finished output may be extended."""
+    """Run file whose finished output may be extended."""
 
     extends_finished: ClassVar[bool] = True
 
 
-def test_what_lies_ahead_may_change_until_the_folder_is_finished(folder: str) -> None:
+def test_extendable_settings_may_change_until_the_folder_is_finished(folder: str) -> None:
     manifest.claim(folder, Growing(output=folder), INPUTS)
     changed = manifest.claim(folder, Growing(output=folder, later=(7,)), INPUTS)
     assert changed.resumed and not changed.finished
@@ -233,7 +233,7 @@ def test_a_stage_that_can_change_what_is_finished_claims_it_again(folder: str) -
         return manifest.claim(folder, Extending(output=folder, **changes), INPUTS)
 
     made = finish(claim())
-    assert claim().finished == made  # nothing is to be changed
+    assert claim().finished == made  # there is nothing to change
     again = claim(later=(8,))
     assert (again.before, again.finished, again.resumed) == (made, None, True)
     assert again.build_manifest({}, {}).config["later"] == [8]
@@ -241,15 +241,16 @@ def test_a_stage_that_can_change_what_is_finished_claims_it_again(folder: str) -
         claim(later=(8,), seed=1)
 
 
-def test_what_it_took_is_no_part_of_what_was_made(out: str) -> None:
+def test_time_and_cost_are_no_part_of_the_content_digest(out: str) -> None:
     stage = begin(out)
     made = stage.finish({"n": 1}, {}, {"peak_bytes": 7})
     assert manifest.read_manifest(out).cost == {"peak_bytes": 7}
     assert made.content == stage.build_manifest({"n": 1}, {}).content
 
 
-def test_tables_are_told_apart_by_what_differs() -> None:
-    there, here = {"a": 1, "b": {"c": [1, 2]}}, {"a": 1, "b": {"c": [1, 3]}, "d": 4}
+def test_changed_tables_are_reported_by_their_differences() -> None:
+    there = {"a": 1, "b": {"c": [1, 2]}}
+    here = {"a": 1, "b": {"c": [1, 3]}, "d": 4}
     assert (
         manifest.describe_table_difference(there, here)
         == "b.c[1]: 2 there, 3 here; d: absent there, 4 here"
@@ -269,7 +270,7 @@ def test_a_key_that_a_later_version_added_is_named_even_if_it_holds_nothing(out:
     assert manifest.describe_difference(stage.claim, here) == "new: absent there, [] here"
 
 
-def test_a_whole_number_and_a_float_are_told_apart(out: str) -> None:
+def test_an_integer_and_a_float_count_as_different(out: str) -> None:
     there = begin(out).claim
     here = there.model_copy(update={"config": {**there.config, "seed": 0.0}})
     assert manifest.describe_difference(there, here) == "seed: 0 there, 0.0 here"
@@ -326,7 +327,7 @@ except OutputTaken as error:
 @pytest.mark.parametrize(
     ("seeds", "others"), [((1, 1, 1, 1), "resumed"), ((1, 2, 3, 4), "refused")]
 )
-def test_of_processes_that_claim_a_folder_at_once_one_makes_the_claim(
+def test_only_one_of_simultaneous_claims_succeeds(
     tmp_path: Path, seeds: tuple[int, ...], others: str
 ) -> None:
     loader = (
@@ -356,7 +357,7 @@ def test_of_processes_that_claim_a_folder_at_once_one_makes_the_claim(
     assert len(storage.list_files(str(tmp_path))) == 1
 
 
-# What has become of a folder
+# State of a folder
 
 
 @pytest.mark.parametrize("name", [CLAIM, MANIFEST])
@@ -466,10 +467,10 @@ def test_a_stage_that_refuses_its_input_leaves_nothing_behind(folder: str) -> No
         storage.write(stage.build_path("half.bin"), b"half")
         raise DataError("x.txt: empty; give it text")
     assert storage.list_files(folder) == []
-    assert not begin(folder, seed=7).resumed  # the corrected run is free to go
+    assert not begin(folder, seed=7).resumed  # the corrected run may start
 
 
-def test_what_an_earlier_call_made_outlives_a_refusal_and_any_failure_that_is_none(
+def test_earlier_results_survive_a_rejected_call(
     folder: str,
 ) -> None:
     storage.write(begin(folder).build_path("half.bin"), b"half")
@@ -509,7 +510,7 @@ class Restacking(Stacking):
 
 
 @pytest.mark.parametrize("is_finished", [False, True])
-def test_what_another_format_began_or_finished_is_refused(out: str, is_finished: bool) -> None:
+def test_folders_of_another_format_are_rejected(out: str, is_finished: bool) -> None:
     stage = begin(out)
     if is_finished:
         finish(stage)

@@ -1,4 +1,4 @@
-"""A new member of a kind is one file and one name, as CONTRIBUTING.md says: tried in a copy.
+"""Extensions are one file and one name each, as CONTRIBUTING.md says: tried in a copy.
 
 A verb is in tests/test_verbs.py, online batches in tests/train/test_online_batches.py.
 """
@@ -19,7 +19,7 @@ MEMBERS = runpy.run_path(str(Path(__file__).with_name("new_members.py")))
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """`copy("SCRIPT.py", …)`: what a Python says whose `trainrig` has the toy members."""
+    """Return `copy("SCRIPT.py", …)`: the output of a Python whose `trainrig` has the extensions."""
     at = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "platform" / "trainrig", at / "trainrig")
     MEMBERS["add_members"](at / "trainrig")
@@ -75,8 +75,8 @@ def test_a_filter_over_a_new_signal_drops_documents(copy, tmp_path):
 
 
 @pytest.mark.chaos
-def test_what_training_is_made_of_goes_through_a_kill_and_a_resize(copy, tmp_path):
-    """Attention, optimizer, objective, a model trained beside, and a mesh with an axis of 1."""
+def test_new_members_of_training_survive_a_kill_and_a_resize(copy, tmp_path):
+    """Attention, optimizer, objective, an auxiliary model, and a mesh with an axis of 1 are new."""
     done = copy(ROOT / "tests" / "new_members.py", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("the same bits\n")

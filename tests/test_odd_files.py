@@ -1,4 +1,4 @@
-"""What is no file of the kind that a verb reads: one line, 2, nothing on stdout."""
+"""Files of another kind than a verb reads: one line, exit code 2, nothing on stdout."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The prose of the code is plain English: turns that made strangers stumble do not come back.
+"""The prose of the code is plain English, without phrases that made strangers stumble.
 
 ruff's pydocstyle rules hold docstrings to whole imperative sentences. They cannot see the words.
 """
@@ -15,7 +15,7 @@ from support import compare_code
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "trainrig"
-# Functions whose names are no verb with its object yet. The list only shrinks.
+# Functions whose names are not a verb and its object yet. The list only shrinks.
 ODD_NAMES = {
     "_a_lag_is_kept",
     "_a_teacher_for_who_learns_from_one",
@@ -56,7 +56,7 @@ ODD_NAMES = {
     "tell_start",
 }
 
-# A summary or a comment that begins so is a scrap of a sentence.
+# A summary or a comment that begins with one of these is a fragment.
 FRAGMENT = re.compile(
     r"(What|Whether|Of|As|Those|Which|Whose|Who|By|In|Until|See|That|How|Where|Its|For|From|With|Only"
     r"|Not|Each|All)\b"
@@ -64,7 +64,7 @@ FRAGMENT = re.compile(
 SCRAP = re.compile(
     r"(of|what|who|by|that|those|whose|as|in|which|whether|its|it|they|for|from|so|else|but)\b"
 )
-# Turns that the field has plain words for.
+# Phrases that have plain words.
 TURN = re.compile(
     r"\b(anew|whoever|lest|nobody|somebody|hangs on|gone past|sees to|as many as|so many"
     r"|(is|are|was|were|be) told|told apart|comes? to know|in numbers|is at it|what for|none of it"
@@ -216,6 +216,6 @@ def test_the_old_dialect_is_found(source: str) -> None:
         ("def told(x):\n  return x.told", "def is_known(x):\n  return x.is_known", True),
     ],
 )
-def test_a_rewrite_of_names_is_told_from_a_change(old: str, new: str, equal: bool) -> None:
+def test_a_rename_is_distinguished_from_a_change(old: str, new: str, equal: bool) -> None:
     found = compare_code.compare_sources(old, new, {"told": "is_known"}, local_names=True)
     assert (found is None) == equal

@@ -1,4 +1,4 @@
-"""Every command of the README and its guides works; what it draws and names is there."""
+"""Every command of README and its guides works; the drawn folders and named files exist."""
 
 import json
 import re
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCE.findall(README)
-# Pages whose commands are checked like those of the README: each can be copied as it stands.
+# Pages whose commands are checked like those of the README: each can be copied as it is.
 GUIDES = ("clusters", "commands", "encoders", "pretraining", "tokens")
 GUIDE_BLOCKS = [
     block
@@ -38,51 +38,51 @@ COMMANDS = sorted(
 VERBS_OF_CLI = get_command(cli.app).commands
 
 
-def words_of(command: str) -> list[str]:
-    """The command's words, without its comment."""
+def split_words(command: str) -> list[str]:
+    """Return the command's words without its comment."""
     return shlex.split(command, comments=True)
 
 
-def commands(program: str) -> list[str]:
-    return [command for command in COMMANDS if words_of(command)[0] == program]
+def list_commands(program: str) -> list[str]:
+    return [command for command in COMMANDS if split_words(command)[0] == program]
 
 
 def test_there_are_commands_to_check() -> None:
-    assert commands("make") and commands("trainrig") and commands("ray")
+    assert list_commands("make") and list_commands("trainrig") and list_commands("ray")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_of_a_program_that_is_checked_here(command: str) -> None:
-    assert words_of(command)[0] in {"make", "source", "trainrig", "ray"}, (
+    assert split_words(command)[0] in {"make", "source", "trainrig", "ray"}, (
         f"say in {Path(__file__).name} how to check it"
     )
 
 
-@pytest.mark.parametrize("command", commands("make"))
+@pytest.mark.parametrize("command", list_commands("make"))
 def test_a_target_is_in_the_makefile(command: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    wanted = [word for word in words_of(command)[1:] if "=" not in word]
+    wanted = [word for word in split_words(command)[1:] if "=" not in word]
     assert wanted
     assert set(wanted) <= targets
-    for word in words_of(command)[1:]:
+    for word in split_words(command)[1:]:
         if "=" in word:
             assert re.search(rf"^{word.partition('=')[0]} [?:]?=", makefile, re.MULTILINE)
 
 
 def parse(words: list[str]) -> dict[str, object]:
-    """What the command line makes of `words`, without doing it."""
+    """Parse `words` as the command line does, without running the command."""
     name, *rest = words
     command = VERBS_OF_CLI[name]
     return dict(command.make_context(name, list(rest)).params)
 
 
-@pytest.mark.parametrize("command", commands("trainrig"))
+@pytest.mark.parametrize("command", list_commands("trainrig"))
 def test_a_trainrig_command_parses_and_its_run_file_loads(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    words = words_of(command)[1:]
+    words = split_words(command)[1:]
     given = parse(words)
     if "run_file" in given:
         run_file = str(given["run_file"])
@@ -97,13 +97,13 @@ def test_a_trainrig_command_that_does_not_parse_would_be_noticed() -> None:
         parse(["generate", "quickstart/tuned", "--chatty", "--prompt", "?"])
 
 
-@pytest.mark.parametrize("command", commands("ray"))
+@pytest.mark.parametrize("command", list_commands("ray"))
 def test_a_job_is_submitted_with_options_that_ray_has(command: str) -> None:
     from ray.dashboard.modules.job.cli import submit
 
-    ray, job, verb, *words = words_of(command)
+    ray, job, verb, *words = split_words(command)
     assert (ray, job, verb) == ("ray", "job", "submit")
-    # As Ray's own parser takes it: everything after `--` is the entrypoint.
+    # Parse as Ray's own command does: everything after `--` is the entrypoint.
     given = submit.make_context("submit", words).params
     assert given["working_dir"] == "."
     assert json.loads(given["runtime_env_json"])["env_vars"] == {"PYTHONPATH": "platform"}
@@ -116,13 +116,13 @@ def test_a_job_is_submitted_with_options_that_ray_has(command: str) -> None:
 
 @pytest.mark.parametrize("verb", sorted(VERBS_OF_CLI))
 def test_every_verb_is_shown(verb: str) -> None:
-    assert any(words_of(command)[1] == verb for command in commands("trainrig")) or any(
-        words_of(command)[1:] == [verb] for command in commands("make")
+    assert any(split_words(command)[1] == verb for command in list_commands("trainrig")) or any(
+        split_words(command)[1:] == [verb] for command in list_commands("make")
     )
 
 
-def drawn() -> list[str]:
-    """The folders of the package as the README draws them."""
+def list_drawn_folders() -> list[str]:
+    """Return the folders of the package as drawn in the README."""
     (tree,) = [block for _, block in BLOCKS if block.startswith("platform/trainrig")]
     return re.findall(r"^  (\w+)/", tree, re.MULTILINE)
 
@@ -130,11 +130,11 @@ def drawn() -> list[str]:
 def test_the_tree_shows_the_folders_that_there_are() -> None:
     package = ROOT / "platform" / "trainrig"
     there = {path.parent.name for path in package.glob("*/__init__.py")}
-    assert sorted(drawn()) == sorted(there)
+    assert sorted(list_drawn_folders()) == sorted(there)
 
 
 def test_the_folders_are_drawn_in_the_order_of_the_floors() -> None:
-    """Each imports only from those above it."""
+    """Folders import only from those above them."""
     layers = (ROOT / "pyproject.toml").read_text().partition("layers = [")[2].partition("\n]")[0]
     floors = [name for line in re.findall(r'"(.+)"', layers) for name in line.split(" | ")]
     ranks = {
@@ -142,8 +142,8 @@ def test_the_folders_are_drawn_in_the_order_of_the_floors() -> None:
         for rank, line in enumerate(reversed(re.findall(r'"(.+)"', layers)))
         for name in line.split(" | ")
     }
-    assert set(drawn()) <= set(floors)
-    heights = [ranks[name] for name in drawn()]
+    assert set(list_drawn_folders()) <= set(floors)
+    heights = [ranks[name] for name in list_drawn_folders()]
     assert heights == sorted(heights)
 
 
@@ -154,7 +154,7 @@ TOP = {"platform", "jobs", "tests", "docs", "benchmarks", "deploy"}
     "path", sorted(set(re.findall(r"(?:`|\"|\()((?:\w+/)+[\w.-]*)(?:`|\"|\))", README)))
 )
 def test_a_path_that_is_named_exists(path: str) -> None:
-    """Those of the repository; what a run makes is there only after it."""
+    """These are paths of the repository; a run's outputs exist only after it."""
     if path.partition("/")[0] in TOP:
         assert (ROOT / path).exists()
     elif (ROOT / "platform" / "trainrig" / path.partition("/")[0]).is_dir():
@@ -162,7 +162,7 @@ def test_a_path_that_is_named_exists(path: str) -> None:
 
 
 def test_tests_that_pages_name_are_there() -> None:
-    """A claim is worth what the test is that holds it."""
+    """A claim is only as good as the test that checks it."""
     files = {path.name for path in (ROOT / "tests").rglob("*.py")}
     functions = {
         name

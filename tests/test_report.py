@@ -1,4 +1,4 @@
-"""The page toolkit: what strangers wrote stays text, and every page keeps its shape."""
+"""The page toolkit: untrusted text stays text, and every page keeps its structure."""
 
 import re
 from html import unescape
@@ -34,7 +34,7 @@ VOID = {"meta", "link", "br", "img"}
 
 
 class Outline(HTMLParser):
-    """The elements of a page in order; fails on one that is closed in the wrong place."""
+    """Parser of the elements of a page in order, which fails on misplaced end tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Outline(HTMLParser):
 
 
 def page(text: str = "some text", **changes) -> ReportPage:
-    """A page with every kind of block, `text` in every place that takes one."""
+    """Return a page with every kind of block, and `text` in every place that takes one."""
     table = ReportTable(text, (text, "n"), ((text, 1), (text, 2.5), ("", None)))
     chart = Chart(text, "<svg></svg>", text, text, table)
     samples = SampleGroup((TextSample(text, text, text), TextSample(text, text)))
@@ -80,8 +80,8 @@ def page(text: str = "some text", **changes) -> ReportPage:
     return ReportPage(**(parts | changes))
 
 
-def contrast(one: str, other: str) -> float:
-    """WCAG 2.2's contrast ratio of two colours."""
+def compute_contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours by WCAG 2.2."""
 
     def luminance(colour: str) -> float:
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -202,12 +202,12 @@ def test_two_sections_of_one_name_are_refused():
 
 @pytest.mark.parametrize("theme", [report.LIGHT, report.DARK], ids=["light", "dark"])
 def test_series_reach_three_to_one_on_paper_and_text_four_and_a_half(theme):
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert compute_contrast("#000000", "#ffffff") == pytest.approx(21)
     for series in ("c1", "c2", "c3", "c4"):
-        assert contrast(theme[series], theme["paper"]) >= 3
+        assert compute_contrast(theme[series], theme["paper"]) >= 3
     for text in ("ink", "muted", "c1"):  # c1 is the colour of links
-        assert contrast(theme[text], theme["paper"]) >= 4.5
-        assert contrast(theme[text], theme["panel"]) >= 4.5
+        assert compute_contrast(theme[text], theme["paper"]) >= 4.5
+        assert compute_contrast(theme[text], theme["panel"]) >= 4.5
 
 
 def test_both_themes_define_every_colour_that_the_style_uses():

@@ -1,4 +1,4 @@
-"""Schemas, their page and the configs say what the models do, key by key."""
+"""Schemas, their page and the configs describe the run file models, key by key."""
 
 import json
 import re
@@ -40,7 +40,7 @@ class Part(Base):
     bare: int = 0
 
 
-def test_a_comment_beside_a_field_is_its_description() -> None:
+def test_a_comment_on_a_field_is_its_description() -> None:
     assert collect_descriptions(Part) == {
         "kept": "Steps; absent: no end.",
         "changed": "`of` the part, true or not.",
@@ -50,7 +50,7 @@ def test_a_comment_beside_a_field_is_its_description() -> None:
     }
 
 
-def keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def list_keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     tables = {"": schema, **schema.get("$defs", {})}
     for table, held in tables.items():
         for name, key in held.get("properties", {}).items():
@@ -62,9 +62,11 @@ def keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any
 def test_every_key_of_every_run_file_is_described(verb: str) -> None:
     schema = build_json_schema(load_models()[verb])
     jsonschema.Draft202012Validator.check_schema(schema)
-    bare = [f"{table}.{name}" for table, name, key in keys(schema) if not key.get("description")]
+    bare = [
+        f"{table}.{name}" for table, name, key in list_keys(schema) if not key.get("description")
+    ]
     assert bare == []
-    for _, _, key in keys(schema):
+    for _, _, key in list_keys(schema):
         assert re.fullmatch(r"[A-Z0-9\"`].*[.!?]", key["description"]), key["description"]
         assert not re.search(r"\b(None|True|False)\b", key["description"])
 
@@ -75,7 +77,7 @@ def test_descriptions_are_read_only_when_a_schema_is_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_generated_is_up_to_date() -> None:
+def test_generated_files_are_up_to_date() -> None:
     made = generate_files()
     stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
     assert stale == [], "run `make docs`"
@@ -101,7 +103,7 @@ def test_a_config_names_its_schema_and_is_valid_by_it(path: Path) -> None:
     schema = json.loads((path.parent / named[1]).read_text())
     given = tomllib.loads(text)
     assert Path(named[1]).stem == given["stage"]
-    # That it is a schema, `test_every_key_of_every_run_file_is_described` sees, once for each verb.
+    # `test_every_key_of_every_run_file_is_described` checks the schemas themselves.
     validator = jsonschema.Draft202012Validator(schema)
     validator.validate(given)
     with pytest.raises(jsonschema.ValidationError):

@@ -17,8 +17,8 @@ from trainrig.splits import Phase, Split, SplitRecord, Work
 SPLITS = [Split(name, {"letters": name * 3}) for name in ("b", "a", "c")]
 
 
-def phase_in(folder: Path, done: Counter[str]) -> Phase:
-    """A phase that writes each split's letters, and counts in `done` how often it did."""
+def make_phase(folder: Path, done: Counter[str]) -> Phase:
+    """Return a phase that writes each split's letters, and counts its calls in `done`."""
 
     def make_work() -> Work:
         def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -40,7 +40,7 @@ def do(phase: Phase) -> None:
 
 def test_each_split_is_done_once_and_leaves_its_record(tmp_path: Path) -> None:
     done: Counter[str] = Counter()
-    phase = phase_in(tmp_path, done)
+    phase = make_phase(tmp_path, done)
     assert phase.find_unfinished(SPLITS) == SPLITS
     do(phase)
     do(phase)
@@ -56,7 +56,7 @@ def test_each_split_is_done_once_and_leaves_its_record(tmp_path: Path) -> None:
 
 def test_only_what_has_no_record_is_done_again(tmp_path: Path) -> None:
     done: Counter[str] = Counter()
-    phase = phase_in(tmp_path, done)
+    phase = make_phase(tmp_path, done)
     do(phase)
     storage.delete(phase.record_path(SPLITS[1]))
     assert phase.find_unfinished(SPLITS) == [SPLITS[1]]
@@ -106,7 +106,7 @@ def test_a_split_killed_between_its_work_and_its_record_is_done_again(tmp_path: 
     assert child.returncode == -signal.SIGKILL
     assert (tmp_path / "aaa.txt").exists()
     done: Counter[str] = Counter()
-    do(phase_in(tmp_path, done))
+    do(make_phase(tmp_path, done))
     assert done == {"aaa": 1, "bbb": 1, "ccc": 1}
 
 
@@ -128,8 +128,9 @@ def test_numbers_are_added_key_by_key() -> None:
     assert splits.sum_counts([{"dropped": {}}]) == {"dropped": {}}
 
 
-def test_what_is_summed_stays_as_it_was() -> None:
-    first, second = {"a": {"b": 1}}, {"a": {"b": 2}}
+def test_summing_does_not_change_its_inputs() -> None:
+    first = {"a": {"b": 1}}
+    second = {"a": {"b": 2}}
     splits.sum_counts([first, second])
     assert (first, second) == ({"a": {"b": 1}}, {"a": {"b": 2}})
 

@@ -26,25 +26,26 @@ from trainrig.errors import ClusterError, DataError
 from trainrig.storage import s3_objects, s3_retries
 
 _proxies = runpy.run_path(str(Path(__file__).with_name("s3_proxy.py")))
-Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+Proxy = _proxies["Proxy"]
+proxy = _proxies["proxy"]
 
 BOTH = pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A folder on the disk or in a bucket."""
+    """Return a folder on the disk or in a bucket."""
     if request.param == "s3":
         return f"{request.getfixturevalue('s3')}/folder"
     return str(tmp_path / "folder")
 
 
-# Both kinds of place
+# Both kinds of storage
 
 
 @BOTH
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5])
-def test_what_is_written_is_read(place: str, data: bytes) -> None:
+def test_written_data_is_read_back(place: str, data: bytes) -> None:
     path = storage.join(place, "sub", "file.bin")
     storage.write(path, data)
     assert storage.read(path) == data
@@ -120,9 +121,10 @@ def test_only_the_first_of_two_creations_counts(place: str) -> None:
 
 
 @BOTH
-def test_of_sixteen_threads_that_create_one_file_one_wins(place: str) -> None:
+def test_one_of_sixteen_threads_creates_a_file(place: str) -> None:
     for round_ in range(2):
-        path, start = storage.join(place, f"lock-{round_}"), threading.Barrier(16)
+        path = storage.join(place, f"lock-{round_}")
+        start = threading.Barrier(16)
 
         def compete(number: int, path: str = path, start: threading.Barrier = start) -> bool:
             start.wait()
@@ -134,7 +136,7 @@ def test_of_sixteen_threads_that_create_one_file_one_wins(place: str) -> None:
         assert storage.read(path) == b"%d" % won.index(True)
 
 
-def test_of_sixteen_processes_that_create_one_file_one_wins(tmp_path: Path) -> None:
+def test_one_of_sixteen_processes_creates_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     code = (
         "import os, sys; from trainrig import storage; print('ready', flush=True); "
@@ -209,7 +211,7 @@ def test_deleting_takes_one_file_or_all_below_a_folder(place: str) -> None:
         storage.compute_content_key,
     ],
 )
-def test_what_is_not_there_is_not_found(place: str, look: Callable[[str], object]) -> None:
+def test_a_missing_file_is_not_found(place: str, look: Callable[[str], object]) -> None:
     storage.write(f"{place}/sub/file", b"")
     assert not storage.exists(f"{place}/none")
     assert not storage.exists(f"{place}/sub")
@@ -282,13 +284,14 @@ def test_a_writer_killed_in_mid_write_leaves_nothing_under_the_name(
     kill_at_first_line([sys.executable, "-c", STOPPED_BEFORE_ITS_NAME, action, path])
     assert not storage.exists(path)
     assert storage.list_files(str(tmp_path)) == []
-    assert [name.read_bytes() for name in tmp_path.iterdir()] == [b"new"]  # it had come that far
+    # The last write was complete.
+    assert [name.read_bytes() for name in tmp_path.iterdir()] == [b"new"]
     storage.write(path, b"again")
     assert storage.read(path) == b"again"
 
 
 def kill_at_first_line(command: list[str]) -> None:
-    """Start `command`, wait for it to say something, and kill it."""
+    """Start `command`, wait for its first output, and kill it."""
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline()
@@ -318,8 +321,9 @@ def test_an_object_reads_and_seeks_like_its_bytes(
 ) -> None:
     storage.write(f"{s3}/file", data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "READ_BLOCK", 16)  # so that 100 bytes are several requests
-        ours, theirs = storage.open_read(f"{s3}/file"), io.BytesIO(data)
+        patch.setattr(storage, "READ_BLOCK", 16)  # 100 bytes then need several requests
+        ours = storage.open_read(f"{s3}/file")
+        theirs = io.BytesIO(data)
     assert ours.seekable()
     assert ours.readable()
     for action, number, whence in steps:
@@ -329,7 +333,8 @@ def test_an_object_reads_and_seeks_like_its_bytes(
         elif action == "read":
             assert ours.read(number) == theirs.read(number)
         else:
-            into, reference = bytearray(number), bytearray(number)
+            into = bytearray(number)
+            reference = bytearray(number)
             assert ours.readinto(into) == theirs.readinto(reference)
             assert into == reference
         assert ours.tell() == theirs.tell()
@@ -389,12 +394,12 @@ def test_a_bucket_that_is_not_there_is_the_users_to_fix(
         act("s3://no-such-bucket/folder")
 
 
-# S3 on a bad day
+# S3 with failures
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long storage wanted to wait between its own attempts, which is not waited for."""
+    """Return the list of pauses between storage's own attempts, which are skipped."""
     waits: list[float] = []
     monkeypatch.setattr(s3_objects, "time", SimpleNamespace(sleep=waits.append))
     return waits
@@ -436,7 +441,7 @@ def test_reads_and_writes_outlast_a_burst_of_503(proxy: Proxy, s3: str) -> None:
 def test_a_503_without_end_is_the_clusters_fault(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object]
 ) -> None:
-    # A tenth of a second for each refusal, which is not waited for.
+    # A tenth of a second for each rejected request, without waiting.
     clock = SimpleNamespace(monotonic=itertools.count(step=0.1).__next__)
     monkeypatch.setattr(s3_retries, "time", clock)
     monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.0)
@@ -453,7 +458,7 @@ def test_a_503_without_end_is_the_clusters_fault(
 def test_a_dozen_requests_at_once_outlast_a_bucket_that_refuses_now_and_then(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Three tenths of the time, as a bucket under load does; and once for longer."""
+    """The bucket rejects three tenths of requests, as under load, and once all for longer."""
     monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.02)
     monkeypatch.setattr(s3_retries, "RETRY_SECONDS", 60.0)
     monkeypatch.setattr(s3_retries, "SAID_AFTER", 0.5)
@@ -465,7 +470,8 @@ def test_a_dozen_requests_at_once_outlast_a_bucket_that_refuses_now_and_then(
         at = time.monotonic() - began
         return at < 1.5 or at % 0.5 < 0.15
 
-    proxy.spoil, proxy.times = refuses, 10**9
+    proxy.spoil = refuses
+    proxy.times = 10**9
     with ThreadPoolExecutor(12) as threads:
         assert list(threads.map(storage.exists, [f"{s3}/file"] * 60)) == [True] * 60
     said = [message for message in caplog.messages if "refused for" in message]
@@ -475,7 +481,8 @@ def test_a_dozen_requests_at_once_outlast_a_bucket_that_refuses_now_and_then(
 def test_a_body_that_is_cut_off_is_read_again(proxy: Proxy, s3: str, waits: list[float]) -> None:
     data = os.urandom(100_000)
     storage.write(f"{s3}/file", data)
-    proxy.how, proxy.times = "cut", 4
+    proxy.how = "cut"
+    proxy.times = 4
     proxy.spoil = lambda method, path: method == "GET"
     assert storage.read(f"{s3}/file") == data
     assert proxy.times == 0
@@ -490,7 +497,8 @@ def test_a_body_that_is_always_cut_off_is_given_up(
     proxy: Proxy, s3: str, waits: list[float]
 ) -> None:
     storage.write(f"{s3}/file", b"data")
-    proxy.how, proxy.times = "cut", 1_000
+    proxy.how = "cut"
+    proxy.times = 1_000
     proxy.spoil = lambda method, path: method == "GET"
     with pytest.raises(ClusterError, match=r"/file: 10 attempts failed: "):
         storage.read(f"{s3}/file")
@@ -498,7 +506,8 @@ def test_a_body_that_is_always_cut_off_is_given_up(
 
 
 def test_a_creation_whose_answer_is_lost_knows_itself_again(proxy: Proxy, s3: str) -> None:
-    proxy.how, proxy.times = "lose_answer", 1
+    proxy.how = "lose_answer"
+    proxy.times = 1
     assert storage.create(f"{s3}/lock", b"mine")
     assert [line.split()[0] for line in proxy.seen] == ["PUT", "PUT", "GET"]
     assert not storage.create(f"{s3}/lock", b"yours")
@@ -508,7 +517,8 @@ def test_a_creation_whose_answer_is_lost_knows_itself_again(proxy: Proxy, s3: st
 def test_a_creation_that_meets_another_writer_tries_again(
     proxy: Proxy, s3: str, waits: list[float]
 ) -> None:
-    proxy.how, proxy.times = "conflict", 2
+    proxy.how = "conflict"
+    proxy.times = 2
     assert storage.create(f"{s3}/lock", b"mine")
     assert len(waits) == 2
     proxy.times = 1_000
@@ -527,10 +537,11 @@ def test_a_creation_that_meets_another_writer_tries_again(
         lambda path: storage.create(path, b""),
     ],
 )
-def test_what_s3_forbids_is_said_at_once(
+def test_an_access_denial_of_s3_is_raised_at_once(
     proxy: Proxy, s3: str, act: Callable[[str], object]
 ) -> None:
-    proxy.how, proxy.times = "forbidden", 1_000
+    proxy.how = "forbidden"
+    proxy.times = 1_000
     with pytest.raises(ClusterError, match=r"^s3://.*/file: S3 answers .*(AccessDenied|403)"):
         act(f"{s3}/file")
     assert len(proxy.seen) == 1
@@ -540,7 +551,8 @@ def test_what_s3_forbids_is_said_at_once(
 def test_a_server_that_does_not_answer_is_named(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # "discard": nobody listens
+    # "discard": a port without a server.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     s3_objects.get_client.cache_clear()
     with pytest.raises(ClusterError, match=r"/file: Could not connect to the endpoint URL"):
         storage.read(f"{s3}/file")
@@ -556,11 +568,13 @@ def test_files_to_and_from_a_bucket_outlast_a_bad_day(
     with storage.atomic_file(f"{s3}/large") as temporary:
         Path(temporary).write_bytes(data)
     assert any(line.startswith("POST") and "uploadId" in line for line in proxy.seen)
-    proxy.how, proxy.times = "cut", 2
+    proxy.how = "cut"
+    proxy.times = 2
     proxy.spoil = lambda method, path: method == "GET"
     assert storage.fetch_local_path(f"{s3}/large").read_bytes() == data
     assert proxy.times == 0
-    proxy.how, proxy.times = "forbidden", 1_000
+    proxy.how = "forbidden"
+    proxy.times = 1_000
     proxy.spoil = lambda method, path: True
     with (
         pytest.raises(ClusterError, match=r"^s3://.*/large: .*AccessDenied"),
@@ -571,7 +585,7 @@ def test_files_to_and_from_a_bucket_outlast_a_bad_day(
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """What is uploaded in three parts, each as small as S3 allows."""
+    """Return data that is uploaded in three parts, each as small as S3 allows."""
     monkeypatch.setattr(s3_objects, "PART", 5 * 2**20)
     return os.urandom(11 * 2**20)
 
@@ -579,7 +593,8 @@ def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["slow_down", "cut_request", "lose_answer"])
 def test_large_data_outlasts_a_bad_day(proxy: Proxy, s3: str, large: bytes, how: str) -> None:
-    proxy.how, proxy.times = how, 4
+    proxy.how = how
+    proxy.times = 4
     proxy.spoil = lambda method, path: method in {"PUT", "POST"}
     storage.write(f"{s3}/large", memoryview(large))
     assert proxy.times == 0
@@ -590,7 +605,8 @@ def test_large_data_outlasts_a_bad_day(proxy: Proxy, s3: str, large: bytes, how:
 def test_an_upload_whose_last_answer_is_lost_is_known_to_be_done(
     proxy: Proxy, s3: str, large: bytes
 ) -> None:
-    proxy.how, proxy.times = "lose_answer", 1
+    proxy.how = "lose_answer"
+    proxy.times = 1
     proxy.spoil = lambda method, path: method == "POST" and "uploadId=" in path
     storage.write(f"{s3}/large", large)
     assert proxy.times == 0
@@ -600,9 +616,10 @@ def test_an_upload_whose_last_answer_is_lost_is_known_to_be_done(
 def test_an_upload_that_is_no_more_is_done_if_all_of_it_is_there(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What S3 answers to the second of two requests; moto knows no such answer."""
+    """S3 answers so to the second of two requests; moto has no such answer."""
     storage.write(f"{s3}/file", b"12345")
-    client, error = s3_objects.get_client(), {"Error": {"Code": "NoSuchUpload"}}
+    client = s3_objects.get_client()
+    error = {"Error": {"Code": "NoSuchUpload"}}
     refuse = mock.Mock(side_effect=ClientError(error, "CompleteMultipartUpload"))
     monkeypatch.setattr(client, "complete_multipart_upload", refuse)
     place = {"Bucket": "b", "Key": "file", "UploadId": "none"}
@@ -616,7 +633,8 @@ def test_an_upload_that_fails_leaves_nothing(
     proxy: Proxy, s3: str, large: bytes, request_: str
 ) -> None:
     storage.write(f"{s3}/large", b"before")
-    proxy.how, proxy.times = "forbidden", 1_000
+    proxy.how = "forbidden"
+    proxy.times = 1_000
     proxy.spoil = lambda method, path: method != "DELETE" and request_ in path
     with pytest.raises(ClusterError, match=r"^s3://.*/large: .*AccessDenied"):
         storage.write(f"{s3}/large", large)
@@ -637,8 +655,10 @@ with storage.atomic_file(sys.argv[1]) as temporary:
 def test_an_upload_killed_before_its_end_leaves_nothing_under_the_name(
     proxy: Proxy, s3: str
 ) -> None:
-    proxy.how, proxy.times = "hold", 1
-    proxy.spoil = lambda method, path: method == "POST" and "uploadId" in path  # all parts are up
+    proxy.how = "hold"
+    proxy.times = 1
+    # All parts are uploaded.
+    proxy.spoil = lambda method, path: method == "POST" and "uploadId" in path
     with subprocess.Popen([sys.executable, "-c", UPLOAD, f"{s3}/large"]) as child:
         assert proxy.reached.wait(60)
         child.kill()
@@ -652,7 +672,8 @@ def test_a_moved_file_takes_the_place_of_another(
     place: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder = str(tmp_path) if place == "disk" else request.getfixturevalue("s3")
-    old, new = f"{folder}/new folder/old", f"{folder}/new"
+    old = f"{folder}/new folder/old"
+    new = f"{folder}/new"
     storage.write(new, b"new")
     storage.move(new, old)  # nothing was there
     assert (storage.read(old), storage.exists(new)) == (b"new", False)

@@ -1,4 +1,4 @@
-"""What a person sees: in a pseudo-terminal, and where there is none."""
+"""Output for people, in a pseudo-terminal and without one."""
 
 import functools
 import io
@@ -26,7 +26,7 @@ from trainrig.errors import ClusterError
 from trainrig.terminal import Terminal
 from trainrig.train.run.run_folder import RunFolder
 
-# A stage of a hundred steps that takes a moment, so that a live panel has something to redraw.
+# A stage of a hundred steps that takes a moment, so that a live panel redraws.
 STAGE = """
     import sys, time
     from trainrig.terminal import Terminal
@@ -47,24 +47,24 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Shown:
-    """What a process printed on stdout, and what came out of its stderr."""
+    """Stdout of a process, and the terminal output of its stderr."""
 
     out: str
     err: str
 
 
-def environment(changes: Mapping[str, str]) -> dict[str, str]:
+def make_environment(changes: Mapping[str, str]) -> dict[str, str]:
     quiet = {"CI", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"}
     kept = {name: value for name, value in os.environ.items() if name not in quiet}
     return kept | {"TERM": "xterm-256color"} | changes
 
 
-def in_a_terminal(code: str, **changes: str) -> Shown:
-    """`code` run with stderr on a pseudo-terminal."""
+def run_in_terminal(code: str, **changes: str) -> Shown:
+    """Run `code` with stderr on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", textwrap.dedent(code)]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, env=environment(changes)
+        command, stdout=subprocess.PIPE, stderr=theirs, env=make_environment(changes)
     )
     os.close(theirs)
     seen = b""
@@ -72,7 +72,7 @@ def in_a_terminal(code: str, **changes: str) -> Shown:
         select.select([ours], [], [])
         try:
             read = os.read(ours, 65536)
-        except OSError:  # Linux says so when the last holder of the other end has gone
+        except OSError:  # Linux reports so when the last holder of the other end is closed
             break
         if not read:
             break
@@ -83,19 +83,19 @@ def in_a_terminal(code: str, **changes: str) -> Shown:
     return Shown(out.decode(), seen.decode())
 
 
-def off_a_terminal(code: str, **changes: str) -> Shown:
+def run_off_terminal(code: str, **changes: str) -> Shown:
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
         check=True,
-        env=environment(changes),
+        env=make_environment(changes),
     )
     return Shown(ended.stdout, ended.stderr)
 
 
 def test_in_a_terminal_there_is_one_live_panel() -> None:
-    shown = in_a_terminal(STAGE)
+    shown = run_in_terminal(STAGE)
     assert ANIMATION.search(shown.err)
     assert COLOUR.search(shown.err)
     assert "curate" in shown.err
@@ -105,7 +105,7 @@ def test_in_a_terminal_there_is_one_live_panel() -> None:
 
 
 def test_off_a_terminal_there_are_plain_lines_and_few() -> None:
-    shown = off_a_terminal(STAGE)
+    shown = run_off_terminal(STAGE)
     lines = shown.err.splitlines()
     assert shown.err == shown.err.replace("\r", "").replace("\x1b", "")
     progress = [f"curate: {done} of 100 splits" for done in range(0, 101, 10)]
@@ -114,19 +114,19 @@ def test_off_a_terminal_there_are_plain_lines_and_few() -> None:
 
 
 def test_in_continuous_integration_nothing_moves() -> None:
-    shown = in_a_terminal(STAGE, CI="true")
+    shown = run_in_terminal(STAGE, CI="true")
     assert not ANIMATION.search(shown.err.replace("\r\n", "\n"))
     assert "curate: 50 of 100 splits" in shown.err
 
 
 def test_no_color_is_obeyed() -> None:
-    shown = in_a_terminal(STAGE, NO_COLOR="1")
+    shown = run_in_terminal(STAGE, NO_COLOR="1")
     colours = {code for match in COLOUR.findall(shown.err) for code in match[2:-1].split(";")}
     assert not {code for code in colours if re.fullmatch(r"3[0-8]|4[0-8]|9[0-7]", code)}
     assert "curate" in shown.err
 
 
-# --- in this process, not a terminal
+# --- in this process, without a terminal
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def loggers_as_before() -> Iterator[None]:
     logger.handlers, logger.level, logger.propagate = before
 
 
-def test_what_others_print_is_talk_and_rays_own_notice_of_a_death_is_not_repeated(
+def test_prints_of_workers_go_to_stderr_and_rays_death_notice_is_not_repeated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     notice = "(raylet) A worker died or was killed while executing a task by an unexpected error."
@@ -216,13 +216,13 @@ def test_off_a_terminal_a_slow_stage_is_heard_of_now_and_then(
     now = iter([0.0, *(terminal.LINE_SECONDS * n + 1 for n in (0, 1, 2))])
     monkeypatch.setattr(terminal.time, "monotonic", functools.partial(next, now))
     with Terminal().stage("tokenize", "splits") as advance:
-        for done in (0, 1, 2, 2):  # that it is where it was is no news
+        for done in (0, 1, 2, 2):  # no progress gives no line
             advance(done, 1_000)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["tokenize: 0 of 1000 splits", "tokenize: 2 of 1000 splits"]
 
 
-def metrics_line(step: int, loss: float | None, attempt: int = 1) -> str:
+def make_metrics_line(step: int, loss: float | None, attempt: int = 1) -> str:
     line = {"step": step, "attempt": attempt, "time": step / 2, "train/loss": loss}
     line |= {"speed/tokens_per_second": 12_345.6, "cluster/workers": 2}
     return json.dumps(line) + "\n"
@@ -247,14 +247,14 @@ def test_training_is_followed_by_what_it_writes(
     with Terminal().show_training("pretrain", str(tmp_path), 40):
         for number in range(1, attempts + 1):
             folder.record("attempt_started", attempt=number, workers=2)
-        lines = metrics_line(39, 7.0, attempts) + metrics_line(40, loss, attempts)
+        lines = make_metrics_line(39, 7.0, attempts) + make_metrics_line(40, loss, attempts)
         (tmp_path / "metrics.jsonl").write_text(lines)
     assert capsys.readouterr().err.splitlines()[-1] == f"pretrain: 40 of 40 steps, {note}"
 
 
 def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None:
-    lines = metrics_line(119, 2.5) + metrics_line(120, 2.31)
-    shown = in_a_terminal(
+    lines = make_metrics_line(119, 2.5) + make_metrics_line(120, 2.31)
+    shown = run_in_terminal(
         f"""
         import time
         from pathlib import Path
@@ -269,13 +269,13 @@ def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None
     seen = COLOUR.sub("", shown.err)
     assert "0/5000 steps, starting" in seen
     line = "120/5000 steps, loss 2.310, 12,346 tokens/s (6,173 each), 2 workers, 40 min 40 s left"
-    assert line in seen  # on one line: nothing of it is wrapped or cut
+    assert line in seen  # on one line: nothing is wrapped or cut
 
 
-def test_what_of_a_line_does_not_fit_the_terminal_is_cut_off_its_end(tmp_path: Path) -> None:
+def test_a_line_too_long_for_the_terminal_is_cut_at_its_end(tmp_path: Path) -> None:
     measured = {"speed/mfu": 0.41, "time/data": 0.02, "memory/peak_gib": 61.3}
-    line = json.dumps(json.loads(metrics_line(39, 2.5)) | measured) + "\n"
-    shown = in_a_terminal(
+    line = json.dumps(json.loads(make_metrics_line(39, 2.5)) | measured) + "\n"
+    shown = run_in_terminal(
         f"""
         import time
         from pathlib import Path
@@ -293,12 +293,12 @@ def test_what_of_a_line_does_not_fit_the_terminal_is_cut_off_its_end(tmp_path: P
 
 
 @pytest.mark.parametrize("steps", [40, 20])
-def test_what_an_earlier_call_left_is_not_told_as_if_it_went_on(
+def test_progress_does_not_show_results_of_an_earlier_call(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, steps: int
 ) -> None:
-    """Of a finished run that is asked for again, or for fewer steps than it has."""
+    """The run is finished, and is requested again or with fewer steps than it has."""
     RunFolder(str(tmp_path)).record("attempt_started", attempt=1, workers=2)
-    (tmp_path / "metrics.jsonl").write_text(metrics_line(39, 7.0) + metrics_line(40, 6.5))
+    (tmp_path / "metrics.jsonl").write_text(make_metrics_line(39, 7.0) + make_metrics_line(40, 6.5))
     with Terminal().show_training("pretrain", str(tmp_path), steps):
         pass
     assert capsys.readouterr().err == ""
@@ -332,7 +332,7 @@ def test_a_storage_that_refuses_costs_a_line_of_progress_and_nothing_else(
     monkeypatch.setattr(terminal, "FOLLOW_SECONDS", 0.01)
     with Terminal().show_training("pretrain", str(tmp_path), 40):
         RunFolder(str(tmp_path)).record("attempt_started", attempt=1, workers=2)
-        (tmp_path / "metrics.jsonl").write_text(metrics_line(40, 6.5))
+        (tmp_path / "metrics.jsonl").write_text(make_metrics_line(40, 6.5))
         while len(looks) < 3:
             time.sleep(0.001)
     said = capsys.readouterr().err
@@ -349,8 +349,8 @@ def test_training_that_fails_is_no_longer_followed(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
-def last_line(capsys: pytest.CaptureFixture[str], counts: Mapping[str, Any]) -> str:
-    """What is said of a stage that has done two splits and come to `counts`."""
+def get_last_line(capsys: pytest.CaptureFixture[str], counts: Mapping[str, Any]) -> str:
+    """Return the last line about a stage that has done two splits with these `counts`."""
 
     def stage(run: Any, progress: terminal.Advance) -> Any:
         progress(2, 2)
@@ -377,4 +377,4 @@ def test_the_last_line_of_a_stage_tells_numbers_and_that_rows_were_refused(
 ) -> None:
     counts = {"loss": 6.47021, "train_tokens": 12_345, "tokens_of": {"a": 5}, "refused": refused}
     line = "tokenize: out: loss 6.47, train_tokens 12,345"
-    assert last_line(capsys, counts) == line + words
+    assert get_last_line(capsys, counts) == line + words

@@ -1,4 +1,4 @@
-"""What verbs import: whoever curates, and each worker of a pass, waits for it."""
+"""Imports of verbs, for which each command and each worker of a pass waits."""
 
 import json
 import re
@@ -10,11 +10,11 @@ import pytest
 
 from trainrig.verbs import VERBS
 
-# Of the others, those that train have it in their workers, and in their driver when it runs.
+# Other verbs that train import it in their workers, and in their driver when it runs.
 WITH_TORCH = ("evaluate", "sweep")
 
 
-# One process imports what all verbs share, and each verb's own part is imported in a fork of it.
+# One process imports what all verbs share, and a fork of it imports each verb's own part.
 LOAD_EACH = """
 import os, sys
 import trainrig.cli, trainrig.terminal
@@ -34,7 +34,7 @@ for verb in VERBS:
 
 @pytest.fixture(scope="module")
 def brought() -> dict[str, list[str]]:
-    """By verb: what of the slow libraries its function brings; not there: it did not load."""
+    """Return the slow libraries that each verb's function imports; a verb that fails is missing."""
     done = subprocess.run(
         [sys.executable, "-c", LOAD_EACH], capture_output=True, text=True, check=True, timeout=120
     )

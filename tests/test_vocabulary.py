@@ -1,4 +1,4 @@
-"""The words of the code are those of its field: each thing has one name, and no two share one."""
+"""The code's words are the words of its field: each thing has one name, and no two share one."""
 
 import ast
 import re
@@ -10,9 +10,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "platform" / "trainrig"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-MOST_MODULES = 16  # in a folder, without its __init__
+MOST_MODULES = 16  # modules in a folder, without its __init__
 
-# Metaphors that once stood for what the field has a word for.
+# Former metaphors for which the field has a word.
 RETIRED = {
     "attendant": "supervisor",
     "attending": "supervising",
@@ -60,28 +60,30 @@ RETIRED = {
     "wish": "request",
     "wishes": "requests",
 }
-# (word, file): why it stays.
+# (word, file): the reason why it stays.
 ALLOWED: dict[tuple[str, str], str] = {
     ("shelf", "corpus/dedup/pairs/evidence.py"): "a column of files that curations have left",
     ("patience", "train/evaluations/settings.py"): "of early stopping, it is the field's own word",
 }
-# Each is the `kind` of two unions of run files, which users write.
+# Each of these is the `kind` of two unions of run files, which users write.
 SHARED_KINDS = {"Grid", "Kaplan"}
 
 
-def where(source: Path) -> str:
+def find_name(source: Path) -> str:
     return source.relative_to(PACKAGE).as_posix()
 
 
-def parts_of(name: str) -> set[str]:
-    """The words of an identifier, of an event's or a metric's name, or of a file's."""
+def split_name(name: str) -> set[str]:
+    """Return the words in the name of an identifier, an event, a metric or a file."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return set(re.split(r"[^a-z]+", spaced.lower()))
 
 
-def names_in(tree: ast.Module) -> Iterator[str]:
-    """Of classes, functions, parameters, fields, attributes and variables that it binds, and of
-    events, metrics and formats: the first argument and the keywords of `record`, keys of dicts."""
+def list_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a module binds, and those of events, metrics and formats.
+
+    The latter are the first argument and the keywords of `record`, and keys of dicts.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -100,11 +102,14 @@ def names_in(tree: ast.Module) -> Iterator[str]:
                 yield from (key for key in keys if isinstance(key, str) and key.isidentifier())
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=where)
+@pytest.mark.parametrize("source", SOURCES, ids=find_name)
 def test_no_name_is_a_metaphor_that_the_field_has_a_word_for(source: Path) -> None:
-    names = [*names_in(ast.parse(source.read_text(encoding="utf-8"))), *Path(where(source)).parts]
-    found = {(word, name) for name in names for word in parts_of(name) & RETIRED.keys()}
-    found = {(word, name) for word, name in found if (word, where(source)) not in ALLOWED}
+    names = [
+        *list_names(ast.parse(source.read_text(encoding="utf-8"))),
+        *Path(find_name(source)).parts,
+    ]
+    found = {(word, name) for name in names for word in split_name(name) & RETIRED.keys()}
+    found = {(word, name) for word, name in found if (word, find_name(source)) not in ALLOWED}
     assert not found, [f"{name}: {word} → {RETIRED[word]}" for word, name in sorted(found)]
 
 
@@ -115,11 +120,11 @@ class CrewOf:
         self.wish = 1
         shelf, *rest = folder.record("story_begun", guests=2), {"victim": 3}
 """
-    found = {word for name in names_in(ast.parse(program)) for word in parts_of(name)}
+    found = {word for name in list_names(ast.parse(program)) for word in split_name(name)}
     assert {"crew", "keeper", "wish", "shelf", "story", "guests", "victim"} <= found
 
 
-def test_what_is_allowed_is_there() -> None:
+def test_every_allowed_word_exists() -> None:
     for word, file in ALLOWED:
         assert re.search(word, (PACKAGE / file).read_text(encoding="utf-8")), (word, file)
 
@@ -130,16 +135,16 @@ def test_no_two_public_classes_share_a_name() -> None:
     for source in SOURCES:
         for node in ast.parse(source.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(where(source))
+                places[node.name].append(find_name(source))
     shared = {name: found for name, found in places.items() if len(found) > 1}
     assert set(shared) == SHARED_KINDS, shared
 
 
 def test_a_module_that_makes_a_page_says_in_its_name_of_what() -> None:
-    assert [where(source) for source in SOURCES if source.stem == "page"] == []
+    assert [find_name(source) for source in SOURCES if source.stem == "page"] == []
 
 
 def test_no_folder_holds_more_modules_than_one_can_keep_in_mind() -> None:
     counts = Counter(source.parent for source in SOURCES if source.name != "__init__.py")
-    full = {where(folder): count for folder, count in counts.items() if count > MOST_MODULES}
+    full = {find_name(folder): count for folder, count in counts.items() if count > MOST_MODULES}
     assert not full

@@ -1,8 +1,8 @@
-"""A Ray cluster of two raylets on this machine, as far from the tests as it can be made.
+"""A Ray cluster of two raylets on this machine, isolated from the tests.
 
-Its interpreter is an environment of its own that has our libraries, but no trainrig; each node has
-a home and a working directory of its own, and requests need a token. What a job imports of trainrig
-must have been uploaded.
+Its interpreter is a separate environment with the dependencies, but without trainrig. Each node has
+its own home and working directory, and requests need a token. So a job can import trainrig only
+from an upload.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ import psutil
 
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
-OBJECT_STORE = 80 * 2**20  # bytes: the least that Ray takes
-# Not handed down to the nodes: what the tests know of the cluster, or of our own code.
+OBJECT_STORE = 80 * 2**20  # bytes: Ray's minimum
+# Variables that nodes must not inherit: addresses of the cluster, or the path of this checkout.
 OURS = ("RAY_", "PYTHONPATH", "TRAINRIG_", "COVERAGE_", "PYTEST_")
 
 
 @dataclass
 class TwoNodes:
-    """A head and, once it was asked for, a second node."""
+    """A head and, on request, a second node."""
 
     folder: Path
     python: Path  # the interpreter of both
@@ -44,27 +44,27 @@ class TwoNodes:
 
     @property
     def address(self) -> str:
-        """That of its jobs."""
+        """Return the address for jobs."""
         return f"http://127.0.0.1:{self.dashboard_port}"
 
     @property
     def token(self) -> Path:
-        """The file of the cluster's token."""
+        """Return the file of the cluster's token."""
         return self.folder / "token"
 
     def start_head(self, cpus: int, *options: str) -> None:
-        """A head with so many CPUs; returns once its jobs answer."""
+        """Start a head with this number of CPUs, and return once it accepts jobs."""
         ports = [f"--port={self.gcs_port}", f"--dashboard-port={self.dashboard_port}"]
         ports += ["--dashboard-host=127.0.0.1", "--include-dashboard=true"]
         self._start("head", "--head", f"--num-cpus={cpus}", *ports, *options)
         self.wait_for_answer("/api/v0/cluster_metadata")
 
     def add_node(self, name: str, cpus: int, *options: str) -> None:
-        """Another node; returns at once."""
+        """Start another node, and return at once."""
         self._start(name, f"--address=127.0.0.1:{self.gcs_port}", f"--num-cpus={cpus}", *options)
 
     def kill(self, name: str) -> None:
-        """The node's processes, all of them, with SIGKILL."""
+        """Kill all processes of the node with SIGKILL."""
         process = self._processes.pop(name)
         family = [psutil.Process(process.pid)] if process.poll() is None else []
         family += [child for parent in family for child in parent.children(recursive=True)]
@@ -83,7 +83,8 @@ class TwoNodes:
         (place / "home").mkdir(parents=True, exist_ok=True)
         common = ["--node-ip-address=127.0.0.1", f"--object-store-memory={OBJECT_STORE}"]
         command = [self.python, "-m", "ray.scripts.scripts", "start", "--block", *common, *options]
-        (agent,) = _free_ports(1)  # the default one may be another cluster's, and no job starts
+        # The default port may belong to another cluster, and then no job starts.
+        (agent,) = _free_ports(1)
         command += [f"--dashboard-agent-listen-port={agent}"]
         command += [f"--temp-dir={self.folder / name[:1]}"]
         with (place / "out.txt").open("wb") as output:
@@ -97,16 +98,16 @@ class TwoNodes:
             )
 
     def wait_for_nodes(self, count: int) -> None:
-        """Return once so many are alive."""
+        """Wait until `count` nodes are alive."""
         while True:
             answer = self.wait_for_answer("/api/v0/nodes?limit=100")
-            states = [each["state"] for each in answer["data"]["result"]["result"]]
+            states = [node["state"] for node in answer["data"]["result"]["result"]]
             if states.count("ALIVE") == count:
                 return
             time.sleep(0.1)
 
     def wait_for_answer(self, path: str) -> Any:
-        """What the dashboard says, once it does."""
+        """Return the dashboard's answer once there is one."""
         head = self._processes["head"]
         request = urllib.request.Request(self.address + path)
         request.add_header("Authorization", f"Bearer {self.token.read_text()}")
@@ -121,8 +122,11 @@ class TwoNodes:
 
 @contextlib.contextmanager
 def two_nodes(more: Mapping[str, str] | None = None) -> Iterator[TwoNodes]:
-    """Nothing of it runs yet; all that will ends with the block. `more`: of the environment."""
-    # Not below pytest's folder: the paths of sockets have to be short.
+    """Yield a cluster that is not started; the block's end stops it.
+
+    `more`: environment variables.
+    """
+    # The path is not below pytest's folder, because socket paths must be short.
     with tempfile.TemporaryDirectory(prefix="two-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         python = _environment_without_us(folder / "env")
@@ -132,7 +136,7 @@ def two_nodes(more: Mapping[str, str] | None = None) -> Iterator[TwoNodes]:
             kept
             | ENVIRONMENT
             | {
-                # Where entrypoints find `python`.
+                # Jobs' entrypoints find `python` there.
                 "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
                 "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
                 "OMP_NUM_THREADS": "1",
@@ -148,10 +152,10 @@ def two_nodes(more: Mapping[str, str] | None = None) -> Iterator[TwoNodes]:
 
 
 def _environment_without_us(folder: Path) -> Path:
-    """The interpreter of a virtual environment that sees our libraries.
+    """Return the interpreter of a virtual environment that has trainrig's dependencies.
 
-    A path that a .pth file names is searched, but the .pth files there, such as that of an editable
-    install, are not read.
+    Python searches a path in a .pth file, but does not read the .pth files there, such as an
+    editable install's.
     """
     venv.create(folder, symlinks=True, with_pip=False)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))

@@ -1,4 +1,4 @@
-"""Made-up completions, and tiny decoders to read them by."""
+"""Synthetic completions, and tiny decoders that score them."""
 
 import numpy as np
 import pytest
@@ -15,13 +15,13 @@ def _decoder(seed: int = 0, config: DecoderConfig = CONFIG) -> Decoder:
     model = Decoder(config)
     initialise(model, seed)
     with torch.no_grad():
-        for parameter in model.parameters():  # so that logits are not all alike
+        for parameter in model.parameters():  # make logits differ from each other
             parameter.mul_(5) if parameter.ndim == 2 else None
     return model
 
 
 def _completions(rows: int, seed: int, width: int = 14) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and targets [rows, width]: prompts of 4 ids, completions of 2 to 9, padding."""
+    """Return ids and targets [rows, width]: prompts of 4 ids, completions of 2 to 9, padding."""
     dice = np.random.default_rng(seed)
     ids = dice.integers(1, 60, (rows, width))
     targets = np.full((rows, width), IGNORE)

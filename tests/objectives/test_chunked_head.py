@@ -11,12 +11,13 @@ from trainrig.objectives.cross_entropy import token_nats
 from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
 from trainrig.tokens.batches import IGNORE
 
-V, C = 37, 8
+V = 37
+C = 8
 
 
 @pytest.fixture
 def case():
-    """Hidden states, a head's weight and targets, some of them IGNORE."""
+    """Return hidden states, a head's weight and targets, some of them IGNORE."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 11, C, generator=generator)
     weight = torch.randn(V, C, generator=generator)
@@ -25,9 +26,9 @@ def case():
     return hidden, weight, targets
 
 
-def gradients_of(loss, hidden, weight, dtype=torch.float32):
-    """Gradients of `loss(hidden, weight)` with respect to both, and its value."""
-    leaves = [each.to(dtype, copy=True).requires_grad_() for each in (hidden, weight)]
+def compute_gradients(loss, hidden, weight, dtype=torch.float32):
+    """Return the gradients of `loss(hidden, weight)` with respect to both, and its value."""
+    leaves = [tensor.to(dtype, copy=True).requires_grad_() for tensor in (hidden, weight)]
     value = loss(*leaves)
     value.backward()
     return value.detach(), leaves[0].grad, leaves[1].grad
@@ -39,10 +40,12 @@ def test_values_and_gradients_are_those_of_all_logits(case, monkeypatch, block, 
     monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", block)
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk)
     hidden, weight, targets = case
-    ours = gradients_of(
+    ours = compute_gradients(
         lambda h, w: compute_head_loss(h, Head(w), targets).nats_BT.sum() / 7, hidden, weight
     )
-    plain = gradients_of(lambda h, w: token_nats(F.linear(h, w), targets).sum() / 7, hidden, weight)
+    plain = compute_gradients(
+        lambda h, w: token_nats(F.linear(h, w), targets).sum() / 7, hidden, weight
+    )
     for mine, theirs in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     nats = compute_head_loss(hidden, Head(weight), targets).nats_BT
@@ -76,7 +79,9 @@ def test_the_terms_of_causal_lm_are_autograds(case, cap, smoothing, z):
         return nats + z * logits.logsumexp(-1)[trained].square().sum()
 
     for mine, theirs in zip(
-        gradients_of(ours, hidden, weight), gradients_of(plain, hidden, weight), strict=True
+        compute_gradients(ours, hidden, weight),
+        compute_gradients(plain, hidden, weight),
+        strict=True,
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
@@ -94,14 +99,14 @@ def test_tokens_that_count_differently_and_a_second_backward_pass_are_computed_a
         nats = token_nats(F.linear(h, w), targets)
         return (nats * counts).sum() + 2 * nats.sum()
 
-    _, *ours = gradients_of(twice, hidden, weight)
-    _, *theirs = gradients_of(plain, hidden, weight)
+    _, *ours = compute_gradients(twice, hidden, weight)
+    _, *theirs = compute_gradients(plain, hidden, weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_weights_multiply_nats_and_their_gradients(case, again):
-    """Those at hand, and those computed again as tokens count differently beside."""
+    """This holds for stored gradients and for gradients computed again after a weight change."""
     hidden, weight, targets = case
     weights = torch.randint(0, 300, targets.shape)
     counts = torch.rand(targets.shape) if again else torch.ones(())
@@ -119,13 +124,15 @@ def test_weights_multiply_nats_and_their_gradients(case, again):
 
     unweighted = compute_head_loss(hidden, Head(weight), targets, extras)
     for mine, theirs in zip(
-        gradients_of(ours, hidden, weight), gradients_of(plain, hidden, weight), strict=True
+        compute_gradients(ours, hidden, weight),
+        compute_gradients(plain, hidden, weight),
+        strict=True,
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 class Products(TorchDispatchMode):
-    """How many products of matrices are computed while it is on."""
+    """Counter of the matrix products computed inside the block."""
 
     def __init__(self):
         super().__init__()
@@ -138,8 +145,8 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("objective", [CausalLM(), SFT(), SFT(z_loss=0.1), Distillation()])
 def test_no_product_of_the_head_is_computed_twice(case, objective):
-    """Three: of logits, of the gradient of hidden states and of that of the weight."""
-    hidden, weight, targets = (each.detach() for each in case)
+    """Three products suffice: logits, gradient of hidden states, gradient of the weight."""
+    hidden, weight, targets = (tensor.detach() for tensor in case)
     entries = torch.zeros(*targets.shape, 1, dtype=torch.long)
     arrays = {"ids": targets, "targets": targets, "weights": torch.randint(1, 300, targets.shape)}
     arrays |= {"teacher_ids": entries, "teacher_log_probabilities": entries - 1.0}
@@ -152,17 +159,18 @@ def test_no_product_of_the_head_is_computed_twice(case, objective):
     assert products.count == 3
 
 
-def test_no_product_beside_a_teacher_is_computed_twice(case):
-    """Three of the student's head, and one of the teacher's."""
+def test_no_product_with_a_teacher_is_computed_twice(case):
+    """Three products for the student's head, and one for the teacher's."""
     hidden, weight, targets = case
 
-    def reads(each):
+    def reads(hidden_BTC):
         def read(ids, places_N):
-            return ModelOutput(each.flatten(0, 1)[places_N], Head(weight.requires_grad_()))
+            return ModelOutput(hidden_BTC.flatten(0, 1)[places_N], Head(weight.requires_grad_()))
 
         return read
 
-    student, teacher = hidden.clone().requires_grad_(), torch.randn(hidden.shape)
+    student = hidden.clone().requires_grad_()
+    teacher = torch.randn(hidden.shape)
     with Products() as products:
         read = read_beside_teacher(reads(student), reads(teacher), targets, targets, 1.0, V)
         read.divergence_BT.sum().backward()
@@ -178,8 +186,8 @@ def test_half_precision_is_as_near_as_all_logits_are(case, dtype):
     def ours(h, w):
         return compute_head_loss(h, Head(w), targets).nats_BT.sum()
 
-    exact = gradients_of(ours, hidden, weight)
-    rounded = gradients_of(ours, hidden, weight, dtype)
+    exact = compute_gradients(ours, hidden, weight)
+    rounded = compute_gradients(ours, hidden, weight, dtype)
     assert rounded[1].dtype == rounded[2].dtype == dtype
     for near, far in zip(rounded, exact, strict=True):
         torch.testing.assert_close(near.float(), far, rtol=0.05, atol=0.05)
@@ -206,15 +214,16 @@ def test_no_gradient_is_computed_of_what_needs_none(case, frozen):
 def test_a_batch_without_a_target_is_zero_with_zero_gradients(case):
     hidden, weight, targets = case
     nothing = torch.full_like(targets, IGNORE)
-    value, *gradients = gradients_of(
+    value, *gradients = compute_gradients(
         lambda h, w: compute_head_loss(h, Head(w), nothing).nats_BT.sum(), hidden, weight
     )
-    assert value == 0 and not any(each.any() for each in gradients)
+    assert value == 0 and not any(gradient.any() for gradient in gradients)
 
 
 def test_huge_logits_overflow_nowhere():
-    hidden, weight = torch.tensor([[[1e30]]]), torch.tensor([[1.0], [-1.0], [0.0]])
-    value, of_hidden, of_weight = gradients_of(
+    hidden = torch.tensor([[[1e30]]])
+    weight = torch.tensor([[1.0], [-1.0], [0.0]])
+    value, of_hidden, of_weight = compute_gradients(
         lambda h, w: compute_head_loss(h, Head(w), torch.tensor([[0]])).nats_BT.sum(),
         hidden,
         weight,

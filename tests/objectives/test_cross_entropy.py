@@ -9,7 +9,7 @@ from trainrig.objectives.cross_entropy import cross_entropy_sum, token_nats
 from trainrig.tokens.batches import IGNORE
 
 
-def batch(rows=3, positions=7, vocabulary=11, scale=3.0):
+def make_batch(rows=3, positions=7, vocabulary=11, scale=3.0):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(rows, positions, vocabulary, generator=generator) * scale
     targets = torch.randint(vocabulary, (rows, positions), generator=generator)
@@ -26,8 +26,9 @@ def test_a_hand_worked_token_costs_minus_the_log_of_its_share():
 @pytest.mark.parametrize("chunk_elements", [1, 11, 40, 2**24])
 def test_values_and_gradients_are_torchs_however_the_rows_are_cut(monkeypatch, chunk_elements):
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk_elements)
-    logits, targets = batch()
-    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    logits, targets = make_batch()
+    ours = logits.clone().requires_grad_()
+    theirs = logits.clone().requires_grad_()
     sum_ours = cross_entropy_sum(ours, targets)
     sum_theirs = F.cross_entropy(theirs.flatten(0, 1), targets.flatten(), reduction="sum")
     (sum_ours / 5).backward()
@@ -38,7 +39,7 @@ def test_values_and_gradients_are_torchs_however_the_rows_are_cut(monkeypatch, c
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_how_the_rows_are_cut_changes_no_bit(monkeypatch, dtype):
-    logits, targets = batch(rows=4, positions=33, vocabulary=100)
+    logits, targets = make_batch(rows=4, positions=33, vocabulary=100)
     found = []
     for chunk_elements in (1, 700, 2**24):
         monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", chunk_elements)
@@ -52,7 +53,7 @@ def test_how_the_rows_are_cut_changes_no_bit(monkeypatch, dtype):
 
 
 def test_ignored_targets_cost_nothing_and_teach_nothing():
-    logits, targets = batch()
+    logits, targets = make_batch()
     logits.requires_grad_()
     nats = token_nats(logits, targets)
     nats.sum().backward()
@@ -65,7 +66,7 @@ def test_ignored_targets_cost_nothing_and_teach_nothing():
 
 
 def test_a_batch_with_nothing_to_train_on_is_zero_with_zero_gradients():
-    logits, targets = batch()
+    logits, targets = make_batch()
     logits.requires_grad_()
     total = cross_entropy_sum(logits, torch.full_like(targets, IGNORE))
     total.backward()
@@ -74,9 +75,10 @@ def test_a_batch_with_nothing_to_train_on_is_zero_with_zero_gradients():
 
 
 def test_gradients_of_single_tokens_are_those_of_their_nats():
-    logits, targets = batch(rows=2, positions=3, vocabulary=4)
+    logits, targets = make_batch(rows=2, positions=3, vocabulary=4)
     weights = torch.arange(6.0).view(2, 3)
-    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    ours = logits.clone().requires_grad_()
+    theirs = logits.clone().requires_grad_()
     (token_nats(ours, targets) * weights).sum().backward()
     reference = F.cross_entropy(theirs.flatten(0, 1), targets.flatten(), reduction="none")
     (reference.view(2, 3) * weights).sum().backward()
@@ -84,7 +86,7 @@ def test_gradients_of_single_tokens_are_those_of_their_nats():
 
 
 def test_bfloat16_logits_are_added_up_in_float32():
-    logits, targets = batch(vocabulary=5000, scale=1.0)
+    logits, targets = make_batch(vocabulary=5000, scale=1.0)
     halves = logits.bfloat16().requires_grad_()
     nats = token_nats(halves, targets)
     exact = token_nats(halves.detach().float(), targets)
@@ -103,7 +105,7 @@ def test_huge_logits_overflow_nowhere():
 
 
 def test_nothing_of_the_size_of_the_logits_is_kept_but_the_logits():
-    logits, targets = batch(vocabulary=300)
+    logits, targets = make_batch(vocabulary=300)
     logits.requires_grad_()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):

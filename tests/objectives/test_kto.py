@@ -7,14 +7,15 @@ from trainrig.objectives import KTO
 
 
 def test_the_loss_has_its_known_value():
-    ratios = torch.tensor([1.0, -1.0]).double()  # of -10 and -12, the reference's both -11
+    # Log-probabilities -10 and -12; the reference's are both -11.
+    ratios = torch.tensor([1.0, -1.0]).double()
     wanted = torch.tensor([True, False])
     assert KTO().compute_losses(ratios, wanted, 0.0).tolist() == pytest.approx(
         [0.47502081] * 2, abs=1e-8
     )
     weighted = KTO(desirable_weight=2, undesirable_weight=3).compute_losses(ratios, wanted, 0.0)
     assert weighted.tolist() == pytest.approx([2 * 0.47502081, 3 * 0.47502081], abs=1e-7)
-    # At the reference point a completion is worth nothing either way.
+    # At the reference point, desired and undesired completions have the same loss.
     assert KTO().compute_losses(ratios, wanted, 1.0)[0] == 0.5
 
 
@@ -28,7 +29,8 @@ def test_a_first_pass_over_mismatched_completions_gives_it(decoder, completions,
     kl_ids, kl_targets = completions(3, 2, width=11)
     arrays = {"ids": ids, "targets": targets, "labels": [1, 0, 1]}
     batch = device_batch({"reference": decoder(1)}, **arrays, kl_ids=kl_ids, kl_targets=kl_targets)
-    objective, model = KTO(), decoder()
+    objective = KTO()
+    model = decoder()
     with torch.no_grad():
         statistics = {n: float(v) for n, v in objective.measure(model, batch).items()}
     assert statistics["rows"] == 3 and statistics["divergence"] != 0

@@ -1,4 +1,4 @@
-"""Losses of pairs, against known values and against plain arithmetic."""
+"""Losses of preference pairs, against known values and against plain arithmetic."""
 
 import math
 
@@ -22,7 +22,7 @@ from trainrig.objectives.contract import Watchful
 from trainrig.objectives.log_probabilities import find_last_places, read_completions
 from trainrig.tokens.batches import IGNORE
 
-# Log-ratios of (chosen, rejected) answers by those of the model and of the reference.
+# Log-ratios of (chosen, rejected) answers: log-probabilities by the model minus the reference.
 CASES = [(-10 + 11, -12 + 11), (-10 + 10, -12 + 12), (-20 + 15, -10 + 15)]  # h = 2, 0, -10
 KNOWN = {
     "DPO": (DPO(), (0.59813887, 0.69314718, 1.31326169)),
@@ -31,7 +31,7 @@ KNOWN = {
     "IPO": (IPO(), (9, 25, 225)),
     "hinge": (Hinge(), (0.8, 1, 2)),
 }
-# What TRL 1.16 makes of two pairs, beta 0.1: sums of the policy and of the reference, lengths.
+# Values of TRL 1.16 for two pairs, beta 0.1: sums of the policy and of the reference, lengths.
 POLICY = ((-9.8130589, -57.6565590), (-42.7572594, -13.8329077))
 REFERENCE = ((-10.7992020, -55.9543571), (-41.5016823, -15.3887043))
 LENGTHS = ((2, 12), (9, 3))
@@ -68,8 +68,9 @@ def test_a_batch_of_pairs_has_the_loss_that_trl_gives_it(name):
 
 
 def test_losses_without_a_reference_have_their_known_values():
-    chosen, rejected = torch.tensor([-1.0, -0.5]).double(), torch.tensor([-1.0, -2.0]).double()
-    # -10 over 10 tokens against -12 over 12: no difference, so the margin alone is missing.
+    chosen = torch.tensor([-1.0, -0.5]).double()
+    rejected = torch.tensor([-1.0, -2.0]).double()
+    # -10 over 10 tokens and -12 over 12 tokens are equal means, so only the margin is missing.
     assert float(SimPO().compute_pair_losses(chosen, rejected)[0]) == pytest.approx(
         1.31326169, abs=1e-8
     )
@@ -87,8 +88,8 @@ def pairs(completions):
     return dict(zip(names, [*completions(3, 1), *completions(3, 2, width=17)], strict=True))
 
 
-def plainly(model, ids, targets):
-    """Sums of log-probabilities by one row at a time, cut where its padding begins."""
+def sum_log_probabilities(model, ids, targets):
+    """Sum log-probabilities one row at a time, each cut where its padding begins."""
     sums = []
     for ids_T, targets_T in zip(ids, targets, strict=True):
         end = int(np.flatnonzero(targets_T != IGNORE)[-1]) + 1
@@ -105,18 +106,19 @@ def test_completions_are_read_as_row_by_row_without_padding(pairs, decoder):
         for side in ("chosen", "rejected")
     ]
     found, _ = read_completions(model, *rows)
-    for side, each in zip(("chosen", "rejected"), found, strict=True):
-        expected = plainly(model, pairs[f"{side}_ids"], pairs[f"{side}_targets"])
-        torch.testing.assert_close(each.sums_B, expected, rtol=1e-5, atol=1e-5)
+    for side, sums in zip(("chosen", "rejected"), found, strict=True):
+        expected = sum_log_probabilities(model, pairs[f"{side}_ids"], pairs[f"{side}_targets"])
+        torch.testing.assert_close(sums.sums_B, expected, rtol=1e-5, atol=1e-5)
         lengths = (pairs[f"{side}_targets"] != IGNORE).sum(1)
-        assert each.lengths_B.tolist() == lengths.tolist()
+        assert sums.lengths_B.tolist() == lengths.tolist()
     targets = rows[0][1]
     at = find_last_places(targets)
-    assert (targets.flatten()[at] == 7).all()  # what ends each
+    assert (targets.flatten()[at] == 7).all()  # the end token of each answer
 
 
 def test_logits_are_computed_at_completions_alone(pairs, decoder, device_batch):
-    model, asked = decoder(), []
+    model = decoder()
+    asked = []
     head = model.embedding.weight
 
     def note(ids_BT, **options):
@@ -134,14 +136,15 @@ def test_logits_are_computed_at_completions_alone(pairs, decoder, device_batch):
     "objective", [DPO(), IPO(), APODown(), ORPO(), SimPO()], ids=lambda o: o.kind
 )
 def test_loss_and_gradient_are_those_of_plain_arithmetic(objective, pairs, decoder, device_batch):
-    model, reference = decoder(), decoder(1)
+    model = decoder()
+    reference = decoder(1)
     found = objective.compute(model, device_batch({"reference": reference}, **pairs), {})
     loss = sum(t.weight * found.terms[t.name].values.sum() for t in objective.terms)
     loss.backward()
     gradient = model.embedding.weight.grad.clone()
     model.zero_grad()
     sides = [(pairs[f"{s}_ids"], pairs[f"{s}_targets"]) for s in ("chosen", "rejected")]
-    sums = [plainly(model, *side) for side in sides]
+    sums = [sum_log_probabilities(model, *side) for side in sides]
     lengths = [torch.from_numpy((targets != IGNORE).sum(1)) for _, targets in sides]
     if objective.kind == "ORPO":
         odds = ORPO.compute_odds_losses(sums[0] / lengths[0], sums[1] / lengths[1])
@@ -150,7 +153,7 @@ def test_loss_and_gradient_are_those_of_plain_arithmetic(objective, pairs, decod
         expected = objective.compute_pair_losses(sums[0] / lengths[0], sums[1] / lengths[1]).sum()
     else:
         with torch.no_grad():
-            theirs = [plainly(reference, *side) for side in sides]
+            theirs = [sum_log_probabilities(reference, *side) for side in sides]
         ratios = [mine - other for mine, other in zip(sums, theirs, strict=True)]
         expected = objective.compute_pair_losses(*ratios).sum()
     expected.backward()
@@ -164,7 +167,8 @@ def test_references_of_the_batch_stand_for_the_model(pairs, decoder, device_batc
     sides = {s: (pairs[f"{s}_ids"], pairs[f"{s}_targets"]) for s in ("chosen", "rejected")}
     with torch.no_grad():
         stored = {
-            f"{name}_reference": plainly(reference, *side).numpy() for name, side in sides.items()
+            f"{name}_reference": sum_log_probabilities(reference, *side).numpy()
+            for name, side in sides.items()
         }
     found = DPO().compute(decoder(), device_batch(**pairs, **stored), {})
     expected = beside.terms["preference"].values
@@ -174,12 +178,15 @@ def test_references_of_the_batch_stand_for_the_model(pairs, decoder, device_batc
 def test_diagnostics_say_what_became_of_chosen_and_rejected_answers(pairs, decoder, device_batch):
     model = decoder()
     found = DPO().compute(model, device_batch({"reference": model}, **pairs), {}).diagnostics
-    values = {name: each.sum_rows_B().sum() / each.counts_B.sum() for name, each in found.items()}
+    values = {
+        name: diagnostic.sum_rows_B().sum() / diagnostic.counts_B.sum()
+        for name, diagnostic in found.items()
+    }
     for name in ("chosen_drift", "rejected_drift", "reward_margin", "reward_accuracy"):
         assert values[name] == 0
     lengths = (pairs["chosen_targets"] != IGNORE).sum(1).mean()
     assert float(values["chosen_tokens"]) == pytest.approx(lengths)
-    assert not any(each.values.requires_grad for each in found.values())
+    assert not any(diagnostic.values.requires_grad for diagnostic in found.values())
 
 
 def test_a_fall_of_the_chosen_answers_is_warned_of():

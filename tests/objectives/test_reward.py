@@ -13,7 +13,7 @@ from trainrig.tokens.batches import IGNORE
 
 
 class Scorer(torch.nn.Module):
-    """A score at each place: the last layer's mean logit over a few entries."""
+    """Scorer of each position: the last layer's mean logit over a few entries."""
 
     def __init__(self, decoder):
         super().__init__()
@@ -25,7 +25,8 @@ class Scorer(torch.nn.Module):
 
 
 def test_ranking_has_its_known_values():
-    chosen, rejected = torch.tensor([2.0, 0.0]).double(), torch.tensor([1.0, 3.0]).double()
+    chosen = torch.tensor([2.0, 0.0]).double()
+    rejected = torch.tensor([1.0, 3.0]).double()
     found = Reward.compute_ranking_losses(chosen, rejected, 0.0)
     assert found.tolist() == pytest.approx([0.31326169, 3.04858735], abs=1e-8)
     found = Reward.compute_ranking_losses(chosen[:1], rejected[:1], 0.5)
@@ -43,7 +44,8 @@ def test_an_answer_is_scored_at_its_end_whatever_the_padding(completions, decode
 
 
 def test_a_pair_has_a_ranking_and_a_centring(completions, device_batch, decoder):
-    model, (ids, targets) = Scorer(decoder()), completions(4, 1)
+    model = Scorer(decoder())
+    (ids, targets) = completions(4, 1)
     halves = {"chosen": slice(0, 2), "rejected": slice(2, 4)}
     arrays = {f"{side}_ids": ids[rows] for side, rows in halves.items()}
     arrays |= {f"{side}_targets": targets[rows] for side, rows in halves.items()}
@@ -62,9 +64,11 @@ def test_a_pair_has_a_ranking_and_a_centring(completions, device_batch, decoder)
 
 
 def test_each_labelled_step_counts_once(completions, device_batch, decoder):
-    model, (ids, _) = Scorer(decoder()), completions(2, 1)
+    model = Scorer(decoder())
+    (ids, _) = completions(2, 1)
     labels = np.full(ids.shape, IGNORE)
-    labels[0, [4, 8]], labels[1, 6] = [1, 0], 1
+    labels[0, [4, 8]] = [1, 0]
+    labels[1, 6] = 1
     found = ProcessReward().compute(model, device_batch(ids=ids, step_labels=labels), {})
     scores = model(torch.from_numpy(ids)).logits[..., 0]
     expected = [

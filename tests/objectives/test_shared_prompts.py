@@ -1,4 +1,4 @@
-"""Answers below a prompt that is read once come to what they come to by themselves."""
+"""Answers that share one copy of their prompt have the results of separate rows."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from trainrig.objectives.shared_prompts import lay_out, read_answers
 from trainrig.tokens.batches import IGNORE
 
 SMALL = {"layers": 2, "channels": 16, "heads": 2, "vocabulary": 64, "positions": 48}
-# Tokens of a prompt, of the chosen and of the rejected answer.
+# Tokens of a prompt, of the chosen answer and of the rejected answer.
 LENGTHS = ((20, 3, 6), (9, 12, 4), (7, 2, 5), (1, 5, 4), (2, 2, 3))
 WIDTH = 30
 NAMES = ("chosen_ids", "chosen_targets", "rejected_ids", "rejected_targets")
@@ -29,9 +29,9 @@ def pairs():
     for row, (prompt, *answers) in enumerate(LENGTHS):
         whole = [dice.integers(1, 60, prompt + length) for length in answers]
         whole[1][:prompt] = whole[0][:prompt]
-        if row == 2:  # the rejected answer goes on after all of the chosen one
+        if row == 2:  # the rejected answer is longer than the chosen one and begins with it
             whole[1][: len(whole[0])] = whole[0]
-        elif row == 3:  # not even the prompt is shared
+        elif row == 3:  # the prompt is not shared either
             whole[1][0] = whole[0][0] + 1
         for side, ids in zip(("chosen", "rejected"), whole, strict=True):
             arrays[f"{side}_ids"][row, : len(ids) - 1] = ids[:-1]
@@ -39,12 +39,12 @@ def pairs():
     return arrays
 
 
-def stacked(pairs):
+def stack_pairs(pairs):
     chosen, of_chosen, rejected, of_rejected = (torch.from_numpy(pairs[name]) for name in NAMES)
     return torch.cat([chosen, rejected]), torch.cat([of_chosen, of_rejected])
 
 
-def loss_and_gradients(objective, model, batch):
+def compute_loss_and_gradients(objective, model, batch):
     computed = objective.compute(model, batch, {})
     loss = sum(term.weight * computed.terms[term.name].values.sum() for term in objective.terms)
     model.zero_grad()
@@ -53,7 +53,9 @@ def loss_and_gradients(objective, model, batch):
 
 
 @pytest.mark.parametrize("positions", ["rope", "learned"])
-@pytest.mark.parametrize("objective", [DPO(), IPO(), Reward()], ids=lambda each: each.kind)
+@pytest.mark.parametrize(
+    "objective", [DPO(), IPO(), Reward()], ids=lambda objective: objective.kind
+)
 def test_losses_and_gradients_are_those_of_answers_apart(
     objective, positions, pairs, decoder, device_batch, monkeypatch
 ):
@@ -61,14 +63,15 @@ def test_losses_and_gradients_are_those_of_answers_apart(
     config = DecoderConfig(**SMALL, **changes)
     if isinstance(objective, Reward):
         config = config.with_score_head()
-    model, reference = decoder(0, config), decoder(1, config)
+    model = decoder(0, config)
+    reference = decoder(1, config)
     batch = device_batch({"reference": reference}, **pairs)
     read = []
     model.register_forward_pre_hook(lambda _, *given: read.append(given[1]), with_kwargs=True)
-    loss, gradients = loss_and_gradients(objective, model, batch)
+    loss, gradients = compute_loss_and_gradients(objective, model, batch)
     assert "branches_BT" in read[-1]
     monkeypatch.setattr(Decoder, "reads_branches", False)
-    wanted, of_wanted = loss_and_gradients(objective, model, batch)
+    wanted, of_wanted = compute_loss_and_gradients(objective, model, batch)
     assert "branches_BT" not in read[-1]
     assert loss == pytest.approx(wanted, rel=1e-6)
     for name, gradient in of_wanted.items():
@@ -78,7 +81,7 @@ def test_losses_and_gradients_are_those_of_answers_apart(
 
 def test_in_float64_they_are_equal_to_all_digits_that_matter(pairs, decoder, monkeypatch):
     model = decoder(0, DecoderConfig(**SMALL)).double()
-    ids, targets = stacked(pairs)
+    ids, targets = stack_pairs(pairs)
     places = (targets.flatten() != IGNORE).nonzero().squeeze(1)
     together = read_answers(model, ids, targets, places, sets=2).logits
     monkeypatch.setattr(Decoder, "reads_branches", False)
@@ -86,8 +89,8 @@ def test_in_float64_they_are_equal_to_all_digits_that_matter(pairs, decoder, mon
     torch.testing.assert_close(together, apart, rtol=1e-11, atol=1e-11)
 
 
-def test_what_both_begin_with_is_laid_out_once_and_short_pairs_share_a_row(pairs):
-    ids, targets = stacked(pairs)
+def test_a_common_prefix_is_stored_once_and_short_pairs_share_a_row(pairs):
+    ids, targets = stack_pairs(pairs)
     layout = lay_out(ids, targets)
     beginnings = set()
     for row, (ids_T, targets_T) in enumerate(zip(ids.tolist(), targets.tolist(), strict=True)):
@@ -102,10 +105,8 @@ def test_what_both_begin_with_is_laid_out_once_and_short_pairs_share_a_row(pairs
 
 
 def test_a_token_sees_the_beginning_and_its_own_branch():
-    documents, branches = (
-        torch.tensor([[1, 1, 1, 1, 2, 2, 2]]),
-        torch.tensor([[0, 1, 2, 2, 0, 1, 2]]),
-    )
+    documents = torch.tensor([[1, 1, 1, 1, 2, 2, 2]])
+    branches = torch.tensor([[0, 1, 2, 2, 0, 1, 2]])
     seen = make_document_mask(documents, 7, marks=MaskRegions(branches_BS=branches))[0, 0]
     for query in range(7):
         for key in range(7):
@@ -122,9 +123,10 @@ def test_a_token_sees_the_beginning_and_its_own_branch():
     ids=["window", "experts"],
 )
 def test_models_that_tell_rows_apart_read_each_answer_by_itself(changes, pairs, decoder):
-    model, read = decoder(0, DecoderConfig(**SMALL, **changes)), []
+    model = decoder(0, DecoderConfig(**SMALL, **changes))
+    read = []
     model.register_forward_pre_hook(lambda _, *given: read.append(given[1]), with_kwargs=True)
-    ids, targets = stacked(pairs)
+    ids, targets = stack_pairs(pairs)
     read_answers(model, ids, targets, torch.tensor([25]), sets=2)
     assert "branches_BT" not in read[-1]
 
@@ -134,5 +136,5 @@ def test_dropout_of_an_adapter_is_by_the_row_while_it_is_trained(decoder):
     assert model.reads_branches
     adapt(model, LoRA(dropout=0.1))
     assert not model.reads_branches
-    with torch.no_grad():  # nothing is dropped
+    with torch.no_grad():  # no dropout
         assert model.reads_branches

@@ -1,4 +1,4 @@
-"""Optimizers whose memory is the host's: the same bits, and a device that holds little of it."""
+"""Optimizers whose state is in host memory: identical bits, and little memory on the device."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ from trainrig.optim.named_groups import NamedGroup, build_optimizer
 
 SIZES = {
     "embedding.weight": (50, 32),
-    "layers.0.up.weight": (33, 17),  # whose rows fill no vector
+    "layers.0.up.weight": (33, 17),  # rows that fill no SIMD vector
     "layers.1.up.weight": (64, 32),
     "layers.0.experts.up": (2, 6, 16),
     "norm.weight": (17,),
@@ -45,15 +45,18 @@ GROUPS = (
 
 
 def draw_gradients(steps=5):
-    """By step; a gain has none in the second, so that its memory begins later or stays."""
+    """Return the gradients of each step.
+
+    A gain has no gradient in the second step, so its state is created later or is kept unchanged.
+    """
     generator = torch.Generator().manual_seed(5)
     for step in range(steps):
         drawn = {name: torch.randn(size, generator=generator) for name, size in SIZES.items()}
-        yield {n: each for n, each in drawn.items() if step != 1 or n != "norm.weight"}
+        yield {n: gradient for n, gradient in drawn.items() if step != 1 or n != "norm.weight"}
 
 
 def train(settings, groups=(), **kept):
-    """The parameters by name, and their optimizer, after five steps."""
+    """Return the parameters by name and their optimizer after five steps."""
     generator = torch.Generator().manual_seed(6)
     parameters = {n: nn.Parameter(torch.randn(s, generator=generator)) for n, s in SIZES.items()}
     optimizer = build_optimizer(parameters.items(), settings, groups, **kept)
@@ -61,7 +64,7 @@ def train(settings, groups=(), **kept):
         for name, parameter in parameters.items():
             parameter.grad = gradients.get(name)
         for group in optimizer.param_groups:
-            group["lr"] = 0.01 * (number + 1)  # as a schedule sets it
+            group["lr"] = 0.01 * (number + 1)  # a schedule does the same
         optimizer.step()
     return parameters, optimizer
 
@@ -76,12 +79,14 @@ def list_memory(parameters, optimizer):
 
 
 @pytest.mark.parametrize("groups", [(), GROUPS], ids=["alike", "in groups"])
-@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda each: f"{each.kind}")
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.kind}")
 def test_no_bit_of_weights_and_memory_depends_on_where_the_memory_is(settings, groups):
-    expected, found = train(settings, groups), train(settings, groups, hosted=True)
+    expected = train(settings, groups)
+    found = train(settings, groups, hosted=True)
     for name, parameter in expected[0].items():
         assert torch.equal(found[0][name], parameter)
-    memory, own = list_memory(*expected), list_memory(*found)
+    memory = list_memory(*expected)
+    own = list_memory(*found)
     assert own.keys() == memory.keys()
     for key, value in memory.items():
         assert own[key].dtype == value.dtype and own[key].stride() == value.stride()
@@ -89,19 +94,23 @@ def test_no_bit_of_weights_and_memory_depends_on_where_the_memory_is(settings, g
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of what is made inside: the most that are there at once."""
+    """Counter of the bytes of tensors created inside the block, now and at most."""
 
     def __init__(self):
         super().__init__()
-        self.now, self.most, self._known = 0, 0, set()
+        self.now = 0
+        self.most = 0
+        self._known = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = {
-            each.untyped_storage().data_ptr() for each in tree_leaves(args) if _is_tensor(each)
+            tensor.untyped_storage().data_ptr()
+            for tensor in tree_leaves(args)
+            if _is_tensor(tensor)
         }
         found = func(*args, **(kwargs or {}))
-        for each in filter(_is_tensor, tree_leaves(found)):
-            storage = each.untyped_storage()
+        for tensor in filter(_is_tensor, tree_leaves(found)):
+            storage = tensor.untyped_storage()
             if storage.data_ptr() in given or storage.data_ptr() in self._known:
                 continue
             self._known.add(storage.data_ptr())
@@ -123,16 +132,16 @@ def _is_tensor(value):
 def test_a_step_holds_the_memory_of_two_parameters_and_none_is_left(hosted):
     sizes = [(64, 32), (16, 32), (48, 32), (32, 32), (16, 16), (8, 32)]
     parameters = [nn.Parameter(torch.randn(size)) for size in sizes]
-    named = ((f"layers.{n}.up.weight", each) for n, each in enumerate(parameters))
+    named = ((f"layers.{n}.up.weight", tensor) for n, tensor in enumerate(parameters))
     optimizer = build_optimizer(named, AdamW(), hosted=hosted)
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     with LiveBytes() as live:
         optimizer.step()
-    largest = sorted((8 * each.numel() for each in parameters), reverse=True)[:2]
-    assert all(each % ALIGNMENT == 0 for each in largest)
-    if hosted:  # and a few numbers: counters of steps, which are compared
+    largest = sorted((8 * tensor.numel() for tensor in parameters), reverse=True)[:2]
+    assert all(size % ALIGNMENT == 0 for size in largest)
+    if hosted:  # step counters, a few numbers, are compared as well
         assert largest[0] < live.most <= sum(largest) + 64
         assert live.now == 0
     else:
@@ -147,7 +156,7 @@ def test_an_update_changes_copies_and_the_host_keeps_its_own_tensors():
         sound = part._inner.step
 
         def step(part=part, sound=sound):
-            state = [each for one in part._inner.state.values() for each in one.items()]
+            state = [entry for one in part._inner.state.values() for entry in one.items()]
             seen.update(value.data_ptr() for name, value in state if name != "step")
             sound()
 
@@ -159,7 +168,7 @@ def test_an_update_changes_copies_and_the_host_keeps_its_own_tensors():
 
 
 class Written(Lanes):
-    """Writes down what it is asked for."""
+    """Lanes that record each request."""
 
     def __init__(self):
         self.lines = []
@@ -178,15 +187,17 @@ class Written(Lanes):
 
 def test_the_next_is_fetched_before_an_update_and_what_it_gave_is_stored_after():
     parameters = [nn.Parameter(torch.randn(4, 16)) for _ in range(3)]
-    named = ((f"layers.{n}.up.weight", each) for n, each in enumerate(parameters))
+    named = ((f"layers.{n}.up.weight", parameter) for n, parameter in enumerate(parameters))
     (part,) = build_optimizer(named, Lion(), hosted=True).parts
-    for each in parameters:
-        each.grad = torch.randn_like(each)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
     part.step()
-    part._lanes, sound = Written(), part._inner.step
+    part._lanes = Written()
+    sound = part._inner.step
     part._inner.step = lambda: (part._lanes.lines.append("update"), sound())
     part.step()
-    first, last = ("begin",), ("join",)
+    first = ("begin",)
+    last = ("join",)
     turns = [
         [("fetch", 0), ("fetch", 1), ("use", 0), "update", ("store", 0)],
         [("fetch", 0), ("use", 1), "update", ("store", 1)],
@@ -214,9 +225,10 @@ def one_rank(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda each: f"{each.kind}")
-def test_what_is_sliced_is_remembered_in_slices_of_the_same_mesh(settings, one_rank):
-    mesh, start = init_device_mesh("cpu", (1,)), torch.randn(8, 16)
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=lambda optimizer: f"{optimizer.kind}")
+def test_sliced_parameters_have_sliced_state_on_the_same_mesh(settings, one_rank):
+    mesh = init_device_mesh("cpu", (1,))
+    start = torch.randn(8, 16)
     sliced = nn.Parameter(DTensor.from_local(start.clone(), mesh, [Shard(0)]))
     whole = nn.Parameter(start.clone())
     for weight, hosted in ((sliced, True), (whole, False)):

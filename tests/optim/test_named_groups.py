@@ -20,12 +20,12 @@ from trainrig.optim.named_groups import (
 SIZES = {"embedding.weight": (9, 4), "layers.0.up.weight": (6, 4), "norm.weight": (4,)}
 
 
-def parameters():
+def make_parameters():
     return {name: nn.Parameter(torch.ones(size)) for name, size in SIZES.items()}
 
 
-def groups_of(optimizer):
-    """Names of each group of each part, with its share of the rate and its decay."""
+def list_groups(optimizer):
+    """Return the parameter names of each group, with its learning-rate factor and weight decay."""
     return [
         (type(part).__name__, group["param_names"], group.get(RATE_SHARE), group["weight_decay"])
         for part in optimizer.parts
@@ -35,8 +35,8 @@ def groups_of(optimizer):
 
 def test_a_group_has_its_own_decay_and_rate():
     groups = [NamedGroup(match="embedding.*", rate=0.5, weight_decay=0.0)]
-    built = build_optimizer(parameters().items(), AdamW(weight_decay=0.3), groups)
-    assert groups_of(built) == [
+    built = build_optimizer(make_parameters().items(), AdamW(weight_decay=0.3), groups)
+    assert list_groups(built) == [
         ("AdamW", ["layers.0.up.weight"], None, 0.3),
         ("AdamW", ["norm.weight"], None, 0.0),
         ("AdamW", ["embedding.weight"], 0.5, 0.0),
@@ -45,25 +45,26 @@ def test_a_group_has_its_own_decay_and_rate():
 
 def test_a_group_has_its_own_optimizer_whose_rate_is_a_share_of_the_runs():
     groups = [NamedGroup(match="embedding.*", optimizer=Lion(lr=0.001), rate=0.5)]
-    built = build_optimizer(parameters().items(), Muon(lr=0.02, rest=AdamW(lr=0.01)), groups)
-    assert groups_of(built) == [
+    built = build_optimizer(make_parameters().items(), Muon(lr=0.02, rest=AdamW(lr=0.01)), groups)
+    assert list_groups(built) == [
         ("MuonSteps", ["layers.0.up.weight"], None, 0.1),
         ("AdamW", ["norm.weight"], pytest.approx(0.5), 0.0),
         ("ElementwiseOptimizer", ["embedding.weight"], pytest.approx(0.025), 0.3),
     ]
 
 
-def test_what_is_frozen_has_no_gradient_no_memory_and_is_not_counted():
+def test_frozen_parameters_have_no_gradient_no_state_and_no_count():
     groups = [NamedGroup(match="embedding.*", freeze=True)]
     model = nn.Module()
-    model.embedding, model.norm = nn.Embedding(9, 4), nn.LayerNorm(4)
+    model.embedding = nn.Embedding(9, 4)
+    model.norm = nn.LayerNorm(4)
     freeze(model, groups)
     assert [n for n, p in model.named_parameters() if p.requires_grad] == [
         "norm.weight",
         "norm.bias",
     ]
     built = build_optimizer(model.named_parameters(), AdamW(), groups)
-    assert [names for _, names, *_ in groups_of(built)] == [["norm.weight", "norm.bias"]]
+    assert [names for _, names, *_ in list_groups(built)] == [["norm.weight", "norm.bias"]]
     assert count_trained(SIZES, groups) == 28
     assert count_state_bytes(SIZES, AdamW(), groups) == 8 * 28
     assert count_state_bytes(SIZES, SGD(momentum=0), groups) == 0
@@ -87,7 +88,7 @@ def test_bytes_are_those_of_each_groups_optimizer():
 )
 def test_patterns_that_match_nothing_or_the_same_are_refused(groups, message):
     with pytest.raises(ConfigError, match=message):
-        assign(SIZES, [NamedGroup(match=each) for each in groups])
+        assign(SIZES, [NamedGroup(match=pattern) for pattern in groups])
 
 
 def test_a_run_that_trains_nothing_is_refused():
@@ -108,5 +109,5 @@ def test_names_and_sizes_known_without_torch_are_the_decoders(tied):
     )
     with torch.device("meta"):
         model = Decoder(config)
-    named = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    named = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert parameter_shapes(config) == named

@@ -1,4 +1,4 @@
-"""Every optimizer beside a reference, in pieces, and by what it declares."""
+"""Optimizers against references, after a split into parts, and by their declared properties."""
 
 import itertools
 import math
@@ -13,16 +13,18 @@ from trainrig.errors import ConfigError
 from trainrig.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
 from trainrig.optim.named_groups import build_optimizer
 
-MATRIX, STACK, VECTOR = "layers.0.up.weight", "layers.0.experts.up", "norm.weight"
+MATRIX = "layers.0.up.weight"
+STACK = "layers.0.experts.up"
+VECTOR = "norm.weight"
 
 
-def gradients(sizes, steps=12):
+def draw_gradients(sizes, steps=12):
     generator = torch.Generator().manual_seed(5)
     return [[torch.randn(size, generator=generator) for size in sizes] for _ in range(steps)]
 
 
-def trained(make, starts, steps):
-    """`starts` after `steps` of gradients by the optimizer `make([parameter, …])`."""
+def update(make, starts, steps):
+    """Return `starts` after `steps` of gradients by the optimizer `make([parameter, …])`."""
     parameters = [nn.Parameter(start.clone()) for start in starts]
     optimizer = make(parameters)
     for step in steps:
@@ -32,7 +34,7 @@ def trained(make, starts, steps):
     return [parameter.detach() for parameter in parameters]
 
 
-def ours(settings, *names):
+def make_optimizer(settings, *names):
     return lambda parameters: build_optimizer(zip(names, parameters, strict=True), settings)
 
 
@@ -63,9 +65,10 @@ REFERENCES = {
 @pytest.mark.parametrize("name", REFERENCES)
 def test_twelve_steps_are_the_references(name):
     settings, reference = REFERENCES[name]
-    starts, steps = [torch.randn(33, 17), torch.randn(17)], gradients([(33, 17), (17,)])
-    found = trained(ours(settings, MATRIX, VECTOR), starts, steps)
-    expected = trained(reference, starts, steps)
+    starts = [torch.randn(33, 17), torch.randn(17)]
+    steps = draw_gradients([(33, 17), (17,)])
+    found = update(make_optimizer(settings, MATRIX, VECTOR), starts, steps)
+    expected = update(reference, starts, steps)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -73,22 +76,24 @@ def test_twelve_steps_are_the_references(name):
 @pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_muon_is_torchs(size, scale, nesterov):
-    starts, steps = [torch.randn(size)], gradients([size])
+    starts = [torch.randn(size)]
+    steps = draw_gradients([size])
     settings = Muon(lr=0.02, scale=scale, nesterov=nesterov)
-    (found,) = trained(ours(settings, MATRIX), starts, steps)
-    (expected,) = trained(
+    (found,) = update(make_optimizer(settings, MATRIX), starts, steps)
+    (expected,) = update(
         lambda p: torch.optim.Muon(p, lr=0.02, adjust_lr_fn=scale, nesterov=nesterov), starts, steps
     )
-    # An average that differs in its last bit may be rounded to another number of bfloat16.
+    # A last-bit difference in the average may round to another bfloat16 number.
     assert (found - expected).norm() <= 1e-3 * (expected - starts[0]).norm()
 
 
 def test_muon_makes_the_singular_values_of_each_matrix_of_a_stack_alike():
-    start, steps = torch.zeros(3, 9, 5), gradients([(3, 9, 5)], steps=1)
+    start = torch.zeros(3, 9, 5)
+    steps = draw_gradients([(3, 9, 5)], steps=1)
     settings = Muon(lr=1.0, products="float32", nesterov=False)
-    (moved,) = trained(ours(settings, STACK), [start], steps)
+    (moved,) = update(make_optimizer(settings, STACK), [start], steps)
     for number in range(3):
-        (alone,) = trained(ours(settings, MATRIX), [start[0]], [[steps[0][0][number]]])
+        (alone,) = update(make_optimizer(settings, MATRIX), [start[0]], [[steps[0][0][number]]])
         torch.testing.assert_close(moved[number], alone)
         values = torch.linalg.svdvals(alone / math.sqrt(9 / 5))
         assert values.min() > 0.6 and values.max() < 1.3
@@ -97,34 +102,38 @@ def test_muon_makes_the_singular_values_of_each_matrix_of_a_stack_alike():
 def test_muon_leaves_tables_heads_and_gains_to_the_other_optimizer():
     names = ("embedding.weight", "head.weight", "position_embedding.weight", VECTOR, "x.up.bias")
     sizes = [(9, 4), (9, 4), (9, 4), (4,), (4,)]
-    starts, steps = [torch.randn(size) for size in sizes], gradients(sizes)
+    starts = [torch.randn(size) for size in sizes]
+    steps = draw_gradients(sizes)
     rest = AdamW(lr=0.01, weight_decay=0.3)
-    found = trained(ours(Muon(rest=rest), *names), starts, steps)
-    optimizer = ours(Muon(rest=rest), *names)([nn.Parameter(start) for start in starts])
+    found = update(make_optimizer(Muon(rest=rest), *names), starts, steps)
+    optimizer = make_optimizer(Muon(rest=rest), *names)([nn.Parameter(start) for start in starts])
     assert [type(part) for part in optimizer.parts] == [torch.optim.AdamW]
     for group in optimizer.param_groups:
         assert group["rate_share"] * Muon().lr == pytest.approx(0.01)
     assert optimizer.param_groups[0]["weight_decay"] == 0.3
-    expected = trained(ours(rest, *names), starts, steps)
+    expected = update(make_optimizer(rest, *names), starts, steps)
     torch.testing.assert_close(found, expected)
 
 
 def test_lion_follows_the_paper():
-    start, steps = torch.randn(5, 7), gradients([(5, 7)])
+    start = torch.randn(5, 7)
+    steps = draw_gradients([(5, 7)])
     settings = Lion(lr=0.01, betas=(0.8, 0.9), weight_decay=0.3)
-    weight, average = start.double(), torch.zeros(5, 7, dtype=torch.float64)
+    weight = start.double()
+    average = torch.zeros(5, 7, dtype=torch.float64)
     for (gradient,) in steps:
         direction = (0.8 * average + 0.2 * gradient.double()).sign()
         weight = weight - 0.01 * (direction + 0.3 * weight)
         average = 0.9 * average + 0.1 * gradient.double()
-    (found,) = trained(ours(settings, MATRIX), [start], steps)
+    (found,) = update(make_optimizer(settings, MATRIX), [start], steps)
     torch.testing.assert_close(found, weight.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_adafactors_decay_is_the_rate_times_the_weight():
-    start, still = torch.randn(5, 7), [[torch.zeros(5, 7)]]
+    start = torch.randn(5, 7)
+    still = [[torch.zeros(5, 7)]]
     settings = Adafactor(lr=0.1, scale_by_size=False, weight_decay=0.5)
-    (found,) = trained(ours(settings, MATRIX), [start], still)
+    (found,) = update(make_optimizer(settings, MATRIX), [start], still)
     torch.testing.assert_close(found, start * (1 - 0.1 * 0.5))
 
 
@@ -137,15 +146,18 @@ ELEMENTWISE = [
 ]
 
 
-@pytest.mark.parametrize("settings", ELEMENTWISE, ids=lambda each: f"{each.kind} {each.state}")
+@pytest.mark.parametrize(
+    "settings", ELEMENTWISE, ids=lambda optimizer: f"{optimizer.kind} {optimizer.state}"
+)
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 9, 100, 213, 400], [0, 133, 266, 400]])
 def test_the_update_of_a_piece_is_bit_for_bit_the_piece_of_the_update(settings, cuts):
-    start, steps = torch.randn(400, 3), gradients([(400, 3)])  # three fill no vector
-    (whole,) = trained(ours(settings, MATRIX), [start], steps)
+    start = torch.randn(400, 3)  # 3 fills no SIMD vector
+    steps = draw_gradients([(400, 3)])
+    (whole,) = update(make_optimizer(settings, MATRIX), [start], steps)
     pieces = []
     for low, high in itertools.pairwise(cuts):
         cut = [[gradient[low:high]] for (gradient,) in steps]
-        pieces += trained(ours(settings, MATRIX), [start[low:high]], cut)
+        pieces += update(make_optimizer(settings, MATRIX), [start[low:high]], cut)
     assert torch.equal(torch.cat(pieces), whole)
 
 
@@ -154,9 +166,10 @@ ROUNDED = [AdamW, Lion, SGD, lambda **kept: Muon(products="float32", **kept)]
 
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_averages_in_bfloat16_lead_within_a_hundredth_of_where_float32_does(kind):
-    start, steps = torch.zeros(64, 48), gradients([(64, 48)], steps=40)
+    start = torch.zeros(64, 48)
+    steps = draw_gradients([(64, 48)], steps=40)
     exact, rounded = (
-        trained(ours(kind(state=state, weight_decay=0), MATRIX), [start], steps)[0]
+        update(make_optimizer(kind(state=state, weight_decay=0), MATRIX), [start], steps)[0]
         for state in ("float32", "bfloat16")
     )
     assert not torch.equal(exact, rounded)
@@ -175,7 +188,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("settings", ALL, ids=lambda each: each.kind)
+@pytest.mark.parametrize("settings", ALL, ids=lambda optimizer: optimizer.kind)
 def test_each_declares_the_bytes_that_it_keeps(settings):
     sizes = {MATRIX: (6, 4), STACK: (2, 6, 4), VECTOR: (4,), "embedding.weight": (9, 4)}
     parameters = {name: nn.Parameter(torch.ones(size)) for name, size in sizes.items()}
@@ -201,7 +214,7 @@ def test_each_declares_the_bytes_that_it_keeps(settings):
         (Lion, {"lr": 0.0}, "lr"),
     ],
 )
-def test_what_cannot_work_is_refused(kind, keys, message):
+def test_invalid_optimizer_settings_are_rejected(kind, keys, message):
     with pytest.raises(ConfigError) as caught:
         run_files.build(kind, keys, "run.toml")
     assert message in str(caught.value)

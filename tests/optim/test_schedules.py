@@ -40,7 +40,7 @@ class Run(Settings):
 
 def test_a_hand_worked_cosine():
     schedule = Cosine(warmup=2, floor=0.2)
-    # Up in two steps, then a quarter, a half, three quarters and the whole of the way down.
+    # Two steps of warm-up, then a quarter, a half, three quarters and the whole of the decay.
     falls = [(1 + math.cos(math.pi * share)) / 2 for share in (0.25, 0.5, 0.75, 1.0)]
     expected = [0.5, 1.0, *(0.2 + 0.8 * fall for fall in falls)]
     assert [schedule.multiplier(step, 6) for step in range(6)] == pytest.approx(expected)
@@ -71,7 +71,7 @@ def test_the_only_step_of_a_run_is_taken_at_the_peak(kind, changes, warmup):
 @pytest.mark.parametrize(("kind", "changes"), FALLING)
 @pytest.mark.parametrize("warmup", [0, 1, 2])
 def test_only_the_last_step_of_a_run_may_have_rate_0(kind, changes, warmup):
-    """As where all steps but the last are its warm-up, or it falls in one."""
+    """This holds also where warm-up takes all steps but the last, or the decay takes one step."""
     for steps in range(warmup + 1, 12):
         schedule = kind(warmup=warmup, **changes)
         rates = [schedule.multiplier(step, steps) for step in range(steps)]
@@ -85,7 +85,7 @@ def test_a_hand_worked_constant():
 
 def test_a_hand_worked_fall_at_the_end():
     schedule = WarmupStableDecay(warmup=2, decay=0.4, floor=0.1)
-    # Two steps up, four at the peak, and four down: the last 0.4 of ten.
+    # Two steps of warm-up, four at the peak, and four of decay: the last 0.4 of ten.
     falls = [1 - math.sqrt(share) for share in (0.25, 0.5, 0.75, 1.0)]
     expected = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, *(0.1 + 0.9 * fall for fall in falls)]
     assert [schedule.multiplier(step, 10) for step in range(10)] == pytest.approx(expected)
@@ -100,7 +100,8 @@ def test_hand_worked_lines_powers_and_roots():
     assert rates(Linear(warmup=2, floor=0.2)) == pytest.approx([0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2])
     left = [0.75, 0.5, 0.25, 0, 0]
     assert rates(Polynomial(warmup=2, power=3)) == pytest.approx([0.5, 1, *(x**3 for x in left)])
-    paper = [(s + 1) ** -0.5 * 2**0.5 for s in (*range(2, 6), 50)]  # of the peak, 4,000 being 2
+    # Relative to the peak at step 2, which is step 4,000 of the paper.
+    paper = [(s + 1) ** -0.5 * 2**0.5 for s in (*range(2, 6), 50)]
     assert rates(InverseSquareRoot(warmup=2)) == pytest.approx([0.5, 1, *paper])
     slower = InverseSquareRoot(warmup=2, timescale=30)
     assert slower.multiplier(31, 100) == pytest.approx(0.5**0.5)
@@ -128,7 +129,7 @@ def test_until_it_falls_the_rate_does_not_depend_on_the_length(warmup, decay, st
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(5, 0), (100, 10), (20_000, 2_000), (10**6, 2_000)])
-def test_a_warmup_nobody_set_is_a_tenth_of_the_run_and_never_above_2000_steps(steps, warmup):
+def test_the_default_warmup_is_a_tenth_of_the_run_and_at_most_2000_steps(steps, warmup):
     assert Cosine().warmup_steps(steps) == warmup
     if warmup:
         assert Cosine().multiplier(warmup - 1, steps) == 1.0
@@ -139,7 +140,8 @@ def test_a_warmup_nobody_set_is_a_tenth_of_the_run_and_never_above_2000_steps(st
 def test_every_schedule_rises_to_the_peak_then_never_rises_again(schedule, steps):
     rates = [schedule.multiplier(step, steps) for step in range(steps + 5)]
     warmup = schedule.warmup_steps(steps)
-    rise, fall = rates[:warmup], rates[warmup:]
+    rise = rates[:warmup]
+    fall = rates[warmup:]
     assert all(0 <= rate <= 1 for rate in rates)
     assert rise == sorted(rise) and (not rise or rise[-1] == 1.0)
     assert fall == sorted(fall, reverse=True)

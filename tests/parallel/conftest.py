@@ -1,4 +1,4 @@
-"""Groups of ranks, as the tests of training have them."""
+"""Groups of ranks, shared with the tests of training."""
 
 import runpy
 from pathlib import Path

@@ -36,7 +36,7 @@ def build(settings, again=None, dtype=torch.float32):
     return model
 
 
-def gradients(model, length=24):
+def compute_gradients(model, length=24):
     ids = torch.randint(64, (2, length), generator=torch.Generator().manual_seed(length))
     loss = cross_entropy_sum(model(ids).logits, ids)
     model.zero_grad()
@@ -44,7 +44,7 @@ def gradients(model, length=24):
     return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
 
 
-def graphs():
+def list_graphs():
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
@@ -52,8 +52,8 @@ def graphs():
 def test_all_layers_share_one_graph_and_names_stay():
     torch._dynamo.utils.counters.clear()
     model = build(Compile(backend="aot_eager"))
-    gradients(model)
-    assert graphs() == 1
+    compute_gradients(model)
+    assert list_graphs() == 1
     assert [n for n, _ in model.named_parameters()] == [
         n for n, _ in build(None).named_parameters()
     ]
@@ -62,34 +62,38 @@ def test_all_layers_share_one_graph_and_names_stay():
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [None, Full(), Selective()])
 def test_the_graph_without_a_compiler_gives_the_bits_of_the_plain_layers(again):
-    plain, graph = gradients(build(None)), gradients(build(Compile(backend="aot_eager"), again))
+    plain = compute_gradients(build(None))
+    graph = compute_gradients(build(Compile(backend="aot_eager"), again))
     assert all(torch.equal(a, b) for a, b in zip(plain, graph, strict=True))
 
 
 @pytest.mark.slow
 def test_one_dynamic_graph_serves_rows_of_all_lengths():
     torch._dynamo.utils.counters.clear()
-    plain, model = build(None), build(Compile(backend="aot_eager", dynamic=True, shapes=1))
+    plain = build(None)
+    model = build(Compile(backend="aot_eager", dynamic=True, shapes=1))
     for length in (24, 9, 50, 33):
-        for a, b in zip(gradients(plain, length), gradients(model, length), strict=True):
+        for a, b in zip(
+            compute_gradients(plain, length), compute_gradients(model, length), strict=True
+        ):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    assert graphs() == 1
+    assert list_graphs() == 1
 
 
 @pytest.mark.slow
 def test_more_shapes_than_allowed_are_refused_in_one_line():
     model = build(Compile(backend="aot_eager", shapes=2))
-    gradients(model, 24)
-    gradients(model, 30)
+    compute_gradients(model, 24)
+    compute_gradients(model, 30)
     with pytest.raises(
         ConfigError, match=r"training\.compile: .*2 shapes.* dynamic = true"
     ) as said:
-        gradients(model, 40)
+        compute_gradients(model, 40)
     assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize(("cxx", "named"), [(None, r"g\+\+ and clang\+\+"), ("icpx-9", "icpx-9")])
-def test_a_machine_without_a_compiler_is_told_so_before_workers_start(cxx, named, monkeypatch):
+def test_a_missing_compiler_is_an_error_before_workers_start(cxx, named, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     if cxx:
@@ -112,7 +116,7 @@ def test_a_run_that_asks_for_compiling_is_refused_before_workers_start(
         pretrain(make_run(tmp_path / "run", training={"compile": {}}))
 
 
-def test_a_python_without_its_headers_is_told_so(monkeypatch, tmp_path):
+def test_missing_python_headers_are_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(compiled.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(compiled.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(ConfigError, match=r"Python\.h, which does not exist"):
@@ -127,21 +131,21 @@ def test_every_combination_trains_to_the_losses_of_its_precision(ranks, make_job
         training |= {"recompute": {"kind": again}} if again else {}
         training |= {"compile": {"backend": backend}} if backend else {}
         job = make_job(tmp_path, training=training)
-        # Two ranks trace each graph twice: of those with a graph, the widest combination does.
+        # Two ranks trace each graph twice, so only the widest combination with a graph uses two.
         both = backend is None or (compute, again) == ("bfloat16", "Selective")
         first, *others = ranks(2 if both else 1, "steps", job=job, count=4)
-        assert all(each["digest"] == first["digest"] for each in others)
+        assert all(answer["digest"] == first["digest"] for answer in others)
         found[compute, again, backend] = first
-    for (compute, again, backend), each in found.items():
+    for (compute, again, backend), answer in found.items():
         plain = found[compute, None, None]
         if backend is None or compute == "float32":
-            assert each["digest"] == plain["digest"], (compute, again, backend)
-        else:  # a graph keeps in float32 what the plain layers round to bfloat16 between two steps
-            assert each["losses"] == pytest.approx(plain["losses"], rel=5e-3)
+            assert answer["digest"] == plain["digest"], (compute, again, backend)
+        else:  # a graph keeps in float32 what plain layers round to bfloat16 in between
+            assert answer["losses"] == pytest.approx(plain["losses"], rel=5e-3)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)  # a compile takes a minute or two where others want the cores
+@pytest.mark.timeout(1800)  # a compile takes a minute or two on busy cores
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_compiled_training_is_close_to_plain_and_alike_at_any_number_of_ranks(
     compute, mortal_ranks, make_job, tmp_path
@@ -152,9 +156,9 @@ def test_compiled_training_is_close_to_plain_and_alike_at_any_number_of_ranks(
     job = make_job(tmp_path, training=plain | {"compile": {"cache": str(cache)}})
     found = mortal_ranks(2, "steps", job=job, count=4)
     code = sorted(cache.rglob("*.so"))
-    mortal_ranks.end()  # other processes, as after a restart: they find what was compiled
+    mortal_ranks.end()  # new processes find the compiled code, as after a restart
     found += mortal_ranks(1, "steps", job=job, count=4)
     assert code and sorted(Path(cache).rglob("*.so")) == code
-    assert len({each["digest"] for each in found}) == 1
+    assert len({answer["digest"] for answer in found}) == 1
     tolerance = 1e-5 if compute == "float32" else 5e-3
     assert found[0]["losses"] == pytest.approx(expected["losses"], rel=tolerance)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from trainrig.parallel.context.zigzag import cut, find_chunks, join, take_part
 
-# Uneven documents, of 16 and of 48 places: they end inside chunks, fill several, or a row.
+# Uneven documents of 16 or of 48 tokens: they end inside chunks, fill several, or fill a row.
 SHORT = [[3, 1, 12], [16]]
 LONG = [[5, 20, 1, 1, 21], [48], [47, 1]]
 KINDS = {
@@ -47,13 +47,14 @@ def test_parts_see_and_gradient_as_whole_rows_do(world, documents, kind, keys, r
 @pytest.mark.parametrize("keys", ["gather", "ring"])
 def test_bfloat16_is_merged_and_added_up_in_float32(keys, ranks):
     for errors, _ in ranks(2, "attended", config={}, documents=LONG, keys=keys, dtype="bfloat16"):
-        assert 1e-5 < max(errors) <= 0.06  # of gradients of up to about 6, to 8 bits
+        assert 1e-5 < max(errors) <= 0.06  # gradients are up to about 6; rounding is to 8 bits
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_what_a_rank_is_sent_is_what_the_formulas_say(world, ranks):
-    """As docs/evidence/parallelism.md says; positions, of 8 bytes, come once a forward pass."""
-    rows, length = len(LONG), sum(LONG[0])
+def test_received_bytes_equal_the_formulas(world, ranks):
+    """docs/evidence/parallelism.md has the formulas; positions of 8 bytes are sent once a pass."""
+    rows = len(LONG)
+    length = sum(LONG[0])
     keys = 2 * rows * 2 * length * 8 * 4 * (world - 1) // world  # K and V: 2 heads, 8 channels
     places = rows * length * 8 * (world - 1) // world
     arguments = {"config": {}, "documents": LONG}

@@ -20,8 +20,8 @@ KINDS = {
 @pytest.mark.parametrize("world", [2, 4])
 def test_divided_experts_give_what_they_give_on_one_rank(kind, world, ranks):
     for errors, _ in ranks(world, "dispatched", mixture=KINDS[kind], rows=4, favourites=[]):
-        # Each expert has the same rows in the same order, so its gradient is the same bits; but
-        # torch's sigmoid, of which the factors are made, rounds by the place in a tensor.
+        # Each expert has the same rows in the same order, so its gradient has the same bits. But
+        # torch's sigmoid, which makes the factors, rounds by the position in a tensor.
         if kind != "sigmoid":
             assert not any(error for name, error in errors.items() if "experts." in name)
         assert errors.pop("counts") == 0
@@ -35,14 +35,14 @@ def test_divided_experts_give_what_they_give_on_one_rank(kind, world, ranks):
 )
 def test_divided_experts_leave_out_padding_as_one_rank_does(kind, rows, ranks):
     told = {"mixture": KINDS[kind], "rows": rows, "favourites": [], "padded": True}
-    for errors, _ in ranks(2, "dispatched", **told):  # the last row is padding alone
+    for errors, _ in ranks(2, "dispatched", **told):  # the last row is only padding
         assert errors.pop("counts") == 0
         assert max(errors.values()) <= 1e-5
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
 def test_rows_may_be_too_few_for_equal_parts(rows, ranks):
-    """As those that are held out may be: of one row, only one of two ranks has any."""
+    """Held-out rows may be too few: of one row, only one of two ranks has any."""
     for errors, _ in ranks(2, "dispatched", mixture=KINDS["capacity"], rows=rows, favourites=[]):
         assert max(errors.values()) <= 1e-5
 
@@ -53,9 +53,10 @@ def test_one_rank_may_get_every_token_and_the_others_none(world, ranks):
     mixture = {"experts": 4, "active": len(favourites)}
     found = ranks(world, "dispatched", mixture=mixture, rows=4, favourites=favourites)
     assert max(max(errors.values()) for errors, _ in found) <= 1e-5
-    copies = 4 // world * 6 * len(favourites)  # of tokens, on each rank
+    copies = 4 // world * 6 * len(favourites)  # copies of tokens, on each rank
     one_way = copies * 32 * 4
-    # There and, of gradients, back again; the first rank sends the others what their tokens became.
+    # Tokens are sent to the experts and back, and so are gradients. The first rank also sends the
+    # results of the others' tokens.
     assert [sent for _, sent in found] == [2 * one_way * (world - 1)] + [2 * one_way] * (world - 1)
 
 

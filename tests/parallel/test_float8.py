@@ -57,12 +57,13 @@ def test_a_device_without_float8_is_refused_with_what_would_work():
 
 
 class Layer(nn.Module):
-    """A feed-forward part, its norm before it."""
+    """Feed-forward part with its norm."""
 
     def __init__(self):
         super().__init__()
         self.norm = nn.RMSNorm(64)
-        self.up, self.down = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
+        self.up = nn.Linear(64, 128, bias=False)
+        self.down = nn.Linear(128, 64, bias=False)
 
     def forward(self, x):
         return x + self.down(nn.functional.silu(self.up(self.norm(x))))
@@ -81,13 +82,13 @@ def test_compiled_layers_share_one_graph_and_give_the_bits_of_plain_ones():
         x = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
         y = layers(x)
         y.float().square().sum().backward()
-        found.append([y.detach(), x.grad, *(each.grad for each in layers.parameters())])
+        found.append([y.detach(), x.grad, *(parameter.grad for parameter in layers.parameters())])
     for plain, graph in zip(*found, strict=True):
         assert torch.equal(plain, graph)
 
 
 class Products(TorchDispatchMode):
-    """Counts those in 8 bits."""
+    """Counter of products in 8 bits."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +107,7 @@ def test_selective_recomputation_keeps_what_products_gave(kept, again):
     x = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
     with Products() as products:
         layer(x).float().square().sum().backward()
-    assert products.count == 6 + again  # of two projections, each three
+    assert products.count == 6 + again  # two projections with three products each
 
 
 def test_a_loss_scale_doubles_after_clean_updates_and_halves_down_to_1():

@@ -13,15 +13,19 @@ from trainrig.tokens.batches import MicroBatchSlot
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_gradients_of_ranks_are_added_up_not_averaged(world, deterministic, ranks):
-    """In deterministic mode also: torch calls what stands for its reduce-scatter, and makes the
-    gradients views of what that one was given to fill."""
+    """Torch calls the replacement of its reduce-scatter in deterministic mode.
+
+    The gradients are then views of the tensor that the replacement fills.
+    """
     factors = (1.0, 10.0, 100.0)[:world]
     ((one, _),) = ranks(1, "sharded_gradient", factors=(1.0,), deterministic=False)
     answers = ranks(world, "sharded_gradient", factors=factors, deterministic=deterministic)
     for gradients, norm in answers:
         for whole, unit in zip(gradients, one, strict=True):
             np.testing.assert_allclose(whole, sum(factors) * unit, rtol=1e-5)
-        expected = np.sqrt(sum(np.square(each, dtype=np.float64).sum() for each in gradients))
+        expected = np.sqrt(
+            sum(np.square(gradient, dtype=np.float64).sum() for gradient in gradients)
+        )
         assert norm == pytest.approx(expected, rel=1e-6)
         assert norm == answers[0][1]
 
@@ -32,12 +36,15 @@ LAYERS = ["layers.0", "layers.1"]
 
 @pytest.mark.parametrize("reshard", ["step", "layer"])
 def test_embedding_and_head_are_gathered_and_sent_by_themselves(reshard, ranks):
-    """The head once the layers are on their way, its gradient before theirs; the embedding for a
-    forward pass alone."""
+    """The head is gathered after the layers, and its gradient is sent before theirs.
+
+    The embedding is gathered for a forward pass alone.
+    """
     model = {**SIZES, "tie_embeddings": False}
     (gathered, sent, between), other = ranks(2, "units_sent", model=model, reshard=reshard)
     assert (gathered, sent, between) == other
-    forward, backward = ["", "embedding", *LAYERS, "head"], LAYERS[::-1]
+    forward = ["", "embedding", *LAYERS, "head"]
+    backward = LAYERS[::-1]
     passes = 2 * (forward + backward) if reshard == "layer" else forward
     assert gathered == passes
     assert sent[:3] == ["head", *backward]
@@ -56,16 +63,16 @@ def test_a_head_that_is_the_embedding_is_gathered_with_the_rest(ranks):
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("layers", [4, 24])
-def test_what_is_sent_at_a_time_does_not_grow_with_the_model(world, layers, ranks):
+def test_bytes_in_flight_do_not_grow_with_the_model(world, layers, ranks):
     for unit, held, units in ranks(world, "under_way", layers=layers):
-        assert units == UNITS_UNDER_WAY + 1  # that which begins, before the oldest is added up
-        # What goes out and what comes in; of 3 ranks, 64 rows are cut into 3 times 22.
+        assert units == UNITS_UNDER_WAY + 1  # the unit that begins, before the oldest is summed
+        # The bytes sent and received; with 3 ranks, 64 rows are cut into 3 times 22.
         assert held <= units * 2 * unit * (66 / 64 if world == 3 else 1)
 
 
 @pytest.mark.parametrize("virtual", [1, 3, 4])
 def test_a_rank_alone_adds_up_each_gradient_as_soon_as_it_is_there(virtual, alone):
-    """The same tree, without ever holding the gradients of a virtual worker together."""
+    """The tree is the same, but the gradients of a virtual worker are never held together."""
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(6, 6, bias=False) for _ in range(3)])
     model = nn.Sequential(*layers)
@@ -88,7 +95,7 @@ def test_a_rank_alone_adds_up_each_gradient_as_soon_as_it_is_there(virtual, alon
     for number in range(virtual):
         plain.zero_grad()
         plain(inputs[number]).square().sum().backward()
-        leaves.append([each.grad.clone() for each in plain.parameters()])
+        leaves.append([weight.grad.clone() for weight in plain.parameters()])
     for number, parameter in enumerate(parameters):
         tree = TreeSum(virtual)
         for leaf in range(virtual):

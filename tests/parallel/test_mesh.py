@@ -11,7 +11,7 @@ LONG = timedelta(seconds=30)
 
 @pytest.fixture
 def door():
-    """A port of this machine at which nobody listens yet."""
+    """Yield a socket bound to a port of this machine that does not listen yet."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound
@@ -19,17 +19,17 @@ def door():
 
 @pytest.fixture
 def joined(monkeypatch):
-    """The ranks that torch was asked to let join."""
+    """Return the list of ranks that torch was asked to let join."""
     asked = []
     monkeypatch.setattr(mesh.dist, "init_process_group", lambda *_, rank, **__: asked.append(rank))
     return asked
 
 
-def rendezvous(door):
+def format_rendezvous(door):
     return f"tcp://127.0.0.1:{door.getsockname()[1]}"
 
 
-def test_a_rank_that_comes_early_knocks_until_somebody_listens(door, joined, monkeypatch):
+def test_an_early_rank_probes_until_the_port_listens(door, joined, monkeypatch):
     pauses = []
 
     def pause(seconds):
@@ -39,19 +39,19 @@ def test_a_rank_that_comes_early_knocks_until_somebody_listens(door, joined, mon
             door.listen()
 
     monkeypatch.setattr(mesh.time, "sleep", pause)
-    join_group(1, 2, rendezvous(door), LONG)
+    join_group(1, 2, format_rendezvous(door), LONG)
     assert joined == [1]
     assert len(pauses) == 20 and pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (mesh.PROBE_SECONDS, mesh.LONGEST_PROBE)
 
 
-def test_the_rank_that_listens_itself_knocks_at_no_door(door, joined):
-    join_group(0, 2, rendezvous(door), LONG)
+def test_the_listening_rank_probes_no_port(door, joined):
+    join_group(0, 2, format_rendezvous(door), LONG)
     assert joined == [0]
 
 
-def test_where_nobody_ever_listens_torch_says_so(door, joined):
-    join_group(1, 2, rendezvous(door), timedelta(0))
+def test_torch_reports_a_port_that_never_listens(door, joined):
+    join_group(1, 2, format_rendezvous(door), timedelta(0))
     assert joined == [1]
 
 
@@ -80,7 +80,7 @@ def test_all_ranks_lie_along_one_axis(ranks):
         ({"pipeline": 2}, ("data_shard", "pipeline"), (2,), [0, 0, 1, 1], [0, 0, 1, 1]),
         ({"pipeline": 4}, ("data_shard", "pipeline"), (1,), [0] * 4, [0] * 4),
         (
-            {"copies": 2, "pipeline": 2},  # each has a whole stage
+            {"copies": 2, "pipeline": 2},  # each copy has a whole stage
             ("data_replicate", "data_shard", "pipeline"),
             (2, 1),
             [0, 0, 1, 1],
@@ -88,14 +88,14 @@ def test_all_ranks_lie_along_one_axis(ranks):
         ),
         ({"copies": 2}, ("data_replicate", "data_shard"), (2, 2), [0, 1, 2, 3], [0, 1, 0, 1]),
         (
-            {"copies": 2, "tensor": 2},  # each has a whole part of each layer
+            {"copies": 2, "tensor": 2},  # each copy has a whole part of each layer
             ("data_replicate", "data_shard", "tensor"),
             (2, 1),
             [0, 0, 1, 1],
             [0] * 4,
         ),
         (
-            {"copies": 4, "context": 2},  # ranks that share rows hold the same
+            {"copies": 4, "context": 2},  # ranks that share rows hold the same weights
             ("data_replicate", "context", "data_shard"),
             (4, 1),
             [0, 0, 1, 1],
@@ -109,7 +109,7 @@ def test_all_ranks_lie_along_one_axis(ranks):
             [0] * 4,
         ),
         (
-            {"copies": 2, "context": 2},  # and here each other's slices
+            {"copies": 2, "context": 2},  # ranks that share rows hold each other's slices
             ("data_replicate", "data_shard", "context"),
             (2, 2),
             [0, 0, 1, 1],
@@ -118,14 +118,14 @@ def test_all_ranks_lie_along_one_axis(ranks):
     ],
 )
 def test_neighbours_are_a_replica(degrees, axes, sharding, data, slices, ranks):
-    """Data is divided among replicas, and one rank of each speaks for it."""
+    """Data is divided among replicas, and one rank of each replica represents it."""
     found = ranks(4, "mesh", **degrees)
-    assert [each["sharding"] for each in found] == [sharding] * 4
+    assert [view["sharding"] for view in found] == [sharding] * 4
     kept = found[0]["axes"]
     assert kept == tuple(name for name in axes if name in kept)
-    assert [each["data"] for each in found] == [(rank, max(data) + 1) for rank in data]
-    assert [each["slices"][0] for each in found] == slices
-    assert [each["speaks"] for each in found] == [
+    assert [view["data"] for view in found] == [(rank, max(data) + 1) for rank in data]
+    assert [view["slices"][0] for view in found] == slices
+    assert [view["speaks"] for view in found] == [
         rank == 0 or data[rank] != data[rank - 1] for rank in range(4)
     ]
 
@@ -141,8 +141,8 @@ def test_neighbours_are_a_replica(degrees, axes, sharding, data, slices, ranks):
 )
 def test_experts_are_sliced_over_replicas_alone(degrees, slices, ranks):
     found = ranks(4, "mesh", **degrees)
-    assert [each["expert_slices"] for each in found] == slices
-    assert [each["expert"] for each in found] == [
+    assert [view["expert_slices"] for view in found] == slices
+    assert [view["expert"] for view in found] == [
         (rank % degrees["expert"], degrees["expert"]) for rank in range(4)
     ]
 

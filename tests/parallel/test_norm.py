@@ -25,7 +25,7 @@ def test_a_row_adds_up_to_the_same_bits_in_whatever_slice_it_lies(rows, width, c
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 3), (4, 1), (3, 2, 5), (0, 4), (1, 1000)])
-def test_it_is_the_sum_of_squares(shape):
+def test_row_sums_are_sums_of_squares(shape):
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     expected = gradient.double().square().reshape(shape[0], -1).sum(1) if shape[0] else []
     np.testing.assert_allclose(sum_rows(gradient).numpy(), expected, rtol=1e-14)
@@ -40,14 +40,14 @@ def test_how_many_rows_are_worked_on_at_once_changes_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_what_is_not_finite_stays_so(value):
+def test_sums_of_nonfinite_rows_are_not_finite(value):
     gradient = torch.ones(3, 5)
     gradient[1, 4] = value
     assert torch.isfinite(sum_rows(gradient)).tolist() == [True, False, True]
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the operators that compute something: views start no kernel."""
+    """Counter of operators that compute something: views start no kernel."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class Kernels(TorchDispatchMode):
 
 
 def test_an_accelerator_is_asked_for_few_large_kernels():
-    """1.3 billion parameters in 24 layers of 7 matrices, on a device that computes nothing."""
+    """The model has 1.3 billion parameters in 24 layers of 7 matrices, on a meta device."""
     shapes = [(2048, 2048)] * 4 + [(8192, 2048)] * 2 + [(2048, 8192)]
     with Kernels() as kernels:
         for shape in shapes * 24:

@@ -12,7 +12,8 @@ from trainrig.train.run.run_folder import RunFolder
 
 @pytest.fixture
 def settings_put_back(monkeypatch):
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     yield
@@ -57,26 +58,26 @@ def test_on_a_gpu_the_fingerprint_tells_of_what_chooses_kernels_there(
     )
 
 
-def events(job, name):
-    return [each for each in RunFolder(job.folder).read_events() if each["event"] == name]
+def list_events(job, name):
+    return [event for event in RunFolder(job.folder).read_events() if event["event"] == name]
 
 
-def test_a_run_that_goes_on_elsewhere_says_that_its_bits_may_differ(ranks, make_job, tmp_path):
+def test_a_resume_on_other_hardware_logs_that_bits_may_differ(ranks, make_job, tmp_path):
     job = make_job(tmp_path, training={"steps": 3})
     folder = RunFolder(job.folder)
     ranks(2, "train", job=job, attempt=folder.take_attempt(0), told=(0, "train", 3))
-    assert events(job, "numerics_changed") == []
-    (there,) = events(job, "numerics")
-    # As if the first attempt had been on another machine.
+    assert list_events(job, "numerics_changed") == []
+    (there,) = list_events(job, "numerics")
+    # Pretend that the first attempt ran on another machine.
     elsewhere = there["found"] | {"instructions": "NEON"}
     folder.record("numerics", attempt=1, found=elsewhere)
     path = f"{job.folder}/checkpoints/step_00000001/attempt-0001"
     ranks(2, "train", job=job, attempt=folder.take_attempt(1), resume_from=path)
-    (said,) = events(job, "numerics_changed")
+    (said,) = list_events(job, "numerics_changed")
     assert said["what"] == f"instructions: NEON → {there['found']['instructions']}"
     assert (said["attempt"], said["step"]) == (2, 1)
     steps = [line["step"] for line in metrics.read_series(job.folder)]
-    assert steps == [1, 2, 3]  # the run goes on
+    assert steps == [1, 2, 3]  # the run continues
 
 
 def test_the_kernel_of_attention_is_noted_and_another_on_resume_is_said(ranks, make_job, tmp_path):
@@ -84,11 +85,11 @@ def test_the_kernel_of_attention_is_noted_and_another_on_resume_is_said(ranks, m
     job = make_job(tmp_path, training=settings)
     folder = RunFolder(job.folder)
     ranks(1, "train", job=job, attempt=folder.take_attempt(0))
-    (there,) = events(job, "numerics")
+    (there,) = list_events(job, "numerics")
     assert there["found"]["documents"] == "plain: products in blocks"
     other = make_job(tmp_path, training={"steps": 3})
     ranks(1, "train", job=other, attempt=folder.take_attempt(1))
-    (said,) = events(job, "numerics_changed")
+    (said,) = list_events(job, "numerics_changed")
     apart = f"read apart in rows of more than {TOGETHER} bytes a channel"
     assert said["what"] == (
         f"documents: plain: products in blocks → {apart}, windows: plain: products in blocks → none"

@@ -41,21 +41,24 @@ class Model(nn.Module):
 def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(alone):
     model = Model()
     shard(model, model.layers, build_mesh(find_local_device()).sharding)
-    norms, parameters = ParameterNorms(model), list(model.parameters())
+    norms = ParameterNorms(model)
+    parameters = list(model.parameters())
     model(torch.ones(1, 3)).backward()
     norms.begin()
-    before = [each.full_tensor().clone() for each in parameters]
-    gradients = [each.grad.full_tensor() for each in parameters]
+    before = [parameter.full_tensor().clone() for parameter in parameters]
+    gradients = [parameter.grad.full_tensor() for parameter in parameters]
     torch.optim.SGD(parameters, lr=0.5).step()
     found = norms.finish({"of another": torch.tensor(0.1)})
     assert found.pop("of another") == float(torch.tensor(0.1))
-    assert found["layers/00/grad_norm"] == pytest.approx(total(gradients[:2]))
-    assert found["layers/01/weight_norm"] == pytest.approx(total(before[2:]))
-    assert found["layers/01/update_norm"] == pytest.approx(0.5 * total(gradients[2:]))
+    assert found["layers/00/grad_norm"] == pytest.approx(compute_norm(gradients[:2]))
+    assert found["layers/01/weight_norm"] == pytest.approx(compute_norm(before[2:]))
+    assert found["layers/01/update_norm"] == pytest.approx(0.5 * compute_norm(gradients[2:]))
     assert found["layers/01/update_ratio"] == pytest.approx(
         found["layers/01/update_norm"] / found["layers/01/weight_norm"]
     )
-    assert found["kinds/weight/grad_norm"] == pytest.approx(total([gradients[0], gradients[2]]))
+    assert found["kinds/weight/grad_norm"] == pytest.approx(
+        compute_norm([gradients[0], gradients[2]])
+    )
 
 
 def test_a_parameter_that_is_not_used_has_a_gradient_of_0(alone):
@@ -69,5 +72,5 @@ def test_a_parameter_that_is_not_used_has_a_gradient_of_0(alone):
     assert found["layers/00/grad_norm"] > 0 < found["layers/01/weight_norm"]
 
 
-def total(tensors):
-    return math.sqrt(sum(float(each.detach().square().sum()) for each in tensors))
+def compute_norm(tensors):
+    return math.sqrt(sum(float(tensor.detach().square().sum()) for tensor in tensors))

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, on a host and, by marks in its queue, on an accelerator."""
+"""Time shares of a step, by a host's clock and by events in an accelerator's queue."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from trainrig.parallel.phase_clock import PhaseClock
 
 @pytest.fixture
 def host(monkeypatch):
-    """The clock of a host that `host.pass_seconds` alone puts forward."""
+    """Replace the host's clock by one that only `host.pass_seconds` advances."""
     found = SimpleNamespace(now=0.0)
     found.pass_seconds = lambda seconds: vars(found).update(now=found.now + seconds)
     monkeypatch.setattr(phase_clock, "time", SimpleNamespace(perf_counter=lambda: found.now))
@@ -20,8 +20,7 @@ def host(monkeypatch):
 
 @pytest.fixture
 def device(monkeypatch):
-    """An accelerator that comes past the marks in its queue 0.25 s after each other, once it is
-    waited for."""
+    """Simulate an accelerator that reaches the events in its queue 0.25 s apart once waited for."""
     found = SimpleNamespace(marks=[], waits=[])
 
     class Event:
@@ -41,8 +40,8 @@ def device(monkeypatch):
     return found
 
 
-def spent(seconds):
-    return {name: each for name, each in seconds.items() if each}
+def account_seconds(seconds):
+    return {name: duration for name, duration in seconds.items() if duration}
 
 
 def test_a_phase_within_another_counts_once(host):
@@ -53,17 +52,17 @@ def test_a_phase_within_another_counts_once(host):
         with clock.time_waiting():
             host.pass_seconds(1.0)
         host.pass_seconds(4.0)
-    assert spent(clock.take()) == {"backward": 6.0, "communication": 1.0}
-    assert spent(clock.take()) == {}
+    assert account_seconds(clock.take()) == {"backward": 6.0, "communication": 1.0}
+    assert account_seconds(clock.take()) == {}
 
 
-def test_what_a_step_took_that_came_to_nothing_is_of_no_other(host):
+def test_the_time_of_an_abandoned_step_counts_for_no_other_step(host):
     clock = PhaseClock(torch.device("cpu"))
     for _ in range(2):
         clock.begin(measured=False)
         with clock.time_phase("forward"):
             host.pass_seconds(1.0)
-    assert spent(clock.take()) == {"forward": 1.0}
+    assert account_seconds(clock.take()) == {"forward": 1.0}
 
 
 def test_a_device_is_not_waited_for_until_the_phases_are_read(host, device):
@@ -74,7 +73,12 @@ def test_a_device_is_not_waited_for_until_the_phases_are_read(host, device):
             host.pass_seconds(9.0)
     assert not device.waits
     taken = clock.take()
-    assert spent(taken) == {"data": 0.25, "forward": 0.5, "backward": 0.25, "optimizer": 0.25}
+    assert account_seconds(taken) == {
+        "data": 0.25,
+        "forward": 0.5,
+        "backward": 0.25,
+        "optimizer": 0.25,
+    }
     assert device.waits
 
 
@@ -85,4 +89,4 @@ def test_a_device_is_timed_in_measured_steps_alone(host, device):
         with clock.time_phase("forward"):
             pass
         assert clock.measured == measured
-    assert spent(clock.take()) == {} and len(device.marks) == 2 and not device.waits
+    assert account_seconds(clock.take()) == {} and len(device.marks) == 2 and not device.waits

@@ -19,13 +19,15 @@ from trainrig.parallel.pipeline.schedule import (
     plan_turns,
 )
 
-STAGES, COUNTS, CHUNKS = st.integers(1, 8), st.integers(1, 20), st.integers(2, 4)
+STAGES = st.integers(1, 8)
+COUNTS = st.integers(1, 20)
+CHUNKS = st.integers(2, 4)
 SCHEDULES = st.sampled_from(["1F1B", "GPipe"])
 SIZES = {"channels": 64, "heads": 4, "positions": 32}
 
 
-def held(order):
-    """Micro-batches between their passes after each turn."""
+def count_held(order):
+    """Return the number of micro-batches between their two passes, after each turn."""
     return list(itertools.accumulate(1 if turn.forward else -1 for turn in order))
 
 
@@ -36,10 +38,10 @@ def test_each_micro_batch_goes_forward_then_backward_in_the_order_of_numbers(
     for stage in range(stages):
         order = plan_turns(schedule, stage, stages, count)
         for forward in (True, False):
-            assert [each.number for each in order if each.forward == forward] == list(range(count))
-        assert min(held(order)) >= 0
+            assert [turn.number for turn in order if turn.forward == forward] == list(range(count))
+        assert min(count_held(order)) >= 0
         most = count if schedule == "GPipe" else min(count, stages - stage)
-        assert max(held(order)) == len(find_held_at_once(order)) == most
+        assert max(count_held(order)) == len(find_held_at_once(order)) == most
 
 
 @given(ranks=st.integers(2, 6), count=COUNTS, chunks=CHUNKS)
@@ -47,7 +49,7 @@ def test_each_interleaved_stage_takes_micro_batches_in_the_order_of_numbers(rank
     for rank in range(ranks):
         order = plan_turns("interleaved", rank, ranks, count, chunks)
         for chunk, forward in itertools.product(range(chunks), (True, False)):
-            own = [each.number for each in order if each[::2] == (forward, chunk)]
+            own = [own_turn.number for own_turn in order if own_turn[::2] == (forward, chunk)]
             assert own == list(range(count))
         for turn in order:
             ahead = turn._replace(forward=True)
@@ -59,11 +61,15 @@ def test_each_interleaved_stage_takes_micro_batches_in_the_order_of_numbers(rank
 
 
 def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
-    """When the last rank is done, by brute force: each takes its next turn as soon as what it needs
-    is there, and has sent no more gradients than `under_way` that the stages before have not gone
-    backward from; None: the ranks wait for each other."""
+    """Return when the last rank ends, by brute force, or None for a deadlock.
+
+    Each rank takes its next turn as soon as its inputs are there. At most `under_way` of its
+    gradients wait for the backward pass of an earlier stage.
+    """
     ranks = len(orders)
-    done, now, at = {}, [0] * ranks, [0] * ranks
+    done = {}
+    now = [0] * ranks
+    at = [0] * ranks
     sent = [[] for _ in orders]
 
     def take(rank):
@@ -73,7 +79,7 @@ def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
         if not forward:
             last = stage == ranks * chunks - 1
             needs = (True, stage, number) if last else (False, stage + 1, number)
-            sent[rank] = [each for each in sent[rank] if each not in done]
+            sent[rank] = [result for result in sent[rank] if result not in done]
             if stage and len(sent[rank]) >= under_way:
                 return False
         if needs and needs not in done:
@@ -96,19 +102,22 @@ def play(orders, chunks, seconds=(1, 1), under_way=GRADIENTS_UNDER_WAY):
 
 @given(stages=STAGES, count=COUNTS, schedule=SCHEDULES)
 def test_stages_wait_for_the_share_of_a_step_that_the_bubble_is(stages, count, schedule):
-    """Played with passes of one unit each: what a stage sends is there a unit later."""
+    """Simulated passes take one unit each, and results arrive at the next stage a unit later."""
     length = play([plan_turns(schedule, stage, stages, count) for stage in range(stages)], 1)
     assert (length - 2 * count) / length == pytest.approx(compute_idle_share(stages, count))
 
 
 @given(ranks=st.integers(2, 6), rounds=st.integers(1, 4), chunks=CHUNKS)
 def test_interleaved_stages_wait_for_a_share_of_what_one_each_does(ranks, rounds, chunks):
-    """(P - 1) / (chunks M) of the time of computing (arXiv:2104.04473, section 2.2.2): backward
-    passes take as long as forward ones, and twice as long."""
+    """The share is (P - 1) / (chunks M) of the compute time (arXiv:2104.04473, section 2.2.2).
+
+    Backward passes take as long as forward passes, or twice as long.
+    """
     count = rounds * ranks
     orders = [plan_turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
     for seconds in ((1, 1), (1, 2)):
-        length, computing = play(orders, chunks, seconds), count * chunks * sum(seconds)
+        length = play(orders, chunks, seconds)
+        computing = count * chunks * sum(seconds)
         bubble = (length - computing) / computing
         assert bubble == pytest.approx((ranks - 1) / (chunks * count))
         assert (length - computing) / length == pytest.approx(
@@ -118,7 +127,7 @@ def test_interleaved_stages_wait_for_a_share_of_what_one_each_does(ranks, rounds
 
 @given(ranks=st.integers(2, 6), count=COUNTS, chunks=CHUNKS)
 def test_interleaved_stages_never_wait_for_each_other(ranks, count, chunks):
-    """Whatever the number of micro-batches: replicas come and go."""
+    """This holds for any number of micro-batches, as replicas come and go."""
     orders = [plan_turns("interleaved", rank, ranks, count, chunks) for rank in range(ranks)]
     assert play(orders, chunks) is not None
 
@@ -159,11 +168,11 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(layers, stages, vocabulary):
     costs, head = count_layer_flops(model)
 
     def dearest(cut):
-        spent = [sum(costs[each.start : each.stop]) for each in cut]
+        spent = [sum(costs[stage.start : stage.stop]) for stage in cut]
         return max(*spent[:-1], spent[-1] + head) if len(spent) > 1 else spent[0] + head
 
     found = cut_layers(model, stages)
-    assert [n for each in found for n in each] == list(range(layers)) and all(map(len, found))
+    assert [n for stage in found for n in stage] == list(range(layers)) and all(map(len, found))
     ends = itertools.combinations(range(1, layers), stages - 1)
     cuts = ([range(a, b) for a, b in itertools.pairwise((0, *e, layers))] for e in ends)
     assert dearest(found) == pytest.approx(min(map(dearest, cuts)), rel=1e-6)

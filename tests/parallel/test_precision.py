@@ -11,7 +11,7 @@ from trainrig.train.run.run_folder import RunFolder
 BFLOAT16 = {"compute": "bfloat16"}
 
 
-def job_of(make_job, folder, steps, **training):
+def build_job(make_job, folder, steps, **training):
     return make_job(folder, training={"steps": steps, **training})
 
 
@@ -52,10 +52,10 @@ def test_products_are_rounded_only_where_it_was_asked_for(compute, products):
 
 @pytest.mark.slow
 def test_bfloat16_keeps_the_losses_of_float32_within_half_a_percent(ranks, make_job, tmp_path):
-    # At a rate that does not blow every rounding up, as the usual one of these tests is made to do.
+    # A learning rate that does not amplify each rounding, unlike the usual one of these tests.
     usual = {"optimizer": {"kind": "AdamW", "lr": 1e-3}, "schedule": {"kind": "Cosine"}}
-    (exact,) = ranks(1, "steps", job=job_of(make_job, tmp_path, 50, **usual), count=50)
-    job = job_of(make_job, tmp_path, 50, precision=BFLOAT16, **usual)
+    (exact,) = ranks(1, "steps", job=build_job(make_job, tmp_path, 50, **usual), count=50)
+    job = build_job(make_job, tmp_path, 50, precision=BFLOAT16, **usual)
     (rounded,) = ranks(1, "steps", job=job, count=50)
     assert rounded["losses"] == pytest.approx(exact["losses"], rel=5e-3)
     assert all(a != b for a, b in zip(exact["losses"], rounded["losses"], strict=True))
@@ -63,15 +63,15 @@ def test_bfloat16_keeps_the_losses_of_float32_within_half_a_percent(ranks, make_
 
 @pytest.mark.slow
 def test_bfloat16_gives_the_same_bits_at_any_number_of_ranks(ranks, make_job, tmp_path):
-    job = job_of(make_job, tmp_path, 6, precision=BFLOAT16)
+    job = build_job(make_job, tmp_path, 6, precision=BFLOAT16)
     found = [answer for world in (1, 2, 3) for answer in ranks(world, "steps", job=job, count=6)]
     assert len(found) == 6
-    assert len({(each["digest"], *each["losses"]) for each in found}) == 1
+    assert len({(answer["digest"], *answer["losses"]) for answer in found}) == 1
 
 
 @pytest.mark.slow
-def test_what_bfloat16_trains_and_saves_is_float32(ranks, make_job, tmp_path):
-    job = job_of(make_job, tmp_path, 3, precision=BFLOAT16)
+def test_bfloat16_runs_train_and_save_float32_weights(ranks, make_job, tmp_path):
+    job = build_job(make_job, tmp_path, 3, precision=BFLOAT16)
     (left,) = ranks(1, "steps", job=job, count=2)
     assert left["dtypes"] == {"torch.float32"}
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))

@@ -13,18 +13,21 @@ def test_all_ranks_hear_that_one_of_them_says_yes(world, ranks):
 
 
 class Told:
-    """A consensus of one rank that sees itself among others, whose slowest takes `slowest`."""
+    """Consensus of one rank among simulated others, the slowest of which takes `slowest`."""
 
     alone = False
 
     def __init__(self, slowest=0.0):
-        self.asked, self.slowest, self.seconds = 0, slowest, []
+        self.asked = 0
+        self.slowest = slowest
+        self.seconds = []
         self.open = 0  # questions whose answer is not yet read
-        self.waited = []  # for each answer, how many calls of `ask` were there since its question
+        self.waited = []  # number of calls of `ask` between each question and its answer
         self.calls = 0
 
     def begin(self, mine, number):
-        self.asked, self.open = self.asked + 1, self.open + 1
+        self.asked = self.asked + 1
+        self.open = self.open + 1
         self.seconds.append(number)
         calls = self.calls
 
@@ -36,10 +39,11 @@ class Told:
         return heard
 
 
-def asked_in_steps(consensus, seconds, within, micro_batches=8, steps=4):
-    """How often each of `steps` steps asks, in each of which `seconds` pass."""
+def count_questions(consensus, seconds, within, micro_batches=8, steps=4):
+    """Return how often each of `steps` steps of `seconds` asks."""
     now = [0.0]
-    questions, found = StopQuestions(consensus, within, lambda: now[0]), []
+    questions = StopQuestions(consensus, within, lambda: now[0])
+    found = []
     for step in range(steps):
         before = consensus.asked
         for _ in range(micro_batches):
@@ -54,31 +58,32 @@ def asked_in_steps(consensus, seconds, within, micro_batches=8, steps=4):
 
 def test_a_short_step_asks_once_and_hears_the_answer_a_step_later():
     consensus = Told()
-    assert asked_in_steps(consensus, seconds=1.0, within=30.0, steps=6) == [8, 1, 1, 1, 1, 1]
+    assert count_questions(consensus, seconds=1.0, within=30.0, steps=6) == [8, 1, 1, 1, 1, 1]
     assert consensus.seconds[-1] == pytest.approx(1.0)
-    # All of the first step, and the first question that measures one, are waited for.
+    # The first step, and the first question that measures one, wait for their answers.
     assert consensus.waited == [0] * 9 + [8] * 3 + [7]
 
 
 def test_a_long_step_asks_as_often_as_a_stop_needs():
-    # 80 s a step of 8 micro-batches, and 160 s for a stop: 20 s, so 2 micro-batches, lie between.
+    # A step of 8 micro-batches takes 80 s and a stop 160 s: a question every 20 s, or 2
+    # micro-batches.
     assert BETWEEN_QUESTIONS == 0.125
-    assert asked_in_steps(Told(), seconds=80.0, within=160.0) == [8, 4, 4, 4]
-    assert asked_in_steps(Told(), seconds=80.0, within=1.0) == [8, 8, 8, 8]
+    assert count_questions(Told(), seconds=80.0, within=160.0) == [8, 4, 4, 4]
+    assert count_questions(Told(), seconds=80.0, within=1.0) == [8, 8, 8, 8]
 
 
 def test_an_answer_is_waited_for_where_one_micro_batch_is_as_long_as_all_that_may_lie_between():
     consensus = Told()
-    asked_in_steps(consensus, seconds=80.0, within=79.0)
+    count_questions(consensus, seconds=80.0, within=79.0)
     assert set(consensus.waited) == {0}
     consensus = Told()
-    asked_in_steps(consensus, seconds=80.0, within=81.0)
+    count_questions(consensus, seconds=80.0, within=81.0)
     assert set(consensus.waited[9:-1]) == {1}
 
 
 def test_the_slowest_rank_decides_how_often_all_ask():
-    fast = asked_in_steps(Told(slowest=80.0), seconds=1.0, within=160.0)
-    slow = asked_in_steps(Told(), seconds=80.0, within=160.0)
+    fast = count_questions(Told(slowest=80.0), seconds=1.0, within=160.0)
+    slow = count_questions(Told(), seconds=80.0, within=160.0)
     assert fast == slow
 
 
@@ -96,10 +101,12 @@ def test_a_rank_alone_need_not_ask():
 def test_a_stop_is_heard_within_a_quarter_of_its_time_or_a_micro_batch(
     wanted_at, seconds, micro_batches
 ):
-    """A micro-batch takes `seconds`; a stop is wanted from just after that many of them on."""
-    now, number, within = [0.0], 0, 30.0
+    """A micro-batch takes `seconds`; a stop is requested just after `wanted_at` micro-batches."""
+    now = [0.0]
+    number = 0
+    within = 30.0
     questions = StopQuestions(Told(), within, lambda: now[0])
-    wanted = (wanted_at + micro_batches - 0.99) * seconds  # the first step waits each time
+    wanted = (wanted_at + micro_batches - 0.99) * seconds  # the first step waits for each answer
     for step in range(100):
         for _ in range(micro_batches):
             number += 1
@@ -117,4 +124,5 @@ def test_a_stop_is_heard_within_a_quarter_of_its_time_or_a_micro_batch(
 def test_all_ranks_stop_before_the_same_micro_batch(world, ranks):
     for wanting in range(world):
         found = ranks(world, "asked_to_stop", wanting=wanting, at=9, micro_batches=4)
-        assert found == [13] * world  # asked at the third step's beginning, heard at the fourth's
+        # Asked when the third step begins, answered when the fourth does.
+        assert found == [13] * world

@@ -1,4 +1,4 @@
-"""Compiling, recomputing and bfloat16 for the parts of a decoder that have operators of ours."""
+"""Compilation, recomputation and bfloat16 for decoder parts with custom operators."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ VARIANTS = {
 IDS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(3))
 
 
-def gradients(changes, again=None, compiled=None, dtype=torch.float32):
+def compute_gradients(changes, again=None, compiled=None, dtype=torch.float32):
     sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "vocabulary": 64}
     model = Decoder(DecoderConfig(**sizes, positions=24, initial_std=0.2, **changes))
     initialise(model, 0)
@@ -32,16 +32,16 @@ def gradients(changes, again=None, compiled=None, dtype=torch.float32):
     compile_layers(model.layers, compiled)
     positions = torch.cat([torch.arange(14), torch.arange(10)]).expand(2, -1)
     output = model(IDS, positions_BT=positions)
-    added = [each for each in output.auxiliary.values() if each.ndim == 0]
+    added = [term for term in output.auxiliary.values() if term.ndim == 0]
     sum(added, output.logits.float().logsumexp(-1).mean()).backward()
-    return [each.grad.float() for each in model.parameters()]
+    return [parameter.grad.float() for parameter in model.parameters()]
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_what_is_computed_again_has_the_bits_of_the_first_time(changes):
-    plain = gradients(changes)
+def test_recomputation_gives_the_same_bits(changes):
+    plain = compute_gradients(changes)
     for again in (Full(), Selective()):
-        for one, other in zip(plain, gradients(changes, again), strict=True):
+        for one, other in zip(plain, compute_gradients(changes, again), strict=True):
             assert torch.equal(one, other)
 
 
@@ -49,14 +49,16 @@ def test_what_is_computed_again_has_the_bits_of_the_first_time(changes):
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_one_graph_holds_a_whole_layer_and_gives_the_same_gradients(changes):
     torch._dynamo.reset()
-    compiled = gradients(changes, compiled=Compile(backend="aot_eager"))
-    for one, other in zip(gradients(changes), compiled, strict=True):
+    compiled = compute_gradients(changes, compiled=Compile(backend="aot_eager"))
+    for one, other in zip(compute_gradients(changes), compiled, strict=True):
         assert (one - other).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["capped windows", "ALiBi, gated"])
 def test_bfloat16_is_near_float32(name):
-    """Not of experts: a token near a tie goes to another one."""
-    plain, narrow = (gradients(VARIANTS[name], dtype=d) for d in (torch.float32, torch.bfloat16))
+    """Experts are left out: a token near a tie goes to another expert."""
+    plain, narrow = (
+        compute_gradients(VARIANTS[name], dtype=d) for d in (torch.float32, torch.bfloat16)
+    )
     for one, other in zip(plain, narrow, strict=True):
         assert (one - other).norm() <= 0.25 * one.norm() + 1e-3

@@ -1,4 +1,4 @@
-"""Tiny runs and tokens, as the tests of training have them."""
+"""Tiny runs and tokens, shared with the tests of training."""
 
 import json
 import runpy
@@ -22,13 +22,13 @@ globals().update(runpy.run_path(str(TRAIN / "peaks.py")))
 
 @pytest.fixture(scope="session")
 def encoder(tokens: str) -> Encoder:
-    """The tokenizer of the usual tokens."""
+    """Return the tokenizer of the usual tokens."""
     return Encoder.load(f"{tokens}/tokenizer.json")
 
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory, encoder: Encoder) -> str:
-    """A run folder with a model that has learnt nothing yet."""
+    """Return a run folder with an untrained model."""
     folder = str(tmp_path_factory.mktemp("fresh") / "run")
     config = DecoderConfig(layers=2, channels=32, heads=4, kv_heads=2, positions=48, vocabulary=320)
     model = Decoder(config)
@@ -39,11 +39,14 @@ def fresh(tmp_path_factory: pytest.TempPathFactory, encoder: Encoder) -> str:
 
 @pytest.fixture
 def encode_rows(tokens: str, tmp_path: Path) -> Callable[..., Manifest]:
-    """The stage `conversations` on rows given here, in this process: the manifest of `output`."""
+    """Return a function that runs the stage `conversations` in this process on given rows.
+
+    It returns the manifest of `output`.
+    """
 
     def encode(given_rows: Sequence[Any], output: str = "encoded", **settings: Any) -> Manifest:
         path = tmp_path / f"{output}.jsonl"
-        lines = [each if isinstance(each, str) else json.dumps(each) for each in given_rows]
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in given_rows]
         path.write_text("".join(f"{line}\n" for line in lines))
         source = {"source": "chats", **settings.pop("source", {}), "paths": (str(path),)}
         given = {

@@ -1,6 +1,7 @@
-"""A small honest task for soak tests: `aa+bb=` is answered by three digits, the last first.
+"""A small task for soak tests: the answer to `aa+bb=` is three digits, the last first.
 
-Of the 10,000 sums 1,000 are held out. Read by the conftest.py of each folder that asks for it.
+Of the 10,000 sums, 1,000 are held out. Fixtures are imported by the conftest.py of each folder that
+uses them.
 """
 
 import json
@@ -28,7 +29,7 @@ Row = dict[str, str]
 
 
 def sums() -> tuple[list[Row], list[Row]]:
-    """(rows to train on, rows held out)."""
+    """Return (training rows, held-out rows)."""
     rows = [
         {"prompt": f"{a:02d}+{b:02d}=", "completion": f"{a + b:03d}"[::-1]}
         for a in range(100)
@@ -39,27 +40,28 @@ def sums() -> tuple[list[Row], list[Row]]:
 
 
 class SumsBench:
-    """Folders below one, and what is done in them."""
+    """Runs in folders below one, and actions on them."""
 
     def __init__(self, folder: Path, tokens: str) -> None:
-        """`tokens`: a folder with the tokenizer, whose tokens are bytes."""
-        self.folder, self.tokens = folder, tokens
+        """Take the folder and `tokens`, a folder with a tokenizer of bytes."""
+        self.folder = folder
+        self.tokens = tokens
         self.train_rows, held_out = sums()
         self.train = self.write("train", self.train_rows)
         self.held_out = self.write("held_out", held_out)
 
     def at(self, name: str) -> str:
-        """The path of the folder `name`."""
+        """Return the path of the folder `name`."""
         return str(self.folder / name)
 
     def write(self, name: str, rows: Iterable[Row]) -> str:
-        """The path of a file of `rows`."""
+        """Write a file of `rows`, and return its path."""
         path = self.folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return str(path)
 
     def model(self, name: str, channels: int, seed: int) -> int:
-        """Draw a fresh model; its number of parameters."""
+        """Write an untrained model, and return its number of parameters."""
         config = DecoderConfig(
             layers=2, channels=channels, heads=4, positions=2 * LENGTH, vocabulary=264
         )
@@ -70,7 +72,10 @@ class SumsBench:
         return count_parameters(config).total
 
     def encode(self, name: str, paths: Iterable[str], rows: str = "conversations") -> None:
-        """Make the files `paths` rows to train on; beside those named `sums`, the held-out ones."""
+        """Encode the files `paths` for training.
+
+        Rows named `sums` also get held-out rows.
+        """
         sources = [{"source": "sums", "paths": tuple(paths), "split": "train"}]
         if name == "sums":
             sources.append({"source": "sums", "paths": (self.held_out,), "split": "held_out"})
@@ -89,7 +94,7 @@ class SumsBench:
         keep_every: int | None = None,
         **changes: Any,
     ) -> None:
-        """Tune `start` on `rows`; `keep_every`: steps after which a checkpoint is kept."""
+        """Tune `start` on `rows`, and keep a checkpoint every `keep_every` steps."""
         given = {
             "checkpoint": self.at(start),
             "conversations": self.at(rows),
@@ -116,8 +121,10 @@ class SumsBench:
     def reinforce(
         self, name: str, start: str, steps: int, seed: int, lr: float = 3e-4, **changes: Any
     ) -> str:
-        """Teach the model `start` by rewards of its own answers, 32 prompts of 8 a step; the run
-        folder."""
+        """Train the model `start` by rewards of sampled answers, and return the run folder.
+
+        Each step has 32 prompts of 8 answers.
+        """
         given = {
             "checkpoint": self.at(start),
             "output": self.at(name),
@@ -144,7 +151,7 @@ class SumsBench:
         return self.at(name)
 
     def sample(self, name: str, model: str, prompts: str, **changes: Any) -> Any:
-        """The counts of answers to `prompts`."""
+        """Sample answers to `prompts`, and return their counts."""
         given = {
             "checkpoint": self.at(model),
             "prompts": {"paths": (prompts,), "chat": True},
@@ -158,7 +165,7 @@ class SumsBench:
         return sample_answers(AnswerSampling.model_validate(given | changes)).counts
 
     def exact(self, model: str) -> tuple[float, list[str]]:
-        """The share of held-out sums that the likeliest answer gets right, and these answers."""
+        """Return the share of held-out sums that greedy answers get right, and these answers."""
         name = f"exact of {model.replace('/', ' ')}"
         counts = self.sample(name, model, self.held_out, samples=1, temperature=0.0)
         lines = b"".join(p.read_bytes() for p in sorted((self.folder / name / "samples").iterdir()))
@@ -170,7 +177,7 @@ EXACT = {"kind": "ExactAnswer", "column": "completion"}
 
 @pytest.fixture
 def bench(make_tokens: Callable[..., str], tmp_path: Path, without_ray: None) -> SumsBench:
-    """A folder with the sums as conversations, named `sums`."""
+    """Return a bench with the sums as conversations, named `sums`."""
     found = SumsBench(tmp_path, make_tokens(tmp_path / "made", entries=264))
     found.encode("sums", [found.train])
     return found

@@ -1,7 +1,7 @@
-"""Whether tuning teaches: sums of two numbers, from a model that knows nothing.
+"""Tuning an untrained model to add two numbers.
 
-`aa+bb=` is answered by three digits, the last first. 9,000 of the 10,000 sums are trained on, the
-others are held out. Long, so a soak test; `results/addition.json` has what it found.
+The answer to `aa+bb=` is three digits, the last first. 9,000 of the 10,000 sums are for training,
+the others are held out. The soak test writes its figures to `results/addition.json`.
 """
 
 import json
@@ -25,25 +25,26 @@ from trainrig.train.run import metrics
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
 HELD_OUT = 1_000
-# With 500 steps at 2e-3 one seed of four stayed at an exact match of .083; with 1,000 at 1e-3 that
-# seed came to .987, and a model of rewards to .92, both still rising.
-STEPS, LR = 1_500, 1e-3
-# At 1e-3, which unlearns what the sums have taught, models of rewards came to .997, .970 and .913.
+# With 500 steps at 2e-3, one seed of four stayed at an exact match of .083. With 1,000 at 1e-3,
+# that seed reached .987, and a reward model .92, both still rising.
+STEPS = 1_500
+LR = 1e-3
+# At 1e-3, which unlearns the sums, reward models reached .997, .970 and .913.
 REWARD_LR = 3e-4
 WRONG = 8  # answers to each sum
 GREEDY = Sampling(temperature=0, maximum_tokens=5)
 
 
-def reversed_sum(a, b):
+def format_reversed_sum(a, b):
     return f"{a + b:03d}"[::-1]
 
 
-SUMS = [(f"{a:02d}+{b:02d}=", reversed_sum(a, b)) for a in range(100) for b in range(100)]
+SUMS = [(f"{a:02d}+{b:02d}=", format_reversed_sum(a, b)) for a in range(100) for b in range(100)]
 random.Random("addition").shuffle(SUMS)
 
 
-def wrong_answer(prompt, answer, number=0):
-    """`answer` with one digit changed; another for each `number`."""
+def make_wrong_answer(prompt, answer, number=0):
+    """Return `answer` with one digit changed, a different change for each `number`."""
     dice = random.Random(f"{prompt}{number}")
     place = dice.randrange(3)
     digit = (int(answer[place]) + dice.randrange(1, 10)) % 10
@@ -51,12 +52,13 @@ def wrong_answer(prompt, answer, number=0):
 
 
 class Sums:
-    """Folders of one seed below `at`."""
+    """Runs of one seed in folders below `at`."""
 
     def __init__(self, at, seed):
-        self.at, self.seed = at, seed
+        self.at = at
+        self.seed = seed
         at.mkdir()
-        text = train_tokenizer(ByteLevelBPE(vocabulary=263), ["0"]).decode()  # each byte a token
+        text = train_tokenizer(ByteLevelBPE(vocabulary=263), ["0"]).decode()  # each byte is a token
         config = DecoderConfig(layers=2, channels=128, heads=4, positions=64, vocabulary=320)
         model = Decoder(config)
         initialise(model, seed=seed)
@@ -64,7 +66,7 @@ class Sums:
         write_model(self.fresh, config, text, model.state_dict())
 
     def encode(self, name, kind, told, held_out):
-        """Rows to train on, and rows that are held out."""
+        """Write training rows and held-out rows, and encode them."""
         sources = []
         for split, rows in (("train", told), ("held_out", held_out)):
             path = self.at / f"{name}-{split}.jsonl"
@@ -79,7 +81,7 @@ class Sums:
         return str(self.at / name)
 
     def tune(self, name, checkpoint, rows, objective, steps, batch, lr):
-        """The folder of a run, and its last held-out measures."""
+        """Run one tuning, and return its folder and its final held-out metrics."""
         length = {"sequence_length": 64, "seed": self.seed}
         run = {
             "checkpoint": checkpoint, "conversations": rows, "output": str(self.at / name),
@@ -95,9 +97,10 @@ class Sums:
         return run["output"], metrics.read_held_out_series(run["output"])[-1]
 
 
-def exact_match(folder):
-    """Share of held-out sums that are answered right."""
-    generator, right = TextGenerator.open(folder), 0
+def measure_exact_match(folder):
+    """Return the share of held-out sums that are answered correctly."""
+    generator = TextGenerator.open(folder)
+    right = 0
     for first in range(0, HELD_OUT, 250):
         asked = SUMS[first : first + 250]
         requests = [TextRequest((Message("user", prompt),), GREEDY) for prompt, _ in asked]
@@ -106,16 +109,20 @@ def exact_match(folder):
     return right / HELD_OUT
 
 
-def chat(prompt, answer):
+def make_chat(prompt, answer):
     return {"prompt": prompt, "completion": answer}
 
 
-def pair(prompt, answer, number=0):
-    return {"prompt": prompt, "chosen": answer, "rejected": wrong_answer(prompt, answer, number)}
+def make_pair(prompt, answer, number=0):
+    return {
+        "prompt": prompt,
+        "chosen": answer,
+        "rejected": make_wrong_answer(prompt, answer, number),
+    }
 
 
-def swapped(rows):
-    """`rows` with chosen and rejected swapped in every other one, at random."""
+def swap_half(rows):
+    """Return `rows` with chosen and rejected swapped in every other row, at random."""
     dice = random.Random("swapped")
     ways = (
         {"chosen": "chosen", "rejected": "rejected"},
@@ -125,55 +132,57 @@ def swapped(rows):
 
 
 def test_sums_are_learnt_and_preferred_to_wrong_ones(without_ray, tmp_path, write_result):
-    told, held_out = SUMS[HELD_OUT:], SUMS[:HELD_OUT]
+    told = SUMS[HELD_OUT:]
+    held_out = SUMS[:HELD_OUT]
     others = random.Random("shuffled").sample([answer for _, answer in told], len(told))
     shuffled = [(prompt, other) for (prompt, _), other in zip(told, others, strict=True)]
-    chats_apart = [chat(*each) for each in held_out]
-    pairs_apart = [pair(*each) for each in held_out]
-    # To judge a sum a model sees more than one wrong answer to it.
-    judged = [pair(*each, number) for number in range(WRONG) for each in told]
-    accuracy, found = "eval/diagnostics/reward_accuracy", []
+    chats_apart = [make_chat(*case) for case in held_out]
+    pairs_apart = [make_pair(*case) for case in held_out]
+    # The reward model sees several wrong answers to each sum.
+    judged = [make_pair(*case, number) for number in range(WRONG) for case in told]
+    accuracy = "eval/diagnostics/reward_accuracy"
+    found = []
     for seed in SEEDS:
         sums = Sums(tmp_path / str(seed), seed)
-        rows = [chat(*each) for each in told]
+        rows = [make_chat(*case) for case in told]
         rows = sums.encode("chats", "conversations", rows, chats_apart)
-        pairs = sums.encode("pairs", "pairs", [pair(*each) for each in told], pairs_apart)
+        pairs = sums.encode("pairs", "pairs", [make_pair(*case) for case in told], pairs_apart)
         all_pairs = sums.encode("all-pairs", "pairs", judged, pairs_apart)
         tuned, _ = sums.tune("tuned", sums.fresh, rows, {"kind": "SFT"}, STEPS, 40, LR)
-        # Held so strongly to the reference, right answers stay as likely as they were: with
-        # beta = 0.1 exact match fell from 1 to .954.
+        # Such a strong pull to the reference keeps correct answers as likely as before: with beta =
+        # 0.1, exact match fell from 1 to .954.
         aligned, dpo = sums.tune(
             "aligned", tuned, pairs, {"kind": "DPO", "beta": 3.0}, 300, 64, 4e-5
         )
         _, reward = sums.tune("reward", tuned, all_pairs, {"kind": "Reward"}, STEPS, 64, REWARD_LR)
-        each = {
+        figures = {
             "seed": seed,
-            "untrained": exact_match(sums.fresh),
-            "sft": exact_match(tuned),
-            "dpo": exact_match(aligned),
+            "untrained": measure_exact_match(sums.fresh),
+            "sft": measure_exact_match(tuned),
+            "dpo": measure_exact_match(aligned),
             "dpo_reward_accuracy": dpo[accuracy],
             "reward_model_accuracy": reward[accuracy],
         }
         if seed == SEEDS[0]:
-            rows = [chat(*each) for each in shuffled]
+            rows = [make_chat(*case) for case in shuffled]
             rows = sums.encode("no-chats", "conversations", rows, chats_apart)
             untaught, _ = sums.tune("untaught", sums.fresh, rows, {"kind": "SFT"}, 500, 40, LR)
-            each["sft_on_shuffled"] = exact_match(untaught)
-            no_pairs = sums.encode("no-pairs", "pairs", swapped(judged), pairs_apart)
+            figures["sft_on_shuffled"] = measure_exact_match(untaught)
+            no_pairs = sums.encode("no-pairs", "pairs", swap_half(judged), pairs_apart)
             _, untaught = sums.tune(
                 "no-reward", tuned, no_pairs, {"kind": "Reward"}, 500, 64, REWARD_LR
             )
-            each["reward_model_on_swapped"] = untaught[accuracy]
-        found.append(each)
-        print("\n" + json.dumps(each), flush=True)
+            figures["reward_model_on_swapped"] = untaught[accuracy]
+        found.append(figures)
+        print("\n" + json.dumps(figures), flush=True)
         write_result(
             "addition.json", {"benchmark": "addition", "held_out": HELD_OUT, "seeds": found}
         )
-    for each in found:
-        assert each["untrained"] < 0.01
-        assert each["sft"] >= 0.99
-        assert each["dpo"] >= each["sft"]
-        assert each["dpo_reward_accuracy"] >= 0.95
-        assert each["reward_model_accuracy"] >= 0.98
+    for figures in found:
+        assert figures["untrained"] < 0.01
+        assert figures["sft"] >= 0.99
+        assert figures["dpo"] >= figures["sft"]
+        assert figures["dpo_reward_accuracy"] >= 0.95
+        assert figures["reward_model_accuracy"] >= 0.98
     assert found[0]["sft_on_shuffled"] < 0.05
     assert 0.4 < found[0]["reward_model_on_swapped"] < 0.6

@@ -35,7 +35,7 @@ LABEL_ROWS = [
 ]
 
 
-def sizes(**changes):
+def list_sizes(**changes):
     given = {"sequence_length": 64, "global_batch": 6, "micro_batch": 2} | changes
     return ConversationBatching(**given)
 
@@ -44,8 +44,8 @@ def shards(manifest_folder):
     return TokenShards.open(f"{manifest_folder}/train")
 
 
-def shown(encoder, ids, targets):
-    """The text of a row, and of its targets."""
+def decode_row(encoder, ids, targets):
+    """Return the text of a row and of its targets."""
     told = targets != IGNORE
     last = int(np.flatnonzero(told)[-1])
     return encoder.decode(ids[: last + 1].tolist()), encoder.decode(targets[told].tolist())
@@ -54,15 +54,16 @@ def shown(encoder, ids, targets):
 def test_pairs_are_read_back_as_they_were_written(encode_rows, encoder, tmp_path):
     made = encode_rows(PAIR_ROWS, rows="pairs")
     assert (made.counts["train_pairs"], made.counts["quarantined"]) == (6, {})
-    batches = PairBatches(shards(tmp_path / "encoded"), sizes(), padding=1)
-    seen, tokens = set(), 0
+    batches = PairBatches(shards(tmp_path / "encoded"), list_sizes(), padding=1)
+    seen = set()
+    tokens = 0
     for micro in (batches.micro_batch(0, index) for index in range(3)):
         assert micro.arrays[CHOSEN_IDS].shape == micro.arrays[REJECTED_IDS].shape
         for row in range(2):
-            chosen, yes = shown(
+            chosen, yes = decode_row(
                 encoder, micro.arrays[CHOSEN_IDS][row], micro.arrays[CHOSEN_TARGETS][row]
             )
-            rejected, no = shown(
+            rejected, no = decode_row(
                 encoder, micro.arrays[REJECTED_IDS][row], micro.arrays[REJECTED_TARGETS][row]
             )
             prompt = chosen.split("<|assistant|>")[0]
@@ -77,22 +78,24 @@ def test_pairs_are_read_back_as_they_were_written(encode_rows, encoder, tmp_path
     denominators = batches.denominators(0)
     assert (denominators[PAIRS], denominators[TOKENS]) == (6, tokens)
     whole = [batches.micro_batch(0, index).arrays[CHOSEN_TARGETS] for index in range(3)]
-    assert denominators[CHOSEN_TOKENS] == sum(int((each != IGNORE).sum()) for each in whole)
+    assert denominators[CHOSEN_TOKENS] == sum(int((targets != IGNORE).sum()) for targets in whole)
 
 
 def test_references_come_with_the_pairs_they_are_of(encode_rows, tmp_path):
     encode_rows(PAIR_ROWS, rows="pairs")
     opened = shards(tmp_path / "encoded")
-    batches = PairBatches(opened, sizes(), 1, lambda source, n: (n + 0.5, n + 0.25))
+    batches = PairBatches(opened, list_sizes(), 1, lambda source, n: (n + 0.5, n + 0.25))
     micro = batches.micro_batch(1, 2)
     np.testing.assert_array_equal(micro.arrays[CHOSEN_REFERENCE], micro.pieces[:, 2] // 2 + 0.5)
     np.testing.assert_array_equal(micro.arrays[REJECTED_REFERENCE], micro.pieces[:, 2] // 2 + 0.25)
 
 
-def test_labelled_answers_stand_beside_the_answer_of_the_next_row(encode_rows, encoder, tmp_path):
+def test_labelled_answers_are_paired_with_the_answer_of_the_next_row(
+    encode_rows, encoder, tmp_path
+):
     encode_rows(LABEL_ROWS, rows="labelled")
     opened = shards(tmp_path / "encoded")
-    by_size = [LabelledBatches(opened, sizes(micro_batch=size), 1) for size in (1, 2, 3, 6)]
+    by_size = [LabelledBatches(opened, list_sizes(micro_batch=size), 1) for size in (1, 2, 3, 6)]
     told = []
     for batches in by_size:
         rows = []
@@ -100,8 +103,8 @@ def test_labelled_answers_stand_beside_the_answer_of_the_next_row(encode_rows, e
             for micro in batches.at(step):
                 for row in range(len(micro.samples)):
                     a = micro.arrays
-                    _, said = shown(encoder, a[IDS][row], a[TARGETS][row])
-                    asked, other = shown(encoder, a[KL_IDS][row], a[KL_TARGETS][row])
+                    _, said = decode_row(encoder, a[IDS][row], a[TARGETS][row])
+                    asked, other = decode_row(encoder, a[KL_IDS][row], a[KL_TARGETS][row])
                     number = said.count("or ")
                     assert a[LABELS][row] == (number % 3 == 0)
                     assert f"is it {number}<" in asked and other != said
@@ -117,4 +120,4 @@ def test_labelled_answers_stand_beside_the_answer_of_the_next_row(encode_rows, e
 def test_rows_of_another_kind_are_refused(encode_rows, tmp_path):
     encode_rows(PAIR_ROWS, rows="pairs")
     with pytest.raises(ConfigError, match=r"holds pairs, but the objective is for labelled"):
-        LabelledBatches(shards(tmp_path / "encoded"), sizes(), 1)
+        LabelledBatches(shards(tmp_path / "encoded"), list_sizes(), 1)

@@ -1,4 +1,4 @@
-"""A model of somebody else's: imported, tuned, spoken with and taken home."""
+"""A Hugging Face model: imported, tuned, used in a chat, and exported."""
 
 import json
 import runpy
@@ -29,7 +29,7 @@ SIZES = {"layers": 2, "channels": 32, "heads": 4, "positions": 128, "initial_std
 
 
 def folder_of(family: str, out: Path, **changes: str) -> Path:
-    """A Hugging Face folder with the tokenizer of `family`."""
+    """Return a Hugging Face folder with the tokenizer of `family`."""
     files = BROUGHT["brought"](family)
     files = type(files)(files.tokenizer, {**files.beside, **changes})
     config = DecoderConfig(**SIZES, vocabulary=448)
@@ -49,7 +49,7 @@ def test_all_but_the_weights_of_a_tuned_model_is_what_was_brought(
     roles = {} if BROUGHT["brought"](family).chat_template else {"end_of_turn": "<|endoftext|>"}
     import_checkpoint(str(hub), str(tmp_path / "run"), roles)
     tuned = str(tmp_path / "run")
-    if not roles:  # without a template of its own there is nothing to tune by
+    if not roles:  # without a chat template it cannot be tuned
         rows = [
             {
                 "messages": [
@@ -73,14 +73,15 @@ def test_all_but_the_weights_of_a_tuned_model_is_what_was_brought(
     assert names == {path.name for path in (tmp_path / "out").iterdir()}
     for name in names - {"model.safetensors"}:
         assert (tmp_path / "out" / name).read_bytes() == (hub / name).read_bytes(), name
-    before, after = open_tensors(str(hub)), open_tensors(str(tmp_path / "out"))
+    before = open_tensors(str(hub))
+    after = open_tensors(str(tmp_path / "out"))
     same = all(torch.equal(before[name].read(), after[name].read()) for name in before)
-    assert same == bool(roles)  # tuned ones are others, in the type that they were brought in
+    assert same == bool(roles)  # tuned weights differ, in the dtype of the imported ones
 
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory) -> TextGenerator:
-    """A random model with Qwen's tokenizer and template."""
+    """Return a random model with Qwen's tokenizer and template."""
     folder = tmp_path_factory.mktemp("speaker")
     import_checkpoint(str(folder_of("qwen", folder / "hub")), str(folder / "run"))
     return TextGenerator.open(str(folder / "run"))
@@ -88,22 +89,23 @@ def speaker(tmp_path_factory) -> TextGenerator:
 
 def test_prompts_are_rendered_by_the_template_that_came_along(speaker):
     asked = (Message("system", "be kind"), Message("user", "<|im_end|> sea?"))
-    ids, special = speaker.encode_prompt(asked), speaker.encoder.special_ids
+    ids = speaker.encode_prompt(asked)
+    special = speaker.encoder.special_ids
     text = "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\n<|im_end|> sea?<|im_end|>\n"
     assert speaker.encoder.decode(ids) == text + "<|im_start|>assistant\n"
-    assert ids.count(special["<|im_end|>"]) == 2  # what the user wrote of it is text
+    assert ids.count(special["<|im_end|>"]) == 2  # the user's mention of it is plain text
     assert speaker.encode_prompt("sea") == speaker.encoder.encode_batch(["sea"])[0].tolist()
 
 
-def test_a_request_is_given_the_same_text_alone_and_beside_others(speaker):
+def test_a_request_gets_the_same_text_alone_and_in_a_batch(speaker):
     requests = [
         TextRequest(text, DRAWN.model_copy(update={"seed": seed}))
         for seed, text in enumerate(("the sea", "a", "What is the fox?", "the lazy dog sleeps"))
     ]
     together = speaker.speak_all(requests)
-    assert [speaker.speak_all([each])[0] for each in requests] == together
+    assert [speaker.speak_all([request])[0] for request in requests] == together
     assert speaker.speak_all(requests[::-1]) == together[::-1]
-    assert len({each.text for each in together}) == 4
+    assert len({answer.text for answer in together}) == 4
 
 
 def test_a_stop_text_ends_the_answer_where_it_begins_and_pieces_are_what_is_returned(speaker):
@@ -165,9 +167,7 @@ def test_rows_that_ask_for_nothing_are_refused_by_line(tmp_path, content, messag
 
 
 @pytest.mark.slow
-def test_pretraining_goes_on_with_an_imported_model_and_keeps_what_was_brought(
-    tmp_path, without_ray
-):
+def test_pretraining_continues_an_imported_model_and_keeps_its_files(tmp_path, without_ray):
     hub = folder_of("gemma", tmp_path / "hub")
     import_checkpoint(str(hub), str(tmp_path / "run"), added=["<|tool|>"])
     stored = StoredModel(str(tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""What the report of a tuning run shows of the model before its first step and after its last."""
+"""The report of a tuning run: the model before its first step and after its last."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ GREEDY = Sampling(temperature=0, maximum_tokens=9)
 
 @pytest.fixture
 def tune(fresh, tokens, encode_rows, tmp_path, without_ray):
-    """`tune(1, CHATS, lora={…})`: the folder of a run on `workers`."""
+    """Return `tune(1, CHATS, lora={…})`: run on this number of workers and return the folder."""
 
     def run(workers, rows, kind="conversations", output="tuned", **changes):
         encode_rows(rows, kind, rows=kind, held_out=0.3, sequence_length=47)
@@ -44,10 +44,12 @@ def tune(fresh, tokens, encode_rows, tmp_path, without_ray):
     return run
 
 
-def loss_of(path, tokens, source):
-    """Nats per token of the rows that are read of a source, by plain passes."""
+def compute_loss(path, tokens, source):
+    """Return nats per token of the rows of a source, by plain forward passes."""
     sets = open_held_out(TokenShards.open(f"{tokens}/{HELD_OUT}"), RowSizes(3, 47, 1, False))
-    generator, nats, count = TextGenerator.open(path), 0.0, 0
+    generator = TextGenerator.open(path)
+    nats = 0.0
+    count = 0
     for micro in sets.batches:
         if sets.sources[micro.sources[0]] == source:
             with torch.no_grad():
@@ -58,14 +60,14 @@ def loss_of(path, tokens, source):
 
 
 @pytest.mark.slow
-def test_it_is_the_model_at_the_start_and_the_one_at_the_end(tune, fresh, tokens):
+def test_the_report_compares_the_first_and_the_last_model(tune, fresh, tokens):
     folder = tune(1, CHATS)
     before, after = read_views(folder)
     assert (before.step, after.step) == (0, 5)
     for view, path in ((before, fresh), (after, folder)):
         assert set(view.losses) == {"books", "web"}
         for source, loss in view.losses.items():
-            assert loss == pytest.approx(loss_of(path, tokens, source), rel=1e-5)
+            assert loss == pytest.approx(compute_loss(path, tokens, source), rel=1e-5)
         generator = TextGenerator.open(path)
         assert len(view.answers) == 2
         for given in view.answers:

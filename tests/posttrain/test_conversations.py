@@ -20,7 +20,7 @@ from trainrig.tokens.shards.token_shards import TokenShards
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "is it"}]}
 
 
-def quarantined(folder):
+def read_quarantined(folder):
     found = []
     for path in storage.list_files(f"{folder}/quarantine"):
         found += [json.loads(line) for line in Path(path).read_text().splitlines()]
@@ -49,7 +49,7 @@ def test_bad_rows_are_put_aside_with_place_and_reason_and_counted(encode_rows, t
     assert made.counts["train_conversations"] == 2
     assert made.counts["rows"] == 2 + len(BAD_ROWS)
     assert made.counts["quarantined"] == dict.fromkeys(BAD_ROWS, 1)
-    found = quarantined(tmp_path / "encoded")
+    found = read_quarantined(tmp_path / "encoded")
     assert [row["reason"] for row in found] == list(BAD_ROWS)
     data = (tmp_path / "encoded.jsonl").read_bytes()
     for row, given in zip(found, BAD_ROWS.values(), strict=True):
@@ -87,7 +87,7 @@ def test_a_stage_that_keeps_no_row_fails_and_names_the_first(encode_rows, rows, 
     ],
     ids=["messages", "texts", "turns", "alpaca", "sharegpt"],
 )
-def test_all_formats_come_to_the_same_conversation(encode_rows, encoder, tmp_path, row):
+def test_all_formats_give_the_same_conversation(encode_rows, encoder, tmp_path, row):
     encode_rows([row])
     shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
     text = encoder.decode(shards.read_window("chats", 0, shards.tokens("chats")).tolist())
@@ -110,7 +110,7 @@ def test_all_formats_come_to_the_same_conversation(encode_rows, encoder, tmp_pat
     ],
     ids=["texts", "dialogues", "implicit", "mixed"],
 )
-def test_all_forms_of_pairs_come_to_the_same_answers(encode_rows, encoder, tmp_path, row):
+def test_all_forms_of_pairs_give_the_same_answers(encode_rows, encoder, tmp_path, row):
     encode_rows([row], rows="pairs")
     shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
     text = encoder.decode(shards.read_window("chats", 0, shards.tokens("chats")).tolist())
@@ -127,7 +127,7 @@ TRIMMING = (
 def test_pairs_that_become_equal_are_dropped_and_counted_by_a_reason_of_their_own(
     encode_rows, tmp_path
 ):
-    """A template that trims says less than the row; turns of a prompt are left out to fit."""
+    """A template that trims omits text of the row, and turns of a prompt are dropped to fit."""
     template = tmp_path / "trimming.jinja"
     template.write_text(TRIMMING)
     good = {"prompt": "a", "chosen": "b", "rejected": "c"}
@@ -137,7 +137,7 @@ def test_pairs_that_become_equal_are_dropped_and_counted_by_a_reason_of_their_ow
         1,
         {"pair_becomes_equal": 1},
     )
-    assert "their 6 tokens are alike" in quarantined(tmp_path / "encoded")[0]["detail"]
+    assert "their 6 tokens are alike" in read_quarantined(tmp_path / "encoded")[0]["detail"]
     asks = [{"role": "user", "content": text} for text in ("old", "p" * 40, "q" * 40, "a")]
     says = {"role": "assistant", "content": "b"}
     row = {
@@ -152,7 +152,7 @@ def test_pairs_that_become_equal_are_dropped_and_counted_by_a_reason_of_their_ow
         1,
         {"pair_becomes_equal": 1},
     )
-    assert "2 turns were left out" in quarantined(tmp_path / "cut")[0]["detail"]
+    assert "2 turns were left out" in read_quarantined(tmp_path / "cut")[0]["detail"]
 
 
 def test_fields_of_other_names_are_mapped(encode_rows, tmp_path):
@@ -221,7 +221,7 @@ def test_parquet_loses_the_nulls_of_its_objects_alone_and_says_so_once(tokens, t
     assert caplog.text.count("say what is not read: null keys of tools") == 1
 
 
-def test_what_changes_the_meaning_and_is_not_read_is_said_once_a_stage(encode_rows, caplog):
+def test_ignored_columns_that_change_the_meaning_are_logged_once_a_stage(encode_rows, caplog):
     rows = [{**GOOD, "images": ["a.png"]}, {**GOOD, "margin": 1.0}, {**GOOD, "images": ["b.png"]}]
     made = encode_rows(rows)
     assert made.counts["unread"] == {"images": 2, "margin": 1}
@@ -241,7 +241,7 @@ def test_a_developer_is_a_system_turn_where_the_template_knows_none(encode_rows,
         assert f"<|{role}|>s<|end_of_turn|>" in encoder.decode(ids)
 
 
-def test_what_is_held_out_goes_by_the_prompt(encode_rows, tmp_path):
+def test_rows_are_held_out_by_prompt(encode_rows, tmp_path):
     rows = [{"prompt": f"is {n % 20}", "completion": f"yes {n}"} for n in range(60)]
     made = encode_rows(rows, held_out=0.3)
     held = made.counts["held_out_conversations"]
@@ -267,7 +267,7 @@ def test_turns_are_dropped_where_asked_and_never_cut(encode_rows, encoder, tmp_p
     assert (made.counts["train_pairs"], made.counts["turns_dropped"]) == (1, 2)
 
 
-def bytes_of(folder):
+def read_bytes(folder):
     return {
         path.removeprefix(str(folder)): Path(path).read_bytes()
         for path in storage.list_files(str(folder))
@@ -280,10 +280,10 @@ def test_the_bytes_depend_on_the_rows_alone(encode_rows, tmp_path):
     first = encode_rows(rows, held_out=0.1, shard_bytes=2_000)
     assert len([name for name in first.files if name.endswith(".bin")]) > 4
     assert encode_rows(rows, held_out=0.1, shard_bytes=2_000) == first
-    before = bytes_of(tmp_path / "encoded")
+    before = read_bytes(tmp_path / "encoded")
     (tmp_path / "encoded").rename(tmp_path / "kept")
     encode_rows(rows, held_out=0.1, shard_bytes=2_000)
-    assert bytes_of(tmp_path / "encoded") == before
+    assert read_bytes(tmp_path / "encoded") == before
     with pytest.raises(OutputTaken):
         encode_rows(rows[1:], held_out=0.1, shard_bytes=2_000)
 
@@ -293,10 +293,10 @@ def test_the_bytes_depend_on_the_rows_alone(encode_rows, tmp_path):
 def test_two_workers_write_the_bytes_of_one_process(local_ray, encode_rows, tmp_path):
     rows = [{"prompt": f"is {n}", "completion": f"yes {n}"} for n in range(200)] + ["{"]
     encode_rows(rows, shard_bytes=2_000)
-    before = bytes_of(tmp_path / "encoded")
+    before = read_bytes(tmp_path / "encoded")
     (tmp_path / "encoded").rename(tmp_path / "kept")
     encode_rows(rows, shard_bytes=2_000, workers=2)
-    assert bytes_of(tmp_path / "encoded") == before
+    assert read_bytes(tmp_path / "encoded") == before
 
 
 def test_a_template_that_reaches_for_the_system_is_refused_before_a_row_is_read(
@@ -325,7 +325,7 @@ def test_a_template_by_which_no_model_learns_to_stop_is_refused(encode_rows, tmp
 
 
 def test_a_turn_without_an_end_ends_where_the_next_one_begins(encode_rows, encoder, tmp_path):
-    """GLM's template has nothing but headers: its models stop at that of the next turn."""
+    """GLM's template has only headers, so its models stop at the header of the next turn."""
     template = tmp_path / "headers.jinja"
     template.write_text(
         "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
@@ -336,7 +336,7 @@ def test_a_turn_without_an_end_ends_where_the_next_one_begins(encode_rows, encod
     assert sample == ("<|user|>a<|assistant|>is it<|user|>", "is it<|user|>")
 
 
-FORGETFUL = (  # thoughts of turns that others follow are left out
+FORGETFUL = (  # the template omits the thoughts of earlier turns
     "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
     "{% if loop.last and m.role == 'assistant' %}{{ '(hm)' }}{% endif %}"
     "{{ m.content + '<|end_of_turn|>' }}{% endfor %}"
@@ -353,12 +353,14 @@ TWO_TURNS = {
 
 
 def read_samples(folder, encoder, split="train"):
-    """The text of each document, and what of it is trained on."""
+    """Return the text of each document, and the parts that are trained."""
     shards = TokenShards.open(f"{folder}/{split}")
     size = shards.tokens("chats")
-    ids, weights = shards.read_window("chats", 0, size), np.zeros(size, dtype=np.uint8)
+    ids = shards.read_window("chats", 0, size)
+    weights = np.zeros(size, dtype=np.uint8)
     shards.read_weights("chats", 0, weights)
-    found, at = [], 0
+    found = []
+    at = 0
     for document in shards.read_documents("chats", 0, size):
         of = slice(at, at + document.length)
         taught = ids[of][weights[of] > 0]
@@ -387,13 +389,15 @@ def test_rows_whose_earlier_turns_change_make_a_sample_an_answer(
     assert (counts["rows_split"], counts["samples_of_split_rows"]) == (1, 2)
     shards = TokenShards.open(str(tmp_path / "encoded" / "train"))
     documents = shards.read_documents("chats", 0, shards.tokens("chats"))
-    assert counts["tokens_repeated"] == documents[0].length  # that the last sample has as well
+    # Tokens that the last sample has as well.
+    assert counts["tokens_repeated"] == documents[0].length
     assert "so 1 rows became 2 samples" in caplog.text and caplog.text.count("\n") == 1
     assert [document.corpus_row for document in documents][:2] == [0, 0]
-    assert documents[0].id == documents[1].id  # of one row, as the answers of a pair are
+    # Both samples are from one row, like the answers of a pair.
+    assert documents[0].id == documents[1].id
 
 
-def test_of_rows_whose_earlier_turns_change_the_last_answer_alone_can_be_trained_on(
+def test_only_the_last_answer_is_trained_if_earlier_turns_are_rewritten(
     encode_rows, encoder, tmp_path, caplog
 ):
     template = tmp_path / "forgetful.jinja"

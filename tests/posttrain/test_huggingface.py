@@ -20,13 +20,14 @@ def test_transformers_computes_what_our_model_does(fresh, encoder, tmp_path):
     with torch.inference_mode():
         ours = open_model(fresh).build()(ids).logits
         torch.testing.assert_close(theirs(ids).logits, ours, rtol=0, atol=1e-5)
-        assert ours.std() > 1e-3  # else anything would be near
+        assert ours.std() > 1e-3  # otherwise everything would be close
 
 
-def test_what_is_exported_and_imported_is_bit_for_bit_the_model(fresh, tmp_path):
+def test_export_and_import_keep_every_bit_of_the_model(fresh, tmp_path):
     export_checkpoint(fresh, str(tmp_path / "hub"), HubFolder())
     facts = import_checkpoint(str(tmp_path / "hub"), str(tmp_path / "run"))
-    before, after = open_model(fresh), open_model(str(tmp_path / "run"))
+    before = open_model(fresh)
+    after = open_model(str(tmp_path / "run"))
     assert facts["checkpoint"] == after.path
     assert facts["parameters"] == sum(t.numel() for t in before.weights.values())
     assert after.config.shape == before.config.shape
@@ -38,7 +39,8 @@ def test_what_is_exported_and_imported_is_bit_for_bit_the_model(fresh, tmp_path)
 def test_a_smaller_dtype_is_written_and_read_back_as_float32(fresh, tmp_path):
     export_checkpoint(fresh, str(tmp_path / "hub"), HubFolder(dtype="bfloat16"))
     import_checkpoint(str(tmp_path / "hub"), str(tmp_path / "run"))
-    before, after = open_model(fresh), open_model(str(tmp_path / "run"))
+    before = open_model(fresh)
+    after = open_model(str(tmp_path / "run"))
     for name, value in before.weights.items():
         assert torch.equal(after.weights[name], value.bfloat16().float())
 

@@ -1,5 +1,7 @@
-"""What a step of tuning comes to depends on its rows alone: not on how they are cut into
-micro-batches, how far they are padded, or what else is in the global batch."""
+"""Steps of tuning depend on their rows alone.
+
+Micro-batch size, padding and the rest of the global batch change nothing.
+"""
 
 import dataclasses
 
@@ -17,7 +19,8 @@ from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train.checkpoint import open_model
 
-PAD, LENGTH = 1, 47
+PAD = 1
+LENGTH = 47
 CHATS = [
     {"prompt": f"is {n} {'or ' * (n % 5)}", "completion": f"yes {'and ' * (n % 3)}é"}
     for n in range(24)
@@ -36,13 +39,13 @@ FORMS = {
 }
 
 
-def references(source, numbers):
+def draw_references(source, numbers):
     return -20.0 - numbers, -21.5 - numbers / 3
 
 
 @pytest.fixture
 def opened(encode_rows, fresh, tmp_path):
-    """`opened("DPO", 2)`: batches of 8 rows in micro-batches of 2, and a model for them."""
+    """Return `opened("DPO", 2)`: batches of 8 rows in micro-batches of 2, and a model."""
 
     def make(form, micro_batch):
         stored = open_model(fresh)
@@ -61,19 +64,20 @@ def opened(encode_rows, fresh, tmp_path):
             model = Decoder(stored.config.with_score_head())
             initialise(model, seed=2)
         shards = TokenShards.open(f"{tmp_path}/encoded/train")
-        return PairBatches(shards, sizes, PAD, references), model
+        return PairBatches(shards, sizes, PAD, draw_references), model
 
     return make
 
 
 def step_of(objective, batches, model, change=lambda micro: micro):
-    """Loss and gradients of the first global batch, each micro-batch by itself."""
-    denominators, total = batches.denominators(0), 0.0
+    """Return the loss and the gradients of the first global batch, one micro-batch at a time."""
+    denominators = batches.denominators(0)
+    total = 0.0
     weights = {term.name: term.weight / denominators[term.per] for term in objective.terms}
     for micro in batches.at(0):
         batch = DeviceBatch.copy(change(micro), torch.device("cpu"))
         computed = objective.compute(model, batch, {})
-        loss = sum(weights[name] * each.values.sum() for name, each in computed.terms.items())
+        loss = sum(weights[name] * term.values.sum() for name, term in computed.terms.items())
         loss.backward()
         total += loss.item()
     return total, {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -86,7 +90,7 @@ def assert_same(found, wanted):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_micro_batch_of_eight_is_eight_of_one(form, opened):
+def test_one_micro_batch_of_eight_rows_equals_eight_of_one(form, opened):
     batches, model = opened(form, 8)
     assert len(batches.at(0)) == 1
     whole = step_of(FORMS[form], batches, model)
@@ -95,8 +99,8 @@ def test_one_micro_batch_of_eight_is_eight_of_one(form, opened):
     assert_same(step_of(FORMS[form], batches, model), whole)
 
 
-def further_padded(micro):
-    """`micro`, seven places wider."""
+def pad_further(micro):
+    """Return `micro` with seven more positions."""
     arrays = {}
     for name, array in micro.arrays.items():
         if array.ndim == 2:
@@ -112,8 +116,11 @@ def test_more_padding_changes_nothing(form, opened):
     wanted = step_of(FORMS[form], batches, model)
     model.zero_grad()
     widths = [micro.arrays for micro in batches.at(0)]
-    assert max(array.shape[1] for each in widths for array in each.values() if array.ndim == 2) < 41
-    assert_same(step_of(FORMS[form], batches, model, further_padded), wanted)
+    assert (
+        max(array.shape[1] for arrays in widths for array in arrays.values() if array.ndim == 2)
+        < 41
+    )
+    assert_same(step_of(FORMS[form], batches, model, pad_further), wanted)
 
 
 @pytest.mark.parametrize("form", ["DPO", "ORPO", "SimPO", "Reward"])
@@ -125,13 +132,14 @@ def test_the_loss_of_a_pair_does_not_depend_on_the_others(form, opened):
         found = {}
         for micro in batches.at(0):
             computed = objective.compute(model, DeviceBatch.copy(micro, torch.device("cpu")), {})
-            for name, each in computed.terms.items():
-                if each.values.shape == micro.samples.shape:
-                    for sample, value in zip(micro.samples.tolist(), each.values, strict=True):
+            for name, term in computed.terms.items():
+                if term.values.shape == micro.samples.shape:
+                    for sample, value in zip(micro.samples.tolist(), term.values, strict=True):
                         found[name, sample] = value.item()
         return found
 
-    alone, together = losses(1), losses(4)
+    alone = losses(1)
+    together = losses(4)
     assert alone and alone.keys() == together.keys()
     for key, value in alone.items():
         assert together[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key

@@ -1,4 +1,4 @@
-"""Tuning by workers that share layers or rows, or have some layers each: as one worker has it."""
+"""Tuning by workers that share layers or rows, or hold some layers each, against one worker."""
 
 import itertools
 import json
@@ -50,8 +50,8 @@ STAGES = {"pipeline": {"ranks": 2}}
 CONTEXT = {"context": {"kind": "Gathered", "ranks": 2}}
 RING = {"context": {"kind": "RingAttention", "ranks": 2}}
 EXPERTS = {"expert": {"ranks": 2}}
-# Objectives of answers: of sums of log-probabilities, by a reference that is stored and by one
-# beside, and of scores; of means over tokens; of scores at several places.
+# Objectives over answers: sums of log-probabilities with a stored and with a loaded reference,
+# scores, means over tokens, and scores at several positions.
 ANSWERS = ("DPO", "KTO", "Reward")
 MORE_ANSWERS = (*ANSWERS, "ORPO", "SimPO", "ProcessReward")
 LORA = {"rank": 4}
@@ -60,7 +60,7 @@ MIXTURE = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
 
 @pytest.fixture
 def tuning(fresh, encode_rows, tmp_path):
-    """`tuning("SFT", TENSOR, lora={…})`: a run file on the rows of that objective."""
+    """Return `tuning("SFT", TENSOR, lora={…})`: a run file on the rows of that objective."""
     encoded = set()
 
     def make(kind="SFT", parallel=None, workers=None, output="run", start=fresh, **changes):
@@ -68,9 +68,9 @@ def tuning(fresh, encode_rows, tmp_path):
         if name not in encoded:
             encode_rows(rows, name, rows=name, held_out=0.2, sequence_length=48)
             encoded.add(name)
-        degrees = [each["ranks"] for each in (parallel or {}).values()]
+        degrees = [axis["ranks"] for axis in (parallel or {}).values()]
         batches = {"sequence_length": 48, "global_batch": 4, "micro_batch": 2}
-        if name == "conversations":  # rows as wide as their longest: of odd widths, too
+        if name == "conversations":  # rows as wide as their longest, so widths may be odd
             batches["packing"] = "none"
         given = {
             "stage": "posttrain",
@@ -93,7 +93,7 @@ def tuning(fresh, encode_rows, tmp_path):
     return make
 
 
-def trained(output):
+def read_trained(output):
     opened = checkpoint.open_model(str(output))
     return opened.adapter.tensors if opened.adapter else opened.weights
 
@@ -108,12 +108,12 @@ def assert_close(found, expected):
     ]
     np.testing.assert_allclose(*held, rtol=0, atol=1e-5)
     assert len(series[0]) == 6 and held[0]
-    theirs = trained(expected)
-    for name, value in trained(found).items():
+    theirs = read_trained(expected)
+    for name, value in read_trained(found).items():
         np.testing.assert_allclose(value, theirs[name], rtol=0, atol=1e-4, err_msg=name)
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
@@ -122,40 +122,40 @@ def soak(*values):
     ("kind", "parallel", "lora"),
     [
         ("SFT", IN_PLACES, LORA),
-        soak("SFT", IN_PLACES, None),
-        soak("SFT", TENSOR, LORA),
-        soak("SFT", STAGES, None),
-        soak("SFT", STAGES, LORA),
+        mark_soak("SFT", IN_PLACES, None),
+        mark_soak("SFT", TENSOR, LORA),
+        mark_soak("SFT", STAGES, None),
+        mark_soak("SFT", STAGES, LORA),
         ("SFT", CONTEXT, LORA),
-        soak("SFT", CONTEXT, None),
-        soak("SFT", CONTEXT | IN_PLACES, LORA),
-        soak("SFT", TENSOR | STAGES, LORA),
-        soak("DPO", IN_PLACES, LORA),
-        soak("DPO", TENSOR, None),
-        soak("KTO", IN_PLACES, LORA),
+        mark_soak("SFT", CONTEXT, None),
+        mark_soak("SFT", CONTEXT | IN_PLACES, LORA),
+        mark_soak("SFT", TENSOR | STAGES, LORA),
+        mark_soak("DPO", IN_PLACES, LORA),
+        mark_soak("DPO", TENSOR, None),
+        mark_soak("KTO", IN_PLACES, LORA),
         ("Reward", IN_PLACES, LORA),
-        soak("Reward", TENSOR, None),
+        mark_soak("Reward", TENSOR, None),
         ("DPO", CONTEXT, LORA),
-        soak("DPO", CONTEXT | IN_PLACES, LORA),
-        soak("KTO", RING, LORA),
-        soak("KTO", CONTEXT | IN_PLACES, None),
-        soak("Reward", CONTEXT, LORA),
-        soak("Reward", CONTEXT | TENSOR, LORA),
-        soak("ProcessReward", CONTEXT, None),  # adapters of it drift to 1e-5 at this rate
-        soak("DPO", STAGES, LORA),
-        soak("Reward", STAGES, LORA),
-        ("Reward", STAGES, None),  # whose head is drawn on the last
-        soak("ORPO", TENSOR | STAGES, LORA),
+        mark_soak("DPO", CONTEXT | IN_PLACES, LORA),
+        mark_soak("KTO", RING, LORA),
+        mark_soak("KTO", CONTEXT | IN_PLACES, None),
+        mark_soak("Reward", CONTEXT, LORA),
+        mark_soak("Reward", CONTEXT | TENSOR, LORA),
+        mark_soak("ProcessReward", CONTEXT, None),  # the adapters drift to 1e-5 at this rate
+        mark_soak("DPO", STAGES, LORA),
+        mark_soak("Reward", STAGES, LORA),
+        ("Reward", STAGES, None),  # the head is on the last stage
+        mark_soak("ORPO", TENSOR | STAGES, LORA),
         ("DPO", CONTEXT | STAGES, LORA),
-        soak("SFT", CONTEXT | STAGES, LORA),
-        soak("SFT", IN_PLACES | STAGES, LORA),
-        soak("Reward", CONTEXT | STAGES, None),
-        soak("Reward", IN_PLACES | STAGES, None),
-        soak("ProcessReward", RING | STAGES, None),
-        soak("ORPO", CONTEXT | IN_PLACES | STAGES, LORA),
+        mark_soak("SFT", CONTEXT | STAGES, LORA),
+        mark_soak("SFT", IN_PLACES | STAGES, LORA),
+        mark_soak("Reward", CONTEXT | STAGES, None),
+        mark_soak("Reward", IN_PLACES | STAGES, None),
+        mark_soak("ProcessReward", RING | STAGES, None),
+        mark_soak("ORPO", CONTEXT | IN_PLACES | STAGES, LORA),
     ],
 )
-def test_it_is_what_one_worker_makes_of_the_rows(
+def test_each_layout_gives_the_results_of_one_worker(
     kind, parallel, lora, tuning, tmp_path, without_ray
 ):
     posttrain(tuning(kind, lora=lora, output="alone"))
@@ -165,7 +165,7 @@ def test_it_is_what_one_worker_makes_of_the_rows(
 
 @pytest.fixture
 def mixture(encoder, tmp_path):
-    """A checkpoint of a mixture of experts."""
+    """Return a checkpoint of a mixture of experts."""
     sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
     model = Decoder(DecoderConfig(**sizes, vocabulary=320, feedforward=MIXTURE))
     initialise(model, seed=1)
@@ -177,7 +177,13 @@ def mixture(encoder, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lora"),
-    [("SFT", LORA), soak("SFT", None), soak("DPO", LORA), soak("KTO", LORA), soak("Reward", LORA)],
+    [
+        ("SFT", LORA),
+        mark_soak("SFT", None),
+        mark_soak("DPO", LORA),
+        mark_soak("KTO", LORA),
+        mark_soak("Reward", LORA),
+    ],
 )
 def test_so_it_is_with_divided_experts(kind, lora, mixture, tuning, tmp_path, without_ray):
     posttrain(tuning(kind, lora=lora, output="alone", start=mixture))
@@ -187,8 +193,10 @@ def test_so_it_is_with_divided_experts(kind, lora, mixture, tuning, tmp_path, wi
 
 @pytest.fixture
 def learn_answers(tuning, ranks):
-    """`learn_answers(("DPO",), CONTEXT, 2)`: what two ranks make of 4 steps of each objective, on
-    rows of odd widths, whose answers may all lie on one rank."""
+    """Return `learn_answers(("DPO",), CONTEXT, 2)`: train each objective for 4 steps.
+
+    Rows have odd widths, and all answers of a row may be on one rank.
+    """
 
     def learn(kinds, parallel, world, **changes):
         jobs = {}
@@ -201,7 +209,7 @@ def learn_answers(tuning, ranks):
         first, *others = ranks(world, "answers_learnt", jobs=jobs, count=4)
         for other, kind in itertools.product(others, kinds):
             assert other[kind]["losses"] == first[kind]["losses"]
-            first[kind]["weights"] |= other[kind]["weights"]  # those of other stages, too
+            first[kind]["weights"] |= other[kind]["weights"]  # and the weights of other stages
         return first
 
     return learn
@@ -225,7 +233,7 @@ def assert_as_learnt(found, alone):
 
 @pytest.mark.slow
 def test_workers_that_share_rows_learn_from_answers_as_one_does(learn_answers):
-    """Two of a row, and two replicas of two."""
+    """Two ranks share a row, also in two replicas."""
     alone = learn_answers(MORE_ANSWERS, None, 1)
     assert_as_learnt(learn_answers(MORE_ANSWERS, CONTEXT, 2), alone)
     assert_as_learnt(learn_answers(ANSWERS, RING, 4), alone)
@@ -236,8 +244,7 @@ STAGED_ANSWERS = tuple(kind for kind in MORE_ANSWERS if kind != "KTO")
 
 @pytest.mark.slow
 def test_workers_with_some_layers_learn_from_answers_as_one_does(learn_answers):
-    """Two stages, of a head that shares the embedding and of one for scores; and with shared
-    layers."""
+    """Two stages, with a head that shares the embedding, a score head, or shared layers."""
     alone = learn_answers(STAGED_ANSWERS, None, 1)
     assert_as_learnt(learn_answers(STAGED_ANSWERS, STAGES, 2), alone)
     assert_as_learnt(learn_answers(("DPO", "Reward"), STAGES | TENSOR, 4), alone)
@@ -245,7 +252,7 @@ def test_workers_with_some_layers_learn_from_answers_as_one_does(learn_answers):
 
 @pytest.mark.slow
 def test_workers_that_divide_experts_learn_from_answers_as_one_does(learn_answers, mixture):
-    """Two of a micro-batch, and two replicas of two; of the rows held out, one has none."""
+    """Two ranks share a micro-batch, also in two replicas; one rank has no held-out rows."""
     alone = learn_answers(MORE_ANSWERS, None, 1, start=mixture)
     assert_as_learnt(learn_answers(MORE_ANSWERS, EXPERTS, 2, start=mixture), alone)
     assert_as_learnt(learn_answers(("DPO", "KTO"), EXPERTS, 4, start=mixture), alone)
@@ -253,7 +260,7 @@ def test_workers_that_divide_experts_learn_from_answers_as_one_does(learn_answer
 
 @pytest.mark.slow
 def test_stages_of_a_mixture_leave_out_padding_as_one_worker_does(learn_answers, mixture):
-    """Rows of odd widths: all stages have to know which of their places are padding."""
+    """Rows have odd widths: all stages must know which positions are padding."""
     kinds = ("SFT", "DPO", "Reward", "ProcessReward")
     alone = learn_answers(kinds, None, 1, start=mixture)
     assert_as_learnt(learn_answers(kinds, STAGES, 2, start=mixture), alone)
@@ -273,16 +280,16 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
         posttrain(tuning("SFT", parallel, lora=LORA | {"dora": True}, output=output))
         export_adapter(str(tmp_path / output), str(tmp_path / f"{output}-peft"))
     found, expected = (
-        load_file(tmp_path / f"{each}-peft" / "adapter_model.safetensors")
-        for each in ("run", "alone")
+        load_file(tmp_path / f"{folder}-peft" / "adapter_model.safetensors")
+        for folder in ("run", "alone")
     )
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name].shape == value.shape
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-4, err_msg=name)
     settings = [
-        json.loads((tmp_path / f"{each}-peft" / "adapter_config.json").read_text())
-        for each in ("run", "alone")
+        json.loads((tmp_path / f"{folder}-peft" / "adapter_config.json").read_text())
+        for folder in ("run", "alone")
     ]
     assert settings[0] == settings[1]
 
@@ -302,7 +309,7 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
         ),
     ],
 )
-def test_what_is_not_divided_is_refused(parallel, changes, said, tuning):
+def test_unsupported_divisions_are_rejected(parallel, changes, said, tuning):
     with pytest.raises(ConfigError, match=said):
         prepare(tuning(parallel=parallel, **changes))
 

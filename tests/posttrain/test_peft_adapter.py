@@ -1,4 +1,4 @@
-"""Adapters out to PEFT and in again."""
+"""Adapters exported to PEFT and imported from PEFT."""
 
 import functools
 import json
@@ -32,8 +32,10 @@ KINDS = {
 
 @pytest.fixture
 def write_trained(tmp_path):
-    """`write_trained(base, lora)`: a run folder with an adapter of the model in the run folder
-    `base` that changes something."""
+    """Return `write_trained(base, lora)`, which writes a run folder.
+
+    The folder has an adapter of the model in `base` that changes its outputs.
+    """
 
     def write(folder, lora, name="adapted"):
         base = checkpoint.open_model(folder)
@@ -52,13 +54,14 @@ def write_trained(tmp_path):
 
 @pytest.fixture
 def trained(fresh, write_trained):
-    """`trained(lora)`: the same of `fresh`."""
+    """Return `trained(lora)`: such a folder for the model `fresh`."""
     return functools.partial(write_trained, fresh)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_peft_computes_what_the_adapter_does(kind, fresh, trained, tmp_path):
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
     ours = trained(KINDS[kind])
     export_checkpoint(fresh, str(tmp_path / "hub"), HubFolder())
     export_adapter(ours, str(tmp_path / "peft"))
@@ -70,7 +73,7 @@ def test_peft_computes_what_the_adapter_does(kind, fresh, trained, tmp_path):
         torch.testing.assert_close(theirs(ids).logits, expected, rtol=1e-4, atol=1e-5)
         plain = checkpoint.open_model(fresh).build()(ids).logits
     assert (expected - plain).abs().max() > 1e-3
-    # What PEFT itself saves is read back as the very same adapter.
+    # An adapter that PEFT saves is read back unchanged.
     theirs.save_pretrained(tmp_path / "saved")
     import_adapter(str(tmp_path / "saved"), fresh, str(tmp_path / "back"))
     back = checkpoint.open_model(str(tmp_path / "back")).adapter
@@ -82,7 +85,7 @@ def test_peft_computes_what_the_adapter_does(kind, fresh, trained, tmp_path):
     assert all(torch.equal(back.tensors[n], there.tensors[n]) for n in back.tensors)
 
 
-def test_export_merges_unless_told_otherwise(fresh, trained, tmp_path):
+def test_export_merges_adapters_by_default(fresh, trained, tmp_path):
     ours = trained(KINDS["plain"])
     export_checkpoint(ours, str(tmp_path / "merged"), HubFolder())
     stored = load_file(tmp_path / "merged" / "model.safetensors")
@@ -131,7 +134,8 @@ def test_an_adapter_of_a_router_is_refused(encoder, tmp_path):
     mixture = {"kind": "MixtureOfExperts", "experts": 4, "active": 2, "normalise": True}
     model = Decoder(DecoderConfig(**sizes, feedforward=mixture))
     initialise(model, seed=1)
-    base, folder = str(tmp_path / "base"), tmp_path / "peft"
+    base = str(tmp_path / "base")
+    folder = tmp_path / "peft"
     checkpoint.write_model(base, model.config, encoder.text, model.state_dict())
     folder.mkdir()
     settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["gate"]}
@@ -176,8 +180,9 @@ GPT2 = {
 def test_adapters_of_matrices_with_inputs_first_go_to_peft_and_back(
     lora, encoder, write_trained, tmp_path
 ):
-    """GPT-2's, of which one is queries, keys and values."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    """GPT-2 has one matrix for queries, keys and values."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
     sizes = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
     config = DecoderConfig.model_validate({**sizes, **GPT2})
     model = Decoder(config)
@@ -208,8 +213,9 @@ def test_adapters_of_matrices_with_inputs_first_go_to_peft_and_back(
 def test_the_adapter_of_a_model_with_added_tokens_has_their_rows(
     rows, targets, write_trained, tmp_path
 ):
-    """PEFT, on the model as it was before, resized, gives the same logits for the new token."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    """PEFT, on the original model after a resize, gives the same logits for the new token."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
     files = BROUGHT["brought"]("qwen")
     entries = find_special_tokens(files).entries
     rows = entries if rows == 334 else rows
@@ -227,7 +233,7 @@ def test_the_adapter_of_a_model_with_added_tokens_has_their_rows(
     base = transformers.AutoModelForCausalLM.from_pretrained(hub)
     base.resize_token_embeddings(built.config.shape.vocabulary)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "peft").eval()
-    ids = torch.tensor([[5, entries, 7, entries, 9]])  # the new token is the first after all
+    ids = torch.tensor([[5, entries, 7, entries, 9]])  # the new token is the first added one
     with torch.inference_mode():
         expected = built(ids).logits
         torch.testing.assert_close(theirs(ids).logits, expected, rtol=1e-4, atol=1e-4)

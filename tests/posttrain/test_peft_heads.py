@@ -1,4 +1,4 @@
-"""Adapters with heads that are trained whole, from and to PEFT, beside random models."""
+"""Adapters with fully trained heads, exported to PEFT and imported from it, on random models."""
 
 import json
 import runpy
@@ -16,7 +16,8 @@ from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
 from trainrig.train import checkpoint
 from trainrig.train.job import Adapter
 
-peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
 BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 SMALL = {
     "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -29,7 +30,7 @@ MODELS = {
     "ModernBert": {"cls_token_id": None, "sep_token_id": None, "local_attention": 8},
     "Llama": {"num_key_value_heads": 2},
 }
-LENGTHS = (20, 13, 7)  # of three rows, padded to the longest
+LENGTHS = (20, 13, 7)  # tokens of three rows, padded to the longest
 IDS = torch.randint(2, 331, (3, 20), generator=torch.Generator().manual_seed(1))
 THERE = (torch.arange(20) < torch.tensor(LENGTHS)[:, None]).long()
 IDS = torch.where(THERE > 0, IDS, 1)
@@ -38,8 +39,10 @@ BOUND = 1e-5
 
 @pytest.fixture
 def make(tmp_path):
-    """`make(kind, ending, labels)`: the folder of a random model of Transformers', and the run
-    folder that it is imported to."""
+    """Return `make(kind, ending, labels)`.
+
+    It writes a random Transformers model and the run folder with its import.
+    """
 
     def write(kind, ending="SequenceClassification", labels=3):
         folder = tmp_path / "hub"
@@ -62,7 +65,7 @@ def open_theirs(folder, labels=3):
 
 @torch.no_grad()
 def scramble(model):
-    """Random values for all that is trained."""
+    """Set all trained parameters to random values."""
     dice = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -78,14 +81,15 @@ def ask_theirs(model):
 @torch.no_grad()
 def ask_ours(path):
     opened = checkpoint.open_model(path)
-    model, last = opened.build(), torch.tensor(LENGTHS) - 1
+    model = opened.build()
+    last = torch.tensor(LENGTHS) - 1
     if not opened.config.bidirectional:
         return model(IDS).logits[torch.arange(3), last]
     return model(IDS, places_N=torch.arange(3) * 20, documents_BS=THERE).logits
 
 
 def write_random(base, lora, out):
-    """A run folder with an adapter of `base` that changes something."""
+    """Write a run folder with an adapter of `base` that changes its outputs."""
     opened = checkpoint.open_model(base)
     dice = torch.Generator().manual_seed(0)
     tensors = {
@@ -115,26 +119,27 @@ SETTINGS = {
 def test_classifiers_are_those_of_peft_and_come_back_as_they_were(name, make, tmp_path):
     kind, lora = SETTINGS[name]
     folder, base = make(kind)
-    ours, back = str(tmp_path / "ours"), str(tmp_path / "back")
+    ours = str(tmp_path / "ours")
+    back = str(tmp_path / "back")
     write_random(base, lora, ours)
     export_adapter(ours, str(tmp_path / "peft"))
     theirs = peft.PeftModel.from_pretrained(open_theirs(folder), tmp_path / "peft").eval()
     expected = ask_theirs(theirs)
     assert (ask_ours(ours) - expected).abs().max() <= BOUND
     assert (ask_ours(base) - expected).abs().max() > 0.05
-    # What PEFT saves of it is read back as the very same adapter.
+    # An adapter that PEFT saves is read back unchanged.
     theirs.save_pretrained(tmp_path / "saved")
     import_adapter(str(tmp_path / "saved"), base, back)
     wanted, found = (checkpoint.open_model(path).adapter for path in (ours, back))
     for tensor in wanted.tensors:
         assert torch.equal(found.tensors[tensor], wanted.tensors[tensor]), tensor
     more = found.tensors.keys() - wanted.tensors.keys()
-    assert not more or lora.dora  # parts that DoRA leaves as long as they are
+    assert not more or lora.dora  # parts whose length DoRA keeps
     assert found.of.lora.scale == wanted.of.lora.scale
     assert (ask_ours(back) - expected).abs().max() <= BOUND
 
 
-# Kind, what it is in Transformers, labels, settings of PEFT, and what is trained whole.
+# Kind, class ending in Transformers, labels, PEFT settings, and fully trained modules.
 MODERN = ["Wqkv", "Wi", "Wo"]
 SAVED = {
     "ModernBert": ("ModernBert", "MaskedLM", 3, {"target_modules": MODERN}, {"head"}),
@@ -162,7 +167,7 @@ SAVED = {
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_what_peft_trained_whole_is_read_with_its_adapter(name, make, tmp_path):
+def test_modules_that_peft_trained_fully_are_imported_with_the_adapter(name, make, tmp_path):
     kind, ending, labels, settings, modules = SAVED[name]
     folder, base = make(kind, ending, labels)
     given = {"r": 4, "lora_alpha": 6, "task_type": "SEQ_CLS"} | settings
@@ -210,7 +215,7 @@ def test_what_peft_trained_whole_is_read_with_its_adapter(name, make, tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_what_has_no_place_is_refused_in_a_line(
+def test_an_adapter_without_a_counterpart_is_a_one_line_error(
     kind, ending, labels, settings, message, make, tmp_path
 ):
     folder, base = make(kind, ending, labels)

@@ -1,4 +1,4 @@
-"""Tuning by preferences, from rows to a checkpoint."""
+"""Preference tuning, from rows to a checkpoint."""
 
 import json
 from pathlib import Path
@@ -29,14 +29,14 @@ LABELLED = [
 
 @pytest.fixture
 def pairs(encode_rows, tmp_path):
-    """A folder of pairs, some of them held out."""
+    """Return a folder of pairs, some of them held out."""
     encode_rows(ROWS, rows="pairs", held_out=0.3, sequence_length=47)
     return str(tmp_path / "encoded")
 
 
 @pytest.fixture
 def tuning(fresh, tmp_path):
-    """`tuning(folder, objective={…}, lora={…})`: a run file."""
+    """Return `tuning(folder, objective={…}, lora={…})`, which makes a run file."""
 
     def make(conversations, output="tuned", **changes):
         given = {
@@ -59,7 +59,7 @@ def tuning(fresh, tmp_path):
     return make
 
 
-def weights(folder):
+def read_weights(folder):
     return checkpoint.open_model(str(folder)).weights
 
 
@@ -72,10 +72,12 @@ def test_dpo_learns_and_has_the_same_bits_with_two_workers(
 ):
     made = posttrain(tuning(pairs, "one", lora=lora))
     posttrain(tuning(pairs, "two", lora=lora, workers=2))
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    one = read_weights(tmp_path / "one")
+    two = read_weights(tmp_path / "two")
     assert all(torch.equal(one[name], two[name]) for name in one)
     lines = metrics.read_series(str(tmp_path / "one"))
-    first, last = lines[0], lines[-1]
+    first = lines[0]
+    last = lines[-1]
     assert abs(first["train/diagnostics/chosen_drift"]) < (1e-3 if lora is None else 0.5)
     assert last["train/diagnostics/reward_margin"] > first["train/diagnostics/reward_margin"]
     assert last["train/loss"] < first["train/loss"]
@@ -148,7 +150,7 @@ def test_stale_references_are_not_taken(pairs, fresh, tmp_path):
         compute_references(pairs, path, 47)
 
 
-def test_what_cannot_work_is_refused_in_one_line(pairs, tuning, fresh, tmp_path, make_tokens):
+def test_invalid_settings_are_one_line_errors(pairs, tuning, fresh, tmp_path, make_tokens):
     with pytest.raises(ConfigError, match=r"'q_proj' matches no layer"):
         prepare(tuning(pairs, lora={"targets": ("q_proj",)}))
     with pytest.raises(ConfigError, match="holds pairs, but the objective is for labelled"):

@@ -1,6 +1,7 @@
-"""A small model made of crawled pages, tuned on published rows by the commands that a user would
-type: GSM8K to answer, HH to prefer. No claim of skill: `results/real_rows.json` has the curves,
-samples and scores as they came.
+"""A small model of crawled pages, tuned on published rows by a user's commands.
+
+GSM8K is for answers, HH for preferences. The test claims no skill: `results/real_rows.json` has the
+curves, samples and scores as measured.
 """
 
 import subprocess
@@ -19,17 +20,20 @@ pytestmark = [
     pytest.mark.data,
     pytest.mark.timeout(7200),
 ]
-ARCHIVES = 4  # of the crawl
+ARCHIVES = 4  # parts of the crawl
 STEPS = {"base": 800, "tuned": 300, "adapted": 300, "reward": 200, "preferred": 120}
 ASKED = 40  # rows of GSM8K's own test set
-# Of each measure of held-out rows, what is kept.
+# The held-out metrics that are kept.
 KEPT = ("step", "eval/loss", "eval/diagnostics/reward_accuracy")
 
 
 @pytest.fixture
 def trainrig(tmp_path):
-    """`trainrig("curate", "stage = …")`: what the command prints for a run file of that text;
-    `trainrig("export", None, "model", "folder")`: for those arguments."""
+    """Return a function that runs a command and returns its output.
+
+    `trainrig("curate", "stage = …")` takes the text of a run file; `trainrig("export", None,
+    "model", "folder")` takes arguments.
+    """
 
     def run(verb, text, *arguments):
         if text is not None:
@@ -45,7 +49,7 @@ def trainrig(tmp_path):
     return run
 
 
-def tuning(name, checkpoint, rows, more, batch, lr):
+def write_tuning(name, checkpoint, rows, more, batch, lr):
     steps = STEPS[name]
     return f"""
         checkpoint = "{checkpoint}"
@@ -62,14 +66,14 @@ def tuning(name, checkpoint, rows, more, batch, lr):
     """
 
 
-def curve(folder):
-    """Held-out measures over the steps of a run."""
+def read_curve(folder):
+    """Return the held-out metrics over the steps of a run."""
     lines = metrics.read_held_out_series(str(folder))
     return [{name: line[name] for name in KEPT if name in line} for line in lines]
 
 
-def told(folder):
-    """The text of pages before and after tuning, and what both models say to the same prompts."""
+def read_views_of(folder):
+    """Return the report page's text before and after tuning, and both models' answers."""
     views = read_views(str(folder))
     return [
         {
@@ -82,7 +86,8 @@ def told(folder):
 
 
 def test_a_model_made_here_is_tuned_on_gsm8k_and_hh(trainrig, test_data, tmp_path, write_result):
-    crawl, sets = test_data / "crawl", test_data / "sets"
+    crawl = test_data / "crawl"
+    sets = test_data / "sets"
     pages = [str(path) for path in sorted(crawl.glob("*.warc.gz"))[:ARCHIVES]]
     trainrig("curate", f'output = "documents"\n[[sources]]\nname = "web"\npaths = {pages}\n')
     trainrig(
@@ -143,10 +148,12 @@ def test_a_model_made_here_is_tuned_on_gsm8k_and_hh(trainrig, test_data, tmp_pat
     )
     lora = 'lora = { rank = 16, alpha = 32, targets = ["attention.*", "feedforward.*"] }'
     dpo = 'objective = { kind = "DPO", beta = 0.1 }'
-    trainrig("posttrain", tuning("tuned", "base", "sums", "", 8, 1e-3))
-    trainrig("posttrain", tuning("adapted", "base", "sums", lora, 8, 2e-3))
-    trainrig("posttrain", tuning("reward", "tuned", "pairs", 'objective.kind = "Reward"', 8, 2e-4))
-    trainrig("posttrain", tuning("preferred", "tuned", "pairs", dpo, 8, 5e-5))
+    trainrig("posttrain", write_tuning("tuned", "base", "sums", "", 8, 1e-3))
+    trainrig("posttrain", write_tuning("adapted", "base", "sums", lora, 8, 2e-3))
+    trainrig(
+        "posttrain", write_tuning("reward", "tuned", "pairs", 'objective.kind = "Reward"', 8, 2e-4)
+    )
+    trainrig("posttrain", write_tuning("preferred", "tuned", "pairs", dpo, 8, 5e-5))
 
     trainrig("export", None, "adapted", "peft", "--adapter")
     trainrig("import", None, "peft", "again", "--base", "base")
@@ -177,16 +184,19 @@ def test_a_model_made_here_is_tuned_on_gsm8k_and_hh(trainrig, test_data, tmp_pat
         )
         score = read_scorecard(str(tmp_path / f"scores-{name}")).tasks["gsm8k"].headline
         scores[name] = {"exact_match": score.value, "standard_error": score.error}
-    runs = {name: curve(tmp_path / name) for name in STEPS}
+    runs = {name: read_curve(tmp_path / name) for name in STEPS}
     found = {
         "steps": STEPS,
         "held_out": runs,
-        "before_and_after": {name: told(tmp_path / name) for name in STEPS if name != "base"},
+        "before_and_after": {
+            name: read_views_of(tmp_path / name) for name in STEPS if name != "base"
+        },
         "adapter_says": said,
         "gsm8k": scores,
     }
     write_result("real_rows.json", {"benchmark": "GSM8K and HH", **found})
-    assert len(set(said.values())) == 1  # the adapter, brought back, and merged and brought back
+    # The adapter alone, and the merged model, both imported again.
+    assert len(set(said.values())) == 1
     for name in ("tuned", "adapted"):
         assert runs[name][-1]["eval/loss"] < runs[name][0]["eval/loss"], name
     for name in ("reward", "preferred"):

@@ -1,4 +1,4 @@
-"""Reward models, from rows to scores, adapters and folders of Hugging Face."""
+"""Reward models, from rows to scores, adapters and Hugging Face folders."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ STEPS = [
 
 @pytest.fixture
 def tuning(fresh, tmp_path):
-    """`tuning(output, objective={…}, lora={…})`: a run file on the folder `encoded`."""
+    """Return `tuning(output, objective={…}, lora={…})`: a run file on the folder `encoded`."""
 
     def make(output="reward", **changes):
         given = {
@@ -63,7 +63,7 @@ def tuning(fresh, tmp_path):
     return make
 
 
-def weights(folder):
+def read_weights(folder):
     return checkpoint.open_model(str(folder)).weights
 
 
@@ -79,7 +79,8 @@ def test_a_reward_model_learns_and_has_the_same_bits_with_two_workers(
     encode_rows(PAIRS, rows="pairs", held_out=0.3, sequence_length=47)
     posttrain(tuning("one", lora=lora))
     posttrain(tuning("two", lora=lora, workers=2))
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    one = read_weights(tmp_path / "one")
+    two = read_weights(tmp_path / "two")
     assert one["head.weight"].shape == (1, 32)
     assert all(torch.equal(one[name], two[name]) for name in one)
     lines, measured = (
@@ -96,13 +97,15 @@ def test_a_reward_model_learns_and_has_the_same_bits_with_two_workers(
     assert "nats per token" not in page
     traced = trace(str(tmp_path / "one"), 3)
     assert traced.log == "agrees" and len(traced.sequences) == 8
-    pairs = [(each.answer, traced.encoder.decode(each.ids)) for each in traced.sequences]
+    pairs = [
+        (sequence.answer, traced.encoder.decode(sequence.ids)) for sequence in traced.sequences
+    ]
     assert [answer for answer, _ in pairs] == ["chosen", "rejected"] * 4
     assert all(("mirror" in text) == (answer == "chosen") for answer, text in pairs)
     (document,) = traced.sequences[0].documents
     assert document.corpus_file.endswith("encoded.jsonl")
     held = {name for name in checkpoint.open_model(str(tmp_path / "one")).weights}
-    assert held == {*weights(fresh), "head.weight"}
+    assert held == {*read_weights(fresh), "head.weight"}
 
 
 @pytest.mark.slow
@@ -153,7 +156,7 @@ def test_a_reward_model_of_steps_learns_which_are_right(encode_rows, tuning, tmp
     assert counted["solutions"] + job.make_held_out().micro_batches() == 16
     posttrain(run)
     first = trace(str(tmp_path / "reward"), 1).sequences[0]
-    trained = [at for at, each in enumerate(first.target_ids) if each != IGNORE]
+    trained = [at for at, target in enumerate(first.target_ids) if target != IGNORE]
     assert len(trained) == first.targets == 3
     lines = metrics.read_series(str(tmp_path / "reward"))
     assert lines[-1]["train/loss"] < lines[0]["train/loss"]
@@ -174,7 +177,7 @@ def test_kto_is_measured_on_held_out_rows(encode_rows, tuning, tmp_path, without
     assert first["eval/loss"] > 0 and last["eval/diagnostics/reference_point"] >= 0
 
 
-def test_what_a_reward_model_cannot_do_is_refused(encode_rows, tuning, fresh, tmp_path):
+def test_unsupported_uses_of_a_reward_model_are_rejected(encode_rows, tuning, fresh, tmp_path):
     opened = checkpoint.open_model(fresh)
     model = Decoder(opened.config.with_score_head())
     initialise(model, seed=2)

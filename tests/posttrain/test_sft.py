@@ -48,13 +48,13 @@ def folder(encode_rows, tmp_path):
     return str(tmp_path / "encoded")
 
 
-def sizes(**changes):
+def list_sizes(**changes):
     given = {"sequence_length": LENGTH, "global_batch": 2, "micro_batch": 1} | changes
     return ConversationBatching(**given)
 
 
-def documents(folder):
-    """(ids, weights) of each conversation, by its number."""
+def list_documents(folder):
+    """Return (ids, weights) of each conversation, by its number."""
     shards = TokenShards.open(f"{folder}/train")
     found = []
     for number in range(shards.count_documents("chats")):
@@ -65,8 +65,8 @@ def documents(folder):
     return found
 
 
-def nats_alone(model, ids, weights):
-    """(Sum of weighted nats, sum of weights) of one conversation by itself."""
+def compute_nats(model, ids, weights):
+    """Return (sum of weighted nats, sum of weights) of one conversation alone."""
     logits = model(torch.from_numpy(ids)[None, :-1]).logits[0]
     nats = functional.cross_entropy(logits, torch.from_numpy(ids)[1:], reduction="none")
     weights = torch.from_numpy(weights)[1:]
@@ -74,10 +74,10 @@ def nats_alone(model, ids, weights):
 
 
 def test_every_conversation_comes_once_an_epoch_whole(folder):
-    batches = open_conversations(folder, sizes(), PAD)
+    batches = open_conversations(folder, list_sizes(), PAD)
     rows = batches._layout.windows("chats")
     assert 1 < rows < len(ROWS)  # several share a row
-    wanted = documents(folder)
+    wanted = list_documents(folder)
     for epoch in range(2):
         seen = Counter()
         for sample in range(epoch * rows, (epoch + 1) * rows):
@@ -96,7 +96,7 @@ def test_every_conversation_comes_once_an_epoch_whole(folder):
 
 def test_targets_and_weights_are_known_before_a_step_is_read(folder):
     for packing in ("best_fit", "none"):
-        batches = open_conversations(folder, sizes(packing=packing), PAD)
+        batches = open_conversations(folder, list_sizes(packing=packing), PAD)
         for step in range(5):
             micros = batches.at(step)
             told = batches.denominators(step)
@@ -106,7 +106,7 @@ def test_targets_and_weights_are_known_before_a_step_is_read(folder):
 
 def test_packed_rows_have_the_loss_and_gradients_of_conversations_alone(folder, fresh):
     model = open_model(fresh).build().train()
-    batches = open_conversations(folder, sizes(global_batch=4, micro_batch=4), PAD)
+    batches = open_conversations(folder, list_sizes(global_batch=4, micro_batch=4), PAD)
     (micro,) = batches.at(0)
     assert len(micro.pieces) > 4
     device = torch.device("cpu")
@@ -115,8 +115,8 @@ def test_packed_rows_have_the_loss_and_gradients_of_conversations_alone(folder, 
     packed.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    wanted = documents(folder)
-    alone = [nats_alone(model, *wanted[number]) for number in micro.pieces[:, 2].tolist()]
+    wanted = list_documents(folder)
+    alone = [compute_nats(model, *wanted[number]) for number in micro.pieces[:, 2].tolist()]
     loss = sum(nats for nats, _ in alone) / sum(weight for _, weight in alone)
     loss.backward()
     assert packed.item() == pytest.approx(loss.item(), rel=1e-6)
@@ -126,7 +126,7 @@ def test_packed_rows_have_the_loss_and_gradients_of_conversations_alone(folder, 
 
 def test_another_seed_gives_another_order_and_the_step_is_all_that_counts(folder):
     def numbers(**changes):
-        batches = open_conversations(folder, sizes(**changes), PAD)
+        batches = open_conversations(folder, list_sizes(**changes), PAD)
         return [m.pieces[:, 2].tolist() for step in (3, 0, 3) for m in batches.at(step)]
 
     first = numbers()
@@ -135,7 +135,7 @@ def test_another_seed_gives_another_order_and_the_step_is_all_that_counts(folder
 
 def test_text_of_pretraining_has_its_share_and_no_document_tells_another(folder, tokens):
     share = PretrainingShare(tokens=tokens, share=0.5)
-    batches = open_conversations(folder, sizes(), PAD, None, share)
+    batches = open_conversations(folder, list_sizes(), PAD, None, share)
     micros = [micro for step in range(20) for micro in batches.at(step)]
     kinds = Counter(batches.sources[int(m.sources[0])] for m in micros)
     assert kinds["chats"] == 20 and set(kinds) == {"chats", "books", "web"}
@@ -158,13 +158,13 @@ def test_messages_count_by_their_weight(encode_rows, fresh, tmp_path):
     ]
     encode_rows([{"messages": turns}], sequence_length=LENGTH)
     folder = str(tmp_path / "encoded")
-    ((ids, weights),) = documents(folder)
+    ((ids, weights),) = list_documents(folder)
     assert set(weights.tolist()) == {0, 25, 200}
-    batches = open_conversations(folder, sizes(global_batch=1), PAD)
+    batches = open_conversations(folder, list_sizes(global_batch=1), PAD)
     (micro,) = batches.at(0)
     model = open_model(fresh).build()
     found = SFT().compute(model, DeviceBatch.copy(micro, torch.device("cpu")), {})
-    nats, weight = nats_alone(model, ids, weights)
+    nats, weight = compute_nats(model, ids, weights)
     assert batches.denominators(0)[WEIGHTS] == weight
     sums = found.terms["cross_entropy"]
     assert sums.values.sum().item() == pytest.approx(nats.item(), rel=1e-5)
@@ -173,10 +173,10 @@ def test_messages_count_by_their_weight(encode_rows, fresh, tmp_path):
 
 @pytest.mark.parametrize("array", ["bin", "weights"])
 def test_one_bit_of_a_conversation_that_flips_is_found_and_its_file_named(folder, array):
-    batches = open_conversations(folder, sizes(), PAD)
+    batches = open_conversations(folder, list_sizes(), PAD)
     batches.at(0)
     (path,) = Path(folder, "train").glob(f"*.{array}")
-    with path.open("r+b") as file:  # in place: maps see it
+    with path.open("r+b") as file:  # written in place: memory maps see the change
         first = file.read(1)
         file.seek(0)
         file.write(bytes([first[0] ^ 1]))
@@ -187,18 +187,19 @@ def test_one_bit_of_a_conversation_that_flips_is_found_and_its_file_named(folder
 
 def test_noise_is_a_function_of_the_sample_and_no_part_of_evaluation(folder, fresh):
     model = open_model(fresh).build()
-    batches = open_conversations(folder, sizes(global_batch=4, micro_batch=4), PAD)
+    batches = open_conversations(folder, list_sizes(global_batch=4, micro_batch=4), PAD)
     whole = DeviceBatch.copy(batches.micro_batch(0, 0), torch.device("cpu"))
-    halves = open_conversations(folder, sizes(global_batch=4, micro_batch=2), PAD)
+    halves = open_conversations(folder, list_sizes(global_batch=4, micro_batch=2), PAD)
     parts = [DeviceBatch.copy(halves.micro_batch(0, i), torch.device("cpu")) for i in (0, 1)]
 
     def nats(objective, batch):
         return objective.compute(model, batch, {}).terms["cross_entropy"].sum_rows_B()
 
-    noisy, plain = SFT(noise=5.0), SFT()
+    noisy = SFT(noise=5.0)
+    plain = SFT()
     found = nats(noisy, whole)
     assert not torch.allclose(found, nats(plain, whole))
-    torch.testing.assert_close(found, torch.cat([nats(noisy, each) for each in parts]))
+    torch.testing.assert_close(found, torch.cat([nats(noisy, part) for part in parts]))
     assert not torch.equal(found, nats(SFT(noise=5.0, noise_seed=1), whole))
     with torch.no_grad():
         assert torch.equal(nats(noisy, whole), nats(plain, whole))
@@ -226,16 +227,16 @@ def run(fresh, folder, tmp_path):
     )
 
 
-def losses(run):
+def read_losses(run):
     return [line["train/loss"] for line in metrics.read_series(run.output)]
 
 
 @pytest.mark.slow
 def test_the_loss_is_that_of_the_answers_by_the_plain_sum(without_ray, run, folder):
-    """Fine-tuning, against a loop that takes one conversation at a time."""
+    """Compare fine-tuning with a loop that takes one conversation at a time."""
     posttrain(run)
     batches = open_conversations(folder, run.batches, PAD)
-    wanted = documents(folder)
+    wanted = list_documents(folder)
     model = open_model(run.checkpoint).build().train()
     optimizer = torch.optim.AdamW(
         [
@@ -248,13 +249,13 @@ def test_the_loss_is_that_of_the_answers_by_the_plain_sum(without_ray, run, fold
     expected = []
     for step in range(10):
         numbers = [n for m in batches.at(step) for n in m.pieces[:, 2].tolist()]
-        pairs = [nats_alone(model, *wanted[number]) for number in numbers]
+        pairs = [compute_nats(model, *wanted[number]) for number in numbers]
         loss = sum(nats for nats, _ in pairs) / sum(weight for _, weight in pairs)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    assert losses(run) == pytest.approx(expected, rel=1e-4)
+    assert read_losses(run) == pytest.approx(expected, rel=1e-4)
     assert open_model(run.output).tuned is True
 
 
@@ -264,14 +265,14 @@ def test_two_ranks_fine_tune_as_one_does_to_the_last_bit(without_ray, run, tmp_p
     posttrain(run)
     pair = run.model_copy(update={"output": str(tmp_path / "by-two"), "workers": 2})
     posttrain(pair)
-    assert losses(pair) == losses(run)
-    weights = [open_model(each.output).weights for each in (run, pair)]
+    assert read_losses(pair) == read_losses(run)
+    weights = [open_model(tuned.output).weights for tuned in (run, pair)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def asked(folder, capsys):
-    """What `generate --chat` prints; it goes on whatever the model has learnt."""
+def chat_with(folder, capsys):
+    """Return the output of `generate --chat`, which runs whatever the model has learnt."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         cli.main(["generate", folder, "--chat", "--prompt", "sea?", "--tokens", "2"])
@@ -279,10 +280,10 @@ def asked(folder, capsys):
     return capsys.readouterr()
 
 
-def test_who_asks_an_untuned_model_is_told_that_it_is_none(without_ray, make_run, tmp_path, capsys):
+def test_chat_with_an_untuned_model_is_an_error(without_ray, make_run, tmp_path, capsys):
     pretrained = make_run(tmp_path / "pretrained", training={"steps": 3})
     pretrain(pretrained)
-    said = asked(pretrained.output, capsys).err
+    said = chat_with(pretrained.output, capsys).err
     assert said.startswith(f"trainrig: {pretrained.output}: not tuned on conversations, so expect")
     assert said.count("\n") == 1
 
@@ -309,7 +310,7 @@ def test_a_run_starts_from_a_folder_of_hugging_face(without_ray, run, fresh, tmp
     posttrain(run)
     started = run.model_copy(update={"checkpoint": hub, "output": str(tmp_path / "from-hub")})
     posttrain(started)
-    assert losses(started) == losses(run)
+    assert read_losses(started) == read_losses(run)
 
 
 def test_rows_longer_than_the_model_can_read_are_refused(run):
@@ -333,7 +334,7 @@ def test_a_checkpoint_or_conversations_that_are_not_there_are_refused(run, tmp_p
 
 
 @pytest.mark.slow
-def test_held_out_conversations_are_measured_as_the_run_goes_on(
+def test_held_out_conversations_are_measured_during_the_run(
     run, without_ray, encode_rows, tmp_path
 ):
     encode_rows(ROWS, output="split", sequence_length=LENGTH, held_out=0.4)
@@ -353,14 +354,15 @@ def test_held_out_conversations_are_measured_as_the_run_goes_on(
         shards.read_weights("chats", begin, weights)
         ids = shards.read_window("chats", begin, end - begin).astype(np.int64)
         with torch.no_grad():
-            each, of = nats_alone(model, ids, weights)
-        nats, weight = nats + each.item(), weight + of
+            loss, of = compute_nats(model, ids, weights)
+        nats = nats + loss.item()
+        weight = weight + of
     assert measured[-1]["eval/chats/loss"] == pytest.approx(nats / weight, rel=1e-5)
 
 
 @dataclasses.dataclass(frozen=True)
 class Deadly:
-    """Batches of a run whose last rank dies at `step`, once: when a checkpoint is whole."""
+    """Batches of a run whose last rank dies once at `step`, after a complete checkpoint."""
 
     make: Callable
     step: int
@@ -388,7 +390,7 @@ class Deadly:
 
 @pytest.fixture
 def ray_of_two(local_ray):
-    """A Ray whose workers get what is defined here by value."""
+    """Start a Ray whose workers get this module's definitions by value."""
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -412,8 +414,8 @@ def test_fine_tuning_on_ray_that_loses_a_worker_ends_as_one_rank_that_does_not(
     outcome = run_on_ray(job, 2)
     assert [attempt.resumed_step for attempt in RunFolder(job.folder).read_attempts()] == [0, 5]
     assert outcome.restarts == 1
-    assert losses(pair) == losses(run)
-    weights = [open_model(each.output).weights for each in (run, pair)]
+    assert read_losses(pair) == read_losses(run)
+    weights = [open_model(tuned.output).weights for tuned in (run, pair)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert open_model(pair.output).step == 10
 

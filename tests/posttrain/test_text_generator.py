@@ -23,7 +23,7 @@ CHATS = {
 
 @pytest.fixture(scope="module")
 def tuned(fresh, encoder, tmp_path_factory):
-    """A run folder of a model that knows CHATS by heart."""
+    """Return a run folder of a model that has memorised CHATS."""
     opened = open_model(fresh)
     model = opened.build().train()
     ids = torch.ones(len(CHATS), 40, dtype=torch.int64)
@@ -62,10 +62,10 @@ def test_an_answer_may_be_cut_short(tuned):
 
 
 def test_a_text_is_gone_on_from_as_a_document_begins(fresh, encoder):
-    """As if it were written after an end of text, with no role about it."""
+    """The text follows an end-of-text token, without roles."""
     opened = open_model(fresh)
     model = Decoder(opened.config.model_copy(update={"initial_std": 0.3}))
-    initialise(model, seed=1)  # one to whom it matters what stands before
+    initialise(model, seed=1)  # a model that depends on its context
     speaker = TextGenerator(model, encoder)
     spoken = speaker.speak("the sea", LIKELIEST)
     ids = [encoder.end_of_text, *encoder.encode_batch(["the sea"])[0].tolist()]
@@ -73,7 +73,7 @@ def test_a_text_is_gone_on_from_as_a_document_begins(fresh, encoder):
     with torch.inference_mode():
         for _ in range(24):
             said.append(int(speaker.model(torch.tensor([ids + said])).logits[0, -1].argmax()))
-    assert not {0, 4} & set(said)  # this one does not happen to end
+    assert not {0, 4} & set(said)  # this answer does not end by chance
     assert (spoken.text, spoken.stopped) == (encoder.decode(said), "length")
 
 

@@ -1,4 +1,4 @@
-"""Tiny tokens and runs, as the tests of training have them."""
+"""Tiny tokens and runs, shared with the tests of training."""
 
 import runpy
 from pathlib import Path

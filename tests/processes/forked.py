@@ -1,4 +1,4 @@
-"""What the processes of test_fork_server.py do."""
+"""Functions that the processes of test_fork_server.py run."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from trainrig.processes.fork_server import ForkedProcess, ServerAddress
 
 
 def tell(channel):
-    """Say what this process sees, and give back what comes."""
+    """Report what this process sees, and return the answer."""
     print("to the output of whoever asked")
     seen = {
         "pid": os.getpid(),
@@ -24,19 +24,19 @@ def tell(channel):
 
 
 def fail(channel):
-    """Raise."""
+    """Raise an error."""
     raise RuntimeError(channel.recv())
 
 
 def stay(channel):
-    """Say that it is there, and never end."""
+    """Report that the process runs, and never end."""
     channel.send(channel.recv())
     while True:
         time.sleep(60)
 
 
 def take(channel):
-    """Say that it is there; once told to, take all memory that there is."""
+    """Report that the process runs, and on request allocate all memory."""
     channel.send(channel.recv())
     channel.recv()
     taken = []
@@ -45,7 +45,7 @@ def take(channel):
 
 
 def keep_one(name, token, path):
-    """Have a process that stays, write its number to `path`, and stay as well."""
+    """Start a process that stays, write its pid to `path`, and stay as well."""
     kept = ForkedProcess(ServerAddress(name, token), "forked:stay", "here")
     assert kept.receive() == "here"
     Path(path).write_text(str(kept.pid))

@@ -1,4 +1,4 @@
-"""Takes a while to import, as torch does."""
+"""A module whose import takes a while, as torch's does."""
 
 import time
 

@@ -31,26 +31,26 @@ def folder(request, tmp_path):
     return str(tmp_path) if request.param == "on disk" else request.getfixturevalue("s3")
 
 
-def numbered(first, past):
+def number_lines(first, past):
     return [f"{number:05d}".encode() for number in range(first, past)]
 
 
-def test_what_was_appended_is_read_in_order_and_whole_lines_only(folder):
+def test_appended_lines_are_read_in_order_and_only_when_complete(folder):
     path = f"{folder}/log.jsonl"
     assert list(read_lines(path)) == []
     first = open_appender(path, "attempt-1")
-    for line in numbered(0, 50):
+    for line in number_lines(0, 50):
         first.write(line + b"\n")
     first.flush()
-    assert list(read_lines(path)) == numbered(0, 50)
-    first.write(b"half a li")  # its writer dies here
+    assert list(read_lines(path)) == number_lines(0, 50)
+    first.write(b"half a li")  # the first writer dies here
     first.flush()
     second = open_appender(path, "attempt-2")
-    for line in numbered(50, 60):
+    for line in number_lines(50, 60):
         second.write(line + b"\n")
     second.close()
     found = list(read_lines(path))
-    assert [line for line in found if line != b"half a li"] == numbered(0, 60)
+    assert [line for line in found if line != b"half a li"] == number_lines(0, 60)
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_writers_in_several_processes_lose_nothing(folder):
     assert sorted(found) == [(writer, number) for writer in range(3) for number in range(40)]
     for writer in range(3):
         mine = [number for w, number in found if w == writer]
-        for kind in (0, 1):  # appended for good one by one, or by the writer's own appender
+        for kind in (0, 1):  # appended one by one, or by the writer's own appender
             assert [n for n in mine if (n % 4 > 0) == kind] == [
                 n for n in range(40) if (n % 4 > 0) == kind
             ]
@@ -77,13 +77,13 @@ def test_a_large_log_in_a_bucket_is_several_objects(s3, monkeypatch):
     monkeypatch.setattr(append_log, "SEGMENT", 100)
     path = f"{s3}/log.jsonl"
     appender = open_appender(path, "attempt-0001")
-    for line in numbered(0, 90):
+    for line in number_lines(0, 90):
         appender.write(line + b"\n")
         if line.endswith(b"7"):
             appender.flush()
-    assert list(read_lines(path)) == numbered(0, 88)
+    assert list(read_lines(path)) == number_lines(0, 88)
     appender.close()
-    assert list(read_lines(path)) == numbered(0, 90)
+    assert list(read_lines(path)) == number_lines(0, 90)
     names = [name.removeprefix(f"{path}/") for name in storage.list_files(path)]
     assert names == [f"attempt-0001-{n:06d}.jsonl" for n in range(1, 7)]
     assert all(storage.measure_size(f"{path}/{name}") <= 102 for name in names)
@@ -92,7 +92,8 @@ def test_a_large_log_in_a_bucket_is_several_objects(s3, monkeypatch):
 @pytest.mark.slow
 def test_in_a_bucket_a_thread_puts_what_there_is(s3, monkeypatch):
     monkeypatch.setattr(append_log, "FLUSH_SECONDS", 0.01)
-    put, write = threading.Event(), storage.write
+    put = threading.Event()
+    write = storage.write
 
     def seen(path, data):
         write(path, data)
@@ -110,7 +111,9 @@ def test_in_a_bucket_a_thread_puts_what_there_is(s3, monkeypatch):
 def test_writing_does_not_wait_for_a_bucket_that_does_not_answer(s3, monkeypatch):
     monkeypatch.setattr(append_log, "FLUSH_SECONDS", 0.01)
     monkeypatch.setattr(append_log, "SEGMENT", 100)
-    asked, answers, write = threading.Event(), threading.Event(), storage.write
+    asked = threading.Event()
+    answers = threading.Event()
+    write = storage.write
 
     def slow(path, data):
         asked.set()
@@ -121,15 +124,15 @@ def test_writing_does_not_wait_for_a_bucket_that_does_not_answer(s3, monkeypatch
     appender = open_appender(f"{s3}/log.jsonl", "one")
     appender.write(b"first\n")
     assert asked.wait(30)
-    for line in numbered(0, 90):
+    for line in number_lines(0, 90):
         appender.write(line + b"\n")
     answers.set()
     appender.close()
-    assert list(read_lines(f"{s3}/log.jsonl")) == [b"first", *numbered(0, 90)]
+    assert list(read_lines(f"{s3}/log.jsonl")) == [b"first", *number_lines(0, 90)]
 
 
 @pytest.mark.slow
-def test_what_a_bucket_refuses_is_told_to_the_next_who_writes(s3, monkeypatch):
+def test_an_error_of_the_bucket_is_raised_at_the_next_write(s3, monkeypatch):
     monkeypatch.setattr(append_log, "FLUSH_SECONDS", 0.01)
     refused = ClusterError("S3 answers 503")
 
@@ -189,7 +192,7 @@ def test_metrics_are_in_a_bucket_once_they_are_flushed(s3, monkeypatch):
 
 @pytest.mark.slow
 def test_lines_of_thousands_of_ranks_are_fetched_once(monkeypatch):
-    """Of more objects than a server here could take in a test: only storage's two calls differ."""
+    """More objects than a test server could take, so storage's two calls are replaced."""
     names = [f"s3://bucket/log.jsonl/{n:020d}.{n:08x}.jsonl" for n in range(9_000)]
     fetched = []
 
@@ -206,7 +209,7 @@ def test_lines_of_thousands_of_ranks_are_fetched_once(monkeypatch):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system with room for 64 KiB."""
+    """Return a file system with 64 KiB of space."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)]
@@ -217,7 +220,7 @@ def small_disk(tmp_path):
 
 
 def fill(place):
-    """Leave no room but for what is left of the last page of each file."""
+    """Fill the disk, up to the free rest of the last page of each file."""
     with (place / "other").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
@@ -228,7 +231,7 @@ def test_lines_that_meet_a_full_disk_wait_for_room_and_none_is_torn(small_disk, 
     line = b"x" * 1_000 + b"\n"
     writer.write(line)
     fill(small_disk)
-    for _ in range(8):  # the page takes three and a half more
+    for _ in range(8):  # the page holds three and a half more
         writer.write(line)
     writer.flush()
     written = (small_disk / "log.jsonl").read_bytes()

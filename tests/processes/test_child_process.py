@@ -1,4 +1,4 @@
-"""Real processes and real signals: a child, its guard, and who started them."""
+"""Child processes and their guards, with real processes and real signals."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ import pytest
 
 from trainrig.processes.child_process import Child
 
-PATIENCE = 60.0  # s: a bound for what is broken
-# Says what it is, then lives until it is told; on SIGTERM it ends as one that is whole.
+PATIENCE = 60.0  # s: a bound for broken code
+# A process that reports itself, lives until asked to end, and ends cleanly on SIGTERM.
 PATIENT = """
 import os, signal, sys, time
 def whole(*_):
@@ -31,33 +31,33 @@ print(grandchild.pid, flush=True)
 
 
 class Heard:
-    """A child that runs Python, and all that it says."""
+    """A child that runs Python, and its whole output."""
 
     def __init__(self, code, *arguments):
         self.said = b""
         self.child = Child([sys.executable, "-c", code, *arguments], dict(os.environ), self.hear)
 
     def hear(self, piece):
-        time.sleep(0.01)  # as storage takes its time
+        time.sleep(0.01)  # simulated delay of storage
         self.said += piece
 
     def first_line(self):
-        until(lambda: b"\n" in self.said)
+        wait_until(lambda: b"\n" in self.said)
         return self.said.split()[0]
 
     def end(self):
-        until(lambda: self.child.poll_group() is not None)
+        wait_until(lambda: self.child.poll_group() is not None)
         return self.child.poll_group()
 
 
-def until(there):
+def wait_until(there):
     deadline = time.monotonic() + PATIENCE
     while not there():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def gone(pid):
+def has_ended(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
@@ -70,28 +70,28 @@ def start():
         return started[-1]
 
     yield begin
-    for each in started:
-        if each.child.poll_group() is None:
-            each.child.kill()
-            each.end()
+    for child in started:
+        if child.child.poll_group() is None:
+            child.child.kill()
+            child.end()
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 75, 130])
-def test_it_ends_with_the_code_of_the_command_and_all_its_output_has_been_heard(start, code):
+def test_the_exit_code_is_the_commands_and_all_output_was_read(start, code):
     heard = start(f"import sys; print('o' * 300_000); sys.exit({code})")
     assert heard.end() == code
     assert heard.said == b"o" * 300_000 + b"\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_it_ends_by_the_signal_that_ended_the_command(start, number):
+def test_the_signal_that_ended_the_command_is_passed_on(start, number):
     assert start(f"import os; os.kill(os.getpid(), {number:d})").end() == -number
 
 
 def test_a_command_that_is_not_there_says_so():
     said = []
     child = Child(["/no/such/python"], {}, said.append)
-    until(lambda: child.poll_group() is not None)
+    wait_until(lambda: child.poll_group() is not None)
     assert child.poll_group() == 127 and b"/no/such/python: No such file" in b"".join(said)
 
 
@@ -103,7 +103,10 @@ def test_when_asked_it_ends_whole(start):
 
 
 def test_a_signal_to_all_processes_at_once_is_not_passed_on_once_more(start):
-    """As when Ray stops a job: a second SIGTERM would end what checkpoints after the first."""
+    """Ray signals all processes when it stops a job.
+
+    A second SIGTERM would end the process that saves a checkpoint after the first.
+    """
     counting = """
 import signal, time
 count = 0
@@ -120,7 +123,7 @@ print(f"{count} times", flush=True)
     heard.first_line()
     guard = psutil.Process(heard.child.pid)
     (command,) = guard.children()
-    guard.suspend()  # so that it meets all of it at once, whatever the machine is busy with
+    guard.suspend()  # the guard then finds everything at once, however busy the machine is
     heard.child.ask()
     command.terminate()
     guard.terminate()
@@ -128,26 +131,26 @@ print(f"{count} times", flush=True)
     assert heard.end() == 0 and heard.said.endswith(b"1 times\n")
 
 
-def test_what_does_not_listen_is_killed_with_all_that_it_started(start):
+def test_a_process_that_ignores_sigterm_is_killed_with_its_descendants(start):
     heard = start(WITH_CHILD + DEAF)
     grandchild = int(heard.first_line())
     heard.child.ask()
     heard.child.kill()
     assert heard.end() == -signal.SIGKILL
-    until(lambda: gone(grandchild))
+    wait_until(lambda: has_ended(grandchild))
 
 
-def test_what_a_command_leaves_behind_ends_with_it(start):
+def test_processes_that_a_command_leaves_behind_end_with_it(start):
     heard = start(WITH_CHILD)
     assert heard.end() == 0
-    until(lambda: gone(int(heard.first_line())))
+    wait_until(lambda: has_ended(int(heard.first_line())))
 
 
 def test_the_command_dies_with_its_guard(start):
     heard = start(DEAF)
     command = int(heard.first_line())
     psutil.Process(heard.child.pid).kill()
-    until(lambda: gone(command))  # before anybody looks
+    wait_until(lambda: has_ended(command))  # before anything looks at it
     assert heard.end() == -signal.SIGKILL
 
 
@@ -161,10 +164,11 @@ def test_the_whole_group_dies_with_who_started_it(tmp_path, number):
         "time.sleep(999)\n"
     )
     starter = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
-    grandchild, command = int(starter.stdout.readline()), int(starter.stdout.readline())
+    grandchild = int(starter.stdout.readline())
+    command = int(starter.stdout.readline())
     starter.send_signal(number)
     starter.communicate()
-    until(lambda: gone(command) and gone(grandchild))
+    wait_until(lambda: has_ended(command) and has_ended(grandchild))
 
 
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux alone has it")

@@ -23,9 +23,9 @@ from trainrig.processes.fork_server import (
 from trainrig.train.elastic import worker_agent
 
 HERE = str(Path(__file__).parent)
-IDLE = 3  # sockets of a server that nobody has connected to
-LONG = 30.0  # s: a bound for what is broken
-# Prints what the server at an address answers to another user.
+IDLE = 3  # sockets of an idle server
+LONG = 30.0  # s: a bound for broken code
+# A script that prints what the server at an address answers to another user.
 ASK_AS_ANOTHER = """
 import contextlib, os, socket, sys
 
@@ -39,7 +39,7 @@ with socket.socket(socket.AF_UNIX) as client:
 print(told)
 """
 
-# Fills the queue of the server at an address as another user, and stays.
+# A script that fills the queue of the server at an address as another user, and stays.
 FILL_AS_ANOTHER = """
 import os, socket, sys, time
 
@@ -72,8 +72,8 @@ def server():
     assert not Path(made._address.socket).exists()
 
 
-def gone(pid):
-    """Whether the process ends, soon."""
+def has_ended(pid):
+    """Return whether the process ends within the bound."""
     try:
         psutil.Process(pid).wait(LONG)
     except psutil.NoSuchProcess:
@@ -83,7 +83,7 @@ def gone(pid):
     return True
 
 
-def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
+def test_a_forked_process_has_the_clients_environment_and_the_imports(
     server, monkeypatch, tmp_path, capfd
 ):
     monkeypatch.chdir(tmp_path)
@@ -108,20 +108,20 @@ def test_a_forked_process_has_all_of_whoever_asked_and_what_was_imported(
 
 def test_several_live_side_by_side_and_each_ends_by_itself(server):
     several = [ForkedProcess(server.get_address(), "forked:stay", number) for number in range(3)]
-    assert [each.receive() for each in several] == [0, 1, 2]
+    assert [process.receive() for process in several] == [0, 1, 2]
     os.kill(several[1].pid, signal.SIGKILL)
     with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
         several[1].receive()
     several[0].close()
-    assert gone(several[0].pid)
+    assert has_ended(several[0].pid)
     assert psutil.pid_exists(several[2].pid)
     several[2].close()
-    assert gone(several[2].pid)
+    assert has_ended(several[2].pid)
 
 
 @pytest.fixture
 def little_memory():
-    """A control group of 64 MiB, where the kernel lets this process make one; its folder."""
+    """Return the folder of a control group of 64 MiB, where the kernel allows one."""
     for folder, limit in (("memory/", "memory.limit_in_bytes"), ("", "memory.max")):
         group = Path(f"/sys/fs/cgroup/{folder}trainrig-{os.getpid()}")
         with contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ def little_memory():
     pytest.skip("no control group of memory may be made here")
 
 
-def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, little_memory):
+def test_a_process_killed_for_memory_is_reported_so(server, little_memory):
     before = server.ran_out_of_memory()
     forked = ForkedProcess(server.get_address(), "forked:take", "here")
     assert forked.receive() == "here"
@@ -145,7 +145,7 @@ def test_one_that_the_kernel_ended_for_want_of_memory_is_told_as_that(server, li
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
+def test_another_thread_can_end_a_process_that_is_waited_for(server, stopped):
     forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     assert forked.receive() == "here"
     if stopped:
@@ -155,7 +155,7 @@ def test_one_that_is_waited_for_is_ended_from_another_thread(server, stopped):
     with pytest.raises(ProcessDied, match=r"^killed by SIGKILL$"):
         forked.receive()
     asking.join()
-    forked.ask_to_end()  # too late, and no matter
+    forked.ask_to_end()  # too late, and without effect
 
 
 def test_an_end_is_over_when_the_process_is_no_more(server):
@@ -165,14 +165,14 @@ def test_an_end_is_over_when_the_process_is_no_more(server):
     assert not psutil.pid_exists(forked.pid)
 
 
-def test_what_it_raises_is_in_its_log_and_it_has_died(server, capfd):
+def test_an_exception_is_logged_and_ends_the_process(server, capfd):
     with pytest.raises(ProcessDied, match=r"^ended with 1$"):
         ForkedProcess(server.get_address(), "forked:fail", "the reason").receive()
     assert "RuntimeError: the reason" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_it_does_not_outlive_whoever_asked_even_when_it_stands_still(server, tmp_path, stopped):
+def test_a_forked_process_does_not_outlive_its_client_even_if_stopped(server, tmp_path, stopped):
     path = tmp_path / "pid"
     asker = subprocess.Popen(
         [sys.executable, str(Path(HERE, "forked.py")), *astuple(server.get_address()), str(path)]
@@ -183,7 +183,7 @@ def test_it_does_not_outlive_whoever_asked_even_when_it_stands_still(server, tmp
     if stopped:
         os.kill(pid, signal.SIGSTOP)
     asker.kill()
-    assert gone(pid)
+    assert has_ended(pid)
     asker.wait()
 
 
@@ -194,7 +194,7 @@ def test_a_dead_server_is_seen_and_another_started(server):
     server._server.kill()
     with pytest.raises(ProcessDied, match=r"^its fork server ended, or its machine$"):
         forked.receive()
-    assert gone(forked.pid)
+    assert has_ended(forked.pid)
     server._server.wait()
     with pytest.raises(ProcessDied, match=r"^its fork server is gone: "):
         ForkedProcess(before, "forked:stay", "here")
@@ -207,18 +207,18 @@ def test_a_dead_server_is_seen_and_another_started(server):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="there, only who asked ends them")
 @pytest.mark.parametrize("stopped", [False, True])
-def test_nothing_forked_outlives_a_server_that_was_killed_though_nobody_looks(server, stopped):
+def test_forked_processes_end_with_a_killed_server_without_polling(server, stopped):
     forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     assert forked.receive() == "here"
     if stopped:
         os.kill(forked.pid, signal.SIGSTOP)
     server._server.kill()
-    assert gone(forked.pid)
+    assert has_ended(forked.pid)
     forked.close()
-    server.get_address()  # another: the fixture ends one that lives
+    server.get_address()  # start another: the fixture ends a live one
 
 
-def test_a_server_whose_imports_fail_says_why_to_whoever_asks():
+def test_a_server_whose_imports_fail_reports_the_cause_to_clients():
     broken = ForkServer("there.is.none")
     with pytest.raises(ProcessDied, match=r"gone: its imports failed: ModuleNotFoundError: No mod"):
         ForkedProcess(broken._address, "forked:stay", "here")
@@ -227,7 +227,7 @@ def test_a_server_whose_imports_fail_says_why_to_whoever_asks():
         ForkedProcess(broken._address, "forked:stay", "here")
 
 
-def knock(address, words=b"", descriptors=()):
+def connect(address, words=b"", descriptors=()):
     """Connect to the server at `address`, and send `words` with `descriptors`."""
     stranger = socket.socket(socket.AF_UNIX)
     stranger.settimeout(LONG)
@@ -245,21 +245,23 @@ STRANGERS = {
 }
 
 
-@pytest.mark.slow  # the silent are given time
+@pytest.mark.slow  # silent clients are given time
 @pytest.mark.parametrize(("words", "descriptors"), STRANGERS.values(), ids=STRANGERS)
-def test_a_hundred_strangers_stall_nobody_and_are_hung_up_on(server, words, descriptors):
-    forked = ForkedProcess(server.get_address(), "forked:stay", "here")  # it serves by now
+def test_a_hundred_strangers_delay_no_client_and_are_disconnected(server, words, descriptors):
+    # The server is ready by now.
+    forked = ForkedProcess(server.get_address(), "forked:stay", "here")
     forked.end()
     seen = psutil.Process(server._server.pid)
     wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
     with contextlib.ExitStack() as held:
         strangers = [
-            held.enter_context(knock(server.get_address(), words, descriptors)) for _ in range(100)
+            held.enter_context(connect(server.get_address(), words, descriptors))
+            for _ in range(100)
         ]
         forked = ForkedProcess(server.get_address(), "forked:stay", "here")
         assert forked.receive() == "here"
-        # All of them, also those that say nothing.
-        assert {b""} == {hear_the_end(stranger) for stranger in strangers}
+        # This includes those that send nothing.
+        assert {b""} == {read_to_end(stranger) for stranger in strangers}
         forked.end()
     wait_until(lambda: len(seen.net_connections("unix")) == IDLE)
 
@@ -271,14 +273,15 @@ def wait_until(holds):
         time.sleep(0.02)
 
 
-def hear_the_end(stranger):
-    with contextlib.suppress(ConnectionResetError):  # what it said was not read to its end
+def read_to_end(stranger):
+    # The server closed without reading all of the message.
+    with contextlib.suppress(ConnectionResetError):
         return stranger.recv(9)
     return b""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_another_users_connections_in_the_queue_keep_nobody_out(monkeypatch):
+def test_another_users_queued_connections_block_no_client(monkeypatch):
     monkeypatch.setattr(fork_server, "BACKLOG", 2)
     slow = ForkServer("slow_to_import")
     name = slow._address.socket
@@ -296,14 +299,15 @@ def test_another_users_connections_in_the_queue_keep_nobody_out(monkeypatch):
 
 
 def test_the_token_stands_in_no_command_line_and_no_environment(server):
-    token, seen = server.get_address().token, psutil.Process(server._server.pid)
+    token = server.get_address().token
+    seen = psutil.Process(server._server.pid)
     assert len(token) == forking.TOKEN_BYTES
     assert token not in " ".join(seen.cmdline()) + str(seen.environ()) + str(server.get_address())
 
 
 @pytest.fixture
 def in_folders(monkeypatch):
-    """Addresses as on systems that have no others."""
+    """Use addresses in folders, as on systems without abstract ones."""
     monkeypatch.setattr(fork_server, "ABSTRACT", False)
 
 
@@ -324,7 +328,7 @@ def test_another_user_is_not_forked_for(server):
     assert (asked.stdout, asked.stderr) == ("b''\n", "")
 
 
-def test_what_killed_servers_have_left_the_next_one_removes(in_folders, server, monkeypatch):
+def test_the_next_server_removes_files_of_killed_servers(in_folders, server, monkeypatch):
     killed = ForkServer("wave")
     killed._server.kill()
     killed._server.wait()
@@ -336,7 +340,7 @@ def test_what_killed_servers_have_left_the_next_one_removes(in_folders, server, 
     another._server.wait()
 
 
-def test_an_address_that_was_removed_is_made_anew(in_folders, server):
+def test_a_removed_address_is_created_again(in_folders, server):
     before = server.get_address()
     Path(before.socket).unlink()
     assert server.get_address() != before
@@ -359,12 +363,12 @@ def test_all_end_with_the_servers_owner():
     forked = ForkedProcess(ServerAddress(name, token), "forked:stay", "here")
     assert forked.receive() == "here"
     owner.kill()
-    assert gone(forked.pid) and gone(int(server))
+    assert has_ended(forked.pid) and has_ended(int(server))
     owner.communicate()
     forked.close()
 
 
-def test_it_finds_modules_where_whoever_asked_does(server, monkeypatch, tmp_path):
+def test_a_forked_process_has_the_clients_module_path(server, monkeypatch, tmp_path):
     (tmp_path / "later.py").write_text("def add(channel): channel.send(channel.recv() + 1)")
     monkeypatch.syspath_prepend(tmp_path)
     assert ForkedProcess(server.get_address(), "later:add", 1).receive() == 2

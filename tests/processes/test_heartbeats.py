@@ -17,10 +17,12 @@ FIRST = Heartbeat(rank=1, processes=(Process.here(),), node="A")
 
 
 class Supervisor:
-    """Collects beats; `heard` waits for one."""
+    """Collector of heartbeats; `heard` waits for one."""
 
     def __init__(self):
-        self.beats, self.stop, self.broken = [], False, False
+        self.beats = []
+        self.stop = False
+        self.broken = False
         self._news = threading.Condition()
 
     def __call__(self, heartbeat):
@@ -36,13 +38,13 @@ class Supervisor:
             assert self._news.wait_for(lambda: any(map(true_of, self.beats)), timeout=30)
 
 
-def reporter(supervisor):
+def make_reporter(supervisor):
     return HeartbeatReporter(FIRST, supervisor, every=0.005, hang_seconds=30.0)
 
 
 def test_the_newest_beat_reaches_the_supervisor_and_its_wish_comes_back():
     supervisor = Supervisor()
-    watch = reporter(supervisor)
+    watch = make_reporter(supervisor)
     supervisor.heard(lambda heartbeat: heartbeat == FIRST)
     watch.heartbeat(3, "train")
     supervisor.heard(
@@ -58,19 +60,20 @@ def test_the_newest_beat_reaches_the_supervisor_and_its_wish_comes_back():
     watch.close()
 
 
-def test_a_supervisor_that_is_gone_stops_nobody():
+def test_a_lost_supervisor_stops_no_rank():
     supervisor = Supervisor()
     supervisor.broken = True
-    watch = reporter(supervisor)
+    watch = make_reporter(supervisor)
     watch.heartbeat(1, "train")
     supervisor.heard(lambda heartbeat: heartbeat.count == 1)
     assert not watch.stop_wanted()
-    supervisor.broken, supervisor.stop = False, True
+    supervisor.broken = False
+    supervisor.stop = True
     supervisor.heard(lambda heartbeat: watch.stop_wanted())
     watch.close()
 
 
-def test_the_last_beat_is_told_before_the_end():
+def test_the_last_heartbeat_is_sent_before_the_end():
     supervisor = Supervisor()
     watch = HeartbeatReporter(FIRST, supervisor, every=3600.0, hang_seconds=30.0)
     supervisor.heard(lambda heartbeat: True)
@@ -86,7 +89,7 @@ def test_a_kind_of_work_is_usual_once_it_was_done_to_its_end():
     for step, doing in [
         (0, "load"),
         (4, "train"),
-        (4, "train"),  # its second micro-batch may be compiling too
+        (4, "train"),  # the second micro-batch may be compiling too
         (5, "train"),
         (5, "evaluate"),
         (5, "evaluate"),
@@ -120,7 +123,9 @@ def test_there_is_something_to_tell_twice_a_step_and_once_a_second(
 
 @given(st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.0, 50.0)), min_size=1, max_size=60))
 def test_the_pace_is_the_median_step_without_what_lies_between(steps):
-    pace, now, figure = _Pace(), 0.0, None
+    pace = _Pace()
+    now = 0.0
+    figure = None
     pace.update(0, "load", now)
     for step, (seconds, between) in enumerate(steps, start=10):
         pace.update(step, "train", now)

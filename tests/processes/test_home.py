@@ -1,4 +1,4 @@
-"""Processes without a home, or an entry among the users."""
+"""Processes without a home folder or a passwd entry."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ print(os.environ["HOME"], oct(mode), getpass.getuser())
 
 
 def find(*arguments: str, **environment: str) -> list[str]:
-    """The home that a process finds, its mode, and the name of its user."""
+    """Return the home folder that a process finds, its mode, and the name of its user."""
     bare = {name: value for name, value in os.environ.items() if name not in NAMES}
     command = [sys.executable, "-c", FIND, *arguments]
     found = subprocess.run(command, capture_output=True, text=True, env={**bare, **environment})
@@ -49,7 +49,7 @@ def test_a_home_that_is_not_there_is_passed_over_and_one_that_is_stays(tmp_path:
     "home", ["/", "/root/inside"], ids=["not writable", "not to be looked into"]
 )
 def test_a_home_of_no_use_is_passed_over(home: str) -> None:
-    """As containers that are run with another user have it."""
+    """A container that is run as another user has such a home."""
     made, mode, _ = find("61234", HOME=home)
     assert made != home
     assert mode == "0o700"

@@ -26,7 +26,7 @@ with lease.hold_lease(sys.argv[1]):
 
 @pytest.fixture
 def hold():
-    """`hold(folder)`: another process that holds it."""
+    """Return the function `hold(folder)`: start another process that holds the lease."""
     holders = []
 
     def start(folder):
@@ -55,7 +55,7 @@ def test_a_run_in_use_is_refused_and_its_owner_named(hold, tmp_path):
     message = rf"{tmp_path}: in use by a live run \(process {holder.pid} on \S+, since .* 0 s ago\)"
     with pytest.raises(OutputTaken, match=message), lease.hold_lease(str(tmp_path)):
         pytest.fail("two hold it")
-    holder.communicate()  # it ends, and lets go
+    holder.communicate()  # the process ends and releases the lease
     assert not (tmp_path / lease.FILE).exists()
     with lease.hold_lease(str(tmp_path)):
         assert (tmp_path / lease.FILE).exists()
@@ -69,7 +69,7 @@ def test_a_second_pretrain_of_a_live_run_is_refused_before_workers_start(
     monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(trainer, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        pretrain(run)  # begun, and let go of
+        pretrain(run)  # started, and released
     hold(run.output)
     monkeypatch.setattr(trainer, "check_fit", lambda *_: pytest.fail("workers were asked for"))
     with pytest.raises(OutputTaken, match="in use by a live run"):
@@ -80,7 +80,7 @@ def test_a_second_pretrain_of_a_live_run_is_refused_before_workers_start(
 def test_a_killed_owner_is_taken_over_from_at_once(hold, caplog, tmp_path):
     holder = hold(tmp_path)
     holder.send_signal(signal.SIGKILL)
-    # Dead, but not reaped: its number stays in the table of processes.
+    # A dead process that is not reaped: its pid stays in the process table.
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
     with lease.hold_lease(str(tmp_path)):
         pass
@@ -95,9 +95,9 @@ def test_a_process_that_only_has_a_dead_owners_number_is_not_the_owner(hold, tmp
 
 
 @pytest.mark.parametrize(("seconds", "taken"), [(10, False), (40, True)])
-def test_one_of_another_machine_expires_when_it_is_not_renewed(hold, tmp_path, seconds, taken):
+def test_another_machines_lease_expires_without_renewal(hold, tmp_path, seconds, taken):
     holder = hold(tmp_path)
-    holder.send_signal(signal.SIGSTOP)  # as if its machine were gone
+    holder.send_signal(signal.SIGSTOP)  # the holder stops, as if its machine had failed
     change(tmp_path, host="elsewhere", renewed=time.time() - seconds)
     try:
         with lease.hold_lease(str(tmp_path)):
@@ -107,9 +107,10 @@ def test_one_of_another_machine_expires_when_it_is_not_renewed(hold, tmp_path, s
         assert "on elsewhere" in str(refused)
 
 
-def test_it_is_renewed_while_it_is_held(monkeypatch, tmp_path):
+def test_a_held_lease_is_renewed(monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
-    renewed, write = threading.Event(), storage.write
+    renewed = threading.Event()
+    write = storage.write
 
     def seen(path, data):
         write(path, data)
@@ -126,10 +127,11 @@ def test_it_is_renewed_while_it_is_held(monkeypatch, tmp_path):
 def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
     with lease.hold_lease(str(tmp_path)):
-        (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
+        (renewer,) = [thread for thread in threading.enumerate() if thread.name == "lease"]
         theirs = lease.LeaseOwner.here()
         until = time.monotonic() + 60
-        while renewer.is_alive() and time.monotonic() < until:  # it may be writing at that moment
+        # The renewer may be writing at that moment.
+        while renewer.is_alive() and time.monotonic() < until:
             storage.write(f"{tmp_path}/{lease.FILE}", theirs.model_dump_json().encode())
             renewer.join(0.1)
         assert not renewer.is_alive()
@@ -137,10 +139,10 @@ def test_an_owner_that_was_taken_over_from_leaves_the_lease_alone(caplog, monkey
     assert json.loads((tmp_path / lease.FILE).read_text())["token"] == theirs.token
 
 
-def test_a_lease_that_was_removed_was_taken_over_by_nobody(caplog, monkeypatch, tmp_path):
+def test_a_removed_lease_is_reported_as_not_taken_over(caplog, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
     with lease.hold_lease(str(tmp_path / "run")):
-        (renewer,) = [each for each in threading.enumerate() if each.name == "lease"]
+        (renewer,) = [thread for thread in threading.enumerate() if thread.name == "lease"]
         (tmp_path / "run" / lease.FILE).unlink()
         renewer.join(30)
         assert not renewer.is_alive()

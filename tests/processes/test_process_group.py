@@ -1,4 +1,4 @@
-"""Real groups of processes, and what is left of them."""
+"""Process groups: real processes, and which of them outlive the leader."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from trainrig.processes.process_group import end_process, hold_group
 
-# A leader whose child lives on; it says that one's number.
+# A leader whose child outlives it; it prints the child's pid.
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(999)"])
@@ -47,6 +47,6 @@ def test_pipes_with_unread_and_unwritten_bytes_are_closed():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", code], **pipes)
     process.stdout.read(1)
-    process.stdin.write(b"y")  # buffered: closing writes it to a process that has gone
+    process.stdin.write(b"y")  # buffered: closing writes it to a process that has ended
     end_process(process)
     assert process.returncode == -9 and process.stdin.closed and process.stdout.closed

@@ -1,4 +1,4 @@
-"""Which process a record names, and that no other process is sent a signal."""
+"""Records that identify a process, so that no other process gets a signal."""
 
 import os
 import signal
@@ -9,13 +9,13 @@ import pytest
 
 from trainrig.processes.process_identity import Process, descends_from
 
-OTHER = 61234  # a user that is not this one
-LONG = 30.0  # s: a bound for what is broken
+OTHER = 61234  # another user than this one
+LONG = 30.0  # s: a bound for broken code
 
 
 @pytest.fixture
 def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process of this user."""
+    """Yield a sleeping process of this user."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
@@ -29,7 +29,7 @@ def test_a_process_that_is_named_is_killed_and_is_gone_then(
     named.kill()
     assert sleeper.wait(LONG) == -signal.SIGKILL
     assert named.gone()
-    named.kill()  # too late, and no matter
+    named.kill()  # too late, and without effect
 
 
 @pytest.mark.parametrize(

@@ -31,15 +31,15 @@ def test_a_failure_repeats_where_it_got_no_farther_whatever_came_between() -> No
     assert history.repeats("b", 4)
 
 
-def test_of_the_last_failure_alone_another_between_two_makes_them_two() -> None:
+def test_only_consecutive_equal_failures_count_as_repeated() -> None:
     history = FailureHistory(last_only=True)
-    assert [history.repeats(each, 4) for each in ("a", "b", "a", "a")] == [
+    assert [history.repeats(cause, 4) for cause in ("a", "b", "a", "a")] == [
         False,
         False,
         False,
         True,
     ]
-    assert [history.repeats(each, 4) for each in ("a", None, "a")] == [True, False, False]
+    assert [history.repeats(cause, 4) for cause in ("a", None, "a")] == [True, False, False]
 
 
 def test_a_failure_that_is_like_no_other_never_repeats() -> None:

@@ -18,7 +18,7 @@ proxy = _proxies["proxy"]
 
 @pytest.fixture
 def marks():
-    """Handlers of ours in place of the usual; what they were called with."""
+    """Install signal handlers, and return the list of their calls."""
     seen = []
     before = {
         n: signal.signal(n, lambda number, frame: seen.append(number)) for n in stop_file.SIGNALS
@@ -102,7 +102,7 @@ def test_the_file_is_not_asked_for_at_every_turn(tmp_path, monkeypatch):
     with StopRequests(str(tmp_path)) as requests:
         assert requests.read_request() is None
         (tmp_path / "stop").touch()
-        assert requests.read_request() is None  # looked a moment ago
+        assert requests.read_request() is None  # the file was read a moment ago
         requests._looked -= stop_file.LOOK_EVERY
         assert requests.read_request() is not None
 
@@ -120,9 +120,7 @@ def test_outside_the_main_thread_only_the_file_counts(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_bucket_that_refuses_ends_no_run_that_nobody_asked_to_stop(
-    proxy, s3, monkeypatch, caplog
-):
+def test_an_unreadable_stop_file_ends_no_run(proxy, s3, monkeypatch, caplog):
     monkeypatch.setattr(s3_retries, "BRIEF_SECONDS", 0.05)
     monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
     requests = StopRequests(f"{s3}/run")

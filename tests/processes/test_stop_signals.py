@@ -13,12 +13,12 @@ from trainrig.processes.stop_signals import StopRequest
 @pytest.mark.parametrize(
     ("signals", "after", "repeats"),
     [
-        # `timeout` signals its command, and then the group that the command is in.
+        # `timeout` signals its command, and then the command's process group.
         ((signal.SIGTERM, signal.SIGTERM), 0.0, [False, True]),
-        # systemd with SendSIGHUP, and a shell that passes on what the kernel has said.
+        # systemd with SendSIGHUP, and a shell that passes on the kernel's signal.
         ((signal.SIGTERM, signal.SIGHUP), 0.0, [False, True]),
         ((signal.SIGHUP, signal.SIGHUP), 60.0, [False, True]),
-        # Somebody is out of patience.
+        # A user asks a second time.
         ((signal.SIGTERM, signal.SIGTERM), 60.0, [False, False]),
         ((signal.SIGHUP, signal.SIGTERM), 60.0, [False, False]),
         ((signal.SIGINT, signal.SIGINT), 0.0, [False, False]),
@@ -27,7 +27,8 @@ from trainrig.processes.stop_signals import StopRequest
 def test_one_request_may_come_as_several_signals(signals, after, repeats, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(stop_signals.time, "monotonic", lambda: clock[0])
-    request, found = StopRequest(), []
+    request = StopRequest()
+    found = []
     for number in signals:
         found.append(request.is_repeat(number))
         clock[0] += after
@@ -53,8 +54,9 @@ with job.exit_codes():
 
 @pytest.mark.parametrize(("how", "code"), [("heeded", 75), ("ignored", 0)])
 def test_a_closed_terminal_asks_to_stop_unless_sighup_is_ignored(how, code):
-    """What is written to the closed terminal ends nothing and changes no exit code."""
-    (ready, says_ready), (hangs, says_hung) = os.pipe(), os.pipe()
+    """Output to the closed terminal ends nothing and changes no exit code."""
+    (ready, says_ready) = os.pipe()
+    (hangs, says_hung) = os.pipe()
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)

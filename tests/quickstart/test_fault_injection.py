@@ -22,14 +22,14 @@ RunFolder(folder).record("worker_started", attempt=attempt, rank=rank)
 print("ready", flush=True)
 sys.stdin.read()  # until it is told to end
 """
-PATIENCE = 60  # seconds, after which a test fails
+PATIENCE = 60  # s, after which a test fails
 
 Start = Callable[[int, int], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """`start(2, 0)`: a process that is on record as rank 0 of attempt 2."""
+    """Return the function `start(2, 0)`: start a process recorded as rank 0 of attempt 2."""
     started = []
 
     def one(attempt: int, rank: int) -> "subprocess.Popen[bytes]":
@@ -50,8 +50,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def look_twice(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Returns when whoever watches the metrics has begun to read them twice from now on, so that
-    one reading is over."""
+    """Return a function that waits until the metrics were read twice from then on.
+
+    One full reading has ended then.
+    """
     looks: queue.Queue[None] = queue.Queue()
     read_lines = metrics.read_lines
 
@@ -64,7 +66,7 @@ def look_twice(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def wait() -> None:
         while not looks.empty():
             looks.get()
-        for _ in range(3):  # the first may have begun before
+        for _ in range(3):  # the first reading may have begun before
             looks.get(timeout=PATIENCE)
 
     return wait
@@ -76,15 +78,17 @@ def write_steps(folder: Path, attempt: int, *steps: int) -> None:
             file.write(json.dumps({"step": step, "attempt": attempt, "train/loss": 1.0}) + "\n")
 
 
-def kills(folder: Path) -> list[dict[str, object]]:
+def list_kills(folder: Path) -> list[dict[str, object]]:
     return [event for event in RunFolder(str(folder)).read_events() if event["event"] == KILLED]
 
 
 def test_the_last_rank_is_killed_once_the_step_is_done(
     tmp_path: Path, start: Start, look_twice: Callable[[], None]
 ) -> None:
-    # Whoever started last: neither the lowest number of a process nor the first or last on record.
-    zero, two, one = start(1, 0), start(1, 2), start(1, 1)
+    # The rank that started last: neither the lowest pid nor the first or last of the record.
+    zero = start(1, 0)
+    two = start(1, 2)
+    one = start(1, 1)
     with kill_one_worker(str(tmp_path), after_step=5):
         write_steps(tmp_path, 1, 1, 2, 3, 4)
         look_twice()
@@ -92,7 +96,7 @@ def test_the_last_rank_is_killed_once_the_step_is_done(
         write_steps(tmp_path, 1, 5)
         assert two.wait(PATIENCE) == -signal.SIGKILL
     assert (zero.poll(), one.poll()) == (None, None)
-    (kill,) = kills(tmp_path)
+    (kill,) = list_kills(tmp_path)
     assert {name: kill[name] for name in ("attempt", "step", "rank", "target")} == {
         "attempt": 1,
         "step": 5,
@@ -110,7 +114,7 @@ def test_nobody_is_killed_before_the_step_is_reached(
         write_steps(tmp_path, 1, 3, 4)
         look_twice()
     assert worker.poll() is None
-    assert kills(tmp_path) == []
+    assert list_kills(tmp_path) == []
 
 
 def test_nobody_is_killed_a_second_time(tmp_path: Path, start: Start) -> None:
@@ -122,13 +126,13 @@ def test_nobody_is_killed_a_second_time(tmp_path: Path, start: Start) -> None:
         write_steps(tmp_path, 2, 5, 6)
     with kill_one_worker(str(tmp_path), after_step=5) as _:
         write_steps(tmp_path, 2, 7, 8)
-        killers_are_done()
+        wait_for_killers()
     assert second.poll() is None
-    assert len(kills(tmp_path)) == 1
+    assert len(list_kills(tmp_path)) == 1
 
 
-def killers_are_done() -> None:
-    """Waits for the threads that this module's tests have made the library start."""
+def wait_for_killers() -> None:
+    """Wait for the threads that this module's tests made the library start."""
     import threading
 
     for thread in threading.enumerate():
@@ -140,7 +144,7 @@ def killers_are_done() -> None:
 def test_a_run_that_takes_no_step_is_left_in_peace(
     tmp_path: Path, start: Start, look_twice: Callable[[], None]
 ) -> None:
-    # As if a worker's number had gone to another process since.
+    # Pretend that a worker's pid was reused by another process.
     worker = start(1, 0)
     write_steps(tmp_path, 1, 5, 6)
     with kill_one_worker(str(tmp_path), after_step=5):
@@ -148,11 +152,12 @@ def test_a_run_that_takes_no_step_is_left_in_peace(
         assert worker.poll() is None
         write_steps(tmp_path, 1, 7)
         assert worker.wait(PATIENCE) == -signal.SIGKILL
-    assert kills(tmp_path)[0]["step"] == 7
+    assert list_kills(tmp_path)[0]["step"] == 7
 
 
 def test_the_worker_is_one_of_the_attempt_that_took_the_step(tmp_path: Path, start: Start) -> None:
-    old, new = start(1, 3), start(2, 1)
+    old = start(1, 3)
+    new = start(2, 1)
     write_steps(tmp_path, 1, 4)
     with kill_one_worker(str(tmp_path), after_step=5):
         write_steps(tmp_path, 2, 5)
@@ -166,14 +171,14 @@ def test_a_worker_that_ended_by_itself_was_not_killed(tmp_path: Path, start: Sta
     assert worker.returncode == 0
     with kill_one_worker(str(tmp_path), after_step=5):
         write_steps(tmp_path, 1, 5)
-        killers_are_done()
-    assert kills(tmp_path) == []
+        wait_for_killers()
+    assert list_kills(tmp_path) == []
 
 
 def test_the_watch_ends_with_the_block_whatever_ends_it(tmp_path: Path, start: Start) -> None:
     worker = start(1, 0)
     with pytest.raises(KeyboardInterrupt), kill_one_worker(str(tmp_path), after_step=5):
         raise KeyboardInterrupt
-    killers_are_done()
+    wait_for_killers()
     write_steps(tmp_path, 1, 5)
     assert worker.poll() is None

@@ -1,4 +1,4 @@
-"""Workers become ranks so that groups that talk much are on one node."""
+"""Assignment of ranks to workers: groups that communicate much share a node."""
 
 from collections import Counter
 
@@ -11,8 +11,8 @@ from trainrig.ray_runtime.rank_order import order_by_node
 
 
 @st.composite
-def clusters(draw, whole_groups=False):
-    """Nodes of the workers of some replicas, in any order, and nested sizes."""
+def draw_clusters(draw, whole_groups=False):
+    """Draw nodes with the workers of some replicas, in any order, and nested group sizes."""
     tensor = draw(st.integers(1, 4))
     middle = tensor * draw(st.integers(1, 3))
     replica = middle * draw(st.integers(1, 3))
@@ -28,12 +28,12 @@ def clusters(draw, whole_groups=False):
 
 
 def count_inside(nodes, size):
-    """Groups of `size` neighbours that are on one node."""
+    """Count the groups of `size` neighbours that are on one node."""
     firsts = range(0, len(nodes), size)
     return sum(len(set(nodes[first : first + size])) == 1 for first in firsts)
 
 
-@given(clusters())
+@given(draw_clusters())
 def test_as_many_groups_of_each_size_are_on_one_node_as_can_be(cluster):
     nodes, sizes = cluster
     order = order_by_node(nodes, sizes)
@@ -43,9 +43,9 @@ def test_as_many_groups_of_each_size_are_on_one_node_as_can_be(cluster):
         assert count_inside(placed, size) == sum(n // size for n in Counter(nodes).values())
 
 
-@given(clusters(whole_groups=True))
+@given(draw_clusters(whole_groups=True))
 def test_every_tensor_group_is_on_one_node_where_each_has_whole_groups(cluster):
-    """A pipeline goes across."""
+    """A pipeline then spans nodes."""
     nodes, sizes = cluster
     placed = [nodes[worker] for worker in order_by_node(nodes, sizes)]
     assert count_inside(placed, sizes[0]) == len(nodes) // sizes[0]
@@ -58,7 +58,7 @@ def test_workers_of_whole_replicas_stay_as_ray_has_them(places):
 
 
 def test_a_group_is_made_of_what_is_left_of_several_nodes():
-    """Of three and five workers in pairs: three pairs are on a node, in their order one spans."""
+    """Nodes of three and five workers hold three pairs, and one more pair spans both nodes."""
     assert order_by_node(["a"] * 3 + ["b"] * 5, (2, 2, 2)) == [0, 1, 3, 4, 5, 6, 2, 7]
 
 
@@ -69,7 +69,7 @@ def test_a_group_is_made_of_what_is_left_of_several_nodes():
         (FSDP(tensor={"ranks": 2}, pipeline={"ranks": 2}), (2, 2, 4)),
         (FSDP(tensor={"ranks": 2}, context={"kind": "Gathered", "ranks": 2}), (2, 4, 4)),
         (FSDP(pipeline={"ranks": 2}), (1, 1, 2)),
-        # Those that share rows are copies of each other then, further apart than slices.
+        # Ranks that share rows are copies of each other then, further apart than slices.
         (DDP(tensor={"ranks": 2}, context={"kind": "Gathered", "ranks": 2}), (2, 2, 4)),
         (HSDP(replicas=2, tensor={"ranks": 2}, expert={"ranks": 2}), (2, 4, 4)),
     ],

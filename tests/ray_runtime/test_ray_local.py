@@ -1,4 +1,4 @@
-"""A Ray of a process's own: how it is lost, and what is left of it."""
+"""A process's local Ray: how its loss is found, and its files and processes afterwards."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from trainrig.errors import ClusterError
 from trainrig.ray_runtime import ray_local
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-LONG = 120.0  # s: a bound for what is broken
+LONG = 120.0  # s: a bound for broken code
 
 START = """
 import json, os, signal, sys, time
@@ -32,7 +32,7 @@ def begun():
     daemons = worker._global_node.all_processes
     return started, {
         "actor": ray.get(started.pid.remote()),
-        "daemons": {name: each[0].process.pid for name, each in daemons.items()},
+        "daemons": {name: handles[0].process.pid for name, handles in daemons.items()},
         "session": worker._global_node.get_session_dir_path(),
     }
 
@@ -44,7 +44,7 @@ HAS_NO_OWNER_YET = """
 def begun_but_not_owned(folder):
     from ray._private import worker
     node = worker._global_node
-    daemons = {name: each[0].process.pid for name, each in node.all_processes.items()}
+    daemons = {name: handles[0].process.pid for name, handles in node.all_processes.items()}
     say({"daemons": daemons, "session": node.get_session_dir_path()})
     time.sleep(600)
 
@@ -68,14 +68,14 @@ say(found)
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A folder whose name is short enough for Ray's sockets."""
+    """Yield a folder whose name is short enough for Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="trl-", dir="/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def start(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """`start(text, …)`: a process with a Ray of its own, in the temporary folder."""
+    """Yield `start(text, …)`: start a process with its own Ray in the temporary folder."""
     for name in ("TMPDIR", "RAY_TMPDIR"):
         monkeypatch.setenv(name, str(temporary))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -93,15 +93,15 @@ def start(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         process.communicate()
 
 
-def said(process: "subprocess.Popen[str]") -> Any:
+def read_line(process: "subprocess.Popen[str]") -> Any:
     assert process.stdout and process.stderr
     line = process.stdout.readline()
     assert line, process.stderr.read()
     return json.loads(line)
 
 
-def gone(pid: int) -> bool:
-    """Whether the process ends, soon."""
+def has_ended(pid: int) -> bool:
+    """Return whether the process ends within the bound."""
     try:
         psutil.Process(pid).wait(LONG)
     except psutil.NoSuchProcess:
@@ -111,18 +111,18 @@ def gone(pid: int) -> bool:
     return True
 
 
-def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
+def test_a_lost_ray_is_reported_and_ended_and_the_next_leaves_nothing(
     start: Callable[..., Any], temporary: Path
 ) -> None:
-    """After two whose processes were killed, one of them while it started."""
+    """Before that, two others were killed, one of them during its start."""
     killed = [start(KILLED), start(HAS_NO_OWNER_YET)]
-    first, starting = map(said, killed)
+    first, starting = map(read_line, killed)
     assert "dashboard" not in first["daemons"] and "monitor" not in first["daemons"]
     assert Path(starting["session"]).exists()
-    # Ray opens what is in them to every user of the machine.
+    # Ray makes its folders readable for every user of the machine.
     private = list(temporary.iterdir())
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o700}
-    assert all(Path(each["session"]).parents[1] in private for each in (first, starting))
+    assert all(Path(started["session"]).parents[1] in private for started in (first, starting))
     for process in killed:
         process.kill()
         process.wait(LONG)
@@ -130,22 +130,22 @@ def test_one_that_is_lost_is_told_and_ended_and_another_leaves_nothing(
     process = start(LOSES, *called)
     begun = [first]
     for daemon, name in called.items():
-        lost = said(process)
-        # The next one has removed them.
+        lost = read_line(process)
+        # The next Ray has removed them.
         assert not Path(first["session"]).exists() and not Path(starting["session"]).exists()
-        assert all(gone(pid) for pid in starting["daemons"].values())
+        assert all(has_ended(pid) for pid in starting["daemons"].values())
         pid = lost["daemons"][daemon]
         problem = f"the {name} of this machine's Ray (process {pid}) was killed by SIGKILL"
-        assert said(process) == problem
+        assert read_line(process) == problem
         begun.append(lost)
-    begun.append(said(process))
-    assert len({starting["session"], *(each["session"] for each in begun)}) == 5
+    begun.append(read_line(process))
+    assert len({starting["session"], *(started["session"] for started in begun)}) == 5
     assert process.wait(LONG) == 0
-    assert all(gone(each["actor"]) for each in begun)
+    assert all(has_ended(started["actor"]) for started in begun)
     assert list(temporary.iterdir()) == []
 
 
-def test_one_that_fails_to_start_is_an_error_in_one_line_and_leaves_nothing(
+def test_a_ray_that_fails_to_start_is_a_one_line_error_and_leaves_nothing(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(temporary))
@@ -155,7 +155,7 @@ def test_one_that_fails_to_start_is_an_error_in_one_line_and_leaves_nothing(
         (folder / "session").mkdir()
         with (folder / "session/raylet.out").open("w") as log:
             daemons.append(subprocess.Popen(["sleep", "600"], stdout=log))
-        raise Exception("The current node timed out\nduring startup.")  # as Ray does
+        raise Exception("The current node timed out\nduring startup.")  # the error that Ray raises
 
     with (
         pytest.raises(ClusterError, match=r"^no Ray could be started .*timed out during startup"),

@@ -16,7 +16,7 @@ def test_a_node_has_a_place_for_each_whole_need(resources, need, expected):
     assert count_places(resources, need) == expected
 
 
-def test_a_node_without_labels_is_one_for_whoever_asks_for_none():
+def test_a_node_without_labels_matches_requests_without_labels():
     assert matches({}, {}) and not matches({}, {"trainrig.io/pool": "cpu"})
     assert matches({"trainrig.io/pool": "cpu", "a": "b"}, {"trainrig.io/pool": "cpu"})
 
@@ -31,7 +31,7 @@ def test_pools_are_read_from_the_file_of_an_autoscaler_without_its_head():
             "none": {"resources": {"CPU": 1}, "max_workers": 0},
         },
     }
-    (pool,) = (NodePool(**each) for each in _list_pools(config))
+    (pool,) = (NodePool(**settings) for settings in _list_pools(config))
     assert pool == NodePool("cpu", {"CPU": 32}, {"a": "b"}, 3)
     assert str(pool) == "cpu: 3 nodes of 32 CPU"
     assert _list_pools({}) == []

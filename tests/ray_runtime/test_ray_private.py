@@ -1,4 +1,4 @@
-"""Ray's private parts are where `ray_private` looks for them, and nothing else uses any."""
+"""The private parts of Ray exist where `ray_private` looks for them, and are used nowhere else."""
 
 import ast
 import importlib
@@ -11,16 +11,16 @@ import pytest
 from trainrig.ray_runtime import ray_local, ray_private
 
 PACKAGE = Path(ray_private.__file__).parents[1]
-# What a part of a module's path, or a name that is imported, looks like when it is not public.
+# Parts of module paths, or imported names, that are private without an underscore.
 PRIVATE_PATHS = ("core.generated", "v2.api", "autoscaler.sdk")
 
 
-# A cluster's head runs ray_pools.py by itself, where no other file of ours may be.
+# A cluster's head runs ray_pools.py without any other file of trainrig.
 ALONE = ("ray_private.py", "ray_pools.py")
 
 
-def _imports(path: Path) -> list[tuple[str, str]]:
-    """(module, name) of all that a file imports from Ray, wherever in it."""
+def _list_imports(path: Path) -> list[tuple[str, str]]:
+    """Return (module, name) of all imports from Ray anywhere in a file."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray":
@@ -30,7 +30,7 @@ def _imports(path: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _private(module: str, name: str) -> bool:
+def _is_private(module: str, name: str) -> bool:
     hidden = any(part.startswith("_") for part in [*module.split("."), name] if part)
     return hidden or any(path in module for path in PRIVATE_PATHS)
 
@@ -39,17 +39,21 @@ def _private(module: str, name: str) -> bool:
 def test_nothing_else_imports_what_is_private() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if path.name not in ALONE]
     found = {
-        str(path.relative_to(PACKAGE)): [each for each in _imports(path) if _private(*each)]
+        str(path.relative_to(PACKAGE)): [
+            imported for imported in _list_imports(path) if _is_private(*imported)
+        ]
         for path in files
     }
     assert {path: imports for path, imports in found.items() if imports} == {}
 
 
-REACHED = sorted(each for each in _imports(Path(ray_private.__file__)) if each[1])
+REACHED = sorted(imported for imported in _list_imports(Path(ray_private.__file__)) if imported[1])
 
 
-@pytest.mark.parametrize(("module", "name"), REACHED, ids=[".".join(each) for each in REACHED])
-def test_what_is_imported_is_there(module: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "name"), REACHED, ids=[".".join(reached) for reached in REACHED]
+)
+def test_every_private_import_exists(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name)
 
 
@@ -94,13 +98,13 @@ def test_what_is_imported_is_there(module: str, name: str) -> None:
         ),
     ],
 )
-def test_what_is_put_in_place_of_is_there(module: str, owner: str, names: tuple[str, ...]) -> None:
-    """A patch of a name that nobody reads any more would do nothing, unseen."""
+def test_every_patched_name_exists(module: str, owner: str, names: tuple[str, ...]) -> None:
+    """A patch of a name that is never read would silently do nothing."""
     held = getattr(importlib.import_module(module), owner)
     assert [name for name in names if not hasattr(held, name)] == []
 
 
-def test_what_ray_prints_of_a_lost_node_goes_to_a_log_and_what_users_print_to_the_terminal(
+def test_rays_output_about_a_lost_node_is_logged_and_user_output_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray._private import worker
@@ -159,7 +163,7 @@ def test_workers_become_ranks_in_the_order_that_is_asked_for() -> None:
     given = [worker(number, node) for number, node in enumerate("abaab")]
     with ray_private.order_workers(lambda nodes: [nodes.index("b"), 1, 2, 0, 4]):
         found = WorkerGroup._assign_worker_ranks(given)
-    assert [(each.metadata.node_id, each.distributed_context.world_rank) for each in found] == [
-        *(("b", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4))
-    ]
-    assert [each.number for each in WorkerGroup._assign_worker_ranks(given)] == [0, 2, 3, 1, 4]
+    assert [
+        (worker.metadata.node_id, worker.distributed_context.world_rank) for worker in found
+    ] == [*(("b", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4))]
+    assert [worker.number for worker in WorkerGroup._assign_worker_ranks(given)] == [0, 2, 3, 1, 4]

@@ -20,7 +20,7 @@ SPLITS = [Split(f"split-{number}", {"number": number}) for number in range(6)]
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[int]:
-    """A Ray of this machine's own for all tests of this file; its number of CPUs."""
+    """Start a local Ray for all tests of this file, and return its number of CPUs."""
     with mock.patch.dict(os.environ):
         os.environ.pop("RAY_ADDRESS", None)
         ray_session.connect(1, "tests")
@@ -34,7 +34,7 @@ def local_ray() -> Iterator[int]:
 
 @pytest.fixture
 def workers(request: pytest.FixtureRequest) -> int:
-    """How many workers; Ray is started only for tests that ask for some."""
+    """Return the number of workers, and start Ray only for tests that use some."""
     if request.param:
         request.getfixturevalue("local_ray")
     return int(request.param)
@@ -54,9 +54,9 @@ WORKERS = pytest.mark.parametrize(
 
 
 def make_work(folder: str) -> Work:
-    """Work that writes a split's number, and a line into `log` each time that it does so.
+    """Return work that writes a split's number, and adds a line to `log` for each split.
 
-    A split whose number stands in the file `bad` cannot be done; nor can any if `bad` says `all`.
+    A split fails if its number is in the file `bad`; all splits fail if `bad` contains `all`.
     """
     bad = storage.read(f"{folder}/bad").decode() if storage.exists(f"{folder}/bad") else ""
     if bad == "all":
@@ -74,7 +74,7 @@ def make_work(folder: str) -> Work:
     return work
 
 
-def phase_in(folder: Path) -> Phase:
+def make_phase(folder: Path) -> Phase:
     return Phase(str(folder / "records"), functools.partial(make_work, str(folder)))
 
 
@@ -84,7 +84,7 @@ def test_the_records_do_not_depend_on_who_did_the_splits(
     tmp_path: Path, workers: int, brief: bool
 ) -> None:
     seen: list[tuple[int, int]] = []
-    phase = phase_in(tmp_path)
+    phase = make_phase(tmp_path)
     ray_session.map_splits(phase, SPLITS, workers, lambda done, of: seen.append((done, of)), brief)
     assert [record.model_dump() for record in phase.read_results(SPLITS)] == [
         {
@@ -104,7 +104,7 @@ def test_the_records_do_not_depend_on_who_did_the_splits(
 def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
     tmp_path: Path, workers: int, brief: bool
 ) -> None:
-    phase = phase_in(tmp_path)
+    phase = make_phase(tmp_path)
     (tmp_path / "bad").write_text("4")
     with pytest.raises(DataError, match=r"^page 4: torn$"):
         ray_session.map_splits(phase, SPLITS, workers, brief=brief)
@@ -128,12 +128,12 @@ def test_a_file_that_a_worker_cannot_load_is_named(
 ) -> None:
     (tmp_path / "bad").write_text("all")
     with pytest.raises(DataError, match=r"^model: gone$"):
-        ray_session.map_splits(phase_in(tmp_path), SPLITS, workers, brief=brief)
+        ray_session.map_splits(make_phase(tmp_path), SPLITS, workers, brief=brief)
 
 
 @WORKERS
 def test_when_all_is_done_nothing_is_loaded(tmp_path: Path, workers: int, brief: bool) -> None:
-    phase = phase_in(tmp_path)
+    phase = make_phase(tmp_path)
     ray_session.map_splits(phase, SPLITS, 0)
     (tmp_path / "bad").write_text("all")
     seen: list[tuple[int, int]] = []
@@ -153,8 +153,8 @@ def test_more_workers_than_cpus_are_refused_with_what_fits(local_ray: int) -> No
     )
 
 
-def look_around(folder: str) -> Work:
-    """Work that reports what its process sees."""
+def make_probe_work(folder: str) -> Work:
+    """Return work that reports what its process sees."""
 
     def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         import platform
@@ -176,7 +176,7 @@ def test_a_worker_has_one_thread_and_the_standard_librarys_platform(
 ) -> None:
     import platform
 
-    phase = Phase(str(tmp_path), functools.partial(look_around, str(tmp_path)))
+    phase = Phase(str(tmp_path), functools.partial(make_probe_work, str(tmp_path)))
     ray_session.map_splits(phase, SPLITS[:1], 1)
     seen = phase.read_results(SPLITS[:1])[0].counts
     assert seen["python"] == platform.python_version()
@@ -193,6 +193,6 @@ ray.put(1)
 """
 
 
-def test_no_call_starts_a_ray_that_nobody_asked_for() -> None:
+def test_no_call_starts_ray_without_a_request() -> None:
     ended = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True)
     assert "Ray has not been started yet" in ended.stderr, ended.stderr

@@ -1,4 +1,4 @@
-"""The private folder of a Ray: who may enter it, and which ones are acted on."""
+"""The private folder of a Ray session: its permissions, and which folders are cleaned up."""
 
 import os
 import stat
@@ -15,16 +15,16 @@ from trainrig.errors import ConfigError
 from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private, session_folder
 
-OTHER = 61234  # a user that is not this one
-LONG = 30.0  # s: a bound for what is broken
-# Writes a file, says so, and stays.
+OTHER = 61234  # another user than this one
+LONG = 30.0  # s: a bound for broken code
+# Opens a file for writing, reports that, and stays.
 WRITER = "import sys, time; f = open(sys.argv[1], 'w'); print('open', flush=True); time.sleep(600)"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 
 
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in which private folders lie; its name is short enough for sockets."""
+    """Yield the parent of private folders; its name is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="trl-", dir="/tmp") as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         monkeypatch.setattr(session_folder, "FALLBACK", Path(folder))
@@ -33,13 +33,13 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def start_writer() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """`start_writer(path, user)`: a process that has the file open."""
+    """Yield `start_writer(path, user)`: start a process that has the file open."""
     started: list[subprocess.Popen[str]] = []
 
     def start(path: Path, user: int | None = None) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", WRITER, str(path)]
         before = None if user is None else (lambda: os.setuid(user))
-        if user is not None:  # the interpreter may lie in a folder of root's alone
+        if user is not None:  # only root may be able to read the interpreter
             command = ["/bin/sh", "-c", 'exec 3>"$0"; echo open; exec sleep 600', str(path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=before)
         started.append(process)
@@ -53,7 +53,7 @@ def start_writer() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 
 def write_dead_owner(folder: Path) -> Path:
-    """Record an owner that is dead, as its own process would have."""
+    """Record a dead owner, as its own process would have."""
     gone = Process.here().model_copy(update={"process_began": "1"})
     (folder / session_folder.OWNER).write_text(gone.model_dump_json())
     (folder / session_folder.OWNER).chmod(0o600)
@@ -68,12 +68,13 @@ def test_no_other_user_may_enter_the_folder_of_a_ray(base: Path) -> None:
     assert session_folder.read_owner(folder) == Process.here()
 
 
-def test_what_a_dead_process_left_is_removed_and_a_live_one_keeps_its_own(
+def test_folders_of_dead_processes_are_removed_and_those_of_live_ones_kept(
     base: Path,
     start_writer: Callable[..., "subprocess.Popen[str]"],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    live, dead = session_folder.make_private_folder(), session_folder.make_private_folder()
+    live = session_folder.make_private_folder()
+    dead = session_folder.make_private_folder()
     left = start_writer(write_dead_owner(dead) / "raylet.out")
     unowned = Path(tempfile.mkdtemp(prefix=session_folder.PREFIX, dir=base))
     begun = Path(tempfile.mkdtemp(prefix=session_folder.PREFIX, dir=base))
@@ -86,44 +87,44 @@ def test_what_a_dead_process_left_is_removed_and_a_live_one_keeps_its_own(
     assert str(dead) in said and "s for that to end" in said
 
 
-def widen(folder: Path) -> None:
-    """Let every user in."""
+def open_to_all(folder: Path) -> None:
+    """Open the folder to every user."""
     folder.chmod(0o777)
 
 
-def let_others_write_the_record(folder: Path) -> None:
+def open_record_to_all(folder: Path) -> None:
     """Let every user write the record of the owner."""
     (folder / session_folder.OWNER).chmod(0o666)
 
 
-def link_the_record(folder: Path) -> None:
-    """Put a link in the place of the record."""
+def link_record(folder: Path) -> None:
+    """Replace the record by a link."""
     record = folder / session_folder.OWNER
     record.rename(folder / "elsewhere.json")
     record.symlink_to(folder / "elsewhere.json")
 
 
 def give_the_folder_away(folder: Path) -> None:
-    """Make the folder another user's."""
+    """Make another user the owner of the folder."""
     os.chown(folder, OTHER, OTHER)
 
 
 def give_the_record_away(folder: Path) -> None:
-    """Make the record another user's."""
+    """Make another user the owner of the record."""
     os.chown(folder / session_folder.OWNER, OTHER, OTHER)
 
 
 @pytest.mark.parametrize(
     "plant",
     [
-        widen,
-        let_others_write_the_record,
-        link_the_record,
+        open_to_all,
+        open_record_to_all,
+        link_record,
         pytest.param(give_the_folder_away, marks=as_root),
         pytest.param(give_the_record_away, marks=as_root),
     ],
 )
-def test_a_record_that_another_user_may_have_planted_is_never_acted_on(
+def test_a_record_that_another_user_could_have_written_is_ignored(
     base: Path, start_writer: Callable[..., "subprocess.Popen[str]"], plant: Callable[[Path], None]
 ) -> None:
     planted = write_dead_owner(session_folder.make_private_folder())
@@ -155,7 +156,8 @@ def test_another_users_process_gets_no_signal_though_it_writes_below_the_folder(
 def test_a_place_whose_folders_others_may_rename_is_passed_over(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared, closed = base / "shared", base / "closed"
+    shared = base / "shared"
+    closed = base / "closed"
     for folder in (shared, closed):
         folder.mkdir(mode=0o755)
     shared.chmod(0o777)
@@ -174,7 +176,8 @@ def test_a_place_whose_folders_others_may_rename_is_passed_over(
 
 def test_the_logs_are_all_that_is_kept_of_a_folder(base: Path) -> None:
     folder = session_folder.make_private_folder()
-    logs, sockets = folder / "r/session/logs", folder / "r/session/sockets"
+    logs = folder / "r/session/logs"
+    sockets = folder / "r/session/sockets"
     for made in (logs, sockets):
         made.mkdir(parents=True)
     (folder / "r/session_latest").symlink_to(folder / "r/session")

@@ -1,4 +1,4 @@
-"""What a machine lacks for a local Ray is named before that is started."""
+"""Checks of a machine before a local Ray starts."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from trainrig.ray_runtime import start_checks
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
-LONG = 60.0  # s: a bound for what is broken
+LONG = 60.0  # s: a bound for broken code
 OTHER = 61234  # a user without a passwd entry
 JOIN = """
 from trainrig.job import exit_codes
@@ -39,21 +39,21 @@ SHORTAGES = {
 
 
 def run(*command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """What a command that may not take long says and ends with."""
+    """Run a short command, and return its output and exit code."""
     inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=LONG, env={**inherited, **environment}
     )
 
 
-def has_namespaces(kind: str) -> bool:
+def can_make_namespaces(kind: str) -> bool:
     return subprocess.run(["unshare", kind, "true"], capture_output=True).returncode == 0
 
 
-@pytest.mark.slow  # it imports Ray
+@pytest.mark.slow  # imports Ray
 @pytest.mark.parametrize("options", SHORTAGES.values(), ids=SHORTAGES)
 def test_too_little_shared_memory_is_named_before_ray_starts(options: str, tmp_path: Path) -> None:
-    if not has_namespaces("-m"):
+    if not can_make_namespaces("-m"):
         pytest.skip("no mount namespace may be made here")
     shell = ["unshare", "-m", "sh", "-c", SHARED, options]
     ended = run(*shell, sys.executable, "-c", JOIN, RAY_TMPDIR=str(tmp_path))
@@ -64,9 +64,9 @@ def test_too_little_shared_memory_is_named_before_ray_starts(options: str, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow  # it imports Ray
+@pytest.mark.slow  # imports Ray
 def test_a_loopback_that_is_down_is_named_before_ray_starts(tmp_path: Path) -> None:
-    if not has_namespaces("-n"):
+    if not can_make_namespaces("-n"):
         pytest.skip("no network namespace may be made here")
     ended = run("unshare", "-n", sys.executable, "-c", JOIN, RAY_TMPDIR=str(tmp_path))
     (line,) = ended.stderr.splitlines()

@@ -25,7 +25,7 @@ PROSE = (
 ) * 2
 
 
-def test_a_document_is_told_the_rules_that_it_breaks() -> None:
+def test_a_document_is_listed_with_the_rules_it_breaks() -> None:
     spam, prose = list_broken_rules(measure([SPAM, PROSE], ["", ""]))
     assert any("duplicate" in rule or "GopherRepetition" in rule for rule in spam)
     assert len(spam) > len(prose) and len(set(spam)) == len(spam)
@@ -35,7 +35,7 @@ def test_a_document_is_told_the_rules_that_it_breaks() -> None:
 def trained(
     make_job: Callable[..., Any], make_run: Callable[..., Pretraining], ranks: Any, tmp_path: Path
 ) -> str:
-    """A run of 6 updates that went past the batches 2 and 3."""
+    """Train a run of 6 updates that skipped batches 2 and 3, and return its folder."""
     from trainrig.train.run.run_folder import RunFolder
 
     settings = {"steps": 6, "skip_data": ((2, 4),), "checkpoints": {"every": 2, "keep": 9}}
@@ -46,7 +46,7 @@ def trained(
     return str(folder)
 
 
-def printed(*arguments: str) -> Any:
+def run_and_read_output(*arguments: str) -> Any:
     done = CliRunner().invoke(app, ["trace", *arguments, "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -54,42 +54,44 @@ def printed(*arguments: str) -> Any:
 
 def test_an_update_after_skipped_data_is_traced_to_what_it_learned_from(trained: str) -> None:
     assert [line["train/data_step"] for line in read_series(trained)] == [0, 1, 4, 5, 6, 7]
-    third = printed(trained, "--step", "3")
+    third = run_and_read_output(trained, "--step", "3")
     assert (third["data_step"], third["log"]) == (4, "agrees")
-    planned = printed(f"{trained}/run.toml", "--step", "3")
+    planned = run_and_read_output(f"{trained}/run.toml", "--step", "3")
     assert planned["sequences"] == third["sequences"] and planned["log"] == "not asked"
-    skipped = printed(trained, "--data-step", "2")
+    skipped = run_and_read_output(trained, "--data-step", "2")
     assert (skipped["step"], skipped["data_step"]) == (None, 2)
     assert skipped["sequences"] != third["sequences"]
 
 
 def test_the_documents_of_a_step_are_named_with_their_rules(trained: str) -> None:
     found = find_culprits(trained, None, 2)
-    traced = printed(trained, "--data-step", "2")
+    traced = run_and_read_output(trained, "--data-step", "2")
     named = {d["url"] for sequence in traced["sequences"] for d in sequence["documents"]}
-    assert {each.url for each in found} == named
-    assert [len(each.rules) for each in found] == sorted(
+    assert {culprit.url for culprit in found} == named
+    assert [len(culprit.rules) for culprit in found] == sorted(
         (len(e.rules) for e in found), reverse=True
     )
-    assert all(each.text and each.signals["words"] > 0 and each.sequences for each in found)
-    rows = printed(trained, "--data-step", "2", "--rules")
-    assert [row["url"] for row in rows] == [each.url for each in found]
+    assert all(
+        culprit.text and culprit.signals["words"] > 0 and culprit.sequences for culprit in found
+    )
+    rows = run_and_read_output(trained, "--data-step", "2", "--rules")
+    assert [row["url"] for row in rows] == [culprit.url for culprit in found]
 
 
 def test_a_page_is_traced_to_the_steps_and_checkpoints_that_saw_it(trained: str) -> None:
     seen_at: dict[str, list[int]] = {}
     for step in range(1, 7):
-        for url in {each.url for each in find_culprits(trained, step, None)}:
+        for url in {culprit.url for culprit in find_culprits(trained, step, None)}:
             seen_at.setdefault(url, []).append(step)
     late = next(url for url, steps in seen_at.items() if steps[0] >= 3)
     for url in (late, next(iter(seen_at))):
         seen = find_url(trained, url)
         assert list(seen.steps) == seen_at[url]
         assert seen.checkpoints == tuple(s for s in (2, 4, 6) if s >= seen_at[url][0])
-    assert printed(trained, "--url", late)["steps"] == seen_at[late]
+    assert run_and_read_output(trained, "--url", late)["steps"] == seen_at[late]
 
 
-def test_what_cannot_be_traced_is_refused(trained: str) -> None:
+def test_untraceable_steps_are_rejected(trained: str) -> None:
     with pytest.raises(ConfigError, match="has this URL"):
         find_url(trained, "https://nowhere.example/")
     with pytest.raises(ConfigError, match="name the run folder"):

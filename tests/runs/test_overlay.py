@@ -1,4 +1,4 @@
-"""Several runs on one page."""
+"""Curves of several runs on one page."""
 
 import json
 import math
@@ -50,13 +50,13 @@ def two(tmp_path: Path) -> list[str]:
     ]
 
 
-def text_of(page: str) -> str:
+def extract_text(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL))
 
 
 def test_the_page_says_which_run_is_lowest_and_how_each_went(two: list[str]) -> None:
     page = build_overlay_page(read_runs(two))
-    text = text_of(page)
+    text = extract_text(page)
     assert "has the lowest held-out loss, 2.525 nats per token" in text
     assert "Most tokens 122.9 k a" in text.replace("\u00a0", " ") or "123 k" in text.replace(
         "\u00a0", " "
@@ -67,9 +67,9 @@ def test_the_page_says_which_run_is_lowest_and_how_each_went(two: list[str]) -> 
 
 
 def test_the_numbers_are_those_of_the_metrics(two: list[str]) -> None:
-    lines = [json.loads(each) for each in Path(two[0], "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in Path(two[0], "metrics.jsonl").read_text().splitlines()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line][-4:]
-    assert f"{sum(losses) / 4:.4g}" in text_of(build_overlay_page(read_runs(two)))
+    assert f"{sum(losses) / 4:.4g}" in extract_text(build_overlay_page(read_runs(two)))
 
 
 def test_hours_are_called_hours_and_are_those_of_the_list_of_runs(two: list[str]) -> None:
@@ -79,17 +79,17 @@ def test_hours_are_called_hours_and_are_those_of_the_list_of_runs(two: list[str]
     runs = read_runs(two)
     hours = sum(run.listed.paid_hours for run in runs)
     assert hours == pytest.approx((150 + 3 * 130) / 3600)
-    text = text_of(build_overlay_page(runs)).replace("\u00a0", " ")
+    text = extract_text(build_overlay_page(runs)).replace("\u00a0", " ")
     assert f"Worker hours {hours:.2f} h" in text and "Cost" not in text
 
 
 def test_a_run_without_a_held_out_loss_is_laid_over_by_the_rest(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, 2.0, 9, held_out=False) for name in "ab"]
-    text = text_of(build_overlay_page(read_runs(runs)))
+    text = extract_text(build_overlay_page(read_runs(runs)))
     assert "has the lowest loss" in text and "Lowest held-out loss" not in text
 
 
-def test_what_cannot_be_laid_over_each_other_is_refused(two: list[str], tmp_path: Path) -> None:
+def test_runs_that_cannot_be_overlaid_are_rejected(two: list[str], tmp_path: Path) -> None:
     for wrong in (two[:1], [two[0], f"{two[0]}/"], [f"{tmp_path}/{n}" for n in range(9)]):
         with pytest.raises(ConfigError, match="give two to 8, each once"):
             read_runs(wrong)

@@ -22,7 +22,7 @@ globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.
 
 @pytest.fixture
 def home(make_run: Callable[..., Pretraining], tmp_path: Path) -> Path:
-    """Three runs: one that began, one that got on, one that its driver left."""
+    """Write three runs: one just started, one in progress, one abandoned by its driver."""
     for name in ("begun", "deep/on", "left"):
         folder = tmp_path / name
         folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_each_run_says_how_far_it_is_and_what_it_made(home: Path) -> None:
 
 
 def test_cost_counts_all_the_time_that_attempts_held_workers(home: Path) -> None:
-    """Two attempts of 2 and 4 workers, of an hour and of half of one, some of it without a step."""
+    """Two attempts of 2 and 4 workers took an hour and half an hour, partly without steps."""
     events = [
         {"event": "attempt_started", "time": 1000.0, "attempt": 1, "step": 0, "workers": 2},
         {"event": "attempt_failed", "time": 4600.0, "attempt": 1, "step": 1, "problem": "died"},
@@ -56,9 +56,9 @@ def test_cost_counts_all_the_time_that_attempts_held_workers(home: Path) -> None
     line = {"step": 2, "attempt": 2, "time": 6800.0, "train/loss": 2.0, "train/tokens": 512}
     line |= {"cluster/workers": 4, "speed/step_seconds": 10.0}
     for name, entries in (("events.jsonl", events), ("metrics.jsonl", [line])):
-        text = "".join(f"{json.dumps(each)}\n" for each in entries)
+        text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
         (home / "left" / name).write_text(text)
-    of = next(each for each in list_runs(str(home)) if each.folder.endswith("left"))
+    of = next(run for run in list_runs(str(home)) if run.folder.endswith("left"))
     assert of.paid_hours == pytest.approx(2 * 1 + 4 * 0.5) and of.usd is None
     offers = hardware.load()
     gpus = next(name for name in offers.instances if offers.count_accelerators(name) > 1)
@@ -95,7 +95,7 @@ def test_the_best_score_of_each_task_is_of_those_that_count(home: Path) -> None:
         }
         scores["piqa/acc_norm"] = CheckpointScore(1.0, None, True)
         write_scores(folder, ScoredCheckpoint("quick", step, attempt, scores))
-    of = next(each for each in list_runs(str(home)) if each.folder.endswith("left"))
+    of = next(listed for listed in list_runs(str(home)) if listed.folder.endswith("left"))
     assert [(s.task, s.value, s.step) for s in of.best_scores] == [
         ("piqa", 0.6, 2),
         ("text", 8.0, 2),
@@ -104,7 +104,7 @@ def test_the_best_score_of_each_task_is_of_those_that_count(home: Path) -> None:
     assert "piqa 0.600 +- 0.010 at 2, and 1 more" in printed[-1]
 
 
-def test_the_state_is_that_of_the_last_event_unless_somebody_drives_it(home: Path) -> None:
+def test_the_state_is_the_last_events_unless_a_driver_is_live(home: Path) -> None:
     folder = str(home / "left")
     with hold_lease(folder):
         assert read_run_state(folder) == "running"
@@ -120,7 +120,7 @@ def test_the_command_prints_a_row_a_run(home: Path) -> None:
     assert [line.split()[0] for line in printed] == ["run", "begun", "deep/on", "left"]
     assert "2.7500 at 1" in printed[2] and "2/12" in printed[2]
     listed = json.loads(CliRunner().invoke(app, ["runs", str(home), "--json"]).output)
-    assert [each["state"] for each in listed] == ["left"] * 3
+    assert [run["state"] for run in listed] == ["left"] * 3
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:

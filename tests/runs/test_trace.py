@@ -36,8 +36,8 @@ def run_file(run: Pretraining, tmp_path: Path) -> str:
     return str(tmp_path / "run.toml")
 
 
-def windows_of(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
-    """Of each source, every window's ids and the documents they are of, by brute force."""
+def list_windows(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
+    """Return the ids and the documents of each window, by source, by brute force."""
     shards = TokenShards.open(f"{run.tokens}/{TRAIN}")
     length = run.batches.sequence_length
     found: dict[str, dict[tuple[int, ...], list[str]]] = {}
@@ -55,7 +55,7 @@ def windows_of(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]]:
 def test_every_sequence_of_every_step_names_the_documents_its_ids_are_of(
     run: Pretraining, run_file: str
 ) -> None:
-    windows = windows_of(run)
+    windows = list_windows(run)
     for step in range(1, STEPS + 1):
         traced = trace(run_file, step)
         assert len(traced.sequences) == run.batches.global_batch
@@ -64,7 +64,7 @@ def test_every_sequence_of_every_step_names_the_documents_its_ids_are_of(
             named = [d.id for d in sequence.documents for _ in range(d.tokens)]
             assert named == expected
             assert all(f"//{sequence.source}.example/" in d.url for d in sequence.documents)
-            assert sequence.targets == sum(each != IGNORE for each in sequence.target_ids)
+            assert sequence.targets == sum(target != IGNORE for target in sequence.target_ids)
 
 
 def test_padding_is_no_documents_token_and_lengths_add_up(
@@ -115,7 +115,8 @@ def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
     run: Pretraining, run_file: str, tmp_path: Path
 ) -> None:
     pretrain(run)
-    traced, planned = trace(run.output, 2), trace(run_file, 2)
+    traced = trace(run.output, 2)
+    planned = trace(run_file, 2)
     assert traced.log == "agrees"
     assert traced.loss == read_series(run.output)[1]["train/loss"]
     assert traced.sequences == planned.sequences
@@ -134,7 +135,8 @@ def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
 def test_a_run_folder_is_traced_from_any_folder_and_when_it_was_moved_with_its_tokens(
     run: Pretraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
+    before = tmp_path / "before"
+    after = tmp_path / "after"
     shutil.copytree(run.tokens, before / "tokens")
     monkeypatch.chdir(before)
     relative = run.model_copy(update={"tokens": "tokens", "output": "runs/model"})
@@ -144,12 +146,14 @@ def test_a_run_folder_is_traced_from_any_folder_and_when_it_was_moved_with_its_t
     assert write_report(f"{before}/runs/model") == f"{before}/runs/model/report.html"
     before.rename(after)
     assert trace(f"{after}/runs/model", 2).log == "agrees"
-    Path(after, "runs/model/run.toml").write_text(to_toml(relative))  # as written of old
+    # The path as earlier versions wrote it.
+    Path(after, "runs/model/run.toml").write_text(to_toml(relative))
     assert trace(f"{after}/runs/model", 2).log == "agrees"
 
 
 def test_sequences_of_one_source_alone(run_file: str) -> None:
-    whole, some = trace(run_file, 1), trace(run_file, 1, "books")
+    whole = trace(run_file, 1)
+    some = trace(run_file, 1, "books")
     assert some.sequences == tuple(s for s in whole.sequences if s.source == "books")
     assert 0 < len(some.sequences) < len(whole.sequences)
 
@@ -173,7 +177,7 @@ def test_the_view_shows_each_sequence_with_its_documents(run_file: str) -> None:
         ({"path": "nowhere"}, ConfigError, "nowhere: no run.toml in it"),
     ],
 )
-def test_what_the_run_does_not_have_is_named(
+def test_missing_parts_of_the_run_are_named(
     run_file: str, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -44,7 +44,7 @@ def ask(
     return found
 
 
-def test_the_page_is_drawn_anew_for_who_knows_the_token(server: PageServer) -> None:
+def test_the_page_is_redrawn_for_requests_with_the_token(server: PageServer) -> None:
     path = f"/{server.token}/"
     assert server.url == f"http://{ADDRESS}:{server.server_address[1]}{path}"
     status, body, headers = ask(server, path)
@@ -61,7 +61,7 @@ def test_nobody_else_gets_anything(server: PageServer, path: str) -> None:
 
 
 @pytest.mark.parametrize("words", [b"", b"\xff\x00garbage", b"GET /unfinished"])
-def test_a_hundred_strangers_delay_nobody_and_are_hung_up_on(
+def test_a_hundred_strangers_delay_no_request_and_are_disconnected(
     server: PageServer, monkeypatch: pytest.MonkeyPatch, words: bytes
 ) -> None:
     monkeypatch.setattr(watch._Handler, "timeout", 0.3)
@@ -82,7 +82,7 @@ def test_a_name_that_resolves_to_this_machine_is_not_enough(server: PageServer) 
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_it_can_only_be_read(server: PageServer, method: str) -> None:
+def test_the_page_is_read_only(server: PageServer, method: str) -> None:
     assert ask(server, f"/{server.token}/", method)[0] == 501
 
 

@@ -1,4 +1,4 @@
-"""Tiny tokens and runs, as the tests of training have them."""
+"""Tiny tokens and runs, shared with the tests of training."""
 
 import json
 import runpy
@@ -11,7 +11,7 @@ globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.
 
 @pytest.fixture(scope="session")
 def riddles(tmp_path_factory) -> str:
-    """The file of a task of twelve rows with two choices each."""
+    """Return the file of a task of twelve rows with two choices each."""
     folder = tmp_path_factory.mktemp("riddles")
     words = ["sea", "grey", "mirror", "stone", "because"]
     rows = [

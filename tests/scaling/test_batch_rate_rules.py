@@ -1,4 +1,4 @@
-"""Batches and rates by others' rules."""
+"""Published rules for batch sizes and learning rates."""
 
 import pytest
 from pydantic import TypeAdapter
@@ -18,7 +18,7 @@ from trainrig.scaling.batch_rate_rules import (
     [
         # 0.2920 (6e19)^0.3271 and 0.3118 (6e19)^-0.125, by hand.
         (DeepSeek(), 859_000, 1.049e-3),
-        # 155 sequences of 2,048 tokens at 1e8.
+        # 155 sequences of 2,048 tokens at 1e8 parameters.
         (Porian(), 318_700, 4.876e-3),
         (StepLaw(), 442_000, 5.139e-3),
         # Loss 2.837 (their equation 1.5), so 2.1e8 / 2.837^4.762.

@@ -1,4 +1,4 @@
-"""Decoders of a sweep: as large as asked, of sensible shape, counted without being made."""
+"""Decoders of a sweep: requested sizes, sensible shapes, and counts without building a model."""
 
 import math
 
@@ -50,8 +50,8 @@ def test_counts_are_those_of_the_module(parameters: float, tied: bool) -> None:
     found = find_ladder_model(parameters, vocabulary=640, tie_embeddings=tied)
     with torch.device("meta"):
         module = Decoder(found.model)
-    assert found.total == sum(each.numel() for each in module.parameters())
-    of_layers = sum(each.numel() for each in module.layers.parameters())
+    assert found.total == sum(parameter.numel() for parameter in module.parameters())
+    of_layers = sum(parameter.numel() for parameter in module.layers.parameters())
     assert found.parameters == of_layers + found.model.channels
     assert found.embedding_parameters == (1 if tied else 2) * 640 * found.model.channels
 
@@ -67,7 +67,7 @@ def test_fresh_weights_spread_by_the_width() -> None:
 
 def test_a_ladder_climbs() -> None:
     models = build_ladder(space_sizes(SMALLEST, LARGEST, 16), vocabulary=1024)
-    counts = [each.parameters for each in models]
+    counts = [model.parameters for model in models]
     assert counts == sorted(counts)
     assert counts[0] == pytest.approx(SMALLEST, rel=0.02)
     assert counts[-1] == pytest.approx(LARGEST, rel=0.02)

@@ -1,7 +1,7 @@
-"""Each job script, one after another, each reading what the last wrote.
+"""Job scripts in a chain: each reads what the last one wrote.
 
-Those that start workers are submitted to a cluster of one node; the others run as what a job is, a
-process of their own. Their run files are the quickstart's, made smaller.
+Scripts that start workers are submitted to a cluster of one node. The others run as a separate
+process, as any job does. Their run files are a smaller version of the quickstart's.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ SCRIPTS = (
     *("pretrain", "conversations", "posttrain", "rl", "score", "evaluate", "embed"),
     *("export", "sweep", "teacher", "sample", "constitutional"),
 )
-# They have workers of Ray's, or map splits over them; the others would by the same functions.
+# These have Ray workers, or map splits over them; the others would use the same functions.
 ON_RAY = {"curate", "pretrain", "posttrain", "rl", "embed", "sweep"}
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
     *("gravel", "willow", "ferry", "anvil", "barley", "cobble", "drizzle", "ember", "furrow"),
 )
-# A process of its own: Ray remembers for the life of one how it is to authenticate.
+# A separate process: Ray keeps its authentication mode as long as a process lives.
 SUBMIT = """
 import json, sys, time
 from ray.job_submission import JobSubmissionClient
@@ -60,22 +60,23 @@ for line in sys.stdin:
 """
 RUNTIME_ENV = {
     "working_dir": str(ROOT),
-    "excludes": [".git", "/tests", "/docs"],  # a job needs the package, its script and run file
+    # A job needs only the package, its script and run file.
+    "excludes": [".git", "/tests", "/docs"],
     "env_vars": {"PYTHONPATH": "platform"},
 }
 
 
 @dataclass
 class Cluster:
-    """A Ray head of our own, and a process that submits jobs to it."""
+    """A Ray head for these tests, and a process that submits jobs to it."""
 
     folder: Path
     environment: dict[str, str]
     _client: subprocess.Popen[str]
-    ended: dict[str, dict[str, Any]] = field(default_factory=dict)  # script → how it ended
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)  # results by script
 
     def run(self, script: str, *arguments: str) -> dict[str, Any]:
-        """State, exit code and output of one job, from its submission to its end."""
+        """Run one job to its end, and return its state, exit code and output."""
         words = ["python", f"jobs/{script}.py", *arguments]
         if script not in ON_RAY:
             return self._run_alone(words)
@@ -87,7 +88,7 @@ class Cluster:
         return json.loads(answer)
 
     def _run_alone(self, words: list[str]) -> dict[str, Any]:
-        """State, exit code and output of the script as a process of its own, without a cluster."""
+        """Run the script as a separate process, without a cluster, and return its result."""
         ended = subprocess.run(
             words,
             stdout=subprocess.PIPE,
@@ -102,7 +103,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One node of four logical CPUs; all that it starts ends with it."""
+    """Start one node of four logical CPUs; all its processes end with it."""
     binaries = Path(sys.executable).parent
     kept = {n: v for n, v in os.environ.items() if not n.startswith("RAY_") and n != "PYTHONPATH"}
     environment = kept | {
@@ -112,25 +113,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "OMP_NUM_THREADS": "1",
     }
     quiet = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    gcs, dashboard, agent = free_ports(3)
+    gcs, dashboard, agent = find_free_ports(3)
     address = f"http://127.0.0.1:{dashboard}"
     submit = [sys.executable, "-c", SUBMIT, address, json.dumps(RUNTIME_ENV)]
-    # Not below pytest's folder: the paths of sockets have to be short.
+    # The path is not below pytest's folder, because socket paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as sockets:
         options = [f"--port={gcs}", f"--dashboard-port={dashboard}", f"--temp-dir={sockets}"]
         options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"]
-        # Its own: where another cluster's agent listens already, no job is accepted.
+        # Jobs are not accepted on a port where another cluster's agent listens.
         options += [f"--dashboard-agent-listen-port={agent}"]
         options += ["--include-dashboard=true", "--num-cpus=4", "--object-store-memory=134217728"]
         head = subprocess.Popen([binaries / "ray", "start", "--head", "--block", *options], **quiet)
-        with killing(head):
+        with kill_at_end(head):
             wait_for_answer(f"{address}/api/version", head)
             pipes = quiet | {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            with subprocess.Popen(submit, **pipes) as client, killing(client):
+            with subprocess.Popen(submit, **pipes) as client, kill_at_end(client):
                 yield Cluster(tmp_path_factory.mktemp("jobs"), environment, client)
 
 
-def free_ports(count: int) -> list[int]:
+def find_free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -139,8 +140,8 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def killing(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """At the end, kill `process` and all that it started, and nobody else."""
+def kill_at_end(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Kill `process` and all its descendants, and no other process, when the block ends."""
     try:
         yield
     finally:
@@ -154,7 +155,7 @@ def killing(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 
 def wait_for_answer(url: str, server: subprocess.Popen[Any]) -> None:
-    """Return once `url` answers; fail if its server ends instead."""
+    """Wait until `url` answers, and fail if its server ends instead."""
     while True:
         assert server.poll() is None, "ray start ended"
         try:
@@ -166,7 +167,7 @@ def wait_for_answer(url: str, server: subprocess.Popen[Any]) -> None:
 
 
 def write_archive(path: Path, seed: int) -> str:
-    """Thirty pages of plain text that no two have in common."""
+    """Write thirty pages of plain text without common sentences."""
     dice = random.Random(seed)
     pages = []
     for number in range(30):
@@ -194,7 +195,7 @@ def write_problems(path: Path) -> str:
 
 
 def write_reward_model(model: str, folder: Path) -> None:
-    """A reward model that nobody has taught, of the sizes of `model`."""
+    """Write an untrained reward model of the sizes of `model`."""
     opened = checkpoint.open_model(model)
     config = opened.config.with_score_head()
     scorer = Decoder(config)
@@ -203,19 +204,19 @@ def write_reward_model(model: str, folder: Path) -> None:
 
 
 def write_unwanted(path: Path) -> str:
-    """Sixty lines of words that no page has."""
+    """Write sixty lines of words that no page has."""
     path.write_text("".join(f"click here {n} to buy cheap offers now\n" for n in range(60)))
     return json.dumps([str(path)])
 
 
 def write_principles(path: Path) -> str:
-    """Two principles."""
+    """Write two principles."""
     path.write_text("Be kind.\n\nBe short.\n")
     return str(path)
 
 
-def arguments_of(script: str, folder: Path) -> list[str]:
-    """The command line of one job, on what the jobs before it have left in `folder`."""
+def list_arguments(script: str, folder: Path) -> list[str]:
+    """Return the arguments of one job, whose inputs are the results of earlier jobs."""
     names = ("documents", "tokenizer", "tokens", "model", "tuned", "scores", "exported")
     at = {name: str(folder / name) for name in names}
     if script == "export":
@@ -368,11 +369,11 @@ def test_there_are_no_other_jobs() -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script: str) -> None:
     for before in SCRIPTS[: SCRIPTS.index(script)]:
-        if before not in cluster.ended:  # a test that is run alone does what it needs
-            cluster.ended[before] = cluster.run(before, *arguments_of(before, cluster.folder))
-    ended = cluster.ended[script] = cluster.run(script, *arguments_of(script, cluster.folder))
+        if before not in cluster.ended:  # a test that is run alone runs what it needs
+            cluster.ended[before] = cluster.run(before, *list_arguments(before, cluster.folder))
+    ended = cluster.ended[script] = cluster.run(script, *list_arguments(script, cluster.folder))
     assert (ended["state"], ended["code"]) == ("SUCCEEDED", 0), ended["output"]
-    # A job's output is all that it prints anywhere; Ray may have a last word on stderr.
+    # A job's output is all that it prints; Ray may add lines to stderr.
     results = [line for line in ended["output"].splitlines() if line.startswith("{")]
     assert len(results) == 1, ended["output"]
     printed = json.loads(results[0])

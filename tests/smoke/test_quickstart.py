@@ -1,5 +1,8 @@
-"""The whole path, small, as a user has it: the wheel, installed in a new environment, in a folder
-without a checkout. Then the commands of README and docs/commands.md, one after the other."""
+"""The whole data path, small, as a user runs it.
+
+The wheel is installed in a new environment, in a folder without a checkout. Then the commands of
+README and docs/commands.md run one after the other.
+"""
 
 import hashlib
 import json
@@ -31,7 +34,7 @@ from trainrig.verbs import VERBS
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 ROOT = Path(__file__).parents[2]
-# The run files of `jobs/configs/quickstart`, so much smaller.
+# The run files of `jobs/configs/quickstart`, with smaller values.
 SIZES = {
     "pages": [
         *("pages.docs_pages=150", "pages.code_pages=80", "pages.docs_files=2"),
@@ -56,7 +59,7 @@ SIZES = {
     ],
     "evaluate": ["sequence_length=128", "tokens_per_source=2000", "threads=1"],
     "sweep": [
-        # Far enough apart that a law is found in the noise of one seed a run.
+        # Far enough apart that a scaling law can be fitted to runs of one seed.
         *("design.parameters=[5200, 20000, 80000]", "design.tokens=[16000, 64000, 256000]"),
         *("batches.sequence_length=64", "training.fewest_steps=30"),
     ],
@@ -93,25 +96,26 @@ FOLDERS = {
     *("pages", "documents", "tokenizer", "tokens", "model", "conversations", "tuned"),
     *("pairs", "aligned", "scores-early", "scores-model", "scores-tuned", "scores-aligned"),
 }
-STAGE_OF = {"dpo": "posttrain", "pairs": "conversations"}  # of run files that are named otherwise
+# Run files whose name differs from their stage.
+STAGE_OF = {"dpo": "posttrain", "pairs": "conversations"}
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The wheel in an environment of its own, and a folder that holds the run files alone."""
+    """Environment with the wheel installed, and a folder that holds only the run files."""
 
     bin: Path
     package: Path
     work: Path
 
     def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """`trainrig WORDS`, which must end well."""
+        """Run `trainrig WORDS`, which must succeed."""
         ended = self.try_to_run(*words)
         assert ended.returncode == 0, f"{shlex.join(map(str, words))}\n{ended.stderr}"
         return ended
 
     def try_to_run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """`trainrig WORDS`, however it ends."""
+        """Run `trainrig WORDS`, and return the result also if it fails."""
         return subprocess.run(
             [self.bin / "trainrig", *words],
             capture_output=True,
@@ -122,13 +126,13 @@ class Installed:
 
     @staticmethod
     def environment() -> dict[str, str]:
-        """That of a user, who has no checkout."""
+        """Return the environment of a user without a checkout."""
         named = ("PYTHONPATH", "VIRTUAL_ENV", "RAY_ADDRESS")
         kept = {name: value for name, value in os.environ.items() if name not in named}
         return kept | {"OMP_NUM_THREADS": "1"}
 
     def answer(self, *words: str | Path) -> dict[str, Any]:
-        """What `trainrig WORDS --json` prints."""
+        """Return what `trainrig WORDS --json` prints."""
         printed = self.run(*words, "--json").stdout
         assert printed.count("\n") == 1
         return json.loads(printed)
@@ -146,7 +150,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     python = at / "venv" / "bin" / "python"
     subprocess.run([*pip, "--python", python, "install", *alone, wheel], check=True)
     (site,) = (at / "venv" / "lib").glob("python*/site-packages")
-    # What we depend on, and not this checkout: of a folder so named no .pth file is read.
+    # Make dependencies importable, but not this checkout: no .pth file is read there.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     work = at / "work"
     shutil.copytree(ROOT / "jobs", work / "jobs")
@@ -156,7 +160,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def make_smaller(run_files: Path) -> None:
-    """Change the sizes of the quickstart's run files."""
+    """Reduce the sizes of the quickstart's run files."""
     for name, changes in SIZES.items():
         verb = STAGE_OF.get(name, name)
         model = PageMaking if verb == "pages" else VERBS[verb].load_model()
@@ -166,7 +170,7 @@ def make_smaller(run_files: Path) -> None:
 
 @dataclass(frozen=True)
 class Walk:
-    """A finished quickstart: its folder, and what was said on the way."""
+    """Finished quickstart: its folder and its output."""
 
     out: Path
     stdout: str
@@ -189,7 +193,7 @@ def first(installed: Installed) -> Walk:
 
 def test_the_wheel_brings_run_files_and_clusters(installed: Installed) -> None:
     assert "trainrig 0." in installed.run("--version").stdout
-    # The quickstart's own: no verb takes it.
+    # This file belongs to the quickstart itself: no verb takes it.
     names = sorted(SIZES.keys() - {"pages"})
     files = [installed.package / "configs" / "quickstart" / f"{name}.toml" for name in names]
     python = [installed.bin / "python", "-c", CHECK_EACH, *files]
@@ -198,7 +202,7 @@ def test_the_wheel_brings_run_files_and_clusters(installed: Installed) -> None:
     )
     assert checked.returncode == 0, checked.stderr
     shown = checked.stdout.split(CHECKED)[:-1]
-    assert len(shown) == len(files) and all("stage = " in each for each in shown)
+    assert len(shown) == len(files) and all("stage = " in text for text in shown)
     assert str(installed.package) in installed.run("cluster", "check", "local").stdout
 
 
@@ -228,15 +232,16 @@ def test_both_models_learnt_something(first: Walk) -> None:
     summary = first.summary
     assert summary["loss_last"] < summary["loss_first"] - 0.5
     for domain in ("docs", "code"):
-        assert 0 < summary["bits_per_byte"][domain] < 8  # what a byte takes that nobody predicts
-    before, after = summary["bits_per_byte_pretrained"], summary["bits_per_byte_tuned"]
+        assert 0 < summary["bits_per_byte"][domain] < 8  # a byte costs 8 bits without a model
+    before = summary["bits_per_byte_pretrained"]
+    after = summary["bits_per_byte_tuned"]
     assert after["conversations"] < before["conversations"]
 
 
 def test_the_tuned_model_learns_of_right_and_wrong_answers(first: Walk) -> None:
     assert 0 <= first.summary["pairs_right"] <= 1
     lines = metrics.read_series(f"{first.out}/aligned")
-    assert len(lines) == 4  # too few to learn from: that it is measured from is what counts
+    assert len(lines) == 4  # too few examples to learn from, so only the measurement is checked
     assert lines[0]["train/loss"] == pytest.approx(math.log(2), abs=1e-6)
     page = (first.out / "report.html").read_text(encoding="utf-8")
     assert "on right answers beside wrong ones" in page
@@ -271,8 +276,8 @@ def test_the_report_holds_the_verdict(first: Walk) -> None:
         assert f"{first.summary[figure]:,}" in page
 
 
-def contents(out: Path) -> dict[str, tuple[str, int]]:
-    """Digest and time of change of each file but the report."""
+def read_contents(out: Path) -> dict[str, tuple[str, int]]:
+    """Return the digest and the modification time of each file except the report."""
     return {
         str(path.relative_to(out)): (
             hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -286,22 +291,22 @@ def contents(out: Path) -> dict[str, tuple[str, int]]:
 def test_a_second_call_does_nothing_says_so_and_tells_the_same(
     first: Walk, installed: Installed
 ) -> None:
-    before = contents(first.out)
+    before = read_contents(first.out)
     report = (first.out / "report.html").read_bytes()
     second = walk(installed)
-    assert contents(first.out) == before
+    assert read_contents(first.out) == before
     assert (first.out / "report.html").read_bytes() == report
     assert second.stdout == first.stdout
     for folder in FOLDERS:
         assert f"/{folder}: made before" in second.stderr
-    # Nor is old speed told as new. Two models are tuned.
+    # Earlier throughput is not reported again. Two models are tuned.
     for stage, folders in {"curate": 1, "tokenize": 1, "pretrain": 1, "posttrain": 2}.items():
         lines = [line for line in second.stderr.splitlines() if line.startswith(f"{stage}: ")]
         assert len(lines) == folders, second.stderr
         assert all(line.startswith(f"{stage}: quickstart/") for line in lines)
 
 
-def commands_after_the_quickstart() -> list[list[str]]:
+def list_later_commands() -> list[list[str]]:
     """Return the commands of README's tasks and of the data path in docs/commands.md."""
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     section = page.partition("\n## The data path, in order\n")[2]
@@ -316,14 +321,14 @@ def commands_after_the_quickstart() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def followed(first: Walk, installed: Installed) -> dict[str, Walk]:
-    """README's commands and those of docs/commands.md, in order: what each verb printed last.
+    """Run the commands of README and docs/commands.md in order, and return each verb's last output.
 
-    All but the quickstart once more, which would be all of the above again: tests/test_readme.py
-    has it parsed. And `fit` may say that these runs make no law: they are tiny, of one seed, and
-    how far each had come at its end is noise that no size of this test takes away.
+    The quickstart itself is left out, as it would repeat all of the above; tests/test_readme.py
+    parses its command. `fit` may find no law: the runs are tiny, with one seed, so their final
+    losses are noise at any affordable size.
     """
     said = {}
-    for program, *words in commands_after_the_quickstart():
+    for program, *words in list_later_commands():
         assert program == "trainrig"
         if words[0] != "quickstart":
             ended = installed.try_to_run(*words)
@@ -354,15 +359,15 @@ def test_the_commands_of_the_pages_work_one_after_the_other(
 def test_a_sweep_adds_a_law_and_a_plan_and_repeats_nothing_of_the_rest(
     first: Walk, installed: Installed, followed: dict[str, Walk]
 ) -> None:
-    before = contents(first.out)
+    before = read_contents(first.out)
     swept = walk(installed, "--sweep")
-    assert contents(first.out).items() >= before.items()  # the sweep's too: README has made it
+    assert read_contents(first.out).items() >= before.items()  # also the sweep's, which README made
     assert set(swept.summary["seconds"]) == STAGES | {"sweep"}
     found = swept.summary["scaling"]
     assert found["points"] == 9
     page = (first.out / "report.html").read_text(encoding="utf-8")
     assert "Scaling law: 9 runs of 3 sizes" in page
-    if "problem" in found:  # of so little text, so small models may learn too little for a law
+    if "problem" in found:  # on so little text, small models may learn too little for a law
         assert found["problem"].split(":")[0] in page
         return
     law = json.loads((first.out / "sweep" / "law.json").read_text())
@@ -371,7 +376,7 @@ def test_a_sweep_adds_a_law_and_a_plan_and_repeats_nothing_of_the_rest(
     assert planned["run"]["stage"] == "pretrain"
 
 
-def test_the_model_goes_on_from_a_prompt(first: Walk, installed: Installed) -> None:
+def test_the_model_continues_a_prompt(first: Walk, installed: Installed) -> None:
     arguments = ("generate", first.out / "model", "--prompt", "The module", "--tokens", "8")
     spoken = installed.answer(*arguments, "--seed", "3")
     assert spoken["prompt"] == "The module"

@@ -1,7 +1,7 @@
-"""The whole path by `trainrig submit`, on two nodes that have nothing of us but the upload.
+"""The whole data path by `trainrig submit`, on two nodes that have only the upload.
 
-Pretraining is stopped in the middle and submitted again. In the end there are the same bytes as the
-same commands make by themselves.
+Pretraining is stopped midway and submitted again. The results must have the same bytes as the
+results of the same commands on one machine.
 """
 
 import json
@@ -23,7 +23,7 @@ from trainrig.train.run import metrics
 pytestmark = [pytest.mark.ray, pytest.mark.soak, pytest.mark.timeout(1200)]
 
 _nodes = runpy.run_path(str(Path(__file__).parents[1] / "two_nodes.py"))
-PATIENCE = 300.0  # s: a bound for what is broken
+PATIENCE = 300.0  # s: a bound for broken code
 STEPS = 400
 
 WORDS = "wharf lantern copper thistle meadow harvest kettle orchard saddle gravel willow ferry"
@@ -101,13 +101,13 @@ OUTPUTS = dict(zip(RUN_FILES, ("documents", "tokenizer", "tokens", "model", "sco
 
 @dataclass
 class User:
-    """Somebody with a command line."""
+    """A user with a command line."""
 
     folder: Path
     environment: dict[str, str]
 
     def does(self, *arguments: str, expect: int = 0) -> str:
-        """What `trainrig` prints."""
+        """Run `trainrig` and return its output."""
         ended = subprocess.run(
             [sys.executable, "-m", "trainrig", *arguments],
             capture_output=True,
@@ -122,7 +122,7 @@ class User:
 
 @pytest.fixture
 def submitting(tmp_path: Path) -> Iterator[User]:
-    """A user in a folder of their own, with a cluster of two nodes of one CPU each."""
+    """Yield a user in a separate folder, with a cluster of two nodes of one CPU each."""
     with _nodes["two_nodes"]() as cluster:
         cluster.start_head(1)
         cluster.add_node("second", 1)
@@ -133,17 +133,17 @@ def submitting(tmp_path: Path) -> Iterator[User]:
             "RAY_API_SERVER_ADDRESS": cluster.address,
             "TRAINRIG_HOME": str(tmp_path / "home"),
         }
-        yield User(_folder(tmp_path / "submitted"), kept | found)
+        yield User(_hash_folder(tmp_path / "submitted"), kept | found)
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> User:
-    """A user in another folder, who has this machine alone."""
+    """Return a user in another folder, who has only this machine."""
     kept = {n: v for n, v in os.environ.items() if n != "RAY_ADDRESS"}
-    return User(_folder(tmp_path / "alone"), kept)
+    return User(_hash_folder(tmp_path / "alone"), kept)
 
 
-def _folder(path: Path) -> Path:
+def _hash_folder(path: Path) -> Path:
     path.mkdir()
     words = WORDS.split()
     pages = [
@@ -157,7 +157,7 @@ def _folder(path: Path) -> Path:
 
 
 def stop_in_the_middle(user: User) -> dict[str, Any]:
-    """Submit the pretraining, stop it while it takes steps; its end."""
+    """Submit the pretraining, stop it during training, and return its result."""
     user.does("submit", "pretrain", "pretrain.toml", "--detach")
     (run,) = [r for r in Home(user.environment["TRAINRIG_HOME"]).list() if "pretrain" in r.id]
     until = time.monotonic() + PATIENCE
@@ -180,14 +180,15 @@ def test_the_whole_path_submitted_is_the_same_to_the_last_bit(
         assert (done["state"], done["exit_code"]) == ("done", 0)
         fewer = ["--set", "workers=1"] if "workers" in RUN_FILES[verb] else []
         alone.does(verb, f"{verb}.toml", *fewer)
-    one, other = submitting.folder, alone.folder
+    one = submitting.folder
+    other = alone.folder
     for verb in ("curate", "tokenizer", "tokenize"):
-        assert files_of(one / OUTPUTS[verb]) == files_of(other / OUTPUTS[verb]), verb
-    assert losses_of(one / "model") == losses_of(other / "model")
+        assert list_files(one / OUTPUTS[verb]) == list_files(other / OUTPUTS[verb]), verb
+    assert list_losses(one / "model") == list_losses(other / "model")
     for user in (submitting, alone):
-        user.does("export", "model", "exported")  # put together from what each worker saved
-    assert weights_of(one / "exported") == weights_of(other / "exported")
-    assert counts_of(one / "scores") == counts_of(other / "scores")
+        user.does("export", "model", "exported")  # merged from what each worker saved
+    assert read_weights(one / "exported") == read_weights(other / "exported")
+    assert read_counts(one / "scores") == read_counts(other / "scores")
     rows = json.loads(submitting.does("jobs", "--json"))
     assert {row["verb"]: row["state"] for row in rows} == dict.fromkeys(RUN_FILES, "done")
     (row,) = [row for row in rows if row["verb"] == "pretrain"]
@@ -195,19 +196,19 @@ def test_the_whole_path_submitted_is_the_same_to_the_last_bit(
     assert 0 < row["goodput"] < 1
 
 
-def files_of(folder: Path) -> Any:
+def list_files(folder: Path) -> Any:
     return json.loads((folder / "manifest.json").read_text())["files"]
 
 
-def counts_of(folder: Path) -> Any:
+def read_counts(folder: Path) -> Any:
     return json.loads((folder / "manifest.json").read_text())["counts"]
 
 
-def losses_of(folder: Path) -> Any:
+def list_losses(folder: Path) -> Any:
     return [(line["step"], line["train/loss"]) for line in metrics.read_series(str(folder))]
 
 
-def weights_of(folder: Path) -> dict[str, bytes]:
+def read_weights(folder: Path) -> dict[str, bytes]:
     found = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
     assert found
     return found

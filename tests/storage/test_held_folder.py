@@ -1,4 +1,4 @@
-"""A folder that a run holds and somebody removes: nothing is written there any more."""
+"""A folder that a run holds and that is deleted: nothing is written there afterwards."""
 
 import shutil
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_no_writer_brings_back_a_folder_that_was_removed(
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
-def test_what_is_appended_to_an_open_file_of_a_folder_that_is_gone_is_refused(
+def test_an_append_to_an_open_file_of_a_deleted_folder_is_rejected(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
@@ -63,7 +63,7 @@ def test_what_is_appended_to_an_open_file_of_a_folder_that_is_gone_is_refused(
         appender.write(b"two\n")
 
 
-def test_whatever_fails_for_want_of_the_folder_is_told_as_that(tmp_path: Path) -> None:
+def test_every_failure_from_a_missing_folder_names_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     with pytest.raises(FolderGone), storage.hold_folder(str(folder), lambda: False):
@@ -72,7 +72,7 @@ def test_whatever_fails_for_want_of_the_folder_is_told_as_that(tmp_path: Path) -
 
 
 def test_a_folder_of_the_same_run_may_have_another_inode(tmp_path: Path) -> None:
-    """As network file systems give it."""
+    """Network file systems may change inode numbers."""
     folder = tmp_path / "run"
     folder.mkdir()
     with storage.hold_folder(str(folder), lambda: True):
@@ -80,11 +80,11 @@ def test_a_folder_of_the_same_run_may_have_another_inode(tmp_path: Path) -> None
         folder.mkdir()
         storage.write(f"{folder}/file", b"x")
     shutil.rmtree(folder)
-    storage.write(f"{folder}/file", b"x")  # held no more
+    storage.write(f"{folder}/file", b"x")  # no longer held
 
 
 def test_an_error_of_a_run_that_deletes_its_own_folder_is_raised_as_it_is(tmp_path: Path) -> None:
-    """As a run does that is refused before it starts."""
+    """A run that is rejected before it starts deletes its folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     with (

@@ -1,4 +1,4 @@
-"""Credentials that expire while a process lives, told by a proxy that knows which are valid."""
+"""Credentials that expire while a process lives, with a proxy that knows which are valid."""
 
 import json
 import runpy
@@ -19,12 +19,13 @@ _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
 proxy = _proxies["proxy"]
 _services = runpy.run_path(str(Path(__file__).parents[1] / "metadata_service.py"))
 
-OLD, NEW = "AKIAOLD", "AKIANEW"
+OLD = "AKIAOLD"
+NEW = "AKIANEW"
 
 
 @pytest.fixture
 def expire(proxy: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """`expire("ExpiredToken")`: from now on the server takes only requests signed with NEW."""
+    """Return `expire("ExpiredToken")`: from then on the server accepts only the credentials NEW."""
     monkeypatch.setattr(s3_credentials, "LEAST_INTERVAL", 0.0)
     handler = proxy.handler
     proxy.refused = []
@@ -48,7 +49,7 @@ def expire(proxy: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 
 @pytest.fixture
 def credentials_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """`credentials_file(NEW)`: what a program of the user's writes now and then."""
+    """Return `credentials_file(NEW)`, which writes credentials as a user's refresh program does."""
     path = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
@@ -66,7 +67,7 @@ def credentials_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 ACTS: dict[str, Callable[[str], object]] = {
     "write": lambda path: storage.write(path, b"b"),
     "read": storage.read,
-    "exists": storage.exists,  # by HEAD, whose answer has no body
+    "exists": storage.exists,  # a HEAD request, whose answer has no body
     "list": lambda path: storage.list_files(path.rpartition("/")[0]),
     "create": lambda path: storage.create(f"{path}.new", b"c"),
 }
@@ -81,7 +82,8 @@ def test_a_credentials_file_that_was_rewritten_is_read_again(
     expire(code)
     credentials_file(NEW)
     assert ACTS[act](f"{s3}/file") in (None, b"a", True, [f"{s3}/file"])
-    assert len(proxy.refused) == (2 if act == "exists" else 1)  # boto3 asks again where a bucket is
+    # Boto3 also asks for the bucket's region.
+    assert len(proxy.refused) == (2 if act == "exists" else 1)
 
 
 def test_a_file_that_is_rewritten_a_moment_later_is_waited_for(
@@ -102,16 +104,14 @@ def test_a_file_that_is_rewritten_a_moment_later_is_waited_for(
 
 
 @pytest.mark.slow
-def test_credentials_that_nobody_renews_are_named(
-    s3: str, expire: Any, credentials_file: Any
-) -> None:
+def test_credentials_without_renewal_are_named(s3: str, expire: Any, credentials_file: Any) -> None:
     storage.write(f"{s3}/file", b"a")
     expire("ExpiredToken")
     with pytest.raises(ClusterError, match=r"/file: the AWS credentials of this machine have exp"):
         storage.read(f"{s3}/file")
 
 
-def test_those_of_the_environment_are_not_waited_for(
+def test_environment_credentials_are_not_waited_for(
     s3: str, expire: Any, proxy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.write(f"{s3}/file", b"a")
@@ -123,10 +123,10 @@ def test_those_of_the_environment_are_not_waited_for(
 
 @pytest.fixture
 def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A container's endpoint of credentials, on loopback, which gives OLD until told otherwise."""
+    """Start a container's credentials endpoint on loopback, which first returns OLD."""
     service = _services["MetadataService"]()
 
-    def answer(self: Any) -> None:  # who asks has no token of the machine's own service
+    def answer(self: Any) -> None:  # requests carry no token of the machine's own service
         self._give(service.there.get(self.path, 404))
 
     handler = type("Handler", (_services["Handler"],), {"service": service, "do_GET": answer})
@@ -151,7 +151,7 @@ def give(key: str, minutes: float) -> str:
 def test_a_container_is_asked_again_before_the_end_that_it_names(
     s3: str, expire: Any, container: Any, proxy: Any
 ) -> None:
-    """S3 may say so earlier: the role was changed, say."""
+    """S3 may reject credentials earlier, for example after a change of the role."""
     container.put("/credentials", give(OLD, minutes=60))
     storage.write(f"{s3}/file", b"a")
     expire("ExpiredToken")
@@ -164,7 +164,8 @@ def test_a_container_is_asked_again_before_the_end_that_it_names(
 def test_an_endpoint_that_does_not_answer_when_they_end_is_asked_again(
     s3: str, container: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    container.put("/credentials", give(OLD, minutes=5))  # so near, boto3 renews before each request
+    # This near to the end, boto3 renews before each request.
+    container.put("/credentials", give(OLD, minutes=5))
     storage.write(f"{s3}/file", b"a")
     container.put("/credentials", 500)
 

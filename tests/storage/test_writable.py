@@ -1,4 +1,4 @@
-"""Results that cannot be put where they are wanted: one line, 2, before any work, in every verb."""
+"""Outputs that cannot be written: one line and exit code 2 before any work, in every verb."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ OTHERS: dict[str, Callable[[str], list[str]]] = {
 def refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, str], str]:
-    """The one line that a verb says of an output."""
+    """Return a function that runs a verb and returns the one line about its output."""
     monkeypatch.chdir(tmp_path)
 
     def call(verb: str, out: str) -> str:

@@ -1,1 +1,1 @@
-"""What tests share: imported as `support`, never by the package."""
+"""Helpers shared by tests, imported as `support`; the package never imports them."""

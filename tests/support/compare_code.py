@@ -56,7 +56,8 @@ class Comparison:
         self, name: str, old: object, new: object, parent: ast.AST, twin: ast.AST
     ) -> str | None:
         if isinstance(old, list) and isinstance(new, list):
-            olds, news = self._normalise(old), self._normalise(new)
+            olds = self._normalise(old)
+            news = self._normalise(new)
             if len(olds) != len(news):
                 return _describe(parent, twin, f"`{name}` has {len(news)} parts, had {len(olds)}")
             pairs = zip(olds, news, strict=True)
@@ -95,7 +96,7 @@ class Comparison:
 
 
 def _iterate_fields(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """Yield a node's fields as they run: the source of a loop, its target, then its body."""
+    """Yield a node's fields in order of execution: a loop's source, its target, then its body."""
     order = {"generators": 0, "value": 1, "iter": 2, "context_expr": 3, "target": 4, "targets": 4}
     fields = list(ast.iter_fields(node))
     if isinstance(node, ast.NamedExpr | ast.Assign | ast.For | ast.comprehension) or hasattr(
@@ -114,13 +115,15 @@ def _is_docstring(value: object) -> bool:
 
 
 def _split_assignment(value: object) -> list[object]:
-    """Return `a, b = x, y` as two assignments, where that does the same."""
+    """Return `a, b = x, y` as two assignments where the effect is the same."""
     if not (isinstance(value, ast.Assign) and len(value.targets) == 1):
         return [value]
-    target, source = value.targets[0], value.value
+    target = value.targets[0]
+    source = value.value
     if not (isinstance(target, ast.Tuple) and isinstance(source, ast.Tuple)):
         return [value]
-    targets, sources = target.elts, source.elts
+    targets = target.elts
+    sources = source.elts
     if len(targets) != len(sources) or any(
         isinstance(t, ast.Starred) for t in (*targets, *sources)
     ):
@@ -151,7 +154,7 @@ def compare_sources(
 
 
 def read_base(base: str) -> dict[str, str]:
-    """Return the Python sources of commit `base` that differ in the working tree, by path."""
+    """Return the sources of commit `base`, by path, that differ in the working tree."""
     changed = _run_git("diff", "--name-only", "--no-renames", base, "--", *FOLDERS).splitlines()
     paths = [path for path in changed if path.endswith(".py")]
     listed = set(_run_git("ls-tree", "-r", "--name-only", base, "--", *FOLDERS).splitlines())

@@ -1,4 +1,4 @@
-"""Attempts of a run without Ray, one after the other, as they are supervised."""
+"""Attempts of a run without Ray, one after the other, as a supervisor starts them."""
 
 import signal
 from typing import Any
@@ -10,8 +10,9 @@ from trainrig.train.run.run_folder import RunFolder
 
 
 def go_on(job: TrainingJob, world: int, group: Any, fault: tuple[int, str, int] | None = None):
-    """An attempt from the newest checkpoint; with a `fault`, until its rank is dead."""
-    folder, laid_out = RunFolder(job.folder), job.lay_out(world)
+    """Run an attempt from the newest checkpoint, and with a `fault` until its rank is dead."""
+    folder = RunFolder(job.folder)
+    laid_out = job.lay_out(world)
     found, damages = find_newest_valid(folder)
     assert not damages
     attempt = folder.take_attempt(found.step if found else 0)

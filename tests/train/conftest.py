@@ -1,4 +1,4 @@
-"""Undisturbed runs, made once, to compare others with; and tokens of real pages."""
+"""Undisturbed reference runs, made once, and tokens of real pages."""
 
 import json
 import re
@@ -30,7 +30,7 @@ Straight = Callable[[int], TrainingJob]
 
 @pytest.fixture(scope="session")
 def straight(ranks, make_job, tmp_path_factory) -> Straight:
-    """`straight(2)`: the job of a run of STEPS steps that two ranks made without a stop."""
+    """Return `straight(2)`: the job of a run of STEPS steps by two ranks without a stop."""
     made: dict[int, TrainingJob] = {}
 
     def run(world: int) -> TrainingJob:
@@ -45,7 +45,7 @@ def straight(ranks, make_job, tmp_path_factory) -> Straight:
 
 @pytest.fixture
 def go_on(ranks) -> Callable[..., None]:
-    """`go_on(2, job)`: one more attempt by two ranks, from the newest whole checkpoint."""
+    """Return `go_on(2, job)`: one more attempt by two ranks, from the newest valid checkpoint."""
 
     def attempt(world: int, job: TrainingJob) -> None:
         folder = RunFolder(job.folder)
@@ -59,7 +59,7 @@ def go_on(ranks) -> Callable[..., None]:
 
 @pytest.fixture
 def last_weights() -> Callable[[TrainingJob], dict[str, bytes]]:
-    """The bytes of each tensor file of a run's last checkpoint."""
+    """Return a function that returns the bytes of each tensor file of a run's last checkpoint."""
 
     def read(job: TrainingJob) -> dict[str, bytes]:
         newest, damages = find_newest_valid(RunFolder(job.folder))
@@ -70,7 +70,7 @@ def last_weights() -> Callable[[TrainingJob], dict[str, bytes]]:
 
 
 def read_pages(crawl: Path) -> Iterator[dict[str, str]]:
-    """Address, host and text of each page of two hosts: a reference and a blog of long articles."""
+    """Yield address, host and text of each page of two hosts: a reference and a blog."""
     for path in sorted(crawl.glob("*.warc.gz")):
         with path.open("rb") as file:
             for record in ArchiveIterator(file, WarcRecordType.response, parse_http=True):
@@ -86,7 +86,10 @@ def read_pages(crawl: Path) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def crawl_tokens(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Token shards of real pages in two sources, `reference` and `blog`, a twentieth held out."""
+    """Write token shards of real pages in two sources, `reference` and `blog`.
+
+    A twentieth is held out.
+    """
     base = tmp_path_factory.mktemp("pages")
     pages = list(read_pages(test_data / "crawl"))
     documents: list[dict[str, Any]] = []
@@ -95,7 +98,8 @@ def crawl_tokens(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> s
         file = base / f"{source}.jsonl"
         file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         documents.append({"kind": "JSONL", "paths": (str(file),), "source": source, "url": "url"})
-    tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
+    tokenizer = str(base / "tokenizer")
+    output = str(base / "tokens")
     of = {"documents": tuple(documents)}
     bytes_and_merges = ByteLevelBPE(vocabulary=512)
     make_tokenizer(

@@ -1,4 +1,4 @@
-"""What a rank of a context axis does, for tests: attention over a part of each row."""
+"""Work of one rank of a context axis, for tests: attention over a part of each row."""
 
 import math
 from collections.abc import Mapping
@@ -14,11 +14,13 @@ from trainrig.models.positions import compute_alibi_slopes
 from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.zigzag import take_part
 
-HEADS, KV_HEADS, WIDTH = 4, 2, 8
+HEADS = 4
+KV_HEADS = 2
+WIDTH = 8
 
 
 class BytesReceived(TorchDispatchMode):
-    """Counts what a rank is sent by others, by operation."""
+    """Counter of the bytes that a rank receives from others, by operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,18 +37,18 @@ class BytesReceived(TorchDispatchMode):
             tensor = args[argument][0] if isinstance(args[argument], list) else args[argument]
             size = tensor.numel() * tensor.element_size()
             if of > 1:
-                size = size * (of - 1) // of  # a rank's own part is sent by nobody
+                size = size * (of - 1) // of  # a rank's own part is not sent
             self.counted[name] = self.counted.get(name, 0) + size
         return operation(*args, **(kwargs or {}))
 
 
 def positions_of(documents: list[list[int]]) -> Tensor:
-    """[B, T] place of each token in its document, by the lengths of each row's documents."""
+    """Return each token's position in its document, [B, T], from the documents' lengths by row."""
     return torch.tensor([[n for length in row for n in range(length)] for row in documents])
 
 
 def decoder(config: Mapping[str, Any]) -> Decoder:
-    """One layer of the usual heads."""
+    """Return a decoder of one layer with the usual heads."""
     sizes = {"layers": 1, "channels": HEADS * WIDTH, "heads": HEADS, "kv_heads": KV_HEADS}
     return Decoder(DecoderConfig(vocabulary=64, positions=64, **sizes | dict(config)))
 
@@ -54,15 +56,18 @@ def decoder(config: Mapping[str, Any]) -> Decoder:
 def dense(
     model: Decoder, query: Tensor, key: Tensor, value: Tensor, positions: Tensor, sinks: Any
 ) -> Tensor:
-    """Attention of whole rows as a table of all logits, by its definition."""
-    settings, length = model.config.attention, query.shape[2]
+    """Compute attention of whole rows by its definition, with a table of all logits."""
+    settings = model.config.attention
+    length = query.shape[2]
     attention = model.layers[0].attention
     repeated = HEADS // KV_HEADS
-    key, value = key.repeat_interleave(repeated, 1), value.repeat_interleave(repeated, 1)
+    key = key.repeat_interleave(repeated, 1)
+    value = value.repeat_interleave(repeated, 1)
     logits = query @ key.mT * (settings.query_scale or 1 / math.sqrt(WIDTH))
     if settings.logit_cap is not None:
         logits = settings.logit_cap * torch.tanh(logits / settings.logit_cap)
-    here, there = torch.arange(length)[:, None], torch.arange(length)
+    here = torch.arange(length)[:, None]
+    there = torch.arange(length)
     if attention.alibi:
         logits = (
             logits - torch.tensor(compute_alibi_slopes(HEADS))[:, None, None] * (here - there).abs()
@@ -85,12 +90,16 @@ def attended(
     seed: int = 0,
     dtype: str = "float32",
 ) -> tuple[list[float], dict[str, int]]:
-    """How far this rank's part of attention is from that of whole rows in float64: the greatest
-    error of what is seen, and of the gradients of queries, keys, values and sinks; and the bytes
-    that it was sent."""
-    model, group = decoder(config), dist.group.WORLD
+    """Compare this rank's part of attention with that of whole rows in float64.
+
+    Returns the largest error of the output and of the gradients of queries, keys, values and sinks,
+    and the bytes received.
+    """
+    model = decoder(config)
+    group = dist.group.WORLD
     assert group is not None
-    rank, world = group.rank(), group.size()
+    rank = group.rank()
+    world = group.size()
     torch.manual_seed(seed)
     positions = positions_of(documents)
     batch, length = positions.shape
@@ -101,7 +110,7 @@ def attended(
     sinks = attention.sinks
     if sinks is not None:
         torch.nn.init.normal_(sinks)
-    exact = [each.double().requires_grad_() for each in whole]
+    exact = [whole_tensor.double().requires_grad_() for whole_tensor in whole]
     exact_sinks = [] if sinks is None else [sinks.detach().double().requires_grad_()]
     expected = dense(model, *exact, positions, exact_sinks[0] if exact_sinks else None)
     gradients = torch.autograd.grad(expected, exact + exact_sinks, gradient.double())
@@ -112,7 +121,7 @@ def attended(
         return take_part(tensor.detach(), rank, world, dim)
 
     with BytesReceived() as traffic:
-        mine = [part(each, 2).requires_grad_() for each in whole]
+        mine = [part(whole_tensor, 2).requires_grad_() for whole_tensor in whole]
         sight = model.sights(part(positions, 1), None)[local]
         seen = attention.attend(*mine, sight)
         found = torch.autograd.grad(

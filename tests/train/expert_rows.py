@@ -1,4 +1,4 @@
-"""What a rank of an expert axis does, for tests: one layer's experts, on some rows of a batch."""
+"""Work of one rank of an expert axis, for tests: one layer's experts, on some rows of a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,8 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.moe import ExpertFeedForward
 from trainrig.parallel.expert.dispatch import divide_experts
 
-CHANNELS, LENGTH = 32, 6
+CHANNELS = 32
+LENGTH = 6
 
 
 def layer_of(model: Decoder) -> ExpertFeedForward:
@@ -23,7 +24,7 @@ def layer_of(model: Decoder) -> ExpertFeedForward:
 
 
 def decoder(mixture: Mapping[str, Any], favourites: list[int]) -> Decoder:
-    """One layer; every token goes to `favourites`, if there are any."""
+    """Return a decoder of one layer, whose tokens all go to `favourites`, if any are given."""
     sizes = {"layers": 1, "channels": CHANNELS, "heads": 4, "vocabulary": 64, "positions": 64}
     experts = {"kind": "MixtureOfExperts", "balance_bias": True} | dict(mixture)
     model = Decoder(DecoderConfig.model_validate(sizes | {"feedforward": experts}))
@@ -38,12 +39,15 @@ def decoder(mixture: Mapping[str, Any], favourites: list[int]) -> Decoder:
 def dispatched(
     mixture: Mapping[str, Any], rows: int, favourites: list[int], padded: bool = False
 ) -> tuple[dict[str, float], int]:
-    """How far what this rank makes of its share of `rows` rows is from what one rank makes of all:
-    the greatest error by name; and the bytes of tokens and of their gradients that it sends.
-    `padded`: the n-th row ends with n places of padding."""
+    """Compare this rank's results on its share of `rows` rows with those of a single rank.
+
+    Returns the largest error by name, and the bytes of tokens and of their gradients that this rank
+    sends. `padded`: row n ends with n positions of padding.
+    """
     group = dist.group.WORLD
     assert group is not None
-    rank, ranks = group.rank(), group.size()
+    rank = group.rank()
+    ranks = group.size()
     torch.manual_seed(0)
     x = torch.randn(rows, LENGTH, CHANNELS, requires_grad=True)
     gradient = torch.randn(rows, LENGTH, CHANNELS)

@@ -1,5 +1,7 @@
-"""What a rank does, for tests, to tell how long steps take in several layouts, and what a planner
-has to know of the machine: rates that were reached while all ranks did the same."""
+"""Work of a rank that measures step times in several layouts.
+
+It also measures the rates of the machine that a planner needs, while all ranks are busy.
+"""
 
 import itertools
 import math
@@ -22,11 +24,11 @@ from trainrig.train.run_file.training import Training
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
-WARM = 1  # steps before those that are timed, at each visit of a layout
+WARM = 1  # untimed steps at each visit of a layout
 FLOAT = 4  # bytes
 
 
-# Of one step: its seconds, and seconds that threads of this rank waited for a core.
+# One step: its seconds, and the seconds that threads of this rank waited for a core.
 TimedStep = tuple[float, float]
 
 
@@ -36,13 +38,13 @@ def paced_layouts(
     rounds: int,
     visits: int,
 ) -> dict[str, list[TimedStep]]:
-    """`visits` steps of each of `layouts` in each of `rounds`, by name; a layout has the settings
-    of its "training", and the "count" and "shape" of its micro-batches.
+    """Time `visits` steps of each of `layouts` in each of `rounds`, and return them by name.
 
-    The layouts take turns, each round begins with another.
+    A layout has "training" settings, and the "count" and "shape" of its micro-batches. Layouts take
+    turns, and each round begins with another one.
     """
     config = DecoderConfig.model_validate(model)
-    steppers = {name: _build_step(config, **each) for name, each in layouts.items()}
+    steppers = {name: _build_step(config, **layout) for name, layout in layouts.items()}
     found: dict[str, list[TimedStep]] = {name: [] for name in layouts}
     names = list(layouts)
     for number in range(rounds):
@@ -58,7 +60,7 @@ def paced_layouts(
 def _build_step(
     config: DecoderConfig, training: dict[str, Any], count: int, shape: tuple[int, int]
 ) -> Callable[[], None]:
-    """What takes one more step in a layout."""
+    """Return a function that takes one more step in a layout."""
     settings = Training.model_validate(training)
     numerics.settle(settings.threads, settings.deterministic)
     job = TrainingJob("", config, settings, tuple, "")
@@ -90,7 +92,7 @@ def _time_step(step: Callable[[], Any]) -> TimedStep:
 
 
 def read_waited_seconds() -> float:
-    """That threads of this process could have run and had no core, since they began."""
+    """Return the seconds that runnable threads of this process have waited for a core."""
     waited = 0
     for thread in Path("/proc/self/task").iterdir():
         waited += int((thread / "schedstat").read_text().split()[1])
@@ -98,7 +100,7 @@ def read_waited_seconds() -> float:
 
 
 def _time_together(work: Callable[[], Any]) -> float:
-    """Seconds of `work`, which all ranks begin at once."""
+    """Return the seconds of `work`, which all ranks begin at the same time."""
     dist.barrier()
     began = time.perf_counter()
     work()
@@ -106,23 +108,25 @@ def _time_together(work: Callable[[], Any]) -> float:
 
 
 def reached_rates(width: int, megabytes: int, repeats: int) -> dict[str, dict[str, float]]:
-    """What one rank reaches while all do the same.
+    """Return the rates that one rank reaches while all ranks are busy.
 
-    "device": FLOP/s of the product of square matrices of `width`, bytes/s of its memory. "reached":
-    of each collective bytes/s that a rank sends of `megabytes`. "link": seconds of an all-gather of
-    a few bytes, and the share of the seconds of a large one that is lost to products beside it.
+    "device": FLOP/s of the product of square matrices of `width`, and bytes/s of memory.
+    "reached": bytes/s that a rank sends of `megabytes`, by collective.
+    "link": seconds of an all-gather of a few bytes, and the share of a large one's seconds that is
+    lost to simultaneous products.
     """
     torch.set_num_threads(1)
-    world, count = dist.get_world_size(), megabytes * 2**18
+    world = dist.get_world_size()
+    count = megabytes * 2**18
     left, right, out = (torch.randn(width, width) for _ in range(3))
     one, other, both = (torch.randn(count) for _ in range(3))
 
     def time_calls(work: Callable[[], Any]) -> float:
-        """Seconds of the middle one of calls that waited least for a core, a quarter of all."""
+        """Return the median seconds of the quarter of calls that waited least for a core."""
         work()
         timed = [_time_step(work) for _ in range(repeats)]
         return statistics.median(
-            seconds for seconds, _ in sorted(timed, key=lambda each: each[1])[: -(-repeats // 4)]
+            seconds for seconds, _ in sorted(timed, key=lambda call: call[1])[: -(-repeats // 4)]
         )
 
     def multiply(times: int = 1) -> None:
@@ -156,13 +160,17 @@ def reached_rates(width: int, megabytes: int, repeats: int) -> dict[str, dict[st
 
 
 def _collectives(count: int) -> dict[str, Callable[[], Any]]:
-    """By the planner's name, what begins one of `count` numbers in all."""
-    world, rank = dist.get_world_size(), dist.get_rank()
-    whole, other, part = torch.ones(count), torch.ones(count), torch.ones(count // world)
+    """Return functions that start a collective of `count` numbers, by the planner's name."""
+    world = dist.get_world_size()
+    rank = dist.get_rank()
+    whole = torch.ones(count)
+    other = torch.ones(count)
+    part = torch.ones(count // world)
 
     def send() -> Any:
         ends = (rank + 1) % world, (rank - 1) % world
-        sent, received = dist.isend(whole, ends[0]), dist.irecv(other, ends[1])
+        sent = dist.isend(whole, ends[0])
+        received = dist.irecv(other, ends[1])
         assert sent is not None
         sent.wait()
         return received

@@ -1,4 +1,4 @@
-"""Batches for ranks that only want to know how long a step takes, or what it holds."""
+"""Synthetic batches for measurements of time or memory."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays
 
 @dataclass(frozen=True)
 class MadeUp:
-    """Batches of tokens that mean nothing, for those who only want to know how long it takes."""
+    """Batches of random tokens, for measurements of time or memory."""
 
     count: int  # micro-batches of a step
-    shape: tuple[int, int]  # (B, T) of each
+    shape: tuple[int, int]  # (B, T) of each micro-batch
     vocabulary: int
 
     def micro_batches(self, step: int) -> int:
@@ -30,7 +30,8 @@ class MadeUp:
         dice = np.random.default_rng((step, index))
         ids = dice.integers(0, self.vocabulary, (rows, length + 1))
         samples = (step * self.count + index) * rows + np.arange(rows)
-        nought, pieces = np.zeros(rows, dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
+        nought = np.zeros(rows, dtype=np.int64)
+        pieces = np.zeros((0, 3), dtype=np.int64)
         return MicroBatch(
             build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), samples, nought, pieces
         )

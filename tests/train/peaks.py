@@ -1,6 +1,6 @@
-"""What real steps take of the allocator, counted on the CPU, in a group of this process alone.
+"""Peak memory of real steps, counted on the CPU, in a process group of one.
 
-Read by the conftest.py of each folder that asks for it.
+The conftest.py of each folder that uses it imports it.
 """
 
 import functools
@@ -37,17 +37,20 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def measure_peak(alone: None) -> Callable[..., Any]:
-    """`measure_peak(job)`: bytes that the allocator had given out at most in the second step, what
-    was there before included. `making`: beside them, before them, those while its batch was made.
+    """Return `measure_peak(job)`: the allocator's peak bytes in the second step.
+
+    This includes what was allocated before. With `making`, it also returns, first, the peak while
+    the step's batch was made.
     """
     return find_peaks
 
 
 def find_peaks(job: TrainingJob, making: bool = False) -> Any:
-    gc.collect()  # else what tests before left may be let go of while it is counted
+    gc.collect()  # otherwise garbage of earlier tests may be freed while bytes are counted
     training = job.training
     numerics.settle(1, training.deterministic)
-    held, most = 0, 0
+    held = 0
+    most = 0
 
     def count(do: Callable[[], None]) -> None:
         nonlocal held, most
@@ -55,7 +58,8 @@ def find_peaks(job: TrainingJob, making: bool = False) -> Any:
             do()
         events = sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns())
         running = held + np.cumsum([e.nbytes() for e in events if e.name() == "[memory]"])
-        held, most = int(running[-1]), int(running.max())
+        held = int(running[-1])
+        most = int(running.max())
 
     def begin() -> None:
         state = build_first_state(job)
@@ -65,9 +69,11 @@ def find_peaks(job: TrainingJob, making: bool = False) -> Any:
     count(begin)
     ((state, stepper),) = begun
     batches = job.make_batches()
-    virtual, made = training.virtual_workers, 0
+    virtual = training.virtual_workers
+    made = 0
     if isinstance(batches, BatchMaker):
-        folder, attempt = RunFolder(job.folder), TrainingAttempt(1, 0)
+        folder = RunFolder(job.folder)
+        attempt = TrainingAttempt(1, 0)
         batches = OnlineBatches(batches, folder, attempt, virtual, mesh=state.mesh)
 
     def take() -> None:

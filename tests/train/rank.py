@@ -1,7 +1,7 @@
-"""One rank of a process group, for tests: `python rank.py` does what standard input tells it.
+"""One rank of a process group, for tests: `python rank.py` runs the tasks from standard input.
 
-Started once and told many times, because importing torch takes longer than what is tested. Those
-that may die are forked instead, of a process that has imported this file (`serve`).
+A rank is started once and runs many tasks, because importing torch takes longer than most tests.
+Ranks that may die are forked instead from a process that has imported this file (`serve`).
 """
 
 import dataclasses
@@ -81,16 +81,16 @@ from trainrig.train.run_file.training import Training
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import StepFigures, Stepper
 
-TIMEOUT = timedelta(seconds=60)  # no test waits for it: ranks whose peers die fail at once
+TIMEOUT = timedelta(seconds=60)  # no test reaches it: ranks whose peers die fail at once
 
 
 @dataclass(frozen=True)
 class Faulty:
-    """Batches that end badly when a micro-batch of `step` is asked for."""
+    """Batches that fail when a micro-batch of `step` is requested."""
 
     sound: Any
     step: int
-    how: str  # "die", "raise" or "stall" (until someone kills the process)
+    how: str  # "die", "raise" or "stall" (until the process is killed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sound, name)
@@ -106,7 +106,7 @@ class Faulty:
 
 
 def die_after_saving() -> None:
-    """Be killed once what is being saved is whole, however slow the machine."""
+    """Wait until the current save is complete, and kill this process."""
     for thread in threading.enumerate():
         if thread.name == "checkpoint":
             thread.join()
@@ -115,31 +115,32 @@ def die_after_saving() -> None:
 
 @dataclass(frozen=True)
 class Lacking:
-    """Batches without those of some steps."""
+    """Batches without the data of some steps."""
 
     sound: Any
-    steps: tuple[int, ...]  # ascending
+    steps: tuple[int, ...]  # steps in ascending order
 
     @property
     def sources(self) -> Any:
         return self.sound.sources
 
     def __getattr__(self, name: str) -> Any:
-        """What each of its methods says of a step, `sound` says of the one there instead."""
+        """Return a method of `sound` whose steps count only those that have data."""
 
         def of_another(step: int, *rest: int) -> Any:
-            for each in self.steps:
-                step += step >= each
+            for missing in self.steps:
+                step += step >= missing
             return getattr(self.sound, name)(step, *rest)
 
         return of_another
 
 
 class Told:
-    """Wants this rank to stop from the `number`-th time on, from 1, that it does `doing`."""
+    """Stop request by this rank from its `number`-th heartbeat of `doing` on, counted from 1."""
 
     def __init__(self, doing: str, number: int) -> None:
-        self._doing, self._left = doing, number
+        self._doing = doing
+        self._left = number
 
     def heartbeat(self, step: int, doing: str) -> None:
         self._left -= doing == self._doing
@@ -150,8 +151,10 @@ class Told:
 
 @dataclass(frozen=True)
 class Poisoned:
-    """An objective to which micro-batches that begin with some samples give no finite "loss", no
-    finite "gradient", or a "high" loss."""
+    """Objective with bad values for micro-batches that begin with some samples.
+
+    "loss" and "gradient" are not finite, a "high" loss is an outlier.
+    """
 
     sound: Any
     samples: Mapping[int, str]
@@ -186,11 +189,12 @@ def train(
     online: int | None = None,
     of_a_node: int | None = None,
 ) -> int:
-    """`fault`: (rank, how, step); "die in save" kills when all but the manifest is written.
+    """Train one attempt, and return its last step.
 
-    `told`: (rank, doing, number), see Told. `poison`: see Poisoned. `lacking`: steps of data.
-    `tuning`: see Tuning. `online`: updates of each batch of Rollouts. `of_a_node`: neighbours that
-    take themselves to be on a node of their own.
+    `fault`: (rank, how, step); "die in save" kills when all but the manifest is written.
+    `told`: (rank, doing, number), see Told. `poison`: see Poisoned. `lacking`: steps without data.
+    `tuning`: see Tuning. `online`: updates of each batch of Rollouts. `of_a_node`: number of
+    neighbours that act as if they shared a separate node.
     """
     name = f"node {dist.get_rank() // of_a_node}" if of_a_node else meshes.find_node_name()
     step_logger.find_node_name = lambda: name
@@ -224,7 +228,7 @@ def train(
             OnlineBatches.prepare = prepare_and_die  # type: ignore[method-assign]
         else:
             make = job.make_batches
-            # Nothing is read ahead, so that all steps before this one are done.
+            # Nothing is prefetched, so that all earlier steps are done.
             training = job.training.model_copy(update={"prefetch_steps": 0})
             job = dataclasses.replace(
                 job, training=training, make_batches=lambda: Faulty(make(), step, how)
@@ -237,13 +241,17 @@ def train(
 
 
 def sample_for(job: TrainingJob, until: str, last: int | None = None, imports: str = "") -> int:
-    """Sample what the ranks of `job` ask for, of batches up to `last`, until there is a file
-    `until`; how many units. Alone in its group, as an actor is. `imports`: a folder of modules."""
+    """Sample for the ranks of `job` until the file `until` exists, and return the number of units.
+
+    Batches after `last` are not sampled. The process group has one rank, as an actor's has.
+    `imports`: a folder of modules.
+    """
     sys.path[:0] = [imports] if imports else []
-    sampler, sampled = RolloutSampler(job), 0
+    sampler = RolloutSampler(job)
+    sampled = 0
     while not Path(until).exists():
         found = find_open(name_rollouts_folder(RunFolder(job.folder)))
-        wanted = [each for each in found if last is None or each[0].number <= last]
+        wanted = [opened for opened in found if last is None or opened[0].number <= last]
         if not wanted:
             time.sleep(0.005)
             continue
@@ -256,7 +264,7 @@ def sample_for(job: TrainingJob, until: str, last: int | None = None, imports: s
 def tensors(
     job: TrainingJob, resume_from: str | None = None, weights_from: str | None = None
 ) -> dict[str, Any]:
-    """All whole tensors of a state, and its counters: fresh, or filled from a checkpoint."""
+    """Return all full tensors of a state, fresh or loaded, and its counters."""
     state = build_fresh_state(job, find_local_device())
     if resume_from:
         checkpoint.load(resume_from, state, job, job.make_batches())
@@ -271,8 +279,10 @@ def saved(
     limit: tuple[int, int] | None = None,
     resume_from: str | None = None,
 ) -> str:
-    """Save a state, fresh or filled from a checkpoint; what `finish` raised, or nothing. `limit`:
-    (rank, bytes of its files)."""
+    """Save a state, fresh or loaded, and return the error of `finish` or an empty string.
+
+    `limit`: (rank, bytes of its files).
+    """
     state = build_fresh_state(job, find_local_device())
     if resume_from:
         checkpoint.load(resume_from, state, job, job.make_batches())
@@ -291,13 +301,15 @@ def saved(
 
 
 def read_back(job: TrainingJob, attempt: TrainingAttempt, spoilt_by: int) -> tuple[str, str]:
-    """Save a fresh state, have rank `spoilt_by` spoil its file, read it all back; type and message
-    of what this rank raises."""
+    """Save a fresh state, let rank `spoilt_by` damage its file, and read everything back.
+
+    Returns the type and the message of this rank's error.
+    """
     state = build_fresh_state(job, find_local_device())
     saver_here = checkpoint.Saver(RunFolder(job.folder), attempt, job, job.make_batches())
     saver_here.save(state)
     saver_here.finish()
-    dist.barrier()  # the first rank still looks at the sizes of all files, to clean up
+    dist.barrier()  # the first rank still reads the sizes of all files for its clean-up
     if dist.get_rank() == spoilt_by:
         (path,) = Path(job.folder).glob(f"checkpoints/*/*/{tensor_file_name(spoilt_by)}")
         data = path.read_bytes()
@@ -310,7 +322,10 @@ def read_back(job: TrainingJob, attempt: TrainingAttempt, spoilt_by: int) -> tup
 
 
 def refusal(job: TrainingJob, resume_from: str, seen_by: int | None = None) -> tuple[str, str]:
-    """Type and message of what loading raises on this rank; `seen_by`: one that sees damage."""
+    """Return type and message of this rank's loading error.
+
+    `seen_by`: the rank that finds the damage.
+    """
     sound = reader.read_tensors
 
     def read_tensors(path: str, tensors: Any, manifest: CheckpointManifest) -> None:
@@ -331,10 +346,13 @@ def refusal(job: TrainingJob, resume_from: str, seen_by: int | None = None) -> t
 
 
 def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
-    """The file, first byte and bytes of each read of the checkpoint that this rank asks its storage
-    for to resume; bytes 0: the whole file."""
+    """Return the file, first byte and length of each read of this rank when it resumes.
+
+    Length 0 is the whole file.
+    """
     asked: list[tuple[str, int, int]] = []
-    whole, part = storage.read, storage.read_into
+    whole = storage.read
+    part = storage.read_into
 
     def read(path: str) -> bytes:
         asked.append((path, 0, 0))
@@ -346,39 +364,41 @@ def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
 
     state = build_fresh_state(job, find_local_device(), draw=False)
     try:
-        storage.read, storage.read_into = read, read_into
+        storage.read = read
+        storage.read_into = read_into
         checkpoint.load(resume_from, state, job, job.make_batches())
     finally:
-        storage.read, storage.read_into = whole, part
-    there = (each for each in asked if each[0].startswith(resume_from))
+        storage.read = whole
+        storage.read_into = part
+    there = (read for read in asked if read[0].startswith(resume_from))
     return sorted((path.rpartition("/")[2], begin, size) for path, begin, size in there)
 
 
 def parts(job: TrainingJob) -> dict[str, int]:
-    """Elements of each weight that this rank holds of a fresh state."""
+    """Return the number of elements of each weight of a fresh state that this rank holds."""
     state = build_fresh_state(job, find_local_device())
     return {name: p.to_local().numel() for name, p in state.model.named_parameters()}
 
 
 def gathered_for_a_save(job: TrainingJob) -> int:
-    """Bytes of whole rows that this rank has beside its slices while it saves a fresh state."""
+    """Return the bytes of full rows that this rank holds besides its slices in a save."""
     state = build_fresh_state(job, find_local_device())
     held = state.list_counted_tensors()
-    new = (each for name, each in state.rows(held).items() if each is not held[name])
-    return sum(find_local_slice(each)[0].nbytes for each in new)
+    new = (rows for name, rows in state.rows(held).items() if rows is not held[name])
+    return sum(find_local_slice(rows)[0].nbytes for rows in new)
 
 
 def _as_numpy(tensor: Tensor) -> Any:
-    """A copy; bfloat16, which numpy lacks, as float32."""
+    """Return a numpy copy; bfloat16, which numpy lacks, becomes float32."""
     own = tensor.detach().clone()
     return (own.float() if own.dtype == torch.bfloat16 else own).numpy()
 
 
 def _whole(state: TrainState) -> dict[str, Any]:
-    """The whole of each tensor that this rank has a part of.
+    """Return the full tensor of each that this rank has a part of.
 
-    `full_tensor` remembers meshes that look the same, with their groups, which are gone where a
-    process has had several one after another. Ranks of other stages have other tensors.
+    `full_tensor` caches meshes that look the same, with their groups. Those groups no longer exist
+    where a process has had several after another. Ranks of other stages have other tensors.
     """
     held = {name: t for name, t in state.list_tensors().items() if isinstance(t, DTensor)}
     everywhere: list[Any] = [None] * dist.get_world_size()
@@ -387,7 +407,9 @@ def _whole(state: TrainState) -> dict[str, Any]:
     for name, tensor in state.list_tensors().items():
         if name in held:
             whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-            for part, begin in (each[name] for each in everywhere if name in each):
+            for part, begin in (
+                parts_of_rank[name] for parts_of_rank in everywhere if name in parts_of_rank
+            ):
                 places = zip(begin, part.shape, strict=True)
                 whole[tuple(slice(first, first + size) for first, size in places)] = part
             tensor = whole
@@ -396,7 +418,7 @@ def _whole(state: TrainState) -> dict[str, Any]:
 
 
 def held_out_loss(job: TrainingJob, stop_before: int | None = None) -> Loss | None:
-    """The held-out loss of a fresh state; given up before the micro-batch `stop_before`, from 0."""
+    """Return the held-out loss of a fresh state, or None if stopped before a micro-batch."""
     sets = job.make_held_out()
     assert sets is not None
     asked = itertools.count()
@@ -407,8 +429,11 @@ def held_out_loss(job: TrainingJob, stop_before: int | None = None) -> Loss | No
 
 
 class Spread:
-    """An objective of two terms with denominators of their own, a statistic of the global batch and
-    an auxiliary term: cross-entropy, and how far each row's log Z lies from the batch's mean."""
+    """Objective with two terms, a statistic of the global batch and an auxiliary term.
+
+    The terms, with separate denominators, are cross-entropy and the distance of each row's log Z
+    from the batch's mean.
+    """
 
     kind = "Spread"
     terms = (Term("cross_entropy", TOKENS), Term("spread", "rows", weight=0.1))
@@ -419,7 +444,8 @@ class Spread:
         return {"log_z": log_z_B.double().sum(), "rows": torch.tensor(float(len(log_z_B)))}
 
     def compute(self, model: nn.Module, batch: DeviceBatch, statistics: Any) -> Computed:
-        output, plain = model(batch.arrays[IDS]), CausalLM()
+        output = model(batch.arrays[IDS])
+        plain = CausalLM()
         nats = plain.compute(lambda ids: output, batch, {}).terms["cross_entropy"]
         log_z_B = output.logits.logsumexp(-1).mean(1)
         mean = statistics["log_z"] / statistics["rows"]
@@ -430,7 +456,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class CountingRows:
-    """Batches that know the rows of a step as well."""
+    """Batches that also count the rows of a step."""
 
     sound: Any
 
@@ -443,22 +469,24 @@ class CountingRows:
 
 
 def spread_steps(job: TrainingJob, count: int) -> dict[str, Any]:
-    """As `steps`, by the objective Spread."""
-    made, objective = job.make_batches, Spread()
+    """Return the results of `steps` with the objective Spread."""
+    made = job.make_batches
+    objective = Spread()
     batches = functools.partial(CountingRows, made())
     return steps(dataclasses.replace(job, make_batches=batches, objective=objective), count)
 
 
 def tuning_steps(job: TrainingJob, count: int, kind: str) -> dict[str, Any]:
-    """As `steps`, on batches of pairs or of labelled completions."""
+    """Return the results of `steps` on batches of pairs or of labelled completions."""
     made = job.make_batches
     return steps(dataclasses.replace(job, make_batches=lambda: Tuning(made(), kind)), count)
 
 
 def steps(job: TrainingJob, count: int) -> dict[str, Any]:
-    """What the first `count` steps of a fresh state leave behind; nothing is saved."""
+    """Return the results of the first `count` steps of a fresh state, without a save."""
     state, taken = _take(job, count)
-    losses, whole = [each.loss for each in taken], _whole(state)
+    losses = [figures.loss for figures in taken]
+    whole = _whole(state)
     digest = hashlib.sha256(b"".join(whole[name].tobytes() for name in sorted(whole))).hexdigest()
     dtypes = {str(tensor.dtype) for tensor in state.list_tensors().values()}
     return {
@@ -472,9 +500,11 @@ def steps(job: TrainingJob, count: int) -> dict[str, Any]:
 
 
 def answers_learnt(jobs: Mapping[str, TrainingJob], count: int) -> dict[str, dict[str, Any]]:
-    """What `count` steps of each of `jobs` come to, from fresh weights beside its frozen models:
-    the losses of all steps and of what is held out, as dictionaries, norms of gradients, and the
-    weights."""
+    """Return the results of `count` steps of each of `jobs`, from fresh weights.
+
+    They are training and held-out losses as dictionaries, gradient norms, and the weights. Frozen
+    models of a job are loaded.
+    """
     found = {}
     for name, job in jobs.items():
         state, taken = _take(job, count)
@@ -485,20 +515,21 @@ def answers_learnt(jobs: Mapping[str, TrainingJob], count: int) -> dict[str, dic
         assert held_out is not None
         whole = _whole(state)
         found[name] = {
-            "losses": [dataclasses.asdict(each.loss) for each in taken]
+            "losses": [dataclasses.asdict(figures.loss) for figures in taken]
             + [dataclasses.asdict(held_out)],
-            "norms": [each.grad_norm for each in taken],
-            "weights": {n: each for n, each in whole.items() if n.startswith("model.")},
+            "norms": [figures.grad_norm for figures in taken],
+            "weights": {n: tensor for n, tensor in whole.items() if n.startswith("model.")},
         }
     return found
 
 
 def _take(job: TrainingJob, count: int) -> tuple[TrainState, list[StepFigures]]:
-    """The state after `count` steps of a fresh one, and what each was like."""
+    """Return the state after `count` steps of a fresh one, and the figures of each step."""
     training = job.training
     numerics.settle(training.threads, training.deterministic)
     set_products(training.precision)
-    batches, state = job.make_batches(), build_fresh_state(job, find_local_device())
+    batches = job.make_batches()
+    state = build_fresh_state(job, find_local_device())
     checkpoint.load_frozen(state, job)
     stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
@@ -522,8 +553,10 @@ def _take(job: TrainingJob, count: int) -> tuple[TrainState, list[StepFigures]]:
 def pace(
     model: dict[str, Any], training: dict[str, Any], count: int, shape: tuple[int, int], steps: int
 ) -> list[tuple[float, float]]:
-    """Wall and CPU seconds of each of `steps` steps of `count` micro-batches; one before is not
-    counted."""
+    """Return wall and CPU seconds of each of `steps` steps of `count` micro-batches.
+
+    An untimed step comes first.
+    """
     settings = Training.model_validate(training | {"steps": steps + 1})
     numerics.settle(settings.threads, settings.deterministic)
     job = TrainingJob("", DecoderConfig.model_validate(model), settings, tuple, "")
@@ -545,8 +578,10 @@ def pace(
 
 
 def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[list[Any], float]:
-    """Gradients of `factor × sum(model(1))`, each rank with its own factor, met across ranks;
-    and their norm."""
+    """Return gradients of `factor × sum(model(1))`, summed over ranks, and their norm.
+
+    Each rank has another factor.
+    """
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(6, 6, bias=False) for _ in range(2)])
     model = nn.Sequential(*layers)
@@ -558,7 +593,8 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
         if deterministic
         else SummedByRank([root], gather_once=True)
     )
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     gradients.begin(world, world)
     loss = model(torch.ones(1, 6)).sum() * factors[rank]
     gradients.backward(loss, MicroBatchSlot(rank, True, rank, closes=True), last=True)
@@ -568,11 +604,15 @@ def sharded_gradient(factors: tuple[float, ...], deterministic: bool) -> tuple[l
 
 
 def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The gradients, by their digest, of a step of a small model, their norm, the mean squared norm
-    of virtual workers, and what this rank has sent to each other; for each of `cases`: a number of
-    "micro_batches" and of "virtual" workers, "copies" of the model, so many neighbours "of_a_node",
-    and whether "by_micro_batch"."""
-    sound, rank = meshes.find_node_name, dist.get_rank()
+    """Return gradient digests, norms and sent bytes of a small model's step, for each of `cases`.
+
+    Norms are the gradient's, and the mean squared norm of virtual workers. Bytes are those that
+    this rank sends to each other. A case has the number of "micro_batches" and of "virtual"
+    workers, the "copies" of the model, the neighbours "of_a_node", and whether sums go
+    "by_micro_batch".
+    """
+    sound = meshes.find_node_name
+    rank = dist.get_rank()
     found = []
     for case in cases:
         of_a_node = case.get("of_a_node", 1)
@@ -583,11 +623,12 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         layers = nn.ModuleList([nn.Linear(6, 6, bias=False), nn.Linear(6, 9), nn.Linear(9, 4)])
         model = nn.Sequential(*layers)
         root = shard(model, layers, made.sharding, gather_once=False)
-        parameters, each = list(model.parameters()), case.get("by_micro_batch", False)
-        gradients = SummedInTree([root], parameters, False, made, by_micro_batch=each)
+        parameters = list(model.parameters())
+        by_micro_batch = case.get("by_micro_batch", False)
+        gradients = SummedInTree([root], parameters, False, made, by_micro_batch=by_micro_batch)
         shape = case["micro_batches"], case["virtual"]
         slots = assign_micro_batches(
-            *shape, made.data_rank, made.data_size, count_peers(made, each)
+            *shape, made.data_rank, made.data_size, count_peers(made, by_micro_batch)
         )
         gradients.begin(*shape, measured=True)
         with Sent() as sent:
@@ -598,24 +639,26 @@ def exact_sums(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
             gradients.finish()
         whole = [parameter.grad.full_tensor().numpy().tobytes() for parameter in parameters]
         digest = hashlib.sha256(b"".join(whole)).hexdigest()
-        norm, squared = (
-            float(gradients.compute_norm(parameters)),
-            float(gradients.compute_part_squared()),
-        )
+        norm = float(gradients.compute_norm(parameters))
+        squared = float(gradients.compute_part_squared())
         found.append({"digest": digest, "norm": norm, "squared": squared, "to": dict(sent.to)})
     return found
 
 
 def under_way(layers: int) -> tuple[int, int, int]:
-    """Bytes of one of `layers` alike; the most bytes and the most units that were sent and not yet
-    added up in a backward pass, counted as each unit begins to be sent."""
-    most, sound = [0, 0], exchange.PendingTransfer.to_all
+    """Return the bytes of one of equal layers, and the maxima sent but not yet summed.
+
+    The maxima in a backward pass are in bytes and in units, counted when each unit's transfer
+    begins.
+    """
+    most = [0, 0]
+    sound = exchange.PendingTransfer.to_all
     waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def to_all(*arguments: Any) -> Any:
         made = sound(*arguments)
         waiting.add(made)
-        tensors = [t for each in waiting for t in (each.outgoing, each.incoming)]
+        tensors = [t for transfer in waiting for t in (transfer.outgoing, transfer.incoming)]
         held = {t.data_ptr(): t.nbytes for t in tensors}
         most[:] = max(most[0], sum(held.values())), max(most[1], len(waiting))
         return made
@@ -625,7 +668,8 @@ def under_way(layers: int) -> tuple[int, int, int]:
     mesh = build_mesh(find_local_device())
     root = shard(model, made, mesh.sharding, gather_once=False)
     gradients = SummedInTree([root], list(model.parameters()), False, mesh)
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     try:
         exchange.PendingTransfer.to_all = to_all  # type: ignore[method-assign, assignment]
         gradients.begin(world, world)
@@ -638,13 +682,15 @@ def under_way(layers: int) -> tuple[int, int, int]:
 
 
 def agreed(mine: tuple[bool, ...]) -> bool:
-    """What all ranks agree on, each of which says one of `mine`."""
+    """Return the decision of all ranks, each of which votes with one of `mine`."""
     return StopConsensus(TIMEOUT).any(mine[dist.get_rank()])
 
 
 def asked_to_stop(wanting: int, at: int, micro_batches: int) -> int:
-    """Before which micro-batch, counted from 1, this rank stops, where rank `wanting` wants to from
-    micro-batch `at` on."""
+    """Return the micro-batch, from 1, before which this rank stops.
+
+    Rank `wanting` requests the stop from micro-batch `at` on.
+    """
     questions = StopQuestions(StopConsensus(TIMEOUT), within=600.0)
     number = 0
     for step in itertools.count():
@@ -656,9 +702,12 @@ def asked_to_stop(wanting: int, at: int, micro_batches: int) -> int:
 
 
 def waits_in_vain(folder: str) -> list[dict[str, Any]]:
-    """What is put on record in `folder` while rank 0 waits for the others in a collective: they
-    come once it is."""
-    attempt, record = TrainingAttempt(3, 0), RunFolder(folder)
+    """Return the events in `folder` while rank 0 waits in a collective.
+
+    The other ranks join once there is an event.
+    """
+    attempt = TrainingAttempt(3, 0)
+    record = RunFolder(folder)
     until = time.monotonic() + TIMEOUT.total_seconds()
     if dist.get_rank():
         while not any(e["event"] == "collectives_dumped" for e in record.read_events()):
@@ -678,7 +727,7 @@ def waits_in_vain(folder: str) -> list[dict[str, Any]]:
 
 
 def mesh(**degrees: int) -> dict[str, Any]:
-    """What the mesh of all ranks says of this one."""
+    """Return this rank's view of the mesh of all ranks."""
     made = build_mesh(find_local_device(), **degrees)
     return {
         "axes": made.devices.mesh_dim_names,
@@ -695,7 +744,7 @@ def mesh(**degrees: int) -> dict[str, Any]:
 
 
 def sent_bytes(job: TrainingJob, flat: bool = False) -> dict[str, int]:
-    """What this rank sends in a step, by the name of the collective; `flat`: see Sent."""
+    """Return the bytes that this rank sends in a step, by collective; `flat`: see Sent."""
     counted = []
     for count in (1, 2):
         with Sent(flat) as sent:
@@ -705,8 +754,11 @@ def sent_bytes(job: TrainingJob, flat: bool = False) -> dict[str, int]:
 
 
 def units_sent(model: dict[str, Any], reshard: str) -> tuple[list[str], list[str], dict[str, bool]]:
-    """The parts of a model of that settings that are gathered, and whose gradients are sent, in a
-    step of two micro-batches, in order; which are gathered between forward and backward pass."""
+    """Return the modules that are gathered and whose gradients are sent in a step, in order.
+
+    The step has two micro-batches. Also returned: which modules are gathered between the forward
+    and the backward pass.
+    """
     settings = Training(
         steps=10, deterministic=False, parallel={"kind": "FSDP", "reshard": reshard}
     )  # type: ignore[arg-type]
@@ -718,7 +770,9 @@ def units_sent(model: dict[str, Any], reshard: str) -> tuple[list[str], list[str
     groups = {
         named[unit]: unit._get_fsdp_state()._fsdp_param_group for unit in list_units(state.model)
     }
-    gathered, sent, between = [], [], {}
+    gathered = []
+    sent = []
+    between = {}
 
     for name, group in groups.items():
         unit = state.model.get_submodule(name)
@@ -731,19 +785,22 @@ def units_sent(model: dict[str, Any], reshard: str) -> tuple[list[str], list[str
         inner(loss, slot, last, chunk)
 
     stepper._gradients.backward = backward  # type: ignore[method-assign]
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     batches = MadeUp(2 * world, (1, 4), config.shape.vocabulary)
-    with warnings.catch_warnings():  # of views, on which FSDP's hooks may be lost
+    with warnings.catch_warnings():  # a warning of views, on which FSDP's hooks may be lost
         warnings.filterwarnings("error", message="FSDP2-wrapped module")
         stepper.take(read_local_batch(batches, rank, world, 0))
     return gathered, sent, between
 
 
 class _Noted:
-    """A collective of FSDP's that puts down the `name` of the part it is called for."""
+    """Collective of FSDP that records the `name` of its module."""
 
     def __init__(self, collective: Any, record: list[str], name: str) -> None:
-        self._collective, self._record, self._name = collective, record, name
+        self._collective = collective
+        self._record = record
+        self._name = name
         self.allocate = collective.allocate
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -752,7 +809,7 @@ class _Noted:
 
 
 def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]:
-    """Bytes of gradients that are held whole, not in slices, after each micro-batch of a step."""
+    """Return the bytes of full gradients held after each micro-batch of a step."""
     sizes = {"layers": layers, "channels": 32, "heads": 2, "vocabulary": 64, "positions": 8}
     settings = Training.model_validate(training | {"steps": 10})
     numerics.settle(1, settings.deterministic)
@@ -760,26 +817,28 @@ def held_between(layers: int, training: dict[str, Any], count: int) -> list[int]
     job = TrainingJob("", model, settings, tuple, "")
     state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, MadeUp.sources, state, lambda: False)
-    inner, held = stepper._gradients.backward, []
+    inner = stepper._gradients.backward
+    held = []
 
     def backward(loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
         inner(loss, slot, last, chunk)
         groups = [unit._get_fsdp_state()._fsdp_param_group for unit in list_units(state.model)]
         parts = [part for group in groups if group for part in group.fsdp_params]
-        # In float32 it stays with the parameter; in fewer bits it has a place of its own.
+        # In float32 the gradient stays with the parameter; in fewer bits it is stored separately.
         whole = [part._unsharded_param.grad for part in parts]
         whole += [part.unsharded_accumulated_grad for part in parts]
-        held.append(sum(each.nbytes for each in whole if each is not None))
+        held.append(sum(gradient.nbytes for gradient in whole if gradient is not None))
 
     stepper._gradients.backward = backward  # type: ignore[method-assign]
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     batches = MadeUp(count, (1, 4), model.shape.vocabulary)
     stepper.take(read_local_batch(batches, rank, world, 0))
     return held
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes of tensors made while it is on that were there at once."""
+    """Peak of the bytes of tensors created inside the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -788,9 +847,11 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         made = function(*args, **(kwargs or {}))
-        given = {id(each.untyped_storage()) for each in tree_leaves((args, kwargs)) if _plain(each)}
-        for each in tree_leaves(made):
-            storage = each.untyped_storage() if _plain(each) else None
+        given = {
+            id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if _plain(tensor)
+        }
+        for tensor in tree_leaves(made):
+            storage = tensor.untyped_storage() if _plain(tensor) else None
             if storage is not None and id(storage) not in given and storage not in self._seen:
                 self._seen.add(storage)
                 self.bytes += storage.nbytes()
@@ -802,15 +863,17 @@ class Peak(TorchDispatchMode):
         self.bytes -= count
 
 
-def _plain(each: Any) -> bool:
-    return isinstance(each, Tensor) and not isinstance(each, DTensor)
+def _plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, DTensor)
 
 
 def peak_in_a_step(
     layers: int, training: dict[str, Any], count: int, vocabulary: int = 32, tied: bool = True
 ) -> int:
-    """The most bytes that the second step makes and has at once: weights and the optimizer's
-    moments were there before."""
+    """Return the peak bytes of tensors created in the second step.
+
+    Weights and the optimizer's moments existed before.
+    """
     sizes = {"layers": layers, "channels": 64, "heads": 2, "positions": 8}
     sizes |= {"vocabulary": vocabulary, "tie_embeddings": tied}
     settings = Training.model_validate(training | {"steps": 10})
@@ -819,7 +882,8 @@ def peak_in_a_step(
     job = TrainingJob("", model, settings, tuple, "")
     state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, MadeUp.sources, state, lambda: False)
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     batches = MadeUp(count, (1, 4), model.shape.vocabulary)
     virtual = settings.virtual_workers if settings.deterministic else None
     by_round = settings.deterministic and settings.parallel.by_micro_batch
@@ -833,12 +897,16 @@ def peak_in_a_step(
 
 
 def kept_for_backward(job: TrainingJob) -> int:
-    """Bytes that a forward pass leaves behind for its backward pass, of parameters that were
-    gathered before."""
+    """Return the bytes that a forward pass keeps for its backward pass.
+
+    Parameters were gathered before.
+    """
     numerics.settle(1, job.training.deterministic)
-    state, batches = build_fresh_state(job, find_local_device()), job.make_batches()
+    state = build_fresh_state(job, find_local_device())
+    batches = job.make_batches()
     micro = DeviceBatch.copy(batches.micro_batch(0, 0), find_local_device())
-    batch, passes = state.split.take_part(micro), StagePasses(state.model, state.mesh)
+    batch = state.split.take_part(micro)
+    passes = StagePasses(state.model, state.mesh)
     passes.forward(job.objective, batch, {})
     gc.collect()
     with Peak() as peak:
@@ -850,10 +918,10 @@ def kept_for_backward(job: TrainingJob) -> int:
 
 
 def stages(job: TrainingJob) -> dict[str, int]:
-    """The most micro-batches that this rank has between their passes in a step, and the bytes that
-    it is sent by other stages."""
+    """Return the maximum of micro-batches between their passes, and the bytes from other stages."""
     alive: weakref.WeakSet[StagePass] = weakref.WeakSet()
-    most, sound = 0, StagePasses.forward
+    most = 0
+    sound = StagePasses.forward
 
     def forward(*arguments: Any) -> StagePass:
         nonlocal most
@@ -876,21 +944,23 @@ def stages(job: TrainingJob) -> dict[str, int]:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not get between the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     answer_tasks(sys.stdin.buffer, answers)
 
 
 def serve(channel: Connection) -> None:
-    """What `python rank.py` does, in a process forked by a fork server: to both ends of `channel`
-    it is a stream of bytes."""
+    """Run `python rank.py`'s loop in a process forked by a fork server.
+
+    Both ends use `channel` as a stream of bytes.
+    """
     os.dup2(2, 1)
-    channel.recv()  # who forks has to say something first
+    channel.recv()  # the parent has to write something first
     with os.fdopen(os.dup(channel.fileno()), "rb") as tasks:
         answer_tasks(tasks, os.fdopen(os.dup(channel.fileno()), "wb"))
 
 
 def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
-    """Do each of `tasks`, until they end."""
+    """Run each of `tasks` until they end."""
     done = (
         train,
         sample_for,
@@ -925,8 +995,8 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
         kept_for_backward,
         gathered_for_a_save,
     )
-    actions = {each.__name__: each for each in done}
-    gc.freeze()  # what was imported stays: no use to look through it after each task
+    actions = {function.__name__: function for function in done}
+    gc.freeze()  # imported objects stay: the collector need not scan them after each task
     for action, arguments, join in iter(functools.partial(pickle.load, tasks), None):
         join_group(*join, TIMEOUT)
         try:
@@ -941,9 +1011,11 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _let_go_of_groups() -> None:
-    """End the threads of groups that are no more. DTensor remembers the layouts that it has seen,
-    those their meshes, and those their groups: gloo's threads, three of each group, would wake some
-    hundred times a second for as long as this process lives."""
+    """End the threads of groups that are no longer used.
+
+    DTensor caches its layouts, these their meshes, and these their groups. Three gloo threads of
+    each group would otherwise wake a hundred times a second as long as the process lives.
+    """
     gc.collect()
     for mesh in gc.get_objects():
         if type(mesh) is DeviceMesh:

@@ -1,4 +1,4 @@
-"""A toy online source: continuations that the model itself draws of made-up prompts."""
+"""A toy online source: continuations of synthetic prompts, sampled by the model itself."""
 
 from typing import Any
 
@@ -9,7 +9,9 @@ from trainrig.randomness import RandomKey, draw_uniforms, draw_words
 from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import IGNORE, TOKENS, MicroBatch, build_token_arrays
 
-ROWS, PROMPT, NEW = 2, 3, 5
+ROWS = 2
+PROMPT = 3
+NEW = 5
 
 
 class Rollouts(BatchMaker):
@@ -33,7 +35,8 @@ class Rollouts(BatchMaker):
             share_B1 = draw_uniforms(RandomKey(0, "answer"), torch.tensor([place]), samples_B1)
             drawn_B1 = torch.searchsorted(upto_BV, share_B1 * upto_BV[:, -1:])
             ids_BT = torch.cat([ids_BT, drawn_B1], 1)
-        ids, targets = ids_BT[:, :-1].numpy(), ids_BT[:, 1:].clone()
+        ids = ids_BT[:, :-1].numpy()
+        targets = ids_BT[:, 1:].clone()
         targets[:, : PROMPT - 1] = IGNORE
         nowhere = torch.zeros(0, 3, dtype=torch.int64).numpy()
         zeros = torch.zeros(ROWS, dtype=torch.int64).numpy()

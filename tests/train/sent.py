@@ -1,4 +1,4 @@
-"""Counts what a rank sends to others: bytes of collectives, by kind."""
+"""Counter of the bytes that a rank sends in collectives, by kind."""
 
 from collections import Counter
 from typing import Any
@@ -11,17 +11,21 @@ from torch.utils._pytree import tree_leaves
 
 _GATHERS = ("_allgather_base_", "allgather_")
 _SCATTERS = ("_reduce_scatter_base_", "reduce_scatter_", "alltoall_base_", "alltoall_")
-# Of the stream [B, T, C] and, if asked for, of gradients, flat and in float32: figures, norms
-# and flags are added up as well.
-_SUM, _STREAM = "allreduce_", 3
+# Only the stream [B, T, C] and, on request, flat gradients in float32 count: metrics, norms and
+# flags are all-reduced as well.
+_SUM = "allreduce_"
+_STREAM = 3
 
 
 class Sent(TorchDispatchMode):
-    """`bytes`: what this rank sent to others, by the name of the collective; `to`: by the others'
-    numbers in the world, where each is sent something of its own."""
+    """Bytes that this rank sent.
+
+    `bytes`: by the name of the collective. `to`: by the other rank's global number, for collectives
+    that send each rank something different.
+    """
 
     def __init__(self, flat: bool = False) -> None:
-        """`flat`: count all-reduced vectors of float32 too, as copies add up gradients."""
+        """Count the sent bytes, with `flat` also those of all-reduced float32 vectors."""
         super().__init__()
         self._flat = flat
         self.bytes: Counter[str] = Counter()
@@ -36,11 +40,11 @@ class Sent(TorchDispatchMode):
     def _count(self, name: str, args: Any) -> None:
         if name == _SUM and self._is_large(args[0][0]):  # sent as parts, and as sums of parts
             ranks = dist.ProcessGroup.unbox(args[1]).size()
-            self.bytes[name] += 2 * sum(each.nbytes for each in args[0]) * (ranks - 1) // ranks
+            self.bytes[name] += 2 * sum(tensor.nbytes for tensor in args[0]) * (ranks - 1) // ranks
         if name not in (*_GATHERS, *_SCATTERS):
             return
         group = dist.ProcessGroup.unbox(args[2])
-        if name == "alltoall_base_" and args[4]:  # rows of the input that each rank is sent
+        if name == "alltoall_base_" and args[4]:  # number of input rows for each rank
             rows = args[4]
             row = args[1][:1].numel() * args[1].element_size()
             self.bytes[name] += row * (sum(rows) - rows[group.rank()])
@@ -49,9 +53,9 @@ class Sent(TorchDispatchMode):
                     self.to[dist.get_global_rank(group, number)] += row * count
             return
         size = sum(
-            each.numel() * each.element_size()
-            for each in tree_leaves(args[1])  # the output comes first
-            if isinstance(each, Tensor)
+            tensor.numel() * tensor.element_size()
+            for tensor in tree_leaves(args[1])  # the output comes first
+            if isinstance(tensor, Tensor)
         )
         others = group.size() - 1
         self.bytes[name] += size * others // (1 if name in _GATHERS else group.size())

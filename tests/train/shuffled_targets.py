@@ -1,6 +1,6 @@
-"""Controls of learning: batches that say nothing of what is to be learnt of their rows.
+"""Controls of learning: batches without the information that is to be learnt from their rows.
 
-Beside rank.py, so that ranks find them by name when a job comes to them by pickle.
+The module is next to rank.py, so that ranks can unpickle jobs that use it.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from trainrig.tokens.batches import IDS, IGNORE, TARGETS, Corruption, MicroBatch
 from trainrig.tokens.permutation import Integers
 
 
-def shuffled(
+def shuffle_chosen(
     ids_BT: Integers, chosen_BT: NDArray[np.bool_], key: RandomKey, sample: int
 ) -> Integers:
-    """[B, T] `ids_BT`, those that are chosen in other places of the chosen."""
+    """Return `ids_BT` [B, T] with the chosen ids shuffled among the chosen positions."""
     places = np.arange(int(chosen_BT.sum()), dtype=np.int64)
     drawn = draw_uniforms(key, places, np.array([sample]))
     found_BT = ids_BT.copy()
@@ -28,12 +28,13 @@ def shuffled(
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledTargets:
-    """Rows as `inner` makes them, but that the targets of a micro-batch have changed places, those
-    of each head among themselves: how often each occurs stays, what tells it by its surroundings is
-    gone."""
+    """Rows of `inner` whose targets are shuffled within a micro-batch, head by head.
+
+    Frequencies stay, but the context no longer predicts a target.
+    """
 
     inner: Corruption
-    names: tuple[str, ...] = (TARGETS,)  # of the arrays of targets
+    names: tuple[str, ...] = (TARGETS,)  # names of the arrays of targets
 
     def identity(self) -> Mapping[str, Any]:
         return {**self.inner.identity(), "shuffled": True}
@@ -47,15 +48,17 @@ class ShuffledTargets:
         for name in self.names:
             key = RandomKey(0, f"shuffled {name}")
             array = made.arrays[name]
-            arrays[name] = shuffled(array, array != IGNORE, key, int(made.samples[0]))
+            arrays[name] = shuffle_chosen(array, array != IGNORE, key, int(made.samples[0]))
         return dataclasses.replace(made, arrays=arrays)
 
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledTexts:
-    """Rows as `inner` makes them of texts whose tokens have changed places: for an objective that
-    asks of each token whether it fits its surroundings, where shuffled targets would still tell
-    what was put in from what is of the text."""
+    """Rows that `inner` makes of texts with shuffled tokens.
+
+    This is for an objective that asks whether each token fits its context, where shuffled targets
+    would still show which tokens were replaced.
+    """
 
     inner: Corruption
 
@@ -66,7 +69,8 @@ class ShuffledTexts:
         return self.inner.denominators(step, samples, targets)
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        key, text_BT = RandomKey(0, "shuffled texts"), micro.targets != IGNORE
-        ids_BT = shuffled(micro.ids, text_BT, key, int(micro.samples[0]))
+        key = RandomKey(0, "shuffled texts")
+        text_BT = micro.targets != IGNORE
+        ids_BT = shuffle_chosen(micro.ids, text_BT, key, int(micro.samples[0]))
         arrays = {**micro.arrays, IDS: ids_BT}
         return self.inner.apply(dataclasses.replace(micro, arrays=arrays), step)

@@ -1,4 +1,4 @@
-"""Adapters of layers that workers share or have some of: those of one process that has all."""
+"""Adapters of layers that workers share or divide, against one process that has all layers."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ ROWS = {"CausalLM": None, "DPO": "pairs", "ORPO": "pairs", "KTO": "labelled"}
 
 @pytest.fixture(scope="module")
 def base(make_job, ranks, tmp_path_factory):
-    """`base("grouped")`: a checkpoint of that model, trained for a few steps."""
+    """Return `base("grouped")`: a checkpoint of that model, trained for a few steps."""
     known = {}
 
     def make(model):
@@ -60,24 +60,24 @@ def base(make_job, ranks, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, base, tmp_path_factory):
-    """`trained(world, "plain", layout)`: the job of a run of 6 steps."""
+    """Return `trained(world, "plain", layout)`: the job of a run of 6 steps."""
     known = {}
 
     def train(world, kind, layout=None, model="grouped", objective="CausalLM", **changes):
         key = repr((world, kind, layout, model, objective, changes))
         if key not in known:
-            job = adapter_job(
+            job = make_adapter_job(
                 make_job, base(model), tmp_path_factory.mktemp("run"), kind, layout or FSDP(),
                 MODELS[model], objective, **changes
             )  # fmt: skip
-            go_on(job, world, ranks, tuning=ROWS[objective])
+            continue_run(job, world, ranks, tuning=ROWS[objective])
             known[key] = job
         return known[key]
 
     return train
 
 
-def adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM", **changes):
+def make_adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM", **changes):
     training = {
         "steps": STEPS,
         "parallel": layout.model_dump(),
@@ -86,7 +86,7 @@ def adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM
         "metrics": {"layers_every": 3},
         **changes,
     }
-    # Of any run: this one may have more.
+    # The minimum number of workers; this run may have more.
     world = layout.replica * (layout.replicas if layout.kind == "HSDP" else 1)
     job = make_job(folder, world, training=training, model=model, batches={"attend": "document"})
     lora = KINDS[kind] if isinstance(kind, str) else kind
@@ -98,15 +98,15 @@ def adapter_job(make_job, path, folder, kind, layout, model, objective="CausalLM
     )
 
 
-def go_on(job, world, group, **arguments):
+def continue_run(job, world, group, **arguments):
     found, _ = find_newest_valid(RunFolder(job.folder))
     attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
     group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
 
 
-def contents(job):
-    """What was trained, whole, whichever rank wrote which rows."""
+def read_contents(job):
+    """Return the full trained tensors, whichever rank wrote which rows."""
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     opened = checkpoint.open_model(found.path)
@@ -114,28 +114,29 @@ def contents(job):
     return {name: value.numpy() for name, value in tensors.items()}
 
 
-def figures(job, name="train/loss"):
+def read_figures(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     return [line["eval/loss"] for line in metrics.read_held_out_series(job.folder)]
 
 
-def layer_norms(job):
+def read_layer_norms(job):
     last = metrics.read_series(job.folder)[-1]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
 
 
 def assert_close(job, alone):
-    np.testing.assert_allclose(figures(job), figures(alone), rtol=0, atol=1e-5)
-    norms = (figures(each, "train/grad_norm") for each in (job, alone))
+    np.testing.assert_allclose(read_figures(job), read_figures(alone), rtol=0, atol=1e-5)
+    norms = (read_figures(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
-    assert layer_norms(job).keys() == layer_norms(alone).keys()
-    for name, value in layer_norms(alone).items():
-        assert layer_norms(job)[name] == pytest.approx(value, rel=2e-3), name
-    found, expected = contents(job), contents(alone)
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-5)
+    assert read_layer_norms(job).keys() == read_layer_norms(alone).keys()
+    for name, value in read_layer_norms(alone).items():
+        assert read_layer_norms(job)[name] == pytest.approx(value, rel=2e-3), name
+    found = read_contents(job)
+    expected = read_contents(alone)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-4, err_msg=name)
@@ -143,20 +144,21 @@ def assert_close(job, alone):
 
 def assert_same_bits(job, other):
     for name in ("train/loss", "train/grad_norm"):
-        assert figures(job, name) == figures(other, name)
-    assert held_out(job) == held_out(other)
-    found, expected = contents(job), contents(other)
+        assert read_figures(job, name) == read_figures(other, name)
+    assert read_held_out(job) == read_held_out(other)
+    found = read_contents(job)
+    expected = read_contents(other)
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
 @pytest.mark.slow
-def test_of_an_embedding_and_a_head_gathered_by_themselves(trained):
-    """By layer: the backward pass multiplies by a matrix of the embedding's adapter."""
+def test_adapters_of_separately_gathered_embedding_and_head(trained):
+    """FSDP by layer: the backward pass multiplies by a matrix of the embedding's adapter."""
     by_layer = trained(2, "ends", FSDP(reshard="layer"), "one key head")
     assert_same_bits(by_layer, trained(1, "ends", None, "one key head"))
 
@@ -168,21 +170,21 @@ def test_of_an_embedding_and_a_head_gathered_by_themselves(trained):
         ("plain", SHARED),
         ("dora", IN_PLACES),
         ("dropout", SHARED),
-        soak("plain", IN_PLACES),
-        soak("dora", SHARED),
-        soak("dropout", IN_PLACES),
+        mark_soak("plain", IN_PLACES),
+        mark_soak("dora", SHARED),
+        mark_soak("dropout", IN_PLACES),
     ],
 )
-def test_of_shared_layers_as_of_whole_ones(kind, layout, trained):
+def test_adapters_of_shared_layers_equal_those_of_full_layers(kind, layout, trained):
     assert_close(trained(2, kind, layout), trained(1, kind))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layout"),
-    [("dora", SHARED), *(soak(*each) for each in (("plain", SHARED), ("dora", IN_PLACES)))],
+    [("dora", SHARED), *(mark_soak(*case) for case in (("plain", SHARED), ("dora", IN_PLACES)))],
 )
-def test_of_key_heads_that_workers_hold_alike(kind, layout, trained):
+def test_adapters_of_replicated_key_heads(kind, layout, trained):
     found = trained(2, kind, layout, "one key head")
     assert_close(found, trained(1, kind, model="one key head"))
 
@@ -192,74 +194,73 @@ def test_of_key_heads_that_workers_hold_alike(kind, layout, trained):
     ("kind", "layout", "objective"),
     [
         ("plain", IN_PLACES, "DPO"),
-        soak(None, SHARED, "DPO"),
-        soak("plain", SHARED, "ORPO"),
-        soak("plain", SHARED, "KTO"),
-        soak(None, IN_PLACES, "DPO"),
-        soak(None, IN_PLACES, "KTO"),
+        mark_soak(None, SHARED, "DPO"),
+        mark_soak("plain", SHARED, "ORPO"),
+        mark_soak("plain", SHARED, "KTO"),
+        mark_soak(None, IN_PLACES, "DPO"),
+        mark_soak(None, IN_PLACES, "KTO"),
     ],
 )
-def test_of_preferences(kind, layout, objective, trained):
+def test_preference_tuning_of_adapters(kind, layout, objective, trained):
     found = trained(2, kind, layout, objective=objective)
     assert_close(found, trained(1, kind, objective=objective))
 
 
 @pytest.mark.soak
-def test_of_preferences_in_copies_of_shared_layers(trained, write_result):
-    """Kept in results/hsdp_tensor_dpo.json: how far 4 workers are from one."""
+def test_preference_tuning_in_copies_of_shared_layers(trained, write_result):
+    """Distances between 4 workers and one go to results/hsdp_tensor_dpo.json."""
     layout = HSDP(tensor=TensorSplit(ranks=2), replicas=2)
-    found, alone = (
-        trained(4, "plain", layout, objective="DPO"),
-        trained(1, "plain", objective="DPO"),
-    )
+    found = trained(4, "plain", layout, objective="DPO")
+    alone = trained(1, "plain", objective="DPO")
     assert_close(found, alone)
-    weights = contents(alone)
+    weights = read_contents(alone)
     write_result(
         "hsdp_tensor_dpo.json",
         {
             "steps": STEPS,
             "layout": layout.model_dump(exclude_unset=True),
-            "losses": figures(found),
-            "losses_alone": figures(alone),
+            "losses": read_figures(found),
+            "losses_alone": read_figures(alone),
             "greatest_difference_of_weights": max(
-                float(abs(value - weights[name]).max()) for name, value in contents(found).items()
+                float(abs(value - weights[name]).max())
+                for name, value in read_contents(found).items()
             ),
         },
     )
 
 
-@pytest.mark.parametrize("kind", [soak("dora"), soak("dropout")])
-def test_of_stages_to_the_last_bit(kind, trained):
+@pytest.mark.parametrize("kind", [mark_soak("dora"), mark_soak("dropout")])
+def test_adapters_of_stages_equal_those_of_one_process_to_the_bit(kind, trained):
     assert_same_bits(trained(2, kind, STAGES), trained(1, kind))
 
 
 @pytest.mark.soak
-def test_of_an_embedding_that_the_head_of_the_last_stage_shares(trained):
-    """Whose gradients of both ends one process adds up in another order."""
+def test_adapters_of_an_embedding_tied_across_stages(trained):
+    """One process adds the gradients of both uses of the embedding in another order."""
     assert_close(trained(2, "plain", STAGES), trained(1, "plain"))
 
 
 @pytest.mark.slow
-def test_what_a_stage_computes_again_drops_the_same(trained):
-    """Of a micro-batch after which others have gone forward."""
+def test_recomputation_in_a_stage_repeats_its_dropout(trained):
+    """Dropout is recomputed after other micro-batches have had their forward pass."""
     again = {"recompute": {"kind": "Full"}}
     assert_same_bits(trained(2, "dropout", STAGES, **again), trained(1, "dropout"))
 
 
 @pytest.mark.parametrize("layout", [STAGED_AND_SHARED, INTERLEAVED], ids=["tensor", "interleaved"])
 @pytest.mark.soak
-def test_of_stages_beside_others(layout, trained):
+def test_adapters_of_stages_with_other_axes(layout, trained):
     found = trained(layout.replica, "dora", layout, "four layers")
     assert_close(found, trained(1, "dora", model="four layers"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [SHARED, soak(IN_PLACES)])
+@pytest.mark.parametrize("layout", [SHARED, mark_soak(IN_PLACES)])
 def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_path):
     straight = trained(2, "plain", layout)
     job = dataclasses.replace(straight, folder=str(tmp_path))
-    go_on(job, 2, ranks, told=(1, "train", 14))
-    go_on(job, 4, ranks)
+    continue_run(job, 2, ranks, told=(1, "train", 14))
+    continue_run(job, 4, ranks)
     resumed = [attempt.resumed_step for attempt in RunFolder(job.folder).read_attempts()]
     assert len(resumed) == 2 and 0 < resumed[1] < STEPS
     assert_same_bits(job, straight)
@@ -268,17 +269,17 @@ def test_replicas_may_come_without_changing_a_bit(layout, trained, ranks, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layouts"),
-    [("dora", (IN_PLACES, FSDP(), STAGES)), soak("plain", (STAGES, SHARED, FSDP()))],
+    [("dora", (IN_PLACES, FSDP(), STAGES)), mark_soak("plain", (STAGES, SHARED, FSDP()))],
 )
-def test_a_run_goes_on_in_another_layout(kind, layouts, trained, ranks, tmp_path):
-    """With the moments of its optimizer, of which each layout has other parts."""
+def test_a_run_continues_in_another_layout(kind, layouts, trained, ranks, tmp_path):
+    """The optimizer's moments are loaded too, which are divided differently in each layout."""
     alone = trained(1, kind)
     for number, layout in enumerate(layouts, 1):
         training = alone.training.model_copy(update={"parallel": layout})
         job = dataclasses.replace(alone, folder=str(tmp_path), training=training)
         asked = 2 if layout.pipeline else 9  # once a step, or before each micro-batch
         more = {} if number == len(layouts) else {"told": (0, "train", asked)}
-        go_on(job, layout.replica, ranks, **more)
+        continue_run(job, layout.replica, ranks, **more)
     steps = [attempt.resumed_step for attempt in RunFolder(job.folder).read_attempts()]
     assert steps == sorted(set(steps)) and len(steps) == len(layouts)
     assert_close(job, alone)

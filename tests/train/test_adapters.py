@@ -1,4 +1,4 @@
-"""Training an adapter: the same bits on any number of ranks, checkpoints that hold it alone."""
+"""Training an adapter: the same bits on any number of ranks, and checkpoints of it alone."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def base(straight):
 
 @pytest.fixture
 def adapter_job(make_job, base, tmp_path):
-    """`adapter_job("float32")`: a job that trains an adapter of `base` by DPO."""
+    """Return `adapter_job("float32")`: a job that trains an adapter of `base` by DPO."""
 
     def make(kind, name="run", compute="float32", **changes):
         training = TRAINING | {"precision": {"compute": compute}}
@@ -48,13 +48,13 @@ def adapter_job(make_job, base, tmp_path):
         lora = KINDS[kind] if isinstance(kind, str) else kind
         adapter = Adapter(lora, base, checkpoint.compute_manifest_sum(base))
         return dataclasses.replace(
-            job, **({"adapter": adapter, "objective": DPO(), "model": model_of(base)} | changes)
+            job, **({"adapter": adapter, "objective": DPO(), "model": make_model(base)} | changes)
         )
 
     return make
 
 
-def model_of(path):
+def make_model(path):
     return checkpoint.describe(path)[0]
 
 
@@ -68,14 +68,14 @@ def run(group, world, job, **arguments):
     )
 
 
-def contents(job):
-    """The last checkpoint's tensors, whoever wrote which rows; and its losses."""
+def read_contents(job):
+    """Return the last checkpoint's tensors, whichever rank wrote which rows, and its losses."""
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     return dict(checkpoint.open_model(found.path).adapter.tensors)
 
 
-def losses(job):
+def read_losses(job):
     return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
 
 
@@ -90,14 +90,15 @@ def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(
     alone = adapter_job(kind, "alone", compute)
     run(ranks, 1, alone)
     several = adapter_job(kind, "several", compute)
-    # Three ranks until one of them is told to stop as the third step begins, which all hear when
-    # it ends; then two.
+    # Three ranks until one of them gets a stop request as the third step begins, which all hear at
+    # its end; then two.
     assert run(ranks, 3, several, told=(1, "train", 2 * 2 + 1)) == [3, 3, 3]
     run(ranks, 2, several)
-    one, other = contents(alone), contents(several)
+    one = read_contents(alone)
+    other = read_contents(several)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert losses(alone) == losses(several)
+    assert read_losses(alone) == read_losses(several)
     assert any(one[name].any() for name in one if name.endswith("lora_b"))
 
 
@@ -114,17 +115,18 @@ def test_its_checkpoint_holds_the_adapter_alone_and_names_its_base(adapter_job, 
     kinds = {name.partition(".")[0] for name in names} - {"__metadata__"}
     assert kinds == {"adapter", "optimizer"}
     assert all("lora_" in name for name in names - {"__metadata__"})
-    # Weights, and two moments of each, of what trains: nothing for the base.
+    # Weights, and two moments of each, of the trained parameters, and nothing of the base.
     moments = sum("exp_avg" in name for name in names)
     assert moments == 2 * sum(name.startswith("adapter.") for name in names)
-    opened, plain = checkpoint.open_model(found.path), checkpoint.open_model(base)
+    opened = checkpoint.open_model(found.path)
+    plain = checkpoint.open_model(base)
     query = "layers.0.attention.query.weight"
     assert not torch.equal(opened.weights[query], plain.weights[query])
     up = "layers.0.feedforward.up.weight"
     assert torch.equal(opened.weights[up], plain.weights[up])
 
 
-def test_what_it_cannot_go_on_from_is_refused(adapter_job, ranks, make_job, tmp_path, base):
+def test_an_unsuitable_start_is_rejected(adapter_job, ranks, make_job, tmp_path, base):
     job = adapter_job("float32")
     run(ranks, 1, job)
     found, _ = find_newest_valid(RunFolder(job.folder))
@@ -174,15 +176,15 @@ def test_without_its_base_it_cannot_be_opened(adapter_job, ranks, tmp_path, base
 
 
 @pytest.mark.slow
-def test_a_frozen_model_beside_is_the_reference_and_is_not_saved(make_job, ranks, base, tmp_path):
-    """A model against itself: no drift at the first step, whatever the ranks."""
+def test_the_frozen_reference_model_is_not_saved(make_job, ranks, base, tmp_path):
+    """A model has no drift from itself at the first step, at any number of ranks."""
     job = make_job(tmp_path, training=TRAINING)
     job = dataclasses.replace(
         job,
-        model=model_of(base),
+        model=make_model(base),
         objective=DPO(),
         initial_weights=base,
-        frozen={"reference": FrozenModel(model_of(base), base)},
+        frozen={"reference": FrozenModel(make_model(base), base)},
     )
     ranks(
         2,

@@ -16,23 +16,23 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
-STEPS = 20  # of the undisturbed runs
+STEPS = 20  # steps of the undisturbed runs
 EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
 HELD_OUT = ("eval/loss", "eval/books/loss", "eval/web/loss")
 
 
-def exact(job):
+def read_exact_metrics(job):
     return [
         (line["step"], *(line[name] for name in EXACT)) for line in metrics.read_series(job.folder)
     ]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["step"], *(line[name] for name in HELD_OUT)) for line in lines]
 
 
-def newest(job):
+def find_newest(job):
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     return found
@@ -40,10 +40,10 @@ def newest(job):
 
 @pytest.fixture
 def contents(ranks):
-    """All that the newest checkpoint of a run holds, whatever wrote it: name → bytes."""
+    """Return everything in the newest checkpoint of a run, as bytes by name."""
 
     def read(job):
-        (whole,) = ranks(1, "tensors", job=job, resume_from=newest(job).path)
+        (whole,) = ranks(1, "tensors", job=job, resume_from=find_newest(job).path)
         return {
             name: value.tobytes() if isinstance(value, np.ndarray) else value
             for name, value in whole.items()
@@ -54,12 +54,12 @@ def contents(ranks):
 
 @pytest.fixture
 def same(straight, contents):
-    """That a run is, to the last bit, the undisturbed one of a single rank."""
+    """Return a check that a run is bit-identical to the undisturbed one of a single rank."""
 
     def check(job):
         alone = straight(1)
-        assert exact(job) == exact(alone)
-        assert held_out(job) == held_out(alone) != []
+        assert read_exact_metrics(job) == read_exact_metrics(alone)
+        assert read_held_out(job) == read_held_out(alone) != []
         assert contents(job) == contents(alone)
         assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
             RunFolder(alone.folder)
@@ -68,21 +68,21 @@ def same(straight, contents):
     return check
 
 
-def attempt(world, job, group, **arguments):
-    """One attempt of `world` ranks, from where the run is."""
-    found = newest(job)
+def run_attempt(world, job, group, **arguments):
+    """Run one attempt of `world` ranks from the current state."""
+    found = find_newest(job)
     taken = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
     return group(world, "train", job=job, attempt=taken, resume_from=path, **arguments)
 
 
-def heartbeats(world, steps):
-    """The first before a micro-batch of the step after `steps`, of 4 micro-batches each."""
+def count_heartbeats(world, steps):
+    """Return the first heartbeat in the step after `steps`, at 4 micro-batches a step."""
     return steps * -(-4 // world) + 1
 
 
-def in_a_hurry(job):
-    """`job` with next to no time to stop in."""
+def shorten_grace(job):
+    """Return `job` with almost no time to stop."""
     faults = job.training.faults.model_copy(update={"grace": 1e-6})
     return dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
 
@@ -90,27 +90,29 @@ def in_a_hurry(job):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_the_number_of_ranks_does_not_change_a_bit(world, straight, same):
-    # Three ranks get 1, 1 and 2 of the 4 micro-batches of a step: an uneven deal.
+    # Three ranks get 1, 1 and 2 of the 4 micro-batches of a step: an uneven assignment.
     same(straight(world))
 
 
 @pytest.mark.slow
 def test_ranks_may_come_and_go(straight, ranks, same, tmp_path):
-    """4, 3, 1, 2, 4: each is told to stop, one rank of it alone, somewhere in a step. There is so
-    little time for it that ranks ask each other before each micro-batch."""
-    job = in_a_hurry(dataclasses.replace(straight(1), folder=str(tmp_path)))
+    """Worlds of 4, 3, 1, 2 and 4 ranks each stop within a step, by a request to one rank.
+
+    The time to stop is so short that ranks ask each other before each micro-batch.
+    """
+    job = shorten_grace(dataclasses.replace(straight(1), folder=str(tmp_path)))
     dice = random.Random(0)
     for world in (4, 3, 1, 2):
-        before = newest(job).step if newest(job) else 0
+        before = find_newest(job).step if find_newest(job) else 0
         told = (
             dice.randrange(world),
             "train",
-            heartbeats(world, 3) + dice.randrange(heartbeats(world, 1) - 1),
+            count_heartbeats(world, 3) + dice.randrange(count_heartbeats(world, 1) - 1),
         )
-        stopped = attempt(world, job, ranks, told=told)
+        stopped = run_attempt(world, job, ranks, told=told)
         assert stopped == [before + 3] * world
-        assert newest(job).step == stopped[0]
-    assert attempt(4, job, ranks) == [STEPS] * 4
+        assert find_newest(job).step == stopped[0]
+    assert run_attempt(4, job, ranks) == [STEPS] * 4
     same(job)
 
 
@@ -118,8 +120,9 @@ def test_ranks_may_come_and_go(straight, ranks, same, tmp_path):
 def test_ranks_may_come_and_go_and_be_killed(straight, mortal_ranks, same, tmp_path):
     job = dataclasses.replace(straight(1), folder=str(tmp_path))
     for world, victim, step in ((3, 1, 6), (2, 0, 13), (1, 0, 18)):
-        # It hangs on the data of that step until it is killed, two past a checkpoint or one.
-        found = newest(job)
+        # The rank hangs on that step's data until it is killed, one or two steps after a
+        # checkpoint.
+        found = find_newest(job)
         processes = mortal_ranks.start(
             world,
             "train",
@@ -128,17 +131,19 @@ def test_ranks_may_come_and_go_and_be_killed(straight, mortal_ranks, same, tmp_p
             resume_from=found.path if found else None,
             fault=(victim, "stall", step),
         )
-        saved = step // 4 * 4  # by a thread of its own, which a busy machine may leave waiting
+        saved = step // 4 * 4  # saved by a thread, which a busy machine may delay
         wait_for(
             lambda step=step, saved=saved: (
-                len(exact(job)) == step and (found := newest(job)) and found.step == saved
+                len(read_exact_metrics(job)) == step
+                and (found := find_newest(job))
+                and found.step == saved
             ),
             processes[victim],
         )
         processes[victim].send_signal(signal.SIGKILL)
         mortal_ranks.end()
-        assert newest(job).step == saved
-    assert attempt(2, job, mortal_ranks) == [STEPS] * 2
+        assert find_newest(job).step == saved
+    assert run_attempt(2, job, mortal_ranks) == [STEPS] * 2
     same(job)
 
 
@@ -149,7 +154,7 @@ def wait_for(condition, process):
         time.sleep(0.01)
 
 
-# --- what else must not change them
+# --- further settings that must not change the bits
 
 
 @pytest.mark.slow
@@ -162,12 +167,12 @@ def test_neither_when_parameters_are_gathered_nor_who_has_none_changes_a_bit(
         training = {"steps": 6, "parallel": {"kind": "FSDP", "reshard": reshard}}
         job = make_job(tmp_path / f"{reshard}-{world}", training=training, batches=few)
         found[reshard, world] = ranks(world, "steps", job=job, count=6)[0]
-    assert len({(each["digest"], *each["losses"]) for each in found.values()}) == 1
+    assert len({(answer["digest"], *answer["losses"]) for answer in found.values()}) == 1
 
 
 @pytest.mark.slow
 def test_other_virtual_workers_add_in_another_order(ranks, make_job, tmp_path):
-    """So it is a setting that results depend on; and one worker for three is not one for one."""
+    """So results depend on this setting; one worker for three differs from one for one."""
     found = {}
     for virtual, world in ((1, 1), (3, 1), (3, 2), (3, 3)):
         job = make_job(tmp_path / f"{virtual}-{world}", training={"virtual_workers": virtual})
@@ -199,7 +204,7 @@ ALIKE = ("FSDP, layer by layer", "DDP")  # to FSDP, and to the copies of HSDP
     [pytest.param(name, marks=pytest.mark.soak) if name in ALIKE else name for name in LAYOUTS],
 )
 def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path):
-    """Over 50 steps, within the rounding of float32."""
+    """Compare over 50 steps, within the rounding of float32."""
     world, layout = LAYOUTS[name]
     one = make_job(tmp_path / "one", training={"steps": 50})
     several = make_job(
@@ -209,21 +214,21 @@ def test_every_layout_trains_as_one_process_does(name, ranks, make_job, tmp_path
     )
     (alone,) = ranks(1, "steps", job=one, count=50)
     found = ranks(world, "steps", job=several, count=50)
-    assert all(each == found[0] for each in found)
+    assert all(answer == found[0] for answer in found)
     assert found[0]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
     assert found[0]["losses"][-1] < 0.7 * found[0]["losses"][0]
 
 
 @pytest.mark.slow
-def test_a_fast_run_goes_on_with_other_ranks_within_rounding(ranks, make_job, straight, tmp_path):
+def test_a_fast_run_continues_on_other_ranks_within_rounding(ranks, make_job, straight, tmp_path):
     training = {"steps": STEPS, "deterministic": False, "checkpoints": {"every": 4, "keep": 100}}
     job = make_job(tmp_path, training=training)
     for world in (4, 3, 1, 2):
-        attempt(world, job, ranks, told=(0, "train", heartbeats(world, 3)))
-    assert attempt(4, job, ranks) == [STEPS] * 4
+        run_attempt(world, job, ranks, told=(0, "train", count_heartbeats(world, 3)))
+    assert run_attempt(4, job, ranks) == [STEPS] * 4
     alone = straight(1)
-    assert [line[1] for line in exact(job)] == pytest.approx(
-        [line[1] for line in exact(alone)], rel=1e-5
+    assert [line[1] for line in read_exact_metrics(job)] == pytest.approx(
+        [line[1] for line in read_exact_metrics(alone)], rel=1e-5
     )
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(alone.folder)
@@ -232,7 +237,7 @@ def test_a_fast_run_goes_on_with_other_ranks_within_rounding(ranks, make_job, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["HSDP", "DDP"])
-def test_a_run_goes_on_in_another_layout(name, ranks, make_job, tmp_path):
+def test_a_run_continues_in_another_layout(name, ranks, make_job, tmp_path):
     world, layout = LAYOUTS[name]
     training = {"steps": 8, "deterministic": False, "checkpoints": {"every": 4}}
     sliced = make_job(tmp_path, training=training)
@@ -241,9 +246,9 @@ def test_a_run_goes_on_in_another_layout(name, ranks, make_job, tmp_path):
         training=make_job(tmp_path, world, training=training | {"parallel": layout}).training,
     )
     (straight,) = ranks(1, "steps", job=sliced, count=8)
-    attempt(world, other, ranks, told=(0, "train", heartbeats(world, 4)))
-    attempt(2, sliced, ranks)
-    losses = [line[1] for line in exact(sliced)]
+    run_attempt(world, other, ranks, told=(0, "train", count_heartbeats(world, 4)))
+    run_attempt(2, sliced, ranks)
+    losses = [line[1] for line in read_exact_metrics(sliced)]
     assert losses == pytest.approx(straight["losses"], rel=1e-5)
 
 
@@ -263,7 +268,7 @@ def test_no_layout_changes_a_bit(world, layout, ranks, make_job, tmp_path):
         training = {"steps": 6, "parallel": laid_out}
         job = make_job(tmp_path / str(ranks_of), ranks_of, training=training)
         found[ranks_of] = ranks(ranks_of, "steps", job=job, count=6)
-    assert all(each == found[1][0] for each in found[world])
+    assert all(answer == found[1][0] for answer in found[world])
 
 
 @pytest.mark.parametrize("layout", [{"kind": "DDP"}, {"kind": "HSDP", "replicas": 2}])

@@ -1,4 +1,4 @@
-"""Averages of the weights: what they are, that they cost no bit, and that they resume."""
+"""Averages of the weights: their values, no change of training, and resuming."""
 
 import json
 
@@ -13,7 +13,8 @@ from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
-STEPS, HORIZON = 8, 4
+STEPS = 8
+HORIZON = 4
 TRAINING = {
     "steps": STEPS,
     "held_out": {"every": 4, "rows": 4},
@@ -37,7 +38,7 @@ def kept(ranks, make_job, tmp_path_factory):
     return job
 
 
-def averaged(job, out, *options):
+def write_averages(job, out, *options):
     done = CliRunner().invoke(app, ["average", job.folder, str(out), *options, "--json"])
     assert done.exit_code == 0, done.output
     return {n: w.numpy().tobytes() for n, w in open_model(str(out)).weights.items()}
@@ -76,17 +77,17 @@ def test_averages_change_no_bit_of_the_weights(kept, ranks, make_job, tmp_path):
 
 
 @pytest.mark.slow
-def test_they_are_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, make_job, tmp_path):
+def test_averages_have_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, make_job, tmp_path):
     job = make_job(tmp_path / "run", training=KEPT)
     train(2, job, ranks, told=(0, "train", 9))
     train(1, job, ranks)
     assert len(RunFolder(job.folder).read_attempts()) == 2
     for horizon in ("4", "100"):
-        mine = averaged(job, tmp_path / f"mine-{horizon}", "--horizon", horizon)
-        assert mine == averaged(kept, tmp_path / f"kept-{horizon}", "--horizon", horizon)
+        mine = write_averages(job, tmp_path / f"mine-{horizon}", "--horizon", horizon)
+        assert mine == write_averages(kept, tmp_path / f"kept-{horizon}", "--horizon", horizon)
     losses = [
-        [line[f"averages/{HORIZON}/loss"] for line in metrics.read_held_out_series(each.folder)]
-        for each in (job, kept)
+        [line[f"averages/{HORIZON}/loss"] for line in metrics.read_held_out_series(run.folder)]
+        for run in (job, kept)
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 2
     assert losses[0][0] != metrics.read_held_out_series(kept.folder)[0]["eval/loss"]
@@ -94,14 +95,14 @@ def test_they_are_the_same_bits_on_two_ranks_and_after_a_stop(kept, ranks, make_
 
 def test_the_mean_of_the_last_checkpoints_is_their_mean(kept, tmp_path):
     out = tmp_path / "mean"
-    averaged(kept, out, "--last", "3")
+    write_averages(kept, out, "--last", "3")
     steps = [open_model(f"{kept.folder}/checkpoints/step_{step:08d}").weights for step in (4, 6, 8)]
     for name, mean in open_model(str(out)).weights.items():
-        expected = sum(each[name].double() for each in steps) / 3
+        expected = sum(weights[name].double() for weights in steps) / 3
         assert torch.equal(mean, expected.float())
 
 
-def test_what_cannot_be_averaged_is_refused(kept, tmp_path):
+def test_unsupported_averages_are_rejected(kept, tmp_path):
     def said(*options):
         done = CliRunner().invoke(app, ["average", kept.folder, *options])
         assert done.exit_code

@@ -1,4 +1,4 @@
-"""A run whose folder is in a bucket is the run that it is on a disk."""
+"""A run whose folder is in a bucket equals the run on a disk."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
-MEASURED = ("time", "speed/", "memory/", "cluster/slowest")  # another run has others
+MEASURED = ("time", "speed/", "memory/", "cluster/slowest")  # these differ in another run
 TRAINING = {
     "steps": 8,
     "checkpoints": {"every": 4, "keep": 5},
@@ -19,7 +19,7 @@ TRAINING = {
 
 
 def train_in_two_attempts(folder, make_run, ranks):
-    """To step 4 on one rank, and on to step 8 on two."""
+    """Train to step 4 on one rank, and to step 8 on two."""
     run = RunFolder(folder)
     short = prepare(make_run(folder, training=TRAINING | {"steps": 4}))
     ranks(1, "train", job=short, attempt=run.take_attempt(0))
@@ -28,30 +28,33 @@ def train_in_two_attempts(folder, make_run, ranks):
     ranks(2, "train", job=job, attempt=run.take_attempt(4), resume_from=newest.path)
 
 
-def without_times(lines):
+def drop_times(lines):
     return [{n: value for n, value in line.items() if not n.startswith(MEASURED)} for line in lines]
 
 
-def said(folder):
+def list_messages(folder):
     events = RunFolder(folder).read_events()
     return sorted((event["event"], event.get("attempt"), event.get("step")) for event in events)
 
 
-def files_of(folder):
+def list_files(folder):
     paths = storage.list_files(f"{folder}/checkpoints")
     return {path.removeprefix(folder): storage.read(path) for path in paths}
 
 
 @pytest.mark.slow
-def test_it_leaves_the_same_bytes_figures_samples_and_events(s3, mortal_ranks, make_run, tmp_path):
-    on_disk, in_bucket = str(tmp_path / "run"), f"{s3}/run"
+def test_a_bucket_run_leaves_the_same_bytes_metrics_samples_and_events(
+    s3, mortal_ranks, make_run, tmp_path
+):
+    on_disk = str(tmp_path / "run")
+    in_bucket = f"{s3}/run"
     for folder in (on_disk, in_bucket):
         train_in_two_attempts(folder, make_run, mortal_ranks)
-    assert files_of(in_bucket) == files_of(on_disk) != {}
+    assert list_files(in_bucket) == list_files(on_disk) != {}
     for read in (metrics.read_series, metrics.read_held_out_series):
-        assert without_times(read(in_bucket)) == without_times(read(on_disk)) != []
+        assert drop_times(read(in_bucket)) == drop_times(read(on_disk)) != []
     assert (
         read_trained_samples(RunFolder(in_bucket)) == read_trained_samples(RunFolder(on_disk)) != {}
     )
-    assert said(in_bucket) == said(on_disk) != []
+    assert list_messages(in_bucket) == list_messages(on_disk) != []
     assert len(storage.list_files(f"{in_bucket}/tensorboard")) == 2

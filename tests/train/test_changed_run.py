@@ -13,7 +13,7 @@ from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import drive, prepare, pretrain
 from trainrig.train.run import metrics
 
-STEPS = 12  # of a run of the fixtures
+STEPS = 12  # steps of the fixtures' runs
 STOPPED = 6
 CONSTANT = {"kind": "Constant", "warmup": 0}
 DECAYS_LAST_QUARTER = {"kind": "WarmupStableDecay", "warmup": 2, "decay": 0.25}
@@ -22,7 +22,7 @@ COSINE = {"kind": "Cosine", "warmup": 2}
 
 @pytest.fixture
 def make(without_ray, make_run, tmp_path):
-    """`make("run", CONSTANT, steps=16)`: a run file of that folder."""
+    """Return `make("run", CONSTANT, steps=16)`: a run file of that folder."""
 
     def run(folder, schedule, batches=None, **training):
         settings = {"schedule": schedule, "checkpoints": {"every": 3}, **training}
@@ -33,7 +33,7 @@ def make(without_ray, make_run, tmp_path):
 
 @pytest.fixture
 def begin(monkeypatch):
-    """`begin(run)`: make its first STOPPED steps, at the end of which its driver is gone."""
+    """Return `begin(run)`: train its first STOPPED steps, after which its driver ends."""
 
     def train(run):
         short = run.training.model_copy(update={"steps": STOPPED})
@@ -76,7 +76,7 @@ def test_a_run_of_constant_rate_may_end_at_another_step(make, begin, caplog, las
     ("schedule", "steps", "why"),
     [
         (COSINE, 16, r"In schedule Cosine, the rate of step 3, already made, was 0\.\d+ of the"),
-        # It would have begun to fall at the fifth step.
+        # The rate would have begun to fall at the fifth step.
         (DECAYS_LAST_QUARTER, 7, r"In schedule WarmupStableDecay, the rate of step 6, already"),
         (CONSTANT, 5, "and step 6 is saved; set 6 or more"),
     ],

@@ -46,25 +46,25 @@ FILES = (
 )
 
 
-def at(folder, step, attempt=1):
+def name_checkpoint(folder, step, attempt=1):
     return Path(folder, "checkpoints", f"step_{step:08d}", f"attempt-{attempt:04d}")
 
 
 @pytest.fixture
 def copy(straight, tmp_path):
-    """A copy of the undisturbed run of two ranks, with checkpoints at 4, 8, 12, 16 and 20."""
+    """Copy the undisturbed run of two ranks, with checkpoints at 4, 8, 12, 16 and 20."""
     shutil.copytree(straight(2).folder, tmp_path / "copy")
     return tmp_path / "copy"
 
 
 @pytest.fixture
 def plant(straight, tmp_path):
-    """`plant(8, attempt=2)` commits a whole checkpoint in the run folder that it returns."""
-    source = at(straight(1).folder, 4)
+    """Return `plant(8, attempt=2)`: commit a complete checkpoint, and return the run folder."""
+    source = name_checkpoint(straight(1).folder, 4)
     run = tmp_path / "planted"
 
     def commit(step, attempt=1):
-        shutil.copytree(source, at(run, step, attempt))
+        shutil.copytree(source, name_checkpoint(run, step, attempt))
         return RunFolder(str(run))
 
     return commit
@@ -76,13 +76,13 @@ def flip(path, position, bit=0):
     path.write_bytes(data)
 
 
-# --- what is in one
+# --- contents
 
 
 @pytest.mark.slow
-def test_what_two_ranks_saved_is_the_same_bits_at_one_two_and_three(straight, ranks):
+def test_a_checkpoint_of_two_ranks_loads_the_same_on_one_two_and_three(straight, ranks):
     job = straight(2)
-    path = str(at(job.folder, 8))
+    path = str(name_checkpoint(job.folder, 8))
     read = {world: ranks(world, "tensors", job=job, resume_from=path) for world in (1, 2, 3)}
     (one,) = read[1]
     assert one["counters"] == (8, 8, 8 * 8 * 32)
@@ -97,7 +97,7 @@ def test_what_two_ranks_saved_is_the_same_bits_at_one_two_and_three(straight, ra
 @pytest.mark.slow
 def test_the_model_of_a_checkpoint_is_the_one_that_was_trained(straight, ranks):
     job = straight(3)
-    path = str(at(job.folder, 12))
+    path = str(name_checkpoint(job.folder, 12))
     (trained, *_) = ranks(3, "tensors", job=job, resume_from=path)
     opened = open_model(path)
     assert (opened.step, opened.config, opened.tokenizer) == (12, job.model, job.tokenizer)
@@ -109,7 +109,7 @@ def test_the_model_of_a_checkpoint_is_the_one_that_was_trained(straight, ranks):
 
 
 def test_nothing_in_a_checkpoint_can_be_executed(straight):
-    folder = at(straight(2).folder, 20)
+    folder = name_checkpoint(straight(2).folder, 20)
     assert sorted(path.name for path in folder.iterdir()) == [*FILES, VERIFIED]
     for path in folder.iterdir():
         if path.suffix == ".json":
@@ -117,7 +117,7 @@ def test_nothing_in_a_checkpoint_can_be_executed(straight):
             continue
         held = sum(tensor.nbytes for tensor in load_file(path).values())
         header = int.from_bytes(path.read_bytes()[:8], "little")
-        assert path.stat().st_size == 8 + header + held  # and so nothing besides tensors
+        assert path.stat().st_size == 8 + header + held  # nothing but tensors
 
 
 @pytest.mark.slow
@@ -126,14 +126,16 @@ def test_the_same_state_is_the_same_bytes_whichever_attempt_wrote_it(straight, r
     job = dataclasses.replace(straight_on, folder=str(tmp_path))
     folder = RunFolder(job.folder)
     folder.take_attempt(0)
-    resume_from = str(at(straight_on.folder, 16))
+    resume_from = str(name_checkpoint(straight_on.folder, 16))
     ranks(1, "train", job=job, attempt=folder.take_attempt(16), resume_from=resume_from)
-    again = at(job.folder, 20, attempt=2)
-    assert compute_content_key(str(again)) == compute_content_key(str(at(straight_on.folder, 20)))
+    again = name_checkpoint(job.folder, 20, attempt=2)
+    assert compute_content_key(str(again)) == compute_content_key(
+        str(name_checkpoint(straight_on.folder, 20))
+    )
     assert compute_content_key(str(again)) != compute_content_key(resume_from)
 
 
-def test_one_process_writes_a_model_that_others_open(make_job, tmp_path):
+def test_a_model_written_by_one_process_can_be_opened(make_job, tmp_path):
     job = make_job(tmp_path)
     model = Decoder(job.model)
     initialise(model, seed=3)
@@ -167,7 +169,7 @@ def test_a_model_in_a_bucket_is_the_same_model(s3, make_job, tmp_path, monkeypat
 @pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, copy):
-    path = at(copy, 20) / name
+    path = name_checkpoint(copy, 20) / name
     if how == "deleted":
         path.unlink()
     elif how == "truncated":
@@ -179,7 +181,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, copy)
     if (name, how) == ("manifest.json", "deleted"):
         assert damages == [f"{path}: gone, though its checkpoint was whole"]
     elif name == "manifest.json":
-        assert len(damages) == 1 and str(at(copy, 20)) in damages[0]
+        assert len(damages) == 1 and str(name_checkpoint(copy, 20)) in damages[0]
     else:
         said = {"deleted": "gone", "truncated": "bytes of", "flipped": "bytes differ from"}[how]
         assert len(damages) == 1 and damages[0].startswith(f"{path}: ") and said in damages[0]
@@ -189,18 +191,18 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, copy)
 @given(data=st.data())
 def test_no_flipped_bit_goes_unseen(copy, data):
     name = data.draw(st.sampled_from(FILES))
-    path = at(copy, 20) / name
+    path = name_checkpoint(copy, 20) / name
     position = data.draw(st.integers(0, path.stat().st_size - 1))
     bit = data.draw(st.integers(0, 7))
     flip(path, position, bit)
     try:
-        assert find_damage(str(at(copy, 20))) is not None
+        assert find_damage(str(name_checkpoint(copy, 20))) is not None
     finally:
         flip(path, position, bit)
-    assert find_damage(str(at(copy, 20))) is None
+    assert find_damage(str(name_checkpoint(copy, 20))) is None
 
 
-def test_the_place_of_the_damage_is_told_to_the_chunk(monkeypatch, tmp_path):
+def test_damage_is_located_to_the_chunk(monkeypatch, tmp_path):
     path = tmp_path / "checkpoint" / "state.json"
     monkeypatch.setattr(chunks_of_files, "CHUNK", 1_000)
     sums = write_file(str(path), memoryview(bytes(range(250)) * 20), first=10)
@@ -216,27 +218,29 @@ def test_the_place_of_the_damage_is_told_to_the_chunk(monkeypatch, tmp_path):
 
 def test_all_damages_on_the_way_are_named_and_no_checkpoint_may_be_left(copy):
     for step in (4, 8, 12, 16, 20):
-        (at(copy, step) / "state.json").unlink()
+        (name_checkpoint(copy, step) / "state.json").unlink()
     newest, damages = find_newest_valid(RunFolder(str(copy)))
     assert newest is None
-    assert damages == [f"{at(copy, step) / 'state.json'}: gone" for step in (20, 16, 12, 8, 4)]
+    assert damages == [
+        f"{name_checkpoint(copy, step) / 'state.json'}: gone" for step in (20, 16, 12, 8, 4)
+    ]
 
 
-# --- fencing
+# --- attempts that outlive their successors
 
 
 def test_a_commit_behind_the_back_of_a_later_attempt_is_ignored(plant):
     folder = plant(8)
     for resumed in (0, 8):
         folder.take_attempt(resumed)
-    plant(12, attempt=1)  # by workers that outlived their attempt
+    plant(12, attempt=1)  # written by workers that outlived their attempt
     assert find_newest_valid(folder)[0].step == 8
     plant(12, attempt=2)
     newest, damages = find_newest_valid(folder)
     assert (newest.step, newest.attempt, damages) == (12, 2, [])
 
 
-def test_what_was_resumed_from_counts_for_every_later_attempt(plant):
+def test_a_resumed_checkpoint_is_valid_for_every_later_attempt(plant):
     folder = plant(4)
     for resumed in (0, 4, 4):
         folder.take_attempt(resumed)
@@ -261,14 +265,14 @@ def test_sixteen_at_once_take_sixteen_numbers(tmp_path):
     assert sorted(attempt.resumed_step for attempt in taken) == list(range(16))
 
 
-# --- what is kept
+# --- retention
 
 
-def steps_in(folder):
+def list_steps(folder):
     return sorted(int(p.name.removeprefix("step_")) for p in Path(folder, "checkpoints").iterdir())
 
 
-def tidy(folder, attempt=1, **settings):
+def delete_superfluous(folder, attempt=1, **settings):
     run = RunFolder(str(folder))
     clean_up(
         run, run.checkpoints, TrainingAttempt(attempt, 0), Checkpoints(**{"every": 4} | settings)
@@ -279,33 +283,33 @@ def tidy(folder, attempt=1, **settings):
     ("keep", "left"), [(2, [16, 20]), (3, [12, 16, 20]), (9, [4, 8, 12, 16, 20])]
 )
 def test_the_newest_are_kept(keep, left, copy):
-    tidy(copy, keep=keep)
-    assert steps_in(copy) == left
+    delete_superfluous(copy, keep=keep)
+    assert list_steps(copy) == left
     assert find_newest_valid(RunFolder(str(copy)))[0].step == 20
 
 
-def test_what_does_not_count_is_not_kept_in_place_of_what_does(plant):
+def test_invalid_checkpoints_do_not_displace_valid_ones(plant):
     folder = plant(8)
     plant(10)
     folder.take_attempt(0)
     folder.take_attempt(10)
     plant(12, attempt=2)
-    plant(16, attempt=1)  # by workers that outlived their attempt
-    tidy(folder.path, attempt=2)
+    plant(16, attempt=1)  # written by workers that outlived their attempt
+    delete_superfluous(folder.path, attempt=2)
     assert find_newest_valid(folder)[0].step == 12
-    assert steps_in(folder.path) == [10, 12]
+    assert list_steps(folder.path) == [10, 12]
 
 
 @pytest.mark.parametrize("how", ["marked", "cut", "torn"])
-def test_what_is_known_to_be_damaged_is_not_kept_in_place_of_what_is_whole(copy, how):
+def test_damaged_checkpoints_do_not_displace_intact_ones(copy, how):
     if how == "marked":
-        (at(copy, 20) / "damaged.json").write_text('{"problem": "bit rot"}')
+        (name_checkpoint(copy, 20) / "damaged.json").write_text('{"problem": "bit rot"}')
     elif how == "cut":
-        (at(copy, 20) / "state.json").write_text("{}")
+        (name_checkpoint(copy, 20) / "state.json").write_text("{}")
     else:
-        (at(copy, 20) / "manifest.json").write_text("{}")
-    tidy(copy)
-    assert steps_in(copy) == [12, 16]
+        (name_checkpoint(copy, 20) / "manifest.json").write_text("{}")
+    delete_superfluous(copy)
+    assert list_steps(copy) == [12, 16]
     assert find_newest_valid(RunFolder(str(copy)))[0].step == 16
 
 
@@ -313,88 +317,95 @@ def test_clean_up_stays_in_its_run_folder_whatever_that_lies_in(copy, tmp_path):
     inside = tmp_path / "step_4" / "attempt-1"
     inside.mkdir(parents=True)
     run = copy.rename(inside / "run")
-    tidy(run)
-    assert steps_in(run) == [16, 20]
+    delete_superfluous(run)
+    assert list_steps(run) == [16, 20]
 
 
-def test_what_a_crash_left_is_deleted_and_what_is_being_written_is_not(copy):
+def test_remains_of_a_crash_are_deleted_and_open_saves_are_not(copy):
     for attempt in (1, 2, 3):
-        being_written = at(copy, 24, attempt)
+        being_written = name_checkpoint(copy, 24, attempt)
         being_written.mkdir(parents=True)
         (being_written / ".state.json.77-ab").write_text("{}")
-    tidy(copy, attempt=2)
-    assert steps_in(copy) == [16, 20, 24]
-    left = sorted(path.name for path in at(copy, 24).parent.iterdir())
+    delete_superfluous(copy, attempt=2)
+    assert list_steps(copy) == [16, 20, 24]
+    left = sorted(path.name for path in name_checkpoint(copy, 24).parent.iterdir())
     assert left == ["attempt-0002", "attempt-0003"]
-    tidy(copy, attempt=4)
-    assert steps_in(copy) == [16, 20]
+    delete_superfluous(copy, attempt=4)
+    assert list_steps(copy) == [16, 20]
 
 
-def test_a_run_keeps_as_many_checkpoints_as_it_is_told(ranks, make_job, tmp_path):
+def test_a_run_keeps_the_configured_number_of_checkpoints(ranks, make_job, tmp_path):
     job = make_job(tmp_path, training={"steps": 6, "checkpoints": {"every": 1, "keep": 2}})
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    assert steps_in(job.folder) == [5, 6]
-    events = [each for each in RunFolder(job.folder).read_events() if each["event"] == "checkpoint"]
+    assert list_steps(job.folder) == [5, 6]
+    events = [
+        logged for logged in RunFolder(job.folder).read_events() if logged["event"] == "checkpoint"
+    ]
     assert [event["step"] for event in events] == [1, 2, 3, 4, 5, 6]
     for event in events:
         assert 0 < event["stall_seconds"] <= event["seconds"]
     held = sum(
         p.stat().st_size
-        for p in at(job.folder, 6).iterdir()
+        for p in name_checkpoint(job.folder, 6).iterdir()
         if p.name not in ("manifest.json", VERIFIED)
     )
     assert events[-1]["bytes"] == held
 
 
-# --- finding one
+# --- search
 
 
 def test_a_checkpoint_is_found_from_any_folder_around_it(copy):
-    newest = str(at(copy, 20))
-    for path in (copy, copy / "checkpoints", at(copy, 20).parent, at(copy, 20)):
+    newest = str(name_checkpoint(copy, 20))
+    for path in (
+        copy,
+        copy / "checkpoints",
+        name_checkpoint(copy, 20).parent,
+        name_checkpoint(copy, 20),
+    ):
         assert resolve(str(path)) == newest
         assert resolve(f"{path}/") == newest
-    assert resolve(str(at(copy, 8).parent)) == str(at(copy, 8))
-    assert resolve(str(at(copy, 8))) == str(at(copy, 8))
+    assert resolve(str(name_checkpoint(copy, 8).parent)) == str(name_checkpoint(copy, 8))
+    assert resolve(str(name_checkpoint(copy, 8))) == str(name_checkpoint(copy, 8))
 
 
 def test_a_checkpoint_is_found_by_a_relative_path(copy, monkeypatch):
     monkeypatch.chdir(copy)
     for path in (".", "checkpoints", "./checkpoints", "checkpoints/step_00000020"):
-        assert Path(resolve(path)).resolve() == at(copy, 20).resolve()
+        assert Path(resolve(path)).resolve() == name_checkpoint(copy, 20).resolve()
     monkeypatch.chdir(copy.parent)
-    assert resolve("copy") == str(at("copy", 20))
+    assert resolve("copy") == str(name_checkpoint("copy", 20))
 
 
 def test_a_run_folder_may_have_any_name(copy):
     for name in ("my-checkpoints", "checkpoints", "step_1"):
         renamed = copy.rename(copy.with_name(name))
-        assert resolve(str(renamed)) == str(at(renamed, 20))
+        assert resolve(str(renamed)) == str(name_checkpoint(renamed, 20))
         copy = renamed
 
 
 def test_a_copied_checkpoint_is_one_wherever_it_lies(copy, tmp_path):
-    elsewhere = shutil.copytree(at(copy, 8), tmp_path / "elsewhere")
+    elsewhere = shutil.copytree(name_checkpoint(copy, 8), tmp_path / "elsewhere")
     assert resolve(str(elsewhere)) == str(elsewhere)
     assert open_model(str(elsewhere)).step == 8
 
 
 def test_a_damaged_newest_one_is_passed_over_unless_it_is_named(copy, caplog):
-    (at(copy, 20) / "tokenizer.json").write_text("{}")
-    assert resolve(str(copy)) == str(at(copy, 16))
+    (name_checkpoint(copy, 20) / "tokenizer.json").write_text("{}")
+    assert resolve(str(copy)) == str(name_checkpoint(copy, 16))
     assert "skipped a damaged checkpoint" in caplog.text
     with pytest.raises(
         DataError, match=r"the checkpoint is damaged \(.*tokenizer.json: 2 bytes of"
     ):
-        resolve(str(at(copy, 20)))
+        resolve(str(name_checkpoint(copy, 20)))
     with pytest.raises(DataError, match=r"no valid checkpoint there; damaged: .*tokenizer.json"):
-        resolve(str(at(copy, 20).parent))
+        resolve(str(name_checkpoint(copy, 20).parent))
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(copy):
-    (at(copy, 20) / "manifest.json").unlink()
+    (name_checkpoint(copy, 20) / "manifest.json").unlink()
     with pytest.raises(DataError, match=r"manifest.json: gone, or never written"):
-        resolve(str(at(copy, 20)))
+        resolve(str(name_checkpoint(copy, 20)))
 
 
 @pytest.mark.parametrize("where", ["", "nowhere", "checkpoints", "checkpoints/step_00000001"])
@@ -421,17 +432,17 @@ def test_a_checkpoint_of_other_data_is_refused_by_what_differs(
     job = make_job(tmp_path, batches=changed)
     state = build_fresh_state(job, find_local_device())
     with pytest.raises(ConfigError, match=rf"step_00000008.*trained on other data.*\(.*{named}"):
-        checkpoint.load(str(at(straight(1).folder, 8)), state, job, job.make_batches())
+        checkpoint.load(str(name_checkpoint(straight(1).folder, 8)), state, job, job.make_batches())
 
 
 def test_a_checkpoint_does_not_mind_what_comes_after_it(alone, straight, make_job, tmp_path):
     job = make_job(tmp_path, batches={"stages": ({"from_step": 8, "global_batch": 4},)})
     state = build_fresh_state(job, find_local_device())
-    checkpoint.load(str(at(straight(1).folder, 8)), state, job, job.make_batches())
+    checkpoint.load(str(name_checkpoint(straight(1).folder, 8)), state, job, job.make_batches())
     assert state.data_step == 8
 
 
-def test_weights_alone_are_nothing_to_go_on_from(alone, make_job, tmp_path):
+def test_a_run_cannot_resume_from_weights_alone(alone, make_job, tmp_path):
     job = make_job(tmp_path)
     weights = write_model(job.folder, job.model, "{}", Decoder(job.model).state_dict())
     state = build_fresh_state(job, find_local_device())
@@ -448,19 +459,19 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
         with pytest.raises(
             ConfigError, match=r"position_embedding.theta is 10000.0 there, 500.0 in"
         ):
-            load(str(at(straight(1).folder, 8)), state, job)
+            load(str(name_checkpoint(straight(1).folder, 8)), state, job)
 
 
 def test_a_checkpoint_of_another_tokenizer_is_refused(alone, straight):
     job = dataclasses.replace(straight(1), tokenizer="{}")
     state = build_fresh_state(job, find_local_device())
     with pytest.raises(ConfigError, match=r"step_00000008/.*: the tokenizer differs from"):
-        checkpoint.load(str(at(job.folder, 8)), state, job, job.make_batches())
+        checkpoint.load(str(name_checkpoint(job.folder, 8)), state, job, job.make_batches())
 
 
 def test_only_the_weights_of_another_run_are_taken(straight, ranks, make_job, tmp_path):
     other = make_job(tmp_path, batches={"seed": 1})
-    path = str(at(straight(2).folder, 8))
+    path = str(name_checkpoint(straight(2).folder, 8))
     (taken,) = ranks(1, "tensors", job=other, weights_from=path)
     assert taken["counters"] == (0, 0, 0)
     assert not taken["optimizer.state.norm.weight.exp_avg"].any()
@@ -470,6 +481,6 @@ def test_only_the_weights_of_another_run_are_taken(straight, ranks, make_job, tm
 
 def test_a_checkpoint_says_what_it_is_of(straight):
     job = straight(1)
-    config, tokenizer = describe(str(at(job.folder, 4)))
+    config, tokenizer = describe(str(name_checkpoint(job.folder, 4)))
     assert config == job.model and isinstance(config, DecoderConfig)
     assert tokenizer == job.tokenizer

@@ -1,4 +1,4 @@
-"""Damaged, hostile and outlived checkpoints: no rank ever trains on from one."""
+"""Damaged, malicious and outdated checkpoints: no rank ever continues from one."""
 
 import json
 import pickle
@@ -29,13 +29,13 @@ TENSORS = [f"shard-0000{n}-model-00001-of-00001.safetensors" for n in (1, 2)]
 FILES = ["manifest.json", "state.json", "tokenizer.json", *TENSORS]
 
 
-def at(folder, step, attempt=1):
+def name_checkpoint(folder, step, attempt=1):
     return Path(name_checkpoint_folder(RunFolder(str(folder)).checkpoints, step, attempt))
 
 
 @pytest.fixture
 def copy(straight, make_job, tmp_path):
-    """A job whose run folder has the checkpoints of the undisturbed run of two ranks."""
+    """Return a job whose run folder has the checkpoints of the undisturbed run of two ranks."""
     shutil.copytree(straight(2).folder, tmp_path / "copy")
     return make_job(tmp_path / "copy", training={"steps": 20, "checkpoints": {"every": 4}})
 
@@ -51,16 +51,14 @@ def spoil(path, how):
         path.unlink()
 
 
-# --- found by those who load
+# --- found when loading
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
 @pytest.mark.parametrize("name", FILES)
-def test_damage_that_a_reader_meets_is_named_and_nobody_tries_that_checkpoint_again(
-    name, how, alone, copy
-):
-    path = at(copy.folder, 20) / name
+def test_damage_found_in_a_read_is_named_and_the_checkpoint_not_tried_again(name, how, alone, copy):
+    path = name_checkpoint(copy.folder, 20) / name
     spoil(path, how)
     state = build_fresh_state(copy, find_local_device())
     with pytest.raises(DamagedCheckpoint) as refused:
@@ -74,7 +72,7 @@ def test_damage_that_a_reader_meets_is_named_and_nobody_tries_that_checkpoint_ag
 
 
 def test_a_flipped_bit_that_only_ranks_can_see_is_seen_and_marked(ranks, copy):
-    path = at(copy.folder, 20) / TENSORS[1]
+    path = name_checkpoint(copy.folder, 20) / TENSORS[1]
     spoil(path, "flipped")
     assert find_newest_valid(RunFolder(copy.folder), thorough=False)[0].step == 20
     refusals = ranks(2, "refusal", job=copy, resume_from=str(path.parent))
@@ -86,8 +84,8 @@ def test_a_flipped_bit_that_only_ranks_can_see_is_seen_and_marked(ranks, copy):
 
 
 def test_a_manifest_that_is_gone_is_named_and_one_that_never_was_is_not(copy):
-    manifest = at(copy.folder, 20) / "manifest.json"
-    under_way = at(copy.folder, 24)
+    manifest = name_checkpoint(copy.folder, 20) / "manifest.json"
+    under_way = name_checkpoint(copy.folder, 24)
     shutil.copytree(manifest.parent, under_way)
     (under_way / manifest.name).unlink()
     assert find_newest_valid(RunFolder(copy.folder), thorough=False)[1] == []
@@ -97,17 +95,17 @@ def test_a_manifest_that_is_gone_is_named_and_one_that_never_was_is_not(copy):
     assert damages == [f"{manifest}: gone, though its checkpoint was whole"]
 
 
-def test_what_one_rank_finds_damaged_all_refuse(ranks, copy):
-    path = str(at(copy.folder, 20))
+def test_all_ranks_reject_a_checkpoint_that_one_finds_damaged(ranks, copy):
+    path = str(name_checkpoint(copy.folder, 20))
     refusals = ranks(2, "refusal", job=copy, resume_from=path, seen_by=1)
     assert refusals == [("DamagedCheckpoint", f"{path}: seen by rank 1")] * 2
 
 
-def test_a_run_goes_on_from_the_one_before_and_ends_as_if_nothing_had_been(
+def test_a_run_resumes_before_a_damaged_checkpoint_with_the_same_result(
     ranks, straight, copy, last_weights
 ):
-    spoil(at(copy.folder, 20) / TENSORS[0], "flipped")
-    spoil(at(copy.folder, 16) / "state.json", "truncated")
+    spoil(name_checkpoint(copy.folder, 20) / TENSORS[0], "flipped")
+    spoil(name_checkpoint(copy.folder, 16) / "state.json", "truncated")
     folder = RunFolder(copy.folder)
     resumed = []
     while not resumed or resumed[-1] == 20:
@@ -122,10 +120,11 @@ def test_a_run_goes_on_from_the_one_before_and_ends_as_if_nothing_had_been(
     assert last_weights(copy) == last_weights(straight(2))
 
 
-def test_what_reads_well_the_second_time_is_not_called_damaged(tmp_path, monkeypatch):
+def test_a_checkpoint_that_reads_well_on_retry_is_not_damaged(tmp_path, monkeypatch):
     path = str(tmp_path / "file")
     sums = write_file(path, memoryview(b"right" * 100))
-    spoilt, sound = [True], storage.read_into
+    spoilt = [True]
+    sound = storage.read_into
 
     def read_into(path, begin, buffer):
         count = sound(path, begin, buffer)
@@ -155,11 +154,11 @@ def test_a_disk_that_errs_is_damage_and_one_that_forbids_is_not(tmp_path, monkey
     assert not isinstance(error.value, DamagedCheckpoint)
 
 
-# --- made to do harm
+# --- malicious files
 
 
 class Harm:
-    """Unpickled, it leaves a file."""
+    """Object that leaves a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -170,18 +169,19 @@ class Harm:
 
 def test_a_pickle_that_lies_in_a_checkpoint_is_never_opened(alone, copy, tmp_path):
     harm = tmp_path / "harm"
-    (at(copy.folder, 20) / ".metadata").write_bytes(pickle.dumps(Harm(harm)))
-    (at(copy.folder, 20) / "shard.pt").write_bytes(pickle.dumps(Harm(harm)))
+    (name_checkpoint(copy.folder, 20) / ".metadata").write_bytes(pickle.dumps(Harm(harm)))
+    (name_checkpoint(copy.folder, 20) / "shard.pt").write_bytes(pickle.dumps(Harm(harm)))
     state = build_fresh_state(copy, find_local_device())
-    load(str(at(copy.folder, 20)), state, copy, copy.make_batches())
+    load(str(name_checkpoint(copy.folder, 20)), state, copy, copy.make_batches())
     assert state.step == 20 and not harm.exists()
     pickle.loads(pickle.dumps(Harm(harm)))
-    assert harm.exists()  # it would have
+    assert harm.exists()  # unpickling would have done it
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "../../state.json", "shard.pt"])
 def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, copy, tmp_path):
-    harm, folder = tmp_path / "harm", at(copy.folder, 20)
+    harm = tmp_path / "harm"
+    folder = name_checkpoint(copy.folder, 20)
     sums = write_file(str(folder / name), memoryview(pickle.dumps(Harm(harm))))
     there = CheckpointManifest.read(str(folder))
     hostile = there.model_copy(update={"files": there.files | {name: sums}})
@@ -209,7 +209,7 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
 def test_an_index_that_does_not_fit_its_files_is_refused_whatever_its_sums(
     partitions, said, alone, copy
 ):
-    folder = at(copy.folder, 20)
+    folder = name_checkpoint(copy.folder, 20)
     entries = json.loads((folder / "manifest.json").read_text())
     del entries["sum"]
     assert entries["tensors"]["model.norm.weight"]["partitions"] == [[0, 0, 16, 2]]
@@ -220,7 +220,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused_whatever_its_sums(
 
 
 def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for_damaged(copy):
-    path = at(copy.folder, 20) / "manifest.json"
+    path = name_checkpoint(copy.folder, 20) / "manifest.json"
     entries = json.loads(path.read_text()) | {"format": 4}
     del entries["sum"], entries["tensors"]
     path.write_text(json.dumps(entries | {"sum": digest(entries)}))
@@ -233,20 +233,20 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line_and_not_taken_for
 
 
 def test_a_manifest_with_one_digit_changed_is_damaged_though_it_reads_well(copy):
-    """Nothing but its sum of itself can tell: a step is a number as good as another."""
-    path = at(copy.folder, 20) / "manifest.json"
+    """Any step number is valid, so the manifest's own checksum must show the change."""
+    path = name_checkpoint(copy.folder, 20) / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace('"step": 20,', '"step": 21,'))
     assert path.read_text() != text
     assert find_damage(str(path.parent)) == f"{path}: bytes differ from those written"
 
 
-# --- outlived
+# --- outdated
 
 
 @pytest.fixture(params=["disk", "s3"])
 def run(request, tmp_path):
-    """A run folder on a disk or in a bucket."""
+    """Return a run folder on a disk or in a bucket."""
     if request.param == "s3":
         return RunFolder(f"{request.getfixturevalue('s3')}/run")
     return RunFolder(str(tmp_path / "run"))
@@ -285,7 +285,8 @@ def test_one_attempt_commits_a_step_once(run):
 
 @pytest.mark.slow
 def test_supervisors_that_take_attempts_at_once_get_different_ones(run):
-    taken, start = [], threading.Barrier(8)
+    taken = []
+    start = threading.Barrier(8)
 
     def take(step):
         start.wait()

@@ -1,4 +1,4 @@
-"""Long runs on real pages that nothing is wrong with: no step is an outlier, no alarm is told."""
+"""Long runs on real pages without faults: no step is an outlier, and no alarm is raised."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,12 @@ from trainrig.train.spikes import SpikeDetector, Spikes
 pytestmark = [pytest.mark.soak, pytest.mark.data, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
 STEPS = 10_000
-LENGTH, ROWS = 64, 8
-# Of which the defaults are the last: how many steps would be outliers by a stricter one.
+LENGTH = 64
+ROWS = 8
+# The last of each are the defaults; the others show how many outliers a stricter one finds.
 DEVIATIONS = {"loss": (3.0, 4.0, 5.0, 7.0, 10.0), "gradient norm": (3.0, 5.0, 7.0, 10.0, 20.0)}
 NEVER = 1e9
-# How fast a step is depends on what else the machine does.
+# The speed of a step depends on the other load of the machine.
 OF_THE_MACHINE = {"throughput_falls", "slow_worker"}
 
 
@@ -52,9 +53,10 @@ def run_file(tokens: str, output: Path, seed: int) -> Pretraining:
 
 
 def count_outliers(lines: list[dict[str, float]], **deviations: float) -> int:
-    """How many steps of a recorded series a detector of these settings finds to be outliers."""
+    """Count the steps of a recorded series that a detector of these settings finds."""
     margins = {"loss_deviations": NEVER, "norm_deviations": NEVER, **deviations}
-    detector, found = SpikeDetector(Spikes(**margins)), 0
+    detector = SpikeDetector(Spikes(**margins))
+    found = 0
     for line in lines:
         step = int(line["step"])
         found += detector.observe(step, line["train/loss"], line["train/grad_norm"]) is not None
@@ -62,9 +64,10 @@ def count_outliers(lines: list[dict[str, float]], **deviations: float) -> int:
     return found
 
 
-def alarms_of(folder: str) -> set[str]:
-    """Names of the alarms that held after any line of a run."""
-    rules, held = AlarmRules(STEPS), set()
+def list_alarms(folder: str) -> set[str]:
+    """Return the names of alarms that held after any line of a run."""
+    rules = AlarmRules(STEPS)
+    held = set()
     for raw in Path(folder, metrics.METRICS).read_text().splitlines():
         rules.hear(json.loads(raw))
         held |= {alarm.name for alarm in rules.list_holding(None)}
@@ -72,8 +75,8 @@ def alarms_of(folder: str) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_told_of_a_clean_run(seed, crawl_tokens, tmp_path, without_ray, write_result):
-    """Kept in results/clean_run_SEED.json, with how many steps stricter margins would have hit."""
+def test_a_clean_run_raises_no_alarm(seed, crawl_tokens, tmp_path, without_ray, write_result):
+    """Outlier counts for stricter margins go to results/clean_run_SEED.json."""
     job = prepare(run_file(crawl_tokens, tmp_path / "run", seed))
     Path(job.folder).mkdir(parents=True)
     trainer.run(job, 1)
@@ -86,8 +89,8 @@ def test_nothing_is_told_of_a_clean_run(seed, crawl_tokens, tmp_path, without_ra
         },
     }
     events = [event["event"] for event in RunFolder(job.folder).read_events()]
-    held_out = [round(each["eval/loss"], 3) for each in metrics.read_held_out_series(job.folder)]
-    alarms = sorted(alarms_of(job.folder))
+    held_out = [round(line["eval/loss"], 3) for line in metrics.read_held_out_series(job.folder)]
+    alarms = sorted(list_alarms(job.folder))
     sizes = {"steps": STEPS, "rows": ROWS, "sequence_length": LENGTH}
     found = {"held_out": held_out, "outliers": outliers, "alarms": alarms}
     print(json.dumps(found), flush=True)
@@ -97,9 +100,9 @@ def test_nothing_is_told_of_a_clean_run(seed, crawl_tokens, tmp_path, without_ra
     assert outliers["loss"][defaults.loss_deviations] == 0
     assert outliers["gradient norm"][defaults.norm_deviations] == 0
     assert not alarms
-    # It learns all the while, so nothing was told of steps that say something.
+    # It learns throughout, so the absence of alarms means something.
     assert held_out[-1] == min(held_out) < held_out[0]
-    # The same series with a step of it spoilt is not passed over.
+    # A damaged step in the same series is found.
     spoilt = [dict(line) for line in lines]
     spoilt[5_000]["train/loss"] *= 2
     assert count_outliers(spoilt, loss_deviations=defaults.loss_deviations) == 1

@@ -1,4 +1,4 @@
-"""Rows that are shared by workers: the run of one process that reads whole rows."""
+"""Rows that are shared by workers, against one process that reads whole rows."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ STEPS = 10
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained(world, context, layout)`: a run of 10 steps; its job, and all that its last
-    checkpoint holds."""
+    """Return `trained(world, context, layout)`: a run of 10 steps.
+
+    It returns the job, and the contents of its last checkpoint.
+    """
     known = {}
 
     def train(world, context=None, layout=None):
@@ -25,21 +27,22 @@ def trained(make_job, ranks, tmp_path_factory):
             if context is not None:
                 training["parallel"] = {"kind": "FSDP", "context": context} | (layout or {})
                 training["deterministic"] = layout is None
-            folder, batches = tmp_path_factory.mktemp("run"), {"attend": "document"}
+            folder = tmp_path_factory.mktemp("run")
+            batches = {"attend": "document"}
             job = make_job(folder, world, training=training, batches=batches)
             attempt = RunFolder(job.folder).take_attempt(0)
             ranks(world, "train", job=job, attempt=attempt)
             found, damages = find_newest_valid(RunFolder(job.folder))
             assert not damages
-            (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
+            (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
             known[key] = job, whole
         return known[key]
 
     return train
 
 
-def plain(job):
-    """`job` as one process reads its checkpoints."""
+def make_plain_job(job):
+    """Return `job` as one process reads its checkpoints."""
     import dataclasses
 
     from trainrig.parallel.layout import FSDP
@@ -48,22 +51,23 @@ def plain(job):
     return dataclasses.replace(job, training=training)
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
 def assert_close(found, expected):
-    (job, whole), (alone, expected_whole) = found, expected
-    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    (job, whole) = found
+    (alone, expected_whole) = expected
+    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
+    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-4)
-    assert held_out(job)
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-4)
+    assert read_held_out(job)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(alone.folder)
     )
@@ -86,7 +90,7 @@ def assert_close(found, expected):
 )
 @pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
 def test_workers_that_share_rows_train_as_one_process_does(world, ranks_of_a_row, kind, trained):
-    """Context 2, context 2 x FSDP 2, and context 4; with several documents a row."""
+    """Use context 2, context 2 x FSDP 2, and context 4, with several documents a row."""
     assert_close(trained(world, {"kind": kind, "ranks": ranks_of_a_row}), trained(1))
 
 
@@ -100,9 +104,9 @@ def test_copies_of_the_model_share_rows_too(layout, trained):
 @pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
 def test_the_number_of_data_workers_does_not_change_a_bit(kind, trained):
     (job, whole), (other, others) = (trained(world, {"kind": kind, "ranks": 2}) for world in (2, 4))
-    assert losses(job) == losses(other)
-    assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
-    assert held_out(job) == held_out(other)
+    assert read_losses(job) == read_losses(other)
+    assert read_losses(job, "train/grad_norm") == read_losses(other, "train/grad_norm")
+    assert read_held_out(job) == read_held_out(other)
     assert whole.keys() == others.keys()
     for name, value in whole.items():
         np.testing.assert_array_equal(value, others[name], err_msg=name)
@@ -123,7 +127,7 @@ SHARED = {"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 3}}
         ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM looks at whole rows"),
     ],
 )
-def test_what_cannot_be_shared_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+def test_rows_that_cannot_be_shared_are_rejected_by_the_run_file(changes, said, make_run, tmp_path):
     training = {"parallel": SHARED, **changes.pop("training", {})}
     with pytest.raises(ValueError, match=said):
         make_run(tmp_path, 3, training=training, **changes)

@@ -1,4 +1,4 @@
-"""Objectives that corrupt rows, in runs: denominators, traces, and bits at any number of ranks."""
+"""Objectives that corrupt rows, in runs: denominators, traces, bits at any number of ranks."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ OBJECTIVES = {
 }
 KINDS = tuple(OBJECTIVES)
 PREFIX = {"objective": {"kind": "PrefixLM"}}
-OBJECTIVES["PrefixLM"] = PREFIX  # which needs no special token, and fills no gap
+OBJECTIVES["PrefixLM"] = PREFIX  # an objective without special tokens and gaps
 MIXED = {
     "objective": {
         "kind": "MixtureOfObjectives",
@@ -63,7 +63,7 @@ MIXED = {
     }
 }
 OBJECTIVES["MixtureOfObjectives"] = MIXED
-OBJECTIVES["UL2"] = {"objective": {"kind": "UL2"}, **T5}  # dealt by micro-batch
+OBJECTIVES["UL2"] = {"objective": {"kind": "UL2"}, **T5}  # assigned by micro-batch
 OBJECTIVES["UL2 in a decoder"] = {
     "objective": {"kind": "UL2", "joined": True},
     "batches": {"sequence_length": 24},
@@ -89,12 +89,12 @@ SEVERAL = {
         "heads": 4,
         "positions": 48,
         "further_heads": 2,
-        "tie_embeddings": False,  # so that one head, gathered by itself, ends several streams
+        "tie_embeddings": False,  # a separate head, gathered alone, ends several streams
     },
     "objective": {"kind": "MultiTokenPrediction", "further_weights": (0.5, 0.25)},
 }
 OBJECTIVES["MultiTokenPrediction"] = SEVERAL
-# Whole runs of these are soak: the mixture has the first two in it, UL2 has the rest.
+# Whole runs of these are soak tests: the mixture includes the first two, UL2 the rest.
 IN_OTHERS = ("FillInTheMiddle", "PrefixLM", "UL2 of documents", "UL2 in a decoder")
 RUNS = [
     pytest.param(kind, marks=pytest.mark.soak) if kind in IN_OTHERS else kind for kind in OBJECTIVES
@@ -191,14 +191,20 @@ def test_a_trace_shows_the_rows_that_were_trained_on(
         for micro in micros
         for sample, ids in zip(micro.samples, micro.ids, strict=True)
     }
-    shown = [each for each in traced.sequences if each.answer != "target"]
+    shown = [
+        traced_sequence
+        for traced_sequence in traced.sequences
+        if traced_sequence.answer != "target"
+    ]
     assert len(shown) == len(of_samples)
     for sequence in shown:
         assert [list(sequence.ids)] == of_samples[sequence.sample]
         places = [document.place for document in sequence.documents]
         assert places == sorted(places)
         assert places[0] == 0
-    assert sum(each.targets for each in traced.sequences) == job.make_batches().targets(2)
+    assert sum(
+        traced_sequence.targets for traced_sequence in traced.sequences
+    ) == job.make_batches().targets(2)
     assert len(list(traced.render_texts(tokens=None))) == len(traced.sequences)
 
 
@@ -212,7 +218,8 @@ def test_a_tokenizer_that_lacks_what_is_needed_is_refused_before_the_run(kind, m
 def test_held_out_rows_are_the_same_each_time(make_job, corrupted_tokens, tmp_path):
     for kind in KINDS:
         job = make_job(tmp_path, tokens=corrupted_tokens, **OBJECTIVES[kind])
-        first, second = job.make_held_out(), job.make_held_out()
+        first = job.make_held_out()
+        second = job.make_held_out()
         plain = make_job(tmp_path, tokens=corrupted_tokens).make_held_out()
         for one, other in zip(first.batches, second.batches, strict=True):
             for name in one.arrays:
@@ -251,7 +258,8 @@ def test_the_loss_of_each_objective_is_that_of_its_rows_by_hand(
     model = Decoder(job.model)
     initialise(model, 0)
     names = [member.called for member in job.objective.members]
-    sums, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    sums = dict.fromkeys(names, 0.0)
+    counts = dict.fromkeys(names, 0)
     table = LossTable(job.objective, ("books", "web"), 4, torch.device("cpu"), double=True)
     for number, micro in enumerate(job.make_batches().at(0)):
         batch = DeviceBatch.copy(micro, torch.device("cpu"))
@@ -272,7 +280,7 @@ def test_the_loss_of_each_objective_is_that_of_its_rows_by_hand(
 
 
 @pytest.mark.slow
-def test_a_run_of_several_objectives_goes_on_to_the_same_bits_and_reports_each(
+def test_a_run_of_several_objectives_resumes_to_the_same_bits_and_reports_each(
     ranks, make_job, make_run, corrupted_tokens, tmp_path
 ):
     training = {"steps": 4, "held_out": {"every": 2, "rows": 12}, "checkpoints": {"every": 2}}
@@ -336,7 +344,7 @@ def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_toke
     facts = estimate_pretraining(run, DeviceChoice())
     model = prepare(run).model
     rows = run.training.steps * run.batches.global_batch
-    micro = open_batches(run.tokens, run.batches, None, corruption_of(run)).micro_batch(0, 0)
+    micro = open_batches(run.tokens, run.batches, None, make_corruption(run)).micro_batch(0, 0)
     of_row = count_encoder_decoder_flops(model, micro.ids.shape[1], micro.targets.shape[1])
     assert facts["flops"] == pytest.approx(rows * of_row)
     assert facts["parameters"] == count_parameters(model).total
@@ -346,14 +354,15 @@ def test_operations_are_counted_of_what_each_side_reads(make_run, corrupted_toke
 def test_operations_of_denoisers_are_those_of_their_rows(
     kind, make_run, corrupted_tokens, tmp_path
 ):
-    """By the shapes of rows as they are trained on, and of a prefix by the keys that it sees."""
+    """Count by the shapes of the trained rows, and for a prefix by the keys that it attends to."""
     run = make_run(tmp_path, tokens=corrupted_tokens, **OBJECTIVES[kind])
     model = prepare(run).model
     plain = open_batches(run.tokens, run.batches, None).micro_batch(0, 0)
     total = 0.0
-    for share, each in find_parts(run.objective):
-        micro = each.make_corruption(Encoder.load(run.tokens)).apply(plain, 0)
-        places, written = micro.ids.shape[1], int((micro.targets[0] != IGNORE).sum())
+    for share, part in find_parts(run.objective):
+        micro = part.make_corruption(Encoder.load(run.tokens)).apply(plain, 0)
+        places = micro.ids.shape[1]
+        written = int((micro.targets[0] != IGNORE).sum())
         if "decoder" in kind:
             seen = micro.arrays[PREFIXES][0].sum()
             keys = sum(max(query + 1, seen if query < seen else 0) for query in range(places))
@@ -372,12 +381,14 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
     make_run, corrupted_tokens, tmp_path
 ):
     run = make_run(tmp_path, tokens=corrupted_tokens, objective={"kind": "PrefixLM"})
-    facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
-    positions, length = facts["positions"], 32
-    cuts = [  # of prefixes of 1 to 32 tokens, each as likely: keys seen, and logits made
+    facts = estimate_pretraining(run, DeviceChoice())
+    model = prepare(run).model
+    positions = facts["positions"]
+    length = 32
+    cuts = [  # prefixes of 1 to 32 tokens, equally likely: keys attended to, and logits computed
         (p * p + sum(range(p + 1, length + 1)), length - p + 1) for p in range(1, length + 1)
     ]
-    keys, predicted = (sum(each) / length / length for each in zip(*cuts, strict=True))
+    keys, predicted = (sum(counts) / length / length for counts in zip(*cuts, strict=True))
     plain = count_token_flops(model, length)
     causal = (length + 1) / 2
     of_token = plain.projections + plain.attention * keys / causal + plain.head * predicted
@@ -434,10 +445,14 @@ def test_operations_of_detection_are_those_of_the_model_and_its_generator(
     make_run, corrupted_tokens, tmp_path
 ):
     run = make_run(tmp_path, tokens=corrupted_tokens, **DETECTION)
-    facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
-    assert facts["parameters"] == sum(each.numel() for each in build_model(model).parameters())
+    facts = estimate_pretraining(run, DeviceChoice())
+    model = prepare(run).model
+    assert facts["parameters"] == sum(
+        parameter.numel() for parameter in build_model(model).parameters()
+    )
     assert facts["parameters_of_generator"] == count_parameters(model).generator > 0
-    entries, attended = model.vocabulary, 4 * 32  # two products of queries or weights by 32 keys
+    entries = model.vocabulary
+    attended = 4 * 32  # two products of queries or weights by 32 keys
     of_layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * model.shape.feedforward_channels
     of_encoder = 2 * (16 * 32 + 2 * of_layer + 32 * 32 + 32) + 2 * 32 * attended
     generator = model.generator_model
@@ -451,7 +466,8 @@ def test_operations_of_further_heads_are_their_layers_and_logits(
     make_run, corrupted_tokens, tmp_path
 ):
     run = make_run(tmp_path, tokens=corrupted_tokens, **SEVERAL)
-    facts, model = estimate_pretraining(run, DeviceChoice()), prepare(run).model
+    facts = estimate_pretraining(run, DeviceChoice())
+    model = prepare(run).model
     plain = make_run(tmp_path, tokens=corrupted_tokens)
     layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * model.shape.feedforward_channels
     logits = model.vocabulary * 32 * (31 + 30) / 32
@@ -459,8 +475,10 @@ def test_operations_of_further_heads_are_their_layers_and_logits(
     assert facts["flops"] == pytest.approx(
         estimate_pretraining(plain, DeviceChoice())["flops"] + added, rel=1e-12
     )
-    assert facts["parameters"] == sum(each.numel() for each in build_model(model).parameters())
+    assert facts["parameters"] == sum(
+        parameter.numel() for parameter in build_model(model).parameters()
+    )
 
 
-def corruption_of(run):
+def make_corruption(run):
     return find_corruption(run.objective, Encoder.load(run.tokens), 32)

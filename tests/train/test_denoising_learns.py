@@ -1,5 +1,7 @@
-"""Each objective of text beside causal on tiny Shakespeare: what it learns beside the frequencies
-of tokens, and that nothing is learnt of targets, or texts, that are shuffled."""
+"""Text objectives on tiny Shakespeare, compared with token frequencies.
+
+Causal prediction is included. With shuffled targets or texts, nothing is learnt.
+"""
 
 import dataclasses
 import functools
@@ -27,37 +29,39 @@ from trainrig.train.run import metrics
 from trainrig.train.run_file.run_files import Pretraining
 
 SEEDS = (0, 1, 2)
-EPOCHS = 8.0  # that the longest of the runs reads of the text
-COUNTED = 100  # steps of whose targets the frequencies are taken
-# Shares of the loss of the frequencies, by which each run must come below it, and a control may.
-LEAST_LEARNT, MOST_BY_CHANCE = 0.06, 0.01
+EPOCHS = 8.0  # the most that a run reads of the text
+COUNTED = 100  # steps whose targets give the frequencies
+# Relative to the loss of frequencies: each run must be lower by the first, and a control may be by
+# the second.
+LEAST_LEARNT = 0.06
+MOST_BY_CHANCE = 0.01
 SIZES = {"layers": 2, "channels": 64, "heads": 4, "positions": 96}
 DETECTION = "detection"
 GENERATOR = {"channels": 32, "heads": 2, "feedforward_channels": 128}
-AHEAD = ("ahead_2", "ahead_3")  # of the heads beside that of the next token
+AHEAD = ("ahead_2", "ahead_3")  # the heads of later tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An objective, the model that it is for, and what is looked at."""
+    """Objective, its model, and the terms that are compared."""
 
     model: Mapping[str, Any]
     objective: Mapping[str, Any]
-    # The array of the targets of each term of the loss; "loss" is the whole of it.
+    # The array of targets of each term of the loss; "loss" is the total.
     targets: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"loss": TARGETS})
     attend: str = "document"
-    detects: bool = False  # whether it also says of each token whether it was replaced
+    detects: bool = False  # the model also predicts for each token whether it was replaced
     steps: int = 600
     vocabulary: int = 512
 
 
 CASES: Mapping[str, Case] = {
-    # At 600 steps it does little more than copy what stands unhidden.
+    # At 600 steps it does little more than copy visible tokens.
     "MaskedLM": Case({**SIZES, "kind": "Encoder"}, {"kind": "MaskedLM"}, steps=2_000),
     "SpanCorruption": Case({**SIZES, "kind": "EncoderDecoder"}, {"kind": "SpanCorruption"}),
     "FillInTheMiddle": Case(SIZES, {"kind": "FillInTheMiddle"}),
     "PrefixLM": Case(SIZES, {"kind": "PrefixLM"}),
-    # Each row is dealt by itself: steps of one micro-batch would each see one denoiser.
+    # Rows are assigned one by one: steps of one micro-batch would each see one denoiser.
     "UL2": Case({**SIZES, "kind": "EncoderDecoder"}, {"kind": "UL2", "deal": "sample"}),
     "MultiTokenPrediction": Case(
         {**SIZES, "further_heads": 2},
@@ -71,8 +75,8 @@ CASES: Mapping[str, Case] = {
         targets={"cross_entropy": TARGETS},
         detects=True,
         steps=2_000,
-        # Bytes, and two pairs of them: of 512 entries these two small models learn too little in 8
-        # epochs, one seed of two nothing.
+        # Bytes, and two pairs of them: with 512 entries these two small models learn too little in
+        # 8 epochs, one seed of two nothing.
         vocabulary=288,
     ),
 }
@@ -80,7 +84,7 @@ CASES: Mapping[str, Case] = {
 
 @pytest.fixture
 def shakespeare(name: str, test_data: Path, tmp_path: Path) -> str:
-    """Token shards of tiny Shakespeare, a document each ten speeches, a tenth held out."""
+    """Write token shards of tiny Shakespeare, ten speeches a document, a tenth held out."""
     base = tmp_path / "shakespeare"
     base.mkdir()
     speeches = (test_data / "sets" / "tinyshakespeare.txt").read_text().split("\n\n")
@@ -91,7 +95,8 @@ def shakespeare(name: str, test_data: Path, tmp_path: Path) -> str:
     middle = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     extra = ("<|mask|>", *middle, "[R]", "[S]", "[X]")
     settings = ByteLevelBPE(vocabulary=CASES[name].vocabulary, sentinels=16, extra=extra)
-    tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
+    tokenizer = str(base / "tokenizer")
+    output = str(base / "tokens")
     make_tokenizer(
         TokenizerTraining.model_validate(
             {"documents": documents, "output": tokenizer, "tokenizer": settings}
@@ -104,7 +109,7 @@ def shakespeare(name: str, test_data: Path, tmp_path: Path) -> str:
 
 @pytest.fixture
 def controls(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The corruptions of controls, under the name by which a rank unpickles them."""
+    """Make the corruptions of controls importable under the name that ranks unpickle."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     return importlib.import_module("shuffled_targets")
 
@@ -137,8 +142,8 @@ def run_file(tokens: str, output: Path, name: str, seed: int) -> Pretraining:
     )
 
 
-def shares_of_entries(job: Any, entries: int, name: str) -> NDArray[np.float64]:
-    """[V] how often each was a target of array `name` in training, plus one, as shares."""
+def compute_shares(job: Any, entries: int, name: str) -> NDArray[np.float64]:
+    """Return the frequency [V] of each training target of array `name`, plus one, as shares."""
     counts = np.ones(entries)
     batches = job.make_batches()
     for step in range(COUNTED):
@@ -148,17 +153,20 @@ def shares_of_entries(job: Any, entries: int, name: str) -> NDArray[np.float64]:
     return counts / counts.sum()
 
 
-def loss_of_frequencies(job: Any, entries: int, name: str) -> float:
-    """Nats a target of array `name` that is held out, by how often each was one in training."""
+def compute_frequency_loss(job: Any, entries: int, name: str) -> float:
+    """Return the nats per held-out target of array `name`, predicted by training frequencies."""
     held = job.make_held_out().batches
     targets = np.concatenate([m.arrays[name][m.arrays[name] != IGNORE] for m in held])
-    return float(-np.log(shares_of_entries(job, entries, name))[targets].mean())
+    return float(-np.log(compute_shares(job, entries, name))[targets].mean())
 
 
-def loss_of_unhidden(job: Any, entries: int, corruption: MaskedTokens) -> float:
-    """The same of who also knows how often what stands in a target's place, where the mask token
-    does not, is the target itself."""
-    held, shares = job.make_held_out().batches, shares_of_entries(job, entries, TARGETS)
+def compute_unhidden_loss(job: Any, entries: int, corruption: MaskedTokens) -> float:
+    """Return the same for a predictor that also copies tokens that are not masked.
+
+    It knows how often a visible token at a target's position is the target itself.
+    """
+    held = job.make_held_out().batches
+    shares = compute_shares(job, entries, TARGETS)
     targets = np.concatenate([m.targets[m.targets != IGNORE] for m in held])
     seen = np.concatenate([m.ids[m.targets != IGNORE] for m in held])
     settings = corruption.settings
@@ -169,8 +177,8 @@ def loss_of_unhidden(job: Any, entries: int, corruption: MaskedTokens) -> float:
     return float(-np.log(likely).mean())
 
 
-def loss_of_share(job: Any, line: Mapping[str, Any]) -> float:
-    """Nats a token of whether it was replaced, by the share that was of what is held out."""
+def compute_share_loss(job: Any, line: Mapping[str, Any]) -> float:
+    """Return the nats per token of predicting replacement by its held-out frequency."""
     held = job.make_held_out().batches
     hidden = sum(int((m.targets != IGNORE).sum()) for m in held)
     texts = sum(int(m.arrays[TEXT_PLACES].sum()) for m in held)
@@ -179,36 +187,37 @@ def loss_of_share(job: Any, line: Mapping[str, Any]) -> float:
 
 
 def measure(job: Any) -> Mapping[str, Any]:
-    """The last figures of what is held out, of a run of `job`."""
+    """Return the last held-out metrics of a run of `job`."""
     Path(job.folder).mkdir(parents=True)
     trainer.run(job, 1)
     return metrics.read_held_out_series(job.folder)[-1]
 
 
-def losses_of(
+def list_losses(
     job: Any, control: Any, case: Case, entries: int, corruption: Corruption
 ) -> dict[str, dict[str, float]]:
-    """By term: the loss of the frequencies, that of `job` and that of `control`."""
-    learnt, controlled = measure(job), measure(control)
+    """Return the losses of the frequencies, of `job` and of `control`, by term."""
+    learnt = measure(job)
+    controlled = measure(control)
     found = {}
     for term, array in case.targets.items():
         name = "eval/loss" if term == "loss" else f"eval/terms/{term}"
-        frequencies = loss_of_frequencies(job, entries, array)
+        frequencies = compute_frequency_loss(job, entries, array)
         found[term] = {
             "frequencies": frequencies,
             "learnt": learnt[name],
             "shuffled": controlled[name],
         }
         if isinstance(corruption, MaskedTokens):
-            found[term]["unhidden"] = loss_of_unhidden(job, entries, corruption)
-    if case.detects:  # how much is replaced is the generator's doing: each run has its own share
+            found[term]["unhidden"] = compute_unhidden_loss(job, entries, corruption)
+    if case.detects:  # the generator decides how much is replaced, so each run has another share
         found[DETECTION] = {
-            "frequencies": loss_of_share(job, learnt),
+            "frequencies": compute_share_loss(job, learnt),
             "learnt": learnt[f"eval/terms/{DETECTION}"],
-            "frequencies_shuffled": loss_of_share(control, controlled),
+            "frequencies_shuffled": compute_share_loss(control, controlled),
             "shuffled": controlled[f"eval/terms/{DETECTION}"],
         }
-        # Shuffled texts hide and show what the texts do: to copy is no more than chance there.
+        # Shuffled texts are masked as texts are: copying predicts nothing there.
         found["cross_entropy"]["frequencies_shuffled"] = found["cross_entropy"]["unhidden"]
     return found
 
@@ -219,8 +228,9 @@ def losses_of(
 def test_each_learns_and_controls_learn_nothing(
     name, shakespeare, controls, tmp_path, without_ray, write_result
 ):
-    """Kept in results/denoising_NAME.json: held-out losses by seed and term."""
-    case, encoder = CASES[name], Encoder.load(f"{shakespeare}/tokenizer.json")
+    """Held-out losses by seed and term go to results/denoising_NAME.json."""
+    case = CASES[name]
+    encoder = Encoder.load(f"{shakespeare}/tokenizer.json")
     found = []
     for seed in SEEDS:
         run = run_file(shakespeare, tmp_path / f"{name}-{seed}", name, seed)
@@ -233,19 +243,19 @@ def test_each_learns_and_controls_learn_nothing(
         )
         batches = functools.partial(open_batches, shakespeare, run.batches, run.cache, made)
         control = dataclasses.replace(job, folder=f"{job.folder}-c", make_batches=batches)
-        losses = losses_of(job, control, case, encoder.vocabulary_size, corruption)
+        losses = list_losses(job, control, case, encoder.vocabulary_size, corruption)
         print(name, seed, losses, flush=True)
         found.append(
             {
-                term: {each: round(value, 4) for each, value in of_term.items()}
+                term: {predictor: round(value, 4) for predictor, value in of_term.items()}
                 for term, of_term in losses.items()
             }
         )
     sizes = {"steps": case.steps, "rows": 16, "sequence_length": 64, **SIZES}
     write_result(f"denoising_{name}.json", {**sizes, "seeds": SEEDS, "losses": found})
-    for term, each in ((term, each) for of_seed in found for term, each in of_seed.items()):
-        assert all(map(math.isfinite, each.values())), (term, each)
-        expected = each.get("frequencies_shuffled", each["frequencies"])
-        known = each.get("unhidden", each["frequencies"])
-        assert each["learnt"] < known * (1 - LEAST_LEARNT), (term, each)
-        assert each["shuffled"] > expected * (1 - MOST_BY_CHANCE), (term, each)
+    for term, nats in (pair for of_seed in found for pair in of_seed.items()):
+        assert all(map(math.isfinite, nats.values())), (term, nats)
+        expected = nats.get("frequencies_shuffled", nats["frequencies"])
+        known = nats.get("unhidden", nats["frequencies"])
+        assert nats["learnt"] < known * (1 - LEAST_LEARNT), (term, nats)
+        assert nats["shuffled"] > expected * (1 - MOST_BY_CHANCE), (term, nats)

@@ -1,4 +1,4 @@
-"""Eight workers in every layout: the run of one process, over 50 steps of rows of documents."""
+"""Eight workers in every layout against one process, over 50 steps of rows of documents."""
 
 import dataclasses
 
@@ -16,7 +16,8 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
-WORLD, STEPS = 8, 50
+WORLD = 8
+STEPS = 50
 TENSOR = {"ranks": 2, "sequence_parallel": True}
 CONTEXT = {"kind": "Gathered", "ranks": 2}
 PIPELINE = {"ranks": 2}
@@ -61,7 +62,7 @@ MODEL = {"layers": 4, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained("dense", layout)`: the job of a run in that layout; None: of one process."""
+    """Return `trained("dense", layout)`: the job of a run in that layout (None: one process)."""
     known = {}
 
     def train(kind, layout):
@@ -69,7 +70,7 @@ def trained(make_job, ranks, tmp_path_factory):
         if key not in known:
             base = None
             if kind == "preferences":
-                base = checkpoint_of(train("dense", None))
+                base = find_checkpoint(train("dense", None))
             world = 1 if layout is None else WORLD
             laid_out = layout or FSDP()
             mixture = {"feedforward": MIXTURE} if kind == "sparse" else {}
@@ -103,46 +104,46 @@ def trained(make_job, ranks, tmp_path_factory):
     return train
 
 
-def checkpoint_of(job):
+def find_checkpoint(job):
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS and not damages
     return found.path
 
 
-def weights_of(job):
-    opened = checkpoint.open_model(checkpoint_of(job))
+def read_weights(job):
+    opened = checkpoint.open_model(find_checkpoint(job))
     tensors = opened.adapter.tensors if opened.adapter else opened.weights
     return {name: value.numpy() for name, value in tensors.items()}
 
 
-def greatest(found, expected):
+def find_greatest_difference(found, expected):
     return max(float(np.abs(value - expected[name]).max()) for name, value in found.items())
 
 
-def losses(job):
+def read_losses(job):
     return np.array([line["train/loss"] for line in metrics.read_series(job.folder)])
 
 
 def test_eight_workers_train_as_one_process_does(trained, write_result):
-    """Kept in results/eight_workers.json: how far each layout is from one process."""
+    """The distances between each layout and one process go to results/eight_workers.json."""
     found = {}
     kinds = {"dense": DENSE, "sparse": SPARSE, "preferences": PREFERENCES}
     for kind, layouts in kinds.items():
         alone = trained(kind, None)
-        expected = weights_of(alone)
+        expected = read_weights(alone)
         for name, layout in layouts.items():
             job = trained(kind, layout)
-            weights = weights_of(job)
-            assert weights.keys() == expected.keys() and len(losses(job)) == STEPS
+            weights = read_weights(job)
+            assert weights.keys() == expected.keys() and len(read_losses(job)) == STEPS
             found[name] = {
-                "losses": float(np.abs(losses(job) / losses(alone) - 1).max()),
-                "weights": greatest(weights, expected),
+                "losses": float(np.abs(read_losses(job) / read_losses(alone) - 1).max()),
+                "weights": find_greatest_difference(weights, expected),
                 "same samples": read_trained_samples(RunFolder(job.folder))
                 == read_trained_samples(RunFolder(alone.folder)),
             }
             print(name, found[name], flush=True)
-        assert losses(alone)[-5:].mean() < 0.9 * losses(alone)[:5].mean()
+        assert read_losses(alone)[-5:].mean() < 0.9 * read_losses(alone)[:5].mean()
     write_result("eight_workers.json", {"steps": STEPS, "world": WORLD, "differences": found})
-    for name, each in found.items():
-        assert each["same samples"], name
-        assert each["losses"] <= 1e-5 and each["weights"] <= 1e-4, (name, each)
+    for name, differences in found.items():
+        assert differences["same samples"], name
+        assert differences["losses"] <= 1e-5 and differences["weights"] <= 1e-4, (name, differences)

@@ -1,4 +1,4 @@
-"""Experts that are divided over workers: the run of one process that has all of them."""
+"""Experts that are divided over workers, against one process that has all of them."""
 
 import dataclasses
 import signal
@@ -29,20 +29,22 @@ EXPERT = {"kind": "FSDP", "expert": {"ranks": 2}}
 
 @pytest.fixture(scope="module")
 def contents(ranks):
-    """`contents(job)`: all whole tensors of its last checkpoint, as one process reads them."""
+    """Return `contents(job)`: full tensors of its last checkpoint, as one process reads them."""
 
     def read(job):
         found, damages = find_newest_valid(RunFolder(job.folder))
         assert not damages
-        return ranks(1, "tensors", job=plain(job), resume_from=found.path)[0]
+        return ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)[0]
 
     return read
 
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, contents, tmp_path_factory):
-    """`trained(world, expert, mixture, layout)`: a run of 10 steps; its job, and all that its last
-    checkpoint holds."""
+    """Return `trained(world, expert, mixture, layout)`: a run of 10 steps.
+
+    It returns the job, and all contents of its last checkpoint.
+    """
     known = {}
 
     def train(world, expert=None, mixture="softmax", layout=None):
@@ -71,28 +73,29 @@ def trained(make_job, ranks, contents, tmp_path_factory):
     return train
 
 
-def plain(job):
-    """`job` as one process reads its checkpoints."""
+def make_plain_job(job):
+    """Return `job` as one process reads its checkpoints."""
     training = job.training.model_copy(update={"parallel": FSDP()})
     return dataclasses.replace(job, training=training)
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
 def assert_close(found, expected):
-    (job, whole), (alone, expected_whole) = found, expected
-    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    (job, whole) = found
+    (alone, expected_whole) = expected
+    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
+    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-4)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
-    assert held_out(job)
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-5)
+    assert read_held_out(job)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(alone.folder)
     )
@@ -104,7 +107,7 @@ def assert_close(found, expected):
         )
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
@@ -115,36 +118,38 @@ def soak(*values):
         (2, 2, "softmax"),
         (4, 2, "capacity"),
         (4, 4, "sigmoid"),
-        *(soak(2, 2, mixture) for mixture in ("sigmoid", "capacity")),
-        *(soak(4, 2, mixture) for mixture in ("softmax", "sigmoid")),
-        *(soak(4, 4, mixture) for mixture in ("softmax", "capacity")),
+        *(mark_soak(2, 2, mixture) for mixture in ("sigmoid", "capacity")),
+        *(mark_soak(4, 2, mixture) for mixture in ("softmax", "sigmoid")),
+        *(mark_soak(4, 4, mixture) for mixture in ("softmax", "capacity")),
     ],
 )
 def test_workers_that_divide_experts_train_as_one_process_does(world, expert, mixture, trained):
-    """Expert 2, expert 2 x FSDP 2, and expert 4; of 7 rows held out, 3 are of 4 workers."""
+    """Use expert 2, expert 2 x FSDP 2, and expert 4; 3 of 4 workers have one of 7 held-out rows."""
     assert_close(trained(world, expert, mixture), trained(1, None, mixture))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", [soak({"kind": "HSDP", "replicas": 2}), {"kind": "DDP"}, soak({"kind": "FSDP"})]
+    "layout",
+    [mark_soak({"kind": "HSDP", "replicas": 2}), {"kind": "DDP"}, mark_soak({"kind": "FSDP"})],
 )
 def test_copies_of_the_model_divide_experts_too(layout, trained):
-    """And so does FSDP whose gradients are added as they come."""
+    """The same holds for FSDP whose gradients are summed as they arrive."""
     assert_close(trained(4, 2, "softmax", layout), trained(1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixture", ["capacity", soak("softmax"), soak("sigmoid")])
+@pytest.mark.parametrize("mixture", ["capacity", mark_soak("softmax"), mark_soak("sigmoid")])
 def test_the_number_of_data_workers_does_not_change_a_bit(mixture, trained):
     assert_same(trained(2, 2, mixture), trained(4, 2, mixture))
 
 
 def assert_same(found, expected):
-    (job, whole), (other, others) = found, expected
-    assert losses(job) == losses(other)
-    assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
-    assert held_out(job) == held_out(other)
+    (job, whole) = found
+    (other, others) = expected
+    assert read_losses(job) == read_losses(other)
+    assert read_losses(job, "train/grad_norm") == read_losses(other, "train/grad_norm")
+    assert read_held_out(job) == read_held_out(other)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(other.folder)
     )
@@ -153,13 +158,15 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(value, others[name], err_msg=name)
 
 
-def go_on(job, world, group, until=STEPS):
-    """One attempt of `world` ranks, from where the run is; rank 0 is told to stop in the step after
-    `until`."""
+def continue_run(job, world, group, until=STEPS):
+    """Run one attempt of `world` ranks from the current state.
+
+    Rank 0 gets a stop request in the step after `until`.
+    """
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     begun = found.step if found else 0
-    # There is so little time that ranks ask each other before each micro-batch.
+    # The time to stop is so short that ranks ask each other before each micro-batch.
     faults = job.training.faults.model_copy(update={"grace": 1e-6})
     job = dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
     asked = (until - begun) * (4 * job.training.parallel.replica // world) + 1
@@ -185,8 +192,9 @@ CHANGES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_path):
-    """And give the weights that they give without."""
-    found, reshard = {}, {"reshard": "layer" if change == "recompute" else "step"}
+    """The weights equal those without divided experts."""
+    found = {}
+    reshard = {"reshard": "layer" if change == "recompute" else "step"}
     for world, parallel in ((1, {"kind": "FSDP"}), (2, EXPERT)):
         job = make_job(
             tmp_path / f"{world}",
@@ -200,17 +208,17 @@ def test_other_settings_go_with_divided_experts(change, ranks, make_job, tmp_pat
 
 @pytest.mark.slow
 def test_data_workers_may_come_and_go(trained, ranks, contents, tmp_path):
-    """One replica, two, and one again."""
+    """One replica is used, then two, then one again."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
-    go_on(job, 2, ranks, until=3)
-    go_on(job, 4, ranks, until=7)
-    go_on(job, 2, ranks)
+    continue_run(job, 2, ranks, until=3)
+    continue_run(job, 4, ranks, until=7)
+    continue_run(job, 2, ranks)
     assert_same((job, contents(job)), trained(2, 2, "capacity"))
 
 
 @pytest.mark.chaos
 def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
-    """Each in turn hangs on the data of a step until it is killed; the run goes on."""
+    """Ranks hang in turn on the data of a step until they are killed, and the run continues."""
     job = dataclasses.replace(trained(2, 2, "capacity")[0], folder=str(tmp_path))
     for world, target, step in ((4, 3, 3), (2, 0, 5), (4, 1, 9)):
         found, _ = find_newest_valid(RunFolder(job.folder))
@@ -223,20 +231,20 @@ def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
             fault=(target, "stall", step),
         )
         until = time.monotonic() + 120
-        while len(losses(job)) != step:
+        while len(read_losses(job)) != step:
             assert time.monotonic() < until and processes[target].poll() is None
             time.sleep(0.01)
         processes[target].send_signal(signal.SIGKILL)
         mortal_ranks.end()
         assert find_newest_valid(RunFolder(job.folder))[0].step == step // 2 * 2
-    go_on(job, 2, mortal_ranks)
+    continue_run(job, 2, mortal_ranks)
     assert_same((job, contents(job)), trained(2, 2, "capacity"))
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_workers_of_ray_divide_experts(local_ray, ranks, contents, make_run, tmp_path):
-    """Two workers of Ray's: the bits of two ranks of ours."""
+    """Two workers of Ray give the bits of two ranks without Ray."""
     run = make_run(
         tmp_path / "run",
         2,
@@ -263,8 +271,8 @@ LAYOUTS = {
 }
 
 
-def laid_out(job, layout):
-    """`job` in that layout, and the number of its workers."""
+def lay_out(job, layout):
+    """Return `job` in that layout, and its number of workers."""
     world, parallel = LAYOUTS[layout]
     settings = job.training.model_dump() | {"parallel": {"kind": "FSDP"} | parallel}
     settings["deterministic"] = settings["parallel"]["kind"] == "FSDP"
@@ -274,17 +282,17 @@ def laid_out(job, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "wrote", ["expert 2 x FSDP 2", *(soak(name) for name in LAYOUTS if "x FSDP" not in name)]
+    "wrote", ["expert 2 x FSDP 2", *(mark_soak(name) for name in LAYOUTS if "x FSDP" not in name)]
 )
 def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_path):
-    """It holds whole tensors, whichever ranks have parts of them: also the optimizer's."""
-    job, world = laid_out(trained(1)[0], wrote)
+    """A checkpoint holds full tensors, also the optimizer's, whichever ranks have parts of them."""
+    job, world = lay_out(trained(1)[0], wrote)
     job = dataclasses.replace(job, folder=str(tmp_path))
-    go_on(job, world, ranks, until=2)
+    continue_run(job, world, ranks, until=2)
     found, _ = find_newest_valid(RunFolder(job.folder))
     read = {}
     for layout in LAYOUTS:
-        another, size = laid_out(job, layout)
+        another, size = lay_out(job, layout)
         read[layout] = ranks(size, "tensors", job=another, resume_from=found.path)
     (expected,) = read["one process"]
     assert any(name.startswith("optimizer.") and "experts" in name for name in expected)
@@ -296,8 +304,8 @@ def test_a_checkpoint_is_read_into_any_other_layout(wrote, trained, ranks, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
-    """One process, then experts over 2 and over 4, then FSDP: as one process to the end."""
+def test_a_run_continues_in_another_layout(trained, ranks, contents, tmp_path):
+    """One process, then experts over 2 and over 4, then FSDP equal one process to the end."""
     straight = trained(1)
     for layout, stop in (
         ("one process", 2),
@@ -306,8 +314,8 @@ def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
         ("expert 2 x FSDP 2", 8),
         ("FSDP 2", STEPS),
     ):
-        job, world = laid_out(dataclasses.replace(straight[0], folder=str(tmp_path)), layout)
-        go_on(job, world, ranks, until=stop)
+        job, world = lay_out(dataclasses.replace(straight[0], folder=str(tmp_path)), layout)
+        continue_run(job, world, ranks, until=stop)
     assert_close((job, contents(job)), straight)
 
 
@@ -332,7 +340,9 @@ def test_a_run_goes_on_in_another_layout(trained, ranks, contents, tmp_path):
         ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+def test_experts_that_cannot_be_divided_are_rejected_by_the_run_file(
+    changes, said, make_run, tmp_path
+):
     model = changes.pop("model", {"feedforward": MIXTURE})
     training = {"parallel": EXPERT} | changes.pop("training", {})
     with pytest.raises(ValueError, match=said):

@@ -1,4 +1,4 @@
-"""Layouts that a run falls back on when it has lost workers, and comes back from."""
+"""Fallback layouts of a run that has lost workers, and the return from them."""
 
 import dataclasses
 import re
@@ -32,12 +32,12 @@ RUN = {
 STEPS = 12
 
 
-def laid_out(**ranks):
+def lay_out(**ranks):
     return {"kind": "FSDP", **{axis: {"ranks": number} for axis, number in ranks.items()}}
 
 
-def built(workers=(1, 8), fallbacks=(), parallel=None, batches=None, **training):
-    own = {"parallel": parallel or laid_out(tensor=4), "fallbacks": fallbacks, "steps": 10}
+def build_run(workers=(1, 8), fallbacks=(), parallel=None, batches=None, **training):
+    own = {"parallel": parallel or lay_out(tensor=4), "fallbacks": fallbacks, "steps": 10}
     changes = {"workers": workers, "training": own | training}
     return build(
         Pretraining, RUN | changes | {"batches": RUN["batches"] | (batches or {})}, "run.toml"
@@ -45,26 +45,26 @@ def built(workers=(1, 8), fallbacks=(), parallel=None, batches=None, **training)
 
 
 def test_each_number_of_workers_has_its_layout():
-    run = built(
-        fallbacks=[{"parallel": laid_out(tensor=2), "recompute": {"kind": "Full"}}, {}],
+    run = build_run(
+        fallbacks=[{"parallel": lay_out(tensor=2), "recompute": {"kind": "Full"}}, {}],
         recompute={"kind": "Selective"},
     )
     found = {count: run.training.lay_out(count) for count in (8, 4, 2, 1)}
-    assert {count: describe_layout(each.parallel) for count, each in found.items()} == {
+    assert {count: describe_layout(layout.parallel) for count, layout in found.items()} == {
         8: "FSDP, tensor 4",
         4: "FSDP, tensor 4",
         2: "FSDP, tensor 2",
         1: "FSDP",
     }
-    # Where it is not said, as much is computed again as by the run.
-    kinds = [each.recompute.kind for each in found.values()]
+    # A fallback without the setting recomputes as the run does.
+    kinds = [layout.recompute.kind for layout in found.values()]
     assert kinds == ["Selective", "Selective", "Full", "Selective"]
-    assert not any(each.fallbacks for each in found.values())
+    assert not any(layout.fallbacks for layout in found.values())
     run.training.check_workers(run.workers)
 
 
 def test_a_run_without_any_is_as_it_was():
-    run = built(workers=8)
+    run = build_run(workers=8)
     assert run.training.lay_out(8) is run.training
     assert run.training.bound_workers((4, 8)).multiples == (4,)
 
@@ -75,25 +75,25 @@ def test_layouts_in_words():
     assert describe_layout(both) == "HSDP of 2, tensor 2, pipeline 4"
 
 
-def test_they_are_no_part_of_what_a_run_is():
-    """So that a run that stands for want of workers can be given some."""
-    assert extract_identity(built(workers=8)) == extract_identity(built(fallbacks=[{}]))
+def test_fallbacks_are_no_part_of_the_runs_identity():
+    """A run that waits for workers can therefore be given fallbacks."""
+    assert extract_identity(build_run(workers=8)) == extract_identity(build_run(fallbacks=[{}]))
 
 
 def test_a_run_file_with_them_is_read_as_it_is_written(tmp_path):
-    run = built(fallbacks=[{"parallel": laid_out(pipeline=2)}, {}])
+    run = build_run(fallbacks=[{"parallel": lay_out(pipeline=2)}, {}])
     path = tmp_path / "run.toml"
     path.write_text(to_toml(run))
     assert config.load(Pretraining, str(path)).training == run.training
 
 
 def test_copies_of_the_model_come_and_go_together():
-    """Three replicas are not shared by two copies; in slices they go on."""
+    """Two copies cannot share three replicas; with slices the run continues."""
     copies = {"kind": "HSDP", "replicas": 2, "tensor": {"ranks": 2}}
-    run = built(
+    run = build_run(
         workers=(2, 8),
         parallel=copies,
-        fallbacks=[{"parallel": laid_out(tensor=2)}],
+        fallbacks=[{"parallel": lay_out(tensor=2)}],
         deterministic=False,
     )
     bounds = run.training.bound_workers(run.workers)
@@ -104,11 +104,11 @@ def test_copies_of_the_model_come_and_go_together():
 @pytest.mark.parametrize(
     ("fallbacks", "changes", "said"),
     [
-        ([laid_out(tensor=4)], {}, "fallbacks[0] needs at least 4 workers, no fewer than the 4"),
-        ([{"kind": "FSDP"}, laid_out(tensor=2)], {}, "fallbacks[1] needs at least 2 workers"),
-        ([laid_out(tensor=3)], {"workers": (3, 8)}, "fallbacks[0]: training.parallel.tensor.ranks"),
+        ([lay_out(tensor=4)], {}, "fallbacks[0] needs at least 4 workers, no fewer than the 4"),
+        ([{"kind": "FSDP"}, lay_out(tensor=2)], {}, "fallbacks[1] needs at least 2 workers"),
+        ([lay_out(tensor=3)], {"workers": (3, 8)}, "fallbacks[0]: training.parallel.tensor.ranks"),
         (
-            [laid_out(pipeline=2)],
+            [lay_out(pipeline=2)],
             {"workers": (2, 8), "compile": {}},
             "remove [training.compile]",
         ),
@@ -117,32 +117,32 @@ def test_copies_of_the_model_come_and_go_together():
             {"workers": (2, 8)},
             "fallbacks[0]: parallel.kind = 'DDP' beside parallel.tensor adds gradients",
         ),
-        ([laid_out(expert=2)], {"workers": (2, 8)}, "the model has no experts to divide"),
+        ([lay_out(expert=2)], {"workers": (2, 8)}, "the model has no experts to divide"),
         (
             [{"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 3}}],
             {"workers": (3, 8)},
             "fallbacks[0]: sequences of 64 tokens are not a multiple of 6",
         ),
-        ([laid_out(tensor=2)], {"workers": 8}, "fallbacks[0] is never used: workers = 8"),
-        ([laid_out(tensor=2)], {"workers": (1, 8)}, "(1)"),
+        ([lay_out(tensor=2)], {"workers": 8}, "fallbacks[0] is never used: workers = 8"),
+        ([lay_out(tensor=2)], {"workers": (1, 8)}, "(1)"),
     ],
 )
 def test_a_layout_that_cannot_be_is_one_line(fallbacks, changes, said):
     with pytest.raises(ConfigError) as refused:
-        built(fallbacks=[{"parallel": each} for each in fallbacks], **changes)
+        build_run(fallbacks=[{"parallel": fallback} for fallback in fallbacks], **changes)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_what_is_refused_of_the_run_itself_is_not_laid_to_a_fallback():
+def test_an_error_of_the_run_does_not_name_a_fallback():
     with pytest.raises(ConfigError) as refused:
-        built(fallbacks=[{}], batches={"sequence_length": 65})
+        build_run(fallbacks=[{}], batches={"sequence_length": 65})
     assert "sequence_length (65 tokens)" in str(refused.value)
     assert "fallbacks" not in str(refused.value)
 
 
 def test_a_step_that_too_many_workers_would_share_is_refused(make_run, tmp_path):
     training = {
-        "parallel": laid_out(tensor=4),
+        "parallel": lay_out(tensor=4),
         "fallbacks": ({"parallel": {"kind": "FSDP"}},),
         "virtual_workers": 2,
     }
@@ -156,7 +156,7 @@ def test_verbs_whose_workers_share_nothing_have_none_to_fall_back_on():
     settings = {
         "stage": "rl",
         "workers": [1, 2],
-        "training": {"steps": 1, "parallel": laid_out(tensor=2), "fallbacks": [{}]},
+        "training": {"steps": 1, "parallel": lay_out(tensor=2), "fallbacks": [{}]},
     }
     with pytest.raises(ConfigError, match=r"training\.parallel\.tensor: `rl` needs whole layers"):
         build(ReinforcementLearning, RL | settings, "run.toml")
@@ -179,16 +179,16 @@ TUNING = {
     "workers": [2, 4],
     "batches": {"sequence_length": 64, "global_batch": 16, "micro_batch": 2},
     "objective": {"kind": "KTO"},
-    "training": {"steps": 10, "parallel": laid_out(tensor=4)},
+    "training": {"steps": 10, "parallel": lay_out(tensor=4)},
 }
 
 
 def test_tuning_falls_back_on_what_it_can_be_trained_in():
-    """Only the checkpoint says what the model is."""
-    model = built(workers=8).model
+    """The checkpoint alone has the shape of the model."""
+    model = build_run(workers=8).model
 
     def check(**ranks):
-        training = TUNING["training"] | {"fallbacks": [{"parallel": laid_out(**ranks)}]}
+        training = TUNING["training"] | {"fallbacks": [{"parallel": lay_out(**ranks)}]}
         build(FineTuning, TUNING | {"training": training}, "run.toml").check_layouts(model)
 
     check(tensor=2)
@@ -197,10 +197,10 @@ def test_tuning_falls_back_on_what_it_can_be_trained_in():
         check(pipeline=2)
 
 
-def test_they_are_told_of_before_the_run(tmp_path):
-    run = built(
+def test_check_lists_fallbacks_before_the_run(tmp_path):
+    run = build_run(
         workers=(1, 8),
-        fallbacks=[{"parallel": laid_out(tensor=2), "recompute": {"kind": "Full"}}, {}],
+        fallbacks=[{"parallel": lay_out(tensor=2), "recompute": {"kind": "Full"}}, {}],
     )
     path = tmp_path / "run.toml"
     sized = run.model.model_copy(update={"vocabulary": 512})
@@ -217,19 +217,21 @@ def test_they_are_told_of_before_the_run(tmp_path):
 # --- with real ranks
 
 
-def losses(job):
+def read_losses(job):
     return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
 
 
 @pytest.mark.parametrize("axis", ["tensor", pytest.param("pipeline", marks=pytest.mark.slow)])
-def test_a_run_that_loses_a_worker_goes_on_in_a_smaller_layout_and_comes_back(
+def test_a_run_that_loses_a_worker_shrinks_and_returns(
     axis, make_job, ranks, mortal_ranks, tmp_path
 ):
-    """Two workers of a replica, one that goes on alone from the last checkpoint and dies in turn,
-    and two again: the samples, and the losses to rounding, of an undisturbed run."""
+    """A replica of two workers shrinks to one, which dies in turn, and grows to two again.
+
+    The samples equal those of an undisturbed run, and the losses up to rounding.
+    """
     training = {
         "steps": STEPS,
-        "parallel": laid_out(**{axis: 2}),
+        "parallel": lay_out(**{axis: 2}),
         "fallbacks": ({"parallel": {"kind": "FSDP"}},),
         "checkpoints": {"every": 2, "keep": 2},
         "held_out": {"every": STEPS, "rows": 4},
@@ -243,13 +245,15 @@ def test_a_run_that_loses_a_worker_goes_on_in_a_smaller_layout_and_comes_back(
     go_on(job, 2, mortal_ranks)
     events = list(RunFolder(job.folder).read_events())
     started = [event for event in events if event["event"] == "attempt_started"]
-    two, one = f"FSDP, {axis} 2", "FSDP"
+    two = f"FSDP, {axis} 2"
+    one = "FSDP"
     assert [event["layout"] for event in started] == [two, one, two]
     assert [event["step"] for event in started] == [0, 4, 8]
     changed = [event for event in events if event["event"] == "layout_changed"]
     assert [(event["before"], event["layout"]) for event in changed] == [(two, one), (one, two)]
     assert all("rounded otherwise" in event["bits"] for event in changed)
-    found, wanted = losses(job), losses(straight)
+    found = read_losses(job)
+    wanted = read_losses(straight)
     assert [step for step, _ in found] == list(range(1, STEPS + 1))
     assert [loss for _, loss in found] == pytest.approx([loss for _, loss in wanted], rel=1e-5)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(

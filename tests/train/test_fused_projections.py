@@ -1,5 +1,7 @@
-"""Fused projections through the sharded step: the same bits at any number of ranks; and what they
-do not go with."""
+"""Fused projections in the sharded step: the same bits at any number of ranks.
+
+Unsupported combinations are rejected.
+"""
 
 import pytest
 
@@ -33,8 +35,10 @@ def test_fused_projections_have_the_same_bits_at_any_number_of_ranks(
     apart = make_job(tmp_path / "apart", training={"steps": STEPS, **LAYOUTS[name]})
     (expected,) = ranks(1, "steps", job=apart, count=STEPS)
     job = make_job(tmp_path / "fused", training=FUSED | LAYOUTS[name])
-    found = [each for world in (1, 2, 3) for each in ranks(world, "steps", job=job, count=STEPS)]
-    assert all(each == found[0] for each in found)
+    found = [
+        answer for world in (1, 2, 3) for answer in ranks(world, "steps", job=job, count=STEPS)
+    ]
+    assert all(answer == found[0] for answer in found)
     assert found[0]["digest"] != expected["digest"]
     narrow = "bfloat16" in name
     assert found[0]["losses"] == pytest.approx(expected["losses"], rel=5e-3 if narrow else 1e-5)
@@ -56,7 +60,7 @@ def test_workers_that_share_micro_batches_train_to_the_same_losses(axis, ranks, 
 
 
 def test_a_run_with_them_is_another_run():
-    apart, fused = (build(Training, each, "run.toml") for each in ({"steps": STEPS}, FUSED))
+    apart, fused = (build(Training, settings, "run.toml") for settings in ({"steps": STEPS}, FUSED))
     assert extract_identity(apart) != extract_identity(fused)
 
 
@@ -71,7 +75,7 @@ def test_a_run_with_them_is_another_run():
     ],
     ids=["tensor", "float8"],
 )
-def test_what_does_not_go_with_them_is_refused_when_the_file_is_read(said, told):
+def test_unsupported_combinations_are_rejected_by_the_run_file(said, told):
     with pytest.raises(ConfigError, match=told):
         build(Training, FUSED | said, "run.toml")
 

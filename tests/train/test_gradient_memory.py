@@ -1,4 +1,4 @@
-"""What a rank holds of gradients between the micro-batches of a step: slices, or whole ones."""
+"""Gradients that a rank holds between the micro-batches of a step: slices, or full ones."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_no_whole_gradient_is_held_where_each_micro_batch_is_reduced(ranks):
         for held in found:
             *between, last = held
             assert len(between) == 2 and last == 0
-            assert [each > 0 for each in between] == [whole, whole]
+            assert [size > 0 for size in between] == [whole, whole]
             assert len(set(between)) == 1
     least = 3 * 4 * 32 * 32 * 4  # float32 of the layers' square products alone
     assert between[0] > least
@@ -35,17 +35,17 @@ def test_a_step_is_the_same_however_often_it_reduces(parallel, ranks, make_job, 
     assert losses[2] == pytest.approx(losses[1], rel=1e-6)
 
 
-LAYER = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64)  # bytes of the parameters of one
+LAYER = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64)  # bytes of the parameters of one layer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "training", "held"),
     [
-        # Slices of the sum, and what a layer computes; with no more memory for more micro-batches.
+        # Slices of the sum, and what a layer computes; more micro-batches need no more memory.
         (2, EACH, 1 / 2),
         (2, ONCE, 1),
-        # Beside the sum's slices those of a partial sum that waits for its other half.
+        # A partial sum waits for its other half, besides the sum's slices.
         pytest.param(
             *(4, {"parallel": BY_LAYER | {"reduce": "micro_batch"}, "virtual_workers": 4}, 2 / 4),
             marks=pytest.mark.soak,
@@ -55,8 +55,10 @@ LAYER = 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64)  # bytes of the parameters of 
     ids=["fast, each", "fast, once", "exact, each", "exact, once"],
 )
 def test_the_peak_of_a_step_grows_with_layers_by_what_is_held_of_each(world, training, held, ranks):
-    """By counting tensors: all else that a step makes is a fixed number of units, so that only the
-    gradients that are held (`held`: a share of all) and what layers keep of 4 tokens grow."""
+    """Count tensors at two depths, where all other tensors of a step are a fixed number of units.
+
+    So only the held gradients (`held`: a share of all) and what layers keep of 4 tokens grow.
+    """
     eight, twelve = (
         ranks(world, "peak_in_a_step", layers=n, training=PLAIN | training, count=2 * world)[0]
         for n in (8, 12)
@@ -73,8 +75,10 @@ def test_the_exact_sum_refuses_to_reduce_parts_of_micro_batches():
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_embedding_and_a_head_apart_take_no_more_at_the_peak_than_one_that_is_both(tied, ranks):
-    """In tables of float32, on one of two ranks. Sent together they took 5: two gradients, both
-    again as they are sent, and their slices."""
+    """Compare in tables of float32, on one of two ranks.
+
+    Sent together they took 5: two gradients, both again as they are sent, and their slices.
+    """
     training = PLAIN | EACH | {"optimizer": {"kind": "SGD"}}
     given = {"layers": 2, "training": training, "count": 4, "tied": tied}
     small, large = (

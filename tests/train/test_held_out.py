@@ -25,7 +25,7 @@ def shards(tokens):
     return TokenShards.open(f"{tokens}/{HELD_OUT}")
 
 
-def rows_of(sets: HeldOutSets, source: str):
+def select_rows(sets: HeldOutSets, source: str):
     for micro in sets.batches:
         if sets.sources[micro.sources[0]] == source:
             yield from zip(micro.samples.tolist(), micro.ids, micro.targets, strict=True)
@@ -38,7 +38,7 @@ def test_rows_are_windows_of_one_source_spread_over_all_of_it(shards, rows):
     for source in sets.sources:
         held = shards.read_window(source, 0, shards.tokens(source)).astype(np.int64)
         windows = math.ceil((len(held) - 1) / 32)
-        found = list(rows_of(sets, source))
+        found = list(select_rows(sets, source))
         numbers = [number for number, *_ in found]
         assert numbers == [n * windows // min(rows, windows) for n in range(min(rows, windows))]
         for number, ids, targets in found:
@@ -69,7 +69,8 @@ def test_pieces_and_positions_say_where_documents_begin(shards, rows, micro_batc
 
 @pytest.mark.slow
 def test_the_loss_has_the_same_bits_at_any_number_of_workers(ranks, make_job, tmp_path):
-    # Four micro-batches: of three ranks the first two have one, and join in once more for nothing.
+    # Four micro-batches: of three ranks the first two have one, and join one more round without
+    # any.
     job = make_job(tmp_path, training={"held_out": {"rows": 3}})
     (alone,) = ranks(1, "held_out_loss", job=job)
     assert set(alone.by_source) == {"books", "web"}
@@ -84,8 +85,9 @@ def test_the_loss_is_that_of_trainrig_evaluate(ranks, make_job, tokens, tmp_path
     newest, _ = find_newest_valid(RunFolder(job.folder))
     run = Evaluation(checkpoint=newest.path, tokens=tokens, output="unused", sequence_length=32)
     opened = open_model(newest.path)
-    model, encoder = opened.build(), Encoder(opened.tokenizer)
-    scores = {each: score_source(run, model, encoder, each) for each in ("books", "web")}
+    model = opened.build()
+    encoder = Encoder(opened.tokenizer)
+    scores = {name: score_source(run, model, encoder, name) for name in ("books", "web")}
     last = metrics.read_held_out_series(job.folder)[-1]
     for source, scored in scores.items():
         assert last[f"eval/{source}/loss"] == pytest.approx(scored.loss, rel=1e-6)
@@ -123,7 +125,7 @@ def test_an_evaluation_that_all_agree_to_stop_gives_no_loss(ranks, make_job, tmp
 SECONDS = "speed/held_out_seconds"
 
 
-def held_out_of(folder):
+def fit_held_out(folder):
     return [
         {name: value for name, value in line.items() if name not in ("attempt", "time", SECONDS)}
         for line in metrics.read_held_out_series(folder)
@@ -131,17 +133,19 @@ def held_out_of(folder):
 
 
 @pytest.mark.slow
-def test_it_is_measured_at_its_cadence_and_after_the_last_step(ranks, make_job, tmp_path):
+def test_held_out_loss_is_measured_at_its_cadence_and_after_the_last_step(
+    ranks, make_job, tmp_path
+):
     job = make_job(tmp_path, training={"held_out": {"every": 5, "rows": 2}})
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    lines = held_out_of(job.folder)
+    lines = fit_held_out(job.folder)
     assert [line["step"] for line in lines] == [5, 10, 12]
     assert all(
         set(line) == {"step", "eval/loss", "eval/books/loss", "eval/web/loss"} for line in lines
     )
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
     assert all(line[SECONDS] > 0 for line in metrics.read_held_out_series(job.folder))
-    assert len(metrics.read_series(job.folder)) == 12  # updates are lines of their own
+    assert len(metrics.read_series(job.folder)) == 12  # updates have separate lines
 
 
 @pytest.mark.slow
@@ -162,11 +166,12 @@ def test_a_resume_leaves_the_series_as_it_would_have_been(ranks, make_job, go_on
     training = {
         "held_out": {"every": 4, "rows": 3},
         "checkpoints": {"every": 4, "keep": 9},
-        "schedule": {"kind": "Constant", "warmup": 0},  # of the first steps of a run of any length
+        # So that the first steps do not depend on the run's length.
+        "schedule": {"kind": "Constant", "warmup": 0},
     }
     straight = make_job(tmp_path / "straight", training=training)
     ranks(2, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
-    # Ended after its save at step 4 or 8, as by a kill or a stop; measured there, or not.
+    # Ended after its save at step 4 or 8, as by a kill or a stop, before or after the measurement.
     for steps, lose in ((4, False), (8, True)):
         job = make_job(tmp_path / f"to-{steps}", training=training)
         short = make_job(job.folder, training=training | {"steps": steps})
@@ -178,13 +183,13 @@ def test_a_resume_leaves_the_series_as_it_would_have_been(ranks, make_job, go_on
             ]
             path.write_text("".join(kept))
         go_on(2, job)
-        assert held_out_of(job.folder) == held_out_of(straight.folder)
+        assert fit_held_out(job.folder) == fit_held_out(straight.folder)
         raw = [at for at in metrics._read_all_lines(job.folder) if "eval/loss" in at]
         assert len(raw) == 3  # none is measured twice
 
 
 @pytest.mark.slow
-def test_tokens_that_hold_nothing_out_are_said_and_the_run_goes_on(
+def test_missing_held_out_tokens_are_logged_and_the_run_continues(
     ranks, make_run, make_tokens, caplog, tmp_path
 ):
     other = make_tokens(tmp_path, held_out=0.0)
@@ -198,7 +203,7 @@ def test_tokens_that_hold_nothing_out_are_said_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_who_wants_no_held_out_loss_is_told_nothing(make_run, make_tokens, caplog, tmp_path):
+def test_a_run_without_held_out_loss_logs_nothing_about_it(make_run, make_tokens, caplog, tmp_path):
     other = make_tokens(tmp_path, held_out=0.0)
     run = make_run(tmp_path / "run", training={"held_out": {"rows": 0}})
     assert prepare(run.model_copy(update={"tokens": other})).make_held_out() is None
@@ -210,7 +215,7 @@ def test_settings_that_mean_nothing_are_refused():
         build(HeldOutSettings, {"every": 0}, "run.toml")
 
 
-def test_it_is_due_at_each_so_many_steps_and_at_the_end():
+def test_held_out_loss_is_due_every_so_many_steps_and_at_the_end():
     due = [step for step in range(1, 12) if HeldOutSettings(every=4).due(step, 11)]
     assert due == [4, 8, 11]
     assert not any(HeldOutSettings(every=4, rows=0).due(step, 11) for step in range(1, 12))
@@ -225,6 +230,6 @@ def test_rows_give_the_score_of_the_same_rows(ranks, make_job, shards, tmp_path)
     sets = open_held_out(shards, SIZES)
     lengths = Encoder(opened.tokenizer).byte_lengths
     for source in sets.sources:
-        rows = [(ids[None], targets[None]) for _, ids, targets in rows_of(sets, source)]
+        rows = [(ids[None], targets[None]) for _, ids, targets in select_rows(sets, source)]
         scored = score(opened.build(), rows, lengths)
         assert last[f"eval/{source}/loss"] == pytest.approx(scored.loss, rel=1e-6)

@@ -19,7 +19,7 @@ from trainrig.train.run_file.run_files import Pretraining
 
 @pytest.fixture(scope="module")
 def earlier(ranks, make_run, tmp_path_factory):
-    """The folder of a run of six steps, whose peak rate was 0.01."""
+    """Return the folder of a run of six steps with a peak rate of 0.01."""
     training = {"steps": 6, "checkpoints": {"every": 3}}
     run = make_run(tmp_path_factory.mktemp("earlier"), training=training)
     job = prepare(run)
@@ -30,7 +30,7 @@ def earlier(ranks, make_run, tmp_path_factory):
 
 @pytest.fixture
 def make_continued(without_ray, earlier, make_run, tmp_path):
-    """`make_continued(lr=…)`: a run of six steps from the earlier one's weights."""
+    """Return `make_continued(lr=…)`: a run of six steps from the earlier run's weights."""
 
     def make(path=None, model=None, lr=0.002, **changes):
         training = {"steps": 6, "optimizer": {"kind": "AdamW", "lr": lr}}
@@ -41,13 +41,13 @@ def make_continued(without_ray, earlier, make_run, tmp_path):
     return make
 
 
-def weights_of(path):
+def read_weights(path):
     return {
         name: value.numpy().tobytes() for name, value in checkpoint.open_model(path).weights.items()
     }
 
 
-def test_it_begins_with_the_weights_and_nothing_else(make_continued, earlier, ranks):
+def test_a_continued_run_starts_with_the_weights_alone(make_continued, earlier, ranks):
     job = prepare(make_continued())
     before = checkpoint.open_model(earlier)
     (begun,) = ranks(1, "tensors", job=job, weights_from=job.initial_weights)
@@ -58,13 +58,13 @@ def test_it_begins_with_the_weights_and_nothing_else(make_continued, earlier, ra
 
 
 @pytest.mark.slow
-def test_it_trains_on_from_there_with_its_own_schedule(make_continued, earlier):
+def test_a_continued_run_trains_with_its_own_schedule(make_continued, earlier):
     run = make_continued()
     manifest = pretrain(run)
     lines = metrics.read_series(run.output)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert max(line["train/lr"] for line in lines) == pytest.approx(0.002)
-    # Fresh weights begin near ln(vocabulary); these know something.
+    # Untrained weights begin near ln(vocabulary); these are trained.
     assert lines[0]["train/loss"] < metrics.read_series(earlier)[0]["train/loss"] - 0.3
     assert manifest.inputs["continue_from"] == checkpoint.compute_content_key(
         checkpoint.resolve(earlier)
@@ -111,7 +111,7 @@ def test_further_heads_are_kept_where_they_are_there_drawn_where_not_and_dropped
     _, both = started(job.folder, (1.0, 1.0))
     _, none = started(job.folder, ())
     kept = [name for name in both if name.startswith("further_layers.0.")]
-    assert {each.partition(".")[0] for each in both.keys() - none.keys()} == {"further_layers"}
+    assert {metric.partition(".")[0] for metric in both.keys() - none.keys()} == {"further_layers"}
     assert none.keys() == there.weights.keys()
     (trained,) = ranks(1, "tensors", job=job, resume_from=checkpoint.resolve(job.folder))
     for name in (*none, *kept):
@@ -173,7 +173,7 @@ def test_a_run_file_names_a_model_or_a_run_to_continue_from():
 
 
 @pytest.mark.parametrize(("lr", "said"), [(0.0029, False), (0.0031, True), (0.02, True)])
-def test_a_rate_that_is_high_beside_the_earlier_peak_is_said(earlier, caplog, lr, said):
+def test_a_rate_far_above_the_earlier_peak_is_logged(earlier, caplog, lr, said):
     with caplog.at_level(logging.WARNING):
         warn_of_high_rate(checkpoint.resolve(earlier), lr)
     assert ("of the earlier run's 0.01" in caplog.text) == said

@@ -1,4 +1,4 @@
-"""A step leaves no hook behind: each would be called in every step to come."""
+"""A step leaves no hook behind, which every later step would call."""
 
 import gc
 
@@ -36,7 +36,7 @@ KINDS = {
 
 
 class Hooks:
-    """A supervisor that counts at each step the hooks of all tensors that are there."""
+    """Supervisor that counts the hooks of all live tensors at each step."""
 
     def __init__(self):
         self.counted = {}
@@ -44,8 +44,8 @@ class Hooks:
     def heartbeat(self, step, doing):
         if step not in self.counted and doing == "train":
             gc.collect()
-            there = [each for each in gc.get_objects() if torch.is_tensor(each)]
-            self.counted[step] = sum(len(each._backward_hooks or ()) for each in there)
+            there = [item for item in gc.get_objects() if torch.is_tensor(item)]
+            self.counted[step] = sum(len(tensor._backward_hooks or ()) for tensor in there)
 
     def stop_wanted(self):
         return False
@@ -59,7 +59,7 @@ def test_hooks_do_not_gather_on_tensors_that_outlive_a_step(
     kind, alone, make_job, corrupted_tokens, tmp_path
 ):
     changes = {"training": {}, **KINDS[kind]}
-    # In bfloat16 a rank alone has FSDP too, whose hooks these are.
+    # In bfloat16 a single rank uses FSDP too, which has these hooks.
     fixed = {"steps": STEPS, "held_out": {"rows": 0}, "precision": {"compute": "bfloat16"}}
     changes["training"] = {**fixed, **changes["training"]}
     job = make_job(tmp_path / "run", tokens=corrupted_tokens, **changes)

@@ -1,4 +1,4 @@
-"""Ten kills of ranks in each layout, of one replica and of two in turns: not a bit is lost."""
+"""Ten kills of ranks in each layout, with one and two replicas in turn: no bit changes."""
 
 import dataclasses
 import random
@@ -15,7 +15,8 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
-KILLS, STEPS = 10, 33
+KILLS = 10
+STEPS = 33
 EXPERTS = {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 2}}
 LAYOUTS = {
     "tensor": (FSDP(tensor={"ranks": 2}), {}),
@@ -34,12 +35,12 @@ MODEL = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48
 BATCHES = {"global_batch": 16, "micro_batch": 4, "attend": "document", "epochs": 1e6}
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def whole(ranks, job):
-    """All tensors of the last checkpoint, as one process reads them."""
+def read_whole(ranks, job):
+    """Return all tensors of the last checkpoint, as one process reads them."""
     found, _ = find_newest_valid(RunFolder(job.folder))
     assert found.step == STEPS
     training = job.training.model_copy(update={"parallel": FSDP()})
@@ -50,9 +51,10 @@ def whole(ranks, job):
 def test_ten_kills_in_each_layout_cost_no_bit(
     make_job, ranks, mortal_ranks, write_result, tmp_path
 ):
-    """Kept in results/layout_kills.json."""
+    """Figures go to results/layout_kills.json."""
     seed = int(time.time())
-    dice, found = random.Random(seed), {}
+    dice = random.Random(seed)
+    found = {}
     for name, (layout, changes) in LAYOUTS.items():
         training = {
             "steps": STEPS,
@@ -60,13 +62,15 @@ def test_ten_kills_in_each_layout_cost_no_bit(
             "checkpoints": {"every": 2, "keep": 2},
             "held_out": {"rows": 8, "every": 11},
         }
-        folder, one = tmp_path / name.replace(" ", "-"), layout.replica
+        folder = tmp_path / name.replace(" ", "-")
+        one = layout.replica
         straight = make_job(
             folder / "straight", one, model=MODEL | changes, batches=BATCHES, training=training
         )
         go_on(straight, one, ranks)
         (folder / "run").mkdir()
-        job, kills = dataclasses.replace(straight, folder=str(folder / "run")), []
+        job = dataclasses.replace(straight, folder=str(folder / "run"))
+        kills = []
         for number in range(KILLS):
             world = (one, 2 * one)[number % 2]
             fault = (dice.randrange(world), "die", 3 * number + dice.randrange(1, 4))
@@ -75,15 +79,16 @@ def test_ten_kills_in_each_layout_cost_no_bit(
         go_on(job, one, mortal_ranks)
         attempts = RunFolder(job.folder).read_attempts()
         assert len(attempts) == KILLS + 1 and attempts[-1].resumed_step > STEPS / 2
-        assert losses(job) == losses(straight)
-        assert losses(job, "train/grad_norm") == losses(straight, "train/grad_norm")
+        assert read_losses(job) == read_losses(straight)
+        assert read_losses(job, "train/grad_norm") == read_losses(straight, "train/grad_norm")
         assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
             RunFolder(straight.folder)
         )
-        tensors, expected = whole(ranks, job), whole(ranks, straight)
+        tensors = read_whole(ranks, job)
+        expected = read_whole(ranks, straight)
         assert tensors.keys() == expected.keys()
-        for each, value in tensors.items():
-            np.testing.assert_array_equal(value, expected[each], err_msg=f"{name}: {each}")
+        for tensor, value in tensors.items():
+            np.testing.assert_array_equal(value, expected[tensor], err_msg=f"{name}: {tensor}")
         found[name] = kills
         print(name, flush=True)
     write_result(

@@ -1,5 +1,7 @@
-"""A small model taken from windows of 128 tokens to windows of 8,192 in three stages of one run, on
-real pages: what the loss at far places was before, and is after."""
+"""Context extension of a small model from 128 to 8,192 tokens in three stages of one run.
+
+On real pages, the loss at distant positions is compared before and after.
+"""
 
 import json
 import math
@@ -18,15 +20,23 @@ from trainrig.train.run import metrics
 from trainrig.train.run_file.run_files import Pretraining
 
 pytestmark = [pytest.mark.soak, pytest.mark.data, pytest.mark.timeout(7200)]
-SHORT, MIDDLE, LONG = 128, 1_024, 8_192
-SECOND, THIRD, STEPS = 1_500, 1_650, 1_750  # steps at which stages begin, and the end
-NEAR, FAR = f"0-{SHORT - 1}", f"{LONG // 2}-{LONG - 1}"
-# At most, of the loss at far places before (measured: .60) and of that near the beginning (1.06).
-OF_BEFORE, OF_NEAR = 0.75, 1.15
+SHORT = 128
+MIDDLE = 1_024
+LONG = 8_192
+# Steps at which stages begin, and the last step.
+SECOND = 1_500
+THIRD = 1_650
+STEPS = 1_750
+NEAR = f"0-{SHORT - 1}"
+FAR = f"{LONG // 2}-{LONG - 1}"
+# Upper bounds relative to the earlier loss at distant positions (measured: .60) and to the loss
+# near the beginning (1.06).
+OF_BEFORE = 0.75
+OF_NEAR = 1.15
 HELD_OUT = 4  # rows of each of the two sources
 
 
-def yarn(positions: int) -> dict[str, object]:
+def scale_angles(positions: int) -> dict[str, object]:
     scaling = {"kind": "YaRN", "factor": positions / SHORT, "original_positions": SHORT}
     return {"scaling": scaling}
 
@@ -48,8 +58,8 @@ def run_file(tokens: str, output: Path) -> Pretraining:
                 "stages": (middle, long),
             },
             "context": (
-                {"from_step": SECOND, "positions": MIDDLE, "rope": yarn(MIDDLE)},
-                {"from_step": THIRD, "positions": LONG, "rope": yarn(LONG)},
+                {"from_step": SECOND, "positions": MIDDLE, "rope": scale_angles(MIDDLE)},
+                {"from_step": THIRD, "positions": LONG, "rope": scale_angles(LONG)},
             ),
             "training": {
                 "steps": STEPS,
@@ -64,8 +74,8 @@ def run_file(tokens: str, output: Path) -> Pretraining:
     )
 
 
-def long_rows(tokens: str, output: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and targets of the held-out rows of a run whose windows are long from its beginning."""
+def list_long_rows(tokens: str, output: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return ids and targets of held-out rows of a run whose windows are long from the start."""
     model = {"layers": 1, "channels": 16, "heads": 1, "positions": LONG}
     batches = {"sequence_length": LONG, "global_batch": 1, "micro_batch": 1, "epochs": 8.0}
     training = {"steps": 1, "held_out": {"rows": HELD_OUT}}
@@ -79,9 +89,10 @@ def long_rows(tokens: str, output: Path) -> list[tuple[torch.Tensor, torch.Tenso
 
 
 @torch.no_grad()
-def losses_by_place(model: torch.nn.Module, rows: list[tuple[torch.Tensor, torch.Tensor]]):
-    """[T] nats a target, the mean over `rows` of LONG tokens that have one there."""
-    nats_T, targets_T = torch.zeros(LONG), torch.zeros(LONG)
+def compute_losses_by_place(model: torch.nn.Module, rows: list[tuple[torch.Tensor, torch.Tensor]]):
+    """Return nats per target by position [T], the mean over `rows` of LONG tokens with a target."""
+    nats_T = torch.zeros(LONG)
+    targets_T = torch.zeros(LONG)
     for ids_BT, targets_BT in rows:
         logits_TV = model(ids_BT).logits[0]
         loss_T = F.cross_entropy(logits_TV, targets_BT[0], ignore_index=IGNORE, reduction="none")
@@ -91,15 +102,17 @@ def losses_by_place(model: torch.nn.Module, rows: list[tuple[torch.Tensor, torch
 
 
 def test_windows_grow_to_8192_tokens(crawl_tokens, tmp_path, without_ray, write_result):
-    """Kept in results/long_context.json: held-out nats a token by place in a window of 8,192, of
-    the model before its first extension, of the same with angles scaled and no training, and of
-    the last."""
+    """Held-out nats by position in a window of 8,192 go to results/long_context.json.
+
+    They are of the model before its first extension, of the same with scaled angles and no
+    training, and of the last one.
+    """
     job = prepare(run_file(crawl_tokens, tmp_path / "run"))
     Path(job.folder).mkdir(parents=True)
     trainer.run(job, 1)
     lines = metrics.read_series(job.folder)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    rows = long_rows(crawl_tokens, tmp_path)
+    rows = list_long_rows(crawl_tokens, tmp_path)
     assert len(rows) == 2 * HELD_OUT and all(ids.shape == (1, LONG) for ids, _ in rows)
     short, last = (
         checkpoint.open_model(f"{job.folder}/checkpoints/step_{step:08d}")
@@ -116,7 +129,7 @@ def test_windows_grow_to_8192_tokens(crawl_tokens, tmp_path, without_ray, write_
     for name, (config, weights) in configs.items():
         model = Decoder(config)
         model.load_state_dict(weights)
-        by_place = losses_by_place(model.eval(), rows)
+        by_place = compute_losses_by_place(model.eval(), rows)
         found[name] = {
             f"{p.start}-{p.stop - 1}": round(by_place[p].mean().item(), 4) for p in parts
         }
@@ -126,8 +139,8 @@ def test_windows_grow_to_8192_tokens(crawl_tokens, tmp_path, without_ray, write_
         for stage, a, b in ((SHORT, 0, SECOND), (MIDDLE, SECOND, THIRD), (LONG, THIRD, STEPS))
     }
     write_result("long_context.json", {"steps": STEPS, "losses": found, "step_seconds": seconds})
-    assert all(math.isfinite(loss) for each in found.values() for loss in each.values())
-    assert found["short"][NEAR] < 0.75 * found["short"][FAR]  # what it was not trained for
+    assert all(math.isfinite(loss) for losses in found.values() for loss in losses.values())
+    assert found["short"][NEAR] < 0.75 * found["short"][FAR]  # positions it was not trained for
     extended = found["extended"]
     assert extended[FAR] < OF_BEFORE * min(found["short"][FAR], found["scaled"][FAR])
     assert extended[FAR] < OF_NEAR * extended[NEAR]

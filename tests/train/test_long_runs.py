@@ -1,4 +1,4 @@
-"""Context extension by stages, and continued pretraining that says what it forgets."""
+"""Context extension by stages, and continued pretraining that reports forgetting."""
 
 import dataclasses
 from pathlib import Path
@@ -34,16 +34,17 @@ STAGES = {
 TRAINING = {"steps": 8, "checkpoints": {"every": 3, "keep": 9}, "held_out": {"every": 4, "rows": 2}}
 
 
-def with_context(run, context, batches=None, **more):
+def set_context(run, context, batches=None, **more):
     parts = {"context": context, "batches": batches or STAGES, **more}
     return build(Pretraining, run.model_dump(mode="json", exclude_none=True) | parts, "run.toml")
 
 
 @torch.no_grad()
-def loss_of(model, batch):
+def compute_loss(model, batch):
     nats = targets = 0
     for micro in batch:
-        ids_BT, targets_BT = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+        ids_BT = torch.from_numpy(micro.ids)
+        targets_BT = torch.from_numpy(micro.targets)
         assert ids_BT.shape[1] == 128
         logits_NV = model(ids_BT).logits.flatten(0, 1).double()
         nats += float(
@@ -57,9 +58,9 @@ def loss_of(model, batch):
 
 @pytest.fixture(scope="module")
 def extended(ranks, make_run, tmp_path_factory):
-    """The job of a run whose sequences and angles change at step 3."""
+    """Return the job of a run whose sequences and angles change at step 3."""
     base = make_run(tmp_path_factory.mktemp("extended"), training=TRAINING)
-    run = with_context(base, [LONG])
+    run = set_context(base, [LONG])
     job = prepare(run)
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
     Path(job.folder, "run.toml").write_text(to_toml(run))
@@ -82,16 +83,16 @@ def test_each_step_is_trained_with_the_positions_of_its_stage(extended):
         )
     with pytest.raises(ValueError, match="128 tokens, but the model only 48 positions"):
         there[3].build()(torch.zeros(1, 128, dtype=torch.int64))
-    # The loss of step 4, by the weights before it, under the new angles and under the old.
+    # The loss of step 4, by the weights before it, with the new angles and with the old.
     lines = {line["step"]: line for line in metrics.read_series(job.folder)}
     plain = there[3].config.model_copy(update={"positions": 192})
     losses = {"new": there[6].config, "old": plain}
     for name, config in losses.items():
         model = Decoder(config)
         model.load_state_dict(there[3].weights)
-        losses[name] = loss_of(model, job.make_batches().at(3))
+        losses[name] = compute_loss(model, job.make_batches().at(3))
     # After three steps angles matter little yet: 5e-5 nats, of which rounding is a small part.
-    off = {name: abs(lines[4]["train/loss"] - each) for name, each in losses.items()}
+    off = {name: abs(lines[4]["train/loss"] - loss) for name, loss in losses.items()}
     assert off["new"] < 0.25 * off["old"]
     annealing = [*job.make_batches().at(6), *job.make_batches().at(7)]
     assert {job.make_batches().sources[n] for m in annealing for n in m.sources} == {"books"}
@@ -106,7 +107,7 @@ def test_a_restart_before_and_after_the_stage_gives_the_same_weights(
     attempt = RunFolder(again.folder).take_attempt(step)
     begin = f"{job.folder}/checkpoints/step_{step:08d}/attempt-0001"
     ranks(world, "train", job=again, attempt=attempt, resume_from=begin)
-    mine, theirs = (checkpoint.open_model(each.folder).weights for each in (again, job))
+    mine, theirs = (checkpoint.open_model(run.folder).weights for run in (again, job))
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
@@ -116,7 +117,7 @@ def test_stages_ahead_may_be_edited_and_those_behind_may_not(extended, make_run)
     entries = checkpoint.read_entries(at_6)
 
     def check(*context):
-        checkpoint.check_context(at_6, entries, prepare(with_context(run, list(context))))
+        checkpoint.check_context(at_6, entries, prepare(set_context(run, list(context))))
 
     check(LONG, {"from_step": 7, "positions": 256})
     with pytest.raises(ConfigError, match=r"other \[\[context\]\] stages.*from_step"):
@@ -137,7 +138,7 @@ def test_stages_ahead_may_be_edited_and_those_behind_may_not(extended, make_run)
 )
 def test_a_context_that_cannot_work_is_refused_by_the_run_file(make_run, context, said):
     with pytest.raises(ConfigError, match=said):
-        with_context(make_run("unused"), context)
+        set_context(make_run("unused"), context)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +151,12 @@ def test_a_context_that_cannot_work_is_refused_by_the_run_file(make_run, context
 def test_positions_that_have_no_angles_are_not_turned(make_run, embedding, stage, said):
     run = make_run("unused", model={"position_embedding": {"kind": embedding}})
     with pytest.raises(ConfigError, match=said):
-        with_context(run, [{"from_step": 3} | stage])
+        set_context(run, [{"from_step": 3} | stage])
 
 
 @pytest.fixture(scope="module")
 def other_tokens(make_tokens, tmp_path_factory):
-    """Tokens of the same documents in another folder: what was learnt before."""
+    """Return the same documents' tokens in another folder, as an earlier run's data."""
     return make_tokens(tmp_path_factory.mktemp("before"))
 
 
@@ -172,7 +173,7 @@ def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
         "sequence_length": 256,
         "global_batch": 2,
         "micro_batch": 1,
-        "weights": {"books": 9.0, "web": 1.0},  # replay of what is old
+        "weights": {"books": 9.0, "web": 1.0},  # replay of old data
         "epochs": 9,
     }
     given = {
@@ -186,7 +187,7 @@ def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
     assert checkpoint.open_model(continued.output).config.positions == 512
     lines = metrics.read_held_out_series(continued.output)
     assert [line["step"] for line in lines] == [0, 4]
-    # The same documents and tokenizer, so the same loss by either name.
+    # The same documents and tokenizer give the same loss by either name.
     for line in lines:
         for source in ("books", "web"):
             assert line[f"eval/tokens/{source}/loss"] == line[f"eval/{source}/loss"]
@@ -197,7 +198,7 @@ def test_a_continued_run_extends_its_context_and_says_what_it_forgets(
 
 
 @pytest.mark.slow
-def test_what_is_remembered_has_to_be_of_the_same_tokenizer(make_run, make_tokens, tmp_path):
+def test_replayed_data_must_have_the_same_tokenizer(make_run, make_tokens, tmp_path):
     run = make_run(tmp_path / "run")
     other = make_tokens(tmp_path / "other", entries=300)
     with pytest.raises(DataError, match=r"remembered: .*tokens of another tokenizer than"):
@@ -205,12 +206,12 @@ def test_what_is_remembered_has_to_be_of_the_same_tokenizer(make_run, make_token
 
 
 def test_a_long_context_is_planned_by_arithmetic(make_run):
-    """128k, which no model here is trained at: what its stage takes is known before the start."""
+    """At 128k, which no model here is trained at, memory and time are known before the start."""
     sizes = {"layers": 4, "channels": 128, "heads": 4, "vocabulary": 512, "positions": 4096}
     stages = [{"from_step": 10, "sequence_length": 131_072, "global_batch": 2}]
     batches = {"sequence_length": 4096, "global_batch": 64, "micro_batch": 1}
     context = [{"from_step": 10, "positions": 131_072, "rope": {"theta": 8e6}}]
-    run = with_context(
+    run = set_context(
         make_run("unused", model=sizes, training={"steps": 20}).model_copy(
             update={"tokens": "not-there"}
         ),
@@ -221,5 +222,5 @@ def test_a_long_context_is_planned_by_arithmetic(make_run):
     short, long = (count_token_flops(run.model, length).training for length in (4096, 131_072))
     assert long > 5 * short
     assert facts["flops"] == 10 * 64 * 4096 * short + 10 * 2 * 131_072 * long
-    before = describe(with_context(run, [], batches | {"stages": []}))
+    before = describe(set_context(run, [], batches | {"stages": []}))
     assert facts["memory_per_device_gib"] > 10 * before["memory_per_device_gib"]

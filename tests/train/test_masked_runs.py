@@ -1,5 +1,7 @@
-"""Masked prediction in runs: the same bits at any number of ranks and after a kill (of span
-corruption and replaced tokens, too), and decoders that become encoders."""
+"""Masked prediction in runs: the same bits at any number of ranks and after a kill.
+
+Span corruption and replaced tokens are included, and decoders that become encoders.
+"""
 
 import logging
 import signal
@@ -62,7 +64,7 @@ def test_the_same_bits_at_one_two_and_three_workers(ranks, make_masked):
             assert found == alone
 
 
-def weights(job) -> dict[str, np.ndarray]:
+def read_weights(job) -> dict[str, np.ndarray]:
     opened = checkpoint.open_model(job.folder)
     return {name: value.numpy() for name, value in opened.weights.items()}
 
@@ -83,27 +85,29 @@ def weights(job) -> dict[str, np.ndarray]:
 def test_a_run_whose_rank_is_killed_ends_with_the_bytes_of_one_that_is_not(
     changes, own, mortal_ranks, ranks, make_masked
 ):
-    """Two ranks, one of which dies between checkpoints; three go on."""
+    """Two ranks, one of which dies between checkpoints; then three continue."""
     changes = {**changes, "training": {"steps": 6, "checkpoints": {"every": 2}}}
-    whole, cut = make_masked("whole", **changes), make_masked("cut", **changes)
+    whole = make_masked("whole", **changes)
+    cut = make_masked("cut", **changes)
     ranks(1, "train", job=whole, attempt=RunFolder(whole.folder).take_attempt(0))
     attempt = RunFolder(cut.folder).take_attempt(0)
     processes = mortal_ranks.start(2, "train", job=cut, attempt=attempt, fault=(1, "die", 5))
     assert processes[1].wait() == -signal.SIGKILL
     mortal_ranks.end()
     newest, _ = checkpoint.find_newest_valid(RunFolder(cut.folder))
-    step, path = (newest.step, newest.path) if newest else (0, None)  # None: no save was over
+    step, path = (newest.step, newest.path) if newest else (0, None)  # None: no save was complete
     assert step < 6
     attempt = RunFolder(cut.folder).take_attempt(step)
     ranks(3, "train", job=cut, attempt=attempt, resume_from=path)
-    expected, found = weights(whole), weights(cut)
+    expected = read_weights(whole)
+    found = read_weights(cut)
     assert own in expected
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
 
 
 @pytest.mark.slow
-def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
+def test_a_decoder_becomes_an_encoder_only_on_request(
     ranks, make_job, make_run, corrupted_tokens, tmp_path, caplog
 ):
     decoder = make_job(tmp_path / "decoder", tokens=corrupted_tokens, training={"steps": 3})
@@ -127,8 +131,9 @@ def test_a_decoder_goes_on_as_an_encoder_only_where_the_run_file_says_so(
     assert job.model.bidirectional
     (tmp_path / "encoder").mkdir()
     ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-    before, after = weights(decoder), weights(job)
-    for name, value in before.items():  # a rate of nothing leaves them as they were
+    before = read_weights(decoder)
+    after = read_weights(job)
+    for name, value in before.items():  # a rate of 0 leaves them unchanged
         np.testing.assert_allclose(after[name], value, atol=1e-6)
     with pytest.raises(ConfigError, match="an encoder already"):
         prepare(run(convert=True, continue_from=job.folder))

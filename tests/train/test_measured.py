@@ -1,4 +1,4 @@
-"""What is measured of a run, and that measuring it changes nothing."""
+"""Optional measurements of a run, which change nothing."""
 
 import pytest
 
@@ -15,7 +15,7 @@ EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
 
 @pytest.fixture(scope="module")
 def measured(ranks, make_job, tmp_path_factory):
-    """`measured[world]` with everything on, and one with nothing."""
+    """Return `measured[world]`: runs with every measurement, and one with none."""
     jobs = {}
     for world, settings in ((1, ALL), (2, ALL), (0, NONE)):
         folder = tmp_path_factory.mktemp(f"measured-{world}")
@@ -44,7 +44,7 @@ def test_the_layers_norms_make_up_the_whole_gradients(world, measured):
                 for name, value in line.items()
                 if name.startswith(f"{kind}/") and name.endswith("/grad_norm")
             ]
-            if kind == "layers":  # the embedding and the last norm are of no layer
+            if kind == "layers":  # the embedding and the last norm belong to no layer
                 names = ("embedding", "norm")
                 whole = line["train/grad_norm"] ** 2
                 assert 0 < sum(parts) < whole + 1e-9
@@ -64,7 +64,7 @@ def test_figures_are_the_same_at_any_number_of_ranks_to_rounding(measured):
 ACTIVATIONS = ("activation_rms", "activation_max", "saturated", "attention_entropy")
 
 
-def test_what_passes_through_the_model_is_measured_by_layer(measured):
+def test_activations_are_measured_by_layer(measured):
     one, two = (metrics.read_series(measured[world].folder) for world in (1, 2))
     for mine, other in zip(one, two, strict=True):
         for name in ACTIVATIONS:
@@ -72,7 +72,7 @@ def test_what_passes_through_the_model_is_measured_by_layer(measured):
             assert len(found) == len([n for n in mine if n.endswith("/weight_norm")]) - len(
                 [n for n in mine if n.startswith("kinds/") and n.endswith("/weight_norm")]
             )
-        # Of the first micro-batch, whoever has it; in the first step the weights are the same bits.
+        # The first micro-batch on whichever rank; in the first step the weights are the same bits.
         shared = {n: mine[n] for n in mine if n.endswith(ACTIVATIONS)}
         assert shared == {n: other[n] for n in shared}
 
@@ -88,7 +88,8 @@ def test_the_variance_is_that_of_the_micro_batches(measured):
 
 
 def test_utilisation_is_the_models_flops_over_the_peak(measured):
-    offers, job = hardware.load(), measured[2].folder
+    offers = hardware.load()
+    job = measured[2].folder
     device = offers.devices[hardware.identify_local_device(offers)]
     for line in metrics.read_series(job):
         of_a_target = count_token_flops(measured[2].model, 32).training

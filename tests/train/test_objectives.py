@@ -18,7 +18,7 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def spread(ranks, make_job, tmp_path_factory):
-    """`spread(2)`: what two ranks made of the first steps by tests/train/rank.py's Spread."""
+    """Return `spread(2)`: the first steps of two ranks with the objective Spread of rank.py."""
     job = make_job(tmp_path_factory.mktemp("spread"), training={"steps": STEPS})
 
     def run(world):
@@ -31,7 +31,8 @@ def spread(ranks, make_job, tmp_path_factory):
 
 def test_terms_statistics_and_auxiliary_terms_are_those_of_a_plain_loop(spread):
     job, run = spread
-    model, batches = Decoder(job.model), job.make_batches()
+    model = Decoder(job.model)
+    batches = job.make_batches()
     initialise(model, job.training.seed)
     with torch.no_grad():
         micros = [(micro, model(torch.from_numpy(micro.ids)).logits) for micro in batches.at(0)]
@@ -93,9 +94,10 @@ def test_diagnostics_and_statistics_have_the_same_bits_at_any_number_of_ranks(
     (alone,) = ranks(1, "tuning_steps", job=job, count=STEPS, kind=kind)
     for found in ranks(2, "tuning_steps", job=job, count=STEPS, kind=kind):
         assert found == alone
-    if kind == "labelled":  # batches differ in what is wanted, and so in their rewards
-        assert all(each["reference_point"] >= 0 for each in alone["diagnostics"])
+    if kind == "labelled":  # batches have other shares of desired completions, so other rewards
+        assert all(diagnostics["reference_point"] >= 0 for diagnostics in alone["diagnostics"])
         return
-    first, last = alone["diagnostics"][0], alone["diagnostics"][-1]
+    first = alone["diagnostics"][0]
+    last = alone["diagnostics"][-1]
     assert last["chosen_reward"] > first["chosen_reward"]
     assert alone["losses"][-1] < alone["losses"][0]

@@ -1,5 +1,7 @@
-"""Runs whose optimizer's memory is the host's: the bits of those without, and on from them; and
-steps of which layers save into the host's memory."""
+"""Runs with the optimizer's state in host memory: the bits of runs without, and resuming.
+
+Layers that save activations in host memory are included.
+"""
 
 import dataclasses
 import pickle
@@ -31,7 +33,7 @@ RUNS = {
         ),
     },
     "Adafactor": {"optimizer": {"kind": "Adafactor", "lr": 0.05, "weight_decay": 0.1}},
-    # Its first losses overflow: those steps are left out, and the optimizer's memory as it is.
+    # Its first losses overflow: those steps are skipped, and the optimizer's state stays.
     "float16": {
         "precision": {"compute": "float16", "loss_scale_exponent": 24, "loss_scale_interval": 3}
     },
@@ -40,13 +42,13 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def straight_run(ranks, make_job, tmp_path_factory):
-    """`straight_run("AdamW")`: a job with its memory on the device, done by one rank."""
+    """Return `straight_run("AdamW")`: a job of one rank with its state on the device."""
     made = {}
 
     def run(name):
         if name not in made:
             made[name] = make_run(make_job, tmp_path_factory.mktemp("straight"), name)
-            attempt(made[name], 1, ranks)
+            run_attempt(made[name], 1, ranks)
         return made[name]
 
     return run
@@ -57,13 +59,13 @@ def make_run(make_job, folder, name):
     return make_job(folder, training=training)
 
 
-def host(job, hosted=True):
+def make_hosted(job, hosted=True):
     training = job.training.model_copy(update={"offload": Offload(optimizer=hosted)})
     return dataclasses.replace(job, training=training)
 
 
-def attempt(job, world, group):
-    """One of `world` ranks, from where the run is; True if it came to its end."""
+def run_attempt(job, world, group):
+    """Run one attempt of `world` ranks, and return whether it reached its end."""
     newest, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
     taken = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
@@ -71,7 +73,7 @@ def attempt(job, world, group):
 
 
 def kill(job, world, revived_ranks):
-    """An attempt whose last rank is killed in the step before the last."""
+    """Run an attempt whose last rank is killed in the step before the last."""
     taken = RunFolder(job.folder).take_attempt(0)
     fault = (world - 1, "die", STEPS - 2)
     for process in revived_ranks.start(world, "train", job=job, attempt=taken, fault=fault):
@@ -80,11 +82,11 @@ def kill(job, world, revived_ranks):
         except EOFError:
             process.wait()
             continue
-        assert not fine  # the other was killed
+        assert not fine  # the other rank was killed
 
 
 def read_state(ranks, job):
-    """Weights and optimizer memory of the newest checkpoint, as bytes by name."""
+    """Return weights and optimizer state of the newest checkpoint, as bytes by name."""
     newest, _ = find_newest_valid(RunFolder(job.folder))
     (found,) = ranks(1, "tensors", job=job, resume_from=newest.path)
     assert newest.step == STEPS
@@ -98,25 +100,25 @@ def read_state(ranks, job):
 def test_a_run_has_the_same_bits_with_its_memory_in_the_host(
     name, world, ranks, make_job, straight_run, tmp_path
 ):
-    job = host(make_run(make_job, tmp_path, name))
-    attempt(job, world, ranks)
+    job = make_hosted(make_run(make_job, tmp_path, name))
+    run_attempt(job, world, ranks)
     assert read_state(ranks, job) == read_state(ranks, straight_run(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["AdamW", "groups"])
 @pytest.mark.parametrize("hosted_first", [True, False])
-def test_a_run_that_was_killed_goes_on_with_its_memory_elsewhere(
+def test_a_killed_run_resumes_with_its_optimizer_state_moved(
     name, hosted_first, ranks, revived_ranks, make_job, straight_run, tmp_path
 ):
     job = make_run(make_job, tmp_path, name)
-    kill(host(job, hosted_first), 2, revived_ranks)
-    attempt(host(job, not hosted_first), 3, ranks)
+    kill(make_hosted(job, hosted_first), 2, revived_ranks)
+    run_attempt(make_hosted(job, not hosted_first), 3, ranks)
     assert read_state(ranks, job) == read_state(ranks, straight_run(name))
 
 
 LAYOUTS = {
-    "columns": {"tensor": {"ranks": 2}},  # whose whole rows ranks make together for a checkpoint
+    "columns": {"tensor": {"ranks": 2}},  # ranks gather whole rows for a checkpoint
     "stages": {"pipeline": {"ranks": 2}},
     "layer by layer": {"reshard": "layer", "reduce": "micro_batch"},
 }
@@ -124,7 +126,7 @@ LAYOUTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_in_every_layout_it_is_the_run_without_and_each_goes_on_from_the_other(
+def test_hosted_state_changes_no_bit_in_any_layout_and_runs_can_switch(
     layout, ranks, make_job, tmp_path
 ):
     parallel = {"kind": "FSDP", **LAYOUTS[layout]}
@@ -138,18 +140,18 @@ def test_in_every_layout_it_is_the_run_without_and_each_goes_on_from_the_other(
         job = make_job(tmp_path / name, 2, training={"steps": STEPS, **training})
         half = dataclasses.replace(job, training=job.training.model_copy(update={"steps": 4}))
         for part, hosted in zip((half, job), turns, strict=True):
-            attempt(host(part, hosted), 2, ranks)
+            run_attempt(make_hosted(part, hosted), 2, ranks)
         newest, _ = find_newest_valid(RunFolder(job.folder))
         found = ranks(2, "tensors", job=job, resume_from=newest.path)
         states[name] = [
-            {n: value.tobytes() for n, value in each.items() if n != "counters"} for each in found
+            {n: value.tobytes() for n, value in state.items() if n != "counters"} for state in found
         ]
     assert states["never"][0] and states["early"] == states["late"] == states["never"]
 
 
 def test_a_checkpoint_is_read_into_either_memory(ranks, make_job, straight_run):
     job = straight_run("AdamW")
-    assert read_state(ranks, host(job)) == read_state(ranks, job)
+    assert read_state(ranks, make_hosted(job)) == read_state(ranks, job)
 
 
 IN_PLACES = {"parallel": {"kind": "FSDP", "tensor": {"ranks": 2, "sequence_parallel": True}}}
@@ -171,24 +173,29 @@ EXPERTS = {"kind": "MixtureOfExperts", "experts": 4, "active": 2}
     ],
     ids=["float32", "bfloat16", "layer by layer, again", "experts"],
 )
-def test_what_layers_save_in_the_host_changes_no_bit_of_a_step(
+def test_offloaded_activations_change_no_bit_of_a_step(
     training, model, alone, make_job, tmp_path, monkeypatch
 ):
-    """As if a CPU had memory of its own; with FSDP, which frees weights that layers have saved."""
+    """Treat the CPU as a device with its own memory; FSDP frees weights that layers have saved."""
     monkeypatch.setattr(host_copies, "APART", ("cpu",))
     monkeypatch.setattr(host_copies, "LEAST_BYTES", 0)
-    send, sent, found = host_copies._send, [], []
+    send = host_copies._send
+    sent = []
+    found = []
     monkeypatch.setattr(host_copies, "_send", lambda here: sent.append(here.nbytes) or send(here))
     for hosted in (False, True):
         told = training | {"offload": {"activations": hosted}}
         job = make_job(tmp_path, training=told, model=model)
         numerics.settle(job.training.threads, job.training.deterministic)
-        state, batches = build_fresh_state(job, find_local_device()), job.make_batches()
+        state = build_fresh_state(job, find_local_device())
+        batches = job.make_batches()
         stepper = Stepper(job, batches.sources, state, lambda: False)
         figures = [stepper.take(read_local_batch(batches, 0, 1, step)) for step in range(2)]
-        tensors = {name: find_local_slice(each)[0] for name, each in state.list_tensors().items()}
+        tensors = {
+            name: find_local_slice(tensor)[0] for name, tensor in state.list_tensors().items()
+        }
         assert bool(sent) == hosted
-        found.append(([(each.loss.total, each.grad_norm) for each in figures], tensors))
+        found.append(([(step.loss.total, step.grad_norm) for step in figures], tensors))
     (steps, tensors), (steps_hosted, tensors_hosted) = found
     assert steps == steps_hosted and tensors.keys() == tensors_hosted.keys()
     assert all(torch.equal(tensors[name], tensors_hosted[name]) for name in tensors)

@@ -1,4 +1,4 @@
-"""Batches made as training goes on: stored before they are trained on, and never made twice."""
+"""Batches made during training: stored before they are trained, and never made twice."""
 
 import dataclasses
 import shutil
@@ -20,19 +20,19 @@ UPDATES = 2
 
 @pytest.fixture(scope="module")
 def whole(ranks, make_job, tmp_path_factory):
-    """An online run of two ranks that nothing disturbed."""
+    """Return an undisturbed online run of two ranks."""
     job = make_job(tmp_path_factory.mktemp("online"), training=TRAINING)
     attempt = RunFolder(job.folder).take_attempt(0)
     ranks(2, "train", job=job, attempt=attempt, online=UPDATES)
     return job
 
 
-def losses(job):
+def read_losses(job):
     return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
 
 
-def stored(job):
-    """The bytes of each micro-batch of each batch, whichever attempt wrote them."""
+def read_stored_batches(job):
+    """Return the bytes of each micro-batch of each batch, whichever attempt wrote them."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -40,7 +40,7 @@ def stored(job):
     }
 
 
-def go_on(ranks, job, world):
+def continue_run(ranks, job, world):
     folder = RunFolder(job.folder)
     newest, _ = find_newest_valid(folder)
     attempt = folder.take_attempt(newest.step)
@@ -50,11 +50,11 @@ def go_on(ranks, job, world):
 @pytest.mark.slow
 def test_each_batch_is_made_once_of_the_weights_before_it(whole):
     made = list_stored_batches(RunFolder(whole.folder))
-    assert [(each.number, each.step, each.attempt) for each in made] == [
+    assert [(batch.number, batch.step, batch.attempt) for batch in made] == [
         (n, n * UPDATES, 1) for n in range(4)
     ]
-    assert len({each.read_micro_batch(0).ids[:, 3:].tobytes() for each in made}) == 4
-    assert len(losses(whole)) == 8
+    assert len({batch.read_micro_batch(0).ids[:, 3:].tobytes() for batch in made}) == 4
+    assert len(read_losses(whole)) == 8
     assert made[0].denominators == {"tokens": 5 * 2 * 5}
 
 
@@ -64,13 +64,13 @@ def test_batches_and_weights_are_the_same_at_any_number_of_ranks(world, whole, r
     job = dataclasses.replace(whole, folder=str(tmp_path / "run"))
     attempt = RunFolder(job.folder).take_attempt(0)
     ranks(world, "train", job=job, attempt=attempt, online=UPDATES)
-    assert stored(job) == stored(whole)
-    assert losses(job) == losses(whole)
-    assert tensors(ranks, job) == tensors(ranks, whole)
+    assert read_stored_batches(job) == read_stored_batches(whole)
+    assert read_losses(job) == read_losses(whole)
+    assert read_tensors(ranks, job) == read_tensors(ranks, whole)
 
 
-def tensors(ranks, job):
-    """The bytes of each tensor of the last checkpoint, whoever wrote it."""
+def read_tensors(ranks, job):
+    """Return the bytes of each tensor of the last checkpoint, whichever rank wrote it."""
     newest, _ = find_newest_valid(RunFolder(job.folder))
     (read,) = ranks(1, "tensors", job=job, weights_from=newest.path)
     return {name: value.tobytes() for name, value in read.items() if name.startswith("model.")}
@@ -88,7 +88,7 @@ def tensors(ranks, job):
 def test_killed_between_storing_and_training_it_reads_what_is_there(
     world, step, whole, ranks, mortal_ranks, tmp_path
 ):
-    """Two ranks are killed before update `step`, from 0; `world` ranks go on from step 3."""
+    """Two ranks are killed before update `step`, from 0; `world` ranks resume at step 3."""
     job = dataclasses.replace(whole, folder=str(tmp_path / "run"))
     attempt = RunFolder(job.folder).take_attempt(0)
     fault = (0, "die before training", step)
@@ -98,13 +98,13 @@ def test_killed_between_storing_and_training_it_reads_what_is_there(
     assert processes[0].wait() == -signal.SIGKILL
     before = list_stored_batches(RunFolder(job.folder))
     assert before[-1].number == step // UPDATES
-    go_on(ranks, job, world)
+    continue_run(ranks, job, world)
     after = list_stored_batches(RunFolder(job.folder))
     assert after[: len(before)] == before
-    assert [each.attempt for each in after[len(before) :]] == [2] * (4 - len(before))
-    assert stored(job) == stored(whole)
-    assert losses(job) == losses(whole)
-    assert tensors(ranks, job) == tensors(ranks, whole)
+    assert [batch.attempt for batch in after[len(before) :]] == [2] * (4 - len(before))
+    assert read_stored_batches(job) == read_stored_batches(whole)
+    assert read_losses(job) == read_losses(whole)
+    assert read_tensors(ranks, job) == read_tensors(ranks, whole)
 
 
 def test_a_batch_that_is_gone_in_the_midst_of_its_updates_is_asked_for(whole, ranks, tmp_path):
@@ -115,7 +115,7 @@ def test_a_batch_that_is_gone_in_the_midst_of_its_updates_is_asked_for(whole, ra
     for path in Path(job.folder).glob("checkpoints/step_0000000[68]"):
         shutil.rmtree(path)
     with pytest.raises(AssertionError, match="1 of 2 updates from it; restore that folder"):
-        go_on(ranks, job, 1)
+        continue_run(ranks, job, 1)
 
 
 def test_a_damaged_batch_is_not_trained_on(whole, tmp_path):
@@ -144,9 +144,9 @@ def test_trace_reads_the_batch_that_was_stored(whole):
     for step in (5, 6):  # two updates of one batch
         traced = trace(whole.folder, step)
         assert traced.log == "agrees"
-        assert traced.loss == dict(losses(whole))[step]
+        assert traced.loss == dict(read_losses(whole))[step]
         assert traced.sequences[2].ids == tuple(batches[2].read_micro_batch(1).ids[0].tolist())
-        assert {each.source for each in traced.sequences} == {"rollouts"}
+        assert {sequence.source for sequence in traced.sequences} == {"rollouts"}
     with pytest.raises(ConfigError, match=r"--step 9: .* holds no batch of it"):
         trace(whole.folder, 9)
     with pytest.raises(ConfigError, match="no source 'web'"):

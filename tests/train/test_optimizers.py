@@ -27,18 +27,18 @@ RUNS = {
     },
 }
 
-# Their memory is AdamW's or less of it, and AdamW's is in every other test of a kill.
+# Their state is AdamW's or a part of it, and every other test of a kill uses AdamW's.
 PLAIN = ("SGD", "Adam", "Lion")
 
 
 @pytest.fixture(scope="module")
 def straight_run(ranks, make_job, tmp_path_factory):
-    """`straight_run("Muon")`: its job, made by one rank without a stop."""
+    """Return `straight_run("Muon")`: its job, run by one rank without a stop."""
     made = {}
 
     def run(name):
         if name not in made:
-            job = job_of(make_job, tmp_path_factory.mktemp("straight"), name)
+            job = build_job(make_job, tmp_path_factory.mktemp("straight"), name)
             ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
             made[name] = job
         return made[name]
@@ -46,13 +46,13 @@ def straight_run(ranks, make_job, tmp_path_factory):
     return run
 
 
-def job_of(make_job, folder, name):
+def build_job(make_job, folder, name):
     training = {"steps": STEPS, "checkpoints": {"every": 4, "keep": 10}, **RUNS[name]}
     model = {"mup": {"base_channels": 8}} if name == "groups" else {}
     return make_job(folder, training=training, model=model)
 
 
-def whole_state(ranks, job):
+def read_whole_state(ranks, job):
     newest, _ = find_newest_valid(RunFolder(job.folder))
     (found,) = ranks(1, "tensors", job=job, resume_from=newest.path)
     return {name: value.tobytes() for name, value in found.items() if name != "counters"}
@@ -65,7 +65,7 @@ def whole_state(ranks, job):
 def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
     name, ranks, revived_ranks, make_job, straight_run, tmp_path
 ):
-    job = job_of(make_job, tmp_path, name)
+    job = build_job(make_job, tmp_path, name)
     folder = RunFolder(job.folder)
     attempt = folder.take_attempt(0)
     for process in revived_ranks.start(
@@ -76,15 +76,15 @@ def test_a_kill_and_a_resize_change_no_bit_of_weights_and_optimizer_memory(
         except EOFError:
             process.wait()
             continue
-        assert not fine  # the other was killed
-    newest, _ = find_newest_valid(folder)  # None: the kill came before its save was over
+        assert not fine  # the other rank was killed
+    newest, _ = find_newest_valid(folder)  # None: the kill came before its save was complete
     step, path = (newest.step, newest.path) if newest else (0, None)
     attempt = folder.take_attempt(step)
     ranks(3, "train", job=job, attempt=attempt, resume_from=path)
-    assert whole_state(ranks, job) == whole_state(ranks, straight_run(name))
+    assert read_whole_state(ranks, job) == read_whole_state(ranks, straight_run(name))
 
 
-def test_what_is_frozen_stays_and_has_no_memory(ranks, straight_run):
+def test_frozen_weights_stay_and_have_no_optimizer_state(ranks, straight_run):
     job = straight_run("groups")
     newest, _ = find_newest_valid(RunFolder(job.folder))
     (fresh,) = ranks(1, "tensors", job=job)
@@ -114,11 +114,11 @@ def test_float16_backs_off_where_gradients_overflow_and_keeps_its_scale(straight
 def test_narrow_products_keep_the_losses_of_float32(compute, ranks, make_job, tmp_path):
     usual = {"optimizer": {"kind": "AdamW", "lr": 1e-3}, "schedule": {"kind": "Cosine"}}
     found = {}
-    for each in ("float32", compute):
-        training = {"steps": 12, **usual, "precision": {"compute": each}}
-        job = make_job(tmp_path / each, training=training)
+    for precision in ("float32", compute):
+        training = {"steps": 12, **usual, "precision": {"compute": precision}}
+        job = make_job(tmp_path / precision, training=training)
         (answer,) = ranks(1, "steps", job=job, count=12)
-        found[each] = answer["losses"]
+        found[precision] = answer["losses"]
     rel = 2e-3 if compute == "float16" else 2e-2
     assert found[compute] == pytest.approx(found["float32"], rel=rel)
     assert found[compute] != found["float32"]

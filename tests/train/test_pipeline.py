@@ -1,4 +1,4 @@
-"""Layers that are cut into stages: the run of one process that has them all."""
+"""Layers that are cut into stages, against one process that has them all."""
 
 import dataclasses
 import pickle
@@ -14,23 +14,27 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 10
-# No gradient of this seed's steps stands out. Seed 0 has one of norm 6.9 among ones of about 1,
-# which magnifies rounding: it differs by 5e-5 to 2e-4 where the networks of one process give what
-# they give times 1 +- 6e-8, and all others by 2e-6 at most.
+# No gradient of this seed's steps is an outlier. Seed 0 has one of norm 6.9 among others of about
+# 1, which magnifies rounding: it differs by 5e-5 to 2e-4 if the outputs of one process are
+# multiplied by 1 +- 6e-8, and all others by 2e-6 at most.
 SEED = 2
-TIED, UNTIED = {"layers": 4}, {"layers": 4, "tie_embeddings": False}
+TIED = {"layers": 4}
+UNTIED = {"layers": 4, "tie_embeddings": False}
 
 
-def plain(job):
-    """`job` as one process reads its checkpoints."""
+def make_plain_job(job):
+    """Return `job` as one process reads its checkpoints."""
     training = job.training.model_copy(update={"parallel": FSDP(), "deterministic": True})
     return dataclasses.replace(job, training=training)
 
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained(world, pipeline, model, layout, more)`: a run of 10 steps, `more` of `training`; its
-    job, and all that its last checkpoint holds, as one process reads it."""
+    """Return `trained(world, pipeline, model, layout, more)`: a run of 10 steps.
+
+    `more` are settings of `training`. It returns the job, and the contents of its last checkpoint
+    as one process reads it.
+    """
     known = {}
 
     def train(world, pipeline=None, model=UNTIED, layout=None, more=None):
@@ -43,43 +47,45 @@ def trained(make_job, ranks, tmp_path_factory):
                 training["parallel"] = parallel
                 inexact = parallel["kind"] != "FSDP" or "reduce" in parallel
                 training["deterministic"] = not inexact
-            folder, batches = tmp_path_factory.mktemp("run"), {"attend": "document"}
+            folder = tmp_path_factory.mktemp("run")
+            batches = {"attend": "document"}
             job = make_job(folder, world, training=training, batches=batches, model=model)
             attempt = RunFolder(job.folder).take_attempt(0)
             ranks(world, "train", job=job, attempt=attempt)
             found, damages = find_newest_valid(RunFolder(job.folder))
             assert not damages
-            (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
+            (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
             known[key] = job, whole
         return known[key]
 
     return train
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
-def by_layer(job):
+def set_reshard_by_layer(job):
     last = metrics.read_series(job.folder)[-1]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
 
 
 def assert_close(found, expected):
-    (job, whole), (alone, expected_whole) = found, expected
-    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    (job, whole) = found
+    (alone, expected_whole) = expected
+    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
+    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-5)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-4)
-    assert held_out(job)
-    assert by_layer(job).keys() == by_layer(alone).keys()
-    for name, value in by_layer(alone).items():
-        assert by_layer(job)[name] == pytest.approx(value, rel=1e-3), name
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-4)
+    assert read_held_out(job)
+    assert set_reshard_by_layer(job).keys() == set_reshard_by_layer(alone).keys()
+    for name, value in set_reshard_by_layer(alone).items():
+        assert set_reshard_by_layer(job)[name] == pytest.approx(value, rel=1e-3), name
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(alone.folder)
     )
@@ -92,10 +98,11 @@ def assert_close(found, expected):
 
 
 def assert_equal(found, expected):
-    (job, whole), (alone, expected_whole) = found, expected
+    (job, whole) = found
+    (alone, expected_whole) = expected
     for name in ("train/loss", "train/grad_norm"):
-        assert losses(job, name) == losses(alone, name)
-    assert held_out(job) == held_out(alone)
+        assert read_losses(job, name) == read_losses(alone, name)
+    assert read_held_out(job) == read_held_out(alone)
     assert whole.keys() == expected_whole.keys()
     for name, value in whole.items():
         np.testing.assert_array_equal(value, expected_whole[name], err_msg=name)
@@ -109,12 +116,12 @@ INTERLEAVED = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "stages", "schedule"),
-    [(*each, "1F1B") for each in LAYOUTS]
+    [(*sizes, "1F1B") for sizes in LAYOUTS]
     + [(2, 2, "GPipe")]
-    + [pytest.param(*each, "GPipe", marks=SLOW) for each in LAYOUTS[1:]],
+    + [pytest.param(*sizes, "GPipe", marks=SLOW) for sizes in LAYOUTS[1:]],
 )
 def test_stages_train_as_one_process_does_to_the_last_bit(world, stages, schedule, trained):
-    """With several documents a row, and a head of its own."""
+    """Rows have several documents, and the head is separate."""
     found = trained(world, {"ranks": stages, "schedule": schedule})
     assert_equal(found, trained(1))
     assert_close(found, trained(1))
@@ -123,7 +130,7 @@ def test_stages_train_as_one_process_does_to_the_last_bit(world, stages, schedul
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_interleaved_stages_train_as_one_process_does_to_the_last_bit(world, trained):
-    """Each of two workers, or of two pairs that slice parameters, has two stages of a layer."""
+    """Two workers, or two pairs that slice parameters, have two one-layer stages each."""
     assert_equal(trained(world, INTERLEAVED), trained(1))
 
 
@@ -138,7 +145,7 @@ def test_interleaved_stages_train_as_one_process_does_to_the_last_bit(world, tra
     ],
     ids=["layer", "micro_batch", "HSDP", "DDP"],
 )
-def test_interleaved_stages_of_a_tied_head_beside_other_ways_to_send_parameters(layout, trained):
+def test_interleaved_stages_of_a_tied_head_with_other_sharding(layout, trained):
     assert_close(trained(4, INTERLEAVED, TIED, layout), trained(1, model=TIED))
 
 
@@ -148,17 +155,18 @@ def test_interleaved_stages_of_a_tied_head_beside_other_ways_to_send_parameters(
     [(2, 2, "1F1B"), (4, 4, "1F1B"), pytest.param(4, 2, "GPipe", marks=SLOW)],
 )
 def test_a_tied_head_counts_once(world, stages, schedule, trained):
-    """Its gradient is added up by stage first, which rounds otherwise."""
+    """The gradient of the head is summed by stage first, which rounds differently."""
     pipeline = {"ranks": stages, "schedule": schedule}
     assert_close(trained(world, pipeline, TIED), trained(1, model=TIED))
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
 TWO = {"ranks": 2, "schedule": "1F1B"}
-FULL, SELECTIVE = {"recompute": {"kind": "Full"}}, {"recompute": {"kind": "Selective"}}
+FULL = {"recompute": {"kind": "Full"}}
+SELECTIVE = {"recompute": {"kind": "Selective"}}
 BFLOAT16 = {"precision": {"compute": "bfloat16"}}
 
 
@@ -172,7 +180,7 @@ BFLOAT16 = {"precision": {"compute": "bfloat16"}}
     ],
     ids=["full, bfloat16", "selective", "bfloat16"],
 )
-def test_what_is_computed_again_or_in_bfloat16_is_the_same_in_stages(pipeline, more, trained):
+def test_recomputation_and_bfloat16_give_the_same_in_stages(pipeline, more, trained):
     assert_equal(trained(2, pipeline, more=more), trained(1, more=more))
 
 
@@ -197,7 +205,8 @@ def test_a_mixture_of_experts_is_cut_as_the_last_stage_knows_of_all_routers(
     world, pipeline, trained
 ):
     model = UNTIED | {"feedforward": MIXTURE}
-    found, expected = trained(world, pipeline, model), trained(1, model=model)
+    found = trained(world, pipeline, model)
+    expected = trained(1, model=model)
     assert_equal(found, expected)
     mine, other = (metrics.read_series(job.folder) for job, _ in (found, expected))
     added = [n for n in other[0] if "expert" in n or "router" in n or "balance" in n]
@@ -220,16 +229,17 @@ GROUPS = (
     ("world", "pipeline", "layout"),
     [
         (4, INTERLEAVED, EXPERTS),
-        soak(4, TWO, SHARED),
-        soak(8, TWO, EXPERTS | {"tensor": {"ranks": 2, "sequence_parallel": True}}),
-        soak(8, INTERLEAVED, EXPERTS | SHARED),
-        soak(4, INTERLEAVED, EXPERTS | {"kind": "DDP"}),
+        mark_soak(4, TWO, SHARED),
+        mark_soak(8, TWO, EXPERTS | {"tensor": {"ranks": 2, "sequence_parallel": True}}),
+        mark_soak(8, INTERLEAVED, EXPERTS | SHARED),
+        mark_soak(4, INTERLEAVED, EXPERTS | {"kind": "DDP"}),
     ],
     ids=["divided", "shared", "both, in places", "both", "copies"],
 )
 def test_experts_are_divided_and_shared_within_stages(world, pipeline, layout, trained):
     model = UNTIED | {"feedforward": MIXTURE}
-    found, expected = trained(world, pipeline, model, layout), trained(1, model=model)
+    found = trained(world, pipeline, model, layout)
+    expected = trained(1, model=model)
     assert_close(found, expected)
     mine, other = (metrics.read_series(job.folder) for job, _ in (found, expected))
     added = [n for n in other[0] if "expert" in n or "router" in n or "balance" in n]
@@ -247,7 +257,7 @@ def test_experts_are_divided_and_shared_within_stages(world, pipeline, layout, t
     [
         (INTERLEAVED, {"groups": GROUPS}),
         (TWO, {"groups": GROUPS, "compile": {"backend": "aot_eager"}}),
-        soak(INTERLEAVED, {"compile": {"backend": "inductor"}} | BFLOAT16),
+        mark_soak(INTERLEAVED, {"compile": {"backend": "inductor"}} | BFLOAT16),
         (INTERLEAVED, {"recompute": {"kind": "Budget", "gib": 1.3e-4}}),
         (INTERLEAVED, {"precision": {"compute": "float16"}}),
     ],
@@ -266,7 +276,7 @@ def test_groups_and_compiled_layers_and_scaled_losses_are_the_same_in_stages(
     ids=["1F1B", "interleaved"],
 )
 def test_layers_that_are_shared_are_cut_into_stages_too(pipeline, model, trained):
-    """Two stages, of whose layers each of two workers has a part."""
+    """Two workers share the layers of each of two stages."""
     assert_close(trained(4, pipeline, model, SHARED), trained(1, model=model))
 
 
@@ -277,8 +287,10 @@ def test_layers_that_are_shared_are_cut_into_stages_too(pipeline, model, trained
     ids=["1F1B", "interleaved"],
 )
 def test_stages_shared_layers_and_data_together(pipeline, trained):
-    """Eight workers: two stages, each shared by two, of two replicas: as one process, and the same
-    bits as one replica."""
+    """Eight workers: two stages, each shared by two, in two replicas.
+
+    They match one process up to rounding, and one replica to the bit.
+    """
     exact = SHARED | {"reshard": "layer"}
     found = trained(8, pipeline, TIED, exact)
     assert_close(found, trained(1, model=TIED))
@@ -297,19 +309,22 @@ ALL_AXES = IN_PLACES | GATHERED
     ("pipeline", "model", "layout", "more"),
     [
         (TWO, TIED, IN_PLACES, None),
-        soak(INTERLEAVED, UNTIED, IN_PLACES, FULL | BFLOAT16),
+        mark_soak(INTERLEAVED, UNTIED, IN_PLACES, FULL | BFLOAT16),
         (INTERLEAVED, UNTIED, GATHERED, None),
-        soak(TWO, TIED, GATHERED, SELECTIVE),
-        soak(INTERLEAVED, TIED, RING, None),
+        mark_soak(TWO, TIED, GATHERED, SELECTIVE),
+        mark_soak(INTERLEAVED, TIED, RING, None),
     ],
     ids=["in places", "in places, again", "gathered", "gathered, again", "ring"],
 )
 def test_stages_of_parts_of_rows(pipeline, model, layout, more, trained):
-    """Two stages, of whose rows each of two workers has a part: of documents, and in all layers or
-    between their products alone."""
-    found, alone = trained(4, pipeline, model, layout, more), trained(1, model=model, more=more)
+    """Two workers share the rows of each of two stages.
+
+    Rows have several documents; the workers share all layers' work, or that between products.
+    """
+    found = trained(4, pipeline, model, layout, more)
+    alone = trained(1, model=model, more=more)
     if more and "precision" in more:
-        np.testing.assert_allclose(losses(found[0]), losses(alone[0]), rtol=5e-3)
+        np.testing.assert_allclose(read_losses(found[0]), read_losses(alone[0]), rtol=5e-3)
     else:
         assert_close(found, alone)
 
@@ -319,8 +334,8 @@ def test_stages_of_parts_of_rows(pipeline, model, layout, more, trained):
     ("pipeline", "layout"),
     [
         (TWO, ALL_AXES),
-        soak(INTERLEAVED, ALL_AXES | {"reshard": "layer"}),
-        soak(TWO, ALL_AXES | {"kind": "DDP"}),
+        mark_soak(INTERLEAVED, ALL_AXES | {"reshard": "layer"}),
+        mark_soak(TWO, ALL_AXES | {"kind": "DDP"}),
     ],
     ids=["1F1B", "interleaved", "DDP"],
 )
@@ -331,12 +346,11 @@ def test_stages_of_parts_of_rows_and_of_layers_together(pipeline, layout, traine
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "layout"),
-    [(TWO, GATHERED), soak(INTERLEAVED, GATHERED), soak(TWO, IN_PLACES)],
+    [(TWO, GATHERED), mark_soak(INTERLEAVED, GATHERED), mark_soak(TWO, IN_PLACES)],
     ids=["gathered", "interleaved", "in places"],
 )
 def test_replicas_of_stages_of_parts_of_rows(pipeline, layout, trained):
-    """Two replicas come to the same bits as one, and copies of the model to the same but for
-    rounding."""
+    """Two replicas give the same bits as one, and copies of the model the same up to rounding."""
     found = trained(8, pipeline, TIED, layout)
     assert_equal(found, trained(4, pipeline, TIED, layout))
     if layout is GATHERED:
@@ -357,8 +371,8 @@ def test_copies_of_the_model_are_cut_too(layout, trained):
     assert_close(trained(4, TWO, TIED, layout), trained(1, model=TIED))
 
 
-def laid_out(job, **parallel):
-    """`job` over other workers."""
+def lay_out(job, **parallel):
+    """Return `job` over other workers."""
     training = job.training.model_copy(update={"parallel": FSDP.model_validate(parallel)})
     return dataclasses.replace(job, training=training)
 
@@ -368,7 +382,7 @@ def test_a_checkpoint_of_stages_is_read_by_any_layout(trained, ranks):
     job, whole = trained(2, TWO, TIED)
     found, _ = find_newest_valid(RunFolder(job.folder))
     for world, pipeline in ((2, None), (2, {"ranks": 2}), (4, {"ranks": 2}), (4, {"ranks": 4})):
-        other = laid_out(job, pipeline=pipeline)
+        other = lay_out(job, pipeline=pipeline)
         parts = ranks(world, "tensors", job=other, resume_from=found.path)
         assert set().union(*parts) == set(whole)
         for part in parts:
@@ -380,7 +394,7 @@ def test_a_checkpoint_of_stages_is_read_by_any_layout(trained, ranks):
 def test_a_checkpoint_of_one_process_is_read_by_stages(trained, ranks):
     job, whole = trained(1)
     found, _ = find_newest_valid(RunFolder(job.folder))
-    parts = ranks(4, "tensors", job=laid_out(job, pipeline={"ranks": 4}), resume_from=found.path)
+    parts = ranks(4, "tensors", job=lay_out(job, pipeline={"ranks": 4}), resume_from=found.path)
     held = {name: part[name] for part in parts for name in part}
     assert held.keys() == whole.keys()
     for name in held.keys() - {"counters"}:
@@ -389,20 +403,24 @@ def test_a_checkpoint_of_one_process_is_read_by_stages(trained, ranks):
 
 @pytest.mark.slow
 def test_a_checkpoint_goes_through_layouts_and_keeps_all_it_holds(trained, ranks, tmp_path):
-    """Shared layers, then stages, then slices, then stages of shared layers, then of parts of rows:
-    each reads what the one before it saved, and saves it again."""
+    """Shared layers, then stages, slices, stages of shared layers, and stages of shared rows.
+
+    Each loads the previous checkpoint, and saves it again.
+    """
     job, tensors = trained(1, model=TIED)
-    shared, stages, slices = {"tensor": {"ranks": 2}}, {"pipeline": INTERLEAVED}, {}
-    of_both = [each | {"pipeline": TWO} for each in (shared, {"context": GATHERED["context"]})]
+    shared = {"tensor": {"ranks": 2}}
+    stages = {"pipeline": INTERLEAVED}
+    slices = {}
+    of_both = [axes | {"pipeline": TWO} for axes in (shared, {"context": GATHERED["context"]})]
     for number, parallel in enumerate((shared, stages, slices, *of_both)):
         found, _ = find_newest_valid(RunFolder(job.folder))
         (tmp_path / str(number)).mkdir()
-        moved = dataclasses.replace(laid_out(job, **parallel), folder=str(tmp_path / str(number)))
+        moved = dataclasses.replace(lay_out(job, **parallel), folder=str(tmp_path / str(number)))
         attempt = RunFolder(moved.folder).take_attempt(0)
         assert ranks(4, "saved", job=moved, attempt=attempt, resume_from=found.path) == [""] * 4
         found, damages = find_newest_valid(RunFolder(moved.folder))
         assert not damages
-        (again,) = ranks(1, "tensors", job=plain(moved), resume_from=found.path)
+        (again,) = ranks(1, "tensors", job=make_plain_job(moved), resume_from=found.path)
         assert again.keys() == tensors.keys()
         for name, value in tensors.items():
             np.testing.assert_array_equal(again[name], value, err_msg=name)
@@ -414,7 +432,7 @@ def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     job, _ = trained(2, TWO)
     found, _ = find_newest_valid(RunFolder(job.folder))
     asked = ranks(2, "requests", job=job, resume_from=found.path)
-    files = [{name for name, _, _ in each if name.endswith("safetensors")} for each in asked]
+    files = [{name for name, _, _ in reads if name.endswith("safetensors")} for reads in asked]
     assert files == [{f"shard-0000{n}-model-00001-of-00001.safetensors"} for n in (1, 2)]
 
 
@@ -429,12 +447,13 @@ def test_each_stage_writes_and_reads_its_own_layers_alone(trained, ranks):
     ids=["1F1B", "interleaved", "shared layers"],
 )
 def test_replicas_come_and_go_without_changing_a_bit(pipeline, layout, trained, ranks, tmp_path):
-    """One, then two, then one again."""
+    """One replica is used, then two, then one again."""
     one = 2 if layout is None else 4
     expected = trained(one, pipeline, TIED, layout)
     training = expected[0].training.model_copy(update={"prefetch_steps": 0})
     job = dataclasses.replace(expected[0], folder=str(tmp_path), training=training)
-    folder, at = RunFolder(job.folder), 0
+    folder = RunFolder(job.folder)
+    at = 0
     for world, told in (one, (0, "train", 4)), (2 * one, (3, "train", 3)), (one, None):
         newest = find_newest_valid(folder)[0] if at else None
         attempt = folder.take_attempt(at)
@@ -443,7 +462,7 @@ def test_replicas_come_and_go_without_changing_a_bit(pipeline, layout, trained, 
         assert len(set(reached)) == 1 and (reached[0] == STEPS) == (told is None)
         at = reached[0]
     found, _ = find_newest_valid(folder)
-    (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
+    (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
     assert_equal((job, whole), expected)
 
 
@@ -473,15 +492,15 @@ def test_a_stage_that_dies_costs_no_bit(
     )
     with pytest.raises(EOFError):
         pickle.load(started[rank].stdout)
-    for each in started:
-        each.kill()
-        each.wait()
+    for process in started:
+        process.kill()
+        process.wait()
     newest, _ = find_newest_valid(folder)
     assert newest.step in (3, 6)
     attempt = folder.take_attempt(newest.step)
     ranks(world, "train", job=job, attempt=attempt, resume_from=newest.path)
     found, _ = find_newest_valid(folder)
-    (whole,) = ranks(1, "tensors", job=plain(job), resume_from=found.path)
+    (whole,) = ranks(1, "tensors", job=make_plain_job(job), resume_from=found.path)
     assert_equal((job, whole), expected)
 
 

@@ -1,4 +1,4 @@
-"""Stages of a run file: what is refused, and what `check` and `pretrain` say of the rest."""
+"""Pipeline stages of a run file: rejected settings, and the output of `check` and `pretrain`."""
 
 import pytest
 
@@ -31,7 +31,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED)
-def test_what_has_no_stages_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+def test_models_without_stages_are_rejected_by_the_run_file(changes, said, make_run, tmp_path):
     parallel = {"kind": "FSDP", "pipeline": TWO}
     training = {"parallel": parallel, **changes.get("training", {})}
     with pytest.raises(ValueError, match=said):
@@ -62,11 +62,11 @@ def test_stages_that_cannot_be_interleaved_are_refused(pipeline, sizes, said, ma
             "freeze the whole stage of layers 2 to 3, which then has nothing",
         ),
         (("layers.[01].*", "embedding.*"), "stage of layers 0 to 1, .*or use fewer ranks"),
-        (("layers.[01].*", "[nh]*"), None),  # the embedding is left, and two layers
+        (("layers.[01].*", "[nh]*"), None),  # the embedding and two layers remain
     ],
 )
 def test_a_stage_of_which_all_is_frozen_is_refused(frozen, said, make_run, tmp_path):
-    groups = tuple({"match": each, "freeze": True} for each in frozen)
+    groups = tuple({"match": pattern, "freeze": True} for pattern in frozen)
     training = {"parallel": {"kind": "FSDP", "pipeline": TWO}, "groups": groups}
     run = make_run(tmp_path, 2, model=UNTIED, training=training)
     model = run.model.model_copy(update={"vocabulary": 64})

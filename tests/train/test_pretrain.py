@@ -48,7 +48,7 @@ def test_a_finished_run_says_what_it_made(finished):
     }
     assert manifest == read_manifest(run.output)
     there = {f"{last}/{path.name}" for path in Path(run.output, last).iterdir()}
-    there -= {f"{last}/{VERIFIED}"}  # which says that they were read back
+    there -= {f"{last}/{VERIFIED}"}  # these record that the files were read back
     assert set(manifest.files) == there | {"run.toml"} and len(there) == 4
     for name, entry in manifest.files.items():
         assert entry.sha256 == storage.compute_sha256(f"{run.output}/{name}")
@@ -74,7 +74,8 @@ def test_a_finished_run_is_not_made_again(finished, monkeypatch):
     monkeypatch.setattr(trainer, "run", refuse_to_train)
     monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     assert pretrain(run) == manifest
-    assert pretrain(run.model_copy(update={"workers": 7})) == manifest  # where, not what
+    # The number of workers is not part of the run's identity.
+    assert pretrain(run.model_copy(update={"workers": 7})) == manifest
 
 
 @pytest.mark.slow
@@ -98,7 +99,7 @@ def test_a_folder_of_a_run_on_other_tokens_is_refused(finished, make_tokens, mon
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_off_goes_on(without_ray, make_run, monkeypatch, tmp_path):
+def test_an_interrupted_run_continues(without_ray, make_run, monkeypatch, tmp_path):
     run = make_run(tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(trainer, "run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -117,7 +118,7 @@ def test_a_run_whose_metrics_are_gone_is_not_called_finished(without_ray, make_r
         pretrain(run)
 
 
-def test_what_cannot_work_is_refused_before_any_worker_starts(make_run, monkeypatch, tmp_path):
+def test_invalid_settings_are_rejected_before_any_worker_starts(make_run, monkeypatch, tmp_path):
     monkeypatch.setattr(trainer, "run", refuse_to_train)
     monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     cases = {
@@ -136,7 +137,7 @@ def test_what_cannot_work_is_refused_before_any_worker_starts(make_run, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-# --- stages that are added while the run is on its way
+# --- stages that are added during the run
 
 ROOM = {"base_sequence_length": 8, "longest_sequence_length": 32, "sequence_length": 16}
 LONGER = (
@@ -161,7 +162,7 @@ def stop_after(step, without_ray, make_run, monkeypatch, run):
 
 @pytest.fixture
 def stopped_at_six(without_ray, make_run, monkeypatch, tmp_path):
-    """A run of constant rate, stopped at its checkpoint of step 6, before any stage."""
+    """Return a run of constant rate, stopped at its checkpoint of step 6, before any stage."""
     training = {"schedule": {"kind": "Constant", "warmup": 0}, "checkpoints": {"every": 3}}
 
     def make(folder, stages=(), **more):
@@ -194,7 +195,8 @@ def test_emulated_numbers_are_warned_of_before_a_run_begins(
 def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(
     stopped_at_six, last_weights
 ):
-    added, from_start = stopped_at_six("run", LONGER), stopped_at_six("from-start", LONGER)
+    added = stopped_at_six("run", LONGER)
+    from_start = stopped_at_six("from-start", LONGER)
     assert pretrain(added).counts["steps"] == 12
     pretrain(from_start)
     series = [
@@ -204,7 +206,7 @@ def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(
     assert series[0] == series[1] and len(series[0]) == 12
     assert last_weights(prepare(added)) == last_weights(prepare(from_start))
     assert config.load(Pretraining, f"{added.output}/run.toml") == added
-    # Eight rows of 32 positions at the seventh step, but for what was trained on before.
+    # Eight rows of 32 positions at the seventh step, without the tokens trained before.
     tokens = [at for _, at in series[0]]
     assert 8 * 16 < tokens[6] - tokens[5] <= 8 * 32 and tokens[11] - tokens[10] <= 4 * 32
 
@@ -218,9 +220,7 @@ def test_a_stage_added_ahead_of_a_run_gives_the_run_that_had_it_from_the_start(
         ((), {"seed": 1}, "batches.seed: 0 there, 1 here"),
     ],
 )
-def test_what_was_trained_on_before_cannot_be_changed(
-    stopped_at_six, monkeypatch, stages, more, named
-):
+def test_completed_steps_cannot_be_changed(stopped_at_six, monkeypatch, stages, more, named):
     before = Path(stopped_at_six("run").output, "run.toml").read_text()
     monkeypatch.setattr(trainer, "run", refuse_to_train)
     with pytest.raises((ConfigError, OutputTaken), match=named):

@@ -1,4 +1,4 @@
-"""What `[training.profile]` records, read back; and that a run is the same with it."""
+"""Profiles recorded by `[training.profile]`, which change nothing in the run."""
 
 import gzip
 import json
@@ -15,8 +15,7 @@ EXACT = ("train/loss", "train/grad_norm", "train/tokens")
 
 @pytest.fixture(scope="module")
 def profiled(ranks, make_job, tmp_path_factory):
-    """`profiled[True]`: two ranks, of which one recorded steps 3 to 5, the last; `profiled[False]`:
-    none did."""
+    """Return runs of two ranks by whether one recorded steps 3 to 5, the last."""
     jobs = {}
     for recorded in (True, False):
         profile = {"steps": (3, 9), "ranks": (1, 7)} if recorded else None
@@ -32,21 +31,21 @@ def test_a_trace_has_the_chosen_steps_and_their_operations_and_memory(profiled):
     (written,) = Path(profiled[True].folder, "profile", "attempt-0001").iterdir()
     assert written.name == "rank-00001.trace.json.gz"
     events = json.loads(gzip.decompress(written.read_bytes()))["traceEvents"]
-    steps = {each["name"]: each for each in events if each["name"].startswith("step ")}
+    steps = {event["name"]: event for event in events if event["name"].startswith("step ")}
     assert steps.keys() == {"step 3", "step 4", "step 5"}
     for step in steps.values():
         inside = [
-            each["name"]
-            for each in events
-            if each.get("ph") == "X" and step["ts"] <= each["ts"] <= step["ts"] + step["dur"]
+            event["name"]
+            for event in events
+            if event.get("ph") == "X" and step["ts"] <= event["ts"] <= step["ts"] + step["dur"]
         ]
         assert {"aten::mm", "FSDP::all_gather"} <= {name.split(" ")[0] for name in inside}
-    held = [each["args"]["Total Allocated"] for each in events if each["name"] == "[memory]"]
+    held = [event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]"]
     assert max(held) > 0
 
 
 @pytest.mark.slow
-def test_it_changes_no_bit_of_the_run(profiled, last_weights):
+def test_profiling_changes_no_bit_of_the_run(profiled, last_weights):
     def exact(job):
         return [[line[name] for name in EXACT] for line in metrics.read_series(job.folder)]
 

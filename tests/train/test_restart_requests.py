@@ -1,4 +1,4 @@
-"""What a restart, a user of a model and the end of a run ask the storage of checkpoints for."""
+"""Reads of checkpoint storage by a restart, a user of a model and the end of a run."""
 
 import json
 import shutil
@@ -29,15 +29,16 @@ from trainrig.train.run.run_folder import RunFolder
 SMALL = {"manifest.json", "state.json", "tokenizer.json"}
 
 
-def last_of(job):
+def find_last(job):
     newest, _ = find_newest_valid(RunFolder(job.folder))
     return newest.path
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What this process reads of tensor files: (name, first byte, bytes)."""
-    found, sound = [], storage.read_into
+    """Return the list of this process's reads of tensor files: (name, first byte, bytes)."""
+    found = []
+    sound = storage.read_into
 
     def read_into(path, begin, buffer):
         if path.endswith(".safetensors"):
@@ -54,7 +55,7 @@ def asked(monkeypatch):
 @tries(max_examples=200, deadline=None)
 @given(rows=st.integers(0, 40), files=st.integers(1, 12), apart=st.booleans())
 def test_rows_are_cut_over_files_as_torch_cuts_them(rows, files, apart):
-    """`apart`: the files of other ranks lie between those of this replica."""
+    """Files of other ranks lie between this replica's where `apart` is set."""
     numbers = list(range(0, files * 3, 3)) if apart else list(range(5, 5 + files))
     tensor = IndexedTensor(
         type="F32", shape=(rows, 2), partitions=compute_partitions(numbers, rows)
@@ -76,7 +77,7 @@ def test_rows_are_cut_over_files_as_torch_cuts_them(rows, files, apart):
     chunk=st.integers(1, 50),
 )
 def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chunk):
-    """Each byte says which it is, so that what was found where can be compared."""
+    """The bytes encode their own positions, so that results can be compared."""
     before, now = worlds
     index = {
         f"t{number}": IndexedTensor(
@@ -86,17 +87,18 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
         )
         for number, count in enumerate(rows)
     }
-    header, contents = 7, []
+    header = 7
+    contents = []
     for file in range(before):
         held = find_rows(index, file)
         parts = [b"h" * header]
-        for name in (each for each in sort_names(index) if each in held):
+        for name in (tensor for tensor in sort_names(index) if tensor in held):
             first, count = held[name]
-            each = index[name].row_bytes
+            row_bytes = index[name].row_bytes
             parts.append(
                 bytes(
                     (int(name[1]) * 91 + at) % 256
-                    for at in range(first * each, (first + count) * each)
+                    for at in range(first * row_bytes, (first + count) * row_bytes)
                 )
             )
         contents.append(b"".join(parts))
@@ -121,23 +123,25 @@ def test_any_ranks_find_their_rows_in_the_files_of_any_others(rows, worlds, chun
         seen = []
         for read in plan_reads("there", index, files, wanted):
             begin, end, _ = read.chunk
-            assert begin >= header  # whose sum nobody has to check
+            assert begin >= header  # the header's checksum is not needed
             seen.append((read.file, begin))
             for copy in read.copies:
-                low, high = max(copy.begin, begin), min(copy.end, end)
+                low = max(copy.begin, begin)
+                high = min(copy.end, end)
                 at = copy.at - copy.begin
                 into[copy.name][low + at : high + at] = list(contents[read.file][low:high])
-        assert len(seen) == len(set(seen))  # each chunk once, however many tensors lie in it
+        assert len(seen) == len(set(seen))  # each chunk once, however many tensors it holds
         for name, (first, count) in wanted.items():
-            each = index[name].row_bytes
+            row_bytes = index[name].row_bytes
             right = [
-                (int(name[1]) * 91 + at) % 256 for at in range(first * each, (first + count) * each)
+                (int(name[1]) * 91 + at) % 256
+                for at in range(first * row_bytes, (first + count) * row_bytes)
             ]
             assert into[name].tolist() == right
 
 
 def test_the_index_says_what_the_headers_of_the_files_say(straight):
-    path = Path(last_of(straight(3)))
+    path = Path(find_last(straight(3)))
     there = CheckpointManifest.read(str(path))
     assert len(there.tensor_files) == 3
     for number, name in enumerate(there.tensor_files):
@@ -152,35 +156,35 @@ def test_the_index_says_what_the_headers_of_the_files_say(straight):
             assert there.tensors[tensor].type == entry["dtype"]
 
 
-# --- who asks for what
+# --- reads by rank
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_to_resume_a_rank_asks_for_its_rows_and_rank_0_alone_for_what_all_read(
     world, ranks, straight
 ):
-    path = last_of(straight(2))
+    path = find_last(straight(2))
     files = CheckpointManifest.read(path).files
     asked = ranks(world, "requests", job=straight(2), resume_from=path)
     for rank, requests in enumerate(asked):
         small = [name for name, _, _ in requests if name in SMALL]
         assert sorted(small) == (sorted(SMALL) if rank == 0 else [])
-        tensors = [each for each in requests if each[0] not in SMALL]
+        tensors = [request for request in requests if request[0] not in SMALL]
         assert tensors and len(tensors) == len(set(tensors))
         for name, begin, _ in tensors:  # no header: it is the first chunk
             assert begin >= files[name].ends[0]
-    # 2 ranks resume what 2 saved by one request each; before, each read the headers of both, and
-    # the manifest three times.
+    # Two ranks resume what two saved by one request each. Before, each read the headers of both,
+    # and the manifest three times.
     if world == 2:
         assert [len(requests) - 3 * (not rank) for rank, requests in enumerate(asked)] == [1, 1]
 
 
-def test_who_uses_a_model_reads_its_weights_once_and_no_optimizer_memory(
+def test_opening_a_model_reads_its_weights_once_and_no_optimizer_state(
     asked, straight, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(checkpoint.chunks, "CHUNK", 1_000)
     opened = open_model(straight(1).folder)
-    weights = sum(each.nbytes for each in opened.weights.values())
+    weights = sum(tensor.nbytes for tensor in opened.weights.values())
     whole = CheckpointManifest.read(opened.path)
     (name,) = whole.tensor_files
     again = Path(shutil.copytree(straight(1).folder, tmp_path / "run"))
@@ -203,14 +207,14 @@ def test_damage_that_is_met_while_weights_are_read_leads_to_the_one_before(
     straight, tmp_path, caplog
 ):
     run = Path(shutil.copytree(straight(1).folder, tmp_path / "run"))
-    path = Path(last_of(straight(1))).relative_to(straight(1).folder)
+    path = Path(find_last(straight(1))).relative_to(straight(1).folder)
     there = CheckpointManifest.read(str(run / path))
     (name,) = there.tensor_files
     file = run / path / name
     data = bytearray(file.read_bytes())
-    data[-1] ^= 1  # of a moment: names of weights come before those of optimizers
+    data[-1] ^= 1  # the damage is in an optimizer moment, which is stored after the weights
     file.write_bytes(data)
-    assert len(there.files[name].ends) == 2  # one chunk beside the header: both lie in it
+    assert len(there.files[name].ends) == 2  # one chunk besides the header: both are in it
     assert open_model(str(run)).step == 16
     assert "skipped a damaged checkpoint" in caplog.text
 
@@ -218,16 +222,17 @@ def test_damage_that_is_met_while_weights_are_read_leads_to_the_one_before(
 # --- the end of a run
 
 
-def test_those_who_wrote_the_last_checkpoint_have_read_it_back(
+def test_the_writers_of_the_last_checkpoint_have_read_it_back(
     straight, asked, monkeypatch, tmp_path
 ):
     run = Path(shutil.copytree(straight(3).folder, tmp_path / "run"))
     (run / "run.toml").touch()
-    path = run / Path(last_of(straight(3))).relative_to(straight(3).folder)
+    path = run / Path(find_last(straight(3))).relative_to(straight(3).folder)
     found = read_verified_sums(str(path))
     assert found == {name: manifest.compute_file_sum(str(path / name)) for name in found}
     assert set(found) == {p.name for p in path.iterdir()} - {"manifest.json", VERIFIED}
-    hashed, sound = [], storage.compute_sha256
+    hashed = []
+    sound = storage.compute_sha256
     monkeypatch.setattr(
         storage, "compute_sha256", lambda where: hashed.append(where) or sound(where)
     )
@@ -245,8 +250,8 @@ def test_only_the_last_checkpoint_is_read_back(straight):
     assert [path.parent.parent.name for path in verified] == ["step_00000020"]
 
 
-def test_what_was_read_back_of_another_manifest_says_nothing(straight, tmp_path):
-    copy = Path(shutil.copytree(last_of(straight(2)), tmp_path / "copy"))
+def test_a_verification_of_another_manifest_does_not_count(straight, tmp_path):
+    copy = Path(shutil.copytree(find_last(straight(2)), tmp_path / "copy"))
     assert read_verified_sums(str(copy)) is not None
     text = (copy / "manifest.json").read_text()
     (copy / "manifest.json").write_text(text + " ")

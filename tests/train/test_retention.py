@@ -16,17 +16,18 @@ intervals = st.one_of(st.none(), st.integers(1, 12))
         ({"keep_every": 200}, [100, 200, 300, 400, 500], {200, 400, 500}),
         ({"keep_every": 250}, [200, 250, 300, 400, 500], {250, 400, 500}),
         ({"keep_at": (130, 200, 999)}, [100, 130, 200, 300, 400, 500], {130, 200, 400, 500}),
-        # The last step, and one at which the run was stopped, are as good as those of `every`.
+        # The last step, and a step at which the run was stopped, are kept like the steps of
+        # `every`.
         ({}, [100, 200, 230], {200, 230}),
         ({"short_lived_every": 10}, [100, 200, 210, 220], {100, 200, 220}),
         ({"short_lived_every": 10}, [100, 200, 290, 300], {200, 300}),
-        # Where there is nothing else yet, two of them: one may prove damaged.
+        # Without others, two of them are kept, as one may be damaged.
         ({"short_lived_every": 10}, [10, 20, 30], {20, 30}),
         ({}, [100], {100}),
         ({}, [], set()),
     ],
 )
-def test_what_is_kept_is_what_the_run_file_says(settings, saved, kept):
+def test_checkpoints_are_kept_by_the_run_files_rule(settings, saved, kept):
     assert Checkpoints(**settings).select_kept(saved) == kept
 
 
@@ -37,7 +38,7 @@ def test_what_is_kept_is_what_the_run_file_says(settings, saved, kept):
     keep_every=intervals,
     short_lived_every=intervals,
 )
-def test_whatever_is_saved_the_newest_and_one_before_it_are_left(
+def test_the_two_newest_checkpoints_are_always_kept(
     saved, every, keep, keep_every, short_lived_every
 ):
     settings = Checkpoints(
@@ -47,7 +48,7 @@ def test_whatever_is_saved_the_newest_and_one_before_it_are_left(
     assert kept <= saved
     assert len(kept) >= min(2, len(saved))
     assert not saved or max(saved) in kept
-    assert settings.select_kept(kept) == kept  # so a clean-up cut short changes nothing
+    assert settings.select_kept(kept) == kept  # an interrupted clean-up changes nothing
     assert {step for step in saved if keep_every and step % keep_every == 0} <= kept
 
 
@@ -57,6 +58,6 @@ def test_a_checkpoint_is_due_at_each_interval_and_at_the_end():
     assert due == [4, 7, 8, 10, 12, 16, 20, 24, 25, 28, 30, 31]
 
 
-def test_one_checkpoint_is_too_few_to_keep():
+def test_keeping_a_single_checkpoint_is_rejected():
     with pytest.raises(ValidationError, match="greater than or equal to 2"):
         Checkpoints(keep=1)

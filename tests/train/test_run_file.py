@@ -22,7 +22,7 @@ RUN = {
 }
 
 
-def changed(part, **keys):
+def change_part(part, **keys):
     return RUN | {part: RUN[part] | keys}
 
 
@@ -46,7 +46,7 @@ def test_a_run_file_needs_to_say_little():
 )
 def test_layers_are_compiled_on_gpus_unless_the_file_or_the_layout_says_otherwise(said, compiled):
     training = build(
-        Pretraining, changed("training", **{"steps": 1000, **said}), "run.toml"
+        Pretraining, change_part("training", **{"steps": 1000, **said}), "run.toml"
     ).training
     assert training.resolve(has_bfloat16=True, compiles=True).compile == compiled
     assert training.resolve(has_bfloat16=True, compiles=False).compile == training.compile
@@ -56,7 +56,7 @@ def test_sequences_longer_than_the_positions_are_refused_when_the_file_is_read()
     with pytest.raises(
         ConfigError, match=r"sequence_length \(65 tokens\) is beyond the model's 64"
     ):
-        build(Pretraining, changed("batches", sequence_length=65), "run.toml")
+        build(Pretraining, change_part("batches", sequence_length=65), "run.toml")
 
 
 def test_a_sequence_may_fill_the_positions():
@@ -83,7 +83,7 @@ def test_settings_that_cannot_work_are_refused_by_name(key, value):
     table, _, name = key.rpartition(".")
     settings = {table: {name: value}} if table else {name: value}
     with pytest.raises(ConfigError, match=rf"run.toml: training.{key}: "):
-        build(Pretraining, changed("training", **settings), "run.toml")
+        build(Pretraining, change_part("training", **settings), "run.toml")
 
 
 def test_a_run_folder_may_be_in_a_bucket():

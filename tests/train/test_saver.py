@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is saved, what a failure does, where copies go."""
+"""Saving during training: the contents, failures, and further copies."""
 
 import runpy
 import shutil
@@ -22,16 +22,18 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import build_fresh_state
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-Proxy, proxy = _proxies["Proxy"], _proxies["proxy"]
+Proxy = _proxies["Proxy"]
+proxy = _proxies["proxy"]
 
-WAIT = 60  # seconds that no test takes
+WAIT = 60  # s, never reached
 
 
 class Alone:
-    """A run of one rank in this process, of which only saving and loading is done."""
+    """A run of one rank in this process, which only saves and loads."""
 
     def __init__(self, job):
-        self.job, self.folder = job, RunFolder(job.folder)
+        self.job = job
+        self.folder = RunFolder(job.folder)
         self.state = build_fresh_state(job, find_local_device())
         self.saver = Saver(self.folder, self.folder.take_attempt(0), job, job.make_batches())
 
@@ -45,12 +47,12 @@ class Alone:
         return fresh
 
     def events(self, kind):
-        return [each for each in self.folder.read_events() if each["event"] == kind]
+        return [event for event in self.folder.read_events() if event["event"] == kind]
 
 
 @pytest.fixture
 def run(alone, make_job, tmp_path):
-    """`run(keep=3)`: a run that saves itself as that says."""
+    """Return `run(keep=3)`: a run with these settings of checkpoints."""
 
     def make(folder=None, **checkpoints):
         return Alone(make_job(folder or tmp_path / "run", training={"checkpoints": checkpoints}))
@@ -60,8 +62,9 @@ def run(alone, make_job, tmp_path):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Lets no thread write tensors before the test says so."""
-    go, sound = threading.Event(), saver.StagedFile.write
+    """Block the threads that write tensors until the test releases them."""
+    go = threading.Event()
+    sound = saver.StagedFile.write
 
     def write(staged, path):
         assert go.wait(WAIT)
@@ -72,22 +75,27 @@ def gate(monkeypatch):
     go.set()
 
 
-def numbers(state):
-    """The one rank's tensors, copied."""
-    return {name: find_held(each)[0].clone().numpy() for name, each in state.list_tensors().items()}
+def copy_tensors(state):
+    """Return copies of the single rank's tensors."""
+    return {
+        name: find_held(tensor)[0].clone().numpy() for name, tensor in state.list_tensors().items()
+    }
 
 
-# --- what is saved
+# --- contents
 
 
-def test_what_changes_after_the_call_is_not_saved(run, gate):
+def test_changes_after_the_call_are_not_saved(run, gate):
     job = run()
-    job.state.tokens, job.state.skipped = 7, [(1, 3), (5, 6)]
-    before = numbers(job.state)
+    job.state.tokens = 7
+    job.state.skipped = [(1, 3), (5, 6)]
+    before = copy_tensors(job.state)
     job.save(4)
     for value in job.state.list_tensors().values():
         value.add_(1)
-    job.state.step, job.state.data_step, job.state.tokens = 5, 9, 8
+    job.state.step = 5
+    job.state.data_step = 9
+    job.state.tokens = 8
     job.state.skipped.append((8, 9))
     # So the call returned before anything was written.
     assert find_newest_valid(job.folder)[0] is None
@@ -97,7 +105,7 @@ def test_what_changes_after_the_call_is_not_saved(run, gate):
     there = job.loaded(newest.path)
     assert (there.step, there.data_step, there.tokens) == (4, 4, 7)
     assert there.skipped == [(1, 3), (5, 6)]
-    after = numbers(there)
+    after = copy_tensors(there)
     assert after.keys() == before.keys()
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
@@ -119,7 +127,7 @@ def test_a_save_waits_for_the_one_before(run, gate):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_torch_reads_what_three_ranks_wrote(straight, ranks, tmp_path):
-    """The files are those of torch's own distributed checkpoints in safetensors form."""
+    """The files are torch's own distributed checkpoints in safetensors form."""
     job = straight(3)
     path = name_checkpoint_folder(RunFolder(job.folder).checkpoints, 8, 1)
     (ours,) = ranks(1, "tensors", job=job, resume_from=path)
@@ -142,7 +150,7 @@ def test_ranks_write_each_byte_once_and_about_as_many_as_each_other(straight):
 @pytest.mark.parametrize(
     ("layout", "world"), [({"kind": "DDP"}, 2), ({"kind": "HSDP", "replicas": 2}, 4)]
 )
-def test_what_several_ranks_hold_alike_is_written_once(layout, world, ranks, make_job, tmp_path):
+def test_replicated_tensors_are_written_once(layout, world, ranks, make_job, tmp_path):
     training = {"parallel": layout, "deterministic": False}
     job = make_job(tmp_path / "run", world, training=training)
     folder = RunFolder(job.folder)
@@ -159,12 +167,12 @@ def test_what_several_ranks_hold_alike_is_written_once(layout, world, ranks, mak
         np.testing.assert_array_equal(read[name], value)
 
 
-# --- what a failure does
+# --- failures
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system with room for one checkpoint of the tiny model, and a half."""
+    """Return a file system with space for one and a half checkpoints of the tiny model."""
     place = tmp_path / "run" / "checkpoints"
     place.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=900k", "none", str(place)]
@@ -193,7 +201,7 @@ def test_a_full_disk_costs_one_checkpoint_and_then_the_run(run, small_disk):
     assert {path.parent for path in left} == {Path(newest.path)}
 
 
-def test_a_run_goes_on_once_there_is_room_again(run, small_disk):
+def test_a_run_continues_once_there_is_disk_space(run, small_disk):
     job = run(every=4)
     job.save(4)
     (small_disk / "other").write_bytes(bytes(200_000))
@@ -222,7 +230,7 @@ def test_where_none_may_fail_the_next_save_says_so(run, small_disk):
         job.save(8)
 
 
-def test_what_one_rank_cannot_write_fails_on_all_alike(ranks, make_job, tmp_path):
+def test_a_write_error_of_one_rank_fails_on_all(ranks, make_job, tmp_path):
     job = make_job(tmp_path)
     folder = RunFolder(job.folder)
     said = ranks(3, "saved", job=job, attempt=folder.take_attempt(0), limit=(1, 20_000))
@@ -234,7 +242,7 @@ def test_what_one_rank_cannot_write_fails_on_all_alike(ranks, make_job, tmp_path
     assert find_newest_valid(folder)[0].attempt == 2
 
 
-def test_a_fault_of_ours_is_told_to_the_others_too(run, monkeypatch, caplog):
+def test_a_bug_on_one_rank_is_reported_to_all(run, monkeypatch, caplog):
     def fail(staged, path):
         raise ZeroDivisionError("a bug")
 
@@ -263,7 +271,7 @@ def test_a_second_copy_is_found_when_the_first_is_gone(run, tmp_path):
     assert job.loaded(newest.path).step == 12
 
 
-def test_a_second_copy_that_fails_stops_nobody(run, tmp_path):
+def test_a_failed_second_copy_stops_no_rank(run, tmp_path):
     (tmp_path / "file").write_text("where a folder should be")
     job = run(every=4, copy_to=str(tmp_path / "file"))
     job.save(4)
@@ -291,7 +299,8 @@ def test_a_run_in_a_bucket_saves_itself_there(run, s3):
         "step_00000008",
         "step_00000012",
     ]
-    before, after = numbers(job.state), numbers(job.loaded(newest.path))
+    before = copy_tensors(job.state)
+    after = copy_tensors(job.loaded(newest.path))
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
 
@@ -313,7 +322,8 @@ def test_uploads_of_several_ranks_outlast_a_bad_day(
 ):
     job = make_job(tmp_path, model=LARGE, training={"checkpoints": {"copy_to": f"{s3}/second"}})
     folder = RunFolder(job.folder)
-    proxy.how, proxy.times = how, 6
+    proxy.how = how
+    proxy.times = 6
     proxy.spoil = lambda method, path: method in {"PUT", "POST"}
     assert mortal_ranks(2, "saved", job=job, attempt=folder.take_attempt(0)) == ["", ""]
     assert proxy.times == 0
@@ -331,7 +341,8 @@ def test_a_bucket_that_refuses_leaves_nothing_torn(proxy, s3, run, monkeypatch):
     job = run(folder=f"{s3}/run")
     job.save(4)
     job.saver.finish()
-    proxy.how, proxy.times = "forbidden", 10_000
+    proxy.how = "forbidden"
+    proxy.times = 10_000
     proxy.spoil = lambda method, path: method == "PUT" and "step_00000008" in path
     job.save(8)
     with pytest.raises(

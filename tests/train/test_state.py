@@ -65,7 +65,8 @@ def test_a_step_draws_nothing_from_the_state_of_a_library(optimizer, alone, make
         return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers.tobytes()
 
     before = states()
-    batches, state = job.make_batches(), build_fresh_state(job, find_local_device())
+    batches = job.make_batches()
+    state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, batches.sources, state, lambda: False)
     for step in range(2):
         assert stepper.take(read_local_batch(batches, 0, 1, step)).why_skipped is None
@@ -73,7 +74,7 @@ def test_a_step_draws_nothing_from_the_state_of_a_library(optimizer, alone, make
 
 
 @pytest.mark.parametrize(
-    ("deterministic", "virtual", "model"),  # for 4 micro-batches
+    ("deterministic", "virtual", "model"),  # 4 micro-batches
     [
         (True, 1, {}),
         (True, 3, {}),
@@ -103,9 +104,10 @@ def test_a_rank_alone_steps_to_the_same_bits_without_fsdp(
         stepper = Stepper(job, batches.sources, state, lambda: False)
         figures = [stepper.take(share) for _ in range(2)]
         weights = {
-            name: find_local_slice(each)[0].clone() for name, each in state.list_tensors().items()
+            name: find_local_slice(tensor)[0].clone()
+            for name, tensor in state.list_tensors().items()
         }
-        found.append(([(each.loss.total, each.grad_norm) for each in figures], weights))
+        found.append(([(step.loss.total, step.grad_norm) for step in figures], weights))
     (steps, tensors), (steps_wrapped, tensors_wrapped) = found
     assert tensors.keys() == tensors_wrapped.keys()
     assert all(torch.equal(tensors[name], tensors_wrapped[name]) for name in tensors)

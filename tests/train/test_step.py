@@ -1,4 +1,4 @@
-"""Steps that are not taken: those that all agree to leave, and those no update can be made of."""
+"""Steps that are not taken: after a stop request, and without a finite update."""
 
 import dataclasses
 import json
@@ -19,31 +19,31 @@ BATCH = 8  # sequences, in 4 micro-batches
 EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")
 
 
-def exact(job):
+def read_exact_metrics(job):
     return [
         (line["step"], *(line[name] for name in EXACT)) for line in metrics.read_series(job.folder)
     ]
 
 
-def newest(job):
+def find_newest(job):
     return find_newest_valid(RunFolder(job.folder))[0]
 
 
-def weights(job):
-    held = open_model(newest(job).path).weights
+def read_weights(job):
+    held = open_model(find_newest(job).path).weights
     return {name: value.numpy().tobytes() for name, value in held.items()}
 
 
-def entries(job):
-    return json.loads(storage.read(storage.join(newest(job).path, "state.json")))
+def list_entries(job):
+    return json.loads(storage.read(storage.join(find_newest(job).path, "state.json")))
 
 
-def events(job, name):
-    return [each for each in RunFolder(job.folder).read_events() if each["event"] == name]
+def list_events(job, name):
+    return [event for event in RunFolder(job.folder).read_events() if event["event"] == name]
 
 
-def attempt(world, job, group, **arguments):
-    found = newest(job)
+def run_attempt(world, job, group, **arguments):
+    found = find_newest(job)
     taken = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
     return group(world, "train", job=job, attempt=taken, resume_from=path, **arguments)
@@ -51,7 +51,8 @@ def attempt(world, job, group, **arguments):
 
 # --- a stop request
 
-TOLD = {  # (world, which rank alone is told, what it does at the time, for the how-maniest time)
+# (world, the rank with the stop request, its activity at the time, the count of that activity).
+TOLD = {
     "at once": (2, 1, "train", 1),
     "before the second micro-batch of the first step": (2, 0, "train", 2),
     "before a step": (2, 1, "train", 7),
@@ -73,10 +74,10 @@ def undisturbed(ranks, make_job, tmp_path_factory):
         "steps": STEPS,
         "held_out": {"every": 4, "rows": 4},
         "checkpoints": {"every": 5, "keep": 100},
-        "faults": {"grace": 1e-6},  # so short that ranks ask before each micro-batch
+        "faults": {"grace": 1e-6},  # this short, ranks ask before each micro-batch
     }
     job = make_job(tmp_path_factory.mktemp("undisturbed"), training=training)
-    assert attempt(1, job, ranks) == [STEPS]
+    assert run_attempt(1, job, ranks) == [STEPS]
     return job
 
 
@@ -85,19 +86,19 @@ def undisturbed(ranks, make_job, tmp_path_factory):
     "when",
     [pytest.param(when, marks=pytest.mark.soak) if when in BETWEEN else when for when in TOLD],
 )
-def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, tmp_path):
+def test_all_ranks_stop_at_the_step_of_a_request_to_one(when, ranks, undisturbed, tmp_path):
     world, rank, doing, number = TOLD[when]
     job = dataclasses.replace(undisturbed, folder=str(tmp_path))
-    (step,) = set(attempt(world, job, ranks, told=(rank, doing, number)))
-    # Two ranks beat twice a step of 4 micro-batches, three as often, one four times.
+    (step,) = set(run_attempt(world, job, ranks, told=(rank, doing, number)))
+    # Two ranks send a heartbeat twice a step of 4 micro-batches, so do three, and one sends four.
     done = (number - 1) // (4 if world == 1 else 2)
     wanted = done if doing == "train" else {1: 4, 2: 4, 3: 4, 4: STEPS}[number]
     assert step == wanted
-    assert (newest(job).step if newest(job) else 0) == step  # no completed step is lost
-    if step == STEPS:  # nobody would start it again to measure what was left out
+    assert (find_newest(job).step if find_newest(job) else 0) == step  # no completed step is lost
+    if step == STEPS:  # a finished run is not started again for the missing measurement
         assert metrics.is_measured(job.folder, STEPS)
-    assert set(attempt(2, job, ranks)) == {STEPS}
-    assert exact(job) == exact(undisturbed)
+    assert set(run_attempt(2, job, ranks)) == {STEPS}
+    assert read_exact_metrics(job) == read_exact_metrics(undisturbed)
     for made in (
         metrics.read_held_out_series(job.folder),
         metrics.read_held_out_series(undisturbed.folder),
@@ -106,29 +107,31 @@ def test_all_ranks_stop_where_one_of_them_was_told_to(when, ranks, undisturbed, 
     assert [line["eval/loss"] for line in metrics.read_held_out_series(job.folder)] == [
         line["eval/loss"] for line in metrics.read_held_out_series(undisturbed.folder)
     ]
-    assert weights(job) == weights(undisturbed)
+    assert read_weights(job) == read_weights(undisturbed)
     samples = read_trained_samples(RunFolder(undisturbed.folder))
     assert read_trained_samples(RunFolder(job.folder)) == samples
 
 
 def test_ranks_that_have_time_ask_each_other_once_a_step(ranks, make_job, tmp_path):
-    """Told in the middle of a step, they ask before the next, hear it before the one after, and
-    stop there: no rank has waited."""
+    """A request within a step is asked about before the next, and answered before the one after.
+
+    The ranks stop there, and no rank has waited.
+    """
     job = make_job(tmp_path, training={"steps": STEPS, "held_out": {"rows": 0}})
-    # 2 micro-batches a step each: the eighth heartbeat is in the middle of the fourth step.
-    assert attempt(2, job, ranks, told=(1, "train", 8)) == [5, 5]
-    assert newest(job).step == 5
+    # Each rank has 2 micro-batches a step: the eighth heartbeat is within the fourth step.
+    assert run_attempt(2, job, ranks, told=(1, "train", 8)) == [5, 5]
+    assert find_newest(job).step == 5
 
 
-# --- steps that no update can be made of
+# --- steps without a finite update
 
 
 def poison(*data_steps, how="loss", micro_batch=2):
-    """The samples that begin a micro-batch of each of `data_steps`."""
+    """Return the samples that begin a micro-batch of each of `data_steps`."""
     return {step * BATCH + micro_batch * 2: how for step in data_steps}
 
 
-def job_of(make_job, folder, **training):
+def build_job(make_job, folder, **training):
     settings = {"steps": STEPS, "held_out": {"rows": 0}, "checkpoints": {"every": 3, "keep": 9}}
     return make_job(folder, training=settings | training)
 
@@ -137,46 +140,48 @@ def job_of(make_job, folder, **training):
 @pytest.mark.parametrize("how", ["loss", "gradient"])
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_run_passes_over_what_no_update_can_be_made_of(how, world, ranks, make_job, tmp_path):
-    """It is, to the last bit, the run whose data lack it."""
-    job, clean = (job_of(make_job, tmp_path / name) for name in ("job", "clean"))
-    assert attempt(world, job, ranks, poison=poison(2, 5, 6, how=how)) == [STEPS] * world
-    attempt(1, clean, ranks, lacking=(2, 5, 6))
-    assert exact(job) == exact(clean)
-    assert weights(job) == weights(clean)
+    """The run is bit-identical to one whose data lacks those steps."""
+    job, clean = (build_job(make_job, tmp_path / name) for name in ("job", "clean"))
+    assert run_attempt(world, job, ranks, poison=poison(2, 5, 6, how=how)) == [STEPS] * world
+    run_attempt(1, clean, ranks, lacking=(2, 5, 6))
+    assert read_exact_metrics(job) == read_exact_metrics(clean)
+    assert read_weights(job) == read_weights(clean)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(clean.folder)
     )
-    there = entries(job)
+    there = list_entries(job)
     assert (there["step"], there["data_step"]) == (STEPS, STEPS + 3)
     assert there["skipped"] == [[2, 3], [5, 7]]
-    skipped = [(each["step"], each["data_step"]) for each in events(job, "step_skipped")]
+    skipped = [(event["step"], event["data_step"]) for event in list_events(job, "step_skipped")]
     assert skipped == [(2, 2), (4, 5), (4, 6)]
-    assert all(each["what"].startswith(how) for each in events(job, "step_skipped"))
+    assert all(event["what"].startswith(how) for event in list_events(job, "step_skipped"))
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_among_them_goes_on_as_if_it_had_not_been(ranks, make_job, tmp_path):
-    job, straight = (job_of(make_job, tmp_path / name) for name in ("job", "straight"))
+def test_a_run_stopped_between_skipped_steps_gives_the_undisturbed_result(
+    ranks, make_job, tmp_path
+):
+    job, straight = (build_job(make_job, tmp_path / name) for name in ("job", "straight"))
     bad = poison(2, 4, 5, how="gradient")
-    attempt(2, straight, ranks, poison=bad)
+    run_attempt(2, straight, ranks, poison=bad)
     for heartbeats in (8, 3, 2):
-        attempt(2, job, ranks, poison=bad, told=(0, "train", heartbeats))
-    attempt(1, job, ranks, poison=bad)
-    assert exact(job) == exact(straight)
-    assert weights(job) == weights(straight)
-    assert entries(job)["skipped"] == entries(straight)["skipped"] == [[2, 3], [4, 6]]
+        run_attempt(2, job, ranks, poison=bad, told=(0, "train", heartbeats))
+    run_attempt(1, job, ranks, poison=bad)
+    assert read_exact_metrics(job) == read_exact_metrics(straight)
+    assert read_weights(job) == read_weights(straight)
+    assert list_entries(job)["skipped"] == list_entries(straight)["skipped"] == [[2, 3], [4, 6]]
 
 
 @pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_on_every_rank(ranks, make_job, tmp_path):
-    job = job_of(make_job, tmp_path, max_skipped_steps=2)
-    assert attempt(2, job, ranks, poison=poison(1, 2, 4, 5)) == [STEPS] * 2
-    job = job_of(make_job, tmp_path / "other", max_skipped_steps=2)
+    job = build_job(make_job, tmp_path, max_skipped_steps=2)
+    assert run_attempt(2, job, ranks, poison=poison(1, 2, 4, 5)) == [STEPS] * 2
+    job = build_job(make_job, tmp_path / "other", max_skipped_steps=2)
     message = r"no update can be made from 3 global batches in a row \(the last: data step 6, after"
     with pytest.raises(AssertionError, match=message):
-        attempt(2, job, ranks, poison=poison(1, 4, 5, 6))
-    assert len(events(job, "step_skipped")) == 4
-    assert newest(job).step == 3
+        run_attempt(2, job, ranks, poison=poison(1, 4, 5, 6))
+    assert len(list_events(job, "step_skipped")) == 4
+    assert find_newest(job).step == 3
 
 
 @pytest.mark.parametrize(
@@ -188,5 +193,5 @@ def test_too_many_in_a_row_end_the_run_on_every_rank(ranks, make_job, tmp_path):
         (1.0, math.inf, "gradient norm inf"),
     ],
 )
-def test_what_is_said_of_a_step_that_cannot_be_taken(loss, norm, fault):
+def test_a_skipped_step_is_logged_with_its_cause(loss, norm, fault):
     assert StepFigures(Loss(loss, {}, {}), norm, rate=0.1, tokens=1).fault == fault

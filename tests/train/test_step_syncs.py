@@ -1,10 +1,12 @@
-"""How often a step waits for its device: as often for many micro-batches as for few, where all
-places have targets (else each asks which have: objectives/chunked_head.py). And what measuring
-adds, of waits, of kernels and of the bytes that they read and write: less than a hundredth.
+"""Waits of a step for its device: a fixed number, however many micro-batches.
 
-On a GPU, work is queued; who asks for a number, or copies to the host, waits until all of it is
-done, and the device then waits for the host. Counted on the CPU: every call of ours that would wait
-there, and every operator that would be a kernel.
+All positions have targets here; otherwise each micro-batch asks for their positions
+(objectives/chunked_head.py). Measurements add less than a hundredth in waits, kernels and bytes of
+memory traffic.
+
+A GPU queues its work. A read of a number, or a copy to the host, waits for all of it, and the
+device then waits for the host. The CPU is used to count: every call that would wait on a GPU, and
+every operator that would be a kernel.
 """
 
 import contextlib
@@ -27,7 +29,7 @@ from trainrig.train.loss_table import LossTable
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
 
-# Of a tensor: what gives Python a number, or another place the bytes.
+# Tensor operations that give Python a number, or copy bytes elsewhere.
 WAITS = {
     *("__bool__", "__float__", "__index__", "__int__", "cpu", "item", "nonzero", "tolist"),
     "is_nonzero",
@@ -45,13 +47,13 @@ class Syncs(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         name = getattr(function, "__name__", "")
-        if name in WAITS and not asked_by_torch():
+        if name in WAITS and not is_asked_by_torch():
             self.found.append(name)
         return function(*args, **(kwargs or {}))
 
 
-def asked_by_torch():
-    """Whether torch itself asks: for how many steps an optimizer has made, which the host knows."""
+def is_asked_by_torch():
+    """Return whether torch itself reads an optimizer's step count, which is on the host."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename in PASSING_ON:
         frame = frame.f_back
@@ -59,9 +61,9 @@ def asked_by_torch():
 
 
 class Kernels(TorchDispatchMode):
-    """Operators that compute something, and the bytes of all that they read and write.
+    """Counter of operators that compute something, and of the bytes that they read and write.
 
-    `table`: those of them that fill the table of losses beside the loss itself.
+    `table`: the operators that fill the table of losses besides the loss itself.
     """
 
     def __init__(self):
@@ -75,16 +77,17 @@ class Kernels(TorchDispatchMode):
             return found
         self.count += 1
         self.table += self.in_table
-        held = [each for each in tree_leaves((args, kwargs, found)) if isinstance(each, Tensor)]
-        self.bytes += sum(getattr(each, "_local_tensor", each).nbytes for each in held)
+        held = [value for value in tree_leaves((args, kwargs, found)) if isinstance(value, Tensor)]
+        self.bytes += sum(getattr(tensor, "_local_tensor", tensor).nbytes for tensor in held)
         return found
 
 
-def syncs_of_a_step(job, counting=None):
-    """Calls that wait in a step, which `counting` counts as well."""
+def count_syncs(job, counting=None):
+    """Return the calls that wait in a step, which `counting` counts as well."""
     training = job.training
     numerics.settle(training.threads, training.deterministic)
-    batches, state = job.make_batches(), build_fresh_state(job, find_local_device())
+    batches = job.make_batches()
+    state = build_fresh_state(job, find_local_device())
     stepper = Stepper(job, batches.sources, state, lambda: False)
     virtual = training.virtual_workers if training.deterministic else None
     found = []
@@ -95,10 +98,10 @@ def syncs_of_a_step(job, counting=None):
             figures = stepper.take(share)
         assert figures.why_skipped is None
         found.append(syncs.found)
-    return found[1]  # the first makes the optimizer's memory
+    return found[1]  # the first step creates the optimizer's state
 
 
-def test_what_waits_is_counted():
+def test_waiting_calls_are_counted():
     with Syncs() as syncs:
         one = torch.ones(2)
         float(one.sum())
@@ -114,7 +117,7 @@ def test_a_step_waits_no_more_often_for_more_micro_batches(
 ):
     training = {"deterministic": deterministic, "metrics": {"every": 100}}
     few, many = (
-        syncs_of_a_step(
+        count_syncs(
             make_job(
                 tmp_path / str(rows),
                 training=training,
@@ -126,27 +129,29 @@ def test_a_step_waits_no_more_often_for_more_micro_batches(
     assert Counter(few) == Counter(many)
 
 
-# How the metrics of a step are sampled.
+# Sampling of a step's metrics.
 CADENCES = {"plain": (0, 0), "sampled": (1, 0), "by layer": (1, 1)}
-MOST = 0.01  # that measuring may add, by the defaults
+MOST = 0.01  # the most that measurement may add, by the defaults
 
 
-def counts_of_steps(make_job, folder, monkeypatch, **shape):
-    """Kernels, bytes and waits of a step that measures nothing, of one that samples, and of one
-    that measures by layer as well; and the kernels of each that fill the table of losses."""
+def count_work(make_job, folder, monkeypatch, **shape):
+    """Return kernels, bytes and waits of a step by cadence, and kernels of the loss table.
+
+    The cadences are no measurement, sampled, and sampled by layer.
+    """
     found = {}
     for name, (every, layers_every) in CADENCES.items():
         training = {"metrics": {"every": every, "layers_every": layers_every}}
         job = make_job(folder / name, training=training, **shape)
-        with kernels_of_the_table(monkeypatch) as kernels:
-            waits = syncs_of_a_step(job, kernels)
+        with count_table_kernels(monkeypatch) as kernels:
+            waits = count_syncs(job, kernels)
         found[name] = {"kernels": kernels.count, "bytes": kernels.bytes, "waits": len(waits)}
         found[name]["table"] = kernels.table
     return found
 
 
-def shape_of(layers, micro_batch):
-    """A job's decoder of so many layers, and 8 rows a step."""
+def make_shape(layers, micro_batch):
+    """Return the shape of a job with this number of layers, and 8 rows a step."""
     return {
         "model": {"layers": layers, "channels": 64, "heads": 4, "kv_heads": 4, "positions": 64},
         "batches": {"sequence_length": 64, "global_batch": 8, "micro_batch": micro_batch},
@@ -154,8 +159,8 @@ def shape_of(layers, micro_batch):
 
 
 @contextlib.contextmanager
-def kernels_of_the_table(monkeypatch):
-    """Kernels, which know those of the table of losses."""
+def count_table_kernels(monkeypatch):
+    """Return a counter of kernels that also counts the kernels of the loss table."""
     kernels = Kernels()
 
     def within(act):
@@ -174,8 +179,8 @@ def kernels_of_the_table(monkeypatch):
         yield kernels
 
 
-def added(counts, what):
-    """The share of a step that measuring adds at the default cadence, the mean over 100 steps."""
+def compute_added_share(counts, what):
+    """Return the share that measurements add at the default cadence, the mean over 100 steps."""
     settings = Metrics()
     assert settings.layers_every % settings.every == 0
     plain = counts["plain"][what]
@@ -187,9 +192,9 @@ def added(counts, what):
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 8])
 def test_measuring_adds_less_than_a_hundredth(micro_batch, alone, make_job, tmp_path, monkeypatch):
-    counts = counts_of_steps(make_job, tmp_path, monkeypatch, **shape_of(4, micro_batch))
+    counts = count_work(make_job, tmp_path, monkeypatch, **make_shape(4, micro_batch))
     for what in ("kernels", "bytes", "waits"):
-        assert 0 < added(counts, what) <= MOST, what
-    # The losses, and the norm, with which the noise is read.
+        assert 0 < compute_added_share(counts, what) <= MOST, what
+    # The losses, and the norm, with which the noise scale is read.
     assert counts["plain"]["waits"] == counts["sampled"]["waits"] == 2
     assert counts["by layer"]["waits"] == 3

@@ -1,4 +1,4 @@
-"""Layers that are shared by workers: the run of one process that has all of each."""
+"""Layers that are shared by workers, against one process that has each of them whole."""
 
 import dataclasses
 import re
@@ -16,9 +16,9 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 
 STEPS = 10
-# Of runs with experts: none of their tokens has a second and a third expert that are alike to
-# rounding. With seed 0 one has, at step 7 (scores 8e-7 apart), and goes to either: one process
-# whose experts give what they give times 1 +- 6e-8 has that step's other loss as well, 5e-5 apart.
+# For runs with experts: no token's second and third expert are equal up to rounding. With seed 0
+# one token's are, at step 7 (scores 8e-7 apart), and it may go to either: if the experts' outputs
+# are multiplied by 1 +- 6e-8, one process also gets that step's other loss, 5e-5 apart.
 NO_TIES = 4
 SHARED = FSDP(tensor=TensorSplit(ranks=2))
 IN_PLACES = FSDP(tensor=TensorSplit(ranks=2, sequence_parallel=True))
@@ -50,15 +50,18 @@ MODELS = {
             "router_z_loss": 0.01,
         },
     },
-    # No two of 3 slices of what one of 2 workers has of 42 are as large.
+    # No two of 3 slices of a worker's share of 42 have the same size.
     "uneven": {"channels": 20, "feedforward_channels": 42, "heads": 2},
 }
 
 
 @pytest.fixture(scope="module")
 def trained(make_job, ranks, tmp_path_factory):
-    """`trained(world, "grouped", layout)`: a run of 10 steps; its job, and all that its last
-    checkpoint holds, as one process reads it. `again`: the kind of recomputation."""
+    """Return `trained(world, "grouped", layout)`: a run of 10 steps.
+
+    It returns the job, and the contents of its last checkpoint as one process reads it. `again`:
+    the kind of recomputation.
+    """
     known = {}
 
     def train(world, model="grouped", layout=None, again=None):
@@ -82,53 +85,55 @@ def trained(make_job, ranks, tmp_path_factory):
             folder = tmp_path_factory.mktemp("run")
             job = make_job(folder, world, training=training, **sizes)
             ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            known[key] = job, whole(ranks, job)
+            known[key] = job, read_whole(ranks, job)
         return known[key]
 
     return train
 
 
-def whole(ranks, job):
-    """All that the last checkpoint of `job` holds, as one process reads it."""
+def read_whole(ranks, job):
+    """Return the contents of the last checkpoint of `job`, as one process reads it."""
     found, damages = find_newest_valid(RunFolder(job.folder))
     assert not damages
-    (tensors,) = ranks(1, "tensors", job=laid_out(job, FSDP()), resume_from=found.path)
+    (tensors,) = ranks(1, "tensors", job=lay_out(job, FSDP()), resume_from=found.path)
     return tensors
 
 
-def laid_out(job, layout):
+def lay_out(job, layout):
     training = job.training.model_copy(update={"parallel": layout})
     return dataclasses.replace(job, training=training)
 
 
-def losses(job, name="train/loss"):
+def read_losses(job, name="train/loss"):
     return [line[name] for line in metrics.read_series(job.folder)]
 
 
-def held_out(job):
+def read_held_out(job):
     lines = metrics.read_held_out_series(job.folder)
     return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
-def layer_norms(job):
+def read_layer_norms(job):
     (last,) = [line for line in metrics.read_series(job.folder) if line["step"] == STEPS]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
 
 
-def experts_of(job):
-    """Shares of the tokens of the first step that experts are sent."""
+def read_expert_shares(job):
+    """Return the shares of the first step's tokens that go to each expert."""
     first = metrics.read_series(job.folder)[0]
     return {name: value for name, value in first.items() if name.startswith("experts/")}
 
 
 def assert_close(found, expected):
-    (job, tensors), (alone, expected_tensors) = found, expected
-    np.testing.assert_allclose(losses(job), losses(alone), rtol=0, atol=1e-5)
-    norms = (losses(each, "train/grad_norm") for each in (job, alone))
+    (job, tensors) = found
+    (alone, expected_tensors) = expected
+    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
+    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
     np.testing.assert_allclose(*norms, rtol=1e-5)
-    np.testing.assert_allclose(held_out(job), held_out(alone), rtol=0, atol=1e-5)
-    assert held_out(job)
-    by_layer, expected_by_layer = layer_norms(job), layer_norms(alone)
+    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-5)
+    assert read_held_out(job)
+    by_layer = read_layer_norms(job)
+    expected_by_layer = read_layer_norms(alone)
     assert by_layer.keys() == expected_by_layer.keys() and len(by_layer) > 3
     for name, value in by_layer.items():
         assert value == pytest.approx(expected_by_layer[name], rel=1e-3), name
@@ -140,7 +145,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(value, expected_tensors[name], rtol=0, atol=1e-4, err_msg=name)
 
 
-def soak(*values):
+def mark_soak(*values):
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
@@ -169,7 +174,7 @@ def test_more_workers_than_key_heads_share_them(trained):
         SHARED,
         HSDP(tensor=TensorSplit(ranks=2), replicas=2),
         DDP(tensor=TensorSplit(ranks=2)),
-        soak(FSDP(tensor=TensorSplit(ranks=2), context={"kind": "Gathered", "ranks": 2})),
+        mark_soak(FSDP(tensor=TensorSplit(ranks=2), context={"kind": "Gathered", "ranks": 2})),
         FSDP(tensor=IN_PLACES.tensor, context={"kind": "RingAttention", "ranks": 2}),
     ],
     ids=["FSDP", "HSDP", "DDP", "context", "places and context"],
@@ -181,15 +186,16 @@ def test_beside_data_and_rows(layout, trained):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sequence_parallel"),
-    [("FSDP", True), ("DDP", False), soak("FSDP", False), soak("DDP", True)],
+    [("FSDP", True), ("DDP", False), mark_soak("FSDP", False), mark_soak("DDP", True)],
 )
 def test_beside_experts(kind, sequence_parallel, trained):
-    """Workers that share each expert's channels divide the experts with others; two of each."""
+    """Workers that share each expert's channels divide the experts with others, two of each."""
     tensor = TensorSplit(ranks=2, sequence_parallel=sequence_parallel)
     layout = {"FSDP": FSDP, "DDP": DDP}[kind](tensor=tensor, expert={"ranks": 2})
-    found, alone = trained(4, "mixture", layout), trained(1, "mixture")
+    found = trained(4, "mixture", layout)
+    alone = trained(1, "mixture")
     assert_close(found, alone)
-    tokens = [experts_of(each) for each, _ in (found, alone)]
+    tokens = [read_expert_shares(run) for run, _ in (found, alone)]
     assert tokens[0] == tokens[1] and tokens[0]
 
 
@@ -197,7 +203,7 @@ def test_beside_experts(kind, sequence_parallel, trained):
 @pytest.mark.parametrize("again", ["Full", "Selective"])
 @pytest.mark.parametrize("layout", [SHARED, IN_PLACES], ids=["shared", "in places"])
 def test_shared_experts_that_are_computed_again(layout, again, trained):
-    """One process that keeps everything; and to the bit the same workers that do."""
+    """Compare with one process that keeps everything, and to the bit with such workers that do."""
     found = trained(2, "mixture", layout, again)
     assert_close(found, trained(1, "mixture"))
     assert_same_bits(found, trained(2, "mixture", layout))
@@ -205,16 +211,18 @@ def test_shared_experts_that_are_computed_again(layout, again, trained):
 
 @pytest.mark.slow
 def test_tokens_that_experts_are_sent_are_counted_once(trained, ranks):
-    (job, _), (alone, _) = trained(2, "mixture", IN_PLACES), trained(1, "mixture")
-    found = [ranks(n, "steps", job=each, count=1)[0] for n, each in ((2, job), (1, alone))]
+    (job, _) = trained(2, "mixture", IN_PLACES)
+    (alone, _) = trained(1, "mixture")
+    found = [ranks(n, "steps", job=run, count=1)[0] for n, run in ((2, job), (1, alone))]
     assert found[0]["counts"] == found[1]["counts"] != [{}]
 
 
 def assert_same_bits(found, expected):
-    (job, tensors), (other, others) = found, expected
-    assert losses(job) == losses(other)
-    assert losses(job, "train/grad_norm") == losses(other, "train/grad_norm")
-    assert held_out(job) == held_out(other) != []
+    (job, tensors) = found
+    (other, others) = expected
+    assert read_losses(job) == read_losses(other)
+    assert read_losses(job, "train/grad_norm") == read_losses(other, "train/grad_norm")
+    assert read_held_out(job) == read_held_out(other) != []
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(other.folder)
     )
@@ -229,7 +237,7 @@ def test_the_number_of_replicas_does_not_change_a_bit(layout, trained):
     assert_same_bits(trained(4, layout=layout), trained(2, layout=layout))
 
 
-def go_on(job, world, group, **arguments):
+def continue_run(job, world, group, **arguments):
     found, _ = find_newest_valid(RunFolder(job.folder))
     attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
     path = found.path if found else None
@@ -243,17 +251,18 @@ def go_on(job, world, group, **arguments):
     ids=["shared", "in places"],
 )
 def test_replicas_may_come_and_go(layout, trained, ranks, tmp_path):
-    """One, two, one: each is told to stop after three steps or so, within a step."""
+    """One, two, one replicas: each stops within a step after about three steps."""
     straight = trained(2, layout=layout)
     training = straight[0].training
-    hurried = training.faults.model_copy(update={"grace": 1e-6})  # asked before each micro-batch
+    # Ranks ask before each micro-batch.
+    hurried = training.faults.model_copy(update={"grace": 1e-6})
     training = training.model_copy(update={"faults": hurried})
     job = dataclasses.replace(straight[0], folder=str(tmp_path), training=training)
-    go_on(job, 2, ranks, told=(1, "train", 14))
-    go_on(job, 4, ranks, told=(2, "train", 7))
-    go_on(job, 2, ranks)
+    continue_run(job, 2, ranks, told=(1, "train", 14))
+    continue_run(job, 4, ranks, told=(2, "train", 7))
+    continue_run(job, 2, ranks)
     assert [a.resumed_step for a in RunFolder(job.folder).read_attempts()] == [0, 3, 6]
-    assert_same_bits((job, whole(ranks, job)), straight)
+    assert_same_bits((job, read_whole(ranks, job)), straight)
 
 
 @pytest.mark.chaos
@@ -278,24 +287,24 @@ def test_a_rank_that_was_killed_changes_nothing(
     processes = mortal_ranks.start(world, "train", job=job, attempt=attempt, fault=(1, "die", 6))
     processes[1].wait()
     mortal_ranks.end()
-    go_on(job, world, mortal_ranks)
+    continue_run(job, world, mortal_ranks)
     assert [a.resumed_step for a in RunFolder(job.folder).read_attempts()] == [0, 4]
-    assert_same_bits((job, whole(ranks, job)), straight)
+    assert_same_bits((job, read_whole(ranks, job)), straight)
 
 
 @pytest.mark.slow
 def test_checkpoints_fit_any_layout(trained, ranks, tmp_path):
-    """What shared layers saved, three workers with whole ones save again; and back."""
+    """Three workers with full layers load a checkpoint of shared layers, save it, and back."""
     job, tensors = trained(2, "uneven", SHARED)
     for number, (world, layout) in enumerate(
         [(3, FSDP()), (6, SHARED), (4, HSDP(replicas=2, tensor=TensorSplit(ranks=2))), (2, DDP())]
     ):
         found, _ = find_newest_valid(RunFolder(job.folder))
-        moved = dataclasses.replace(laid_out(job, layout), folder=str(tmp_path / str(number)))
+        moved = dataclasses.replace(lay_out(job, layout), folder=str(tmp_path / str(number)))
         (tmp_path / str(number)).mkdir()
         attempt = RunFolder(moved.folder).take_attempt(0)
         ranks(world, "saved", job=moved, attempt=attempt, resume_from=found.path)
-        again = whole(ranks, moved)
+        again = read_whole(ranks, moved)
         for name, value in tensors.items():
             np.testing.assert_array_equal(again[name], value, err_msg=name)
         job = moved
@@ -303,7 +312,7 @@ def test_checkpoints_fit_any_layout(trained, ranks, tmp_path):
 
 @pytest.fixture(scope="module")
 def narrow_losses(make_job, ranks, tmp_path_factory):
-    """`narrow_losses(world, parallel, recompute)`: of a run of 3 steps in bfloat16."""
+    """Return `narrow_losses(world, parallel, recompute)`: losses of 3 steps in bfloat16."""
     known = {}
 
     def train(world, parallel, recompute=None):
@@ -315,10 +324,11 @@ def narrow_losses(make_job, ranks, tmp_path_factory):
                 "precision": {"compute": "bfloat16"},
                 "recompute": recompute and {"kind": recompute},
             }
-            folder, batches = tmp_path_factory.mktemp("run"), {"attend": "document"}
+            folder = tmp_path_factory.mktemp("run")
+            batches = {"attend": "document"}
             job = make_job(folder, world, training=training, batches=batches)
             ranks(world, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            known[key] = losses(job)
+            known[key] = read_losses(job)
         return known[key]
 
     return train
@@ -326,10 +336,11 @@ def narrow_losses(make_job, ranks, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("context", "sequence_parallel"), [(None, True), soak(None, False), soak("Gathered", True)]
+    ("context", "sequence_parallel"),
+    [(None, True), mark_soak(None, False), mark_soak("Gathered", True)],
 )
 def test_in_bfloat16_and_computed_again(context, sequence_parallel, narrow_losses):
-    """Beside one process to the precision of bfloat16; what is computed again to the bit."""
+    """Compare with one process at bfloat16's precision, and recomputation to the bit."""
     shared = {
         "tensor": {"ranks": 2, "sequence_parallel": sequence_parallel},
         "context": context and {"kind": context, "ranks": 2},
@@ -349,8 +360,8 @@ def test_rows_that_cannot_be_divided_by_their_places_are_refused(make_run, tmp_p
         make_run(tmp_path, 3, training=training, model=model)
 
 
-def refusals(split, context, length):
-    """What is said of rows of `length` tokens, in the order of a run file's check."""
+def list_refusals(split, context, length):
+    """Return the errors for rows of `length` tokens, in the order of a run file's check."""
     checks = [lambda: split.check_length(length, context)]
     if context > 1:
         checks.append(lambda: Gathered(ranks=context).check_length(length))
@@ -365,13 +376,14 @@ def refusals(split, context, length):
 @pytest.mark.parametrize("context", [1, 2, 3, 4])
 def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
     split = TensorSplit(ranks=ranks, sequence_parallel=True)
-    works = [n for n in range(1, 200) if not any(refusals(split, context, n))]
+    works = [n for n in range(1, 200) if not any(list_refusals(split, context, n))]
     for length in range(1, 100):
-        said = next(refusals(split, context, length), None)
+        said = next(list_refusals(split, context, length), None)
         if said is None:
             continue
         named = [int(n) for n in re.findall(r"\d+", said.rpartition("nearest: ")[2])]
-        below, above = [n for n in works if n < length], [n for n in works if n > length]
+        below = [n for n in works if n < length]
+        above = [n for n in works if n > length]
         assert named == [*below[-1:], above[0]]
 
 
@@ -410,7 +422,9 @@ def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused_by_the_run_file(changes, said, make_run, tmp_path):
+def test_layers_that_cannot_be_shared_are_rejected_by_the_run_file(
+    changes, said, make_run, tmp_path
+):
     training = {"parallel": {"kind": "FSDP", "tensor": {"ranks": 3}}}
     model = {"heads": 6, "kv_heads": 3, "channels": 36, "feedforward_channels": 66}
     changes = {
@@ -443,17 +457,17 @@ def test_workers_of_ray_share_layers(local_ray, trained, make_job, ranks, tmp_pa
     straight = trained(2, layout=SHARED)
     job = dataclasses.replace(straight[0], folder=str(tmp_path))
     trainer.run(job, 2)
-    assert_same_bits((job, whole(ranks, job)), straight)
+    assert_same_bits((job, read_whole(ranks, job)), straight)
 
 
-def test_a_group_that_spans_nodes_is_told_of_with_its_price(make_job, ranks, tmp_path):
+def test_a_group_that_spans_nodes_is_logged_with_its_cost(make_job, ranks, tmp_path):
     for of_a_node, told in ((1, 1), (2, 0)):
         training = {"steps": 3, "parallel": {"kind": "FSDP", "tensor": {"ranks": 2}}}
         job = make_job(tmp_path / str(of_a_node), 2, training=training)
         folder = RunFolder(job.folder)
         attempt = folder.take_attempt(0)
         ranks(2, "train", job=job, attempt=attempt, of_a_node=of_a_node)
-        found = [each for each in folder.read_events() if each["event"] == "tensor_spans_nodes"]
+        found = [e for e in folder.read_events() if e["event"] == "tensor_spans_nodes"]
         assert len(found) == told
         for event in found:
             assert (event["groups"], event["of"]) == (1, 1)

@@ -1,4 +1,4 @@
-"""Steps of as many micro-batches as no power of two, where ranks share each of them."""
+"""Steps whose number of micro-batches is not a power of two, where ranks share each of them."""
 
 import pytest
 
@@ -19,7 +19,7 @@ PAIRS = [
 
 @pytest.fixture
 def train(make_job, ranks, tmp_path):
-    """`train(replicas, axes, micro_batches, virtual)`: losses and weights after two steps."""
+    """Return `train(replicas, axes, micro_batches, virtual)`: losses and weights of two steps."""
 
     def train(replicas, axes, micro_batches, virtual, mixture=False):
         world = replicas * 2 ** len(axes)
@@ -38,7 +38,7 @@ def train(make_job, ranks, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("axes", "micro_batches", "virtual"), ONE_AXIS)
-def test_one_replica_and_two_have_the_same_bits(axes, micro_batches, virtual, train):
+def test_one_and_two_replicas_give_the_same_bits(axes, micro_batches, virtual, train):
     alone = train(1, axes, micro_batches, virtual)
     assert train(2, axes, micro_batches, virtual) == alone
 

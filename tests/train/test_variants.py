@@ -1,5 +1,7 @@
-"""Parts of a decoder other than the usual ones, through the sharded step: the same bits at any
-number of ranks, in float32 and in bfloat16."""
+"""Unusual parts of a decoder in the sharded step, in float32 and in bfloat16.
+
+The bits are the same at any number of ranks.
+"""
 
 import pytest
 
@@ -48,8 +50,10 @@ def test_a_variant_has_the_same_bits_at_any_number_of_ranks(
     terms, _ = alone["parts"][0]
     assert ("expert_balance" in terms) is ("experts" in name)
     if "experts" in name:
-        assert terms["balance_bias"] == 0.0  # its gradient alone counts
+        assert terms["balance_bias"] == 0.0  # only its gradient has an effect
         for counts in alone["counts"]:
             assert counts.keys() == {"expert_tokens/0", "expert_tokens/1"}
-            active, rows, length = 2, 8, 32
-            assert {sum(each) for each in counts.values()} == {active * rows * length}
+            active = 2
+            rows = 8
+            length = 32
+            assert {sum(routed) for routed in counts.values()} == {active * rows * length}

@@ -23,13 +23,13 @@ def test_a_number_is_fixed_and_a_pair_leaves_room(written, meant):
 
 
 @pytest.mark.parametrize("written", [0, -1, [0, 2], [3, 2]])
-def test_what_cannot_be_met_is_refused(written):
+def test_bounds_that_cannot_be_met_are_rejected(written):
     with pytest.raises(ConfigError, match=r"^run\.toml: workers.*fewest <= most"):
         config.build(Part, {"workers": written}, "run.toml")
 
 
 @pytest.mark.parametrize("written", ["2", 1.5, True, [1], [1, 2, 3], [1, "2"]])
-def test_what_is_no_number_or_pair_is_refused(written):
+def test_bounds_other_than_a_number_or_a_pair_are_rejected(written):
     with pytest.raises(ConfigError, match=r"^run\.toml: workers: should be 1 or more, or \[fewest"):
         config.build(Part, {"workers": written}, "run.toml")
 
@@ -37,7 +37,7 @@ def test_what_is_no_number_or_pair_is_refused(written):
 @pytest.mark.slow
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 50), st.integers(1, 4))
 def test_the_size_is_the_largest_that_fits_and_is_allowed(least, more, room, multiple):
-    """Workers that compute a micro-batch together come and go together."""
+    """Workers that compute a micro-batch together join and leave together."""
     least, most = multiple * least, multiple * (least + more)
     allowed = parse_bounds((least, most), [multiple])
     fitting = [size for size in range(least, most + 1, multiple) if size <= room]
@@ -54,7 +54,7 @@ def test_the_first_layout_that_there_is_room_for_is_taken(units, least, more, ro
     allowed = parse_bounds((least, least + more), units)
     size = allowed.fit_within(room)
     alone = [parse_bounds((least, least + more), [unit]).fit_within(room) for unit in units]
-    assert size == next((each for each in alone if each is not None), None)
+    assert size == next((size_alone for size_alone in alone if size_alone is not None), None)
     if size is not None:
         assert alone[allowed.find_layout(size)] == size
         assert size in allowed.list_sizes()[allowed.find_layout(size)]
@@ -62,9 +62,10 @@ def test_the_first_layout_that_there_is_room_for_is_taken(units, least, more, ro
 
 @given(UNITS, st.integers(1, 20), st.integers(0, 20), st.integers(0, 50))
 def test_another_layout_is_taken_only_with_other_workers(units, least, more, room):
-    """So that a run that grows comes back to its own, and one that does not is left alone."""
+    """So a run that grows returns to its own layout, and another run keeps its layout."""
     allowed = parse_bounds((least, least + more), units)
-    size, larger = allowed.fit_within(room), allowed.fit_within(room + 1)
+    size = allowed.fit_within(room)
+    larger = allowed.fit_within(room + 1)
     if size is not None:
         assert larger is not None and larger >= size
         assert allowed.find_layout(larger) <= allowed.find_layout(size)

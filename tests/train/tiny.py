@@ -1,6 +1,6 @@
-"""Fixtures of training and of what follows it: tiny tokens, tiny runs, groups of ranks.
+"""Fixtures of training and of later stages: tiny tokens, tiny runs, groups of ranks.
 
-Read by the conftest.py of each folder that asks for them.
+The conftest.py of each folder that uses them imports them.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-ENTRIES = 320  # of the tiny tokenizer: 256 bytes, 7 special tokens, 57 merges
+ENTRIES = 320  # entries of the tiny tokenizer: 256 bytes, 7 special tokens, 57 merges
 WORDS = {
     "books": ["the", "sea", "is", "a", "grey", "mirror", "and", "nobody", "sleeps", "é"],
     "web": ["buy", "two", "cats", "now", "2024", "free", "猫", "shipping!", "click", "here"],
@@ -47,7 +47,7 @@ WORDS = {
 
 
 def write_curated(folder: str) -> str:
-    """What `curate` leaves, of made-up text: two sources that do not speak alike."""
+    """Write a curated folder of synthetic text in two sources of different vocabularies."""
     made_up = CurationSource(name="made-up", paths=("made-up.warc",))
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(made_up,)), {})
     files = {}
@@ -71,9 +71,10 @@ def write_curated(folder: str) -> str:
 def tokenized(
     base: Path, held_out: float = 0.2, entries: int = ENTRIES, **tokenizer_settings: Any
 ) -> str:
-    """A folder below `base` as `tokenize` leaves it."""
+    """Tokenize into a folder below `base`, and return it."""
     documents = write_curated(str(base / "curated"))
-    tokenizer, output = str(base / "tokenizer"), str(base / "tokens")
+    tokenizer = str(base / "tokenizer")
+    output = str(base / "tokens")
     settings = ByteLevelBPE(vocabulary=entries, **tokenizer_settings)
     make_tokenizer(TokenizerTraining(documents=documents, output=tokenizer, tokenizer=settings))
     tokenize(
@@ -86,19 +87,19 @@ def tokenized(
 
 @pytest.fixture(scope="session")
 def make_tokens() -> Callable[..., str]:
-    """`make_tokens(folder, held_out=0.0)`: other tokens than the usual."""
+    """Return `make_tokens(folder, held_out=0.0)`: other tokens than the usual."""
     return tokenized
 
 
 @pytest.fixture(scope="session")
 def tokens(once: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The usual tokens: about 7,000 of two sources, a fifth of the documents held out."""
+    """Return the usual tokens: about 7,000 of two sources, a fifth of the documents held out."""
     return once("tokens", lambda: tokenized(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture(scope="session")
 def corrupted_tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The usual tokens by a tokenizer with the special tokens that corruptions need."""
+    """Return the usual tokens, by a tokenizer with the special tokens of corruptions."""
     extra = ("<|mask|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "[R]", "[S]", "[X]")
     base = tmp_path_factory.mktemp("corrupted")
     return tokenized(base, entries=ENTRIES + 24, sentinels=17, extra=extra)
@@ -106,7 +107,7 @@ def corrupted_tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def make_run(tokens: str) -> Callable[..., Pretraining]:
-    """`make_run(output, training={"steps": 5})`: the usual run file, but for that."""
+    """Return `make_run(output, training={"steps": 5})`: the usual run file with changes."""
 
     def make(output: Path | str, workers: int = 1, **changes: Any) -> Pretraining:
         parts: dict[str, dict[str, Any]] = {
@@ -130,10 +131,10 @@ def make_run(tokens: str) -> Callable[..., Pretraining]:
 
 @pytest.fixture(scope="session")
 def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., TrainingJob]:
-    """The job of `make_run(…)`, its run folder made."""
+    """Return `make_job(…)`: create a run's folder and return its job."""
 
     def make(output: Path | str, workers: int = 1, **changes: Any) -> TrainingJob:
-        if not str(output).startswith(storage.S3):  # where folders need not be made
+        if not str(output).startswith(storage.S3):  # where folders need not be created
             Path(output).mkdir(parents=True, exist_ok=True)
         return prepare(make_run(output, workers, **changes))
 
@@ -141,7 +142,7 @@ def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., TrainingJob]
 
 
 class Ranks:
-    """Processes that form a group for each task; `rank.py` has what they can do."""
+    """Processes that form a group for each task; `rank.py` defines the tasks."""
 
     def __init__(self, stores: Path) -> None:
         self._stores = stores
@@ -149,16 +150,18 @@ class Ranks:
         self._tasks = 0
 
     def __call__(self, world: int, action: str, **arguments: Any) -> list[Any]:
-        """What each of `world` ranks makes of `action`."""
-        answers = [pickle.load(each.stdout) for each in self.start(world, action, **arguments)]
+        """Run `action` on `world` ranks, and return each rank's answer."""
+        answers = [
+            pickle.load(process.stdout) for process in self.start(world, action, **arguments)
+        ]
         for fine, answer in answers:
             assert fine, answer
         return [answer for _, answer in answers]
 
     def start(self, world: int, action: str, **arguments: Any) -> list[subprocess.Popen[bytes]]:
-        """Have `world` ranks begin with `action`; their processes, in the order of ranks.
+        """Start `action` on `world` ranks, and return their processes in the order of ranks.
 
-        Whoever has died, and was waited for, is started again.
+        A process that has ended is started again.
         """
         for number, process in enumerate(self._processes):
             if process.returncode is not None:
@@ -175,7 +178,7 @@ class Ranks:
         return self._processes[:world]
 
     def end(self) -> None:
-        """Kill whoever is left."""
+        """Kill all remaining processes."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -193,7 +196,7 @@ class Ranks:
 
 
 class ForkedRank(ForkedProcess):
-    """A rank that has imported everything when it starts, and is held like a `Popen`."""
+    """Rank that is forked with everything imported, with the interface of a `Popen`."""
 
     def __init__(self, address: ServerAddress) -> None:
         super().__init__(address, "rank:serve", None)
@@ -203,22 +206,22 @@ class ForkedRank(ForkedProcess):
         self.returncode: int | None = None
 
     def kill(self) -> None:
-        """Have it killed."""
+        """Kill the process."""
         if self.returncode is None:
             self.ask_to_end()
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         os.kill(self.pid, number)
 
     def poll(self) -> int | None:
-        """How it ended, as a `Popen` says it; None while it lives."""
+        """Return the exit code as a `Popen` does, or None while the process lives."""
         if self.returncode is None and select.select([self._control], [], [], 0)[0]:
             self.wait()
         return self.returncode
 
     def wait(self) -> int:
-        """How it ended, once it has."""
+        """Wait for the end of the process, and return its exit code."""
         if self.returncode is None:
             self.returncode = int(self._lines.readline())
             self.close()
@@ -226,9 +229,9 @@ class ForkedRank(ForkedProcess):
 
 
 class ForkedRanks(Ranks):
-    """Ranks that may die, as they take no time to start again.
+    """Ranks that may die, as they start quickly.
 
-    They share the seed by which Python hashes text, as those of one node do; `Ranks` do not.
+    They share the seed by which Python hashes text, as ranks of one node do; `Ranks` do not.
     """
 
     def __init__(self, stores: Path, server: ForkServer) -> None:
@@ -240,7 +243,7 @@ class ForkedRanks(Ranks):
 
 
 def start_fork_server() -> ForkServer:
-    """One that has imported `rank.py`, and what torch imports at a first step; single-threaded."""
+    """Start a single-threaded server that has imported `rank.py` and what a first step imports."""
     path = [str(Path(__file__).parent), *sys.path]
     with mock.patch.dict(os.environ, ONE_THREAD), mock.patch.object(sys, "path", path):
         return ForkServer("rank", "torch._inductor")
@@ -248,13 +251,13 @@ def start_fork_server() -> ForkServer:
 
 @pytest.fixture(scope="session")
 def fork_server(once: Callable[..., ForkServer]) -> ForkServer:
-    """Of ranks that may die."""
+    """Return the fork server of ranks that may die."""
     return once("fork server", start_fork_server)
 
 
 @pytest.fixture(scope="session")
 def ranks(once: Callable[..., Ranks], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """`ranks(2, "train", job=…, attempt=…)`; for tests that leave all processes alive."""
+    """Return `ranks(2, "train", job=…, attempt=…)`, for tests that kill no process."""
     return once("ranks", lambda: Ranks(tmp_path_factory.mktemp("stores")), lambda pool: pool.end())
 
 
@@ -262,7 +265,7 @@ def ranks(once: Callable[..., Ranks], tmp_path_factory: pytest.TempPathFactory) 
 def mortal_ranks(
     fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ranks]:
-    """Ranks of this test alone, which may die."""
+    """Yield ranks of this test alone, which may die."""
     pool = ForkedRanks(tmp_path_factory.mktemp("stores"), fork_server)
     yield pool
     pool.end()
@@ -272,7 +275,10 @@ def mortal_ranks(
 def revived_ranks(
     fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ranks]:
-    """Ranks of this file alone, which may die: of two that were told, the other serves again."""
+    """Yield ranks of this file alone, which may die.
+
+    After a death, the surviving rank serves again.
+    """
     pool = ForkedRanks(tmp_path_factory.mktemp("stores"), fork_server)
     yield pool
     pool.end()
@@ -280,11 +286,12 @@ def revived_ranks(
 
 @pytest.fixture
 def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages that train do so by ranks of ours instead of Ray's workers."""
+    """Make stages that train use ranks without Ray."""
 
     def run(job: TrainingJob, workers: int) -> trainer.TrainingResult:
-        folder, attempt = RunFolder(job.folder), None
-        while attempt is None or folder.is_rolled_back(attempt):  # as it is supervised
+        folder = RunFolder(job.folder)
+        attempt = None
+        while attempt is None or folder.is_rolled_back(attempt):  # supervisors do the same
             newest, _ = find_newest_valid(folder)
             attempt = folder.take_attempt(newest.step if newest else 0)
             path = newest.path if newest else None
@@ -299,8 +306,9 @@ def without_ray(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """This process as the only rank of a group, single-threaded as ranks are."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    """Make this process the only rank of a group, single-threaded as ranks are."""
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     join_group(0, 1, f"file://{tmp_path_factory.mktemp('stores')}/store", timedelta(seconds=60))
     yield
@@ -311,12 +319,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def task_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A task of twelve choices between words that the tiny tokens have and words that they lack."""
+    """Return the file of a task of twelve choices between words in the tokens and other words."""
     folder = tmp_path_factory.mktemp("task")
     dice = random.Random(0)
     rows = []
     for number in range(12):
-        said, unsaid = dice.choice(WORDS["books"]), dice.choice(["zyx", "quark", "Ωmega"])
+        said = dice.choice(WORDS["books"])
+        unsaid = dice.choice(["zyx", "quark", "Ωmega"])
         query = " ".join(dice.choices(WORDS["books"], k=4))
         rows.append({"query": query, "choices": [said, unsaid], "gold": number % 2})
     text = "".join(f"{json.dumps(row)}\n" for row in rows)

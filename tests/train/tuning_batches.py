@@ -7,13 +7,16 @@ import numpy as np
 
 from trainrig.tokens.batches import IGNORE, TOKENS, MicroBatch
 
-PROMPT = 8  # places of each row without a target
+PROMPT = 8  # positions of each row without a target
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Rows of `sound`, the first places of each a prompt. Chosen answers are the text itself,
-    rejected ones the text backwards; the reference gives both 3 nats a token."""
+    """Rows of `sound`, the first positions of each a prompt.
+
+    Chosen answers are the text itself, rejected ones the text backwards. The reference gives both 3
+    nats a token.
+    """
 
     sound: Any
     kind: str  # "pairs", "pairs without references" or "labelled"
@@ -36,7 +39,7 @@ class Tuning:
         backwards = targets[:, ::-1].copy()
         backwards[:, :PROMPT] = IGNORE
         there = micro.ids, targets, micro.ids[:, ::-1].copy(), backwards
-        nats = [-3.0 * (each != IGNORE).sum(1) for each in (targets, backwards)]
+        nats = [-3.0 * (ids != IGNORE).sum(1) for ids in (targets, backwards)]
         if self.kind != "labelled":
             names = ("chosen_ids", "chosen_targets", "rejected_ids", "rejected_targets")
             references = ("chosen_reference", "rejected_reference")

@@ -1,4 +1,4 @@
-"""Rows of random documents, and a tokenizer with all the special tokens that corruptions need."""
+"""Rows of random documents, and a tokenizer with all special tokens of the denoising objectives."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Rows = Callable[..., MicroBatch]
 
 @pytest.fixture(scope="session")
 def encoder() -> Encoder:
-    """256 bytes and special tokens: an id for each byte of a text."""
+    """Return a tokenizer of 256 bytes and the special tokens: one id for each byte of a text."""
     settings = ByteLevelBPE(vocabulary=256 + 7 + SENTINELS + len(EXTRA), sentinels=SENTINELS)
     settings = settings.model_copy(update={"extra": EXTRA})
     return Encoder(settings.train([]).decode())
@@ -34,9 +34,12 @@ def documents_in_rows(
     apart: bool = False,
     sizes: Sequence[int] = (),
 ) -> MicroBatch:
-    """`count` rows of `length` positions, cut from documents of `mean` tokens that lie end to end.
-    `padded`: the last rows end with 0, 1, 2 … positions of padding. `apart`: no document is to see
-    another. `sizes`: tokens of the documents, again and again, without those that end them."""
+    """Return `count` rows of `length` positions, cut from concatenated documents.
+
+    Documents have `mean` tokens on average, or `sizes` tokens in a cycle, without end tokens.
+    `padded`: the last rows end with 0, 1, 2 … positions of padding.
+    `apart`: attention does not cross document boundaries.
+    """
     dice = np.random.default_rng(seed)
     words = np.array(sorted(set(range(encoder.vocabulary_size)) - {*encoder.special_ids.values()}))
     stream: list[int] = []
@@ -49,7 +52,8 @@ def documents_in_rows(
     ids = np.array(stream[: count * length + 1])
     places = np.union1d(np.array(begins), np.arange(count) * length)
     places = places[places < count * length]
-    ids_BT, targets_BT = ids[:-1].reshape(count, length), ids[1:].reshape(count, length).copy()
+    ids_BT = ids[:-1].reshape(count, length)
+    targets_BT = ids[1:].reshape(count, length).copy()
     if padded:
         for row in range(count):
             left_out = row % length
@@ -67,5 +71,5 @@ def documents_in_rows(
 
 @pytest.fixture(scope="session")
 def make_rows(encoder: Encoder) -> Rows:
-    """`make_rows(rows, length, mean=60)`: see `documents_in_rows`."""
+    """Return the function `make_rows(rows, length, mean=60)`: see `documents_in_rows`."""
     return lambda *given, **named: documents_in_rows(encoder, *given, **named)

@@ -1,4 +1,4 @@
-"""Documents apart in a decoder's rows: none is left out, little is padding, and what comes back."""
+"""Corruption of separate documents in one decoder row: completeness, padding, reconstruction."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ NOISES = st.builds(
     Noise, st.floats(0.05, 0.6), st.one_of(st.none(), st.sampled_from([1.0, 3.0, 8.0, 64.0]))
 )
 KINDS = {
-    **{each.name: each.objective for each in UL2(joined=True).list_named()},
+    **{part.name: part.objective for part in UL2(joined=True).list_named()},
     "without mode": SpanCorruption(joined=True),
     "closed": SpanCorruption(joined=True, closing_sentinel=True, mode="X"),
 }
@@ -39,7 +39,7 @@ KINDS = {
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=6), st.data()
 )
 def test_shares_are_those_that_go_to_the_largest_quotient_one_by_one(parts, data):
-    weights, room = (np.array(each) for each in zip(*parts, strict=True))
+    weights, room = (np.array(column) for column in zip(*parts, strict=True))
     least = np.ones_like(room)
     total = data.draw(st.integers(len(room), int((least + room).sum())))
     expected = least.tolist()
@@ -51,11 +51,14 @@ def test_shares_are_those_that_go_to_the_largest_quotient_one_by_one(parts, data
 
 @given(SIZES, NOISES, st.integers(0, 10**6), st.integers(1, 20))
 def test_each_document_has_spans_within_itself(sizes, noise, sample, most):
-    """As many tokens and sentinels in all as of one text; of two tokens or more, all documents but
-    the shortest beyond what there are sentinels and tokens for."""
+    """The row has the same number of tokens and sentinels as one text.
+
+    All documents of two tokens or more have a span, unless sentinels or tokens run out: then the
+    shortest documents have none.
+    """
     documents = np.repeat(np.arange(len(sizes)), sizes)
-    tokens, count = (int(each[0]) for each in noise.count(np.array([len(documents)])))
-    most = max(most, count)  # a tokenizer with fewer is refused
+    tokens, count = (int(total[0]) for total in noise.count(np.array([len(documents)])))
+    most = max(most, count)  # a tokenizer with fewer sentinels is rejected
     walls = np.zeros(len(documents), dtype=bool)
     spans = draw_in_each_document(KEY, sample, noise, walls, documents, most)
     long = sorted((size for size in sizes if size > 1), reverse=True)[
@@ -73,7 +76,8 @@ def test_each_document_has_spans_within_itself(sizes, noise, sample, most):
     chosen = np.unique(of)
     assert sorted((sizes[n] for n in chosen), reverse=True) == long
     for number in chosen:
-        begins, ends = spans.begins[of == number], spans.ends[of == number]
+        begins = spans.begins[of == number]
+        ends = spans.ends[of == number]
         assert (begins[1:] > ends[:-1]).all()
         if sum(long) >= tokens + count:
             assert spans.lengths[of == number].sum() < sizes[number]
@@ -85,7 +89,7 @@ def test_each_document_has_spans_within_itself(sizes, noise, sample, most):
 def test_a_document_alone_has_the_spans_of_one_text(length, noise, sample, share):
     walls = np.random.default_rng(sample).random(length) < share
     spans = draw_in_each_document(KEY, sample, noise, walls, np.ones(length), 99)
-    tokens, count = (int(each[0]) for each in noise.count(np.array([length])))
+    tokens, count = (int(total[0]) for total in noise.count(np.array([length])))
     if noise.mean_span is None:
         assert (spans.begins.tolist(), spans.lengths.tolist()) == ([length - tokens], [tokens])
         return
@@ -96,10 +100,13 @@ def test_a_document_alone_has_the_spans_of_one_text(length, noise, sample, share
 
 
 def read_documents(found, row, corruption):
-    """The tokens of each document of a row, as what is read and what is said of it give them back,
-    and how many places it takes."""
+    """Return the tokens of each document of a row, and the number of positions the row fills.
+
+    The tokens are restored from the input and the targets.
+    """
     begins = np.flatnonzero(found.arrays[POSITIONS][row] == 0).tolist()
-    targets, prefixes = found.targets[row], found.arrays[PREFIXES][row]
+    targets = found.targets[row]
+    prefixes = found.arrays[PREFIXES][row]
     filled = int(np.flatnonzero(targets != IGNORE)[-1]) + 1
     texts = []
     for number, (begin, end) in enumerate(itertools.pairwise([*begins, filled])):
@@ -112,30 +119,35 @@ def read_documents(found, row, corruption):
             assert read.pop() == said.pop() == corruption.end
             if corruption.closing_sentinel:
                 assert said.pop() in corruption.sentinels
-        spans, current = {}, None
+        spans = {}
+        current = None
         for token in said:
             if token in corruption.sentinels:
                 current = spans.setdefault(token, [])
             else:
                 current.append(token)
-        assert spans or number == len(begins) - 1  # where the row's end is said
-        texts.append([token for each in read for token in spans.pop(each, [each])])
+        assert spans or number == len(begins) - 1  # the last part may hold only the end of the row
+        texts.append([token for entry in read for token in spans.pop(entry, [entry])])
         assert not spans
     return texts, filled
 
 
 def list_documents(micro, corruption):
-    """The tokens of each document of each row, before any is left out."""
+    """Yield the tokens of each document of each row, before corruption."""
     for text in read_texts(micro, corruption.special, corruption.end):
-        yield [text.ids[text.documents == each].tolist() for each in np.unique(text.documents)]
+        yield [
+            text.ids[text.documents == document].tolist() for document in np.unique(text.documents)
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15)
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=9), first=st.integers(0, 10**6))
 def test_every_document_comes_back(kind, encoder, make_rows, sizes, first):
-    """In the order of the row, all but those of one token before the last; rows of 64 tokens have
-    too little to say of more documents than half of it."""
+    """Documents come back in row order, except documents of one token before the last.
+
+    Rows of 64 tokens have too few targets for more documents than half their length.
+    """
     corruption = find_corruption(KINDS[kind], encoder, 64)
     micro = make_rows(4, 64, apart=True, sizes=sizes, first=first)
     found = corruption.apply(micro, 0)
@@ -145,14 +157,14 @@ def test_every_document_comes_back(kind, encoder, make_rows, sizes, first):
     for row, documents in enumerate(list_documents(micro, corruption)):
         texts, _ = read_documents(found, row, corruption)
         assert texts[-1] == documents[-1]
-        longer = [each for each in documents[:-1] if len(each) > 1]
-        tokens, spans = (int(each[0]) for each in corruption.noise.count(counts[row : row + 1]))
+        longer = [document for document in documents[:-1] if len(document) > 1]
+        tokens, spans = (int(total[0]) for total in corruption.noise.count(counts[row : row + 1]))
         if len(longer) < (tokens + spans) // 2:
             assert texts[:-1] == longer
         else:
             assert len(texts) >= (tokens + spans) // 2
             left = iter(longer)
-            assert all(each in left for each in texts[:-1])
+            assert all(text in left for text in texts[:-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,11 +183,12 @@ def test_less_than_a_fiftieth_of_the_places_is_padding_and_no_text_is_lost(
             filled += width
             kept += sum(map(len, texts))
     assert 0 <= 1 - filled / places < 0.02
-    assert 1 - kept / (128 * LENGTH) < 1e-4  # 64.6% in X-0.15-64, before each document had a gap
+    # It was 64.6% in X-0.15-64 before each document had a gap.
+    assert 1 - kept / (128 * LENGTH) < 1e-4
 
 
-def test_of_all_denoisers_of_ul2_less_than_a_hundredth_is_padding(encoder, make_rows):
-    """As documents of 400 and of 60 tokens make them: .2% and .7%."""
+def test_all_denoisers_of_ul2_pad_less_than_a_hundredth(encoder, make_rows):
+    """Documents of 400 tokens on average give .2% of padding, and documents of 60 tokens .7%."""
     corruption = find_corruption(UL2(joined=True), encoder, LENGTH)
     for mean, most in ((400, 0.003), (60, 0.01)):
         filled = places = 0
@@ -183,14 +196,14 @@ def test_of_all_denoisers_of_ul2_less_than_a_hundredth_is_padding(encoder, make_
             micro = make_rows(8, LENGTH, mean=mean, seed=first, first=first, apart=True)
             found = corruption.apply(micro, 0)
             places += found.ids.size
-            # The last place that has a target is the last that is filled.
+            # The last position with a target is the last position that is filled.
             filled += sum(int(np.flatnonzero(row != IGNORE)[-1]) + 1 for row in found.targets)
         assert 0 < 1 - filled / places < most
 
 
 @pytest.mark.parametrize("kind", ["R-0.15-3", "S-0.25-end", "without mode"])
-def test_a_row_is_the_same_whatever_rows_are_beside_it(kind, encoder, make_rows):
-    """But for how much it is padded."""
+def test_a_row_does_not_depend_on_the_other_rows(kind, encoder, make_rows):
+    """Rows differ only in their padding."""
     corruption = find_corruption(KINDS[kind], encoder, LENGTH)
     micro = make_rows(8, LENGTH, mean=40, apart=True)
     found = corruption.apply(micro, 0)
@@ -206,7 +219,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(kind, encoder, make_rows)
 
 
 def test_the_mask_is_that_of_documents_read_one_by_one(encoder, make_rows):
-    """Place by place: each text as its own row would have it, and nothing between texts."""
+    """Documents have the masks of separate rows, and nothing is visible across documents."""
     corruption = find_corruption(KINDS["X-0.5-8"], encoder, 96)
     micro = make_rows(4, 96, mean=20, apart=True)
     found = corruption.apply(micro, 0)
@@ -214,8 +227,9 @@ def test_the_mask_is_that_of_documents_read_one_by_one(encoder, make_rows):
     marks = MaskRegions(torch.from_numpy(found.arrays[PREFIXES]))
     mask = make_document_mask(documents, found.ids.shape[1], marks=marks)[:, 0].numpy()
     for row, texts in enumerate(list_documents(micro, corruption)):
-        of, read = [], []
-        kept = [*(each for each in texts[:-1] if len(each) > 1), texts[-1]]
+        of = []
+        read = []
+        kept = [*(earlier for earlier in texts[:-1] if len(earlier) > 1), texts[-1]]
         for number, text in enumerate(kept):
             (end,) = np.flatnonzero(np.append(found.arrays[POSITIONS][row], 0) == 0)[
                 number + 1 : number + 2
@@ -232,7 +246,7 @@ def test_the_mask_is_that_of_documents_read_one_by_one(encoder, make_rows):
 def test_rows_of_many_documents_are_read_by_a_model_of_as_many_positions_as_one_text_fills(
     encoder, make_rows
 ):
-    """They are wider, but no document is, nor do the places of padding count farther."""
+    """Rows are wider than one text, but no document is, and padding takes no position index."""
     objective = KINDS["S-0.25-end"]
     corruption = find_corruption(objective, encoder, 64)
     positions = objective.compute_row_length(64)
@@ -264,21 +278,22 @@ def test_rows_of_many_documents_are_read_by_a_model_of_as_many_positions_as_one_
 def test_held_out_rows_of_all_denoisers_count_no_place_beyond_one_text(encoder, make_rows):
     objective = UL2(joined=True)
     corruption = find_corruption(objective, encoder, 64).choose_by_sample()
-    widest = max(each.compute_row_length(64) for _, each in objective.parts())
+    widest = max(part.compute_row_length(64) for _, part in objective.parts())
     for mean in (3, 8, 60):
         found = corruption.apply(make_rows(16, 64, mean=mean, apart=True), 0)
         assert found.arrays[POSITIONS].max() < widest
 
 
-def test_runs_begun_before_each_document_had_a_gap_do_not_go_on(encoder):
+def test_runs_from_before_document_gaps_do_not_resume(encoder):
     assert KINDS["closed"].make_corruption(encoder).identity()["gaps"] == "in each document"
-    assert "gaps" not in SpanCorruption().make_corruption(encoder).identity()  # as it was
+    # Identity of earlier versions.
+    assert "gaps" not in SpanCorruption().make_corruption(encoder).identity()
 
 
 def test_documents_that_hold_too_little_for_their_sentinels_still_give_all_targets(
     encoder, make_rows
 ):
-    """Spans reach across them then, and of some nothing is left to be read."""
+    """Spans then cross document boundaries, and some documents keep no input tokens."""
     corruption = SpanCorruption(joined=True, mean_span=8).make_corruption(encoder)
     few = dataclasses.replace(corruption, sentinels=corruption.sentinels[:2])
     micro = make_rows(16, 64, sizes=(1,), apart=True)

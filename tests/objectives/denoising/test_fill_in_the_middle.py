@@ -1,4 +1,4 @@
-"""Middles at the end of documents: what comes back, how often, and what is left alone."""
+"""Fill-in-the-middle: reconstruction, rates, and rows that stay unchanged."""
 
 import dataclasses
 import math
@@ -14,8 +14,8 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
 
-def pieces_of(micro):
-    """(row, tokens of a piece with the row's last target) of every piece of `micro`."""
+def list_pieces(micro):
+    """Return (row, tokens with the row's last target) of each piece of `micro`."""
     for row, (ids, targets) in enumerate(zip(micro.ids, micro.targets, strict=True)):
         trained = np.flatnonzero(targets != IGNORE)
         filled = int(trained[-1]) + 2 if len(trained) else 0
@@ -25,12 +25,14 @@ def pieces_of(micro):
             yield row, whole[begin : min(end, filled)].tolist()
 
 
-def restored(piece, corruption):
-    """The text of a piece whose middle was moved, without its end; and whether it is SPM."""
+def restore_text(piece, corruption):
+    """Return the original text of a piece without its end, and whether the piece is SPM."""
     assert piece[0] == corruption.prefix
-    assert piece[-1] == corruption.end or piece[-2] == corruption.end  # a last target of the next
+    # Or a last target that belongs to the next piece.
+    assert piece[-1] == corruption.end or piece[-2] == corruption.end
     piece = piece[: piece.index(corruption.end)]
-    suffix, middle = piece.index(corruption.suffix), piece.index(corruption.middle)
+    suffix = piece.index(corruption.suffix)
+    middle = piece.index(corruption.middle)
     if suffix == 1 and middle >= suffix:
         spm = piece[middle + 1 :] + piece[suffix + 1 : middle]
         return piece[1:suffix] + piece[middle + 1 :] + piece[suffix + 1 : middle], spm
@@ -44,13 +46,13 @@ def test_every_text_comes_back_but_for_the_tokens_that_made_room(encoder, make_r
     assert moved.ids.shape == micro.ids.shape
     np.testing.assert_array_equal(moved.pieces, micro.pieces)
     long = 0
-    for (_, before), (_, after) in zip(pieces_of(micro), pieces_of(moved), strict=True):
+    for (_, before), (_, after) in zip(list_pieces(micro), list_pieces(moved), strict=True):
         assert len(before) == len(after)
         if before == after:
             assert len(before) <= 6
             continue
         long += 1
-        text, _ = restored(after, corruption)
+        text, _ = restore_text(after, corruption)
         there = before[: before.index(corruption.end)] if corruption.end in before else before
         lost = 3 if corruption.end in before else 4
         assert text == there[: len(there) - lost]
@@ -64,7 +66,7 @@ def test_rows_stay_rows_of_next_token_prediction(encoder, make_rows):
     np.testing.assert_array_equal(moved.targets == IGNORE, micro.targets == IGNORE)
     inner = moved.targets[:, :-1] != IGNORE
     np.testing.assert_array_equal(moved.targets[:, :-1][inner], moved.ids[:, 1:][inner])
-    for row in range(30):  # padding is as it was
+    for row in range(30):  # padding is unchanged
         filled = 128 - row + 1
         np.testing.assert_array_equal(moved.ids[row, filled:], micro.ids[row, filled:])
     counts = (micro.targets != IGNORE).sum(1)
@@ -77,18 +79,18 @@ def test_rates_are_those_asked_for_within_binomial_error(encoder, make_rows):
     moved = corruption.apply(micro, 0)
     pairs = [
         (before, after)
-        for (_, before), (_, after) in zip(pieces_of(micro), pieces_of(moved), strict=True)
+        for (_, before), (_, after) in zip(list_pieces(micro), list_pieces(moved), strict=True)
         if len(before) > 8
     ]
     changed = [after for before, after in pairs if before != after]
     assert abs(len(changed) - 0.6 * len(pairs)) < 4 * math.sqrt(len(pairs) * 0.24)
-    # A PSM piece whose prefix is empty begins like an SPM one: one in as many as there are cuts.
+    # A PSM piece with an empty prefix begins like an SPM piece; each cut is equally likely.
     spm = sum(piece[1] == corruption.suffix for piece in changed)
     empty = sum(0.75 * 2 / (len(piece) - 3) for piece in changed)
     assert abs(spm - 0.25 * len(changed) - empty) < 5 * math.sqrt(len(changed) * 0.25 * 0.75)
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
+def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
     micro = make_rows(6, 128, first=100)
     corruption = FillInTheMiddle(rate=1.0).make_corruption(encoder)
     together = corruption.apply(micro, 0)
@@ -96,7 +98,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
         mine = micro.pieces[:, 0] == row
         alone = dataclasses.replace(
             micro,
-            arrays={name: each[row : row + 1] for name, each in micro.arrays.items()},
+            arrays={name: array[row : row + 1] for name, array in micro.arrays.items()},
             samples=micro.samples[row : row + 1],
             sources=micro.sources[row : row + 1],
             pieces=micro.pieces[mine] - [row, 0, 0],
@@ -106,7 +108,8 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
         np.testing.assert_array_equal(found.targets[0], together.targets[row])
     other = FillInTheMiddle(rate=1.0, corruption_seed=1).make_corruption(encoder).apply(micro, 0)
     assert (other.ids != together.ids).any()
-    np.testing.assert_array_equal(micro.ids, make_rows(6, 128, first=100).ids)  # not in place
+    # The input is not changed in place.
+    np.testing.assert_array_equal(micro.ids, make_rows(6, 128, first=100).ids)
 
 
 def test_a_tokenizer_without_sentinels_is_refused_with_what_would_work():
@@ -127,7 +130,8 @@ def test_a_prompt_to_fill_a_gap_is_what_rows_have_before_the_middle(encoder, mak
     )
     corruption = FillInTheMiddle(rate=1.0, spm_rate=0.0).make_corruption(encoder)
     ids = corruption.apply(micro, 0).ids[0].tolist()
-    middle, suffix = ids.index(corruption.middle), ids.index(corruption.suffix)
+    middle = ids.index(corruption.middle)
+    suffix = ids.index(corruption.suffix)
     gap = Gap(encoder.decode(ids[1:suffix]), encoder.decode(ids[suffix + 1 : middle]))
     begin = list(encoder.special_tokens.prefix)
     assert PromptEncoder(encoder).encode(gap) == [*begin, *ids[: middle + 1]]

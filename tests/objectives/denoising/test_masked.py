@@ -1,4 +1,4 @@
-"""Masked tokens: how many, which ones, what stands for them, and what is left alone."""
+"""Masked tokens: their number, their choice, their replacements, and tokens left unchanged."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from trainrig.tokens.tokenizers.train import ByteLevelBPE
 UNITS = ("token", "word", "span")
 
 
-def four_sigma(count: int, share: float) -> float:
+def bound_by_four_sigma(count: int, share: float) -> float:
     return 4 * math.sqrt(count * share * (1 - share)) + 1
 
 
@@ -28,15 +28,17 @@ def test_rates_are_those_asked_for_within_binomial_error(unit, encoder, make_row
     hidden = corruption.apply(micro, 0)
     predicted = hidden.targets != IGNORE
     text = int((micro.targets != IGNORE).sum())
-    # The number of each row is fixed but for its rounding: far closer than a binomial.
+    # The count of each row is fixed up to rounding: its spread is far smaller than a binomial's.
     assert abs(predicted.sum() - 0.15 * text) < 4 * math.sqrt(200) / 2
     count = int(predicted.sum())
     masked = int((hidden.ids[predicted] == corruption.mask).sum())
-    assert abs(masked - 0.8 * count) < four_sigma(count, 0.8)
+    assert abs(masked - 0.8 * count) < bound_by_four_sigma(count, 0.8)
     there = hidden.targets[predicted]
-    # A random token is the one that was there once in as many as there are.
+    # A random token equals the original token once in a vocabulary's size.
     same = int((hidden.ids[predicted] == there).sum())
-    assert abs(same - 0.1 * count - 0.1 * count / len(corruption.words)) < four_sigma(count, 0.1)
+    assert abs(same - 0.1 * count - 0.1 * count / len(corruption.words)) < bound_by_four_sigma(
+        count, 0.1
+    )
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -86,7 +88,7 @@ def test_whole_words_are_hidden_whole_but_for_one_of_a_row(encoder, make_rows):
         partly = [row[words == word] for word in np.unique(words)]
         cut += sum(part.any() and not part.all() for part in partly)
         assert sum(part.any() and not part.all() for part in partly) <= 1
-    assert cut < 10  # single characters fill up what is left
+    assert cut < 10  # single characters fill the rest
     assert predicted.any()
 
 
@@ -109,7 +111,7 @@ def test_spans_are_as_long_as_asked_for(encoder, make_rows):
     assert abs(groups.mean() - expected) < 4 * groups.std() / math.sqrt(len(groups))
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
+def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
     micro = make_rows(6, 128, first=100)
     corruption = MaskedLM(unit="word").make_corruption(encoder)
     together = corruption.apply(micro, 0)
@@ -117,7 +119,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
         mine = micro.pieces[:, 0] == row
         alone = dataclasses.replace(
             micro,
-            arrays={name: each[row : row + 1] for name, each in micro.arrays.items()},
+            arrays={name: array[row : row + 1] for name, array in micro.arrays.items()},
             samples=micro.samples[row : row + 1],
             sources=micro.sources[row : row + 1],
             pieces=micro.pieces[mine] - [row, 0, 0],
@@ -136,7 +138,8 @@ def test_the_rate_goes_in_a_line_to_its_end(encoder, make_rows):
     )
     exact = sum(objective.rate_at(step) for step in range(400)) / 400
     assert objective.mean_rate(400) == pytest.approx(exact, rel=2e-3)
-    micro, corruption = make_rows(50, 256), objective.make_corruption(encoder)
+    micro = make_rows(50, 256)
+    corruption = objective.make_corruption(encoder)
     early, late = ((corruption.apply(micro, step).targets != IGNORE).sum() for step in (0, 500))
     assert early == pytest.approx(2 * late, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""Samples dealt to several objectives: by weight, each row as its own objective makes it."""
+"""Assignment of rows to several objectives: shares by weight, each row unchanged by the others."""
 
 import math
 
@@ -44,7 +44,7 @@ MASKED = {
 }
 
 
-def padded_like(array: np.ndarray, width: int, fill: int) -> np.ndarray:
+def pad(array: np.ndarray, width: int, fill: int) -> np.ndarray:
     return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
 
 
@@ -72,9 +72,7 @@ def test_each_row_is_what_its_objective_alone_makes_of_it(given, encoder, make_r
             if name == DECODER_IDS:
                 fill = encoder.special_tokens.padding
             width = found.arrays[name].shape[1]
-            np.testing.assert_array_equal(
-                found.arrays[name][mine], padded_like(array, width, fill)[mine]
-            )
+            np.testing.assert_array_equal(found.arrays[name][mine], pad(array, width, fill)[mine])
         kept = np.isin(found.pieces[:, 0], np.flatnonzero(mine))
         of_wanted = np.isin(wanted.pieces[:, 0], np.flatnonzero(mine))
         np.testing.assert_array_equal(found.pieces[kept], wanted.pieces[of_wanted])
@@ -131,7 +129,7 @@ def test_narrow_rows_are_padded_to_the_widest_of_their_micro_batch(encoder, make
 
 
 def test_no_place_is_wasted_where_rows_of_a_micro_batch_are_dealt_together(encoder, make_rows):
-    """Of 0.15 beside 0.5 of noise, as many of both: 23% where each row is dealt by itself."""
+    """At noise rates of 0.15 and 0.5 in equal shares, rows assigned one by one waste 23%."""
     wasted = {}
     for given in (SPANS, BY_SAMPLE):
         corruption = MixtureOfObjectives.model_validate(given).make_corruption(encoder)
@@ -180,7 +178,7 @@ def test_a_mixture_that_cannot_be_is_refused(changes, message):
         MixtureOfObjectives.model_validate(changes)
 
 
-def test_what_one_of_them_lacks_is_refused():
+def test_a_mixture_is_rejected_if_one_objective_lacks_a_token():
     plain = Encoder(ByteLevelBPE(vocabulary=263 + 2, sentinels=2).train([]).decode())
     with pytest.raises(DataError, match=r"no special token .*fim_prefix"):
         MixtureOfObjectives.model_validate(DECODER).make_corruption(plain)
@@ -196,7 +194,7 @@ def test_what_one_of_them_lacks_is_refused():
         ("UL2", "it is a mixture itself; use SpanCorruption here, with `mode`"),
     ],
 )
-def test_what_is_no_member_is_refused_with_what_would_be(kind, message):
+def test_an_invalid_member_is_rejected_with_the_valid_ones(kind, message):
     members = ({"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": kind}})
     with pytest.raises(ValidationError, match=f"{kind} cannot be a member of a mixture: {message}"):
         MixtureOfObjectives.model_validate({"members": members})

@@ -1,4 +1,4 @@
-"""Multi-token prediction: targets further ahead, and the loss beside a plain computation."""
+"""Multi-token prediction: targets further ahead, and the loss against a plain computation."""
 
 import numpy as np
 import pytest
@@ -15,22 +15,23 @@ SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 50, "positions":
 WEIGHTS = (0.5, 0.25)
 
 
-def rows(seed=0, length=12):
+def make_batch(seed=0, length=12):
     dice = np.random.default_rng(seed)
     stream = dice.integers(0, 50, (3, length + 1))
     targets = stream[:, 1:].copy()
-    targets[2, 2:] = IGNORE  # padding: of two targets, none is three places ahead
+    targets[2, 2:] = IGNORE  # padding: with two targets left, no target is three positions ahead
     arrays = {IDS: stream[:, :-1], TARGETS: targets}
     arrays[POSITIONS] = np.tile(np.arange(length) % 7, (3, 1))
     return MicroBatch(arrays, np.arange(3), np.zeros(3, dtype=np.int64), np.zeros((3, 3)))
 
 
 def test_targets_further_ahead_are_those_of_the_row_and_counted_before_it_is_read():
-    micro = rows()
+    micro = make_batch()
     made = MultiTokenPrediction(further_weights=WEIGHTS).make_corruption(None).apply(micro, 0)
     np.testing.assert_array_equal(made.ids, micro.ids)
     for ahead in (2, 3):
-        found, plain = made.arrays[f"ahead_{ahead}"], micro.targets
+        found = made.arrays[f"ahead_{ahead}"]
+        plain = micro.targets
         left = 12 - (ahead - 1)
         np.testing.assert_array_equal(found[:2, :left], plain[:2, ahead - 1 :])
         assert (found[:2, left:] == IGNORE).all()
@@ -49,7 +50,7 @@ def test_rows_too_short_for_a_head_add_nothing_to_what_its_loss_is_divided_by():
 
 def test_a_row_that_was_read_in_part_has_its_own_text_ahead_and_as_many_as_are_counted():
     ids = np.arange(10, 18)[None]
-    targets = np.array([[IGNORE, 12, 13, IGNORE, IGNORE, 16, 17, 18]])  # read before: 11, 14, 15
+    targets = np.array([[IGNORE, 12, 13, IGNORE, IGNORE, 16, 17, 18]])  # input ids: 11, 14, 15
     for places, expected in {
         1: [IGNORE, 13, 14, IGNORE, IGNORE, 17, 18, IGNORE],
         2: [IGNORE, 14, 15, IGNORE, IGNORE, 18, IGNORE, IGNORE],
@@ -67,17 +68,17 @@ def model():
 
 def test_the_loss_is_that_of_each_head_by_its_weight(model):
     objective = MultiTokenPrediction(further_weights=WEIGHTS, z_loss=0.01)
-    micro = objective.make_corruption(None).apply(rows(), 0)
+    micro = objective.make_corruption(None).apply(make_batch(), 0)
     batch = DeviceBatch.copy(micro, torch.device("cpu"))
     denominators = {TOKENS: 31, "tokens_2": 29, "tokens_3": 23}
     loss = compute_differentiable_loss(
         objective, objective.compute(model, batch, {}), denominators, 1
     )
     loss.backward()
-    gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
 
-    ids, targets, positions = (batch.arrays[each] for each in (IDS, TARGETS, POSITIONS))
+    ids, targets, positions = (batch.arrays[key] for key in (IDS, TARGETS, POSITIONS))
     stream = {}
     handle = model.layers[-1].register_forward_hook(lambda *a: stream.update(x=a[2][0], see=a[1]))
     logits = [model(ids, positions_BT=positions).logits]
@@ -86,18 +87,23 @@ def test_the_loss_is_that_of_each_head_by_its_weight(model):
         x, _ = layer(stream["x"], stream["see"][1])
         logits.append(model.norm(x) @ model.embedding.weight.T)
     plain = 0.01 * logits[0].logsumexp(-1).square()[targets != IGNORE].sum() / 31
-    for weight, count, ahead, each in zip((1.0, *WEIGHTS), (31, 29, 23), (1, 2, 3), logits,
+    for weight, count, ahead, logits_BTV in zip((1.0, *WEIGHTS), (31, 29, 23), (1, 2, 3), logits,
                                           strict=True):  # fmt: skip
         left = 12 - (ahead - 1)
         there = targets[:, ahead - 1 :]
         nats = F.cross_entropy(
-            each[:, :left].flatten(0, 1), there.flatten(), ignore_index=IGNORE, reduction="sum"
+            logits_BTV[:, :left].flatten(0, 1),
+            there.flatten(),
+            ignore_index=IGNORE,
+            reduction="sum",
         )
         plain = plain + weight * nats / count
     plain.backward()
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
-    for name, each in model.named_parameters():
-        assert (gradients[name] - each.grad).abs().max() <= 1e-5 * (1 + each.grad.abs().max()), name
+    for name, parameter in model.named_parameters():
+        assert (gradients[name] - parameter.grad).abs().max() <= 1e-5 * (
+            1 + parameter.grad.abs().max()
+        ), name
     model.zero_grad()
 
 
@@ -110,7 +116,7 @@ def test_the_next_token_is_that_of_the_model_without_further_heads(model):
     ids = torch.arange(10)[None]
     assert torch.equal(alone(ids).logits, model(ids).logits)
     batch = DeviceBatch.copy(
-        MultiTokenPrediction(further_weights=WEIGHTS).make_corruption(None).apply(rows(), 0),
+        MultiTokenPrediction(further_weights=WEIGHTS).make_corruption(None).apply(make_batch(), 0),
         torch.device("cpu"),
     )
     several = MultiTokenPrediction(further_weights=WEIGHTS).compute(model, batch, {})

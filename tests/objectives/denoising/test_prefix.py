@@ -1,4 +1,4 @@
-"""Prefixes: what is seen against brute force, what is learnt, how rows are cut, what is refused."""
+"""Prefix language models: masks against brute force, targets, row cutting, rejected settings."""
 
 import dataclasses
 
@@ -29,10 +29,11 @@ def cut(corruption, micro):
     return corruption.apply(micro, 0)
 
 
-def rows_of(lengths, seed=0, padding=0, first=0):
-    """Rows of documents of `lengths`, row by row; the last `padding` targets are none."""
+def make_prefix_rows(lengths, seed=0, padding=0, first=0):
+    """Return rows of documents of `lengths`; the last `padding` targets are IGNORE."""
     dice = np.random.default_rng(seed)
-    count, length = len(lengths), sum(lengths[0])
+    count = len(lengths)
+    length = sum(lengths[0])
     ids = dice.integers(1, 60, (count, length + 1))
     targets = ids[:, 1:].copy()
     if padding:
@@ -40,8 +41,8 @@ def rows_of(lengths, seed=0, padding=0, first=0):
     positions = np.array([np.concatenate([np.arange(n) for n in row]) for row in lengths])
     pieces = [
         (row, int(place), number)
-        for row, each in enumerate(lengths)
-        for number, place in enumerate(np.cumsum([0, *each[:-1]]))
+        for row, sizes in enumerate(lengths)
+        for number, place in enumerate(np.cumsum([0, *sizes[:-1]]))
     ]
     arrays = build_token_arrays(ids[:, :-1], targets, positions)
     samples = np.arange(first, first + count)
@@ -52,16 +53,19 @@ DOCUMENTS = [[10, 1, 13], [24], [1, 1, 22], [12, 12]]
 
 
 def test_half_of_a_row_by_hand():
-    """Of 5 and 3 tokens, 3 targets: 8 x 3/8 = 3 = 1 of the first (floor 15/8), 2 of the second."""
-    micro = rows_of([[5, 3]])
+    """Documents of 5 and 3 tokens have 3 targets: 8 x 3/8 = 3.
+
+    One target is in the first document (floor of 15/8), and two are in the second.
+    """
+    micro = make_prefix_rows([[5, 3]])
     found = cut(PrefixLM(prefix_tokens=3).make_corruption(None), micro)
     assert found.arrays[PREFIXES].astype(int).tolist() == [[1, 1, 0, 0, 0, 1, 1, 1]]
     kept = [place for place, target in enumerate(found.targets[0]) if target != IGNORE]
     assert kept == [1, 2, 3, 4, 7]
 
 
-def seen_by_brute_force(prefixes, positions):
-    """Whether each query may look at each key, one pair at a time."""
+def compute_mask_by_brute_force(prefixes, positions):
+    """Return whether each query may attend to each key, one pair at a time."""
     length = len(positions)
     document = np.cumsum(positions == 0)
     return [
@@ -71,16 +75,17 @@ def seen_by_brute_force(prefixes, positions):
 
 
 def test_the_mask_is_that_of_brute_force():
-    found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
-    prefixes, positions = found.arrays[PREFIXES], found.positions
+    found = cut(PrefixLM().make_corruption(None), make_prefix_rows(DOCUMENTS, first=3))
+    prefixes = found.arrays[PREFIXES]
+    positions = found.positions
     assert prefixes.any() and not prefixes.all()
     numbers = number_documents(torch.from_numpy(positions))
     mask = make_document_mask(numbers, LENGTH, marks=MaskRegions(torch.from_numpy(prefixes)))[:, 0]
     for row in range(len(DOCUMENTS)):
-        assert mask[row].tolist() == seen_by_brute_force(prefixes[row], positions[row])
+        assert mask[row].tolist() == compute_mask_by_brute_force(prefixes[row], positions[row])
 
 
-def decoder(**changes):
+def make_decoder(**changes):
     config = DecoderConfig(
         layers=2, channels=32, heads=4, kv_heads=2, vocabulary=61, positions=48, initial_std=0.3,
         **changes,
@@ -90,14 +95,15 @@ def decoder(**changes):
     return model
 
 
-def naive_attention(layer, x, mask, positions):
-    """Softmax over what `mask` shows, head by head, without a kernel."""
+def compute_naive_attention(layer, x, mask, positions):
+    """Compute softmax attention over the keys in `mask`, head by head, without a kernel."""
     rotation = Rotation(positions, layer.head_channels, Rope())
     query, key, value = (
-        each(x).view(1, len(positions[0]), -1, layer.head_channels).transpose(1, 2)
-        for each in (layer.query, layer.key, layer.value)
+        projection(x).view(1, len(positions[0]), -1, layer.head_channels).transpose(1, 2)
+        for projection in (layer.query, layer.key, layer.value)
     )
-    query, key = rotation(query), rotation(key)
+    query = rotation(query)
+    key = rotation(key)
     shared = query.shape[1] // key.shape[1]
     heads = []
     for head in range(query.shape[1]):
@@ -108,18 +114,21 @@ def naive_attention(layer, x, mask, positions):
 
 
 def test_logits_are_those_of_a_naive_implementation():
-    model = decoder()
-    found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
-    ids, positions = torch.from_numpy(found.ids), torch.from_numpy(found.positions)
+    model = make_decoder()
+    found = cut(PrefixLM().make_corruption(None), make_prefix_rows(DOCUMENTS, first=3))
+    ids = torch.from_numpy(found.ids)
+    positions = torch.from_numpy(found.positions)
     prefixes = torch.from_numpy(found.arrays[PREFIXES])
     with torch.no_grad():
         whole = model(ids, positions_BT=positions, prefixes_BT=prefixes).logits
         for row in range(len(ids)):
-            mask = torch.tensor(seen_by_brute_force(prefixes[row], found.positions[row]))
+            mask = torch.tensor(compute_mask_by_brute_force(prefixes[row], found.positions[row]))
             x = model.embedding(ids[row : row + 1])
             for layer in model.layers:
                 normed = layer.attention_norm(x)
-                x = x + naive_attention(layer.attention, normed, mask, positions[row : row + 1])
+                x = x + compute_naive_attention(
+                    layer.attention, normed, mask, positions[row : row + 1]
+                )
                 x = x + layer.feedforward(layer.feedforward_norm(x))
             logits = F.linear(model.norm(x), model.embedding.weight)
             assert (whole[row] - logits[0]).abs().max() <= 1e-5
@@ -128,9 +137,9 @@ def test_logits_are_those_of_a_naive_implementation():
 
 
 def test_no_target_is_seen_by_the_place_that_predicts_it():
-    """Another token in place of a target changes no logit that it is predicted from."""
-    model = decoder()
-    found = cut(PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=3))
+    """Another token in place of a target changes none of the logits that predict it."""
+    model = make_decoder()
+    found = cut(PrefixLM().make_corruption(None), make_prefix_rows(DOCUMENTS, first=3))
     positions = torch.from_numpy(found.positions)
     prefixes = torch.from_numpy(found.arrays[PREFIXES])
     ids = torch.from_numpy(found.ids)
@@ -151,7 +160,7 @@ def test_no_target_is_seen_by_the_place_that_predicts_it():
 @pytest.mark.parametrize("tokens", [None, 0, 9, 23])
 def test_denominators_are_known_before_rows_are_read(tokens, padding):
     corruption = PrefixLM(prefix_tokens=tokens).make_corruption(None)
-    micro = rows_of(DOCUMENTS * 10, padding=padding)
+    micro = make_prefix_rows(DOCUMENTS * 10, padding=padding)
     found = cut(corruption, micro)
     counts = (micro.targets != IGNORE).sum(1)
     left = (found.targets != IGNORE).sum(1)
@@ -169,11 +178,11 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
     objective = PrefixLM()
     found = cut(objective.make_corruption(encoder), micro)
     left = (found.targets != IGNORE).sum(1)
-    # Each count of a row is as likely: a mean of 200 uniform draws.
+    # All counts of a row are equally likely, so the mean is a mean of 200 uniform draws.
     assert abs(left.mean() - 512 * objective.compute_trained_share(512)) < 4 * 512 / np.sqrt(
         12 * 200
     )
-    # One text where attention crosses documents: a prefix from the row's first place on.
+    # Attention crosses documents here, so the row is one text with one prefix at its start.
     prefix = found.arrays[PREFIXES]
     assert (np.diff(prefix.astype(int), axis=1) <= 0).all()
     np.testing.assert_array_equal(prefix.sum(1), np.where(left < 512, 513 - left, 0))
@@ -185,14 +194,15 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
     assert PrefixLM(prefix_tokens=9).keys_ahead(32) == 10 * 9 / 2 / 32
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it():
-    corruption, micro = PrefixLM().make_corruption(None), rows_of(DOCUMENTS, first=50)
+def test_a_row_does_not_depend_on_the_other_rows():
+    corruption = PrefixLM().make_corruption(None)
+    micro = make_prefix_rows(DOCUMENTS, first=50)
     together = cut(corruption, micro)
     for row in range(4):
         mine = micro.pieces[:, 0] == row
         alone = dataclasses.replace(
             micro,
-            arrays={name: each[row : row + 1] for name, each in micro.arrays.items()},
+            arrays={name: array[row : row + 1] for name, array in micro.arrays.items()},
             samples=micro.samples[row : row + 1],
             sources=micro.sources[row : row + 1],
             pieces=micro.pieces[mine] - [row, 0, 0],
@@ -205,7 +215,8 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it():
 
 
 def test_the_loss_is_that_of_the_suffixes_alone():
-    model, micro = decoder(), rows_of(DOCUMENTS, first=3)
+    model = make_decoder()
+    micro = make_prefix_rows(DOCUMENTS, first=3)
     found = cut(PrefixLM().make_corruption(None), micro)
     batch = DeviceBatch.copy(found, torch.device("cpu"))
     with torch.no_grad():
@@ -230,6 +241,7 @@ def test_the_loss_is_that_of_the_suffixes_alone():
     ],
 )
 def test_attention_that_takes_no_mask_is_refused(changes):
-    model, ids = decoder(**changes), torch.ones(1, 8, dtype=torch.int64)
+    model = make_decoder(**changes)
+    ids = torch.ones(1, 8, dtype=torch.int64)
     with pytest.raises(ValueError, match="does not support prefixes"):
         model(ids, prefixes_BT=torch.ones(1, 8, dtype=torch.bool))

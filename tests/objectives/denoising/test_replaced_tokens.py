@@ -1,4 +1,4 @@
-"""Replaced tokens: what is hidden and drawn, and both losses beside a plain computation."""
+"""Replaced tokens: masking, sampling, and both losses against a plain computation."""
 
 import math
 
@@ -36,7 +36,8 @@ def test_rates_and_draws_are_those_asked_for_and_special_tokens_stay(encoder, ma
     micro = make_rows(200, 512, mean=40)  # 10^5 tokens
     corruption = ReplacedTokenDetection().make_corruption(encoder)
     hidden = corruption.apply(micro, 0)
-    drawn, text = hidden.arrays[DRAWS], micro.targets != IGNORE
+    drawn = hidden.arrays[DRAWS]
+    text = micro.targets != IGNORE
     predicted = hidden.targets != IGNORE
     assert abs(predicted.sum() - 0.15 * text.sum()) < 4 * math.sqrt(200) / 2
     assert (hidden.ids[predicted] == corruption.mask).all()
@@ -62,20 +63,23 @@ def test_denominators_are_known_of_rows_that_are_padded_or_special(encoder, make
     assert special.any() and (hidden.arrays[DRAWS][special] < 0).all()
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
-    both, first = make_rows(2, 128, first=7), make_rows(1, 128, first=7)
+def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
+    both = make_rows(2, 128, first=7)
+    first = make_rows(1, 128, first=7)
     corruption = ReplacedTokenDetection().make_corruption(encoder)
-    together, alone = corruption.apply(both, 0), corruption.apply(first, 5)
+    together = corruption.apply(both, 0)
+    alone = corruption.apply(first, 5)
     for name in (TARGETS, DRAWS):
         np.testing.assert_array_equal(alone.arrays[name][0], together.arrays[name][0])
-    other = make_rows(1, 128, first=8)  # the next epoch has another number for the same row
+    other = make_rows(1, 128, first=8)  # another epoch gives the same row another sample number
     assert (corruption.apply(other, 0).arrays[DRAWS] != alone.arrays[DRAWS]).any()
 
 
 def test_entries_are_drawn_by_their_shares():
-    """Beside a search in running sums, and as often as their probabilities say."""
+    """Compare draws with a search in cumulative sums, and their frequencies with the shares."""
     dice = torch.Generator().manual_seed(2)
-    weight, hidden = torch.randn(50, 8, generator=dice), torch.randn(4, 1, 8, generator=dice)
+    weight = torch.randn(50, 8, generator=dice)
+    hidden = torch.randn(4, 1, 8, generator=dice)
     output = ModelOutput(hidden.expand(4, 5000, 8), Head(weight))
     draws = torch.rand(4, 5000, dtype=torch.float64, generator=dice)
     draws[:, ::10] = -1.0
@@ -100,8 +104,10 @@ def model(encoder):
 
 
 def test_both_losses_are_those_of_a_plain_computation(encoder, make_rows, model):
-    """The generator's of hidden tokens, the detection's of all text, weighted 1 and 50; nothing
-    goes back through what is drawn."""
+    """The generator's loss is over masked tokens, the detection loss over all text.
+
+    Their weights are 1 and 50. No gradient passes through the sampled tokens.
+    """
     objective = ReplacedTokenDetection(rate=0.4)
     micro = objective.make_corruption(encoder).apply(make_rows(3, 40, padded=True), 0)
     micro.arrays[POSITIONS] = np.tile(np.arange(40) % 13, (3, 1))
@@ -110,11 +116,12 @@ def test_both_losses_are_those_of_a_plain_computation(encoder, make_rows, model)
     computed = objective.compute(model, batch, {})
     loss = compute_differentiable_loss(objective, computed, denominators, 1)
     loss.backward()
-    gradients = {name: each.grad.clone() for name, each in model.named_parameters()}
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
 
-    ids, targets, positions = (batch.arrays[each] for each in (IDS, TARGETS, POSITIONS))
-    hidden, text = targets != IGNORE, batch.arrays[TEXT_PLACES].bool()
+    ids, targets, positions = (batch.arrays[key] for key in (IDS, TARGETS, POSITIONS))
+    hidden = targets != IGNORE
+    text = batch.arrays[TEXT_PLACES].bool()
     logits = model.generator(ids, positions_BT=positions).logits
     of_generator = F.cross_entropy(logits[hidden], targets[hidden], reduction="sum")
     whole = torch.where(hidden, targets, ids)
@@ -132,11 +139,13 @@ def test_both_losses_are_those_of_a_plain_computation(encoder, make_rows, model)
     plain = of_generator / 31 + 50 * of_detection / 97
     plain.backward()
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
-    for name, each in model.named_parameters():
-        assert (gradients[name] - each.grad).abs().max() <= 1e-5 * (1 + each.grad.abs().max()), name
+    for name, parameter in model.named_parameters():
+        assert (gradients[name] - parameter.grad).abs().max() <= 1e-5 * (
+            1 + parameter.grad.abs().max()
+        ), name
     model.zero_grad()
     told = (detected > 0) & text
-    watched = {name: each.values.sum() / each.counts_B.sum() for name, each in
+    watched = {name: diagnostic.values.sum() / diagnostic.counts_B.sum() for name, diagnostic in
                computed.diagnostics.items()}  # fmt: skip
     assert watched["replaced"] == pytest.approx(float(replaced.sum() / hidden.sum()))
     right = (told == replaced.bool())[text].float().mean()

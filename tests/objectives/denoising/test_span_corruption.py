@@ -1,4 +1,4 @@
-"""Spans left out: the worked example, what comes back, rates, walls, and lengths known ahead."""
+"""Span corruption: the worked example, reconstruction, rates, boundaries, and known lengths."""
 
 import dataclasses
 import math
@@ -27,7 +27,8 @@ from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
 WORDS = ["Preheat", "the", "oven", "to", "350°F", "and", "grease", "the", "pan"]
-X0, X1 = 100, 101
+X0 = 100
+X1 = 101
 
 
 def test_the_example_of_the_paper():
@@ -43,9 +44,11 @@ def test_the_example_of_the_paper():
     assert found.target_places.tolist() == [1, 1, 2, 3, 6, 6, 7]
 
 
-def rebuilt(ids, targets, corruption):
-    """The text that the two sides are of: each sentinel gives way to what it stands for."""
-    sentinels, spans, current = set(corruption.sentinels), {}, None
+def rebuild_text(ids, targets, corruption):
+    """Return the original text: each sentinel replaced by the tokens of its span."""
+    sentinels = set(corruption.sentinels)
+    spans = {}
+    current = None
     for token in targets:
         if token == corruption.end and current is not None and token == targets[-1]:
             break
@@ -55,10 +58,10 @@ def rebuilt(ids, targets, corruption):
         else:
             spans[current].append(token)
     assert ids[-1] == corruption.end
-    return [token for each in ids[:-1] for token in spans.get(each, [each])]
+    return [token for entry in ids[:-1] for token in spans.get(entry, [entry])]
 
 
-def sides(micro, row):
+def split_sides(micro, row):
     arrays = micro.arrays
     ids = arrays[IDS][row][arrays[SEGMENTS][row] > 0].tolist()
     return ids, arrays[TARGETS][row][arrays[TARGETS][row] != IGNORE].tolist()
@@ -71,18 +74,20 @@ def test_every_text_comes_back_and_no_special_token_is_left_out(encoder, make_ro
     found = corruption.apply(micro, 0)
     noise = 0
     for row in range(200):
-        ids, targets = sides(found, row)
-        assert rebuilt(ids, targets, corruption) == micro.targets[row].tolist()
+        ids, targets = split_sides(found, row)
+        assert rebuild_text(ids, targets, corruption) == micro.targets[row].tolist()
         said = [t for t in targets[:-1] if t not in corruption.sentinels]
         noise += len(said)
         assert not set(said) & set(corruption.special)
         assert targets[-1] == corruption.end
         assert len([t for t in targets if t in corruption.sentinels]) == 26 + closing
-    assert noise == 200 * 77  # T5's: round(0.15 x 512) of each
+    assert noise == 200 * 77  # T5: round(0.15 x 512) in each row
 
 
 def test_every_place_is_as_likely_to_be_left_out():
-    key, noise, none = RandomKey(0, "test"), Noise(0.15, 3.0), np.zeros(100, dtype=bool)
+    key = RandomKey(0, "test")
+    noise = Noise(0.15, 3.0)
+    none = np.zeros(100, dtype=bool)
     counts = np.zeros(100)
     rows = 1000  # 10^5 tokens
     for sample in range(rows):
@@ -98,7 +103,7 @@ def test_every_place_is_as_likely_to_be_left_out():
 def test_spans_keep_off_walls_where_they_can(length, sample, share, mean):
     walls = np.random.default_rng(sample).random(length) < share
     noise = Noise(0.15, mean)
-    tokens, count = (int(each[0]) for each in noise.count(np.array([length])))
+    tokens, count = (int(total[0]) for total in noise.count(np.array([length])))
     spans = draw_spans(RandomKey(1, "test"), sample, noise, walls)
     assert spans.lengths.sum() == tokens
     assert len(spans.begins) == count
@@ -109,7 +114,7 @@ def test_spans_keep_off_walls_where_they_can(length, sample, share, mean):
     if mean == 1.0 and count == 1 and not walls.all():
         assert not any(held)
     unwalled = draw_spans(RandomKey(1, "test"), sample, noise, np.zeros(length, dtype=bool))
-    if any(held):  # then no room was found, and they are where they were drawn
+    if any(held):  # no free place was found, so the spans stay where they were drawn
         np.testing.assert_array_equal(spans.begins, unwalled.begins)
 
 
@@ -133,12 +138,12 @@ def test_short_rows_are_padded_and_counted_as_they_are(encoder, make_rows):
     }
     assert found.ids.shape[1], found.targets.shape[1] == SpanCorruption().compute_lengths(64)
     for row in range(64):
-        ids, targets = sides(found, row)
+        ids, targets = split_sides(found, row)
         if texts[row] < 2:
             assert (ids, targets) == ([], [])
         else:
             wanted = micro.targets[row][micro.targets[row] != IGNORE].tolist()
-            assert rebuilt(ids, targets, corruption) == wanted
+            assert rebuild_text(ids, targets, corruption) == wanted
     full = SpanCorruption().compute_lengths(64)
     assert (found.ids.shape[1], found.targets.shape[1]) == full
 
@@ -152,12 +157,14 @@ def test_segments_tell_documents_apart_and_the_decoder_begins_each_afresh(encode
         micro, arrays=build_token_arrays(micro.ids, micro.targets, positions)
     )
     corruption = SpanCorruption().make_corruption(encoder)
-    found, plain = corruption.apply(by_document, 0), corruption.apply(micro, 0)
+    found = corruption.apply(by_document, 0)
+    plain = corruption.apply(micro, 0)
     assert set(np.unique(plain.arrays[SEGMENTS])) == {1}
     for name in (IDS, TARGETS):
         np.testing.assert_array_equal(found.arrays[name], plain.arrays[name])
     for row in range(8):
-        segments, ids = found.arrays[SEGMENTS][row], found.arrays[IDS][row]
+        segments = found.arrays[SEGMENTS][row]
+        ids = found.arrays[IDS][row]
         ends = np.flatnonzero(ids[:-1] == corruption.end)
         changes = np.flatnonzero(np.diff(segments))
         assert set(changes) <= set(ends)  # a document ends before the next begins
@@ -168,7 +175,7 @@ def test_segments_tell_documents_apart_and_the_decoder_begins_each_afresh(encode
         assert (read[[0, *begins]] == corruption.padding).all()
         rest = np.setdiff1d(np.arange(1, len(read)), begins)
         np.testing.assert_array_equal(read[rest], found.targets[row][rest - 1])
-        # What a sentinel stands for is of the document that it stands in.
+        # The tokens of a span belong to the document of their sentinel.
         for place, token in enumerate(ids.tolist()):
             if token in corruption.sentinels:
                 said = found.targets[row].tolist().index(token)
@@ -187,9 +194,10 @@ def test_pieces_say_where_documents_begin_in_what_is_encoded(encoder, make_rows)
             assert token == micro.ids[row, before] or token in corruption.sentinels
 
 
-def test_a_row_is_the_same_whatever_rows_are_beside_it(encoder, make_rows):
+def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
     corruption = SpanCorruption().make_corruption(encoder)
-    together, later = make_rows(6, 64, first=40), make_rows(6, 64, first=40)
+    together = make_rows(6, 64, first=40)
+    later = make_rows(6, 64, first=40)
     found = corruption.apply(together, 0)
     again = corruption.apply(later, 7)
     np.testing.assert_array_equal(found.ids, again.ids)

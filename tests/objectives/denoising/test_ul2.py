@@ -1,4 +1,4 @@
-"""UL2: the denoisers of the paper, their modes, what comes back, and rows for a decoder."""
+"""UL2: the denoisers of the paper, their mode tokens, reconstruction, and decoder rows."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ from trainrig.tokens.batches import (
 from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.tokenizers.train import ByteLevelBPE
 
-# (mode, share left out, mean span) of table 1 of the paper; None: the text's end, L / 4 of it.
+# (mode, corruption rate, mean span) of table 1 of the paper; None is the text's end, L / 4 of it.
 TABLE = (
     ("R", 0.15, 3), ("R", 0.15, 8), ("S", 0.25, None), ("X", 0.5, 3), ("X", 0.5, 8),
     ("X", 0.15, 64), ("X", 0.5, 64),
@@ -41,13 +41,13 @@ TABLE = (
 LENGTH = 512
 
 
-def tokenizer_with(sentinels, extra):
+def build_tokenizer(sentinels, extra):
     settings = ByteLevelBPE(vocabulary=263 + sentinels + len(extra), sentinels=sentinels)
     return Encoder(settings.model_copy(update={"extra": extra}).train([]).decode())
 
 
 def read_and_said(found, row):
-    """The two texts of a row: what is read, and what is to be said of it."""
+    """Return the input text and the target text of a row."""
     said = found.arrays[TARGETS][row]
     if PREFIXES in found.arrays:
         read = found.ids[row][found.arrays[PREFIXES][row]]
@@ -56,18 +56,18 @@ def read_and_said(found, row):
     return read.tolist(), said[said != IGNORE].tolist()
 
 
-def rebuilt(read, said, corruption):
-    """The text that both are of: each sentinel gives way to what was said after it."""
+def rebuild_text(read, said, corruption):
+    """Return the original text: each sentinel replaced by the tokens that follow it in `said`."""
     assert read[-1] == said[-1] == corruption.end
     starts = [n for n, token in enumerate(said) if token in corruption.sentinels]
     spans = {said[a]: said[a + 1 : b] for a, b in zip(starts, [*starts[1:], -1], strict=True)}
-    return [token for each in read[1:-1] for token in spans.get(each, [each])]
+    return [token for entry in read[1:-1] for token in spans.get(entry, [entry])]
 
 
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("number", range(len(TABLE)))
 def test_each_denoiser_is_that_of_the_paper(number, joined, encoder, make_rows):
-    """Counts by hand, and every text comes back from what is read and said."""
+    """Counts match those by hand, and every text is restored from input and targets."""
     mode, density, mean = TABLE[number]
     objective = UL2(joined=joined).list_named()[number].objective
     corruption = find_corruption(objective, encoder, LENGTH)
@@ -78,7 +78,7 @@ def test_each_denoiser_is_that_of_the_paper(number, joined, encoder, make_rows):
     for row in range(24):
         read, said = read_and_said(found, row)
         assert read[0] == encoder.special_ids[f"[{mode}]"]
-        assert rebuilt(read, said, corruption) == micro.targets[row].tolist()
+        assert rebuild_text(read, said, corruption) == micro.targets[row].tolist()
         assert len(said) == left_out + spans + 1
         assert len(read) == 1 + LENGTH - left_out + spans + 1
         if mean is None:
@@ -90,13 +90,14 @@ def test_each_denoiser_is_that_of_the_paper(number, joined, encoder, make_rows):
 def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows):
     micro = make_rows(8, 128, padded=True)
     for two, one in zip(UL2().parts(), UL2(joined=True).parts(), strict=True):
-        apart, together = (each.make_corruption(encoder).apply(micro, 0) for _, each in (two, one))
+        apart, together = (part.make_corruption(encoder).apply(micro, 0) for _, part in (two, one))
         np.testing.assert_array_equal(apart.pieces, together.pieces)
         for row in range(8):
             read, said = read_and_said(apart, row)
             assert read_and_said(together, row) == (read, said)
             whole = (read + said)[:-1]
-            ids, targets = together.ids[row], together.targets[row]
+            ids = together.ids[row]
+            targets = together.targets[row]
             assert ids[: len(whole)].tolist() == whole
             first = max(len(read) - 1, 0)
             assert targets[first : first + len(said)].tolist() == said
@@ -104,14 +105,15 @@ def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows
             assert (ids[len(whole) :] == encoder.special_tokens.padding).all()
 
 
-def documents_of(found, row):
-    """What is read of each document of a row, and what is to be said of it, in their order."""
-    ids, targets = found.ids[row], found.targets[row]
+def list_documents(found, row):
+    """Return the input tokens and the target tokens of each document of a row, in order."""
+    ids = found.ids[row]
+    targets = found.targets[row]
     if PREFIXES not in found.arrays:
         of_ids, of_said = (found.arrays[name][row] for name in (SEGMENTS, DECODER_SEGMENTS))
         return [
-            (ids[of_ids == each].tolist(), targets[of_said == each].tolist())
-            for each in np.unique(of_ids[of_ids > 0])
+            (ids[of_ids == document].tolist(), targets[of_said == document].tolist())
+            for document in np.unique(of_ids[of_ids > 0])
         ]
     begins = np.flatnonzero(found.arrays[POSITIONS][row] == 0)
     parts = []
@@ -119,7 +121,7 @@ def documents_of(found, row):
         read = found.arrays[PREFIXES][row, begin:end].sum()
         said = targets[begin:end][targets[begin:end] != IGNORE]
         whole = ids[begin : begin + read + len(said) - 1].tolist()
-        assert whole[read:] == said[:-1].tolist()  # each target is read one place later
+        assert whole[read:] == said[:-1].tolist()  # each target is the input one position later
         assert (targets[begin : begin + read - 1] == IGNORE).all()
         parts.append((whole[:read], said.tolist()))
     return parts
@@ -128,8 +130,10 @@ def documents_of(found, row):
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("number", range(len(TABLE)))
 def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, encoder, make_rows):
-    """Each text comes back from what is read and said of it alone; as many targets as rows that
-    are one text."""
+    """Texts are restored from their own inputs and targets.
+
+    The number of targets equals the number in rows with one text.
+    """
     mode, _, mean = TABLE[number]
     objective = UL2(joined=joined).list_named()[number].objective
     corruption = find_corruption(objective, encoder, LENGTH)
@@ -139,9 +143,11 @@ def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, en
     assert (found.targets != IGNORE).sum() == count
     begun = 0
     for row, text in enumerate(read_texts(micro, corruption.special, corruption.end)):
-        texts = [text.ids[text.documents == each].tolist() for each in np.unique(text.documents)]
+        texts = [
+            text.ids[text.documents == document].tolist() for document in np.unique(text.documents)
+        ]
         left = iter(texts)
-        documents = documents_of(found, row)
+        documents = list_documents(found, row)
         for place, (read, said) in enumerate(documents):
             assert read[0] == encoder.special_ids[f"[{mode}]"]
             if place == len(documents) - 1:
@@ -151,20 +157,20 @@ def test_documents_of_a_row_have_a_mode_and_gaps_of_their_own(number, joined, en
             ends = [*starts[1:], len(said)][: len(starts)]
             spans = {said[a]: said[a + 1 : b] for a, b in zip(starts, ends, strict=True)}
             assert set(spans) == set(read) & set(corruption.sentinels)
-            back = [token for each in read[1:] for token in spans.get(each, [each])]
-            assert back in left  # in their order; a decoder reads none of which nothing is said
+            back = [token for entry in read[1:] for token in spans.get(entry, [entry])]
+            # Texts keep their order; a decoder reads no document without targets.
+            assert back in left
             if mean is None and spans:
                 assert len(spans) == 1
                 assert read[-1] in corruption.sentinels
             begun += len(spans) if mean is None else 0
-    if mean is None:  # most documents of a row have an end that is to be said
+    if mean is None:  # most documents of a row have an end among the targets
         assert begun > 16 * 4
 
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_nothing_of_a_document_is_seen_from_another(joined, encoder, make_rows):
-    """Logits of all targets but those of the second document stay as they are, to the last bit,
-    when its tokens do not."""
+    """Changed tokens of the second document change no bit of the other documents' logits."""
     torch.manual_seed(0)
     sizes = {"layers": 2, "channels": 32, "heads": 2, "vocabulary": encoder.vocabulary_size}
     sizes = {**sizes, "positions": 128}
@@ -192,8 +198,10 @@ def test_nothing_of_a_document_is_seen_from_another(joined, encoder, make_rows):
             other = dataclasses.replace(found, arrays=changed)
             with torch.no_grad():
                 logits, others = (
-                    objective.predict(model, DeviceBatch.copy(each, device)).logits[row].numpy()
-                    for each in (found, other)
+                    objective.predict(model, DeviceBatch.copy(micro_batch, device))
+                    .logits[row]
+                    .numpy()
+                    for micro_batch in (found, other)
                 )
             same = (logits == others).all(-1)
             said = found.targets[row] != IGNORE
@@ -205,12 +213,12 @@ def test_nothing_of_a_document_is_seen_from_another(joined, encoder, make_rows):
 @pytest.mark.parametrize(
     ("sizes", "tokens", "most", "said"),
     [
-        ((8, 8, 8), 5, 9, (1, 1, 1)),  # 6 in all: a sentinel and a token each
+        ((8, 8, 8), 5, 9, (1, 1, 1)),  # 6 positions: a sentinel and a token each
         ((8, 8, 8), 8, 9, (2, 2, 2)),
-        ((20, 2, 2), 5, 9, (5,)),  # the short ones would have less than a sentinel and a token
-        ((8, 8, 8), 5, 2, (2, 2)),  # as many sentinels
+        ((20, 2, 2), 5, 9, (5,)),  # the short documents would have less than a sentinel and a token
+        ((8, 8, 8), 5, 2, (2, 2)),  # limited by the number of sentinels
         ((12,), 3, 9, (3,)),
-        ((1, 1, 2), 3, 9, (3,)),  # none holds so much: the text's end
+        ((1, 1, 2), 3, 9, (3,)),  # no document holds this many tokens: the text's end
     ],
 )
 def test_ends_are_divided_among_documents(sizes, tokens, most, said):
@@ -228,7 +236,9 @@ def test_all_rows_of_a_micro_batch_are_of_one_denoiser_and_none_is_padded(
 ):
     objective = UL2(joined=joined)
     corruption = find_corruption(objective, encoder, LENGTH)
-    seen, counted, stated = set(), 0, 0
+    seen = set()
+    counted = 0
+    stated = 0
     for first in range(0, 256, 4):
         micro = make_rows(4, LENGTH, mean=400, first=first)
         found = corruption.apply(micro, 0)
@@ -261,7 +271,7 @@ def test_denoisers_are_as_likely_each_unless_weighed(encoder):
             )
         }
     )
-    assert [each.name for each in weighed.list_named()] == ["R-0.15-3", "S-0.25-end"]
+    assert [part.name for part in weighed.list_named()] == ["R-0.15-3", "S-0.25-end"]
     assert [share for share, _ in weighed.parts()] == [0.75, 0.25]
 
 
@@ -276,21 +286,21 @@ def test_a_row_is_a_function_of_its_sample_and_the_seed(encoder, make_rows):
 
 
 def test_modes_go_by_the_names_of_the_papers_checkpoints_too():
-    theirs = tokenizer_with(100, ("[NLU]", "[S2S]", "[NLG]"))
+    theirs = build_tokenizer(100, ("[NLU]", "[S2S]", "[NLG]"))
     found = UL2().make_corruption(theirs)
     wanted = [theirs.special_ids[name] for name in ("[NLU]", "[S2S]", "[NLG]")]
-    assert sorted({each.mode for each in found.corruptions}) == sorted(wanted)
+    assert sorted({denoiser.mode for denoiser in found.corruptions}) == sorted(wanted)
 
 
-def test_what_a_tokenizer_lacks_is_refused_with_what_would_add_it():
+def test_a_missing_token_is_rejected_with_the_setting_that_adds_it():
     with pytest.raises(
         DataError, match=r"no special token \[S\], \[X\], which objective UL2 needs"
     ):
-        UL2().make_corruption(tokenizer_with(100, ("[R]",)))
+        UL2().make_corruption(build_tokenizer(100, ("[R]",)))
     with pytest.raises(DataError, match=r"<extra_id_4> to <extra_id_84>.* `sentinels = 85`"):
-        find_corruption(UL2(), tokenizer_with(4, ("[R]", "[S]", "[X]")), LENGTH)
+        find_corruption(UL2(), build_tokenizer(4, ("[R]", "[S]", "[X]")), LENGTH)
     with pytest.raises(DataError, match=r"\[X\], which objective SpanCorruption needs"):
-        SpanCorruption(mode="X").make_corruption(tokenizer_with(100, ("[R]",)))
+        SpanCorruption(mode="X").make_corruption(build_tokenizer(100, ("[R]",)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Policy gradients: advantages, ratios and divergences of known value, and each loss by hand."""
+"""Policy gradients: known advantages, ratios and divergences, and each loss computed by hand."""
 
 import math
 
@@ -38,7 +38,7 @@ LIMIT = 12
 @pytest.mark.parametrize(
     ("objective", "rewards", "expected"),
     [
-        # TRL 1.16's standard deviation is that of a sample.
+        # TRL 1.16 uses the sample standard deviation.
         (GRPO(), [1, 0, 0, 1], [0.865875, -0.865875, -0.865875, 0.865875]),
         (GRPO(), [1, 0, 0, 0], [1.4997, -0.4999, -0.4999, -0.4999]),
         (GRPO(), [0, 1, 2, 3], [-1.161805, -0.387268, 0.387268, 1.161805]),
@@ -86,10 +86,10 @@ def test_divergences_have_their_known_values(difference, k1, k2, k3):
     ("objective", "expected"),
     [
         (GRPO(), [1.648721, 2.0, 0.0, 0.606531]),  # e^.5, e^1 beyond the limit, no token, e^-.5
-        (GSPO(), [1.395612, 1.395612, 0.0, 1.395612]),  # e^(1/3), of the mean of three
-        (RLOO(), [2.0, 2.0, 0.0, 2.0]),  # e^1, of their sum
+        (GSPO(), [1.395612, 1.395612, 0.0, 1.395612]),  # e^(1/3), from the mean of three tokens
+        (RLOO(), [2.0, 2.0, 0.0, 2.0]),  # e^1, from the sum of the tokens
     ],
-    ids=lambda each: getattr(each, "kind", ""),
+    ids=lambda case: getattr(case, "kind", ""),
 )
 def test_importance_weights_have_their_known_values(objective, expected):
     change = np.array([[0.5, 1.0, 7.0, -0.5]], dtype=np.float32)
@@ -100,7 +100,8 @@ def test_importance_weights_have_their_known_values(objective, expected):
 
 
 def test_k1_and_k3_are_the_divergence_on_average_and_k2_is_not():
-    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    p = np.array([0.5, 0.3, 0.2])
+    q = np.array([0.2, 0.3, 0.5])
     means = {
         k: float((p * estimate_divergence(k, np.log(p / q))).sum()) for k in ("k1", "k2", "k3")
     }
@@ -108,8 +109,9 @@ def test_k1_and_k3_are_the_divergence_on_average_and_k2_is_not():
 
 
 def whiten_as_verl(rewards_BT, mask_BT):
-    """Returns of each token, and these by mean and sample variance over all tokens."""
-    returns_BT, running_B = np.zeros_like(rewards_BT), np.zeros(len(rewards_BT))
+    """Return the returns of each token, whitened by mean and sample variance over all tokens."""
+    returns_BT = np.zeros_like(rewards_BT)
+    running_B = np.zeros(len(rewards_BT))
     for place in reversed(range(rewards_BT.shape[1])):
         running_B = rewards_BT[:, place] + running_B
         returns_BT[:, place] = running_B
@@ -122,7 +124,7 @@ def whiten_as_verl(rewards_BT, mask_BT):
 
 @pytest.mark.parametrize("penalised", [False, True])
 def test_reinforce_plus_plus_whitens_over_tokens_as_verl_does(penalised, device_batch):
-    """Completions of 1, 5, 2 and 7 tokens: over completions, other advantages come out."""
+    """Completions of 1, 5, 2 and 7 tokens: whitening over completions gives other advantages."""
     objective = ReinforcePlusPlus()
     mask_BT = np.arange(9) < np.array([1, 5, 2, 7])[:, None]
     rewards_GS = np.array([[1.0, 0.0], [0.25, 0.0]])
@@ -137,9 +139,9 @@ def test_reinforce_plus_plus_whitens_over_tokens_as_verl_does(penalised, device_
         parts = np.split(np.arange(4), cuts)
         batches = [device_batch(**{n: array[p] for n, array in arrays.items()}) for p in parts]
         sums = [objective.measure(None, batch) for batch in batches]
-        statistics = {name: float(sum(each[name] for each in sums)) for name in sums[0]}
+        statistics = {name: float(sum(statistic[name] for statistic in sums)) for name in sums[0]}
         read = [objective.read_advantages(batch.arrays, statistics) for batch in batches]
-        seen = torch.cat([each.expand(-1, 9) for each in read]).numpy()
+        seen = torch.cat([array.expand(-1, 9) for array in read]).numpy()
         np.testing.assert_allclose(seen[mask_BT], expected_BT[mask_BT], atol=1e-5)
     of_rows = (rewards_GS - rewards_GS.mean()).reshape(-1) / rewards_GS.std(ddof=1)
     assert abs(seen[:, 0] - of_rows).max() > 0.1
@@ -185,7 +187,7 @@ def test_how_often_the_bound_cuts_is_measured(place, decoder, completions, devic
 
 
 def rollouts(completions, rows=4, seed=1, temperature=1.0):
-    """Arrays of made-up rollouts, sampled by other weights than those that learn of them."""
+    """Return arrays of synthetic rollouts, sampled with other weights than the trained model's."""
     ids, targets = completions(rows, seed)
     dice = np.random.default_rng(seed)
     there = targets != IGNORE
@@ -212,15 +214,16 @@ def rollouts(completions, rows=4, seed=1, temperature=1.0):
     }
 
 
-def by_hand(objective, model, arrays):
-    """The loss, a token at a time, from all logits."""
+def compute_loss_by_hand(objective, model, arrays):
+    """Compute the loss token by token from all logits."""
     logits = model(torch.from_numpy(arrays[IDS])).logits[..., :60].double()
     log = (logits / arrays[TEMPERATURE][0]).log_softmax(-1)
     advantages = arrays[ADVANTAGES].astype(float)
-    if objective.kind == "ReinforcePlusPlus":  # over tokens, as if each had a row of its own
+    if objective.kind == "ReinforcePlusPlus":  # over tokens, as if each token had its own row
         of_tokens = np.repeat(advantages, (arrays[TARGETS] != IGNORE).sum(1))
         advantages = (advantages - of_tokens.mean()) / np.sqrt(of_tokens.var(ddof=1) + 1e-8)
-    total, rows = 0.0, len(advantages)
+    total = 0.0
+    rows = len(advantages)
     tokens = int((arrays[TARGETS] != IGNORE).sum())
     for row, advantage in enumerate(advantages.tolist()):
         places = np.flatnonzero(arrays[TARGETS][row] != IGNORE).tolist()
@@ -232,7 +235,8 @@ def by_hand(objective, model, arrays):
             changes = [sum(changes)] * len(changes)
         for change, n, place in zip(changes, new, places, strict=True):
             ratio = change.exp()
-            low, high = 1 - objective.clip_low, 1 + objective.clip_high
+            low = 1 - objective.clip_low
+            high = 1 + objective.clip_high
             if objective.kind == "CISPO":
                 value = -min(ratio.item(), high) * advantage * n
             else:
@@ -246,8 +250,8 @@ def by_hand(objective, model, arrays):
     return total
 
 
-def computed_loss(objective, model, device_batch, arrays, cuts):
-    """The loss of `arrays` in micro-batches that end at `cuts`, as the step has it."""
+def compute_loss(objective, model, device_batch, arrays, cuts):
+    """Return the loss of `arrays` in micro-batches that end at `cuts`, as a training step does."""
     tokens = int((arrays[TARGETS] != IGNORE).sum())
     rows = len(arrays[IDS])
     denominators = {TOKENS: tokens, EXAMPLES: rows, LIMIT_TOKENS: rows * LIMIT}
@@ -265,7 +269,7 @@ def computed_loss(objective, model, device_batch, arrays, cuts):
 
 
 @pytest.mark.parametrize("held", [None, ReferenceDivergence(weight=0.3)], ids=["free", "held"])
-@pytest.mark.parametrize("objective", KINDS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("objective", KINDS, ids=lambda objective: objective.kind)
 def test_loss_and_gradient_are_those_by_hand_however_the_batch_is_cut(
     objective, held, decoder, completions, device_batch
 ):
@@ -275,20 +279,20 @@ def test_loss_and_gradient_are_those_by_hand_however_the_batch_is_cut(
     for cuts in (None, [], [1], [2, 3]):
         model = decoder()
         if cuts is None:
-            loss = by_hand(objective, model, arrays)
+            loss = compute_loss_by_hand(objective, model, arrays)
         else:
-            loss = computed_loss(objective, model, device_batch, arrays, cuts)
+            loss = compute_loss(objective, model, device_batch, arrays, cuts)
         loss.backward()
-        gradients.append((loss.item(), [each.grad for each in model.parameters()]))
+        gradients.append((loss.item(), [parameter.grad for parameter in model.parameters()]))
     (expected, gradient), *others = gradients
-    assert math.isfinite(expected) and any(each.abs().max() > 1e-4 for each in gradient)
+    assert math.isfinite(expected) and any(array.abs().max() > 1e-4 for array in gradient)
     for loss, found in others:
         assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
         for one, other in zip(found, gradient, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
-def test_what_is_watched_is_of_tokens_and_of_completions(decoder, completions, device_batch):
+def test_diagnostics_are_per_token_and_per_completion(decoder, completions, device_batch):
     arrays = rollouts(completions)
     watched = GRPO().compute(decoder(), device_batch(**arrays), {}).diagnostics
     means = {n: float(c.sum_rows_B().sum() / c.counts_B.sum()) for n, c in watched.items()}
@@ -301,10 +305,11 @@ def test_what_is_watched_is_of_tokens_and_of_completions(decoder, completions, d
 
 
 def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device_batch):
-    """Then all objectives have the gradient of REINFORCE, and nothing is clipped."""
+    """Ratios are then 1: all objectives have the gradient of REINFORCE, and nothing is clipped."""
     from trainrig.objectives.token_log_probabilities import read_tokens
 
-    model, arrays = decoder(), rollouts(completions)
+    model = decoder()
+    arrays = rollouts(completions)
     ids, targets = (torch.from_numpy(arrays[name]) for name in (IDS, TARGETS))
     arrays[OLD] = read_tokens(model, ids, targets, 1.0, 60).log_probabilities_BT.detach().numpy()
     watched = DAPO().compute(model, device_batch(**arrays), {}).diagnostics
@@ -313,19 +318,16 @@ def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device
 
 
 def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_batch):
-    """Twice the weight is twice the loss, of the policy and of what holds it; what weighs nothing
-    teaches nothing."""
-    objective, arrays, model = (
-        GRPO(reference=ReferenceDivergence(weight=0.3)),
-        rollouts(completions),
-        decoder(),
-    )
+    """Weight 2 doubles the policy loss and the divergence term; weight 0 gives no gradient."""
+    objective = GRPO(reference=ReferenceDivergence(weight=0.3))
+    arrays = rollouts(completions)
+    model = decoder()
     arrays[IMPORTANCE_LIMIT] = np.full(len(arrays[IDS]), 2.0, dtype=np.float32)
-    first = np.arange(len(arrays[IDS]))[:, None] == 0  # the first row alone
+    first = np.arange(len(arrays[IDS]))[:, None] == 0  # only the first row
 
     def loss(weights):
         given = arrays | {IMPORTANCE: np.broadcast_to(weights, arrays[IDS].shape).copy()}
-        found = computed_loss(objective, model, device_batch, given, []).item()
+        found = compute_loss(objective, model, device_batch, given, []).item()
         watched = objective.compute(model, device_batch(**given), {}).diagnostics
         share = (
             watched["importance_truncated"].sum_rows_B().sum()
@@ -333,8 +335,9 @@ def test_importance_weighs_each_token_of_the_loss(decoder, completions, device_b
         )
         return found, float(share)
 
-    plain = computed_loss(objective, model, device_batch, arrays, []).item()
+    plain = compute_loss(objective, model, device_batch, arrays, []).item()
     assert loss(np.float32(1)) == (pytest.approx(plain), 0)
     assert loss(np.float32(2)) == (pytest.approx(2 * plain), 1)
-    one, others = loss(first.astype(np.float32))[0], loss((~first).astype(np.float32))[0]
+    one = loss(first.astype(np.float32))[0]
+    others = loss((~first).astype(np.float32))[0]
     assert one + others == pytest.approx(plain) and abs(one) > 1e-3

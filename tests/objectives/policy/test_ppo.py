@@ -1,4 +1,4 @@
-"""PPO: advantages of tokens, clips and the weight of the divergence by their known values."""
+"""PPO: known values of token advantages, clipping and the adaptive divergence weight."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,8 @@ from .test_policy_gradient import rollouts
     ],
 )
 def test_advantages_of_tokens_have_their_known_values(discount, decay, advantages):
-    rewards, values = np.array([[0.0, 0, 1]]), np.array([[0.5, 0.6, 0.7]])
+    rewards = np.array([[0.0, 0, 1]])
+    values = np.array([[0.5, 0.6, 0.7]])
     there = np.ones((1, 3), dtype=bool)
     found = estimate_advantages(rewards, values, there, discount, decay)
     np.testing.assert_allclose(found, [advantages], atol=1e-6)
@@ -47,8 +48,8 @@ def test_advantages_of_tokens_have_their_known_values(discount, decay, advantage
         np.testing.assert_allclose(credited[RETURNS], [[0.96575, 0.985, 1]], atol=1e-6)
 
 
-def by_loop(rewards, values, there, discount, decay):
-    """Each row by itself, its places outside the mask left out."""
+def compute_advantages_by_loop(rewards, values, there, discount, decay):
+    """Compute advantages row by row, without positions outside the mask."""
     found = np.zeros(rewards.shape)
     for row in range(len(there)):
         places = np.flatnonzero(there[row]).tolist()
@@ -67,8 +68,10 @@ def test_an_environments_tokens_are_no_steps():
     there[:, 4] = True
     rewards, values = dice.normal(size=(2, 5, 12)) * there
     found = estimate_advantages(rewards, values, there, 0.97, 0.9)
-    np.testing.assert_allclose(found, by_loop(rewards, values, there, 0.97, 0.9), atol=1e-12)
-    other = np.where(there, values, 100.0)  # what a critic says elsewhere counts for nothing
+    np.testing.assert_allclose(
+        found, compute_advantages_by_loop(rewards, values, there, 0.97, 0.9), atol=1e-12
+    )
+    other = np.where(there, values, 100.0)  # the critic's values at other positions have no effect
     np.testing.assert_array_equal(found, estimate_advantages(rewards, other, there, 0.97, 0.9))
 
 
@@ -97,7 +100,8 @@ def test_the_loss_of_a_bad_token_has_a_bound(ratio, advantage, expected):
 
 @pytest.mark.parametrize(("value", "expected"), [(1.0, 0.845), (0.0, 2.0), (0.6, 0.98)])
 def test_the_clipped_value_has_its_known_loss(value, expected):
-    old, wanted = torch.tensor([[0.5]]), torch.tensor([[2.0]])
+    old = torch.tensor([[0.5]])
+    wanted = torch.tensor([[2.0]])
     found = PPO().compute_value_losses(torch.tensor([[value]]), old, wanted)
     assert found.item() == pytest.approx(expected)
     free = PPO(clip_value=1e9).compute_value_losses(torch.tensor([[value]]), old, wanted)
@@ -119,8 +123,9 @@ def test_the_weight_of_the_divergence_moves_by_its_known_values(divergence, expe
 
 
 def test_a_weight_that_moves_is_the_batchs(decoder, completions, device_batch):
-    """The same loss as by a weight that stays, where both are the same."""
-    model, arrays = decoder(), rollouts(completions)
+    """An adaptive weight gives the same loss as a fixed weight of the same value."""
+    model = decoder()
+    arrays = rollouts(completions)
     denominators = {TOKENS: 20, EXAMPLES: len(arrays[IDS])}
     losses = []
     for adaptive in (None, AdaptiveWeight(target=1)):
@@ -135,7 +140,7 @@ def test_a_weight_that_moves_is_the_batchs(decoder, completions, device_batch):
     np.testing.assert_allclose(watched.sum_rows_B().numpy(), away, atol=1e-5)
 
 
-def critic_of(decoder):
+def make_critic(decoder):
     config = decoder().config.with_score_head()
     assert isinstance(config, DecoderConfig)
     model = Decoder(config)
@@ -148,7 +153,9 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
     normalise, decoder, completions, device_batch
 ):
     objective = PPO(normalise=normalise, clip_value=0.05)
-    model, critic, arrays = decoder(), critic_of(decoder), rollouts(completions)
+    model = decoder()
+    critic = make_critic(decoder)
+    arrays = rollouts(completions)
     there = arrays[TARGETS] != IGNORE
     dice = np.random.default_rng(3)
     for name in (VALUES, RETURNS, TOKEN_ADVANTAGES):
@@ -167,8 +174,8 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
                 sums[name] += float(value)
         computed = [objective.compute(model, batch, sums) for batch in batches]
         return sum(
-            compute_differentiable_loss(objective, each, denominators, len(batches))
-            for each in computed
+            compute_differentiable_loss(objective, computed_batch, denominators, len(batches))
+            for computed_batch in computed
         )
 
     def by_hand():
@@ -193,8 +200,8 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
 
     gradients = []
     for compute in (by_hand, lambda: in_parts([]), lambda: in_parts([1, 3])):
-        for each in (model, critic):
-            each.zero_grad()
+        for module in (model, critic):
+            module.zero_grad()
         loss = compute()
         loss.backward()
         gradients.append(
@@ -212,10 +219,10 @@ def test_loss_and_gradients_of_both_models_are_those_by_hand(
 
 
 def test_values_are_read_before_each_token_is_drawn(decoder, completions):
-    critic = critic_of(decoder)
-    ids, targets = (torch.from_numpy(each) for each in completions(3, 1))
+    critic = make_critic(decoder)
+    ids, targets = (torch.from_numpy(array) for array in completions(3, 1))
     found, auxiliary = read_values(critic, ids, targets)
     assert auxiliary == {} and (found[targets == IGNORE] == 0).all()
-    row, place = (int(each[-1]) for each in torch.nonzero(targets != IGNORE, as_tuple=True))
+    row, place = (int(indices[-1]) for indices in torch.nonzero(targets != IGNORE, as_tuple=True))
     alone = critic(ids[row : row + 1, : place + 1]).logits[0, -1, 0]
     assert found[row, place].item() == pytest.approx(alone.item(), abs=1e-5)

@@ -13,14 +13,16 @@ from trainrig.objectives.contract import DeviceBatch
 from trainrig.posttrain.distillation.stage import find_likeliest
 from trainrig.tokens.batches import IGNORE
 
-V, C, E = 37, 8, 5
+V = 37
+C = 8
+E = 5
 
 
-def batch_of(teacher, targets, entries, temperature=1.0, weights=None):
-    """What a teacher with these logits [B, T, V] leaves for a student."""
+def make_batch(teacher, targets, entries, temperature=1.0, weights=None):
+    """Return the micro-batch that a teacher with logits [B, T, V] gives to a student."""
     found = find_likeliest(teacher.flatten(0, 1), Head(torch.eye(teacher.shape[-1])), entries,
                       temperature, teacher.shape[-1])  # fmt: skip
-    ids, logs, rest = (each.view(*targets.shape, *each.shape[1:]) for each in found)
+    ids, logs, rest = (array.view(*targets.shape, *array.shape[1:]) for array in found)
     arrays = {
         "ids": targets,
         "targets": targets,
@@ -32,8 +34,8 @@ def batch_of(teacher, targets, entries, temperature=1.0, weights=None):
     return DeviceBatch(arrays, torch.arange(len(targets)), torch.zeros(len(targets)))
 
 
-def computed(objective, batch, student):
-    """What `objective` makes of a student with these logits."""
+def compute_objective(objective, batch, student):
+    """Return the loss of `objective` for a student with these logits."""
     model = lambda ids: ModelOutput(student, Head(torch.eye(student.shape[-1])))  # noqa: E731
     return objective.compute(model, batch, {})
 
@@ -42,10 +44,12 @@ def log(*shares):
     return torch.tensor([[shares]]).log()
 
 
-# KL(p || q) of the facts: p = (.5, .3, .2), q = (.2, .3, .5) is .27488722. Of the two likeliest
-# and the rest together nothing is lost, as the rest is one entry; of the likeliest and the rest:
-# .5 ln(.5 / .2) + .5 ln(.5 / .8) = .22314355; with the two likeliest scaled up to (.625, .375):
-# .625 ln(.625 / .2) + .375 ln(.375 / .3) = .79582512.
+# KL(p
+#
+# q) for p = (.5, .3, .2), q = (.2, .3, .5) is .27488722. The two likeliest entries and the rest
+# lose nothing, as the rest is one entry. The likeliest entry and the rest: .5 ln(.5 / .2) + .5
+# ln(.5 / .8) = .22314355. The two likeliest rescaled to (.625, .375): .625 ln(.625 / .2) + .375
+# ln(.375 / .3) = .79582512.
 @pytest.mark.parametrize(
     ("entries", "rest", "expected"),
     [
@@ -58,15 +62,15 @@ def log(*shares):
     ],
 )
 def test_known_values(entries, rest, expected):
-    batch = batch_of(log(0.5, 0.3, 0.2), torch.tensor([[2]]), entries)
-    found = computed(Distillation(rest=rest), batch, log(0.2, 0.3, 0.5) + 7)
+    batch = make_batch(log(0.5, 0.3, 0.2), torch.tensor([[2]]), entries)
+    found = compute_objective(Distillation(rest=rest), batch, log(0.2, 0.3, 0.5) + 7)
     (term,) = found.terms.values()
     assert float(term.values) / 100 == pytest.approx(expected, abs=1e-6)
     assert term.counts_B.tolist() == [100]
     nats = found.diagnostics["student_cross_entropy"]
     assert float(nats.values) == pytest.approx(math.log(2), abs=1e-6)
     assert float(found.diagnostics["teacher_agreement"].values) == 0.0
-    same = computed(Distillation(rest=rest), batch, log(0.5, 0.3, 0.2))
+    same = compute_objective(Distillation(rest=rest), batch, log(0.5, 0.3, 0.2))
     assert float(same.diagnostics["teacher_agreement"].values) == 1.0
     if rest == "bucket" or entries == 3:
         assert float(same.terms["divergence"].values) == pytest.approx(0, abs=1e-4)
@@ -93,7 +97,7 @@ def test_values_and_gradients_are_autograds(
     monkeypatch.setitem(chunked_head.BLOCK_ELEMENTS, "cpu", blocks[0])
     monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", blocks[1])
     hidden, weight, teacher, targets, weights = case
-    batch = batch_of(teacher, targets, E, temperature, weights)
+    batch = make_batch(teacher, targets, E, temperature, weights)
     objective = Distillation(temperature=temperature, share=share, rest=rest)
 
     def ours(h, w):
@@ -105,7 +109,8 @@ def test_values_and_gradients_are_autograds(
         logits = logits if cap is None else cap * (logits / cap).tanh()
         log_q, log_p = ((x / temperature).log_softmax(-1) for x in (logits, teacher))
         ids = batch.arrays["teacher_ids"].long()
-        log_p, log_q = log_p.gather(-1, ids), log_q.gather(-1, ids)
+        log_p = log_p.gather(-1, ids)
+        log_q = log_q.gather(-1, ids)
         if rest == "bucket":
             log_p, log_q = (
                 torch.cat([x, (1 - x.exp().sum(-1, keepdim=True)).log()], -1)
@@ -117,41 +122,46 @@ def test_values_and_gradients_are_autograds(
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         return (weights * (share * divergence + (1 - share) * nats.view(3, 7))).sum()
 
-    values, gradients = [], []
+    values = []
+    gradients = []
     for loss in (ours, plain):
-        leaves = [each.double().float().requires_grad_() for each in (hidden, weight)]
+        leaves = [tensor.double().float().requires_grad_() for tensor in (hidden, weight)]
         value = loss(*leaves)
         value.backward()
         values.append(value.detach())
         gradients.append([leaf.grad for leaf in leaves])
-    # The cross-entropy beside the divergence goes with its gradients, and its value is told.
+    # Cross-entropy adds its gradients to the divergence's, and its value is logged.
     torch.testing.assert_close(values[0], values[1], rtol=1e-4, atol=1e-3)
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-2)
 
 
-def test_a_student_that_is_too_sure_is_told_so_in_finite_numbers():
-    batch = batch_of(torch.zeros(1, 1, V), torch.tensor([[3]]), E)
+def test_an_overconfident_student_has_a_finite_loss():
+    batch = make_batch(torch.zeros(1, 1, V), torch.tensor([[3]]), E)
     student = torch.full((1, 1, V), -500.0)
     student[..., int(batch.arrays["teacher_ids"][0, 0, 0])] = 500.0
     leaf = student.requires_grad_()
-    found = computed(Distillation(), batch, leaf).terms["divergence"].values
+    found = compute_objective(Distillation(), batch, leaf).terms["divergence"].values
     found.sum().backward()
     assert torch.isfinite(found).all() and found.item() > 0
     assert torch.isfinite(leaf.grad).all()
 
 
-def test_of_all_entries_nothing_is_left_for_the_rest():
+def test_with_all_entries_the_rest_has_no_probability():
     generator = torch.Generator().manual_seed(1)
     teacher, student = torch.randn(2, 1, 4, V, generator=generator).unbind()
     targets = torch.zeros(1, 4, dtype=torch.long)
-    found = computed(Distillation(), batch_of(teacher, targets, V), student).terms["divergence"]
+    found = compute_objective(Distillation(), make_batch(teacher, targets, V), student).terms[
+        "divergence"
+    ]
     whole = F.kl_div(student.log_softmax(-1), teacher.softmax(-1), reduction="none").sum(-1)
     np.testing.assert_allclose(found.values / 100, whole, rtol=1e-5)
     fewer = [
-        computed(Distillation(), batch_of(teacher, targets, n), student).terms["divergence"]
+        compute_objective(Distillation(), make_batch(teacher, targets, n), student).terms[
+            "divergence"
+        ]
         for n in (1, 4, 16)
     ]
-    # What is put together can only tell less.
-    told = [float(each.values.sum()) / 100 for each in fewer]
+    # Grouping entries can only lower the divergence.
+    told = [float(loss.values.sum()) / 100 for loss in fewer]
     assert told == sorted(told) and told[-1] < float(whole.sum())

@@ -1,4 +1,4 @@
-"""What layers save, in the host's memory: run here as if a CPU had a memory of its own."""
+"""Saved activations in host memory, with CPUs that act as separate devices."""
 
 import weakref
 
@@ -16,20 +16,27 @@ from trainrig.parallel.compiled import Compile, compile_layers
 
 @pytest.fixture
 def apart(monkeypatch):
-    """Has CPUs be devices apart, and sends all that is saved; watches what is where."""
+    """Treat CPUs as separate devices, offload all saved tensors, and record where tensors are."""
     monkeypatch.setattr(host_copies, "APART", ("cpu",))
     monkeypatch.setattr(host_copies, "LEAST_BYTES", 0)
     return Watched(monkeypatch)
 
 
 class Watched:
-    """Of all passes through layers: how much was sent, how often fetched, and the most that was on
-    the device at once of what is on the host as well."""
+    """Recorder of all passes through layers.
+
+    It counts the bytes offloaded, the fetches, and the peak device memory of tensors that have a
+    host copy.
+    """
 
     def __init__(self, monkeypatch):
-        self.sent, self.places, self.passes = [], set(), weakref.WeakSet()
+        self.sent = []
+        self.places = set()
+        self.passes = weakref.WeakSet()
         self.fetched = self.most = 0
-        send, fetch, watched = host_copies._send, host_copies._fetch, self
+        send = host_copies._send
+        fetch = host_copies._fetch
+        watched = self
 
         def watch_sent(here):
             self.sent.append(here.nbytes)
@@ -63,7 +70,7 @@ class Watched:
         self.most = max(self.most, self.count_here())
 
     def count_here(self):
-        copies = [copy for each in self.passes for copy in each._copies.values()]
+        copies = [copy for layer_pass in self.passes for copy in layer_pass._copies.values()]
         return sum(copy.here.nbytes for copy in copies if copy.here is not None)
 
 
@@ -74,7 +81,9 @@ def build(kept=None, compiled=None, hosted=True, dtype=torch.float32, stages=Non
     recompute(model.layers, choose_kept(len(model.layers), kept))
     compile_layers(model.layers, compiled)
     if hosted:
-        keep_on_host([model.layers] if stages is None else [model.layers[each] for each in stages])
+        keep_on_host(
+            [model.layers] if stages is None else [model.layers[stage] for stage in stages]
+        )
     return model
 
 
@@ -95,46 +104,51 @@ def test_gradients_are_the_same_to_the_bit(kept, compiled, dtype, packed, apart)
         gradients(build(kept, compiled, hosted, dtype), packed) for hosted in (False, True)
     )
     assert all(torch.equal(a, b) for a, b in zip(plain, hosted, strict=True))
-    assert 0 < apart.fetched < len(apart.sent)  # the last two layers' had not left the device
+    # The last two layers' tensors were still on the device.
+    assert 0 < apart.fetched < len(apart.sent)
     if isinstance(kept, Full) and kept.every == 1:
         inputs = batch().numel() * CONFIG.channels * dtype.itemsize
         sizes = [size for size in apart.sent if size != torch.get_rng_state().nbytes]
-        assert sizes == [inputs] * 4  # beside the state of randomness, of compiled layers
+        assert sizes == [inputs] * 4  # besides the random state of compiled layers
 
 
 @pytest.mark.parametrize("kept", [None, Full()])
 def test_two_layers_are_on_the_device_and_nothing_outlives_the_backward_pass(kept, apart):
-    model, ids = build(kept), batch()
+    model = build(kept)
+    ids = batch()
     loss = model(ids).logits.float().sum()
     of_a_layer = sum(apart.sent) / 4
     assert apart.count_here() == pytest.approx(2 * of_a_layer, rel=0.01)
     loss.backward()
     assert apart.fetched == pytest.approx(len(apart.sent) / 2, abs=1)
     del loss
-    assert not apart.passes  # not for the collector to find
+    assert not apart.passes  # freed without the garbage collector
     assert apart.most == pytest.approx(2 * of_a_layer, rel=0.01)
 
 
 def test_several_micro_batches_under_way_have_two_layers_there_as_well(apart):
-    model, ids = build(), batch()
+    model = build()
+    ids = batch()
     one, two = (model(ids).logits.sum() for _ in range(2))
     of_a_layer = sum(apart.sent) / 8
     assert apart.count_here() == pytest.approx(2 * of_a_layer, rel=0.01)
     one.backward()
     two.backward()
-    # While a layer of the first goes backward, the last two of the second are there too.
+    # During a backward pass through a layer of the first, the last two of the second are there too.
     assert apart.most == pytest.approx(4 * of_a_layer, rel=0.01)
 
 
 def test_weights_masks_and_what_is_small_stay(apart, monkeypatch):
-    masks, make = [], decoder.make_added_mask
+    masks = []
+    make = decoder.make_added_mask
     monkeypatch.setattr(
         decoder, "make_added_mask", lambda *told: masks.append(make(*told)) or masks[-1]
     )
-    model, ids = build(), batch()
+    model = build()
+    ids = batch()
     positions = torch.arange(48).remainder(20).expand(3, -1)
     logits = model(ids, positions_BT=positions).logits
-    shared = {each.data_ptr() for each in (*masks, *model.parameters())}
+    shared = {tensor.data_ptr() for tensor in (*masks, *model.parameters())}
     assert masks and logits.requires_grad and len(apart.sent) > 20
     assert not shared & apart.places
     many = len(apart.sent)
@@ -146,7 +160,8 @@ def test_weights_masks_and_what_is_small_stay(apart, monkeypatch):
 def test_nothing_is_moved_on_a_cpu_or_without_a_backward_pass(monkeypatch):
     sent = []
     monkeypatch.setattr(host_copies, "_send", lambda tensor: sent.append(tensor))
-    model, ids = build(), batch()
+    model = build()
+    ids = batch()
     model(ids)
     monkeypatch.setattr(host_copies, "APART", ("cpu",))
     with torch.no_grad():
@@ -156,7 +171,7 @@ def test_nothing_is_moved_on_a_cpu_or_without_a_backward_pass(monkeypatch):
 
 @pytest.mark.parametrize("stages", [None, [slice(0, 2), slice(2, 4)]])
 def test_the_layer_before_is_fetched_while_one_goes_backward(stages, apart, monkeypatch):
-    """Of several stages of a pipeline, that of the same stage and micro-batch."""
+    """A pipeline rank with several stages fetches the layer of the same stage and micro-batch."""
     order = []
     fetch = host_copies.LayerCopies.fetch
 
@@ -166,13 +181,14 @@ def test_the_layer_before_is_fetched_while_one_goes_backward(stages, apart, monk
         fetch(copies)
 
     monkeypatch.setattr(host_copies.LayerCopies, "fetch", note)
-    model, ids = build(stages=stages), batch()
-    one, two = (model(ids).logits.sum() for _ in range(2))  # two micro-batches under way
+    model = build(stages=stages)
+    ids = batch()
+    one, two = (model(ids).logits.sum() for _ in range(2))  # two micro-batches in flight
     for loss in (one, two):
         order.clear()
         loss.backward()
-        assert [each._layer for each in order] == list(model.layers)[::-1]
+        assert [layer_pass._layer for layer_pass in order] == list(model.layers)[::-1]
         firsts = {0} if stages is None else {0, 2}
-        for number, each in zip((3, 2, 1, 0), order, strict=True):
-            before = each._before and each._before()
+        for number, layer_pass in zip((3, 2, 1, 0), order, strict=True):
+            before = layer_pass._before and layer_pass._before()
             assert before is (None if number in firsts else order[4 - number])

@@ -18,7 +18,8 @@ WAYS = {
     "every second": Full(every=2),
     "selective": Selective(),
 }
-MIXED = {"each in its way": ("all", "products", "input", "products")}  # as a budget may choose
+# A mixture that a budget may choose.
+MIXED = {"each in its way": ("all", "products", "input", "products")}
 CONFIG = DecoderConfig(layers=4, channels=32, heads=4, kv_heads=2, vocabulary=64, positions=64)
 
 
@@ -43,12 +44,14 @@ def gradients(model, packed=None):
 
 
 class Kept(TorchDispatchMode):
-    """Bytes of the tensors made while it is on, as long as they live."""
+    """Counter of the bytes of tensors created inside the block, as long as they live."""
 
     def __init__(self, model):
         super().__init__()
         self.bytes = 0
-        self._seen = weakref.WeakSet(each.untyped_storage() for each in model.parameters())
+        self._seen = weakref.WeakSet(
+            parameter.untyped_storage() for parameter in model.parameters()
+        )
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
@@ -65,8 +68,9 @@ class Kept(TorchDispatchMode):
 
 
 def kept_for_the_backward_pass(way):
-    """Bytes, without the logits, which every way keeps."""
-    model, ids = build(way), batch()
+    """Return the bytes kept for the backward pass, without the logits, which every mode keeps."""
+    model = build(way)
+    ids = batch()
     with Kept(model) as kept:
         logits = model(ids).logits
         gc.collect()
@@ -80,10 +84,8 @@ def kept_for_the_backward_pass(way):
 def test_gradients_are_those_of_the_plain_model_to_the_bit(way, dtype, packed, monkeypatch):
     if packed == "by document":
         monkeypatch.setattr(document_attention, "TOGETHER", 64)
-    plain, again = (
-        gradients(build(None, dtype), packed),
-        gradients(build((WAYS | MIXED)[way], dtype), packed),
-    )
+    plain = gradients(build(None, dtype), packed)
+    again = gradients(build((WAYS | MIXED)[way], dtype), packed)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
@@ -93,7 +95,7 @@ def test_the_more_is_computed_again_the_less_is_kept():
     none, every_layer, every_second, selective = kept
     assert every_layer < every_second < none
     assert every_layer < selective < none
-    # Of each layer only its input, [B, T, C] of float32; beside those what comes after the last.
+    # Each layer keeps only its input, [B, T, C] of float32; the rest follows the last layer.
     a_stream = 3 * 48 * 32 * 4
     assert every_layer < 8 * a_stream
     assert every_layer < 0.1 * none
@@ -102,11 +104,11 @@ def test_the_more_is_computed_again_the_less_is_kept():
 
 def test_names_of_parameters_stay():
     names = [[name for name, _ in build(way).named_parameters()] for way in WAYS.values()]
-    assert all(each == names[0] for each in names)
+    assert all(other == names[0] for other in names)
 
 
 @pytest.mark.slow
-def test_what_is_dear_is_computed_once_and_what_is_cheap_twice_when_selective(monkeypatch):
+def test_selective_recomputation_repeats_only_cheap_operations(monkeypatch):
     counts = {}
 
     class Calls(TorchDispatchMode):
@@ -119,7 +121,7 @@ def test_what_is_dear_is_computed_once_and_what_is_cheap_twice_when_selective(mo
             gradients(build(WAYS[way]))
     aten = torch.ops.aten
     products = [counts[way, aten.mm.default] for way in ("none", "all layers", "selective")]
-    # Each of four layers has seven products; the last of them is not asked for again.
+    # Each of four layers has seven products; the last of them is not needed again.
     assert products == [products[0], products[0] + 4 * 6, products[0]]
     attention = aten._scaled_dot_product_flash_attention_for_cpu.default
     assert [counts[way, attention] for way in WAYS if way != "every second"] == [4, 8, 4]
@@ -134,5 +136,5 @@ def test_sharded_training_leaves_the_same_bits_with_and_without(reshard, ranks, 
         training = {"steps": 4, "parallel": {"kind": "FSDP", "reshard": reshard}}
         training |= {"recompute": {"kind": kind}} if kind else {}
         job = make_job(tmp_path, training=training)
-        digests |= {each["digest"] for each in ranks(world, "steps", job=job, count=4)}
+        digests |= {answer["digest"] for answer in ranks(world, "steps", job=job, count=4)}
     assert len(digests) == 1

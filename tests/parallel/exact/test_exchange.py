@@ -1,4 +1,4 @@
-"""The same bits, whoever adds up what, in however many levels."""
+"""Gradient sums: identical bits, whichever ranks add, and on however many levels."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from trainrig.parallel.exact.link_bytes import count_bytes_by_rank
 SHAPES = [(8, 8), (11, 8), (12, 3), (5, 5), (16, 16)]  # micro-batches, virtual workers
 
 
-def cases(world, shapes):
-    """All ways to add up on so many ranks: (why, case)."""
+def list_cases(world, shapes):
+    """Return all ways to sum on this many ranks as (why, case)."""
     found = []
     for count, virtual in shapes:
         shape = {"micro_batches": count, "virtual": virtual}
@@ -26,7 +26,7 @@ def cases(world, shapes):
 
 @pytest.fixture(scope="module")
 def alone(ranks):
-    """What one rank comes to, by shape."""
+    """Return the result of one rank, by shape."""
     shapes = [{"micro_batches": count, "virtual": virtual} for count, virtual in SHAPES]
     (found,) = ranks(1, "exact_sums", cases=shapes)
     return dict(zip(SHAPES, found, strict=True))
@@ -42,29 +42,30 @@ def alone(ranks):
     + [pytest.param(world, SHAPES, marks=pytest.mark.soak) for world in range(4, 9)],
 )
 def test_the_bits_are_those_of_one_rank(world, shapes, alone, mortal_ranks):
-    """Uneven deals, ranks with nothing to do, nodes of several ranks, copies of the model."""
-    told = cases(world, shapes)
+    """The cases have uneven assignments, idle ranks, nodes of several ranks, and replicas."""
+    told = list_cases(world, shapes)
     found = mortal_ranks(world, "exact_sums", cases=[case for _, case in told])
     for number, (why, case) in enumerate(told):
         one = alone[case["micro_batches"], case["virtual"]]
         for rank in found:
-            each = rank[number]
-            assert (each["digest"], each["norm"]) == (one["digest"], one["norm"]), (why, case)
-            assert each["squared"] == pytest.approx(one["squared"], rel=1e-12), (why, case)
+            answer = rank[number]
+            assert (answer["digest"], answer["norm"]) == (one["digest"], one["norm"]), (why, case)
+            assert answer["squared"] == pytest.approx(one["squared"], rel=1e-12), (why, case)
         if "copies" not in case:
-            # A rank with nothing to do sends parts without bytes, which the model leaves out.
+            # An idle rank sends parts without bytes, which the model leaves out.
             sent = [{to: n for to, n in rank[number]["to"].items() if n} for rank in found]
-            assert sent == planned(world, **case), (why, case)
+            assert sent == plan_bytes(world, **case), (why, case)
 
 
-def planned(world, micro_batches, virtual, of_a_node=1, by_micro_batch=False):
-    """What each rank sends to each other in `exact_sums`, by the model of bytes a link."""
-    rows = [(6, 6), (9, 6), (9, 1), (4, 9), (4, 1)]  # of its weights and biases, and their lengths
-    size = sum(-(-count // world) * world * length * 4 for count, length in rows)  # sliced evenly
+def plan_bytes(world, micro_batches, virtual, of_a_node=1, by_micro_batch=False):
+    """Return the bytes that each rank sends to each other in `exact_sums`, as predicted."""
+    rows = [(6, 6), (9, 6), (9, 1), (4, 9), (4, 1)]  # rows of weights and biases, and their lengths
+    size = sum(-(-count // world) * world * length * 4 for count, length in rows)  # even slices
     sent = count_bytes_by_rank(size, micro_batches, virtual, world, of_a_node, by_micro_batch)
     found = []
     for rank, (inside, across) in enumerate(sent):
-        place, node = rank % of_a_node, rank // of_a_node
+        place = rank % of_a_node
+        node = rank // of_a_node
         to = {}
         for other in range(world):
             within = other // of_a_node == node
@@ -72,7 +73,7 @@ def planned(world, micro_batches, virtual, of_a_node=1, by_micro_batch=False):
                 bytes_ = (inside + across) / (world - 1)
             elif within:
                 bytes_ = inside / (of_a_node - 1)
-            else:  # to those with its place in other nodes
+            else:  # to ranks with the same local rank on other nodes
                 bytes_ = across / (world // of_a_node - 1) * (other % of_a_node == place)
             if other != rank and bytes_:
                 to[other] = bytes_

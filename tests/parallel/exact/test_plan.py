@@ -1,4 +1,4 @@
-"""The plan of who hands over what, for all numbers that runs have, without ranks."""
+"""The plan of which rank sends what, for all shapes of runs, without ranks."""
 
 import itertools
 import math
@@ -16,19 +16,19 @@ PARTS = range(1, 6)  # ranks of a context or an expert axis
 
 
 class Text(str):
-    """Adds up to its own brackets."""
+    """Value whose sum is the text of its brackets."""
 
     def add_(self, other):
         return Text(f"({self}+{other})")
 
 
-def shapes():
-    """All numbers of micro-batches and of virtual workers that a step may have."""
+def iterate_shapes():
+    """Yield all numbers of micro-batches and of virtual workers that a step may have."""
     return [(count, virtual) for count in MICRO_BATCHES for virtual in VIRTUAL if virtual <= count]
 
 
 def add_up(plan):
-    """The brackets of a step's sum, as the ranks of `plan` add it."""
+    """Return the brackets of a step's sum, as the ranks of `plan` add it."""
     replicas = plan.slices // plan.parts * plan.copies
     whole = TreeSum(*plan.tree)
     for replica, part in itertools.product(range(replicas), range(plan.parts)):
@@ -50,15 +50,15 @@ def add_up(plan):
 
 @pytest.mark.parametrize("parts", PARTS)
 def test_senders_and_receivers_agree_for_all_numbers(parts):
-    """Of an axis of `parts` ranks; tensor and pipeline axes have such a sum a rank of theirs."""
-    for count, virtual in shapes():
+    """The axis has `parts` ranks. Each rank of a tensor or pipeline axis has such a sum."""
+    for count, virtual in iterate_shapes():
         for replicas in range(1, virtual + 1):
             plan = SumPlan(count, virtual, replicas * parts, parts)
             assert plan.find_fault() is None, plan
 
 
 def test_copies_and_single_micro_batches_agree_for_all_numbers():
-    for count, virtual in shapes():
+    for count, virtual in iterate_shapes():
         for slices, copies in itertools.product(range(1, 7), range(1, 4)):
             for peers in {1, slices}:
                 plan = SumPlan(count, virtual, slices, copies=copies, peers=peers)
@@ -67,7 +67,7 @@ def test_copies_and_single_micro_batches_agree_for_all_numbers():
 
 @pytest.mark.parametrize("parts", PARTS)
 def test_the_brackets_are_the_same_at_any_number_of_replicas(parts):
-    for count, virtual in shapes():
+    for count, virtual in iterate_shapes():
         alone = add_up(SumPlan(count, virtual, parts, parts))
         for replicas in range(2, virtual + 1):
             assert add_up(SumPlan(count, virtual, replicas * parts, parts)) == alone
@@ -83,7 +83,7 @@ LAYOUTS = [
     FSDP(**{axis: AXES[axis] for axis in axes})
     for size in range(3)
     for axes in itertools.combinations(AXES, size)
-    if axes != ("context", "expert")  # refused
+    if axes != ("context", "expert")  # an unsupported combination
 ] + [FSDP(reduce="micro_batch"), HSDP(replicas=2), HSDP(replicas=2, reduce="micro_batch"), DDP()]
 
 
@@ -108,7 +108,7 @@ def test_the_sum_of_parts_is_that_of_the_sums_of_each():
 
 
 def test_a_tree_that_mixes_parts_is_a_fault(monkeypatch):
-    """As it was: one tree over the micro-batches of both parts."""
+    """The faulty tree covers the micro-batches of both parts, as an earlier version did."""
     monkeypatch.setattr(SumPlan, "tree", (6, 6))
     fault = SumPlan(3, 3, 2, 2).find_fault()
     assert fault.startswith("rank 0 has the sums [[(0, 2), (2, 3)]], and the others expect")

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from trainrig.parallel.exact.tree import TreeSum, find_largest_subtrees
 
-# Sums of these depend on their order: large and small ones, of both signs.
+# Large and small numbers of both signs: their float sums depend on the order.
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
 
 class Text(str):
-    """Adds up to its own brackets."""
+    """Value whose sum is the text of its brackets."""
 
     def add_(self, other):
         return Text(f"({self}+{other})")
 
 
-def whole(leaves, order=None):
+def add_leaves(leaves, order=None):
     tree = TreeSum(len(leaves))
     for leaf in order or range(len(leaves)):
         tree.add((leaf, leaf + 1), leaves[leaf])
@@ -38,13 +38,13 @@ def whole(leaves, order=None):
     ],
 )
 def test_the_brackets_of_small_trees_by_hand(leaves, brackets):
-    assert whole([Text(leaf) for leaf in leaves]) == brackets
-    assert whole([Text(leaf) for leaf in leaves], range(len(leaves))[::-1]) == brackets
+    assert add_leaves([Text(leaf) for leaf in leaves]) == brackets
+    assert add_leaves([Text(leaf) for leaf in leaves], range(len(leaves))[::-1]) == brackets
 
 
 @st.composite
-def dealt_leaves(draw):
-    """Leaves, who owns which (neighbours, uneven, some may have none), and who comes when."""
+def draw_assigned_leaves(draw):
+    """Draw leaves, their uneven assignment to neighbours, some idle, and the order of arrival."""
     values = draw(st.lists(FLOATS, min_size=1, max_size=24))
     cuts = sorted(draw(st.lists(st.integers(0, len(values)), max_size=5)))
     bounds = [0, *cuts, len(values)]
@@ -57,18 +57,18 @@ def dealt_leaves(draw):
     return values, bounds, draw(st.permutations(pieces)), order
 
 
-@given(dealt_leaves())
+@given(draw_assigned_leaves())
 def test_any_deal_in_any_order_gives_the_bits_of_one_worker(case):
     values, bounds, pieces, order = case
 
     def leaf(number):
         return torch.tensor(values[number], dtype=torch.float32)
 
-    alone = whole([leaf(number) for number in range(len(values))])
+    alone = add_leaves([leaf(number) for number in range(len(values))])
     sums = {}
     for begin, end in itertools.pairwise(bounds):
         worker = TreeSum(len(values))
-        for number in (each for each in order if begin <= each < end):
+        for number in (position for position in order if begin <= position < end):
             worker.add((number, number + 1), leaf(number))
         sums |= dict(worker.parts())
     assert sorted(sums) == sorted(pieces)
@@ -89,10 +89,10 @@ def test_the_largest_subtrees_are_the_leaves_once_and_no_two_are_one(leaves, dat
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
 def test_an_even_deal_of_eight_is_one_piece_each(workers):
-    each = 8 // workers
+    share = 8 // workers
     for worker in range(workers):
-        spans = find_largest_subtrees(worker * each, (worker + 1) * each, 8)
-        assert spans == [(worker * each, (worker + 1) * each)]
+        spans = find_largest_subtrees(worker * share, (worker + 1) * share, 8)
+        assert spans == [(worker * share, (worker + 1) * share)]
 
 
 def test_a_leaf_that_comes_twice_and_one_that_is_missing_are_noticed():
@@ -107,4 +107,4 @@ def test_a_leaf_that_comes_twice_and_one_that_is_missing_are_noticed():
 def test_the_sum_is_a_sum():
     values = np.random.default_rng(0).normal(size=(13, 5))
     leaves = [torch.from_numpy(row.copy()) for row in values]
-    np.testing.assert_allclose(whole(leaves).numpy(), values.sum(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(add_leaves(leaves).numpy(), values.sum(axis=0), rtol=1e-12)

@@ -1,5 +1,7 @@
-"""Weights of a rank alone, cast without FSDP. That steps are those of FSDP to the bit is shown in
-tests/train/test_state.py."""
+"""Weights of a single rank, cast without FSDP.
+
+tests/train/test_state.py shows that the steps are bit-identical to FSDP's.
+"""
 
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ NARROW = Precision(compute="bfloat16")
 
 
 class Model(nn.Module):
-    """Two layers between an embedding, which is the head too, and a norm."""
+    """Two layers between an embedding, which is also the head, and a norm."""
 
     def __init__(self, layers=2):
         super().__init__()
@@ -34,22 +36,23 @@ def build(layers=2):
     return model, torch.arange(16)
 
 
-def held_bytes(unit):
+def count_held_bytes(unit):
     return sum(copy.untyped_storage().nbytes() for copy in unit._copies)
 
 
 def test_a_pass_computes_in_narrow_numbers_and_leaves_float32_gradients():
     model, ids = build()
-    units, names = BackwardUnits([model]), set(model.state_dict())
+    units = BackwardUnits([model])
+    names = set(model.state_dict())
     units.prepare(0, True, True, True)
     logits = model(ids)
     assert logits.dtype == torch.bfloat16
-    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert set(model.state_dict()) == names
     logits.float().square().sum().backward()
     units.finish_pass(last=True)
-    for each in model.parameters():
-        assert each.dtype == each.grad.dtype == torch.float32
+    for parameter in model.parameters():
+        assert parameter.dtype == parameter.grad.dtype == torch.float32
 
 
 def test_gradients_of_several_passes_are_added_up_in_float32():
@@ -60,7 +63,11 @@ def test_gradients_of_several_passes_are_added_up_in_float32():
         units.prepare(0, True, last, True)
         model(ids).float().square().sum().backward()
         units.finish_pass(last)
-        return {name: each.grad.clone() for name, each in model.named_parameters()} if last else {}
+        return (
+            {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+            if last
+            else {}
+        )
 
     alone = go_back(last=True)
     model.zero_grad()
@@ -77,18 +84,21 @@ def test_the_last_backward_pass_lets_copies_go_layer_by_layer():
     seen = []
     for number, layer in enumerate(model.layers):
         layer.register_full_backward_hook(
-            lambda *_, number=number: seen.append((number, [held_bytes(unit) for unit in own]))
+            lambda *_, number=number: seen.append(
+                (number, [count_held_bytes(unit) for unit in own])
+            )
         )
     for last in (False, True):
         units.prepare(0, True, last, True)
         model(ids).float().sum().backward()
         units.finish_pass(last)
     whole = 2 * (8 * 8 + 8)
-    of_first, of_last = dict(seen[:3]), dict(seen[3:])
+    of_first = dict(seen[:3])
+    of_last = dict(seen[3:])
     assert of_first[0] == [whole] * 3
-    # When layer 1 is through, layer 2 has been let go, and layer 0 is still to come.
+    # After the pass of layer 1, layer 2 has released its copies, and layer 0 has not run yet.
     assert (of_last[1][0], of_last[1][2]) == (whole, 0)
-    assert all(held_bytes(unit) == 0 for unit in list_cast_units(model))
+    assert all(count_held_bytes(unit) == 0 for unit in list_cast_units(model))
 
 
 def test_a_layer_that_is_gone_through_twice_keeps_its_copies_until_both_are_back():
@@ -107,18 +117,18 @@ def test_a_layer_that_is_gone_through_twice_keeps_its_copies_until_both_are_back
 def test_a_pass_whose_gradient_never_comes_keeps_copies_and_lets_them_go_at_the_end():
     model, ids = build()
     units = BackwardUnits([model])
-    model(ids)  # looked at, and never gone back through
+    model(ids)  # a forward pass without a backward pass
     units.prepare(0, True, True, True)
     model(ids).float().sum().backward()
-    assert all(held_bytes(unit) for unit in list_cast_units(model))
+    assert all(count_held_bytes(unit) for unit in list_cast_units(model))
     units.finish_pass(last=True)
-    assert not any(held_bytes(unit) for unit in list_cast_units(model))
+    assert not any(count_held_bytes(unit) for unit in list_cast_units(model))
     units.prepare(0, True, True, True)
     model(ids).float().sum().backward()
-    assert not any(held_bytes(list_cast_units(layer)[0]) for layer in model.layers)
+    assert not any(count_held_bytes(list_cast_units(layer)[0]) for layer in model.layers)
 
 
-def test_what_is_narrow_already_is_not_copied_and_what_is_frozen_gets_no_gradient():
+def test_narrow_weights_are_not_copied_and_frozen_ones_get_no_gradient():
     model, ids = build()
     model.layers[0].to(torch.bfloat16).requires_grad_(False)
     model.layers[1].requires_grad_(False)
@@ -127,7 +137,7 @@ def test_what_is_narrow_already_is_not_copied_and_what_is_frozen_gets_no_gradien
     model(ids).float().sum().backward()
     assert not list_cast_units(model.layers[0])[0]._copies
     units.finish_pass(last=True)
-    assert all(each.grad is None for layer in model.layers for each in layer.parameters())
+    assert all(parameter.grad is None for layer in model.layers for parameter in layer.parameters())
     assert model.embedding.weight.grad is not None
 
 
@@ -136,8 +146,8 @@ def test_an_update_is_seen_by_the_next_pass():
     with torch.no_grad():
         before = model(ids)
         reshard(model)
-        for each in model.parameters():
-            each.add_(1)
+        for parameter in model.parameters():
+            parameter.add_(1)
         after = model(ids)
     assert not torch.equal(before, after)
 

@@ -1,4 +1,4 @@
-"""The fixtures of post-training, and small encoders with tokenizers of their own."""
+"""Fixtures of post-training, and small encoders with their tokenizers."""
 
 import json
 import runpy
@@ -19,7 +19,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder of Hugging Face with a random BERT of masked prediction and a tokenizer like its."""
+    """Return a Hugging Face folder of a random BERT for masked prediction with its tokenizer."""
     import torch
     import transformers
 
@@ -53,7 +53,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def modernbert(bert: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same with a random ModernBERT, one of whose layers is local."""
+    """Return a Hugging Face folder of a random ModernBERT, which has one local layer."""
     import torch
     import transformers
 
@@ -72,7 +72,7 @@ def modernbert(bert: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def write_rows(tmp_path: Path):
-    """`write_rows("name", rows)`: the path of a file of them."""
+    """Return `write_rows("name", rows)`, which writes a file of rows and returns its path."""
 
     def write(name, rows):
         path = tmp_path / f"{name}.jsonl"

@@ -1,4 +1,4 @@
-"""Rows of texts and of questions, encoded: against Transformers' tokenizer, and by hand."""
+"""Encoded texts and questions, against Transformers' tokenizer and by hand."""
 
 import json
 
@@ -66,8 +66,9 @@ def test_texts_and_pairs_are_what_transformers_encodes(bert, longest):
 
 
 def test_a_tokenizer_of_ours_has_an_end_around_each_text(encoder):
-    pairs, end = TextPairEncoder(encoder, 64, None), encoder.end_of_text
-    first, second = (each.tolist() for each in encoder.encode_batch(["the sea", "is grey"]))
+    pairs = TextPairEncoder(encoder, 64, None)
+    end = encoder.end_of_text
+    first, second = (ids.tolist() for ids in encoder.encode_batch(["the sea", "is grey"]))
     assert pairs.encode("the sea").ids.tolist() == [end, *first, end]
     found = pairs.encode("the sea", "is grey")
     assert found.ids.tolist() == [end, *first, end, *second, end]
@@ -98,8 +99,8 @@ def test_bad_rows_are_in_quarantine_with_file_and_place(encode, tmp_path):
     found = encode([*ROWS, *(row for row, _ in BAD)], labels=labels)
     lines = (tmp_path / "encoded/quarantine/rows-00000.jsonl").read_text().splitlines()
     bad = [json.loads(line) for line in lines]
-    assert [each["reason"] for each in bad] == [reason for _, reason in BAD]
-    assert all(each["file"].endswith("encoded.jsonl") and each["place"] > 0 for each in bad)
+    assert [row["reason"] for row in bad] == [reason for _, reason in BAD]
+    assert all(row["file"].endswith("encoded.jsonl") and row["place"] > 0 for row in bad)
     assert found.counts["train_classified"] == 3
     cut = encode([*ROWS, BAD[-2][0]], "cut", labels=labels, too_long="cut")
     assert cut.counts["train_classified"] == 4 and not cut.counts["quarantined"]
@@ -133,16 +134,22 @@ def test_labels_that_are_none_are_refused(encode):
 CONTEXT = "The harbour was built in 1870 by a team."
 
 
-def question(text, start, asked="when was the harbour built?"):
+def make_question(text, start, asked="when was the harbour built?"):
     answers = {"text": [text] if text else [], "answer_start": [start] if text else []}
     return {"question": asked, "context": CONTEXT, "answers": answers}
 
 
 def test_the_tokens_of_an_answer_are_those_that_its_characters_are_in(encode, bert, tmp_path):
-    rows = [question("1870", 25), question("built in", 16), question("", 0), question(" 1870 ", 24)]
+    rows = [
+        make_question("1870", 25),
+        make_question("built in", 16),
+        make_question("", 0),
+        make_question(" 1870 ", 24),
+    ]
     found = encode(rows, rows="questions", sequence_length=48)
     assert found.counts["train_questions"] == 4 and "labels" not in found.counts
-    shards, encoder = TokenShards.open(f"{tmp_path}/encoded/train"), Encoder.load(bert)
+    shards = TokenShards.open(f"{tmp_path}/encoded/train")
+    encoder = Encoder.load(bert)
     said = []
     for number in range(4):
         begin, end = shards.find_document_starts("s", np.array([number, number + 1])).tolist()
@@ -155,7 +162,12 @@ def test_the_tokens_of_an_answer_are_those_that_its_characters_are_in(encode, be
 
 
 def test_an_answer_that_is_cut_or_elsewhere_is_in_quarantine(encode, tmp_path):
-    rows = [question("The", 0), question("team", 35), question("1870", 24), question("x", -1)]
+    rows = [
+        make_question("The", 0),
+        make_question("team", 35),
+        make_question("1870", 24),
+        make_question("x", -1),
+    ]
     found = encode(rows, rows="questions", sequence_length=16, too_long="cut")
     assert found.counts["quarantined"] == {"answer_cut": 1, "bad_label": 2}
     whole = encode(rows, "whole", rows="questions", sequence_length=48)

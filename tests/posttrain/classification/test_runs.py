@@ -1,4 +1,4 @@
-"""Classifiers and finders of answers, from rows to what they say, and in Transformers."""
+"""Classifiers and extractive question answering, from rows to predictions, and in Transformers."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,8 @@ from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_page import write_report
 
-SEA, SPORT = ["the sea is grey", "a storm is north", "the ship sails"], ["the team wins", "a goal"]
+SEA = ["the sea is grey", "a storm is north", "the ship sails"]
+SPORT = ["the team wins", "a goal"]
 ENDS = ["and cold", "by two", "in london", "by three", "and calm", "one", "where"]
 ROWS = [
     {"text": text, "text_pair": end, "label": label}
@@ -82,7 +83,7 @@ def tuning(bert, tmp_path):
     return make
 
 
-def scored(tmp_path, run, rows, file, **settings):
+def score_rows_of(tmp_path, run, rows, file, **settings):
     given = {
         "checkpoint": run, "paths": (file,), "rows": rows, "workers": 0, "batch": 3,
         "output": str(tmp_path / "scored"),
@@ -115,10 +116,10 @@ def test_a_classifier_learns_is_the_same_with_two_workers_and_in_transformers(
     assert "How often it is right" in text and "trainrig score" in text
     assert trace(str(tmp_path / "run"), 3).log == "agrees"
     assert prepare(run)[2]["classified"] > 20
-    # What `score` says is what Transformers says of the exported model.
+    # `score` gives the same outputs as Transformers for the exported model.
     bad = [{"text": ""}, {"text": "the " * 60}]
     file = write_rows("asked", [*ROWS[:7], *bad])
-    counts, found = scored(tmp_path, str(tmp_path / "run"), "classified", file)
+    counts, found = score_rows_of(tmp_path, str(tmp_path / "run"), "classified", file)
     assert counts["labels"] == ["question", "sea", "sport"] and counts["scored"] == 7
     assert counts["quarantined"] == {"empty_text": 1, "too_long": 1}
     assert [row["score_label"] for row in found[7:]] == [None] * 2
@@ -167,7 +168,7 @@ def test_adapters_with_dropout_and_a_whole_head_are_the_same_with_two_workers_an
 def test_an_adapter_of_modernbert_is_the_same_in_peft_and_comes_back(
     modernbert, encode, tuning, tmp_path, without_ray
 ):
-    """One matrix there is query, key and value here, another the two halves of GEGLU."""
+    """One matrix of ModernBERT is query, key and value; another is both halves of GEGLU."""
     peft = pytest.importorskip("peft")
     encode(ROWS, tokenizer=modernbert)
     run = tuning(checkpoint=modernbert, lora={"rank": 4, "alpha": 8.0}, steps=4)
@@ -208,7 +209,7 @@ def test_an_adapter_that_finds_answers_is_the_same_in_peft(
     micro = prepare(run)[0].make_batches().micro_batch(0, 0)
     ids, there, second = (torch.from_numpy(micro.arrays[n]) for n in ("ids", "segments", "texts"))
     with torch.no_grad():
-        # Below PEFT's own class for questions, which hands token_type_ids to no one.
+        # Skip PEFT's own class for questions, which does not pass token_type_ids on.
         logits = theirs.base_model(ids, attention_mask=there, token_type_ids=second)
         found = read(ours.build(), micro)
     wanted = torch.stack([logits.start_logits, logits.end_logits], -1)
@@ -226,7 +227,7 @@ def test_a_finder_of_answers_learns_and_is_transformers(
     assert lines[-1]["train/diagnostics/exact"] >= 0.7
     last = metrics.read_held_out_series(str(tmp_path / "run"))[-1]
     assert last["eval/diagnostics/f1"] >= last["eval/diagnostics/exact"]
-    counts, found = scored(
+    counts, found = score_rows_of(
         tmp_path, str(tmp_path / "run"), "questions", write_rows("asked", QUESTIONS)
     )
     assert counts["scored"] == len(QUESTIONS) and "labels" not in counts
@@ -300,10 +301,11 @@ def test_a_step_is_the_same_in_any_micro_batches(objective, encode, tuning, tmp_
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_what_the_head_reads_is_dropped_by_its_share_in_training_alone():
+def test_dropout_before_the_head_acts_only_in_training():
     hidden = torch.ones(50, 400)
     output = type("O", (), {"hidden": hidden, "head": lambda _, x: x, "logits": hidden})()
-    objective, samples = Classification(dropout=0.25), torch.arange(100, 150)
+    objective = Classification(dropout=0.25)
+    samples = torch.arange(100, 150)
     read = objective._compute_logits(output, samples)
     assert torch.equal(read.unique(), torch.tensor([0.0, 1 / 0.75]))
     four_sigma = 4 * (0.25 * 0.75 / hidden.numel()) ** 0.5
@@ -317,7 +319,8 @@ def test_what_the_head_reads_is_dropped_by_its_share_in_training_alone():
 def test_losses_and_f1_are_those_by_hand():
     class Told:
         def __init__(self, logits):
-            self.logits, self.auxiliary = logits, {}
+            self.logits = logits
+            self.auxiliary = {}
 
     class Model:
         config = type("C", (), {"head": "classes", "bidirectional": True, "segments": 0})()
@@ -337,10 +340,10 @@ def test_losses_and_f1_are_those_by_hand():
     wanted = torch.nn.functional.cross_entropy(logits, right, reduction="none")
     assert torch.equal(computed.terms["cross_entropy"].values, wanted)
     means = {
-        name: float(each.sum_rows_B().sum() / each.counts_B.sum())
-        for name, each in computed.diagnostics.items()
+        name: float(diagnostic.sum_rows_B().sum() / diagnostic.counts_B.sum())
+        for name, diagnostic in computed.diagnostics.items()
     }
-    # Of class 0 told twice, right once; of 1 told once, there twice; of 2 once, and rightly.
+    # Predicted: class 0 twice, once correctly; class 1 once, of two; class 2 once, correctly.
     assert means == {"accuracy": 0.75, "f1/0": pytest.approx(2 / 3), "f1/1": pytest.approx(2 / 3),
                      "f1/2": 1.0}  # fmt: skip
     assert Classification().derive(means) == {"f1": pytest.approx(7 / 9)}
@@ -362,7 +365,7 @@ def test_the_likeliest_span_is_that_of_a_search():
         assert float(best[row]) == pytest.approx(float(logits[row, a, 0] + logits[row, b, 1]))
 
 
-def test_what_cannot_be_taught_is_refused(encode, tuning, fresh, bert, tokens, tmp_path):
+def test_unsupported_training_settings_are_rejected(encode, tuning, fresh, bert, tokens, tmp_path):
     encode(ROWS)
     with pytest.raises(ConfigError, match=r"holds classified, but .* for questions"):
         prepare(tuning(objective={"kind": "AnswerSpan"}))
@@ -371,4 +374,4 @@ def test_what_cannot_be_taught_is_refused(encode, tuning, fresh, bert, tokens, t
     with pytest.raises(ConfigError, match="which goes on from no text, so SFT can't"):
         prepare(tuning(objective={"kind": "SFT"}))
     with pytest.raises(ConfigError, match="which says nothing of"):
-        scored(tmp_path, fresh, "classified", str(tmp_path / "encoded.jsonl"))
+        score_rows_of(tmp_path, fresh, "classified", str(tmp_path / "encoded.jsonl"))

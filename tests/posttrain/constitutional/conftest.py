@@ -13,7 +13,7 @@ globals().update(runpy.run_path(str(Path(__file__).parents[1] / "sampling" / "co
 
 @pytest.fixture(scope="session")
 def decided(fresh, tmp_path_factory):
-    """A model with weights so large that what it reads matters, though it has learnt nothing."""
+    """Return an untrained model with weights so large that its outputs depend on its inputs."""
     opened = checkpoint.open_model(fresh)
     model = Decoder(opened.config)
     initialise(model, seed=1)

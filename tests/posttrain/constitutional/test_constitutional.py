@@ -1,4 +1,4 @@
-"""Answers, criticised and revised by principles, and judged in both orders."""
+"""Answers that are criticised and revised by principles, and compared in both orders."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ SHORT = {
 
 @pytest.fixture(scope="module")
 def make_chaining(fresh, problems, tmp_path_factory):
-    """`make_chaining(output, …)`: a run file."""
+    """Return `make_chaining(output, …)`, which makes a run file."""
     principles = tmp_path_factory.mktemp("principles") / "principles.txt"
     principles.write_text("# of letters\nbe\n  kind\n\nbe short\n\n\n")
 
@@ -56,29 +56,30 @@ def chaining(make_chaining, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(make_chaining, decided, tmp_path_factory):
-    """The folder of a stage that ran without a stop."""
+    """Return the folder of a stage that ran without a stop."""
     folder = tmp_path_factory.mktemp("whole") / "chained"
     revise_answers(make_chaining(folder, checkpoint=decided))
     return folder
 
 
-def content(folder):
+def read_content(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.jsonl"))}
 
 
-def rows_of(folder, kind):
+def select_rows(folder, kind):
     lines = b"".join(p.read_bytes() for p in sorted((folder / kind).glob("*.jsonl"))).splitlines()
     return [json.loads(line) for line in lines]
 
 
 def test_known_values_of_a_judgement():
-    a, b = math.log(0.3), math.log(0.1)  # P(A | A or B) = .75
-    found = judge_both_orders([a, b, b, a])  # the first text is A, then B: .75 both times
+    a = math.log(0.3)
+    b = math.log(0.1)  # P(A | A or B) = .75
+    found = judge_both_orders([a, b, b, a])  # the first text is A, then B: .75 in both orders
     assert found["orders"] == pytest.approx([0.75, 0.75])
     assert found["probability"] == pytest.approx(0.75) and found["preferred"] == 0
     found = judge_both_orders([b, a, a, b])
     assert found["probability"] == pytest.approx(0.25) and found["preferred"] == 1
-    # Whoever is A is preferred: that is no judgement of the texts.
+    # A judge that always prefers A gives no judgement of the texts.
     found = judge_both_orders([a, b, a, b])
     assert found["orders"] == pytest.approx([0.75, 0.25])
     assert found["probability"] == pytest.approx(0.5) and found["preferred"] is None
@@ -114,9 +115,10 @@ def test_every_step_is_asked_of_the_model_and_kept(chaining, tmp_path, monkeypat
 
     monkeypatch.setattr(chain_module, "generate_batch", heard)
     made = revise_answers(chaining(rounds=2, batch=16, shard_prompts=16))
-    rows = rows_of(tmp_path / "chained", "transcripts")
+    rows = select_rows(tmp_path / "chained", "transcripts")
     assert len(rows) == made.counts["prompts"] == 10
-    assert len(asked) == 5  # answers, then two critiques and revisions, of all prompts together
+    # Answers, then two critiques and two revisions, each for all prompts together.
+    assert len(asked) == 5
     encoder = PromptEncoder(open_encoder(chaining().checkpoint))
     for number, row in enumerate(rows):
         assert row["critic"] == "model" and len(row["rounds"]) == 2
@@ -131,7 +133,7 @@ def test_every_step_is_asked_of_the_model_and_kept(chaining, tmp_path, monkeypat
         assert row["last"] == answer
     principles = {turn["principle"] for row in rows for turn in row["rounds"]}
     assert principles == {"be kind", "be short"}
-    revisions = rows_of(tmp_path / "chained", "revisions")
+    revisions = select_rows(tmp_path / "chained", "revisions")
     assert [(r["prompt"], r["completion"]) for r in revisions] == [
         (row["prompt"], row["last"]) for row in rows if row["last"]
     ]
@@ -161,7 +163,7 @@ def test_judgements_are_the_models_probabilities_of_either_letter(
         count = len(letter)
         return float(log[-count:].gather(1, ids[0, -count:, None]).sum())
 
-    rows = rows_of(folder, "transcripts")
+    rows = select_rows(folder, "transcripts")
     judged = [row for row in rows if row["judgement"]]
     assert len(judged) == made.counts["judged"] > 5
     for row in judged:
@@ -176,7 +178,7 @@ def test_judgements_are_the_models_probabilities_of_either_letter(
             )
         ]
         assert judgement["orders"] == pytest.approx(expected, abs=1e-4)
-    pairs = {p["prompt_number"]: p for p in rows_of(folder, "pairs")}
+    pairs = {p["prompt_number"]: p for p in select_rows(folder, "pairs")}
     for row in judged:
         preferred = row["judgement"]["preferred"]
         assert (preferred is None) == (row["prompt_number"] not in pairs)
@@ -194,15 +196,15 @@ def test_rules_in_the_place_of_a_critic_raise_the_share_that_passes(chaining, tm
     counts = made.counts
     assert counts["critic"] == "rules"
     assert counts["pass_before"] < counts["pass_after"] == counts["revisions"]
-    rows = rows_of(tmp_path / "chained", "transcripts")
+    rows = select_rows(tmp_path / "chained", "transcripts")
     for row in rows:
         assert row["critic"] == "rules"
-        if not row["broken_before"]:  # nothing was wrong, and nothing was changed
+        if not row["broken_before"]:  # without a broken rule nothing is changed
             assert row["last"] == row["answer"] and row["judgement"] is None
         for turn in row["rounds"]:
             assert turn["critique"] in ("", "no vowel")
             assert bool(turn["critique"]) or not turn["revision"]
-    pairs = rows_of(tmp_path / "chained", "pairs")
+    pairs = select_rows(tmp_path / "chained", "pairs")
     assert pairs and all(p["judged_by"] == "rules" for p in pairs)
     for pair in pairs:
         assert any(letter in pair["chosen"] for letter in "aeiou")
@@ -210,7 +212,7 @@ def test_rules_in_the_place_of_a_critic_raise_the_share_that_passes(chaining, tm
 
 
 def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
-    revisions, pairs = (rows_of(whole, kind) for kind in ("revisions", "pairs"))
+    revisions, pairs = (select_rows(whole, kind) for kind in ("revisions", "pairs"))
     encoded = encode_rows(revisions, "chats")
     assert encoded.counts["train_conversations"] == len(revisions) > 0
     encoded = encode_rows(pairs, "preferences", rows="pairs")
@@ -221,15 +223,14 @@ def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
 @pytest.mark.ray
 def test_the_bytes_are_the_same_at_any_number_of_workers(chaining, decided, whole, tmp_path):
     revise_answers(chaining(workers=2, checkpoint=decided))
-    found = content(tmp_path / "chained")
-    assert len(found) == 9 and found == content(whole)
+    found = read_content(tmp_path / "chained")
+    assert len(found) == 9 and found == read_content(whole)
 
 
 @pytest.mark.slow
-def test_what_was_stopped_goes_on_with_what_is_left(
-    chaining, decided, whole, tmp_path, monkeypatch
-):
-    write, written = stage.write_rows, []
+def test_a_stopped_stage_continues_with_the_rest(chaining, decided, whole, tmp_path, monkeypatch):
+    write = stage.write_rows
+    written = []
 
     def write_one(folder, name, files):
         if written:
@@ -240,25 +241,25 @@ def test_what_was_stopped_goes_on_with_what_is_left(
     monkeypatch.setattr(stage, "write_rows", write_one)
     with pytest.raises(KeyboardInterrupt):
         revise_answers(chaining(checkpoint=decided))
-    done = content(tmp_path / "chained")
+    done = read_content(tmp_path / "chained")
     assert len(done) == 3
     monkeypatch.setattr(stage, "write_rows", write)
     again = revise_answers(chaining(checkpoint=decided))
-    assert content(tmp_path / "chained") == content(whole)
+    assert read_content(tmp_path / "chained") == read_content(whole)
     assert again.content == manifest.read_manifest(str(whole)).content
 
 
 def test_a_prompt_without_room_for_a_step_ends_no_run(chaining, tmp_path):
     long = "{{ answer }}" + "{% if prompt == 'is 0 ' %}" + " word" * 60 + "{% endif %}"
     made = revise_answers(chaining(critique=long))
-    rows = rows_of(tmp_path / "chained", "transcripts")
+    rows = select_rows(tmp_path / "chained", "transcripts")
     assert [row["no_room"] for row in rows if row["no_room"]] == ["critique"]
     assert made.counts["no_room"] == 1
-    numbers = [row["prompt_number"] for row in rows_of(tmp_path / "chained", "revisions")]
+    numbers = [row["prompt_number"] for row in select_rows(tmp_path / "chained", "revisions")]
     assert rows[0]["no_room"] == "critique" and rows[0]["prompt_number"] not in numbers
 
 
-def test_what_cannot_work_is_refused_in_one_line(chaining, tmp_path):
+def test_invalid_settings_are_one_line_errors(chaining, tmp_path):
     with pytest.raises(ValueError, match=r'critic = "rules" has none to go by'):
         chaining(critic="rules")
     with pytest.raises(ValueError, match="no template"):

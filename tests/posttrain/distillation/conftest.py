@@ -1,4 +1,4 @@
-"""A tiny model that teaches, and one that learns."""
+"""A tiny teacher model and a tiny student model."""
 
 import runpy
 from pathlib import Path

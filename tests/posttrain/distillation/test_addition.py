@@ -1,4 +1,4 @@
-"""What small models learn: a student of sums from a teacher, a model of one rule from revisions.
+"""Learning of small models: sums from a teacher, and one rule from revisions.
 
 Figures are in `results`.
 """
@@ -22,7 +22,7 @@ ON_POLICY_STEPS = 300
 
 
 def distil(bench, seed):
-    """What students of one teacher get right, and how often they say what it says."""
+    """Return the students' accuracy, and how often their answers equal their teacher's."""
 
     def at(name):
         return f"{name}-{seed}"
@@ -66,24 +66,27 @@ def distil(bench, seed):
 
 @pytest.mark.timeout(7200)
 def test_a_student_of_a_quarter_of_the_size_agrees_with_its_teacher(bench, write_result):
-    """From given answers, and from its own: these begin with the student that saw answers alone."""
+    """Distil from given answers, and from the student's own.
+
+    The latter start from the student that was trained on given answers.
+    """
     found = []
     for seed in SEEDS:
         found.append(distil(bench, seed))
         write_result("distillation.json", {"on_policy_steps": ON_POLICY_STEPS, "seeds": found})
-    # From what three seeds gave. A margin of .3 over what plain tuning agrees, asked for after one
-    # seed, was missed by another, whose plain student learnt the sums by itself; and a student
-    # that knows nothing (seed 0) learns little from a teacher of its own answers.
-    for each in found:
-        assert each["teacher_exact"] >= 0.4
-        assert each["distilled_agreement"] >= 0.5
-        assert each["distilled_agreement"] >= each["plain_agreement"] + 0.1
-        assert each["full_agreement"] >= each["plain_agreement"]
+    # The bounds come from three seeds. A margin of .3 over the agreement of plain tuning held for
+    # one seed and failed for another, whose plain student learnt the sums alone. An untrained
+    # student (seed 0) learns little from a teacher of its own answers.
+    for figures in found:
+        assert figures["teacher_exact"] >= 0.4
+        assert figures["distilled_agreement"] >= 0.5
+        assert figures["distilled_agreement"] >= figures["plain_agreement"] + 0.1
+        assert figures["full_agreement"] >= figures["plain_agreement"]
 
 
 @pytest.mark.timeout(3600)
 def test_rules_as_critic_and_tuning_on_revisions_raise_the_share_that_passes(bench, write_result):
-    """A model that says yes or no, with a full stop or without, is to end with one."""
+    """A model that answers yes or no, with or without a full stop, must learn to end with one."""
     dice = random.Random(1)
 
     def rows(count, first):
@@ -93,7 +96,7 @@ def test_rules_as_critic_and_tuning_on_revisions_raise_the_share_that_passes(ben
         row | {"completion": dice.choice(["yes", "no"]) + dice.choice(["", "."])}
         for row in rows(600, 0)
     ]
-    # What it is asked for a revision looks otherwise: it has seen answers to that too, half of
+    # Prompts for revisions look different, so the model is trained on answers to these too, half of
     # which end as they should.
     said += [row | {"prompt": f"{row['prompt']} no stop"} for row in said[:300]]
     bench.encode("mixed", [bench.write("mixed", said)])

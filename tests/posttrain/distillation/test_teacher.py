@@ -1,4 +1,4 @@
-"""What a teacher expects: stored once, the same bytes whoever computes it, and learnt from."""
+"""A teacher's stored logits: the same bytes at any number of processes, and their use."""
 
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 
-LENGTH, ENTRIES = 47, 6
+LENGTH = 47
+ENTRIES = 6
 ROWS = [
     {"prompt": f"is {n} {'or ' * (n % 5)}", "completion": f"yes {'and ' * (n % 3)}é"}
     for n in range(13)
@@ -64,12 +65,12 @@ def tuning(fresh, folder, tmp_path):
     return make
 
 
-def content(folder):
+def read_content(folder):
     there = sorted(Path(folder).glob("*-0*"))
     return {path.name: path.read_bytes() for path in there}
 
 
-def other_model(encoder, folder, seed=9, channels=16):
+def write_model(encoder, folder, seed=9, channels=16):
     model_config = DecoderConfig(layers=1, channels=channels, heads=2, positions=48, vocabulary=320)
     model = Decoder(model_config)
     initialise(model, seed=seed)
@@ -103,8 +104,8 @@ def test_each_target_has_what_the_model_expects_by_itself(scoring, fresh, folder
             seen += len(rest)
     assert made.counts["targets"] == seen and made.counts["conversations"] == len(ROWS)
     assert 0 < made.counts["covered"] < 1
-    assert len(content(tmp_path / "taught")) > 12  # several parts
-    assert store_teacher(scoring(temperature=2.0)) == made  # it is there already
+    assert len(read_content(tmp_path / "taught")) > 12  # several parts
+    assert store_teacher(scoring(temperature=2.0)) == made  # the result exists already
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none"])
@@ -136,15 +137,16 @@ def test_a_batch_has_at_each_target_what_the_teacher_expects_there(
 def test_the_bytes_are_the_same_at_any_number_of_workers(scoring, tmp_path):
     for workers in (0, 2):
         store_teacher(scoring(workers=workers, output=str(tmp_path / f"by {workers}")))
-    one, two = (content(tmp_path / f"by {workers}") for workers in (0, 2))
+    one, two = (read_content(tmp_path / f"by {workers}") for workers in (0, 2))
     assert len(one) > 12 and one == two
 
 
-def test_what_was_stopped_goes_on_with_what_is_left(scoring, tmp_path, monkeypatch):
+def test_a_stopped_stage_continues_with_the_rest(scoring, tmp_path, monkeypatch):
     from trainrig.posttrain.distillation import stage
 
     whole = store_teacher(scoring(output=str(tmp_path / "whole")))
-    write, calls = stage.write_part, []
+    write = stage.write_part
+    calls = []
 
     def write_two(*arguments):
         if len(calls) == 2:
@@ -155,19 +157,19 @@ def test_what_was_stopped_goes_on_with_what_is_left(scoring, tmp_path, monkeypat
     monkeypatch.setattr(stage, "write_part", write_two)
     with pytest.raises(KeyboardInterrupt):
         store_teacher(scoring())
-    done = content(tmp_path / "taught")
-    assert len(done) == 12  # two parts, of three arrays with their sums
+    done = read_content(tmp_path / "taught")
+    assert len(done) == 12  # two parts, of three arrays with their checksums
     monkeypatch.setattr(stage, "write_part", write)
     again = store_teacher(scoring())
-    assert content(tmp_path / "taught") == content(tmp_path / "whole")
+    assert read_content(tmp_path / "taught") == read_content(tmp_path / "whole")
     assert again.content == whole.content
 
 
 @pytest.mark.slow
-def test_a_student_comes_to_expect_what_its_teacher_does(
+def test_a_student_learns_the_predictions_of_its_teacher(
     scoring, tuning, encoder, tmp_path, without_ray
 ):
-    teacher = other_model(encoder, str(tmp_path / "teacher"))
+    teacher = write_model(encoder, str(tmp_path / "teacher"))
     store_teacher(scoring(checkpoint=teacher, temperature=2.0))
     posttrain(tuning())
     lines = metrics.read_series(str(tmp_path / "student"))
@@ -186,7 +188,7 @@ def test_a_student_comes_to_expect_what_its_teacher_does(
 
 
 @pytest.mark.slow
-def test_what_cannot_work_is_refused_in_one_line(
+def test_invalid_settings_are_one_line_errors(
     scoring, tuning, fresh, encode_rows, make_tokens, tmp_path, encoder
 ):
     with pytest.raises(ConfigError, match=r"entries: 400, but the tokenizer has 320"):
@@ -201,7 +203,7 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert not (tmp_path / "taught").exists()
     store_teacher(scoring(temperature=2.0))
     with pytest.raises(OutputTaken, match="input `checkpoint` has other contents"):
-        other = other_model(encoder, str(tmp_path / "other"))
+        other = write_model(encoder, str(tmp_path / "other"))
         store_teacher(scoring(temperature=2.0, checkpoint=other))
     with pytest.raises(ConfigError, match=r"temperature: 1.0, but .* was made with 2.0"):
         prepare(tuning(objective={"kind": "Distillation"}))

@@ -1,4 +1,4 @@
-"""Environments by themselves: a calculator, and a class of the user's."""
+"""Environments alone: a calculator, and a user's class."""
 
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def test_episodes_know_nothing_of_each_other(source: str) -> None:
         ("short", "raised", "step gave 'only this', no (observation, reward, done)"),
     ],
 )
-def test_what_a_step_does_wrong_is_a_fault(text: str, kind: str, detail: str, source: str) -> None:
+def test_an_error_in_a_step_is_a_fault(text: str, kind: str, detail: str, source: str) -> None:
     episodes = PythonEnvironment(file=source).open()
     episodes.reset(0, {})
     fault = episodes.step(0, text)

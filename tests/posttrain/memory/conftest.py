@@ -1,4 +1,4 @@
-"""What tests of tuning ask for."""
+"""Fixtures of the tests of tuning."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The memory of tuning, reckoned, against the peaks that the allocator saw of real steps."""
+"""Predicted memory of tuning, against the allocator's peaks in real steps."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ CHATS = [
     }
     for number in range(10, 58)
 ]
-# The prompt is so long that both answers are read after one reading of it.
+# The prompt is so long that both answers share one reading of it.
 PAIRS = [
     {"prompt": f"{number} {2 * SAID}", "chosen": 2 * SAID, "rejected": f"buy two {SAID}"}
     for number in range(10, 58)
@@ -48,7 +48,7 @@ ROWS = {"SFT": ("conversations", CHATS), "KTO": ("labelled", LABELLED)}
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory, encoder):
-    """A model whose weights and activations are large beside the arrays of a batch."""
+    """Return a model whose weights and activations are large compared to a batch."""
     folder = str(tmp_path_factory.mktemp("wide") / "run")
     config = DecoderConfig(
         layers=4, channels=128, heads=4, kv_heads=2, positions=128, vocabulary=640
@@ -61,7 +61,7 @@ def wide(tmp_path_factory, encoder):
 
 @pytest.fixture
 def tuning(wide, encode_rows, tmp_path):
-    """`tuning("DPO", lora={…}, batches={…})`: a run file, whose rows are there."""
+    """Return `tuning("DPO", lora={…}, batches={…})`: a run file, with its rows encoded."""
 
     def make(kind, training=None, batches=None, **changes):
         rows, given = ROWS.get(kind, ("pairs", PAIRS))
@@ -96,7 +96,7 @@ NARROW = {"precision": {"compute": "bfloat16"}}
 ADAPTER = {"rank": 8}
 
 
-def slowly(*given):
+def mark_slow(*given):
     return pytest.param(*given, marks=pytest.mark.slow)
 
 
@@ -104,42 +104,42 @@ def slowly(*given):
     ("kind", "changes"),
     [
         ("SFT", {}),
-        slowly("SFT", {"batches": {"packing": "none"}}),
+        mark_slow("SFT", {"batches": {"packing": "none"}}),
         ("SFT", {"lora": ADAPTER}),
-        slowly("SFT", {"lora": ADAPTER | {"base": "int8"}}),
-        slowly("SFT", {"lora": ADAPTER | {"base": "int8"}, "training": NARROW}),
-        slowly("SFT", {"lora": ADAPTER | {"dora": True}}),
-        slowly("SFT", {"lora": ADAPTER | {"dropout": 0.1}}),
-        slowly("SFT", {"lora": ADAPTER | {"targets": ("attention.*",)}}),
-        slowly("SFT", {"lora": ADAPTER | {"targets": ("attention.*", "embedding")}}),
-        slowly("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Full"}}}),
-        slowly("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Selective"}}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"base": "int8"}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"base": "int8"}, "training": NARROW}),
+        mark_slow("SFT", {"lora": ADAPTER | {"dora": True}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"dropout": 0.1}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"targets": ("attention.*",)}}),
+        mark_slow("SFT", {"lora": ADAPTER | {"targets": ("attention.*", "embedding")}}),
+        mark_slow("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Full"}}}),
+        mark_slow("SFT", {"lora": ADAPTER, "training": {"recompute": {"kind": "Selective"}}}),
         ("DPO", {}),
-        slowly("DPO", {"training": NARROW}),
-        slowly("DPO", {"lora": ADAPTER}),
-        slowly("DPO", {"lora": ADAPTER | {"dropout": 0.1}}),
-        slowly("Reward", {}),
-        slowly("Reward", {"lora": ADAPTER}),
-        slowly("KTO", {}),
-        slowly("KTO", {"lora": ADAPTER}),
-        slowly("KTO", {"training": NARROW}),
+        mark_slow("DPO", {"training": NARROW}),
+        mark_slow("DPO", {"lora": ADAPTER}),
+        mark_slow("DPO", {"lora": ADAPTER | {"dropout": 0.1}}),
+        mark_slow("Reward", {}),
+        mark_slow("Reward", {"lora": ADAPTER}),
+        mark_slow("KTO", {}),
+        mark_slow("KTO", {"lora": ADAPTER}),
+        mark_slow("KTO", {"training": NARROW}),
     ],
 )
-def test_a_real_step_takes_what_is_reckoned(kind, changes, tuning, measure_peak):
-    """Off by 1.5% on average, by 4.7% at worst (selective recomputation, too little)."""
+def test_a_real_step_takes_the_predicted_memory(kind, changes, tuning, measure_peak):
+    """Predictions are off by 1.5% on average, at worst by 4.7% (selective recomputation)."""
     run = tuning(kind, **changes)
     if needs_references(run):
         model = checkpoint.resolve(run.checkpoint)
         compute_references(run.conversations, model, run.batches.sequence_length)
     job, _, _ = prepare(run)
     rows = find_largest(run, job.model)
-    frozen = [each.model for each in job.frozen.values()]
+    frozen = [reference.model for reference in job.frozen.values()]
     reckoned = estimate_tuning_memory(run, job.model, frozen, rows, run.training, 1, True)
     assert reckoned.total == pytest.approx(measure_peak(job), rel=0.055)
 
 
 def test_both_answers_of_a_pair_share_a_row_if_that_is_less_to_look_at(tuning, wide):
-    """Prompts of 33 tokens and what fits behind, as real batches lay them out."""
+    """Prompts of 33 tokens and the answers that fit behind are laid out as in real batches."""
     run = tuning("SimPO")
     model, _ = checkpoint.describe(checkpoint.resolve(wide))
     rows = find_largest(run, model)

@@ -29,14 +29,12 @@ def test_a_program_that_never_ends_gets_nothing() -> None:
 
 def test_a_row_that_lacks_what_is_run_is_a_fault() -> None:
     other = ProgramAnswer(program="{{ completion }}{{ entry_point }}")
-    (bare,), (unnamed,) = (
-        ProgramAnswer().score([completion("x")]),
-        other.score([completion("x", tests=TESTS)]),
-    )
+    (bare,) = ProgramAnswer().score([completion("x")])
+    (unnamed,) = other.score([completion("x", tests=TESTS)])
     assert isinstance(bare, Fault) and bare.detail == "column 'tests' has no tests"
     assert isinstance(unnamed, Fault) and "entry_point" in unnamed.detail
 
 
-def test_what_is_no_template_is_refused() -> None:
+def test_an_invalid_template_is_rejected() -> None:
     with pytest.raises(ValueError, match="program: no template"):
         ProgramAnswer(program="{{ completion")

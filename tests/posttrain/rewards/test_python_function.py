@@ -1,4 +1,4 @@
-"""A reward that a user wrote: what it gives counts, and whatever else it does is a fault."""
+"""A user's reward function: its scores, and faults for any other behaviour."""
 
 import os
 import sys
@@ -44,21 +44,21 @@ def test_a_function_scores_by_prompt_text_and_row(source: str) -> None:
     assert scorer.score([completion("true")]) == [1.0]
 
 
-def test_what_a_function_does_wrong_is_a_fault_and_the_rest_goes_on(source: str) -> None:
+def test_an_error_of_a_function_is_a_fault_and_scoring_continues(source: str) -> None:
     scorer = PythonFunction(file=source).open()
     wrong = ["raise", "words", "exit", "die"]
-    given = [completion(each) for each in ("a", *wrong, "ab")]
+    given = [completion(text) for text in ("a", *wrong, "ab")]
     first, *faults, last = scorer.score(given)
     assert (first, last) == (1.0, 2.0)
-    assert [each.kind for each in faults if isinstance(each, Fault)] == ["raised"] * 4
-    told = [each.detail for each in faults if isinstance(each, Fault)]
+    assert [fault.kind for fault in faults if isinstance(fault, Fault)] == ["raised"] * 4
+    told = [fault.detail for fault in faults if isinstance(fault, Fault)]
     assert told[0] == "KeyError: 'what is this' (line 7 of rewards.py)"
     assert "gave 'many', no number" in told[1]
     assert told[2] == "SystemExit: 3 (line 12 of rewards.py)"
     assert told[3] == "its process ended, with exit code 4"
 
 
-def test_faults_are_counted_and_told(source: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_faults_are_counted_and_logged(source: str, caplog: pytest.LogCaptureFixture) -> None:
     part = PythonFunction(file=source, name="mine", fault_score=-2.0, weight=0.5)
     scores = build_rewards([part]).score([completion(t) for t in ("abc", "nan", "raise")])
     assert scores.totals == (1.5, -1.0, -1.0)
@@ -75,7 +75,7 @@ def test_a_function_that_never_returns_is_ended(source: str) -> None:
     assert not scorer.code.running and scorer.code.starts == 1
 
 
-def test_it_ends_with_whoever_asked(source: str) -> None:
+def test_the_process_ends_with_its_parent(source: str) -> None:
     scorer = PythonFunction(file=source).open()
     process = scorer.code._process
     assert process is not None and process.poll() is None
@@ -92,7 +92,7 @@ def test_it_ends_with_whoever_asked(source: str) -> None:
         ("import no_such_package_of_mine", "reward", "No module named 'no_such_package_of_mine'"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_in_one_line(
+def test_a_function_that_cannot_be_loaded_is_a_one_line_error(
     text: str, function: str, said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "bad.py"
@@ -133,6 +133,6 @@ def test_a_module_of_an_installed_package_scores_too(
     part = PythonFunction(module="mine_for_tests.rewards")
     first = part.hash_inputs()
     assert part.open().score([completion("x")]) == [0.25]
-    (package / "helper.py").write_text("X = 1\n")  # the package is one thing
+    (package / "helper.py").write_text("X = 1\n")  # the package is one unit
     assert part.hash_inputs() != first
     assert "mine_for_tests" not in sys.modules

@@ -26,8 +26,8 @@ def test_an_exact_answer_is_the_text_but_for_white_space(
         ("", 0.0),
     ],
 )
-def test_of_several_numbers_the_last_is_the_answer(said: str, score: float) -> None:
-    """As GSM8K is scored; its column ends in `#### 72`."""
+def test_the_last_of_several_numbers_is_the_answer(said: str, score: float) -> None:
+    """GSM8K is scored so; its column ends in `#### 72`."""
     reward = NumericAnswer(extract_target=r"#### (.+)")
     assert reward.score([completion(said, answer="48/2 = 24 and so on\n#### 72")]) == [score]
 
@@ -50,6 +50,6 @@ def test_a_row_without_an_answer_is_a_fault(row: dict[str, object]) -> None:
     assert isinstance(score, Fault) and score.kind == "no_target"
 
 
-def test_what_is_no_regular_expression_is_refused() -> None:
+def test_an_invalid_regular_expression_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"'\(' is no regular expression"):
         ExactAnswer(extract="(")

@@ -9,14 +9,15 @@ from trainrig.posttrain.rewards import ExactAnswer, NumericAnswer
 from trainrig.posttrain.rewards.contract import Completion, RewardPart
 from trainrig.posttrain.rewards.weighted import WeightedRewards, build_rewards
 
-RIGHT, CLOSE = completion("7", "a", answer="7"), completion("it is 7", "b", answer="7")
+RIGHT = completion("7", "a", answer="7")
+CLOSE = completion("it is 7", "b", answer="7")
 
 
 class NotFinite:
     name = "own"
 
     def score(self, completions: Sequence[Completion]) -> list[float]:
-        return [float(each.text) for each in completions]
+        return [float(answer.text) for answer in completions]
 
 
 def test_parts_are_added_by_weight_and_kept() -> None:
@@ -74,7 +75,7 @@ class Raising:
         self.error = error
 
     def score(self, completions: Sequence[Completion]) -> list[float]:
-        if any(each.text == "bad" for each in completions):
+        if any(answer.text == "bad" for answer in completions):
             raise self.error
         return [1.0 for _ in completions]
 
@@ -96,7 +97,7 @@ class Raising:
         ),
     ],
 )
-def test_a_reward_that_raises_is_told_in_one_line_by_who_can_act(
+def test_a_reward_that_raises_is_a_one_line_error_for_the_user(
     error: Exception, kind: type[Exception], message: str
 ) -> None:
     rewards = WeightedRewards(((RewardPart(name="own"), Raising(error)),))

@@ -1,4 +1,4 @@
-"""A tiny model and prompts of letters, whose right answer is the letter e."""
+"""A tiny model and prompts of letters, whose correct answer is the letter e."""
 
 import json
 import runpy
@@ -15,7 +15,7 @@ globals().update(runpy.run_path(str(ABOVE / "sums.py")))
 
 @pytest.fixture(scope="session")
 def problems(tmp_path_factory):
-    """Prompts with answers; some can't be asked."""
+    """Write prompts with answers, some of which are unusable."""
     path = tmp_path_factory.mktemp("problems") / "problems.jsonl"
     rows = [{"question": f"is {n} {'a ' * (n % 4)}", "answer": "e"} for n in range(7)]
     rows.insert(2, {"question": "no answer"})
@@ -26,7 +26,7 @@ def problems(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def make_run(fresh, problems):
-    """`make_run(output, …)`: a run file of a few steps."""
+    """Return `make_run(output, …)`, which makes a run file of a few steps."""
 
     def make(output, **changes):
         given = {

@@ -1,5 +1,4 @@
-"""What reinforcement learning teaches small models of sums, and what it does not; figures are in
-`results`.
+"""Reinforcement learning of sums by small models, and its limits; figures are in `results`.
 
 Each start is the first checkpoint of tuning that gets about half of the held-out sums right.
 """
@@ -13,13 +12,15 @@ from trainrig.train.run import metrics
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 SEEDS = (0, 1, 2)
-TUNED, STEPS = 1000, 300
+TUNED = 1000
+STEPS = 300
 HELD = 1.0  # weight of the divergence from the start
 
 
 def begin(bench, seed):
-    """The name of a model that gets about half of the sums right, and the share."""
-    fresh, tuned = f"fresh-{seed}", f"tuned-{seed}"
+    """Return the name and the accuracy of a model that gets about half of the sums right."""
+    fresh = f"fresh-{seed}"
+    tuned = f"tuned-{seed}"
     bench.model(fresh, 128, 10 + seed)
     bench.tune(tuned, fresh, TUNED, seed=seed, keep_every=20, lr=1e-3)
     for step in range(200, TUNED + 1, 20):
@@ -31,8 +32,8 @@ def begin(bench, seed):
     raise AssertionError(f"seed {seed}: {share} right after {TUNED} steps")
 
 
-def taught(bench, name, start, seed, steps=STEPS, **changes):
-    """What a run made of `start`."""
+def train_by_rewards(bench, name, start, seed, steps=STEPS, **changes):
+    """Train a run from `start`, and return its results."""
     folder = bench.reinforce(name, start, steps, seed, **changes)
     lines = metrics.read_series(folder)
     some = max(1, steps // 10)
@@ -62,15 +63,15 @@ def test_a_policy_gets_better_by_what_its_answers_are_worth(kind, bench, write_r
     found = []
     for seed in SEEDS:
         start, share = begin(bench, seed)
-        each = taught(bench, f"{kind}-{seed}", start, seed, **OBJECTIVES[kind])
-        found.append({"seed": seed, "start": share, **each})
-    mean = sum(each["exact"] for each in found) / len(found)
+        figures = train_by_rewards(bench, f"{kind}-{seed}", start, seed, **OBJECTIVES[kind])
+        found.append({"seed": seed, "start": share, **figures})
+    mean = sum(figures["exact"] for figures in found) / len(found)
     write_result(f"{kind.lower()}.json", {"steps": STEPS, "mean_exact": mean, "seeds": found})
     assert mean >= 0.70
-    assert all(each["exact"] >= each["start"] + 0.12 for each in found)
+    assert all(figures["exact"] >= figures["start"] + 0.12 for figures in found)
 
 
-# Worth 1 or 0 by a coin that says nothing of whether the answer is right.
+# The reward is 1 or 0 by a coin, independent of the answer.
 COIN = """
 import hashlib
 
@@ -78,42 +79,45 @@ import hashlib
 def reward(prompt, completion, row):
     return float(hashlib.sha256(f"{prompt}|{completion}".encode()).digest()[0] < 128)
 """
-# Adam's steps are as long for a gradient of noise as for one that means something: at this rate
-# without a reference 300 steps by a coin take a model from 46% right to 2%.
+# Adam's steps are as long for a noisy gradient as for a useful one: at this rate and without a
+# reference, 300 steps of coin rewards reduce accuracy from 46% to 2%.
 NEAR = {
     "lr": 1e-4,
     "objective": {"kind": "GRPO", "reference": {"weight": 1.0, "estimator": "k3"}},
 }
 
 
-def test_what_rewards_do_not_say_is_not_learnt(bench, write_result):
-    """Rewards that are all the same; a coin's, and the exact answer's by the same settings."""
+def test_a_run_learns_only_from_informative_rewards(bench, write_result):
+    """Compare constant rewards, random rewards and exact answers, the last two alike otherwise."""
     (bench.folder / "coin.py").write_text(COIN)
     coin = {"kind": "PythonFunction", "name": "coin", "file": str(bench.folder / "coin.py")}
     found = []
     for seed in SEEDS:
         start, share = begin(bench, seed)
         flat = {"kind": "PatternShape", "pattern": "", "whole": False}
-        each = {
-            "untaught": taught(bench, f"flat-{seed}", start, seed, 100, rewards=(flat,)),
-            "by a coin": taught(bench, f"coin-{seed}", start, seed, rewards=(coin,), **NEAR),
-            "by the answer": taught(bench, f"right-{seed}", start, seed, **NEAR),
+        figures = {
+            "untaught": train_by_rewards(bench, f"flat-{seed}", start, seed, 100, rewards=(flat,)),
+            "by a coin": train_by_rewards(
+                bench, f"coin-{seed}", start, seed, rewards=(coin,), **NEAR
+            ),
+            "by the answer": train_by_rewards(bench, f"right-{seed}", start, seed, **NEAR),
         }
-        found.append({"seed": seed, "start": share, **each})
+        found.append({"seed": seed, "start": share, **figures})
         write_result("controls.json", {"steps": STEPS, "seeds": found})
-    for each in found:
-        assert each["untaught"]["exact"] == each["start"]
-        assert abs(each["by a coin"]["exact"] - each["start"]) <= 0.05
-        assert each["by the answer"]["exact"] >= each["start"] + 0.1
+    for figures in found:
+        assert figures["untaught"]["exact"] == figures["start"]
+        assert abs(figures["by a coin"]["exact"] - figures["start"]) <= 0.05
+        assert figures["by the answer"]["exact"] >= figures["start"] + 0.1
 
 
-def reward_model(bench, start, rows):
-    """Its folder: taught from few of the sums, so that it can be fooled."""
+def train_reward_model(bench, start, rows):
+    """Return the folder of a reward model, trained on few sums so that it can be exploited."""
     dice = random.Random(1)
     pairs = []
     for row in rows:
         right = row["completion"]
-        place, other = dice.randrange(3), str(dice.randrange(10))
+        place = dice.randrange(3)
+        other = str(dice.randrange(10))
         wrong = right[:place] + other + right[place + 1 :]
         if wrong != right:
             pairs.append({"prompt": row["prompt"], "chosen": right, "rejected": wrong})
@@ -123,9 +127,9 @@ def reward_model(bench, start, rows):
 
 
 def test_a_reward_model_is_fooled_without_a_divergence_and_not_with_it(bench, write_result):
-    """PPO by a reward model of 300 pairs; the true verifier has no weight."""
+    """PPO uses a reward model trained on 300 pairs; the exact verifier has weight 0."""
     start, share = begin(bench, 0)
-    model = reward_model(bench, start, bench.train_rows[:300])
+    model = train_reward_model(bench, start, bench.train_rows[:300])
     rewards = (
         {"kind": "RewardModel", "name": "model", "checkpoint": model, "batch": 256},
         {"kind": "ExactAnswer", "column": "completion", "weight": 0.0},
@@ -134,7 +138,7 @@ def test_a_reward_model_is_fooled_without_a_divergence_and_not_with_it(bench, wr
     found = {}
     for name, reference in (("free", None), ("held", held)):
         changes = OBJECTIVES["PPO"] | {"objective": {"kind": "PPO", "reference": reference}}
-        found[name] = taught(bench, name, start, 0, rewards=rewards, **changes)
+        found[name] = train_by_rewards(bench, name, start, 0, rewards=rewards, **changes)
     figures = {"steps": STEPS, "start": share, "divergence_weight": HELD, **found}
     write_result("reward_model.json", figures)
     assert found["free"]["reward_last"] > found["free"]["reward_first"]

@@ -1,4 +1,4 @@
-"""A reward model and a judge as rewards: what they give, and what they cannot read."""
+"""A reward model and a judge as rewards: their scores, and inputs they cannot read."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ CONFIG = DecoderConfig(layers=2, channels=32, heads=4, positions=96, vocabulary=
 
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory, encoder):
-    """A run folder with a model that scores."""
+    """Return a run folder with a reward model."""
     folder = str(tmp_path_factory.mktemp("scores") / "run")
     model = Decoder(CONFIG.with_score_head())
     initialise(model, seed=2)
@@ -38,8 +38,8 @@ def reward_model(tmp_path_factory, encoder):
     return folder
 
 
-def scored_alone(path, prompt, text):
-    """The score of one answer: what stands at its last token but the one that ends it."""
+def score_answer(path, prompt, text):
+    """Return the score of one answer, read at the token before its end token."""
     opened = checkpoint.open_model(path)
     renderer = ChatTokenizer(checkpoint.read_tokenizer_files(opened.path)).build_renderer()
     rendered = renderer.render(Conversation((Message("user", prompt), Message("assistant", text))))
@@ -52,7 +52,7 @@ def test_a_reward_model_scores_a_completion_as_an_answer(reward_model):
     scorer = RewardModel(checkpoint=reward_model, batch=2).open()
     texts = ["yes", "no, not at all", "e"]
     found = scorer.score([completion(text, "is it?") for text in texts])
-    expected = [scored_alone(reward_model, "is it?", text) for text in texts]
+    expected = [score_answer(reward_model, "is it?", text) for text in texts]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(set(found)) == 3
 
@@ -61,20 +61,22 @@ def test_a_reward_model_reads_all_of_a_conversation_as_it_reads_rows(reward_mode
     asked = (Message("system", "s"), Message("user", "a"), Message("assistant", "b"))
     chat = Conversation((*asked, Message("user", "is it?")))
     scorer = RewardModel(checkpoint=reward_model).open()
-    told = [replace(completion("yes", "is it?"), chat=each) for each in (chat, None)]
+    told = [
+        replace(completion("yes", "is it?"), chat=conversation) for conversation in (chat, None)
+    ]
     whole, alone = scorer.score(told)
     opened = checkpoint.open_model(reward_model)
     renderer = ChatTokenizer(checkpoint.read_tokenizer_files(opened.path)).build_renderer()
     ids = renderer.render(
         replace(chat, messages=(*chat.messages, Message("assistant", "yes"))).train_on_last()
     ).ids
-    with torch.no_grad():  # at the last token before the one that ends the answer
+    with torch.no_grad():  # at the token before the answer's end token
         expected = opened.build()(torch.from_numpy(ids)[None]).logits[0, -2, 0].item()
     np.testing.assert_allclose(whole, expected, atol=1e-5)
     assert abs(whole - alone) > 1e-3
 
 
-def test_what_a_reward_model_cannot_read_is_a_fault(reward_model):
+def test_a_completion_too_long_for_the_reward_model_is_a_fault(reward_model):
     scorer = RewardModel(checkpoint=reward_model).open()
     first, long, empty = scorer.score([completion("a"), completion("a b " * 90), completion("")])
     assert isinstance(first, float)
@@ -121,8 +123,8 @@ def test_a_judge_is_asked_and_its_verdict_read(fresh):
     found = part.open().score([*rows, completion("no grade"), completion("x" * 99, grade="A")])
     sampling = Sampling(temperature=0.0, maximum_tokens=8)
     judge = TextGenerator.open(fresh, "cpu")
-    for score, each in zip(found, rows, strict=False):
-        said = judge.speak(f"p {each.text} A:", sampling).text
+    for score, row in zip(found, rows, strict=False):
+        said = judge.speak(f"p {row.text} A:", sampling).text
         assert score == part.read(said)
     *_, missing, long = found
     assert isinstance(missing, Fault) and missing.kind == "no_target"

@@ -1,4 +1,4 @@
-"""A student is held to its teacher on its own answers, in the loop of training."""
+"""On-policy distillation in the training loop: a student learns on its own answers."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ AWAY = "train/diagnostics/teacher_divergence"
 
 @pytest.fixture(scope="module")
 def teacher(encoder, tmp_path_factory):
-    """A model of other sizes that is sure of what it says."""
+    """Return a model of other sizes with confident predictions."""
     folder = str(tmp_path_factory.mktemp("teacher") / "run")
     config = DecoderConfig(layers=1, channels=48, heads=4, positions=64, vocabulary=336)
     model = Decoder(config)
@@ -38,7 +38,7 @@ def teacher(encoder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def make_student(make_run, teacher):
-    """`make_student(output, estimator, …)`: a run file of a few steps."""
+    """Return `make_student(output, estimator, …)`, which makes a run file of a few steps."""
 
     def make(output, estimator="full", **changes):
         objective = {"kind": "OnPolicyDistillation", "estimator": estimator}
@@ -50,8 +50,8 @@ def make_student(make_run, teacher):
     return make
 
 
-def trained(ranks, run, world, resume=False):
-    """The job of `run`, after `world` ranks have trained it."""
+def train_run(ranks, run, world, resume=False):
+    """Train `run` on `world` ranks, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0] if resume else None
@@ -60,8 +60,8 @@ def trained(ranks, run, world, resume=False):
     return job
 
 
-def outcome(job):
-    """The bytes of its batches and of its last weights."""
+def read_outcome(job):
+    """Return the bytes of the run's batches and final weights."""
     stored = [
         (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -73,9 +73,9 @@ def outcome(job):
 
 @pytest.fixture(scope="module", params=["full", "sampled"])
 def whole(request, ranks, make_student, tmp_path_factory):
-    """An estimator, and a run of one rank that nothing disturbed."""
+    """Return an estimator, and an undisturbed run of one rank."""
     output = tmp_path_factory.mktemp("student") / "run"
-    return request.param, trained(ranks, make_student(output, request.param), 1)
+    return request.param, train_run(ranks, make_student(output, request.param), 1)
 
 
 @pytest.mark.slow
@@ -86,25 +86,26 @@ def test_weights_are_the_same_at_any_number_of_ranks_and_after_a_loss(
     run = make_student(
         tmp_path / "run", estimator, training={"checkpoints": {"every": 2, "keep": 9}}
     )
-    trained(ranks, run, 3)
+    train_run(ranks, run, 3)
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000004")
     (last,) = (tmp_path / "run/online").glob("batch_00000001-*")
     shutil.rmtree(last)
-    found = trained(ranks, run, 2, resume=True)
+    found = train_run(ranks, run, 2, resume=True)
     attempts = [batch.attempt for batch in list_stored_batches(RunFolder(found.folder))]
     assert attempts == [1, 2]
-    assert outcome(found) == outcome(job)
+    assert read_outcome(found) == read_outcome(job)
 
 
 @pytest.mark.slow
-def test_what_the_teacher_says_of_each_token_is_stored_where_tokens_learn_of_it(whole, teacher):
+def test_teacher_log_probabilities_are_stored_at_trained_tokens(whole, teacher):
     estimator, job = whole
     model = checkpoint.open_model(teacher).build()
     micro = list_stored_batches(RunFolder(job.folder))[0].read_micro_batch(0)
     if estimator == "full":
         assert TEACHER_TOKENS not in micro.arrays
         return
-    ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+    ids = torch.from_numpy(micro.ids)
+    targets = torch.from_numpy(micro.targets)
     with torch.no_grad():
         read = read_tokens(model, ids, targets, 1.0, 320)
     np.testing.assert_allclose(micro.arrays[TEACHER_TOKENS], read.log_probabilities_BT, atol=1e-5)
@@ -117,11 +118,11 @@ def test_what_the_teacher_says_of_each_token_is_stored_where_tokens_learn_of_it(
 def test_a_student_comes_close_to_its_teacher(ranks, make_student, tmp_path):
     run = make_student(
         tmp_path / "run",
-        rewards=({"kind": "ExactAnswer"},),  # measured alone
+        rewards=({"kind": "ExactAnswer"},),  # logged only
         rollouts={"updates": 1, "micro_batch": 16},
         training={"steps": 30, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
     )
-    lines = metrics.read_series(trained(ranks, run, 1).folder)
+    lines = metrics.read_series(train_run(ranks, run, 1).folder)
     away = [line[AWAY] for line in lines]
     assert np.mean(away[-5:]) < 0.4 * np.mean(away[:3])
     assert away == pytest.approx([line["train/loss"] for line in lines], rel=1e-5)

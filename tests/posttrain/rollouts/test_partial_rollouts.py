@@ -1,4 +1,4 @@
-"""Completions left off and gone on with by later weights: none is lost, late or changed."""
+"""Partial rollouts: unfinished completions continue with later weights, complete and in time."""
 
 import contextlib
 import dataclasses
@@ -65,12 +65,15 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.run_page import read_report_data
 from trainrig.train.run.stored_batches import list_stored_batches
 
-STEPS, LONGEST, BUDGET, LIMIT = 6, 13, 3, 1.02
+STEPS = 6
+LONGEST = 13
+BUDGET = 3
+LIMIT = 1.02
 ADDED = {BEHAVIOUR, IMPORTANCE, IMPORTANCE_LIMIT, STALENESS, UNFINISHED, WAVES}
 
 
 def run_of(make_run, output, partial, **rollouts):
-    """Some answers end at a vowel, others go on to the limit."""
+    """Return a run file: some answers end at a vowel, others continue to the limit."""
     training = {"steps": STEPS, "checkpoints": {"every": 1, "keep": 9}}
     rewards = ({"kind": "PatternShape", "pattern": "[rst]", "whole": False},)
     given = {"maximum_tokens": LONGEST, "stop": ("a", "e", "o"), "importance_limit": LIMIT}
@@ -78,12 +81,12 @@ def run_of(make_run, output, partial, **rollouts):
     return make_run(output, rollouts=given, training=training, rewards=rewards)
 
 
-def left_off(make_run, output, **rollouts):
+def train_with_partial_rollouts(make_run, output, **rollouts):
     return run_of(make_run, output, {"budget": BUDGET, "staleness": 2}, **rollouts)
 
 
-def trained(ranks, run, world):
-    """The job of `run`, after `world` ranks have trained it to its end from where it is."""
+def train_run(ranks, run, world):
+    """Train `run` on `world` ranks from its current state to its end, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0]
@@ -93,8 +96,8 @@ def trained(ranks, run, world):
 
 
 @contextlib.contextmanager
-def samplers(pool, run, count):
-    """So many processes that sample for `run` meanwhile."""
+def start_samplers(pool, run, count):
+    """Start `count` processes that sample for `run` meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
         job, _, _ = prepare(run)
@@ -103,13 +106,12 @@ def samplers(pool, run, count):
             yield
         finally:
             until.touch()
-            answers = [pickle.load(each.stdout) for each in started]
+            answers = [pickle.load(process.stdout) for process in started]
         assert all(fine for fine, _ in answers), answers
 
 
-def came_to(job):
-    """The bytes of each micro-batch and of what each batch left, losses, and bytes of the last
-    weights."""
+def read_results(job):
+    """Return the bytes of micro-batches, batch state and final weights, and the losses."""
     batches = {}
     for batch in list_stored_batches(RunFolder(job.folder)):
         for index, file in enumerate((*batch.files, batch.left)):
@@ -122,10 +124,10 @@ def came_to(job):
 
 @pytest.fixture(scope="module")
 def alone(ranks, make_run, tmp_path_factory):
-    """A run whose one rank samples between its steps."""
-    run = left_off(make_run, tmp_path_factory.mktemp("partial") / "run")
-    job = trained(ranks, run, 1)
-    Path(job.folder, "run.toml").write_text(to_toml(run))  # as the stage does
+    """Return a run whose single rank samples between its steps."""
+    run = train_with_partial_rollouts(make_run, tmp_path_factory.mktemp("partial") / "run")
+    job = train_run(ranks, run, 1)
+    Path(job.folder, "run.toml").write_text(to_toml(run))  # the stage does the same
     return job
 
 
@@ -137,7 +139,7 @@ def alone(ranks, make_run, tmp_path_factory):
         ([0, 1, 0, 0], [4, 5, 5, 5], None),  # too few
         ([0, 1, 1, 0], [3, 3, 5, 5], None),  # the first is due
         ([1, 1, 1, 0], [3, 3, 5, 5], [0, 1]),
-        # Three that are due in the next batch, which has two.
+        # Three groups are due in the next batch, which holds two.
         ([0, 1, 0, 1, 0], [4, 4, 4, 5, 4], None),
         ([0, 1, 0, 1], [4, 4, 4, 5], [1, 3]),
         ([1, 1, 0, 0, 0, 0, 0], [5, 5, 5, 5, 5, 5, 5], None),  # 5 are left for two batches
@@ -146,7 +148,7 @@ def alone(ranks, make_run, tmp_path_factory):
 def test_a_batch_is_of_the_first_groups_that_are_whole_unless_others_would_be_late(
     whole, born, chosen
 ):
-    """Batch 5 of two groups, of tokens that are two batches old at most."""
+    """Batch 5 has two groups, and tokens may be at most two batches old."""
     found = choose_groups(np.array(whole, dtype=bool), np.array(born), 5, 2, 2)
     assert (found is None) if chosen is None else found.tolist() == chosen
 
@@ -159,10 +161,14 @@ def test_a_batch_is_of_the_first_groups_that_are_whole_unless_others_would_be_la
     lengths=st.lists(st.sampled_from([1, 1, 2, 14]), min_size=1, max_size=17),
 )  # fmt: skip
 def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, staleness, lengths):
-    """Completion n has `lengths[n]` tokens, each the sample's number; two are written in a wave."""
+    """Completion n has `lengths[n]` tokens, each of them the sample's number.
+
+    A wave samples two tokens.
+    """
     partial = {"budget": 2, "staleness": staleness}
     wanted = Rollouts(prompts=prompts, samples=samples, micro_batch=samples, partial=partial)
-    batches, left = [], {}
+    batches = []
+    left = {}
 
     def assemble(number, rows, waves, unfinished):
         batches.append((number, rows))
@@ -176,8 +182,8 @@ def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, stal
             count, asked = waves.next()
             assert 1 <= len(asked[PLACE]) <= prompts * samples
             units = [select_unit(asked, index, samples) for index in range(count)]
-            assert all(1 <= len(each[PLACE]) <= samples for each in units)
-            waves.take([written(each, samples, lengths) for each in units])
+            assert all(1 <= len(unit[PLACE]) <= samples for unit in units)
+            waves.take([write_unit(unit, samples, lengths) for unit in units])
         else:
             raise AssertionError(f"batch {number} is never full")
         left = waves.list_left()
@@ -194,7 +200,7 @@ def test_every_group_is_trained_on_once_in_time_and_whole(prompts, samples, stal
             assert rows[COMPLETIONS][row].tolist()[:length] == [sample] * length
 
 
-def written(unit, samples, lengths):
+def write_unit(unit, samples, lengths):
     numbers = unit[PLACE] * samples + unit[SAMPLE]
     most = np.array([lengths[n % len(lengths)] for n in numbers])
     length = np.minimum(most, unit[LENGTH] + 2)
@@ -204,7 +210,7 @@ def written(unit, samples, lengths):
     return same | later | {COMPLETIONS: wide, LENGTH: length, OVER: (length == most).astype(int)}
 
 
-def test_what_is_gone_on_with_is_drawn_as_if_nothing_had_been_left_off():
+def test_a_continued_completion_equals_an_uninterrupted_one():
     model = Decoder(DecoderConfig(layers=2, channels=32, heads=4, positions=48, vocabulary=96))
     initialise(model, seed=3)
     prompt = (5, 6, 7)
@@ -218,9 +224,9 @@ def test_what_is_gone_on_with_is_drawn_as_if_nothing_had_been_left_off():
 
 
 def test_a_text_that_ends_it_is_found_across_what_was_left_off(make_run, encoder, tmp_path):
-    run = left_off(make_run, tmp_path / "run", stop=("stop",))
+    run = train_with_partial_rollouts(make_run, tmp_path / "run", stop=("stop",))
     text = list(b"go on: st") + list(b"op there")  # three tokens at a time: "go ", …, " st", "op "
-    ids = [int(encoder.encode_batch([chr(each)])[0][0]) for each in text]
+    ids = [int(encoder.encode_batch([chr(character)])[0][0]) for character in text]
 
     def generate(model, requests, stop, entries):
         (request,) = requests
@@ -238,7 +244,7 @@ def test_a_text_that_ends_it_is_found_across_what_was_left_off(make_run, encoder
         if transcript.over:
             break
         sampler.go_on(None, [transcript], BUDGET)
-        transcript = dataclasses.replace(transcript)  # as it is read back
+        transcript = dataclasses.replace(transcript)  # a copy, as if it were read from disk
     assert transcript.text == "go on: " and transcript.finished
     assert transcript.ids == ids[:11] and len(transcript.log_probabilities) == 11
 
@@ -252,21 +258,24 @@ def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_o
 ):
     stop = ("a", "e", "th", "in")
     plain = prepare(run_of(make_run, tmp_path / "a", None, stop=stop))[0].make_batches()
-    maker = prepare(left_off(make_run, tmp_path / "b", stop=stop))[0].make_batches()
+    maker = prepare(train_with_partial_rollouts(make_run, tmp_path / "b", stop=stop))[
+        0
+    ].make_batches()
     model = checkpoint.open_model(fresh).build()
     expected = [
         row[row != IGNORE].tolist()
         for number, index in itertools.product(range(4), range(2))
         for row in plain.sample(model, number, index)[TARGETS]
     ]
-    found, left = [], {}
+    found = []
+    left = {}
     for number in range(3):
         waves = maker.begin(number, left)
         while (filled := waves.find_filled()) is None:
             count, asked = waves.next()
             with torch.no_grad():
                 waves.take([maker.sample(model, number, index, asked) for index in range(count)])
-        rows = [row for each in filled for row in each[TARGETS]]
+        rows = [row for batch in filled for row in batch[TARGETS]]
         found += [row[row != IGNORE].tolist() for row in rows]
         left = waves.list_left()
     assert any(1 < len(row) < LONGEST for row in found)
@@ -277,16 +286,17 @@ def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_o
 
 @pytest.mark.slow
 def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make_run, tmp_path):
-    whole = trained(ranks, run_of(make_run, tmp_path / "whole", None), 1)
+    whole = train_run(ranks, run_of(make_run, tmp_path / "whole", None), 1)
     roomy = {"budget": LONGEST, "staleness": 1}
-    found = trained(ranks, run_of(make_run, tmp_path / "roomy", roomy), 1)
-    assert came_to_losses(found) == came_to_losses(whole)
+    found = train_run(ranks, run_of(make_run, tmp_path / "roomy", roomy), 1)
+    assert read_run_losses(found) == read_run_losses(whole)
     for ours, theirs in zip(
-        *(list_stored_batches(RunFolder(each.folder)) for each in (found, whole)), strict=True
+        *(list_stored_batches(RunFolder(job.folder)) for job in (found, whole)), strict=True
     ):
         assert ours.waves == 1 and ours.denominators == theirs.denominators
         for index in range(2):
-            mine, other = ours.read_micro_batch(index), theirs.read_micro_batch(index)
+            mine = ours.read_micro_batch(index)
+            other = theirs.read_micro_batch(index)
             assert mine.arrays.keys() == other.arrays.keys() | ADDED
             for name, array in other.arrays.items():
                 np.testing.assert_array_equal(mine.arrays[name], array, err_msg=name, strict=True)
@@ -295,7 +305,7 @@ def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make
             assert not (mine.arrays[STALENESS].any() or mine.arrays[UNFINISHED].any())
 
 
-def came_to_losses(job):
+def read_run_losses(job):
     weights = checkpoint.open_model(job.folder).build().state_dict()
     losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
     return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
@@ -303,20 +313,23 @@ def came_to_losses(job):
 
 @pytest.mark.slow
 def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
-    """Read anew, segment by segment, by the checkpoint that sampled it."""
+    """Compute each segment again with the checkpoint that sampled it."""
     batches = list_stored_batches(RunFolder(alone.folder))
     models = [checkpoint.open_model(fresh).build()]
     for step in range(1, STEPS):
         models.append(checkpoint.open_model(f"{alone.folder}/checkpoints/step_{step:08d}").build())
-    oldest, partial = [], 0
+    oldest = []
+    partial = 0
     for batch, index in itertools.product(batches, range(2)):
         micro = batch.read_micro_batch(index)
-        arrays, there = micro.arrays, micro.targets != IGNORE
+        arrays = micro.arrays
+        there = micro.targets != IGNORE
         stale = arrays[STALENESS]
         expected = np.zeros(stale.shape, dtype=np.float32)
         for behind in np.unique(stale[there]):
             of = models[batch.number - behind]
-            ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+            ids = torch.from_numpy(micro.ids)
+            targets = torch.from_numpy(micro.targets)
             with torch.no_grad():
                 read = read_tokens(of, ids, targets, 1.0, int(arrays[ENTRIES][0]))
             segment = there & (stale == behind)
@@ -330,7 +343,7 @@ def test_each_token_keeps_what_the_weights_of_its_time_gave_it(alone, fresh):
         assert (arrays[IMPORTANCE][fresh_BT] == 1).all()
         for row in range(len(stale)):
             segments = stale[row][there[row]]
-            assert (np.diff(segments) <= 0).all()  # later tokens are of later weights
+            assert (np.diff(segments) <= 0).all()  # later tokens come from later weights
             partial += segments[0] > segments[-1]
         oldest.append(stale.max())
     assert max(oldest) == 2 and partial > 4
@@ -354,7 +367,7 @@ def test_metrics_say_how_much_was_taken_over_and_how_old_it_is(alone):
         assert of == {
             "staleness": pytest.approx(tokens.mean()),
             "stale_tokens": pytest.approx((tokens > 0).mean()),
-            "partial": pytest.approx(np.mean([each.min() < each.max() for each in rows])),
+            "partial": pytest.approx(np.mean([row.min() < row.max() for row in rows])),
             "unfinished": pytest.approx((left[OVER] == 0).sum() / 8),
             "waves": batch.waves,
         }
@@ -373,35 +386,35 @@ def test_the_report_shows_how_much_was_taken_over(alone):
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_with_what_was_left_off(alone, ranks, make_run, tmp_path):
-    """From the fourth batch on, which was not made yet."""
+def test_two_ranks_continue_unfinished_completions(alone, ranks, make_run, tmp_path):
+    """They continue from the fourth batch, which was not sampled yet."""
     shutil.copytree(alone.folder, tmp_path / "run")
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[345]*"):
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
     assert list_stored_batches(RunFolder(str(tmp_path / "run")))[-1].read_left()[PLACE].size
-    job = trained(ranks, left_off(make_run, tmp_path / "run"), 2)
-    assert came_to(job) == came_to(alone)
+    job = train_run(ranks, train_with_partial_rollouts(make_run, tmp_path / "run"), 2)
+    assert read_results(job) == read_results(alone)
 
 
-def test_what_was_left_off_and_is_gone_is_asked_for(alone, ranks, make_run, tmp_path):
+def test_lost_unfinished_completions_are_requested_again(alone, ranks, make_run, tmp_path):
     shutil.copytree(alone.folder, tmp_path / "run")
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[2345]*"):
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
     with pytest.raises(AssertionError, match=r"the completions that batch 3 continues; restore"):
-        trained(ranks, left_off(make_run, tmp_path / "run"), 1)
+        train_run(ranks, train_with_partial_rollouts(make_run, tmp_path / "run"), 1)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("world", "actors"), [(3, 0), (2, 1), (1, 3)])
-def test_completions_are_the_same_whoever_goes_on_with_them(
+def test_completions_do_not_depend_on_the_process_that_continues_them(
     world, actors, alone, ranks, revived_ranks, make_run, tmp_path
 ):
-    run = left_off(make_run, tmp_path / "run", actors=actors)
-    with samplers(revived_ranks, run, actors):
-        job = trained(ranks, run, world)
-    assert came_to(job) == came_to(alone)
+    run = train_with_partial_rollouts(make_run, tmp_path / "run", actors=actors)
+    with start_samplers(revived_ranks, run, actors):
+        job = train_run(ranks, run, world)
+    assert read_results(job) == read_results(alone)
     assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).rglob("*.npz"))
 
 
@@ -409,16 +422,16 @@ def test_completions_are_the_same_whoever_goes_on_with_them(
 def test_a_run_that_is_killed_loses_nothing_that_was_left_off(
     alone, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
 ):
-    run = left_off(make_run, tmp_path / "run", actors=1)
+    run = train_with_partial_rollouts(make_run, tmp_path / "run", actors=1)
     job, _, _ = prepare(run)
     fault = (0, "die before training", 3)
-    with samplers(revived_ranks, run, 1):
+    with start_samplers(revived_ranks, run, 1):
         attempt = RunFolder(job.folder).take_attempt(0)
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
-    with samplers(revived_ranks, run, 1):
-        trained(ranks, run, 2)
-    assert came_to(job) == came_to(alone)
+    with start_samplers(revived_ranks, run, 1):
+        train_run(ranks, run, 2)
+    assert read_results(job) == read_results(alone)
 
 
 @pytest.mark.slow
@@ -430,7 +443,7 @@ def test_a_critic_and_whole_ratios_learn_of_what_was_left_off(ranks, make_run, t
             tmp_path / kind, rollouts=rollouts | partial, objective={"kind": kind},
             training={"steps": 3},
         )  # fmt: skip
-        job = trained(ranks, run, 2)
+        job = train_run(ranks, run, 2)
         lines = metrics.read_series(job.folder)
         assert all(np.isfinite(line["train/loss"]) for line in lines)
         assert json.dumps(lines[-1]) and len(lines) == 3

@@ -1,4 +1,4 @@
-"""PPO in the loop of training: the critic is trained, saved and resumed as the policy is."""
+"""PPO in the training loop: the critic is trained, saved and resumed like the policy."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ STEPS = {"steps": 4, "checkpoints": {"every": 2, "keep": 9}}
 
 @pytest.fixture(scope="module")
 def make_ppo(make_run):
-    """`make_ppo(output, …)`: a run file with a critic."""
+    """Return `make_ppo(output, …)`, which makes a run file with a critic."""
 
     def make(output, **changes):
         wanted = {"objective": PPO, "critic": CRITIC, "training": STEPS, **changes}
@@ -48,8 +48,8 @@ def make_ppo(make_run):
     return make
 
 
-def trained(ranks, run, world, resume=False):
-    """The job of `run`, after `world` ranks have trained it, and all whole tensors of its end."""
+def train_run(ranks, run, world, resume=False):
+    """Train `run` on `world` ranks, and return its job and its final full tensors."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0] if resume else None
@@ -62,11 +62,11 @@ def trained(ranks, run, world, resume=False):
 
 @pytest.fixture(scope="module")
 def whole(ranks, make_ppo, tmp_path_factory):
-    """A run of one rank that nothing disturbed."""
-    return trained(ranks, make_ppo(tmp_path_factory.mktemp("ppo") / "run"), 1)
+    """Return an undisturbed run of one rank."""
+    return train_run(ranks, make_ppo(tmp_path_factory.mktemp("ppo") / "run"), 1)
 
 
-def stored(job):
+def read_stored_batches(job):
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -75,7 +75,7 @@ def stored(job):
 
 
 def assert_same(found, expected):
-    assert stored(found[0]) == stored(expected[0])
+    assert read_stored_batches(found[0]) == read_stored_batches(expected[0])
     assert found[1].keys() == expected[1].keys()
     for name, value in expected[1].items():
         np.testing.assert_array_equal(found[1][name], value, err_msg=name)
@@ -103,7 +103,7 @@ def test_a_batch_has_values_returns_and_advantages_of_tokens(whole):
     for batch in list_stored_batches(RunFolder(whole[0].folder)):
         micro = batch.read_micro_batch(0)
         there = micro.targets != IGNORE
-        arrays = {name: each.astype(np.float64) for name, each in micro.arrays.items()}
+        arrays = {name: array.astype(np.float64) for name, array in micro.arrays.items()}
         weight = arrays[DIVERGENCE_WEIGHT][0]
         rewards = -weight * (arrays[OLD] - arrays[REFERENCE_TOKENS]) * there
         worth = arrays[f"{REWARD_PART}exact"] + arrays[f"{REWARD_PART}pattern"] / 2
@@ -136,25 +136,25 @@ def test_the_weight_of_the_divergence_goes_from_batch_to_batch_and_into_checkpoi
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_both_models_are_the_same_at_any_number_of_ranks(world, whole, ranks, make_ppo, tmp_path):
-    assert_same(trained(ranks, make_ppo(tmp_path / "run"), world), whole)
+    assert_same(train_run(ranks, make_ppo(tmp_path / "run"), world), whole)
 
 
 @pytest.mark.slow
-def test_a_run_that_resumes_comes_to_the_same(whole, ranks, make_ppo, tmp_path):
+def test_a_resumed_run_gives_the_same_results(whole, ranks, make_ppo, tmp_path):
     run = make_ppo(tmp_path / "run")
-    trained(ranks, run, 3)
+    train_run(ranks, run, 3)
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000004")
     (last,) = (tmp_path / "run/online").glob("batch_00000001-*")
     shutil.rmtree(last)
-    assert_same(trained(ranks, run, 2, resume=True), whole)
+    assert_same(train_run(ranks, run, 2, resume=True), whole)
 
 
 @pytest.mark.slow
-def test_an_adapter_learns_beside_a_whole_critic(ranks, make_ppo, tmp_path):
+def test_an_adapter_trains_with_a_full_critic(ranks, make_ppo, tmp_path):
     run = make_ppo(tmp_path / "run", lora={"rank": 2}, training={"steps": 1})
     job, _, _ = prepare(run)
     checkpoint.keep_base(job.adapter, job.folder)
-    _, tensors = trained(ranks, run, 2)
+    _, tensors = train_run(ranks, run, 2)
     assert any(name.startswith("adapter.") for name in tensors)
     assert "beside.critic.model.embedding.weight" in tensors
 
@@ -192,7 +192,7 @@ def test_a_critic_that_cannot_read_the_policy_is_refused(make_ppo, tmp_path):
 
 @pytest.mark.slow
 def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run, tmp_path):
-    """The share of answers with an e rises far above where it began, and is then expected."""
+    """The share of answers with an e rises well above its start, and the critic predicts it."""
     run = make_run(
         tmp_path / "run",
         objective={"kind": "PPO"},
@@ -201,7 +201,7 @@ def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run
         rewards=({"kind": "PatternShape", "pattern": "e", "whole": False},),
         training={"steps": 40, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
     )
-    job, _ = trained(ranks, run, 1)
+    job, _ = train_run(ranks, run, 1)
     lines = metrics.read_series(job.folder)
     rewards = [line["train/diagnostics/reward"] for line in lines]
     values = [line["train/diagnostics/value"] for line in lines]
@@ -210,13 +210,13 @@ def test_a_reward_that_can_be_had_is_learnt_by_policy_and_critic(ranks, make_run
 
 
 @pytest.mark.slow
-def test_one_completion_of_a_prompt_is_enough_for_a_critic(ranks, make_run, tmp_path):
+def test_a_critic_needs_only_one_completion_for_each_prompt(ranks, make_run, tmp_path):
     run = make_run(
         tmp_path / "run",
         objective={"kind": "PPO"},
         rollouts=ALONE,
         training={"steps": 1},
     )
-    job, _ = trained(ranks, run, 1)
+    job, _ = train_run(ranks, run, 1)
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
     assert list_stored_batches(RunFolder(job.folder))[0].read_micro_batch(0).ids.shape[0] == 8

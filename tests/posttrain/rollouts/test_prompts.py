@@ -1,4 +1,4 @@
-"""Prompts of rows: texts and conversations, asked by their chat template with their tools."""
+"""Prompts from rows: texts, and conversations with their chat template and tools."""
 
 import json
 
@@ -24,7 +24,7 @@ TOOLS = [{"type": "function", "function": {"name": "get", "parameters": {"defaul
 
 @pytest.fixture
 def read(encoder, tmp_path):
-    """The prompts of rows that are written to a file, and what was said of those left out."""
+    """Return the prompts of rows written to a file, and the messages about omitted rows."""
 
     def read_rows(rows, longest=400, **files):
         path = tmp_path / "prompts.jsonl"
@@ -44,7 +44,7 @@ def test_a_conversation_is_asked_whole_with_its_tools(read, encoder):
     assert found.text.startswith("developer: s\n\nuser: is it\n\n")
 
 
-def test_one_message_is_asked_as_the_text_that_it_is(read):
+def test_a_single_message_is_a_plain_text_prompt(read):
     rows = [{"q": "is it"}, {"q": [{"role": "user", "content": "is it"}]}]
     text, chat = read(rows, template=" {{ q }} ").prompts
     assert (text.text.strip(), chat.text) == ("is it", "is it")
@@ -71,7 +71,7 @@ def test_a_conversation_that_cannot_be_asked_is_left_out_and_says_why(
     assert said in caplog.text
 
 
-def test_what_is_not_read_beside_prompts_is_said_once(read, caplog):
+def test_ignored_columns_of_prompts_are_logged_once(read, caplog):
     asked = [{"role": "user", "content": "a"}]
     read([{"prompt": "a", "tools": TOOLS}, {"prompt": asked, "images": ["x"]}, {"prompt": "b"}])
     assert caplog.text.count("say what is not read") == 1

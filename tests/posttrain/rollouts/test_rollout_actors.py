@@ -11,13 +11,13 @@ from trainrig.train.run.run_folder import RunFolder
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
-def weights(folder):
+def read_weights(folder):
     state = checkpoint.open_model(str(folder)).build().state_dict()
     return {name: value.numpy().tobytes() for name, value in state.items()}
 
 
-def events(folder, kind):
-    return [each for each in RunFolder(str(folder)).read_events() if each["event"] == kind]
+def list_events(folder, kind):
+    return [event for event in RunFolder(str(folder)).read_events() if event["event"] == kind]
 
 
 def test_the_model_is_the_same_with_an_actor_as_without_also_of_adapters(make_run, tmp_path):
@@ -27,9 +27,9 @@ def test_the_model_is_the_same_with_an_actor_as_without_also_of_adapters(make_ru
         for actors in (0, 1)
     )
     assert reinforce(alone).counts["steps"] == reinforce(beside).counts["steps"] == 3
-    assert len(events(tmp_path / "1", "rollout_actor_started")) == 1
-    assert not events(tmp_path / "1", "rollout_actor_lost")
-    assert weights(tmp_path / "1") == weights(tmp_path / "0")
+    assert len(list_events(tmp_path / "1", "rollout_actor_started")) == 1
+    assert not list_events(tmp_path / "1", "rollout_actor_lost")
+    assert read_weights(tmp_path / "1") == read_weights(tmp_path / "0")
     lines = [metrics.read_series(str(tmp_path / name)) for name in ("0", "1")]
     kept = ("train/loss", "train/diagnostics/sampler_gap", "train/diagnostics/importance")
     assert [[line[name] for name in kept] for line in lines[0]] == [

@@ -1,4 +1,4 @@
-"""Rollouts sampled by processes beside the ranks, and ahead of them: the same, to the last bit."""
+"""Rollouts sampled by separate processes, and ahead of training: identical to the last bit."""
 
 import contextlib
 import pickle
@@ -41,8 +41,9 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
 
-STEPS, LAG = 5, 2
-LIMIT = 1.01  # low, so that steep steps are beyond it
+STEPS = 5
+LAG = 2
+LIMIT = 1.01  # low, so that large updates exceed it
 
 
 def run_of(make_run, output, **rollouts):
@@ -50,12 +51,12 @@ def run_of(make_run, output, **rollouts):
     return make_run(output, rollouts=rollouts, training=training)
 
 
-def lagging(make_run, output, **rollouts):
+def make_lagged_run(make_run, output, **rollouts):
     return run_of(make_run, output, lag=LAG, importance_limit=LIMIT, **rollouts)
 
 
-def trained(ranks, run, world):
-    """The job of `run`, after `world` ranks have trained it to its end from where it is."""
+def train_run(ranks, run, world):
+    """Train `run` on `world` ranks from its current state to its end, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0]
@@ -65,8 +66,8 @@ def trained(ranks, run, world):
 
 
 @contextlib.contextmanager
-def sampler(pool, run, last=None):
-    """A process that samples for `run` meanwhile; it gets to know how many units it sampled."""
+def start_sampler(pool, run, last=None):
+    """Start a process that samples for `run`; it returns how many units it sampled."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
         job, _, _ = prepare(run)
@@ -81,8 +82,8 @@ def sampler(pool, run, last=None):
         sampled.append(answer)
 
 
-def stored(job):
-    """The bytes of each micro-batch of each batch."""
+def read_stored_batches(job):
+    """Return the bytes of each micro-batch of each batch."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -90,8 +91,8 @@ def stored(job):
     }
 
 
-def came_to(job):
-    """Losses and the bytes of the last weights."""
+def read_results(job):
+    """Return the losses and the bytes of the final weights."""
     weights = checkpoint.open_model(job.folder).build().state_dict()
     losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
     return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
@@ -99,38 +100,43 @@ def came_to(job):
 
 @pytest.fixture(scope="module")
 def on_policy(ranks, make_run, tmp_path_factory):
-    """A run whose one rank samples between its steps."""
-    return trained(ranks, run_of(make_run, tmp_path_factory.mktemp("plain") / "run"), 1)
+    """Return a run whose single rank samples between its steps."""
+    return train_run(ranks, run_of(make_run, tmp_path_factory.mktemp("plain") / "run"), 1)
 
 
 @pytest.fixture(scope="module")
 def lagged(ranks, make_run, tmp_path_factory):
-    """A run whose one rank samples ahead."""
-    return trained(ranks, lagging(make_run, tmp_path_factory.mktemp("lagged") / "run"), 1)
+    """Return a run whose single rank samples ahead."""
+    return train_run(ranks, make_lagged_run(make_run, tmp_path_factory.mktemp("lagged") / "run"), 1)
 
 
 @pytest.mark.slow
-def test_what_another_process_samples_is_what_ranks_sample(
+def test_a_separate_process_samples_what_ranks_sample(
     on_policy, ranks, revived_ranks, make_run, tmp_path
 ):
     run = run_of(make_run, tmp_path / "run", actors=1)
-    with sampler(revived_ranks, run) as sampled:
-        job = trained(ranks, run, 2)
+    with start_sampler(revived_ranks, run) as sampled:
+        job = train_run(ranks, run, 2)
     assert sampled == [2 * STEPS]
-    assert stored(job) == stored(on_policy)
-    assert came_to(job) == came_to(on_policy)
+    assert read_stored_batches(job) == read_stored_batches(on_policy)
+    assert read_results(job) == read_results(on_policy)
     assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).iterdir())
 
 
 @pytest.mark.slow
 def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
-    """The first three of those that the run began with, each token weighed for what it became."""
+    """The first three batches come from the initial weights.
+
+    Importance weights correct each token for the later weights.
+    """
     model = checkpoint.open_model(fresh).build()
     weights = []
     for batch in list_stored_batches(RunFolder(lagged.folder)):
         micro = batch.read_micro_batch(1)
-        arrays, there = micro.arrays, micro.targets != IGNORE
-        ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+        arrays = micro.arrays
+        there = micro.targets != IGNORE
+        ids = torch.from_numpy(micro.ids)
+        targets = torch.from_numpy(micro.targets)
         with torch.no_grad():
             read = read_tokens(model, ids, targets, 1.0, int(arrays[ENTRIES][0]))
         at_first = read.log_probabilities_BT.numpy()
@@ -143,7 +149,7 @@ def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
         assert (arrays[IMPORTANCE_LIMIT] == np.float32(LIMIT)).all()
         weights.append(arrays[IMPORTANCE][there])
     assert (weights[0] == 1).all()
-    assert all(each.min() < 0.99 and each.max() == np.float32(LIMIT) for each in weights[1:])
+    assert all(array.min() < 0.99 and array.max() == np.float32(LIMIT) for array in weights[1:])
     lines = metrics.read_series(lagged.folder)
     assert [line["train/diagnostics/importance_truncated"] > 0 for line in lines] == [
         False,
@@ -153,51 +159,54 @@ def test_with_a_lag_a_batch_is_of_the_weights_of_before(lagged, fresh):
 
 
 @pytest.mark.slow
-def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
+def test_a_lagged_run_is_the_same_for_any_samplers_and_kills(
     lagged, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
 ):
-    """A rank is killed before step 2, when batches 3 and 4 are asked for and not sampled: with
-    weights that no later attempt has."""
-    run = lagging(make_run, tmp_path / "run", actors=1)
+    """A rank is killed before step 2, when batches 3 and 4 are requested and not sampled.
+
+    Their weights exist in no later attempt.
+    """
+    run = make_lagged_run(make_run, tmp_path / "run", actors=1)
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     fault = (0, "die before training", 2)
-    with sampler(revived_ranks, run, last=2):
+    with start_sampler(revived_ranks, run, last=2):
         attempt = folder.take_attempt(0)
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
     asked = find_open(name_rollouts_folder(folder))
-    assert [(each.number, missing) for each, missing in asked] == [(3, [0, 1]), (4, [0, 1])]
+    assert [(request.number, missing) for request, missing in asked] == [(3, [0, 1]), (4, [0, 1])]
     assert checkpoint.find_newest_valid(folder)[0].step == 2
-    alone = lagging(make_run, tmp_path / "run")
+    alone = make_lagged_run(make_run, tmp_path / "run")
     with pytest.raises(AssertionError, match=r"2 of 2 .* still to be .* set rollouts.actors = 1"):
-        trained(ranks, alone, 1)
-    with sampler(revived_ranks, run) as sampled:
-        trained(ranks, run, 2)
+        train_run(ranks, alone, 1)
+    with start_sampler(revived_ranks, run) as sampled:
+        train_run(ranks, run, 2)
     assert sampled[0] >= 2 * 2
-    assert stored(job) == stored(lagged)
-    assert came_to(job) == came_to(lagged)
+    assert read_stored_batches(job) == read_stored_batches(lagged)
+    assert read_results(job) == read_results(lagged)
 
 
 @pytest.mark.slow
 def test_rollouts_that_are_gone_with_their_weights_are_asked_for(lagged, ranks, make_run, tmp_path):
-    """A run goes on from step 2, and nobody has batch 3 any more."""
+    """A run resumes at step 2, after batch 3 was lost."""
     shutil.copytree(lagged.folder, tmp_path / "run")
     for gone in ("checkpoints/step_00000004", "checkpoints/step_00000005", "online/batch_00000003"):
         (path,) = tmp_path.glob(f"run/{gone}*")
         shutil.rmtree(path)
     with pytest.raises(AssertionError, match=r"gone, and so are the weights of 2 batches ago"):
-        trained(ranks, lagging(make_run, tmp_path / "run"), 1)
+        train_run(ranks, make_lagged_run(make_run, tmp_path / "run"), 1)
 
 
-def test_what_is_being_deleted_is_not_sampled_again(tmp_path, monkeypatch):
-    """A sampler looks while the units are gone, and the folder not yet."""
+def test_a_batch_under_deletion_is_not_sampled_again(tmp_path, monkeypatch):
+    """A sampler looks after the units are deleted, but before the folder is."""
     rollouts = str(tmp_path)
     folder = f"{rollouts}/batch_00000000-aa/attempt-1"
     RolloutRequest(folder, 0, 2, "weights", 1).write()
     for index in range(2):
         write_unit(folder, index, {"ids": np.zeros(1)})
-    delete_folder, seen = storage.delete_folder, []
+    delete_folder = storage.delete_folder
+    seen = []
 
     def delete_slowly(path):
         storage.delete(f"{folder}/{unit_name(0)}")
@@ -210,7 +219,7 @@ def test_what_is_being_deleted_is_not_sampled_again(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_asked_for_is_found_until_it_is_there_or_failed(tmp_path):
+def test_a_request_is_open_until_it_is_done_or_failed(tmp_path):
     rollouts = str(tmp_path)
     for number, attempt in ((4, 1), (3, 1), (3, 2)):
         folder = f"{rollouts}/batch_{number}/attempt-{attempt}"
@@ -218,14 +227,14 @@ def test_what_is_asked_for_is_found_until_it_is_there_or_failed(tmp_path):
     newest = f"{rollouts}/batch_3/attempt-2"
     write_unit(newest, 1, {"ids": np.arange(3)})
     (tmp_path / "batch_9").mkdir()
-    (tmp_path / "batch_9" / "00000.npz").touch()  # of a request that was forgotten
-    found = [(each.number, each.attempt, missing) for each, missing in find_open(rollouts)]
+    (tmp_path / "batch_9" / "00000.npz").touch()  # left over from an abandoned request
+    found = [(request.number, request.attempt, missing) for request, missing in find_open(rollouts)]
     assert found == [(3, 2, [0]), (3, 1, [0, 1]), (4, 1, [0, 1])]
     assert read_unit(newest, 0) is None and read_unit(newest, 1)["ids"].tolist() == [0, 1, 2]
     assert find_missing_units(newest, 3) == [0, 2]
     raise_failure(newest)
     write_failure(newest, DataError("rewards: 'exact' scored none"))
-    assert [each.attempt for each, _ in find_open(rollouts)] == [1, 1]
+    assert [request.attempt for request, _ in find_open(rollouts)] == [1, 1]
     with pytest.raises(DataError, match=r"^rewards: 'exact' scored none$"):
         raise_failure(newest)
     write_failure(newest, ClusterError("actors die"))

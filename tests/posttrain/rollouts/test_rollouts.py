@@ -1,4 +1,4 @@
-"""Batches that a model draws itself: what is in them, and that the weights alone decide it."""
+"""Batches that a model samples itself: their contents, which depend on the weights alone."""
 
 import dataclasses
 import json
@@ -44,8 +44,8 @@ from trainrig.train.run.stored_batches import list_stored_batches
 HELD = {"kind": "GRPO", "reference": {"weight": 0.1}}
 
 
-def trained(ranks, run, world, resume=False):
-    """The job of `run`, after `world` ranks have trained it."""
+def train_run(ranks, run, world, resume=False):
+    """Train `run` on `world` ranks, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0] if resume else None
@@ -56,16 +56,16 @@ def trained(ranks, run, world, resume=False):
 
 @pytest.fixture(scope="module")
 def whole(ranks, make_run, tmp_path_factory):
-    """A run of one rank."""
+    """Return a run of one rank."""
     output = tmp_path_factory.mktemp("rl") / "run"
     run = make_run(output, objective=HELD)
-    job = trained(ranks, run, 1)
-    (output / "run.toml").write_text(to_toml(run))  # as the stage does
+    job = train_run(ranks, run, 1)
+    (output / "run.toml").write_text(to_toml(run))  # the stage does the same
     return job
 
 
-def stored(job):
-    """The bytes of each micro-batch of each batch."""
+def read_stored_batches(job):
+    """Return the bytes of each micro-batch of each batch."""
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -73,8 +73,8 @@ def stored(job):
     }
 
 
-def tensors(job):
-    """The bytes of the last weights."""
+def read_tensors(job):
+    """Return the bytes of the final weights."""
     opened = checkpoint.open_model(job.folder)
     return {name: t.numpy().tobytes() for name, t in opened.build().state_dict().items()}
 
@@ -103,7 +103,7 @@ def test_log_probabilities_are_those_of_a_pass_over_the_whole():
 
 @pytest.mark.slow
 def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
-    encoder = checkpoint_encoder(fresh)
+    encoder = load_checkpoint_encoder(fresh)
     first, *_ = list_stored_batches(RunFolder(whole.folder))
     assert len(first.files) == 2
     model = checkpoint.open_model(fresh).build()
@@ -114,7 +114,8 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
             ids = micro.targets[row][there[row]].tolist()
             ended = ids[-1] in encoder.special_tokens.stop_ids
             said = encoder.decode(ids[:-1] if ended else ids)
-            exact, shape = float(said.strip() == "e"), float("e" in said)
+            exact = float(said.strip() == "e")
+            shape = float("e" in said)
             assert micro.arrays[f"{REWARD_PART}exact"][row] == exact
             assert reward == exact + shape / 2
             assert micro.arrays[FINISHED][row] == ended
@@ -125,9 +126,10 @@ def test_a_batch_has_what_was_said_and_what_it_is_worth(whole, fresh):
         assert (micro.arrays[FLAT].reshape(2, 4)[:, 0] == (np.ptp(groups, axis=1) == 0)).all()
         gap = np.abs(micro.arrays[SAMPLED] - micro.arrays[OLD])
         assert gap.max() < 1e-4
-        # The policy began as its reference, and training reads what a plain pass reads.
+        # The policy began as its reference, and training gives the same values as a plain pass.
         np.testing.assert_array_equal(micro.arrays[REFERENCE_TOKENS], micro.arrays[OLD])
-        ids, targets = torch.from_numpy(micro.ids), torch.from_numpy(micro.targets)
+        ids = torch.from_numpy(micro.ids)
+        targets = torch.from_numpy(micro.targets)
         with torch.no_grad():
             read = read_tokens(model, ids, targets, 1.0, int(micro.arrays[ENTRIES][0]))
         np.testing.assert_allclose(read.log_probabilities_BT, micro.arrays[OLD], atol=1e-5)
@@ -141,14 +143,14 @@ def test_trace_shows_each_completion_with_its_reward(whole):
     traced = trace(whole.folder, 2)
     assert traced.log == "agrees"
     batch = list_stored_batches(RunFolder(whole.folder))[1]
-    assert [each.sample for each in traced.sequences] == list(range(16, 32))
-    for each, text in zip(traced.sequences, traced.render_texts(None), strict=True):
-        micro = batch.read_micro_batch(each.micro_batch)
-        assert f"reward {micro.arrays[REWARDS][each.row]:g}, advantage" in text.plain
-        assert f"prompt {micro.pieces[each.row, 2]}: " in text.plain
+    assert [sequence.sample for sequence in traced.sequences] == list(range(16, 32))
+    for sequence, text in zip(traced.sequences, traced.render_texts(None), strict=True):
+        micro = batch.read_micro_batch(sequence.micro_batch)
+        assert f"reward {micro.arrays[REWARDS][sequence.row]:g}, advantage" in text.plain
+        assert f"prompt {micro.pieces[sequence.row, 2]}: " in text.plain
 
 
-def checkpoint_encoder(path):
+def load_checkpoint_encoder(path):
     from trainrig.tokens.encoding.encode import Encoder
 
     return Encoder.of(checkpoint.read_tokenizer_files(checkpoint.resolve(path)))
@@ -161,7 +163,7 @@ def test_each_prompt_is_asked_once_before_any_comes_again(whole, make_run, probl
         for index in range(len(batch.files))
         for number in batch.read_micro_batch(index).pieces[::4, 2].tolist()
     ]
-    can_be = {0, 1, 3, 4, 6, 7, 8}  # rows 2 and 5 can't
+    can_be = {0, 1, 3, 4, 6, 7, 8}  # rows 2 and 5 are unusable
     assert set(asked[:7]) == can_be and len(asked) == 12
     samples = [
         s
@@ -173,13 +175,13 @@ def test_each_prompt_is_asked_once_before_any_comes_again(whole, make_run, probl
 
 @pytest.mark.slow
 def test_rollouts_and_weights_are_the_same_at_any_number_of_ranks(whole, ranks, make_run, tmp_path):
-    job = trained(ranks, make_run(tmp_path / "run", objective=HELD), 2)
-    assert stored(job) == stored(whole)
+    job = train_run(ranks, make_run(tmp_path / "run", objective=HELD), 2)
+    assert read_stored_batches(job) == read_stored_batches(whole)
     assert (
         metrics.read_series(job.folder)[-1]["train/loss"]
         == (metrics.read_series(whole.folder)[-1]["train/loss"])
     )
-    assert tensors(job) == tensors(whole)
+    assert read_tensors(job) == read_tensors(whole)
 
 
 @pytest.mark.slow
@@ -190,28 +192,28 @@ def test_a_run_that_resumes_has_the_same_rollouts_and_weights(
     run = make_run(
         tmp_path / "run", objective=HELD, training={"steps": 3, "checkpoints": {"every": 2}}
     )
-    job = trained(ranks, run, 2)
+    job = train_run(ranks, run, 2)
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000003")
     if gone:
         (last,) = (tmp_path / "run/online").glob("batch_00000002-*")
         shutil.rmtree(last)
-    trained(ranks, run, 1, resume=True)
+    train_run(ranks, run, 1, resume=True)
     attempts = [batch.attempt for batch in list_stored_batches(RunFolder(job.folder))]
     assert attempts == [1, 1, 2 if gone else 1]
-    assert stored(job) == stored(whole)
-    assert tensors(job) == tensors(whole)
+    assert read_stored_batches(job) == read_stored_batches(whole)
+    assert read_tensors(job) == read_tensors(whole)
 
 
 @pytest.mark.slow
 def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
-    """Of prompts alike, the share of answers with an e rises far above where it began."""
+    """On equal prompts, the share of answers with an e rises well above its start."""
     run = make_run(
         tmp_path / "run",
         rollouts={"updates": 2},
         rewards=({"kind": "PatternShape", "pattern": "e", "whole": False},),
         training={"steps": 40, "optimizer": {"kind": "AdamW", "lr": 2e-2}},
     )
-    job = trained(ranks, run, 1)
+    job = train_run(ranks, run, 1)
     rewards = [line["train/diagnostics/reward"] for line in metrics.read_series(job.folder)]
     assert len(list_stored_batches(RunFolder(job.folder))) == 20
     assert np.mean(rewards[-6:]) > np.mean(rewards[:6]) + 0.4
@@ -221,9 +223,9 @@ def test_a_reward_that_can_be_had_is_learnt(ranks, make_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_flat_prompts_are_drawn_anew(ranks, make_run, tmp_path):
+def test_prompts_without_a_signal_are_redrawn(ranks, make_run, tmp_path):
     kept, drawn = (
-        trained(
+        train_run(
             ranks, make_run(tmp_path / str(n), rollouts={"redraws": n}, training={"steps": 1}), 1
         )
         for n in (0, 6)
@@ -240,7 +242,7 @@ def test_flat_prompts_are_drawn_anew(ranks, make_run, tmp_path):
 
 def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_run, tmp_path):
     with pytest.raises(AssertionError, match=r"more than largest_gap = 1e-12: training would"):
-        trained(ranks, make_run(tmp_path / "run", rollouts={"largest_gap": 1e-12}), 1)
+        train_run(ranks, make_run(tmp_path / "run", rollouts={"largest_gap": 1e-12}), 1)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_ru
         ({"rewards": ({"kind": "ExactAnswer", "column": "gold"},)}, "not one row to ask, of 9"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(changes, said, make_run, tmp_path):
+def test_invalid_settings_are_rejected_before_anything_starts(changes, said, make_run, tmp_path):
     with pytest.raises((ConfigError, DataError), match=said):
         prepare(make_run(tmp_path / "run", **changes))
 
@@ -274,7 +276,7 @@ def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
 
 
 def test_rows_that_cannot_be_asked_are_left_out_and_counted(fresh, make_run, tmp_path, caplog):
-    encoder = PromptEncoder(checkpoint_encoder(fresh))
+    encoder = PromptEncoder(load_checkpoint_encoder(fresh))
     run = make_run(tmp_path / "run")
     found = read_prompt_set(run.prompts, encoder, 32, ("answer",))
     assert found.left_out == {"no 'answer'": 1, "not 1 to 32 tokens": 1}
@@ -292,7 +294,7 @@ def test_adapters_learn_of_rollouts_too(ranks, make_run, tmp_path):
     job, _, counted = prepare(run)
     checkpoint.keep_base(job.adapter, job.folder)
     assert counted["prompts"] == 7 and counted["prompts_left_out"] == 2
-    trained(ranks, run, 2)
+    train_run(ranks, run, 2)
     line = metrics.read_series(job.folder)[-1]
     assert line["train/diagnostics/reference_divergence"] > 0
 
@@ -320,11 +322,12 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     last = list_stored_batches(RunFolder(whole.folder))[-1]
     rewards = np.concatenate([last.read_micro_batch(i).arrays[REWARDS] for i in (0, 1)])
     said = run_data.answers[-1]
-    assert [each.reward for each in said.answers] == rewards.tolist()
-    assert all("is " in each.prompt for each in said.answers)
-    assert all(("e" in each.text) == (each.parts["pattern"] == 1) for each in said.answers)
+    assert [answer.reward for answer in said.answers] == rewards.tolist()
+    assert all("is " in answer.prompt for answer in said.answers)
+    assert all(("e" in answer.text) == (answer.parts["pattern"] == 1) for answer in said.answers)
     _, low, high, *earlier = build_answer_samples(run_data.answers, run_data.measured)
-    worst, best = low.samples[0], high.samples[0]
+    worst = low.samples[0]
+    best = high.samples[0]
     assert worst.note.startswith(f"reward {rewards.min():.3g}, advantage")
     assert best.note.startswith(f"reward {rewards.max():.3g}, advantage")
     assert best.text.endswith(said.sort_by_worth()[-1].text) and len(earlier) == 2
@@ -333,22 +336,23 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     assert f"3 of 3 steps; reward {metrics.read_series(whole.folder)[-1][REWARD]:.3g}, at" in page
 
 
-def fooled(step):
-    """A line of metrics of a run whose reward rises while what is true falls."""
-    true, trained = 0.6 - 0.05 * step, 0.1 + 0.1 * step
+def make_fooled_line(step):
+    """Return a metrics line of a run whose reward rises while the true score falls."""
+    true = 0.6 - 0.05 * step
+    trained = 0.1 + 0.1 * step
     named = {"reward": trained, "reward_model": trained, "reward_exact": true, "flat": 0.0}
     named |= {"entropy": 0.1, "sampler_gap": 1e-6}
-    return {"step": step, **{f"train/diagnostics/{name}": each for name, each in named.items()}}
+    return {"step": step, **{f"train/diagnostics/{name}": value for name, value in named.items()}}
 
 
 @pytest.mark.parametrize("measured", [("exact",), ()])
 def test_a_reward_that_is_fooled_is_seen_by_what_is_only_measured(whole, measured):
     run_data = dataclasses.replace(
-        read_report_data(whole.folder), updates=[fooled(step) for step in range(6)],
+        read_report_data(whole.folder), updates=[make_fooled_line(step) for step in range(6)],
         measured=measured,
     )  # fmt: skip
     titles = [chart.title for chart in build_rollout_charts(run_data)]
-    # Means of three steps at either end: .15 less of the one, .3 more of the other.
+    # Means of three steps at either end: the true score falls by .15, the reward rises by .3.
     expected = "Fooled: the reward rose by 0.3, 'exact' fell by 0.15"
     assert (expected in titles) == bool(measured)
     liked = StoredAnswer("1+1=", "3", 0.9, 1.0, {"model": 0.9, "exact": 0.0})
@@ -367,7 +371,7 @@ def test_parts_without_a_weight_are_known_to_the_report(ranks, make_run, tmp_pat
         {"kind": "ExactAnswer", "weight": 0.0},
     )
     run = make_run(tmp_path / "run", rewards=rewards, training={"steps": 2})
-    job = trained(ranks, run, 1)
+    job = train_run(ranks, run, 1)
     (tmp_path / "run/run.toml").write_text(to_toml(run))
     run_data = read_report_data(job.folder)
     assert run_data.measured == ["exact"]

@@ -1,4 +1,4 @@
-"""Completions of several turns: what an environment says is read, and never learnt."""
+"""Completions of several turns: an environment's text is input, but never a target."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
 
-# Every third letter or so of a model that knows nothing ends a turn of this.
+# An untrained model ends a turn at about every third letter here.
 SOURCE = """
 class Environment:
     def reset(self, row):
@@ -44,7 +44,7 @@ STOPS = tuple("abcdefghijklmn ")
 
 @pytest.fixture(scope="module")
 def make_turns(make_run, tmp_path_factory):
-    """`make_turns(output, …)`: a run file with an environment of the user's."""
+    """Return `make_turns(output, …)`, which makes a run file with a user's environment."""
     path = tmp_path_factory.mktemp("environment") / "game.py"
     path.write_text(SOURCE)
     environment = {"kind": "PythonEnvironment", "file": str(path), "stop": STOPS, "turns": 3}
@@ -62,14 +62,14 @@ def make_turns(make_run, tmp_path_factory):
     return make
 
 
-def trained(ranks, run, world):
+def train_run(ranks, run, world):
     job, _, _ = prepare(run)
     attempt = RunFolder(job.folder).take_attempt(0)
     ranks(world, "train", job=job, attempt=attempt)
     return job
 
 
-def stored(job):
+def read_stored_batches(job):
     return {
         (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -79,7 +79,7 @@ def stored(job):
 
 @pytest.fixture(scope="module")
 def whole(ranks, make_turns, tmp_path_factory):
-    return trained(ranks, make_turns(tmp_path_factory.mktemp("turns") / "run"), 1)
+    return train_run(ranks, make_turns(tmp_path_factory.mktemp("turns") / "run"), 1)
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_an_environments_tokens_are_read_and_not_trained_on(whole, fresh):
             for row in range(len(there)):
                 places = np.flatnonzero(there[row])
                 width = int(places[-1]) + 1
-                # What is read at a place is the target of the one before, where that has one.
+                # Each input is the target of the previous position, where that has one.
                 follows = micro.ids[row, 1:width]
                 known = there[row, : width - 1]
                 np.testing.assert_array_equal(
@@ -123,7 +123,7 @@ def test_its_reward_is_a_part_of_the_sum(whole):
     worth, shape = (micro.arrays[f"{REWARD_PART}{n}"] for n in ("environment", "pattern"))
     np.testing.assert_allclose(micro.arrays[REWARDS], worth + shape)
     for reward, turns in zip(worth, micro.arrays[TURNS], strict=True):
-        assert reward in (0.0, 0.5 * turns)  # 0.0: its step was a fault
+        assert reward in (0.0, 0.5 * turns)  # 0.0: its step failed
     assert (micro.arrays[REWARD_FAULTS] >= 0).all()
     assert set(micro.arrays[FINISHED].tolist()) <= {0, 1}
     assert np.isfinite(micro.arrays[ADVANTAGES]).all()
@@ -131,13 +131,15 @@ def test_its_reward_is_a_part_of_the_sum(whole):
 
 @pytest.mark.slow
 def test_turns_are_the_same_at_any_number_of_ranks(whole, ranks, make_turns, tmp_path):
-    assert stored(trained(ranks, make_turns(tmp_path / "run"), 2)) == stored(whole)
+    assert read_stored_batches(
+        train_run(ranks, make_turns(tmp_path / "run"), 2)
+    ) == read_stored_batches(whole)
 
 
 @pytest.mark.slow
 def test_a_critic_goes_over_turns(ranks, make_turns, tmp_path):
     run = make_turns(tmp_path / "run", objective={"kind": "PPO"}, rewards=())
-    assert metrics.read_series(trained(ranks, run, 2).folder)[-1]["train/terms/value"] >= 0
+    assert metrics.read_series(train_run(ranks, run, 2).folder)[-1]["train/terms/value"] >= 0
 
 
 @pytest.mark.slow
@@ -148,7 +150,7 @@ def test_a_calculator_needs_no_file(ranks, make_run, tmp_path):
         rollouts={"maximum_tokens": 12, "prompt_tokens": 30},
         training={"steps": 1},
     )
-    batch = list_stored_batches(RunFolder(trained(ranks, run, 1).folder))[0]
+    batch = list_stored_batches(RunFolder(train_run(ranks, run, 1).folder))[0]
     assert max(batch.read_micro_batch(i).arrays[TURNS].max() for i in (0, 1)) == 2
 
 

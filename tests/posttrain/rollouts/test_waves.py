@@ -1,4 +1,4 @@
-"""Waves of prompts until a batch is full of groups of which something is learnt."""
+"""Waves of prompts that continue until a batch is full of groups with a learning signal."""
 
 import contextlib
 import pickle
@@ -21,8 +21,9 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.stored_batches import list_stored_batches
 
-STEPS, MOST = 6, 4
-# Half of the groups of the fresh model have an answer with a vowel and one without.
+STEPS = 6
+MOST = 4
+# Half of the groups of the untrained model have an answer with a vowel and one without.
 REWARDS = ({"kind": "PatternShape", "pattern": "[aeo]", "whole": False},)
 
 
@@ -32,8 +33,8 @@ def run_of(make_run, output, **rollouts):
     return make_run(output, rollouts=rollouts, training=training, rewards=REWARDS)
 
 
-def trained(ranks, run, world):
-    """The job of `run`, after `world` ranks have trained it to its end from where it is."""
+def train_run(ranks, run, world):
+    """Train `run` on `world` ranks from its current state to its end, and return its job."""
     job, _, _ = prepare(run)
     folder = RunFolder(job.folder)
     newest = checkpoint.find_newest_valid(folder)[0]
@@ -43,8 +44,8 @@ def trained(ranks, run, world):
 
 
 @contextlib.contextmanager
-def samplers(pool, run, count, last=None):
-    """So many processes that sample for `run` meanwhile."""
+def start_samplers(pool, run, count, last=None):
+    """Start `count` processes that sample for `run` meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
         job, _, _ = prepare(run)
@@ -56,12 +57,12 @@ def samplers(pool, run, count, last=None):
             yield
         finally:
             until.touch()
-            answers = [pickle.load(each.stdout) for each in started]
+            answers = [pickle.load(process.stdout) for process in started]
         assert all(fine for fine, _ in answers), answers
 
 
-def came_to(job):
-    """The bytes of each micro-batch that was trained on, losses, and bytes of the last weights."""
+def read_results(job):
+    """Return the bytes of trained micro-batches and of the final weights, and the losses."""
     batches = {
         (batch.number, batch.waves, index): (Path(batch.folder) / file["name"]).read_bytes()
         for batch in list_stored_batches(RunFolder(job.folder))
@@ -74,18 +75,21 @@ def came_to(job):
 
 @pytest.fixture(scope="module")
 def alone(ranks, make_run, tmp_path_factory):
-    """A run whose one rank samples between its steps."""
-    return trained(ranks, run_of(make_run, tmp_path_factory.mktemp("waves") / "run"), 1)
+    """Return a run whose single rank samples between its steps."""
+    return train_run(ranks, run_of(make_run, tmp_path_factory.mktemp("waves") / "run"), 1)
 
 
-def unit(totals, rows, width):
-    """[G, 2] totals; the row n of B has n + 1 ids, of which the last is drawn."""
+def make_unit(totals, rows, width):
+    """Return a unit with [G, 2] totals.
+
+    Row n of B has n + 1 ids, of which the last is sampled.
+    """
     count = len(rows)
     arrays = {
         IDS: np.zeros((count, width), dtype=np.int64),
         TARGETS: np.full((count, width), IGNORE),
         SAMPLED: np.zeros((count, width), dtype=np.float32),
-        FLAT: np.repeat([len(set(each)) == 1 for each in totals], 2).astype(np.int64),
+        FLAT: np.repeat([len(set(group)) == 1 for group in totals], 2).astype(np.int64),
         TOTALS: np.array(totals, dtype=np.float64),
         PROMPTS: np.array(rows),
     }
@@ -97,33 +101,36 @@ def unit(totals, rows, width):
 
 
 def test_a_batch_is_of_the_first_groups_that_are_not_flat():
-    flat, told = [1.0, 1.0], [0.0, 1.0]
+    flat = [1.0, 1.0]
+    told = [0.0, 1.0]
     wanted = Rollouts(prompts=2, samples=2, micro_batch=2, waves=3)
-    first = [unit([flat, told], [0, 0, 2, 1], 5), unit([flat, flat], [3, 3, 4, 4], 9)]
-    second = [unit([flat, told], [5, 5, 6, 6], 7), unit([told, told], [7, 7, 8, 8], 9)]
+    first = [make_unit([flat, told], [0, 0, 2, 1], 5), make_unit([flat, flat], [3, 3, 4, 4], 9)]
+    second = [make_unit([flat, told], [5, 5, 6, 6], 7), make_unit([told, told], [7, 7, 8, 8], 9)]
     assert fill_batch([first], wanted, 99) is None
     found = fill_batch([first, second], wanted, 99)
-    assert [each[PROMPTS].tolist() for each in found] == [[2, 1], [6, 6]]
-    assert [each[TOTALS].tolist() for each in found] == [[told], [told]]
-    assert found[0][IDS].tolist() == [[2, 2, 2], [1, 1, 0]]  # no wider than it needs
+    assert [micro_batch[PROMPTS].tolist() for micro_batch in found] == [[2, 1], [6, 6]]
+    assert [micro_batch[TOTALS].tolist() for micro_batch in found] == [[told], [told]]
+    assert found[0][IDS].tolist() == [[2, 2, 2], [1, 1, 0]]  # no wider than necessary
     assert found[0][TARGETS].tolist() == [[IGNORE, IGNORE, 2], [IGNORE, 1, IGNORE]]
-    assert all((each[WAVES] == 2).all() for each in found)
-    # Two groups of one micro-batch, of units of other widths.
+    assert all((micro_batch[WAVES] == 2).all() for micro_batch in found)
+    # Two groups of one micro-batch, from units of other widths.
     (joined,) = fill_batch([first, second], wanted.model_copy(update={"micro_batch": 4}), 99)
     assert joined[IDS].tolist()[0] == [2, 2, 2, 0, 0, 99, 99]
     assert joined[SAMPLED][2].tolist() == [0, 0, 0, 0, 0, 0, -6]
-    # After the last wave flat groups fill what is open, in the order in which all were drawn.
+    # After the last wave, groups without a signal fill the rest, in the order of sampling.
     last = fill_batch([first], wanted.model_copy(update={"waves": 1}), 99)
-    assert [each[PROMPTS].tolist() for each in last] == [[0, 0], [2, 1]]
+    assert [micro_batch[PROMPTS].tolist() for micro_batch in last] == [[0, 0], [2, 1]]
 
 
 @pytest.mark.slow
-def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
-    """Of the first: the same groups as one by one, by the model that the run began with."""
+def test_batches_continue_where_earlier_waves_ended(alone, fresh):
+    """The first batch has the same groups as one-by-one sampling by the initial model."""
     batches = list_stored_batches(RunFolder(alone.folder))
-    assert any(each.waves > 1 for each in batches)
-    maker, model = alone.make_batches(), checkpoint.open_model(fresh).build()
-    expected, waves = [], 0
+    assert any(batch.waves > 1 for batch in batches)
+    maker = alone.make_batches()
+    model = checkpoint.open_model(fresh).build()
+    expected = []
+    waves = 0
     while len(expected) < 4 and waves < MOST:
         with torch.no_grad():
             units = [maker.sample(model, waves, index) for index in range(2)]
@@ -143,7 +150,7 @@ def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
     for manifest in saved:
         entries = checkpoint.read_entries(str(manifest.parent))
         step = entries["step"]
-        drawn = sum(each.waves for each in batches if each.step + each.updates <= step)
+        drawn = sum(batch.waves for batch in batches if batch.step + batch.updates <= step)
         assert entries.get("carried", {}).get("waves_drawn", 0) == drawn
     line = metrics.read_series(alone.folder)[0]
     assert line["train/diagnostics/waves"] == batches[0].waves
@@ -151,45 +158,45 @@ def test_batches_go_on_where_the_waves_before_ended(alone, fresh):
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_with_the_waves_that_a_checkpoint_says(alone, ranks, make_run, tmp_path):
-    """From the midst of the second batch; the third is gone."""
+def test_two_ranks_continue_the_waves_of_a_checkpoint(alone, ranks, make_run, tmp_path):
+    """They resume within the second batch; the third is lost."""
     shutil.copytree(alone.folder, tmp_path / "run")
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_00000002*"):
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
     assert checkpoint.find_newest_valid(RunFolder(str(tmp_path / "run")))[0].step == 3
     assert len(list_stored_batches(RunFolder(str(tmp_path / "run")))) == 2
-    job = trained(ranks, run_of(make_run, tmp_path / "run"), 2)
-    assert came_to(job) == came_to(alone)
+    job = train_run(ranks, run_of(make_run, tmp_path / "run"), 2)
+    assert read_results(job) == read_results(alone)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("world", "actors"), [(2, 0), (2, 1), (1, 3)])
-def test_the_batch_is_the_same_whoever_draws_it(
+def test_the_batch_does_not_depend_on_the_sampling_process(
     world, actors, alone, ranks, revived_ranks, make_run, tmp_path
 ):
     run = run_of(make_run, tmp_path / "run", actors=actors)
-    with samplers(revived_ranks, run, actors):
-        job = trained(ranks, run, world)
-    assert came_to(job) == came_to(alone)
+    with start_samplers(revived_ranks, run, actors):
+        job = train_run(ranks, run, world)
+    assert read_results(job) == read_results(alone)
     assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).rglob("*.npz"))
 
 
 @pytest.mark.chaos
-def test_a_run_that_is_killed_goes_on_with_the_waves_and_draws_the_same(
+def test_a_killed_run_continues_its_waves_with_the_same_samples(
     alone, ranks, revived_ranks, mortal_ranks, make_run, tmp_path
 ):
-    """In the midst of the second batch, of which a checkpoint has the cursor of before."""
+    """It is killed within the second batch; a checkpoint has the earlier cursor."""
     run = run_of(make_run, tmp_path / "run", actors=1)
     job, _, _ = prepare(run)
     fault = (0, "die before training", 3)
-    with samplers(revived_ranks, run, 1):
+    with start_samplers(revived_ranks, run, 1):
         attempt = RunFolder(job.folder).take_attempt(0)
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
-    with samplers(revived_ranks, run, 1):
-        trained(ranks, run, 2)
-    assert came_to(job) == came_to(alone)
+    with start_samplers(revived_ranks, run, 1):
+        train_run(ranks, run, 2)
+    assert read_results(job) == read_results(alone)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ globals().update(runpy.run_path(str(Path(__file__).parents[1] / "conftest.py")))
 
 @pytest.fixture(scope="session")
 def problems(tmp_path_factory):
-    """Prompts with answers; some can't be asked."""
+    """Write prompts with answers, some of which are unusable."""
     path = tmp_path_factory.mktemp("problems") / "problems.jsonl"
     rows = [{"question": f"is {n} {'a ' * (n % 4)}", "answer": "e"} for n in range(9)]
     rows.insert(2, {"question": "no answer"})

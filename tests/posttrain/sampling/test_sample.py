@@ -1,4 +1,4 @@
-"""Several answers to each prompt, and the best of them as rows."""
+"""Several sampled answers to each prompt, and rows of the best of them."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ REWARDS = (
 
 @pytest.fixture(scope="module")
 def make_sampling(fresh, problems):
-    """`make_sampling(output, …)`: a run file."""
+    """Return `make_sampling(output, …)`, which makes a run file."""
 
     def make(output, **settings):
         given = {
@@ -51,17 +51,17 @@ def sampling(make_sampling, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(make_sampling, tmp_path_factory):
-    """The folder of a stage that ran without a stop."""
+    """Return the folder of a stage that ran without a stop."""
     folder = tmp_path_factory.mktemp("whole") / "sampled"
     sample_answers(make_sampling(folder))
     return folder
 
 
-def content(folder):
+def read_content(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.jsonl"))}
 
 
-def rows_of(folder, kind):
+def select_rows(folder, kind):
     lines = b"".join(p.read_bytes() for p in sorted((folder / kind).glob("*.jsonl"))).splitlines()
     return [json.loads(line) for line in lines]
 
@@ -89,18 +89,18 @@ def test_answers_to_conversations_become_rows_that_conversations_reads(
 
 
 def test_all_answers_are_kept_with_their_parts_and_the_best_become_rows(make_sampling, whole):
-    made = sample_answers(make_sampling(whole))  # it is there already
-    samples = rows_of(whole, "samples")
+    made = sample_answers(make_sampling(whole))  # the result exists already
+    samples = select_rows(whole, "samples")
     assert [(s["prompt_number"], s["sample"]) for s in samples] == [
         (number, sample) for number in (0, 1, 3, 4, *range(6, 11)) for sample in range(4)
     ]
     assert len({s["completion"] for s in samples}) > 20
-    for each in samples:
-        exact = float(each["completion"].strip() == "e")
-        shape = float(any(letter in each["completion"] for letter in "abcde"))
-        assert each["parts"] == {"exact": exact, "pattern": shape}
-        assert each["reward"] == exact + shape / 2
-    rows, pairs = (rows_of(whole, kind) for kind in ("rows", "pairs"))
+    for sample in samples:
+        exact = float(sample["completion"].strip() == "e")
+        shape = float(any(letter in sample["completion"] for letter in "abcde"))
+        assert sample["parts"] == {"exact": exact, "pattern": shape}
+        assert sample["reward"] == exact + shape / 2
+    rows, pairs = (select_rows(whole, kind) for kind in ("rows", "pairs"))
     for number in {s["prompt_number"] for s in samples}:
         group = [s for s in samples if s["prompt_number"] == number]
         said = [s for s in group if s["completion"].strip()]
@@ -120,7 +120,7 @@ def test_all_answers_are_kept_with_their_parts_and_the_best_become_rows(make_sam
 
 
 def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
-    rows, pairs = (rows_of(whole, kind) for kind in ("rows", "pairs"))
+    rows, pairs = (select_rows(whole, kind) for kind in ("rows", "pairs"))
     made = encode_rows(rows, "chats")
     assert made.counts["train_conversations"] == len(rows)
     made = encode_rows(pairs, "preferences", rows="pairs")
@@ -131,13 +131,14 @@ def test_rows_and_pairs_are_what_conversations_takes(whole, encode_rows):
 @pytest.mark.ray
 def test_the_bytes_are_the_same_at_any_number_of_workers(sampling, whole, tmp_path):
     sample_answers(sampling(workers=2))
-    found = content(tmp_path / "sampled")
-    assert len(found) == 9 and found == content(whole)
+    found = read_content(tmp_path / "sampled")
+    assert len(found) == 9 and found == read_content(whole)
 
 
 @pytest.mark.slow
-def test_what_was_stopped_goes_on_with_what_is_left(sampling, whole, tmp_path, monkeypatch):
-    write, written = stage.write_rows, []
+def test_a_stopped_stage_continues_with_the_rest(sampling, whole, tmp_path, monkeypatch):
+    write = stage.write_rows
+    written = []
 
     def write_one(folder, name, files):
         if written:
@@ -149,13 +150,14 @@ def test_what_was_stopped_goes_on_with_what_is_left(sampling, whole, tmp_path, m
     with pytest.raises(KeyboardInterrupt):
         sample_answers(sampling())
     monkeypatch.setattr(stage, "write_rows", write)
-    answers, asked = stage.answer_all, []
+    answers = stage.answer_all
+    asked = []
     monkeypatch.setattr(
         stage, "answer_all", lambda *given: asked.extend(given[4]) or answers(*given)
     )
     again = sample_answers(sampling())
-    assert len(asked) == 5  # of 9 prompts: the first file was there
-    assert content(tmp_path / "sampled") == content(whole)
+    assert len(asked) == 5  # 9 prompts, and the first file existed
+    assert read_content(tmp_path / "sampled") == read_content(whole)
     assert again.content == manifest.read_manifest(str(whole)).content
 
 
@@ -166,11 +168,11 @@ def test_a_row_that_a_reward_cannot_score_is_counted_and_ends_no_run(sampling, t
     asked = {"paths": (str(path),), "template": "{{ question }}"}
     made = sample_answers(sampling(prompts=asked, samples=2))
     assert made.counts["faults"] == {"exact/no_target": 2} and made.counts["prompts"] == 4
-    of_row = [s for s in rows_of(tmp_path / "sampled", "samples") if s["prompt_number"] == 1]
+    of_row = [s for s in select_rows(tmp_path / "sampled", "samples") if s["prompt_number"] == 1]
     assert [s["parts"]["exact"] for s in of_row] == [0.0, 0.0]
 
 
-def test_a_reward_that_raises_is_told_with_its_row(sampling, tmp_path, monkeypatch):
+def test_a_reward_that_raises_is_reported_with_its_row(sampling, tmp_path, monkeypatch):
     def is_right(settings, given, target):
         return 1 / (target != "zero")
 
@@ -184,19 +186,19 @@ def test_a_reward_that_raises_is_told_with_its_row(sampling, tmp_path, monkeypat
         sample_answers(sampling(prompts=asked, samples=2))
 
 
-def answer(sample, text, reward, finished=True):
+def make_answer(sample, text, reward, finished=True):
     prompt = Prompt(0, "is it", (1,), {})
     return ScoredAnswer(prompt, sample, Completion("is it", text, (1,), finished, {}), reward, {})
 
 
 def test_the_best_are_chosen_by_reward_each_text_once(sampling):
     group = [
-        answer(0, "no", 0.0),
-        answer(1, "yes", 1.0),
-        answer(2, " yes ", 1.0),
-        answer(3, "", 5.0),
-        answer(4, "cut off", 3.0, finished=False),
-        answer(5, "maybe", 0.5),
+        make_answer(0, "no", 0.0),
+        make_answer(1, "yes", 1.0),
+        make_answer(2, " yes ", 1.0),
+        make_answer(3, "", 5.0),
+        make_answer(4, "cut off", 3.0, finished=False),
+        make_answer(5, "maybe", 0.5),
     ]
 
     def kept(**settings):
@@ -209,10 +211,10 @@ def test_the_best_are_chosen_by_reward_each_text_once(sampling):
     assert kept(keep=9, least=0.5, margin=1.0) == ([1, 5], [1, 0])
     assert kept(least=2.0, margin=1.5) == ([], None)
     assert [a.sample for a in choose_best(sampling(keep=2), group)] == [4, 1]
-    assert choose_pair(sampling(), [answer(0, "a", 1.0), answer(1, "b", 1.0)]) is None
+    assert choose_pair(sampling(), [make_answer(0, "a", 1.0), make_answer(1, "b", 1.0)]) is None
 
 
-def test_what_cannot_work_is_refused_and_leaves_nothing(sampling, tmp_path, problems, caplog):
+def test_invalid_settings_are_rejected_and_leave_nothing(sampling, tmp_path, problems, caplog):
     with pytest.raises(ConfigError, match=r"are more than the model's 48 positions"):
         sample_answers(sampling(maximum_tokens=40))
     with pytest.raises(DataError, match=r"not one row to ask, of 11: .*no 'right'"):

@@ -1,4 +1,4 @@
-"""Rows with what a reward model gives for them."""
+"""The stage that adds a reward model's scores to rows."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def reward(fresh, tmp_path_factory):
-    """A run folder with a model that scores, as nobody taught it."""
+    """Return a run folder with an untrained reward model."""
     opened = checkpoint.open_model(fresh)
     config = opened.config.with_score_head()
     model = Decoder(config)
@@ -37,7 +37,7 @@ def reward(fresh, tmp_path_factory):
 
 @pytest.fixture
 def scoring(reward, tmp_path):
-    """`scoring(rows, name="a.jsonl", …)`: a run file of rows that are written there."""
+    """Return `scoring(rows, name="a.jsonl", …)`: write the rows and return a run file."""
 
     def make(given_rows, file="rows.jsonl", **settings):
         path = tmp_path / file
@@ -55,16 +55,16 @@ def scoring(reward, tmp_path):
     return make
 
 
-def rows_of(folder):
+def select_rows(folder):
     lines = b"".join(path.read_bytes() for path in sorted(folder.glob("*.jsonl"))).splitlines()
     return [json.loads(line) for line in lines]
 
 
 def read_score(reward, messages):
-    """What the model gives at the last token before the one that ends the answer, by itself."""
+    """Return the model's score at the token before the answer's end token, computed separately."""
     chat = open_chat_tokenizer(checkpoint.resolve(reward))
     before = chat.build_renderer().encode_prompt(messages[:-1])
-    said = [int(each) for each in chat.encoder.encode_batch([messages[-1].content])[0]]
+    said = [int(token) for token in chat.encoder.encode_batch([messages[-1].content])[0]]
     model = checkpoint.open_model(reward).build()
     with torch.no_grad():
         return float(model(torch.tensor([before + said])).logits[0, -1, 0])
@@ -75,7 +75,7 @@ def test_rows_come_out_in_order_with_the_models_score_at_the_end_of_the_answer(
     scoring, reward, tmp_path
 ):
     made = score_rows(scoring(PAIRS, rows="pairs"))
-    found = rows_of(tmp_path / "scored")
+    found = select_rows(tmp_path / "scored")
     assert [{k: v for k, v in row.items() if not k.endswith("_score")} for row in found] == PAIRS
     for row in found[1:6]:
         for side in ("chosen", "rejected"):
@@ -91,7 +91,7 @@ def test_rows_come_out_in_order_with_the_models_score_at_the_end_of_the_answer(
     assert made.counts["rows"] == 40 and made.counts["scored"] == 26
     higher = [row["chosen_score"] > row["rejected_score"] for row in found if row["rejected"]]
     assert made.counts["chosen_higher"] == sum(higher)
-    assert score_rows(scoring(PAIRS, rows="pairs")) == made  # it is there already
+    assert score_rows(scoring(PAIRS, rows="pairs")) == made  # the result exists already
     assert len(list((tmp_path / "scored").glob("*.jsonl"))) > 2
 
 
@@ -105,7 +105,7 @@ def test_parquet_keeps_its_types_and_has_the_scores_of_json_lines(scoring, tmp_p
     table = pq.read_table(tmp_path / "table" / "rows-00000.parquet")
     assert table.schema.names == ["n", "prompt", "completion", "when", "worth"]
     assert table.column("n").to_pylist() == list(range(9))
-    by_line = [row["score"] for row in rows_of(tmp_path / "scored")]
+    by_line = [row["score"] for row in select_rows(tmp_path / "scored")]
     assert table.column("worth").to_pylist() == by_line and len(set(by_line)) == 9
 
 
@@ -113,8 +113,8 @@ def test_each_step_of_a_solution_has_a_score_that_what_follows_does_not_change(s
     steps = ["two and two", "are four", "so five"]
     rows = [{"prompt": "sum", "completions": steps[:n]} for n in (1, 2, 3)]
     score_rows(scoring(rows, rows="steps"))
-    found = [row["step_scores"] for row in rows_of(tmp_path / "scored")]
-    assert [len(each) for each in found] == [1, 2, 3]
+    found = [row["step_scores"] for row in select_rows(tmp_path / "scored")]
+    assert [len(scored) for scored in found] == [1, 2, 3]
     assert found[0] == pytest.approx(found[2][:1], rel=1e-5)
     assert found[1] == pytest.approx(found[2][:2], rel=1e-5)
     assert len(set(found[2])) == 3
@@ -133,7 +133,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(scoring, tmp_path):
         assert one == two
 
 
-def test_rows_that_cannot_be_scored_keep_their_place_and_are_told(scoring, tmp_path):
+def test_rows_that_cannot_be_scored_keep_their_place_and_are_reported(scoring, tmp_path):
     rows = [
         {"prompt": "sea", "completion": "grey"},
         {"prompt": "sea"},
@@ -143,16 +143,16 @@ def test_rows_that_cannot_be_scored_keep_their_place_and_are_told(scoring, tmp_p
         {"prompt": "sea", "completion": "blue"},
     ]
     made = score_rows(scoring(rows))
-    found = rows_of(tmp_path / "scored")
+    found = select_rows(tmp_path / "scored")
     assert [row["score"] is None for row in found] == [False, True, True, True, False]
     assert made.counts["rows"] == 6 and made.counts["scored"] == 2
     (bad,) = (tmp_path / "scored" / "quarantine").iterdir()
     told = [json.loads(line) for line in bad.read_text().splitlines()]
-    assert [each["reason"] for each in told[:3]] == ["no_known_format", "not_json", "too_long"]
+    assert [row["reason"] for row in told[:3]] == ["no_known_format", "not_json", "too_long"]
     assert "of 48" in told[2]["detail"] and told[1]["file"].endswith("rows.jsonl")
 
 
-def test_what_cannot_work_is_refused_and_leaves_nothing(scoring, fresh, tmp_path):
+def test_invalid_settings_are_rejected_and_leave_nothing(scoring, fresh, tmp_path):
     with pytest.raises(ConfigError, match="is a language model, which scores nothing"):
         score_rows(scoring(PAIRS, rows="pairs", checkpoint=fresh))
     with pytest.raises(DataError, match="has a column 'score' already; choose another `name`"):

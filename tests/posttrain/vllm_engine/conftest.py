@@ -1,4 +1,4 @@
-"""Tiny models and runs, and what stands in for vLLM."""
+"""Tiny models and runs, and a replacement for vLLM."""
 
 import runpy
 import sys
@@ -12,13 +12,13 @@ globals().update(runpy.run_path(str(Path(__file__).parents[1] / "rollouts" / "co
 
 @pytest.fixture(scope="session")
 def stand_in():
-    """The folder from which `vllm` is imported in its place."""
+    """Return the folder from which the replacement of `vllm` is imported."""
     return STAND_IN
 
 
 @pytest.fixture
 def vllm(stand_in, monkeypatch):
-    """The stand-in, where the product imports vLLM."""
+    """Make trainrig import the replacement of vLLM."""
     monkeypatch.syspath_prepend(stand_in)
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
     import vllm

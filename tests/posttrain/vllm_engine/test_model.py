@@ -1,5 +1,7 @@
-"""What is asked of vLLM and made of its answers, with a stand-in; and whether the package that is
-installed has the names that are used."""
+"""Requests to vLLM and the use of its answers, with a replacement for vLLM.
+
+If vLLM is installed, it must have the names that trainrig uses.
+"""
 
 import ast
 import importlib.util
@@ -22,7 +24,8 @@ REQUESTS = [
     TextRequest("the sea", GREEDY),
     TextRequest("the sea is " * 3, DRAWN),
     TextRequest("the sea is " * 3, DRAWN.model_copy(update={"repetition_penalty": 1.3})),
-    TextRequest("a", DRAWN.model_copy(update={"maximum_tokens": 200})),  # beyond the positions
+    # Beyond the model's positions.
+    TextRequest("a", DRAWN.model_copy(update={"maximum_tokens": 200})),
     TextRequest((Message("user", "is it?"),), DRAWN),
 ]
 
@@ -30,7 +33,7 @@ REQUESTS = [
 def test_a_checkpoint_says_what_it_says_without(vllm, fresh):
     expected = TextGenerator.open(fresh, "cpu").speak_all(REQUESTS)
     assert TextGenerator.open_in_vllm(fresh, 0.5).speak_all(REQUESTS) == expected
-    assert {each.stopped for each in expected} >= {"length", "positions"}
+    assert {generation.stopped for generation in expected} >= {"length", "positions"}
 
 
 def test_a_text_that_ends_an_answer_ends_it_though_more_was_drawn(vllm, fresh):
@@ -46,14 +49,15 @@ def test_a_text_that_ends_an_answer_ends_it_though_more_was_drawn(vllm, fresh):
 def test_a_file_of_prompts_is_answered(vllm, fresh, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"the sea {n}"}) + "\n" for n in range(5)))
-    ours, theirs = str(tmp_path / "ours.jsonl"), str(tmp_path / "theirs.jsonl")
+    ours = str(tmp_path / "ours.jsonl")
+    theirs = str(tmp_path / "theirs.jsonl")
     generate_file(fresh, str(path), ours, DRAWN, batch=2)
     generate_file(fresh, str(path), theirs, DRAWN, batch=2, vllm_memory=0.5)
     assert Path(theirs).read_text() == Path(ours).read_text()
     assert vllm.LLM.loaded == 1  # not once a batch
 
 
-def test_a_request_that_vllm_gives_up_is_told(vllm, fresh, monkeypatch):
+def test_a_request_that_vllm_abandons_is_an_error(vllm, fresh, monkeypatch):
     generator = TextGenerator.open_in_vllm(fresh, 0.5)
     given_up = vllm.RequestOutput([vllm.CompletionOutput([5], None, "abort", None)])
     monkeypatch.setattr(vllm.LLM, "generate", lambda *_, **__: [given_up])
@@ -74,12 +78,14 @@ def test_a_prompt_that_does_not_fit_is_refused(vllm, fresh):
         (["--prompts", "{rows}", "--out", "{out}", "--workers", "2"], "and no --workers"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(arguments, told, fresh, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as where it is not installed
+def test_invalid_settings_are_one_line_errors(
+    arguments, told, fresh, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "vllm", None)  # pretend that vLLM is not installed
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
     names = {"rows": str(rows), "out": str(tmp_path / "out.jsonl")}
-    asked = [each.format(**names) for each in arguments]
+    asked = [argument.format(**names) for argument in arguments]
     monkeypatch.setattr("sys.argv", ["trainrig", "generate", fresh, "--engine", "vllm", *asked])
     with pytest.raises(SystemExit, match="2"):
         cli.main()
@@ -87,8 +93,8 @@ def test_what_cannot_be_is_told_in_one_line(arguments, told, fresh, tmp_path, ca
     assert told in line
 
 
-def classes_of(folder, *names):
-    """The syntax of some classes of the package in `folder`, by name."""
+def find_classes(folder, *names):
+    """Return the syntax trees of some classes of the package in `folder`, by name."""
     found = {}
     for name in names:
         for node in ast.walk(ast.parse(Path(folder, name).read_text())):
@@ -97,15 +103,17 @@ def classes_of(folder, *names):
     return found
 
 
-def fields_of(node):
-    return {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}
+def list_fields(node):
+    return {statement.target.id for statement in node.body if isinstance(statement, ast.AnnAssign)}
 
 
-def arguments_of(node, method):
+def list_arguments(node, method):
     (found,) = [
-        each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == method
+        statement
+        for statement in node.body
+        if isinstance(statement, ast.FunctionDef) and statement.name == method
     ]
-    return {each.arg for each in (*found.args.args, *found.args.kwonlyargs)}
+    return {argument.arg for argument in (*found.args.args, *found.args.kwonlyargs)}
 
 
 def test_the_package_has_the_names_that_are_used(stand_in):
@@ -113,25 +121,25 @@ def test_the_package_has_the_names_that_are_used(stand_in):
     if found is None or not found.submodule_search_locations:
         pytest.skip("the package vllm is not installed")
     folder = found.submodule_search_locations[0]
-    theirs = classes_of(
+    theirs = find_classes(
         folder, "entrypoints/llm.py", "engine/arg_utils.py", "sampling_params.py", "outputs.py",
         "logprobs.py", "inputs/llm.py", "v1/worker/gpu_model_runner.py",
     )  # fmt: skip
-    ours = runpy_names(stand_in)
+    ours = list_replacement_fields(stand_in)
     llm = theirs["LLM"]
-    assert {"model", "gpu_memory_utilization"} <= arguments_of(llm, "__init__")
-    assert {"max_model_len", "logprobs_mode"} <= fields_of(theirs["EngineArgs"])
-    assert {"prompts", "sampling_params", "use_tqdm"} <= arguments_of(llm, "generate")
-    assert {"method", "kwargs"} <= arguments_of(llm, "collective_rpc")
-    assert arguments_of(llm, "reset_prefix_cache")
-    assert "weights_path" in arguments_of(theirs["GPUModelRunner"], "reload_weights")
-    assert "prompt_token_ids" in fields_of(theirs["TokensPrompt"])
+    assert {"model", "gpu_memory_utilization"} <= list_arguments(llm, "__init__")
+    assert {"max_model_len", "logprobs_mode"} <= list_fields(theirs["EngineArgs"])
+    assert {"prompts", "sampling_params", "use_tqdm"} <= list_arguments(llm, "generate")
+    assert {"method", "kwargs"} <= list_arguments(llm, "collective_rpc")
+    assert list_arguments(llm, "reset_prefix_cache")
+    assert "weights_path" in list_arguments(theirs["GPUModelRunner"], "reload_weights")
+    assert "prompt_token_ids" in list_fields(theirs["TokensPrompt"])
     for name in ("SamplingParams", "CompletionOutput", "Logprob"):
-        assert ours[name] <= fields_of(theirs[name]), name
+        assert ours[name] <= list_fields(theirs[name]), name
     assert '"processed_logprobs"' in Path(folder, "config/model.py").read_text()
 
 
-def runpy_names(folder):
-    """The fields of what stands in."""
-    found = classes_of(folder, "vllm.py")
-    return {name: fields_of(node) for name, node in found.items()}
+def list_replacement_fields(folder):
+    """Return the fields of the replacement."""
+    found = find_classes(folder, "vllm.py")
+    return {name: list_fields(node) for name, node in found.items()}

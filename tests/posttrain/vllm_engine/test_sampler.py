@@ -1,4 +1,4 @@
-"""Rollouts that vLLM samples, with what stands in for it: the weights it has are those of now."""
+"""Rollouts sampled by a replacement of vLLM: it always has the current weights."""
 
 import contextlib
 import pickle
@@ -23,7 +23,7 @@ def run_of(make_run, folder, **rollouts):
     return make_run(folder, rollouts={"actors": 1, **rollouts}, training=FAST)
 
 
-def test_it_follows_the_weights_of_the_model(vllm, make_run, fresh, tmp_path):
+def test_the_sampler_uses_the_current_weights(vllm, make_run, fresh, tmp_path):
     ours, theirs = (
         prepare(run_of(make_run, tmp_path / name, **changes))[0].make_batches()
         for name, changes in (("ours", {}), ("theirs", {"vllm": {"memory": 0.4}}))
@@ -33,17 +33,17 @@ def test_it_follows_the_weights_of_the_model(vllm, make_run, fresh, tmp_path):
     for number in range(2):
         with torch.no_grad():
             for index in (0, 1):
-                made = [each.sample(model, number, index) for each in (ours, theirs)]
+                made = [sampler.sample(model, number, index) for sampler in (ours, theirs)]
                 for name, expected in made[0].items():
                     np.testing.assert_array_equal(made[1][name], expected, err_msg=name)
             model.norm.weight.mul_(3)
         theirs.take_weights()
-    assert vllm.LLM.loaded - loaded == 2  # for each version of the weights, not each unit
+    assert vllm.LLM.loaded - loaded == 2  # once for each version of the weights, not for each unit
 
 
 @contextlib.contextmanager
-def actor(pool, job, imports):
-    """A process that samples for `job` meanwhile, as an actor does, and imports from a folder."""
+def start_actor(pool, job, imports):
+    """Start an actor that samples for `job` meanwhile, with imports from a folder."""
     with tempfile.TemporaryDirectory() as folder:
         until = Path(folder, "enough")
         (process,) = pool.start(1, "sample_for", job=job, until=str(until), imports=imports)
@@ -60,7 +60,7 @@ def test_a_run_is_trained_on_what_it_samples(make_run, ranks, revived_ranks, sta
     found = []
     for name, vllm in (("ours", None), ("theirs", {"memory": 0.4})):
         job, _, _ = prepare(run_of(make_run, tmp_path / name, vllm=vllm))
-        with actor(revived_ranks, job, stand_in if vllm else ""):
+        with start_actor(revived_ranks, job, stand_in if vllm else ""):
             ranks(1, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
         batches = list_stored_batches(RunFolder(job.folder))
         found.append(
@@ -82,6 +82,6 @@ def test_a_run_is_trained_on_what_it_samples(make_run, ranks, revived_ranks, sta
         ({"lora": {"rank": 2}, "training": FAST}, "vLLM is given whole models"),
     ],
 )
-def test_what_it_cannot_do_is_refused(changes, told, make_run, tmp_path):
+def test_unsupported_settings_are_rejected(changes, told, make_run, tmp_path):
     with pytest.raises(ValidationError, match=told):
         make_run(tmp_path / "run", **{"rollouts": {"actors": 1, "vllm": {}}, **changes})

@@ -32,7 +32,7 @@ from trainrig.train.run_file.training import Training
 
 @pytest.fixture
 def at(tmp_path: Path) -> Folders:
-    """The folders of a quickstart that has made nothing yet."""
+    """Return the folders of a quickstart without results."""
     return Folders(str(tmp_path))
 
 
@@ -45,7 +45,7 @@ def line(step: int, attempt: int, time: float = 0.0) -> dict[str, Any]:
 
 @pytest.fixture
 def run(at: Folders) -> RunFolder:
-    """The run folder of the model."""
+    """Return the run folder of the model."""
     Path(at.model).mkdir()
     return RunFolder(at.model)
 
@@ -65,10 +65,10 @@ def test_a_restart_lasts_until_the_first_step_that_is_new(run: RunFolder) -> Non
     ]
     (told,) = collect._find_restarts(run, lines)
     assert (told.killed_at, told.resumed_from, told.pid) == (12, 8, 4711)
-    assert told.seconds == pytest.approx(13)  # steps 9 to 12 had been there before
+    assert told.seconds == pytest.approx(13)  # steps 9 to 12 were repeated
 
 
-def test_what_ended_by_itself_is_no_restart_of_ours(run: RunFolder) -> None:
+def test_an_attempt_that_ended_normally_is_not_a_restart(run: RunFolder) -> None:
     run.take_attempt(0)
     run.record("attempt_failed", attempt=1)
     run.take_attempt(2)
@@ -91,11 +91,11 @@ def test_an_attempt_that_failed_on_the_way_back_hides_no_restart(run: RunFolder)
     assert told.seconds == pytest.approx(9)
 
 
-# What fell
+# Removals
 
 
 def write_documents(at: Folders, rows: list[dict[str, Any]], quarantined: int) -> Manifest:
-    """A curated folder of rows that nobody judged, and its manifest."""
+    """Write a curated folder of unfiltered rows, and return its manifest."""
     source = CurationSource(name="any", paths=("any.warc",))
     curation = Curation(output=at.documents, workers=0, sources=(source,))
     stage = manifest.claim(at.documents, curation, {})
@@ -116,7 +116,7 @@ def row(name: str, dropped_by: str | None, **more: Any) -> dict[str, Any]:
     return {"id": name, "url": url, "text": f"Text {name}.", "dropped_by": dropped_by, **more}
 
 
-def test_what_fell_is_told_by_rule_in_the_order_of_deciding(at: Folders) -> None:
+def test_removals_are_listed_by_rule_in_the_order_of_the_rules(at: Folders) -> None:
     documents = write_documents(
         at,
         [
@@ -142,7 +142,7 @@ def test_what_fell_is_told_by_rule_in_the_order_of_deciding(at: Folders) -> None
     assert pairs == ()
 
 
-def test_the_least_alike_near_copies_are_shown_beside_what_they_repeat(at: Folders) -> None:
+def test_the_least_similar_near_duplicates_are_shown_with_their_originals(at: Folders) -> None:
     near = [
         row(f"near-{n}", NEAR, duplicate_of=f"kept-{n % 2}", similarity=0.8 + n / 100)
         for n in reversed(range(collect.PAIRS + 3))
@@ -156,13 +156,14 @@ def test_the_least_alike_near_copies_are_shown_beside_what_they_repeat(at: Folde
 
 
 def test_every_reason_there_can_be_has_its_words() -> None:
-    filters = {type(each).__name__ for each in PROSE}
+    filters = {type(rule).__name__ for rule in PROSE}
     assert set(collect.REASONS) == {"quarantined", *filters, PII.__name__, EXACT, NEAR}
     copies = {kind for kind in typing.get_args(Kind) if kind != "personal_data"}
-    assert set(collect.KINDS) == copies | set(PII().kinds) - {"KEY", "SSN"}  # none is planted
+    # The quickstart injects none of these.
+    assert set(collect.KINDS) == copies | set(PII().kinds) - {"KEY", "SSN"}
 
 
-def test_plants_are_told_by_kind_and_add_up() -> None:
+def test_injected_pages_are_counted_by_kind_and_add_up() -> None:
     found = {
         Plant("personal_data", "http://a/1", what="EMAIL", value="a@b.example"): "caught",
         Plant("personal_data", "http://a/2", what="EMAIL", value="c@b.example"): "missed",
@@ -175,7 +176,7 @@ def test_plants_are_told_by_kind_and_add_up() -> None:
     )
 
 
-def test_preferences_are_told_by_step_and_as_last_measured_on_held_out_pairs(at: Folders) -> None:
+def test_preference_accuracy_is_shown_by_step_and_for_held_out_pairs(at: Folders) -> None:
     def diagnostics(where: str, right: float, wrong: float, accuracy: float) -> dict[str, float]:
         told = {"chosen_reward": right, "rejected_reward": wrong, "reward_accuracy": accuracy}
         return {f"{where}/diagnostics/{name}": value for name, value in told.items()}
@@ -203,12 +204,13 @@ def test_preferences_are_told_by_step_and_as_last_measured_on_held_out_pairs(at:
 
 # Samples
 
-STEPS, SEQUENCES = 5, 4
+STEPS = 5
+SEQUENCES = 4
 Plan = dict[int, list[list[int]]]  # step → the samples of each rank
 
 
-def prescribe(at: Folders) -> Plan:
-    """Tokens and a run file; which samples each of two ranks has to train on at each step."""
+def write_plan(at: Folders) -> Plan:
+    """Write tokens and a run file, and return the samples of each of two ranks at each step."""
     ids = np.arange(1, 200, dtype=np.uint32)
     document = EncodedDocument("a", "web", "http://a/1", ids, 100, "a.parquet", 0)
     write_shard(f"{at.tokens}/train", "documents-00000", ShardVocabulary(300, "f" * 64), [document])
@@ -229,7 +231,7 @@ def prescribe(at: Folders) -> Plan:
 
 
 def train(at: Folders, resumed_step: int, plan: Plan) -> None:
-    """Leave what an attempt that trained by `plan` would."""
+    """Write the files of an attempt that trained by `plan`."""
     attempt = RunFolder(at.model).take_attempt(resumed_step)
     for rank in range(2):
         log = SampleLog(at.model, attempt.number, rank)
@@ -242,30 +244,30 @@ def train(at: Folders, resumed_step: int, plan: Plan) -> None:
 
 
 def test_samples_trained_as_prescribed_are_neither_lost_nor_repeated(at: Folders) -> None:
-    plan = prescribe(at)
+    plan = write_plan(at)
     train(at, 0, plan)
     assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
 
 
 def test_steps_taken_again_after_a_restart_count_once(at: Folders) -> None:
-    plan = prescribe(at)
+    plan = write_plan(at)
     train(at, 0, {step: plan[step] for step in range(1, 5)})
     train(at, 2, {step: plan[step] for step in range(3, STEPS + 1)})
     assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
 
 
 def test_which_rank_trained_on_a_sample_does_not_matter(at: Folders) -> None:
-    plan = prescribe(at)
+    plan = write_plan(at)
     train(at, 0, {step: ranks[::-1] for step, ranks in plan.items()})
     assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
 
 
 def test_lost_and_repeated_samples_are_counted(at: Folders) -> None:
-    plan = prescribe(at)
-    plan[2][0][1] = plan[2][0][0]  # one lost, its neighbour taken twice
-    plan[3][1].append(plan[3][0][0])  # one of rank 0 by both ranks
-    plan[4][1].pop()  # lost
-    train(at, 0, {step: ranks for step, ranks in plan.items() if step < STEPS})  # a step short
+    plan = write_plan(at)
+    plan[2][0][1] = plan[2][0][0]  # one sample lost, its neighbour trained twice
+    plan[3][1].append(plan[3][0][0])  # a sample of rank 0 trained by both ranks
+    plan[4][1].pop()  # a sample lost
+    train(at, 0, {step: ranks for step, ranks in plan.items() if step < STEPS})  # one step short
     assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 2 + SEQUENCES, 2)
 
 
@@ -277,7 +279,8 @@ def test_the_first_checkpoint_and_each_model_are_scored(at: Folders) -> None:
         checkpoint = Path(at.model, "checkpoints", f"step_{step:08d}", "attempt-0001")
         checkpoint.mkdir(parents=True)
         (checkpoint / "manifest.json").write_text("{}")
-    Path(at.model, "checkpoints", "step_00000001", "attempt-0001").mkdir(parents=True)  # torn
+    # An incomplete checkpoint.
+    Path(at.model, "checkpoints", "step_00000001", "attempt-0001").mkdir(parents=True)
     assert at.list_scored() == {
         f"{at.model}/checkpoints/step_00000005/attempt-0001": at.scores_early,
         at.model: at.scores_model,

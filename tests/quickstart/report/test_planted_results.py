@@ -14,7 +14,9 @@ from trainrig.quickstart.report.planted_results import (
 )
 from trainrig.quickstart.site.planted import Plant
 
-COPY, ORIGINAL, PAGE = "http://a/copy", "http://a/original", "http://a/page"
+COPY = "http://a/copy"
+ORIGINAL = "http://a/original"
+PAGE = "http://a/page"
 EXACT = Plant("exact_duplicate", COPY, original_url=ORIGINAL)
 NEAR = Plant("near_duplicate", COPY, original_url=ORIGINAL, jaccard=0.9)
 FOREIGN = Plant("foreign_language", PAGE, language="de")
@@ -23,7 +25,7 @@ PHONE = Plant("personal_data", PAGE, what="PHONE", value="+49 30 901820", hard=T
 
 
 def write_rows(folder: Path, *rows: tuple[str, str | None, str]) -> str:
-    """A curated folder of `(url, dropped_by, text)`, two files for what is kept."""
+    """Write a curated folder of `(url, dropped_by, text)`, with two files of kept rows."""
     for name, chosen in {
         f"{KEPT}/a-00000": [row for row in rows[:1] if row[1] is None],
         f"{KEPT}/b-00000": [row for row in rows[1:] if row[1] is None],
@@ -56,7 +58,7 @@ def write_rows(folder: Path, *rows: tuple[str, str | None, str]) -> str:
         (None, "unread", "gone"),
     ],
 )
-def test_a_copy_is_caught_if_one_of_the_two_fell_as_a_duplicate(
+def test_a_duplicate_is_caught_if_either_copy_was_removed(
     tmp_path: Path, plant: Plant, copy: str | None, original: str | None, outcome: str
 ) -> None:
     rows = [(COPY, copy, "text"), (ORIGINAL, original, "text")]
@@ -90,7 +92,7 @@ def test_personal_data_are_caught_where_their_value_is_gone_from_the_text(
     assert find_outcomes([MAIL, PHONE], folder) == {MAIL: "caught", PHONE: "missed"}
 
 
-def test_what_was_never_read_is_gone(tmp_path: Path) -> None:
+def test_an_unread_injected_page_is_gone(tmp_path: Path) -> None:
     plants = [EXACT, FOREIGN, MAIL]
     folder = write_rows(tmp_path, (ORIGINAL, None, "text"))
     assert find_outcomes(plants, folder) == dict.fromkeys(plants, "gone")
@@ -99,13 +101,13 @@ def test_what_was_never_read_is_gone(tmp_path: Path) -> None:
 FOUND = {EXACT: "caught", NEAR: "missed", FOREIGN: "caught", MAIL: "caught", PHONE: "gone"}
 
 
-def test_a_tally_counts_the_kinds_that_were_asked_for() -> None:
+def test_a_tally_counts_the_requested_kinds() -> None:
     assert tally(FOUND, DUPLICATES) == {"caught": 1, "missed": 1, "gone": 0}
     assert tally(FOUND, iter(["personal_data"])) == {"caught": 1, "missed": 0, "gone": 1}
     assert tally(FOUND, []) == {"caught": 0, "missed": 0, "gone": 0}
 
 
-def test_by_kind_splits_personal_data_by_what_they_are_and_loses_none() -> None:
+def test_outcomes_are_counted_by_kind_completely() -> None:
     kinds = count_by_kind(FOUND)
     assert kinds == {
         "exact_duplicate": {"caught": 1, "missed": 0, "gone": 0},

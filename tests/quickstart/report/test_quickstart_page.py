@@ -1,4 +1,4 @@
-"""The quickstart's page, made from a story as a real run would tell it, and from worse ones."""
+"""The quickstart's page, from the results of a real run and from worse ones."""
 
 import math
 import re
@@ -39,19 +39,20 @@ from trainrig.quickstart.report.results import (
 
 STEPS = 400
 TOKENS_A_STEP = 16_384
-KILLED_AT, RESUMED_FROM = 212, 180
+KILLED_AT = 212
+RESUMED_FROM = 180
 
 
-def loss_at(step: int) -> float:
+def compute_loss_at(step: int) -> float:
     noise = np.random.default_rng(step).normal(0, 0.12)
     return float(3.9 + 5.1 * math.exp(-step / 70) + noise)
 
 
-def loss_points() -> tuple[LossPoint, ...]:
+def list_loss_points() -> tuple[LossPoint, ...]:
     first = range(1, KILLED_AT + 1)
     second = range(RESUMED_FROM + 1, STEPS + 1)
     return tuple(
-        LossPoint(step, step * TOKENS_A_STEP, loss_at(step), attempt)
+        LossPoint(step, step * TOKENS_A_STEP, compute_loss_at(step), attempt)
         for attempt, steps in ((0, first), (1, second))
         for step in steps
     )
@@ -101,7 +102,7 @@ STORY = QuickstartResults(
     tokens_by_source={"docs": 4_612_345, "code": 2_300_000},
     vocabulary=8_192,
     parameters=3_412_992,
-    loss=loss_points(),
+    loss=list_loss_points(),
     held_out=tuple(
         HeldOutPoint(step, step * TOKENS_A_STEP, 4.0 + 5.01 * math.exp(-step / 70))
         for step in range(0, STEPS + 1, 50)
@@ -114,7 +115,7 @@ STORY = QuickstartResults(
     samples_checked=25_600,
     samples_lost=0,
     samples_repeated=0,
-    tuning=tuple(TuningPoint(step, 0.6 * loss_at(2 * step)) for step in range(1, 201)),
+    tuning=tuple(TuningPoint(step, 0.6 * compute_loss_at(2 * step)) for step in range(1, 201)),
     preferences=Preferences(
         steps=tuple(PreferencePoint(n, 0.01 * n, -0.02 * n, 0.5 + n / 100) for n in range(1, 38)),
         held_out=PreferencePoint(37, 0.31, -0.62, 0.83),
@@ -165,7 +166,7 @@ STORY = QuickstartResults(
 
 
 class Elements(HTMLParser):
-    """The elements of a page in order, with their attributes."""
+    """Elements of a page in order, with their attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -184,30 +185,30 @@ def page() -> str:
     return build_quickstart_page(STORY)
 
 
-def text_of(html: str) -> str:
+def extract_text(html: str) -> str:
     return " ".join(unescape(re.sub("<[^>]+>", " ", html)).split())
 
 
-def with_hostile_text(value: Any) -> Any:
-    """`value` with markup appended to every string in it, stage names excepted (they are ours)."""
+def add_hostile_text(value: Any) -> Any:
+    """Append markup to every string in `value`, except trainrig's own stage names."""
     if isinstance(value, str):
         return f"{value}</p><script>alert('1')</script>\u202e\x00"
     if isinstance(value, StageResult):
         return value
     if isinstance(value, tuple):
-        return tuple(map(with_hostile_text, value))
+        return tuple(map(add_hostile_text, value))
     if isinstance(value, Mapping):
-        return {with_hostile_text(k): with_hostile_text(v) for k, v in value.items()}
+        return {add_hostile_text(k): add_hostile_text(v) for k, v in value.items()}
     if is_dataclass(value):
         return replace(
-            value, **{f.name: with_hostile_text(getattr(value, f.name)) for f in fields(value)}
+            value, **{f.name: add_hostile_text(getattr(value, f.name)) for f in fields(value)}
         )
     return value
 
 
 def test_the_verdict_says_what_happened_in_one_sentence():
     assert "Seven stages, 4 min 30 s, one worker killed, 0 samples lost or repeated." in (
-        text_of(page())
+        extract_text(page())
     )
     assert 'class="verdict done"' in page()
 
@@ -229,18 +230,18 @@ def test_the_verdict_says_what_happened_in_one_sentence():
 def test_a_worse_run_gets_a_worse_verdict(changes, state, words):
     html = build_quickstart_page(replace(STORY, **changes))
     assert f'class="verdict {state}"' in html
-    assert words in text_of(html)
+    assert words in extract_text(html)
 
 
 def test_a_loss_that_rose_is_said_to_have_risen():
     worse = replace(STORY, held_out=STORY.held_out[::-1])
-    assert "Held-out loss rose from 4.02 to 9.01 nats per token" in text_of(
+    assert "Held-out loss rose from 4.02 to 9.01 nats per token" in extract_text(
         build_quickstart_page(worse)
     )
 
 
 def test_every_number_of_the_story_that_a_reader_would_ask_for_is_on_the_page():
-    text = text_of(page())
+    text = extract_text(page())
     for words in (
         "2,318 documents",
         "67.1 % of 3,452 read",
@@ -278,7 +279,7 @@ def test_the_curve_is_the_final_models_history_and_the_dead_attempts_end_is_apar
     curve, events = charts.build_loss_curve(STORY)
     tokens = TOKENS_A_STEP * np.arange(STEPS + 1)
     assert curve.x.tolist() == tokens[1:].tolist()
-    assert curve.y.tolist() == [loss_at(step) for step in range(1, STEPS + 1)]
+    assert curve.y.tolist() == [compute_loss_at(step) for step in range(1, STEPS + 1)]
     assert [x.tolist() for x, _ in events.thrown_away] == [tokens[181:213].tolist()]
 
 
@@ -335,7 +336,7 @@ def test_links_lead_to_places_on_the_page_and_nowhere_else():
 
 
 def test_hostile_text_anywhere_in_the_story_adds_no_element():
-    hostile = build_quickstart_page(with_hostile_text(STORY))
+    hostile = build_quickstart_page(add_hostile_text(STORY))
     assert "&lt;script&gt;alert(&#x27;1&#x27;)" in hostile
     assert "\u202e" not in hostile
     assert "\x00" not in hostile
@@ -353,7 +354,7 @@ def test_a_long_run_with_long_texts_stays_under_a_megabyte():
     steps = range(1, 20_001)
     long = replace(
         STORY,
-        loss=tuple(LossPoint(s, s * TOKENS_A_STEP, loss_at(s), 0) for s in steps),
+        loss=tuple(LossPoint(s, s * TOKENS_A_STEP, compute_loss_at(s), 0) for s in steps),
         speed=tuple(SpeedPoint(s, 50_000.0 + s % 777) for s in steps),
         dropped=tuple(Dropped(f"reason {i}", 10, ("word " * 100_000,) * 9) for i in range(20)),
         restarts=(),
@@ -361,9 +362,9 @@ def test_a_long_run_with_long_texts_stays_under_a_megabyte():
     assert len(build_quickstart_page(long).encode()) < 1_000_000
 
 
-def test_a_run_in_which_nothing_fell_and_nothing_was_planted_twice_has_a_page():
+def test_a_run_without_removals_and_duplicates_has_a_page():
     clean = replace(STORY, dropped=(), near_duplicates=(), documents_kept=3_452)
-    assert "No document fell" in text_of(build_quickstart_page(clean))
+    assert "No document fell" in extract_text(build_quickstart_page(clean))
 
 
 def test_a_story_survives_json():

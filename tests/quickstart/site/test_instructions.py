@@ -8,7 +8,7 @@ from trainrig.quickstart.site.instructions import (
 from trainrig.quickstart.site.source_pages import Described
 
 
-def described(number, **changes):
+def describe_number(number, **changes):
     fields = {
         "name": f"pkg.part{number % 7}.call{number}",
         "module": f"pkg.part{number % 7}",
@@ -18,25 +18,25 @@ def described(number, **changes):
     return Described(**(fields | changes))
 
 
-MANY = [described(number) for number in range(600)]
+MANY = [describe_number(number) for number in range(600)]
 TRAIN, HELD_OUT = write_instructions(MANY, 400, 30, seed=0)
 
 
-def subject(instruction):
+def find_subject(instruction):
     return instruction.question.split("`")[1].rpartition(".")[2]
 
 
 def test_there_are_as_many_as_asked_for_and_no_name_is_on_both_sides():
     assert (len(TRAIN), len(HELD_OUT)) == (400, 30)
-    names = [*map(subject, TRAIN), *map(subject, HELD_OUT)]
+    names = [*map(find_subject, TRAIN), *map(find_subject, HELD_OUT)]
     assert len(set(names)) == 430
 
 
 def test_which_side_a_name_falls_on_depends_on_the_name_alone():
     few_train, few_held_out = write_instructions(MANY[::3], 600, 600, seed=5)
-    all_held_out = set(map(subject, write_instructions(MANY, 600, 600, seed=0)[1]))
-    assert set(map(subject, few_held_out)) <= all_held_out
-    assert not set(map(subject, few_train)) & all_held_out
+    all_held_out = set(map(find_subject, write_instructions(MANY, 600, 600, seed=0)[1]))
+    assert set(map(find_subject, few_held_out)) <= all_held_out
+    assert not set(map(find_subject, few_train)) & all_held_out
 
 
 def test_the_order_is_the_seed_s_and_not_the_input_s():
@@ -48,11 +48,11 @@ def test_answers_are_true():
     by_short = {item.name.rpartition(".")[2]: item for item in MANY}
     kinds = set()
     for instruction in [*TRAIN, *HELD_OUT]:
-        item = by_short[subject(instruction)]
+        item = by_short[find_subject(instruction)]
         truths = {
             "what": item.summary,
             "how": f"`{item.signature}`",
-            "where": f"`{subject(instruction)}` is defined in the module `{item.module}`.",
+            "where": f"`{find_subject(instruction)}` is defined in the module `{item.module}`.",
         }
         (kind,) = (kind for kind, answer in truths.items() if answer == instruction.answer)
         kinds.add(kind)
@@ -60,18 +60,18 @@ def test_answers_are_true():
 
 
 def test_a_summary_shared_by_several_is_used_once():
-    twins = [described(n, summary="Does what its twin does as well.") for n in range(50)]
+    twins = [describe_number(n, summary="Does what its twin does as well.") for n in range(50)]
     assert sum(map(len, write_instructions(twins, 50, 50, seed=0))) == 1
 
 
 def test_nobody_is_asked_where_an_ambiguous_name_comes_from():
-    same = [described(n, name=f"pkg.m{n}.same", module=f"pkg.m{n}") for n in range(200)]
+    same = [describe_number(n, name=f"pkg.m{n}.same", module=f"pkg.m{n}") for n in range(200)]
     train, held_out = write_instructions(same, 200, 200, seed=0)
     assert all("pkg.m" in instruction.question for instruction in [*train, *held_out])
 
 
 def test_long_ones_are_left_out_and_nothing_to_ask_is_fine():
-    long = [described(0, name="pkg." + "long" * 150)]
+    long = [describe_number(0, name="pkg." + "long" * 150)]
     assert write_instructions(long, 10, 10, seed=0) == ([], [])
     assert write_instructions([], 10, 10, seed=0) == ([], [])
 
@@ -83,7 +83,7 @@ def test_a_line_is_a_chat():
     assert TRAIN[0].format_line().count("\n") == 1
 
 
-def test_each_answer_stands_beside_one_that_answers_another_question():
+def test_rejected_answers_are_answers_to_other_questions():
     pairs = shuffle_answers(TRAIN)
     assert [(p.question, p.right) for p in pairs] == [(i.question, i.answer) for i in TRAIN]
     assert [p.wrong for p in pairs] == [i.answer for i in (*TRAIN[1:], TRAIN[0])]

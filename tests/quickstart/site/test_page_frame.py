@@ -31,12 +31,12 @@ LAYOUTS = range(5)
 EMPTY_ELEMENTS = {"meta", "link", "input", "br", "hr", "img"}
 
 
-def frame(layout: int) -> Frame:
+def make_frame(layout: int) -> Frame:
     return Frame(layout, "Test <site>", MENU)
 
 
 class Balance(HTMLParser):
-    """Fails where an end tag is not that of the element opened last."""
+    """Parser that fails where an end tag does not match the last open element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class Balance(HTMLParser):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_element_is_closed_in_its_place(layout):
     parser = Balance()
-    parser.feed(render(ARTICLE, frame(layout)).decode())
+    parser.feed(render(ARTICLE, make_frame(layout)).decode())
     parser.close()
     assert parser.open == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_extractor_finds_the_whole_article_and_little_of_the_frame(layout):
-    page = render(ARTICLE, frame(layout)).decode()
+    page = render(ARTICLE, make_frame(layout)).decode()
     text = extract_plain_text(page, main_content=True)
     for part in (
         "<tags> & titles",
@@ -77,9 +77,9 @@ def test_an_extractor_finds_the_whole_article_and_little_of_the_frame(layout):
 
 
 def test_the_layouts_differ():
-    assert len({render(ARTICLE, frame(layout)) for layout in LAYOUTS}) == len(LAYOUTS)
+    assert len({render(ARTICLE, make_frame(layout)) for layout in LAYOUTS}) == len(LAYOUTS)
 
 
 def test_a_lone_surrogate_in_a_docstring_does_no_harm():
-    page = render(Article("a.html", "T", "s", (Paragraph("half \ud83d a sign"),)), frame(0))
+    page = render(Article("a.html", "T", "s", (Paragraph("half \ud83d a sign"),)), make_frame(0))
     assert b"half ? a sign" in page

@@ -37,7 +37,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(built):
-    """Every page by its URL."""
+    """Return every page by its URL."""
     found = {}
     for path in sorted(built[0].glob("*.warc.gz")):
         for page in read_warc(str(path)):
@@ -52,24 +52,25 @@ def plants(built):
     return read_plants(str(built[0] / "planted.json"))
 
 
-def text_of(page):
+def extract_text(page):
     return extract(page, Resiliparse()).text
 
 
-def contents(folder):
+def read_contents(folder):
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
 @pytest.mark.slow
 def test_two_workers_make_the_same_bytes(built, tmp_path):
     assert build_pages(str(tmp_path), SETTINGS, workers=2) == built[1]
-    assert contents(tmp_path) == contents(built[0])
+    assert read_contents(tmp_path) == read_contents(built[0])
 
 
 @pytest.mark.slow
 def test_another_seed_makes_another_site(built, tmp_path):
     build_pages(str(tmp_path), SETTINGS.model_copy(update={"seed": 1}), workers=1)
-    ours, others = contents(built[0]), contents(tmp_path)
+    ours = read_contents(built[0])
+    others = read_contents(tmp_path)
     assert ours.keys() == others.keys()
     assert all(ours[name] != others[name] for name in ours)
 
@@ -95,7 +96,7 @@ def test_there_are_as_many_as_asked_for(built, pages):
 def test_the_list_of_plants_is_the_report_s(built, plants):
     report = built[1]
     assert Counter(plant.kind for plant in plants) == report.planted
-    # Few of so few pages are good to copy; how many is a matter of what is installed.
+    # Few of so few pages suit as duplicates; how many depends on the installed packages.
     assert 1 <= report.planted["exact_duplicate"] <= 4
     assert 1 <= report.planted["near_duplicate"] <= 5
     assert report.planted["foreign_language"] == 8
@@ -103,7 +104,7 @@ def test_the_list_of_plants_is_the_report_s(built, plants):
     assert report.personal_data == {"CARD": 2, "EMAIL": 2, "IBAN": 2, "IP": 2, "PHONE": 2}
 
 
-def test_no_page_is_planted_on_twice(plants):
+def test_no_page_gets_two_injections(plants):
     copied = [plant.original_url for plant in plants if plant.original_url]
     personal = {plant.url for plant in plants if plant.kind == "personal_data"}
     assert len(set(copied)) == len(copied)
@@ -124,9 +125,9 @@ def test_near_copies_are_as_near_as_recorded_after_extraction(plants, pages):
             assert pages[plant.url].body != pages[plant.original_url].body
             assert 0 < plant.words_changed <= 0.025
             found = compute_shingle_jaccard(
-                text_of(pages[plant.url]), text_of(pages[plant.original_url])
+                extract_text(pages[plant.url]), extract_text(pages[plant.original_url])
             )
-            # The frames differ too, and leave some words in the text.
+            # The page frames differ too, and leave some words in the text.
             assert plant.jaccard - 0.12 <= found <= plant.jaccard + 0.02
 
 
@@ -141,13 +142,13 @@ def test_foreign_pages_say_their_language(plants, pages):
 def test_personal_data_are_in_the_text_that_is_extracted_and_nowhere_else(plants, pages):
     for plant in plants:
         if plant.kind == "personal_data":
-            assert plant.value in text_of(pages[plant.url])
+            assert plant.value in extract_text(pages[plant.url])
             assert sum(plant.value.encode() in page.body for page in pages.values()) == 1
 
 
 def test_every_page_has_its_elements_closed(pages):
     class Closed(HTMLParser):
-        """Counts what pydoc, too, closes; HTML lets <p>, <dt> and their like go on."""
+        """Counter of tags that pydoc closes as well; HTML lets <p>, <dt> and others stay open."""
 
         def __init__(self):
             super().__init__()

@@ -24,8 +24,8 @@ LINKS = ["that", "and", "with", "of", "beyond", "before", "under", "because of",
 FRAME = Frame(0, "Test", ())
 
 
-def prose_article(number, section="s", sentences=30):
-    """Sentences without sense, but with the words, lengths and variety of English ones."""
+def make_prose_article(number, section="s", sentences=30):
+    """Return random sentences with the words, lengths and variety of English ones."""
     draw = random.Random(number)
 
     def thing():
@@ -41,13 +41,17 @@ def prose_article(number, section="s", sentences=30):
     return Article(f"page{number}.html", f"Page {number}", section, paragraphs)
 
 
-def changed_words(one, other):
-    """Words by which two texts differ, by the longest common subsequence: additions, losses and
-    replacements count one each."""
-    a, b = one.split(), other.split()
+def count_changed_words(one, other):
+    """Return the number of words by which two texts differ, by longest common subsequence.
+
+    An addition, a removal and a replacement count one each.
+    """
+    a = one.split()
+    b = other.split()
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
-        last, row[0] = row[0], i
+        last = row[0]
+        row[0] = i
         for j, y in enumerate(b, 1):
             last, row[j] = row[j], min(last + (x != y), row[j] + 1, row[j - 1] + 1)
     return row[-1]
@@ -55,17 +59,18 @@ def changed_words(one, other):
 
 @pytest.mark.parametrize("share", [0.002, 0.01, 0.02])
 def test_a_near_copy_differs_by_the_share_it_is_said_to(share):
-    article = prose_article(1)
+    article = make_prose_article(1)
     copy, changed = edit_article(article, share, random.Random(0))
-    before, after = build_main_text(article), build_main_text(copy)
+    before = build_main_text(article)
+    after = build_main_text(copy)
     words = len(before.split())
     assert abs(changed - share) <= 1 / words
-    assert changed_words(before, after) == round(changed * words)
+    assert count_changed_words(before, after) == round(changed * words)
 
 
 def test_a_near_copy_leaves_code_and_lists_alone():
     still = (Code("total(1)"), Bullets(("one point", "two")))
-    article = Article("a.html", "A", "s", (*prose_article(2).blocks, *still))
+    article = Article("a.html", "A", "s", (*make_prose_article(2).blocks, *still))
     copy, _ = edit_article(article, 0.02, random.Random(0))
     assert copy.blocks[-2:] == still
     assert copy.blocks[:-2] != article.blocks[:-2]
@@ -78,8 +83,8 @@ def test_the_jaccard_index_by_hand():
 
 
 @given(st.integers(0, 20), st.integers())
-def test_a_planted_sentence_is_there_once_and_all_else_is_still_there(number, seed):
-    article = prose_article(number)
+def test_an_injected_sentence_occurs_once_and_the_rest_is_unchanged(number, seed):
+    article = make_prose_article(number)
     sentence = "This sentence was planted."
     text = build_main_text(with_sentence(article, sentence, random.Random(seed)))
     assert text.count(sentence) == 1
@@ -87,11 +92,11 @@ def test_a_planted_sentence_is_there_once_and_all_else_is_still_there(number, se
 
 
 def test_originals_are_prose_of_their_own_that_ordinary_rules_keep():
-    short = prose_article(3, sentences=5)
+    short = make_prose_article(3, sentences=5)
     code = Article("c.html", "C", "s", tuple(Code("x = 1\n" * 20) for _ in range(20)))
-    repeated = Article("r.html", "R", "s", prose_article(4).blocks[:1] * 12)
-    twins = [prose_article(6), Article("t.html", "T", "s", prose_article(6).blocks)]
-    good = [prose_article(7), prose_article(8)]
+    repeated = Article("r.html", "R", "s", make_prose_article(4).blocks[:1] * 12)
+    twins = [make_prose_article(6), Article("t.html", "T", "s", make_prose_article(6).blocks)]
+    good = [make_prose_article(7), make_prose_article(8)]
     german, _ = make_foreign_page(0, layout=0, seed=0)
     articles = [short, code, repeated, german, *twins, *good]
     frames = [FRAME] * len(articles)
@@ -101,8 +106,8 @@ def test_originals_are_prose_of_their_own_that_ordinary_rules_keep():
 
 
 def test_no_section_gives_more_than_four_originals_while_others_have_some():
-    articles = [prose_article(n, section="large") for n in range(12)]
-    articles += [prose_article(n, section=f"small{n}") for n in range(12, 16)]
+    articles = [make_prose_article(n, section="large") for n in range(12)]
+    articles += [make_prose_article(n, section=f"small{n}") for n in range(12, 16)]
     found = choose_originals(articles, [FRAME] * 16, 8, seed=0)
     sections = [articles[index].section for index in found]
     assert sections.count("large") == 4

@@ -14,12 +14,12 @@ def write_modules(folder, **sources):
     return list(sources)
 
 
-def page_of(outcome):
+def find_page(outcome):
     assert isinstance(outcome, Article)
     return outcome.blocks[0].html
 
 
-def reasons(outcomes):
+def list_reasons(outcomes):
     return [outcome.reason if isinstance(outcome, Skipped) else "page" for outcome in outcomes]
 
 
@@ -37,7 +37,7 @@ def test_a_module_that_kills_hangs_or_raises_costs_only_itself(tmp_path):
         broken="def (:",
         last='"""The last one is fine."""',
     )
-    assert reasons(render(names, 1, [str(tmp_path)], seconds=2.0)) == [
+    assert list_reasons(render(names, 1, [str(tmp_path)], seconds=2.0)) == [
         "page",
         "killed_the_interpreter",
         "killed_the_interpreter",
@@ -67,7 +67,7 @@ __doc__ = (
         (outcome,) = render(write_modules(tmp_path, spy=source), 1, [str(tmp_path)])
     finally:
         del os.environ["SECRET"]
-    text = page_of(outcome).replace("&nbsp;", " ")
+    text = find_page(outcome).replace("&nbsp;", " ")
     assert (
         "home=/home/reader here=True display=False packages=False site=False input='' secret=False"
     ) in text
@@ -79,12 +79,12 @@ def is_running(pid):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"  # ended, and not yet reaped by whoever inherited it
+    return state != "Z"  # ended, but not yet reaped
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_what_a_module_left_running_is_ended(tmp_path):
+def test_threads_and_processes_of_a_module_are_ended(tmp_path):
     pid_file = tmp_path / "pid"
     source = f"""
 import subprocess, sys
@@ -93,19 +93,19 @@ open({str(pid_file)!r}, "w").write(str(child.pid))
 """
     render(write_modules(tmp_path, leaver=source), 1, [str(tmp_path)])
     pid = int(pid_file.read_text())
-    # The signal was sent; how soon it is acted on is the system's affair.
+    # The signal was sent; the system decides how soon it takes effect.
     while is_running(pid):
         pass
 
 
 def test_pages_say_nothing_that_differs_between_runs_or_worker_counts():
     names = ["cgi", "difflib", "os.path", "unittest.main", "smtplib"]
-    if "cgi" not in list_standard_modules():  # gone since Python 3.13
+    if "cgi" not in list_standard_modules():  # removed in Python 3.13
         names.remove("cgi")
     first = render(names, 1)
     assert first == render(names, 2)
-    assert all("0x" not in page_of(outcome) for outcome in first)
-    assert all('href="file:' not in page_of(outcome) for outcome in first)
+    assert all("0x" not in find_page(outcome) for outcome in first)
+    assert all('href="file:' not in find_page(outcome) for outcome in first)
 
 
 def test_batches_keep_the_order(tmp_path, monkeypatch):

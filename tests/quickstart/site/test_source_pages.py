@@ -39,7 +39,7 @@ def _hidden():
 '''
 
 
-def written(folder, source, name="library/shelf.py"):
+def write_source(folder, source, name="library/shelf.py"):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
@@ -47,7 +47,7 @@ def written(folder, source, name="library/shelf.py"):
 
 
 def test_a_module_becomes_a_page_of_its_public_parts(tmp_path):
-    article = read_source(written(tmp_path, MODULE)).article
+    article = read_source(write_source(tmp_path, MODULE)).article
     assert (article.path, article.section) == ("library/shelf.html", "library")
     assert article.blocks == (
         Paragraph("A module."),
@@ -72,7 +72,7 @@ def test_a_module_becomes_a_page_of_its_public_parts(tmp_path):
 
 
 def test_public_classes_and_functions_are_described_by_their_first_sentence(tmp_path):
-    assert read_source(written(tmp_path, MODULE)).described == (
+    assert read_source(write_source(tmp_path, MODULE)).described == (
         Described(
             "library.shelf.Shelf",
             "library.shelf",
@@ -91,18 +91,18 @@ def test_public_classes_and_functions_are_described_by_their_first_sentence(tmp_
 def test_nothing_is_imported(tmp_path, monkeypatch):
     marks = tmp_path / "imported"
     folder = tmp_path / "site-packages"
-    written(folder, MODULE + f"\nopen({str(marks)!r}, 'w').write('x')\n")
+    write_source(folder, MODULE + f"\nopen({str(marks)!r}, 'w').write('x')\n")
     monkeypatch.syspath_prepend(str(folder))
     (source,) = list_package_sources([str(folder)], seed=0)
     assert read_source(source).article is not None
     assert not marks.exists()
-    importlib.import_module("library.shelf")  # would have left its mark
+    importlib.import_module("library.shelf")  # an import would have left its mark
     assert marks.exists()
 
 
-def test_what_cannot_be_a_page_is_refused_with_a_reason(tmp_path):
+def test_a_file_unsuitable_as_a_page_is_rejected_with_a_reason(tmp_path):
     def refused(source):
-        return read_source(written(tmp_path, source)).refused
+        return read_source(write_source(tmp_path, source)).refused
 
     assert refused(f'"""{PROSE}"""\ndef (:') == "unparsed_SyntaxError"
     assert refused("x = 1\n" * 500) == "little_prose"
@@ -113,13 +113,13 @@ def test_what_cannot_be_a_page_is_refused_with_a_reason(tmp_path):
 
 
 def test_invalid_escapes_in_other_peoples_strings_are_passed_over_in_silence(tmp_path, recwarn):
-    assert read_source(written(tmp_path, f'{MODULE}\nPATTERN = "\\d"')).article is not None
+    assert read_source(write_source(tmp_path, f'{MODULE}\nPATTERN = "\\d"')).article is not None
     assert not recwarn.list
 
 
 def test_a_page_ends_before_it_gets_huge_and_not_with_a_heading(tmp_path):
     classes = "".join(f'\nclass C{n}:\n    """{PROSE}"""\n' for n in range(30))
-    article = read_source(written(tmp_path, MODULE + classes)).article
+    article = read_source(write_source(tmp_path, MODULE + classes)).article
     size = sum(map(source_pages._count_characters, article.blocks))
     assert size <= source_pages._PAGE_CHARACTERS
     assert not isinstance(article.blocks[-1], Heading)
@@ -129,8 +129,8 @@ def test_only_the_beginning_of_a_long_source_is_read(tmp_path):
     functions = "".join(f'\n\ndef f{n}():\n    """{PROSE}"""\n' for n in range(100))
     source = MODULE + functions + "\n\nthis is no Python\n"
     assert len(source) > source_pages._PARSED
-    reading = read_source(written(tmp_path, source))
-    assert reading.article == read_source(written(tmp_path, MODULE + functions)).article
+    reading = read_source(write_source(tmp_path, source))
+    assert reading.article == read_source(write_source(tmp_path, MODULE + functions)).article
     assert reading.refused is None
 
 
@@ -145,14 +145,14 @@ def test_tests_vendored_copies_and_private_modules_are_left_out(tmp_path):
         "a/wire_pb2.py",
         "not-a-name.py",
     ):
-        written(tmp_path, MODULE * 3, name)
+        write_source(tmp_path, MODULE * 3, name)
     assert sorted(s.module for s in list_package_sources([str(tmp_path)], 0)) == ["a", "a.good"]
 
 
 def test_packages_take_turns_in_an_order_set_by_the_seed(tmp_path):
     for package in "abc":
         for module in "xyz":
-            written(tmp_path, MODULE * 3, f"{package}/{module}.py")
+            write_source(tmp_path, MODULE * 3, f"{package}/{module}.py")
     orders = {
         tuple(s.module for s in list_package_sources([str(tmp_path)], seed)) for seed in range(5)
     }
@@ -168,7 +168,7 @@ def test_package_folders_are_those_of_the_path(tmp_path, monkeypatch):
     assert find_package_folders() == [str(tmp_path / "site-packages")]
 
 
-def test_the_standard_library_is_one_package_without_what_was_installed_beside_it():
+def test_the_standard_library_is_one_package_without_site_packages():
     sources = list_standard_sources(0)
     assert {source.package for source in sources} == {"python"}
     modules = {source.module for source in sources}

@@ -1,4 +1,4 @@
-"""The form that heads a law is the one that predicts the runs kept back."""
+"""Choice of a law's form: the one that best predicts the held-out runs."""
 
 import re
 from dataclasses import replace
@@ -23,7 +23,7 @@ CHINCHILLA = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.30)
 FEW = LawFit(bootstrap=Bootstrap(draws=20), hold_out=HoldOut(share=0.25))
 
 
-def table(law: Form) -> RunsTable:
+def make_table(law: Form) -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     scatter = np.exp(0.001 * np.random.default_rng(2).normal(size=n.size))
     return RunsTable.of(parameters=n, tokens=d, loss=law.compute_loss(n, d) * scatter)
@@ -31,7 +31,7 @@ def table(law: Form) -> RunsTable:
 
 @pytest.mark.slow
 def test_the_form_that_predicts_best_heads_the_law_and_terminal_and_page_say_why() -> None:
-    fitted = fit_law(table(KAPLAN), FEW, "web")
+    fitted = fit_law(make_table(KAPLAN), FEW, "web")
     assert fitted.law.form.kind == "Kaplan"
     assert fitted.law.held_out is not None and fitted.law.held_out.law_of_the_rest.kind == "Kaplan"
     assert fitted.law.choice.startswith("Kaplan: the least mean error on the runs kept back")
@@ -43,7 +43,7 @@ def test_the_form_that_predicts_best_heads_the_law_and_terminal_and_page_say_why
 
 @pytest.mark.slow
 def test_the_form_asked_for_is_fitted_and_a_better_one_is_named() -> None:
-    law = fit_law(table(KAPLAN), FEW.model_copy(update={"form": "Parametric"}), "web").law
+    law = fit_law(make_table(KAPLAN), FEW.model_copy(update={"form": "Parametric"}), "web").law
     assert law.form.kind == "Parametric"
     assert law.choice == "Parametric, as --form asks"
     assert any(
@@ -54,18 +54,19 @@ def test_the_form_asked_for_is_fitted_and_a_better_one_is_named() -> None:
 
 @pytest.mark.slow
 def test_the_standard_form_stays_within_one_standard_error_and_where_nothing_is_kept_back() -> None:
-    runs = table(CHINCHILLA)
+    runs = make_table(CHINCHILLA)
     forms = fit_forms(runs, split_held_out(runs, FEW.hold_out), None, Huber())
     assert forms.chosen == "Parametric"
 
     def found(parametric: list[float], kaplan: list[float], kept: str = "abcd") -> LawForms:
         errors = {"Parametric": parametric, "Kaplan": kaplan}
         judged = {
-            kind: Judged(forms.judged[kind].fit, np.array(each)) for kind, each in errors.items()
+            kind: Judged(forms.judged[kind].fit, np.array(values))
+            for kind, values in errors.items()
         }
         return replace(forms, judged=judged, kept=tuple(kept))
 
-    # The best's mean is .010, its standard error .00183.
+    # The best form's mean error is .010, with a standard error of .00183.
     kaplan = [0.006, 0.008, 0.012, 0.014]
     close = found([0.011, 0.011, 0.011, 0.0130], kaplan)
     assert close.chosen == "Parametric"

@@ -1,4 +1,4 @@
-"""Do intervals hold the truth as often as they say? Asked of sweeps whose law is known."""
+"""Coverage of intervals, measured on sweeps whose law is known."""
 
 import datetime
 import json
@@ -28,51 +28,57 @@ ASKED = {
 }
 
 
-def normal(rng, runs):
+def draw_normal(rng, runs):
     return 0.01 * rng.normal(size=len(runs))
 
 
-def heavy_tails(rng, runs):
+def draw_heavy_tails(rng, runs):
     return 0.005 * rng.standard_t(3, size=len(runs))
 
 
-def uneven(rng, runs):
-    """Small runs scatter thrice as much as large ones."""
+def draw_uneven(rng, runs):
+    """Return noise that is three times as large for small runs as for large ones."""
     size = np.log(runs.parameters / runs.parameters.min()) / np.log(100)
     return 0.015 * (1 - size * 2 / 3) * rng.normal(size=len(runs))
 
 
-def by_training_run(rng, runs):
-    """Half of the variance is shared by the points of one training run."""
+def draw_by_training_run(rng, runs):
+    """Return noise, half of whose variance the points of one training run share."""
     _, trial = np.unique(runs.trial, return_inverse=True)
     return 0.007 * (rng.normal(size=trial.max() + 1)[trial] + rng.normal(size=len(runs)))
 
 
-def grid(sizes, lengths, replicas=1):
-    """Runs of the law itself; the token counts of one size and replica are of one training run."""
-    each = lengths * replicas
-    parameters = np.repeat(np.geomspace(1e7, 1e9, sizes), each)
+def make_grid(sizes, lengths, replicas=1):
+    """Return runs of the exact law.
+
+    All token counts of one size and replica belong to one training run.
+    """
+    rows_of_size = lengths * replicas
+    parameters = np.repeat(np.geomspace(1e7, 1e9, sizes), rows_of_size)
     tokens = parameters * np.tile(np.geomspace(2, 100, lengths), sizes * replicas)
-    trial = [f"{row // lengths:03}" for row in range(sizes * each)]
+    trial = [f"{row // lengths:03}" for row in range(sizes * rows_of_size)]
     loss = TRUTH.compute_loss(parameters, tokens)
     return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss, trial=trial)
 
 
 CASES = {
-    "64 runs, normal noise of 1%": (grid(8, 8), normal, "rows"),
-    "25 runs, normal noise of 1%": (grid(5, 5), normal, "rows"),
-    "64 runs, Student's t of 3 degrees": (grid(8, 8), heavy_tails, "rows"),
-    "64 runs, noise that falls with size": (grid(8, 8), uneven, "rows"),
+    "64 runs, normal noise of 1%": (make_grid(8, 8), draw_normal, "rows"),
+    "25 runs, normal noise of 1%": (make_grid(5, 5), draw_normal, "rows"),
+    "64 runs, Student's t of 3 degrees": (make_grid(8, 8), draw_heavy_tails, "rows"),
+    "64 runs, noise that falls with size": (make_grid(8, 8), draw_uneven, "rows"),
     "24 training runs of 4 points, half the noise shared": (
-        grid(8, 4, 3),
-        by_training_run,
+        make_grid(8, 4, 3),
+        draw_by_training_run,
         "trials",
     ),
 }
 
 
-def noisy(runs, noise, resample, seed):
-    """The same runs with `noise`; drawn by rows, each is a trial of its own."""
+def add_noise(runs, noise, resample, seed):
+    """Return the same runs with `noise`.
+
+    If they are resampled by rows, each row is a separate trial.
+    """
     errors = noise(np.random.default_rng(seed), runs)
     trial = runs.name if resample == "rows" else runs.trial
     return RunsTable.of(
@@ -83,14 +89,16 @@ def noisy(runs, noise, resample, seed):
     )
 
 
-def coverage(case, sweeps, draws):
-    """The share of `sweeps` whose 95% intervals hold the truth, by method and quantity."""
+def measure_coverage(case, sweeps, draws):
+    """Return the share of `sweeps` whose 95% intervals hold the truth, by method and quantity."""
     runs, noise, resample = CASES[case]
     truth = TRUTH.constants | {name: float(asked(TRUTH)) for name, asked in ASKED.items()}
-    held, seconds, failed = Counter(), Counter(), 0
+    held = Counter()
+    seconds = Counter()
+    failed = 0
     for seed in range(sweeps):
         began = time.process_time()
-        fit = fit_parametric(noisy(runs, noise, resample, seed), QUICK)
+        fit = fit_parametric(add_noise(runs, noise, resample, seed), QUICK)
         settings = Bootstrap(draws=draws, seed=seed, resample=resample)
         drawn = bootstrap_form(fit, settings)
         estimates = drawn.compute_estimates(ASKED)
@@ -116,11 +124,11 @@ def coverage(case, sweeps, draws):
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
-    """Of 16 intervals of 95%, fewer than 13 hold it once in a hundred such tests."""
+    """The chance that fewer than 13 of 16 intervals of 95% hold the truth is 1%."""
     runs, noise, resample = CASES["64 runs, normal noise of 1%"]
     held = Counter()
     for seed in range(16):
-        fit = fit_parametric(noisy(runs, noise, resample, seed), QUICK)
+        fit = fit_parametric(add_noise(runs, noise, resample, seed), QUICK)
         drawn = bootstrap_form(fit, Bootstrap(draws=40, seed=seed)).compute_estimates(ASKED)
         for name in ("alpha", "parameters_exponent"):
             value = TRUTH.parameters_exponent if name in ASKED else TRUTH.alpha
@@ -135,10 +143,10 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_the_coverage_of_both_intervals_is_measured():
-    """200 sweeps of 200 warm-started draws in each case, kept in results/coverage.json."""
+    """Measure 200 sweeps of 200 warm-started draws in each case, for results/coverage.json."""
     found = {}
     for case in CASES:
-        found[case] = coverage(case, sweeps=200, draws=200)
+        found[case] = measure_coverage(case, sweeps=200, draws=200)
         print(json.dumps({case: found[case]}), flush=True)
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent

@@ -1,4 +1,4 @@
-"""Runs to law.json: the same bytes again, judged on the largest, and all of it said."""
+"""The verb `fit`, from runs to law.json: same bytes on repeat, held-out largest runs, output."""
 
 import json
 import os
@@ -26,7 +26,7 @@ TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 FEW = LawFit(bootstrap=Bootstrap(draws=40), hold_out=HoldOut(share=0.2))
 
 
-def table(noise: float = 0.003, seed: int = 2, **more: object) -> RunsTable:
+def make_table(noise: float = 0.003, seed: int = 2, **more: object) -> RunsTable:
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     scatter = np.exp(noise * np.random.default_rng(seed).normal(size=n.size))
     return RunsTable.of(parameters=n, tokens=d, loss=TRUTH.compute_loss(n, d) * scatter, **more)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def table(noise: float = 0.003, seed: int = 2, **more: object) -> RunsTable:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sweep")
-    table(tokenizer="sha256:7").write(str(path / "runs.parquet"))
+    make_table(tokenizer="sha256:7").write(str(path / "runs.parquet"))
     return path
 
 
@@ -60,11 +60,11 @@ def test_a_law_holds_what_judges_it(fitted: Fitted) -> None:
 
 
 def test_the_largest_runs_are_kept_back_with_those_that_tie() -> None:
-    halves = split_held_out(table(), HoldOut(share=0.1))
-    assert (len(halves.rest), len(halves.largest)) == (30, 6)  # 4 wanted, 3 tie with the fourth
+    halves = split_held_out(make_table(), HoldOut(share=0.1))
+    assert (len(halves.rest), len(halves.largest)) == (30, 6)  # 4 requested, 3 tie with the fourth
     assert halves.largest.flops_6nd.min() > halves.rest.flops_6nd.max()
     assert "6 runs of" in halves.rule
-    by_size = split_held_out(table(), HoldOut(by="parameters", share=0.1))
+    by_size = split_held_out(make_table(), HoldOut(by="parameters", share=0.1))
     assert set(by_size.largest.parameters) == {1e9}
     same = RunsTable.of(parameters=1e6, tokens=1e8, loss=[3.0, 3.1])
     with pytest.raises(DataError, match="2 of 2 runs would be held out"):
@@ -76,11 +76,11 @@ def test_too_much_kept_back_is_refused_with_the_way_out() -> None:
     with pytest.raises(
         DataError, match=r"held out to evaluate the law: .* --hold-out, or none with"
     ):
-        fit_law(table(), settings, "web")
+        fit_law(make_table(), settings, "web")
 
 
-def seven_runs() -> RunsTable:
-    """As many as the standard form needs: without the one of most compute there is no law."""
+def make_seven_runs() -> RunsTable:
+    """Return the minimum for the standard form: without the run of most compute there is no law."""
     n, d = (v.ravel() for v in np.meshgrid([1e7, 1e8, 1e9], [1e9, 1e10, 1e11]))
     kept = [0, 1, 2, 3, 4, 6, 8]
     return RunsTable.of(parameters=n[kept], tokens=d[kept], loss=TRUTH.compute_loss(n, d)[kept])
@@ -88,7 +88,7 @@ def seven_runs() -> RunsTable:
 
 @pytest.mark.slow
 def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_judged() -> None:
-    runs = seven_runs()
+    runs = make_seven_runs()
     law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=20)), "web").law
     assert law.held_out is None and "held out to evaluate the law" in law.not_judged
     assert f"held out: none: {law.not_judged}" in list(describe_law(law))
@@ -102,7 +102,7 @@ def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_ju
 
 def test_nothing_kept_back_judges_nothing_and_runs_are_counted_and_named_as_asked() -> None:
     changes = {"hold_out": HoldOut(share=0), "counts": "total", "tokenizer": "bpe-1k"}
-    counted = table(embedding_parameters=1e6)
+    counted = make_table(embedding_parameters=1e6)
     law = fit_law(counted, FEW.model_copy(update=changes), "web").law
     assert law.held_out is None
     assert {one.held_out_error for one in law.compared} == {None}
@@ -111,25 +111,26 @@ def test_nothing_kept_back_judges_nothing_and_runs_are_counted_and_named_as_aske
 
 
 def test_the_criterion_prefers_the_form_that_the_losses_have() -> None:
-    runs = table()
+    runs = make_table()
     fits = {kind: select_fitter(kind, Huber())(runs) for kind in ("Parametric", "Kaplan")}
     assert compute_criterion(fits["Parametric"]) < compute_criterion(fits["Kaplan"]) - 20
 
 
-def test_what_the_runs_do_not_say_is_not_made_up() -> None:
+def test_runs_without_the_needed_facts_are_not_fitted() -> None:
     total, without, named = (
         FEW.model_copy(update=change)
         for change in ({"counts": "total"}, {"counts": "non-embedding"}, {"tokenizer": "bpe-1k"})
     )
     with pytest.raises(DataError, match="36 of 36 runs do not say"):
-        fit_law(table(), total, "web")
+        fit_law(make_table(), total, "web")
     with pytest.raises(DataError, match="--counts total"):
-        fit_law(table(embedding_parameters=1e6).count_embeddings(), without, "web")
+        fit_law(make_table(embedding_parameters=1e6).count_embeddings(), without, "web")
     with pytest.raises(DataError, match="tokenized by 'other', not 'bpe-1k'"):
-        fit_law(table(tokenizer="other"), named, "web")
+        fit_law(make_table(tokenizer="other"), named, "web")
 
 
-# N, D and nats per token of web text, of 512 entries (tests/chaos/test_sweep.py, 2026-11-22).
+# N, D and nats per token of web text, with a vocabulary of 512 (tests/chaos/test_sweep.py,
+# 2026-11-22).
 SMALL = """
 29856 5555200 3.274105, 29856 11111424 3.208570, 29856 5555200 3.276024, 29856 11111424 3.206879
 60144 2777088 3.160417, 60144 5556224 3.035467, 60144 11110400 2.946891, 120240 1388544 3.287259
@@ -140,26 +141,26 @@ SMALL = """
 
 @pytest.mark.slow
 def test_where_no_irreducible_loss_is_seen_the_form_without_one_is_named() -> None:
-    """Models so small that the parametric form would have it fall below zero."""
+    """Models so small that the parametric form would fit a negative irreducible loss."""
     rows = np.array([row.split() for row in SMALL.replace(",", "\n").split("\n") if row], float).T
     runs = RunsTable.of(parameters=rows[0], tokens=rows[1], loss=rows[2])
     with pytest.raises(DataError, match=r"none of 100 starts .*; or use --form Kaplan, which"):
         fit_law(runs, LawFit(hold_out=HoldOut(share=0.0)), "tiny")
     settings = LawFit(form="Kaplan", hold_out=HoldOut(share=0.0), bootstrap=Bootstrap(draws=20))
     law = fit_law(runs, settings, "tiny").law
-    # The run of 498,528 parameters and 5,332,992 tokens came to 2.566213.
+    # The run of 498,528 parameters and 5,332,992 tokens had a loss of 2.566213.
     assert float(law.form.compute_loss(498_528, 5_332_992)) == pytest.approx(2.566213, rel=0.03)
 
 
 def test_recipes_are_chosen_by_name(tmp_path: Path) -> None:
     path = str(tmp_path / "runs.parquet")
-    table(recipe=["web", "books"] * 18).write(path)
+    make_table(recipe=["web", "books"] * 18).write(path)
     assert set(read_runs([path], recipes=["web"]).recipe) == {"web"}
     with pytest.raises(DataError, match="no recipe 'book'; did you mean 'books'"):
         read_runs([path], recipes=["book"])
 
 
-# --- the verb's own part
+# --- the verb
 
 
 def test_a_table_that_makes_no_law_is_named(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_bad_input_is_one_line_and_exit_2(
         assert (shown.out, shown.err.count("\n")) == ("", 1)
 
 
-def test_what_is_printed_says_all_there_is(fitted: Fitted) -> None:
+def test_the_output_shows_every_result(fitted: Fitted) -> None:
     text = "\n".join(describe_law(fitted.law))
     for words in (
         f"{fitted.law.name}: Parametric, losses in nats per token, tokenizer sha256:7",

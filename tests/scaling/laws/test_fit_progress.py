@@ -1,4 +1,4 @@
-"""Lines of a fit that takes long: seldom, and with how much is done."""
+"""Progress lines of a long fit: infrequent, with the share that is done."""
 
 import itertools
 
@@ -17,10 +17,11 @@ TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 
 
 def test_lines_come_at_a_bounded_rate_and_say_what_is_done() -> None:
-    now, said = [0.0], []
+    now = [0.0]
+    said = []
     progress = Progress(said.append, lambda: now[0])
     progress.stage("fitting Kaplan")
-    assert said == []  # what is soon done says nothing
+    assert said == []  # a short fit prints nothing
     progress.stage("bootstrap")
     for done in range(1, 1001):
         now[0] += EVERY / 64  # exact in binary
@@ -45,7 +46,7 @@ def test_draws_are_counted_on_the_way_and_are_the_same_as_all_at_once() -> None:
 
 @pytest.mark.slow
 def test_a_fit_of_repeated_tokens_tells_of_each_stage_its_draws_and_profiles() -> None:
-    """By the form that takes longest."""
+    """Use the form that takes longest."""
     law = DataConstrained(base=TRUTH, r_d=15.0, r_n=5.0)
     n = np.repeat(np.geomspace(1e7, 1e9, 4), 4)
     unique = np.tile([1e8, 1e9, 3e8, 3e9], 4)
@@ -54,13 +55,13 @@ def test_a_fit_of_repeated_tokens_tells_of_each_stage_its_draws_and_profiles() -
     loss = law.compute_loss(n, tokens, unique) * scatter
     runs = RunsTable.of(parameters=n, tokens=tokens, unique_tokens=unique, loss=loss)
     said: list[str] = []
-    # So slow a clock that nothing is kept back.
+    # A clock so slow that no line is held back.
     progress = Progress(said.append, itertools.count(step=EVERY).__next__)
     few = LawFit(form="DataConstrained", hold_out=HoldOut(share=0), bootstrap=Bootstrap(draws=20))
     fit_law(runs, few, "web", progress=progress)
     told = [line.rpartition(", ")[0].removeprefix("fit: ") for line in said]
     at = [
-        told.index(each)
-        for each in ("fitting DataConstrained", "bootstrap, 20 of 20", "profiles, 7 of 7")
+        told.index(stage)
+        for stage in ("fitting DataConstrained", "bootstrap, 20 of 20", "profiles, 7 of 7")
     ]
     assert at == sorted(at)

@@ -13,7 +13,7 @@ from trainrig.scaling.laws.forms import (
     compute_tokens_to_reach,
 )
 
-HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)  # as rounded in the paper
+HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)  # rounded in the paper
 BESIROGLU = Parametric(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)
 REPLICATED = Parametric(E=1.81722, A=477.826, B=2143.417, alpha=0.34731, beta=0.36717)
 KAPLAN = Kaplan(n_c=8.8e13, d_c=5.4e13, alpha_n=0.076, alpha_d=0.095)
@@ -35,7 +35,7 @@ laws = st.builds(
 )
 
 
-def close(value, expected, relative=1e-4):
+def approximate(value, expected, relative=1e-4):
     return float(value) == pytest.approx(expected, rel=relative)
 
 
@@ -51,22 +51,22 @@ def close(value, expected, relative=1e-4):
 )
 def test_published_laws_divide_budgets_as_published(form, flops, parameters, tokens, loss):
     best = form.compute_optimum(flops)
-    assert close(best.parameters, parameters, 3e-4)  # four digits are known
-    assert close(best.tokens, tokens, 3e-4)
+    assert approximate(best.parameters, parameters, 3e-4)  # the paper gives four digits
+    assert approximate(best.tokens, tokens, 3e-4)
     if loss:
-        assert close(best.loss, loss)
+        assert approximate(best.loss, loss)
 
 
 def test_tokens_per_parameter_at_chinchilla_compute_is_not_twenty():
-    assert close(HOFFMANN.compute_optimum(5.76e23).tokens_per_parameter, 92.65)
-    assert close(BESIROGLU.compute_optimum(5.76e23).tokens_per_parameter, 18.39, 3e-4)
-    assert close(REPLICATED.compute_optimum(5.76e23).tokens_per_parameter, 17.92, 3e-4)
+    assert approximate(HOFFMANN.compute_optimum(5.76e23).tokens_per_parameter, 92.65)
+    assert approximate(BESIROGLU.compute_optimum(5.76e23).tokens_per_parameter, 18.39, 3e-4)
+    assert approximate(REPLICATED.compute_optimum(5.76e23).tokens_per_parameter, 17.92, 3e-4)
 
 
 def test_rounding_the_published_exponents_moves_the_ratio_by_half():
     unrounded = Parametric(E=np.exp(0.5267228), A=406.4, B=410.7, alpha=0.33917, beta=0.28491)
-    assert close(unrounded.compute_optimum(1e24).tokens_per_parameter, 61.8, 1e-3)
-    assert close(HOFFMANN.compute_optimum(1e24).tokens_per_parameter, 97.73)
+    assert approximate(unrounded.compute_optimum(1e24).tokens_per_parameter, 61.8, 1e-3)
+    assert approximate(HOFFMANN.compute_optimum(1e24).tokens_per_parameter, 97.73)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_rounding_the_published_exponents_moves_the_ratio_by_half():
     ],
 )
 def test_kaplan_form_gives_known_losses(form, parameters, tokens, loss):
-    assert close(form.compute_loss(parameters, tokens), loss, 1e-6)
+    assert approximate(form.compute_loss(parameters, tokens), loss, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_kaplan_form_gives_known_losses(form, parameters, tokens, loss):
 )
 def test_repeated_tokens_are_worth_ever_less(epochs, worth):
     _, fresh = MUENNIGHOFF.compute_effective(1e6, epochs * 1e9, 1e9)
-    assert close(fresh / 1e9, worth)
+    assert approximate(fresh / 1e9, worth)
 
 
 @pytest.mark.parametrize(
@@ -103,21 +103,21 @@ def test_repeated_tokens_are_worth_ever_less(epochs, worth):
     ],
 )
 def test_data_constrained_form_gives_known_losses(parameters, tokens, unique, loss):
-    assert close(MUENNIGHOFF.compute_loss(parameters, tokens, unique), loss, 1e-5)
+    assert approximate(MUENNIGHOFF.compute_loss(parameters, tokens, unique), loss, 1e-5)
 
 
 def test_data_constrained_parts_are_the_known_ones():
     parameters, tokens = MUENNIGHOFF.compute_effective(2.81e9, 55e9, 14e9)
-    assert close(MUENNIGHOFF.base.compute_optimal_parameters(14e9), 7.138e8)
-    assert close(parameters, 2.3239e9)
-    assert close(tokens, 5.1335e10)
+    assert approximate(MUENNIGHOFF.base.compute_optimal_parameters(14e9), 7.138e8)
+    assert approximate(parameters, 2.3239e9)
+    assert approximate(tokens, 5.1335e10)
 
 
 def test_data_constrained_optimum_is_the_base_one_until_data_run_out():
     free = MUENNIGHOFF.base.compute_optimum([1e20, 1e22])
     best = MUENNIGHOFF.compute_optimum([1e20, 1e22], unique_tokens=free.tokens[0] * 1.01)
     assert best.parameters[0] == free.parameters[0]
-    assert best.tokens[1] > free.tokens[1]  # repeats fade more slowly than parameters here
+    assert best.tokens[1] > free.tokens[1]  # repeats lose value more slowly than parameters here
     assert np.allclose(best.parameters * best.tokens * 6, [1e20, 1e22])
 
 
@@ -133,7 +133,7 @@ def test_no_division_near_the_closed_form_does_better(law, flops, off):
     best = law.compute_optimum(flops)
     other = law.compute_loss(best.parameters * off, best.tokens / off)
     assert other >= best.loss * (1 - 1e-12)
-    assert close(law.compute_optimal_parameters(best.tokens), float(best.parameters), 1e-9)
+    assert approximate(law.compute_optimal_parameters(best.tokens), float(best.parameters), 1e-9)
 
 
 @pytest.mark.parametrize("form", [KAPLAN, KAPLAN_JOINT])
@@ -141,7 +141,7 @@ def test_no_other_division_of_a_kaplan_budget_does_better(form):
     best = form.compute_optimum(1e20)
     others = np.geomspace(1e6, 1e12, 20_001)
     assert best.loss <= form.compute_loss(others, 1e20 / 6 / others).min()
-    assert close(
+    assert approximate(
         form.compute_optimum(1e21).parameters / best.parameters, 10**form.parameters_exponent
     )
 
@@ -154,21 +154,21 @@ def test_over_training_form_is_the_parametric_one_with_equal_exponents(law, flop
     equal = law.with_constants({"beta": law.alpha})
     parameters = np.sqrt(flops / 6 / multiplier)
     tokens = parameters * multiplier
-    assert close(
+    assert approximate(
         same.compute_loss_at(flops, multiplier), equal.compute_loss(parameters, tokens), 1e-9
     )
-    assert close(
+    assert approximate(
         same.compute_loss(parameters, tokens), equal.compute_loss(parameters, tokens), 1e-9
     )
-    assert close(
+    assert approximate(
         same.compute_optimum(flops).tokens_per_parameter, (same.b / same.a) ** (0.5 / same.eta)
     )
 
 
 def test_tokens_to_reach_a_loss_are_those_that_have_it():
     tokens = compute_tokens_to_reach(HOFFMANN, 2.3289, [1.824e9, 7.177e8, 1e6])
-    assert close(tokens[0], 9.136e10, 1e-3)
-    assert close(tokens[1], 3.392e11, 1e-3)
+    assert approximate(tokens[0], 9.136e10, 1e-3)
+    assert approximate(tokens[1], 3.392e11, 1e-3)
     assert np.isinf(tokens[2])
     with pytest.raises(ConfigError, match=r"not above E = 1\.69 .* more than 1\.69"):
         compute_tokens_to_reach(HOFFMANN, 1.69, 1e9)

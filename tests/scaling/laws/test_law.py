@@ -31,7 +31,7 @@ def test_a_law_comes_back_as_it_was_and_has_the_same_bytes(tmp_path):
     assert read_law(str(path)) == LAW
     write_law(str(path), read_law(str(path)))
     assert path.read_bytes() == first
-    assert first.count(b"\n") < 101 + 60  # a draw is a line
+    assert first.count(b"\n") < 101 + 60  # a draw takes one line
 
 
 def test_a_law_without_draws_comes_back(tmp_path):
@@ -51,7 +51,7 @@ def test_a_law_without_draws_comes_back(tmp_path):
         ("[]", "is this a law"),
     ],
 )
-def test_what_is_no_law_is_refused_in_one_line(tmp_path, text, message):
+def test_an_invalid_law_file_is_a_one_line_error(tmp_path, text, message):
     path = tmp_path / "law.json"
     path.write_text(text)
     with pytest.raises(DataError, match=message) as refused:

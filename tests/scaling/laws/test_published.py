@@ -21,7 +21,7 @@ def test_optima_are_the_known_ones(
     name: str, flops: float, parameters: float, tokens: float, loss: float | None
 ) -> None:
     found = find_published_law(name).form.compute_optimum(flops)
-    # To the digits that are known.
+    # The constants are known to these digits.
     assert float(found.parameters) == pytest.approx(parameters, rel=3e-4)
     assert float(found.tokens) == pytest.approx(tokens, rel=3e-4)
     if loss is not None:
@@ -81,7 +81,7 @@ def test_an_unknown_law_gets_the_nearest_and_one_without_a_loss_its_reason() -> 
 
 
 def test_every_law_says_where_it_is_from() -> None:
-    for name, each in LAWS.items():
-        assert each.name == name
-        assert "arXiv:" in each.source
-        assert isinstance(each.form, Parametric | Kaplan | DataConstrained)
+    for name, law in LAWS.items():
+        assert law.name == name
+        assert "arXiv:" in law.source
+        assert isinstance(law.form, Parametric | Kaplan | DataConstrained)

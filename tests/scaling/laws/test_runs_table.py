@@ -1,4 +1,4 @@
-"""Tables of runs: what is written comes back, and what a table lacks is said in one line."""
+"""Tables of runs: round trips to disk, and one-line errors for missing columns."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ published = [
 ]
 
 
-def three() -> RunsTable:
+def make_three_runs() -> RunsTable:
     return RunsTable.of(
         parameters=[1e6, 2e6, 4e6],
         tokens=[1e8, 1e8, 2e8],
@@ -30,8 +30,8 @@ def three() -> RunsTable:
     )
 
 
-def test_what_is_not_given_follows_from_what_is() -> None:
-    runs = three()
+def test_missing_columns_are_derived_from_the_others() -> None:
+    runs = make_three_runs()
     assert runs.flops.tolist() == runs.flops_6nd.tolist() == [6e14, 1.2e15, 4.8e15]
     assert runs.trial.tolist() == runs.name.tolist() == ["row 1", "row 2", "row 3"]
     assert set(runs.state) == {"end"}
@@ -39,8 +39,9 @@ def test_what_is_not_given_follows_from_what_is() -> None:
 
 
 def test_a_table_comes_back_as_it_was_written_and_the_same_bytes_again(tmp_path: Path) -> None:
-    runs = three()
-    first, second = tmp_path / "runs.parquet", tmp_path / "again.parquet"
+    runs = make_three_runs()
+    first = tmp_path / "runs.parquet"
+    second = tmp_path / "again.parquet"
     runs.write(str(first))
     back = read_table(str(tmp_path))
     for name in (*TEXTS, *NUMBERS):
@@ -56,7 +57,7 @@ def test_a_table_comes_back_as_it_was_written_and_the_same_bytes_again(tmp_path:
 
 
 def test_a_table_may_have_no_row(tmp_path: Path) -> None:
-    """Of a sweep none of whose runs is over, say: single values stand for rows, and make none."""
+    """A sweep without a finished run gives an empty table: scalars repeat for no row."""
     none = RunsTable.of(parameters=[], tokens=[], loss=[], recipe="web", unique_tokens=1e9)
     none.write(str(tmp_path / "runs.parquet"))
     back = read_table(str(tmp_path))
@@ -65,7 +66,7 @@ def test_a_table_may_have_no_row(tmp_path: Path) -> None:
 
 
 def test_rows_are_selected_in_every_column() -> None:
-    picked = three().select(np.array([2, 0]))
+    picked = make_three_runs().select(np.array([2, 0]))
     assert picked.parameters.tolist() == [4e6, 1e6]
     assert picked.losses["code"].tolist() == [2.0, 1.0]
     assert picked.name.tolist() == ["row 3", "row 1"]
@@ -73,14 +74,14 @@ def test_rows_are_selected_in_every_column() -> None:
 
 def test_tables_are_joined_with_the_sources_of_either() -> None:
     other = RunsTable.of(parameters=1.0, tokens=1.0, loss=[1.0], losses={"web": [0.5]})
-    joined = join_tables([three(), other])
+    joined = join_tables([make_three_runs(), other])
     assert len(joined) == 4
     assert joined.losses["web"][3] == 0.5
     assert np.isnan(joined.losses["code"][3])
 
 
 def test_embeddings_are_counted_in_only_where_all_are_known() -> None:
-    runs = three()
+    runs = make_three_runs()
     with pytest.raises(DataError, match="1 of 3 runs do not say"):
         runs.count_embeddings()
     total = runs.select(np.array([0, 2])).count_embeddings()
@@ -90,9 +91,9 @@ def test_embeddings_are_counted_in_only_where_all_are_known() -> None:
 
 
 def test_tables_that_count_differently_are_not_joined() -> None:
-    total = three().select(np.array([0])).count_embeddings()
+    total = make_three_runs().select(np.array([0])).count_embeddings()
     with pytest.raises(DataError, match="non-embedding, the other as total"):
-        join_tables([three(), total])
+        join_tables([make_three_runs(), total])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_a_missing_table_is_named(tmp_path: Path, name: str) -> None:
         read_table(str(tmp_path / name))
 
 
-def test_a_file_of_another_kind_is_told_what_would_do(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_an_error_with_the_right_kind(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Runs\n")
     with pytest.raises(DataError, match=r"README.md: no table of runs; give the folder of a fin"):
         read_table(str(tmp_path / "README.md"))

@@ -1,4 +1,4 @@
-"""What is not fitted is listed, with the rule it broke."""
+"""Screening: runs that are not fitted are listed with the rule that excludes them."""
 
 import os
 from dataclasses import replace
@@ -16,13 +16,13 @@ from trainrig.scaling.laws.screening import Exclusions, screen
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 
 
-def grid(sizes: int = 4, tokens: int = 4, **more: object) -> RunsTable:
+def make_grid(sizes: int = 4, tokens: int = 4, **more: object) -> RunsTable:
     n, d = np.meshgrid(np.geomspace(1e6, 1e8, sizes), np.geomspace(1e8, 1e10, tokens))
     loss = 1.8 + 400 / n.ravel() ** 0.34 + 400 / d.ravel() ** 0.28
     return RunsTable.of(parameters=n.ravel(), tokens=d.ravel(), loss=loss, **more)  # type: ignore[arg-type]
 
 
-def with_loss(runs: RunsTable, row: int, loss: float) -> RunsTable:
+def replace_loss(runs: RunsTable, row: int, loss: float) -> RunsTable:
     losses = runs.loss.copy()
     losses[row] = loss
     return replace(runs, loss=losses)
@@ -38,8 +38,8 @@ def with_loss(runs: RunsTable, row: int, loss: float) -> RunsTable:
     ],
 )
 def test_a_run_without_a_usable_loss_is_left_out_and_listed(loss: float, reason: str) -> None:
-    runs = grid()
-    screened = screen(with_loss(runs, 15, loss))
+    runs = make_grid()
+    screened = screen(replace_loss(runs, 15, loss))
     assert len(screened.runs) == 15
     [left_out] = screened.left_out
     assert left_out.name == "row 16"
@@ -48,7 +48,7 @@ def test_a_run_without_a_usable_loss_is_left_out_and_listed(loss: float, reason:
 
 def test_runs_that_stopped_or_diverged_are_left_out_and_points_along_the_way_kept_apart() -> None:
     state = ["end"] * 12 + ["along", "unfinished", "diverged", "failed"]
-    screened = screen(grid(state=state))
+    screened = screen(make_grid(state=state))
     assert (len(screened.runs), len(screened.along)) == (12, 13)
     assert [one.name for one in screened.left_out] == ["row 14", "row 15", "row 16"]
     assert "stopped before its end" in screened.left_out[0].reason
@@ -56,12 +56,12 @@ def test_runs_that_stopped_or_diverged_are_left_out_and_points_along_the_way_kep
 
 
 def test_a_run_worse_for_repeating_its_tokens_has_not_diverged() -> None:
-    runs = with_loss(grid(unique_tokens=1e7), 15, 9.0)
+    runs = replace_loss(make_grid(unique_tokens=1e7), 15, 9.0)
     assert len(screen(runs).runs) == 16
 
 
 def test_an_outlier_is_no_divergence_unless_its_record_says_so_and_may_be_kept() -> None:
-    runs = with_loss(grid(), 15, 9.0)
+    runs = replace_loss(make_grid(), 15, 9.0)
     [left_out] = screen(runs).left_out
     assert "diverged" not in left_out.reason
     assert "--outliers keep" in left_out.reason
@@ -72,14 +72,14 @@ def test_an_outlier_is_no_divergence_unless_its_record_says_so_and_may_be_kept()
 
 
 def test_the_highest_losses_fall_by_name_and_only_when_asked() -> None:
-    screened = screen(grid(), Exclusions(highest_losses=2))
+    screened = screen(make_grid(), Exclusions(highest_losses=2))
     assert [one.name for one in screened.left_out] == ["row 1", "row 5"]
     assert screened.left_out[1].reason.endswith("is the 2nd highest")
-    assert len(screen(grid()).left_out) == 0
+    assert len(screen(make_grid()).left_out) == 0
 
 
 def test_losses_above_a_bound_fall() -> None:
-    runs = grid()
+    runs = make_grid()
     bound = float(np.sort(runs.loss)[-3])
     assert len(screen(runs, Exclusions(above=bound)).left_out) == 2
 
@@ -96,12 +96,12 @@ def test_a_table_that_mixes_what_does_not_compare_is_refused(
     column: str, values: list[str], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        screen(grid(**{column: values}))
+        screen(make_grid(**{column: values}))
 
 
 def test_a_table_of_which_nothing_is_left_says_why() -> None:
     with pytest.raises(DataError, match=r"none of the 16 runs .* row 1: its loss is nan"):
-        screen(replace(grid(), loss=np.full(16, np.nan)))
+        screen(replace(make_grid(), loss=np.full(16, np.nan)))
 
 
 @pytest.mark.data

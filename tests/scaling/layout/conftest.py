@@ -1,4 +1,4 @@
-"""Runs to lay out, and devices to lay them out over."""
+"""Runs to lay out, and the devices for them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,21 +26,19 @@ BATCH = BatchShape(64, 2048)
 
 @pytest.fixture
 def model() -> Callable[..., DecoderConfig]:
-    """`model(layers=4)`: a small decoder, changed so."""
+    """Return the function `model(layers=4)`: a small decoder with these changes."""
     return lambda **changes: DecoderConfig.model_validate(SIZES | changes)
 
 
 @pytest.fixture
 def cluster() -> Callable[..., Cluster]:
-    """`cluster(16)`: so many H100, 8 a machine."""
+    """Return the function `cluster(16)`: this number of H100s, 8 a machine."""
 
     def make(devices: int, inside: float = 1.0, across: float = 1.0) -> Cluster:
         table = hardware.load()
-        device, near, far = (
-            table.find_device("h100"),
-            table.links["nvlink-4"],
-            table.links["efa-3200"],
-        )
+        device = table.find_device("h100")
+        near = table.links["nvlink-4"]
+        far = table.links["efa-3200"]
         near = near.model_copy(update={"bandwidth": near.bandwidth * inside})
         far = far.model_copy(update={"bandwidth": far.bandwidth * across})
         return Cluster("h100", device, devices, 8, near, far)
@@ -52,7 +50,10 @@ def cluster() -> Callable[..., Cluster]:
 def predictor(
     model: Callable[..., DecoderConfig], cluster: Callable[..., Cluster]
 ) -> Callable[..., Predictor]:
-    """`predictor(16, training={…}, layers=4)`: of a step of 64 sequences of 2,048 tokens."""
+    """Return the function `predictor(16, training={…}, layers=4)`.
+
+    Each step has 64 sequences of 2,048 tokens.
+    """
 
     def make(
         devices: int,

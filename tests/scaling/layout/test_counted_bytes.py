@@ -1,4 +1,4 @@
-"""What ranks send in a real step is what the planner says they send."""
+"""Bytes that ranks send in a real step, against the planner's prediction."""
 
 import pytest
 
@@ -10,8 +10,8 @@ from trainrig.scaling.layout.prediction import Predictor
 from trainrig.scaling.layout.stages import count_in_flight
 
 
-def predicted(job, layout, batch=None):
-    """What one device sends in a step, by the planner."""
+def make_prediction(job, layout, batch=None):
+    """Return the planner's prediction of the bytes that one device sends in a step."""
     table = hardware.load()
     device = table.find_device("h100")
     devices = layout.degrees.devices
@@ -47,7 +47,7 @@ def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard,
     gathered = sum(n for name, n in counted.items() if "gather" in name)
     reduced = sum(n for name, n in counted.items() if "gather" not in name)
     layout = DeviceLayout(Degrees(1, world), micro_batch, reshard=reshard)
-    sent = predicted(job, layout)
+    sent = make_prediction(job, layout)
     assert (gathered, reduced) == (sent.gathered.inside, sent.reduced.inside)
 
 
@@ -75,7 +75,7 @@ def test_bytes_between_copies(ranks, make_job, tmp_path, parallel, degrees, dete
         batches={"global_batch": 8, "micro_batch": 1},
     )
     counted = ranks(world, "sent_bytes", job=job, flat=True)[0]
-    sent = predicted(job, DeviceLayout(degrees, 1))
+    sent = make_prediction(job, DeviceLayout(degrees, 1))
     assert sum(counted.values()) == sent.total.inside
 
 
@@ -84,7 +84,7 @@ def test_bytes_between_copies(ranks, make_job, tmp_path, parallel, degrees, dete
     ("world", "expert", "recompute"), [(2, 2, "nothing"), (4, 2, "nothing"), (2, 2, "full")]
 )
 def test_bytes_of_divided_experts(ranks, make_job, tmp_path, world, expert, recompute):
-    """Every token goes to all experts, so that each rank gets an equal share, as is planned."""
+    """Every token goes to all experts, so that each rank gets an equal share, as planned."""
     job = make_job(
         tmp_path,
         world,
@@ -102,9 +102,9 @@ def test_bytes_of_divided_experts(ranks, make_job, tmp_path, world, expert, reco
     layout = DeviceLayout(
         Degrees(1, world // expert, expert=expert), 4 // expert, recompute=recompute
     )
-    sent = predicted(job, layout)
-    # What the run counts for its log: of 2 micro-batches a loss, of all and by source and count of
-    # 2 sources, and 2 terms of the router, of 8 bytes.
+    sent = make_prediction(job, layout)
+    # The run also sends values for its log, 8 bytes each: of 2 micro-batches a loss, overall and by
+    # 2 sources and counts, and 2 terms of the router.
     logged = 2 * (1 + 2 * 2 + 2) * 8 * (expert - 1)
     assert counted["alltoall_base_"] + logged < sum(counted.values())
     assert sum(counted.values()) - logged == (
@@ -149,18 +149,19 @@ def test_bytes_of_shared_layers(
     )
     counted = ranks(world, "sent_bytes", job=job)[0]
     layout = DeviceLayout(Degrees(1, world // 2, tensor=2), 2, recompute=recompute)
-    sent = predicted(job, layout)
+    sent = make_prediction(job, layout)
     shape = job.model.shape
-    stream = 2 * 16 * shape.channels * 4 // 2 * (8 // 2 // (world // 2))  # sent of all places once
+    # Sent once for all positions.
+    stream = 2 * 16 * shape.channels * 4 // 2 * (8 // 2 // (world // 2))
     if sequence_parallel:
-        # The gradients of norms are added up once a step, each rank's slice of them.
+        # The gradients of norms are summed once a step: each rank's slice of them.
         of_layer = 4 if block == "SandwichNorm" else 2
         norms = of_layer * job.model.layers + (block != "PostNorm")
         norms *= shape.channels * 4 // (world // 2)
         planned = sent.tensor.inside + sent.gathered.inside + sent.reduced.inside
         assert counted.get("allreduce_", 0) == 0
         assert sum(counted.values()) - norms == planned
-    else:  # nothing is gathered once more
+    else:  # recomputation gathers nothing again
         assert counted == {"allreduce_": sent.tensor.inside - 2 * job.model.layers * stream}
 
 
@@ -182,9 +183,9 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
         batches={"global_batch": 8, "micro_batch": 4, "sequence_length": 16},
     )
     counted = ranks(4, "sent_bytes", job=job)[0]
-    sent = predicted(job, DeviceLayout(Degrees(1, tensor=2, expert=2), 2))
-    logged = 2 * (1 + 2 * 2 + 2) * 8  # as above
-    # Slices of the gradients of norms, which are added up once a step.
+    sent = make_prediction(job, DeviceLayout(Degrees(1, tensor=2, expert=2), 2))
+    logged = 2 * (1 + 2 * 2 + 2) * 8  # the same values as above
+    # Slices of the gradients of norms, which are summed once a step.
     norms = (2 * job.model.layers + 1) * job.model.shape.channels * 4 // 2
     traffic = sent.tensor.inside + sent.expert.inside + sent.gathered.inside + sent.reduced.inside
     assert sum(counted.values()) - logged - norms == traffic
@@ -203,8 +204,10 @@ def test_bytes_of_experts_whose_channels_are_shared(ranks, make_job, tmp_path):
 def test_bytes_of_shared_layers_between_stages(
     ranks, make_job, tmp_path, sequence_parallel, recompute
 ):
-    """Two stages of two layers and two ranks each: what each of the four sends the one that shares
-    its layers."""
+    """Two stages have two layers and two ranks each.
+
+    The bytes are those that each of the four ranks sends to the rank that shares its layers.
+    """
     tensor = {"ranks": 2, "sequence_parallel": sequence_parallel}
     job = make_job(
         tmp_path,
@@ -223,17 +226,17 @@ def test_bytes_of_shared_layers_between_stages(
     layout = DeviceLayout(
         degrees, 2, recompute, schedule="1F1B", sequence_parallel=sequence_parallel
     )
-    sent = predicted(job, layout)
+    sent = make_prediction(job, layout)
     if sequence_parallel:
-        # The gradients of norms are added up once a step: two of each layer, one before the head.
+        # The gradients of norms are summed once a step: two in each layer, one before the head.
         norms = [count * job.model.channels * 4 for count in (4, 4, 5, 5)]
-        found = [sum(each.values()) for each in counted]
+        found = [sum(rank.values()) for rank in counted]
         assert [total - own for total, own in zip(found, norms, strict=True)] == (
             [sent.tensor.inside] * 4
         )
     else:
-        assert [each["allreduce_"] for each in counted] == [sent.tensor.inside] * 4
-    received = [each["received"] for each in ranks(4, "stages", job=job)]
+        assert [rank["allreduce_"] for rank in counted] == [sent.tensor.inside] * 4
+    received = [rank["received"] for rank in ranks(4, "stages", job=job)]
     assert received == [4 * 2 * 16 * job.model.channels * 4 // (2 if sequence_parallel else 1)] * 4
     if sequence_parallel:
         assert sent.pipeline.inside == received[0]
@@ -241,8 +244,8 @@ def test_bytes_of_shared_layers_between_stages(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
-def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
-    """Bytes of hidden states and of their gradients, and micro-batches between their passes."""
+def test_bytes_and_activations_of_stages_match_the_plan(schedule, ranks, make_job, tmp_path):
+    """Count bytes of hidden states and gradients, and micro-batches between their passes."""
     job = make_job(
         tmp_path,
         3,
@@ -252,16 +255,16 @@ def test_what_stages_send_and_keep(schedule, ranks, make_job, tmp_path):
     )
     found = ranks(3, "stages", job=job)
     layout = DeviceLayout(Degrees(pipeline=3), 2, schedule=schedule)
-    planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
+    planned = make_prediction(job, layout, BatchShape(12, 32)).pipeline.inside
     each_way = 6 * 2 * 32 * job.model.channels * 4
-    assert [each["received"] for each in found] == [each_way, 2 * each_way, each_way]
-    assert planned in (each_way, 2 * each_way)  # of the slowest device
-    assert [each["most"] for each in found] == [count_in_flight(n, layout, 6) for n in range(3)]
+    assert [rank["received"] for rank in found] == [each_way, 2 * each_way, each_way]
+    assert planned in (each_way, 2 * each_way)  # bytes of the slowest device
+    assert [rank["most"] for rank in found] == [count_in_flight(n, layout, 6) for n in range(3)]
 
 
 @pytest.mark.slow
-def test_what_interleaved_stages_send_and_keep(ranks, make_job, tmp_path):
-    """Two stages of each of two ranks: three hidden states of a micro-batch go between them."""
+def test_bytes_and_activations_of_interleaved_stages_match_the_plan(ranks, make_job, tmp_path):
+    """Two ranks have two stages each, so a micro-batch sends three hidden states between them."""
     pipeline = {"ranks": 2, "schedule": "interleaved", "chunks": 2}
     job = make_job(
         tmp_path,
@@ -272,7 +275,8 @@ def test_what_interleaved_stages_send_and_keep(ranks, make_job, tmp_path):
     )
     found = ranks(2, "stages", job=job)
     layout = DeviceLayout(Degrees(pipeline=2), 2, schedule="interleaved", chunks=2)
-    planned = predicted(job, layout, BatchShape(12, 32)).pipeline.inside
-    sent = 3 * 6 * 2 * 32 * job.model.channels * 4  # and as many gradients, by both together
-    assert [each["received"] for each in found] == [sent, sent] and planned == sent
-    assert [each["most"] / 2 for each in found] == [count_in_flight(n, layout, 6) for n in range(2)]
+    planned = make_prediction(job, layout, BatchShape(12, 32)).pipeline.inside
+    # Gradients have the same size; the sum is over both ranks.
+    sent = 3 * 6 * 2 * 32 * job.model.channels * 4
+    assert [rank["received"] for rank in found] == [sent, sent] and planned == sent
+    assert [rank["most"] / 2 for rank in found] == [count_in_flight(n, layout, 6) for n in range(2)]

@@ -1,4 +1,4 @@
-"""What `trainrig plan --layout` writes for a run that may lose part of its last replica."""
+"""`trainrig plan --layout` with fallbacks, for a run that may lose part of its last replica."""
 
 from dataclasses import replace
 
@@ -32,16 +32,20 @@ micro_batch = 1
 steps = 1000
 precision.compute = "bfloat16"
 """
-SMALL, LARGE = {"layers": 8, "channels": 1024}, {"layers": 32, "channels": 4096}
+SMALL = {"layers": 8, "channels": 1024}
+LARGE = {"layers": 32, "channels": 4096}
 
 
 @pytest.fixture
 def planned(tmp_path):
-    """`planned(SMALL, tensor=8)`: the plan on 16 H100, the run file that is written, and what is
-    said."""
+    """Return the function `planned(SMALL, tensor=8)`.
+
+    It returns the plan on 16 H100s, the run file and the output.
+    """
 
     def plan(sizes, **fixed):
-        path, out = tmp_path / "run.toml", tmp_path / "best.toml"
+        path = tmp_path / "run.toml"
+        out = tmp_path / "best.toml"
         path.write_text(RUN.format(**sizes))
         found, lines = answer(
             str(path), ClusterWanted("h100", nodes=2), FixedDegrees(**fixed), None, str(out)
@@ -54,7 +58,7 @@ def planned(tmp_path):
 def test_a_model_with_room_on_a_device_falls_back_on_slices(planned):
     _, made, lines = planned(SMALL, tensor=8, pipeline=1, context=1)
     assert made.workers == (1, 16)
-    assert [describe_layout(each.parallel) for each in made.training.fallbacks] == ["FSDP"]
+    assert [describe_layout(fallback.parallel) for fallback in made.training.fallbacks] == ["FSDP"]
     made.training.check_workers(made.workers)
     (said,) = (line for line in lines if line.startswith("falls back on "))
     assert said.startswith("falls back on FSDP; on 1 to 7 workers; ")
@@ -64,18 +68,20 @@ def test_a_model_with_room_on_a_device_falls_back_on_slices(planned):
 @pytest.mark.slow
 def test_a_large_model_is_shared_by_as_many_as_hold_it(planned):
     found, made, _ = planned(LARGE, tensor=8, pipeline=2, context=1)
-    best, room = found.runnable.prediction.layout, found.cluster.device.memory
+    best = found.runnable.prediction.layout
+    room = found.cluster.device.memory
     assert count_unit(best.degrees) == 16
     fallbacks = find_fallbacks(found.subject, found.cluster, best)
-    assert [each.layout.degrees.devices for each in fallbacks] == [8, 4]  # two have no room for it
-    units = [count_unit(each.layout.degrees) for each in fallbacks]
+    # Two devices have too little memory for the model.
+    assert [fallback.layout.degrees.devices for fallback in fallbacks] == [8, 4]
+    units = [count_unit(fallback.layout.degrees) for fallback in fallbacks]
     assert made.workers == (min(units), 16)
-    assert [each.parallel.unit for each in made.training.fallbacks] == units
+    assert [fallback.parallel.unit for fallback in made.training.fallbacks] == units
     made.training.check_workers(made.workers)
-    for each in fallbacks:
-        layout = each.layout
-        assert each.memory.fits(room)
-        # As few devices as can be of it: each then holds the most.
+    for fallback in fallbacks:
+        layout = fallback.layout
+        assert fallback.memory.fits(room)
+        # With the fewest possible devices, each holds the most.
         predictor = Predictor(
             found.subject.model, found.subject.training, found.subject.batch, found.cluster
         )
@@ -86,7 +92,7 @@ def test_a_large_model_is_shared_by_as_many_as_hold_it(planned):
 
 
 def test_the_fastest_is_taken(planned):
-    """Of four devices, as a plan for four devices alone would say, with the same micro-batch."""
+    """The choice for four devices equals a plan for four devices, with the same micro-batch."""
     found, made, _ = planned(SMALL, tensor=8, pipeline=1, context=1)
     (fallback,) = find_fallbacks(found.subject, found.cluster, found.runnable.prediction.layout)
     four = build_cluster(ClusterWanted("h100", devices=4), hardware.load(), 4)
@@ -107,7 +113,7 @@ def test_a_run_whose_replica_is_a_device_has_nothing_to_fall_back_on(planned):
     [
         (Degrees(tensor=4, shard=2), 4),
         (Degrees(replicate=2, tensor=4, shard=2), 8),
-        (Degrees(replicate=2, tensor=4), 4),  # DDP: any number of copies
+        (Degrees(replicate=2, tensor=4), 4),  # DDP allows any number of copies
         (Degrees(replicate=2, context=2), 4),
     ],
 )

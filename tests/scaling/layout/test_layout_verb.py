@@ -1,4 +1,4 @@
-"""`trainrig plan --layout`: what it prints and writes, and what it refuses."""
+"""`trainrig plan --layout`: its output, its files, and rejected requests."""
 
 import json
 from pathlib import Path
@@ -53,12 +53,12 @@ def plan(path, wanted=TWO_NODES, out=None, table=None, **fixed):
 def test_the_ten_fastest_are_printed_fastest_first(run_file):
     found, lines = plan(run_file)
     assert len(found.best) == 10
-    seconds = [each.prediction.seconds.total for each in found.best]
+    seconds = [candidate.prediction.seconds.total for candidate in found.best]
     assert seconds == sorted(seconds)
     room = found.cluster.device.memory
-    assert all(each.prediction.memory.fits(room) for each in found.best)
-    degrees = [each.prediction.layout.degrees for each in found.best]
-    assert len(set(degrees)) == 10 and {each.devices for each in degrees} == {16}
+    assert all(candidate.prediction.memory.fits(room) for candidate in found.best)
+    degrees = [candidate.prediction.layout.degrees for candidate in found.best]
+    assert len(set(degrees)) == 10 and {choice.devices for choice in degrees} == {16}
     assert "16 h100 (450 GB/s inside a machine of 8, 400 GB/s a machine" in lines[0]
     assert sum(line.split()[0].isdigit() for line in lines) >= 10
     assert any("USD" in line and "kWh" in line and "kW" in line for line in lines)
@@ -69,14 +69,14 @@ def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_pat
     run_file.write_text(RUN.replace("[batches]", MIXTURE))
     out = tmp_path / "best.toml"
     found, _ = plan(run_file, ClusterWanted("h100", 1), out=str(out))
-    for each in [*found.best, found.runnable]:
-        degrees = each.prediction.layout.degrees
+    for candidate in [*found.best, found.runnable]:
+        degrees = candidate.prediction.layout.degrees
         for axis in ("pipeline", "expert", "tensor", "context"):
             lacking = getattr(degrees, axis) > 1 and axis not in FSDP.model_fields
-            assert (axis in each.needs) == lacking
+            assert (axis in candidate.needs) == lacking
         shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline > 1
         copies = degrees.replicate > 1 and shared
-        assert ("deterministic = false" in each.needs) == copies
+        assert ("deterministic = false" in candidate.needs) == copies
     assert found.runnable is not None and not found.runnable.needs
     made = config.load(Pretraining, str(out))
     layout = found.runnable.prediction.layout
@@ -137,10 +137,10 @@ def test_an_axis_that_an_objective_is_not_trained_with_is_not_written(run_file):
     run_file.write_text(RUN + '[objective]\nkind = "PrefixLM"\n')
     found, _ = plan(run_file)
     assert found.runnable.prediction.layout.degrees.replica_devices == 1
-    for each in found.best:
-        degrees = each.prediction.layout.degrees
+    for candidate in found.best:
+        degrees = candidate.prediction.layout.degrees
         for axis in ("tensor", "pipeline", "context"):
-            assert (f"{axis} for PrefixLM" in each.needs) == (getattr(degrees, axis) > 1)
+            assert (f"{axis} for PrefixLM" in candidate.needs) == (getattr(degrees, axis) > 1)
 
 
 def test_a_pipeline_is_written_as_the_trainer_has_it(run_file, tmp_path):
@@ -189,7 +189,7 @@ def test_axes_that_what_is_trained_does_not_allow_are_lacking(
     fixed = {"tensor": 1} | fixed
     found, _ = plan(run_file, ClusterWanted("h100", 1), **fixed)
     assert found.runnable is None
-    assert all(lacking in each.needs for each in found.best)
+    assert all(lacking in candidate.needs for candidate in found.best)
     out = str(tmp_path / "best.toml")
     with pytest.raises(ConfigError, match="no run file"):
         plan(run_file, ClusterWanted("h100", 1), out=out, **fixed)
@@ -225,7 +225,7 @@ def test_copies_of_the_model_are_written_where_bits_may_differ(run_file, tmp_pat
     made = config.load(Pretraining, str(out)).training.parallel
     kind = "FSDP" if degrees.replicate == 1 else "HSDP" if degrees.shard > 1 else "DDP"
     assert made.kind == kind
-    assert all("deterministic = false" not in each.needs for each in found.best)
+    assert all("deterministic = false" not in candidate.needs for candidate in found.best)
 
 
 @pytest.mark.slow
@@ -331,7 +331,7 @@ def test_too_few_devices_say_the_smallest_number_that_works(run_file):
     ],
 )
 def test_options_that_do_not_go_together(run_file, arguments, said, capsys):
-    given = [str(run_file) if each == "RUN" else each for each in arguments]
+    given = [str(run_file) if argument == "RUN" else argument for argument in arguments]
     with pytest.raises(SystemExit) as left, exit_codes():
         app(given, standalone_mode=False)
     assert left.value.code == 2

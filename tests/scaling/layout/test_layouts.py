@@ -1,4 +1,4 @@
-"""Legal layouts: all of them, and none that cannot be."""
+"""Enumeration of layouts: every legal one, and no other."""
 
 import pytest
 
@@ -29,9 +29,9 @@ def test_legal_layouts_multiply_to_the_devices(model, devices):
 
 
 def test_every_choice_of_degrees_of_eight_devices_is_there(model):
-    """Of 8 layers, 8 key heads and a batch of 64 nothing hinders any: ordered factorisations."""
-    found = {each.degrees for each in layouts.iterate_legal_layouts(model(), BATCH, 8)}
-    assert len(found) == 35  # of 2^3 into five axes: (3 + 4 over 4)
+    """All ordered factorisations are legal with 8 layers, 8 key heads and a batch of 64."""
+    found = {layout.degrees for layout in layouts.iterate_legal_layouts(model(), BATCH, 8)}
+    assert len(found) == 35  # 2^3 over five axes: (3 + 4 over 4)
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,21 @@ def test_degrees_that_cannot_be_say_which_can(model, degrees, said):
 
 def test_stages_are_cut_by_cost():
     assert cut_evenly((1.0,) * 8, 0.0, 4) == tuple(range(n, n + 2) for n in (0, 2, 4, 6))
-    assert cut_evenly((1.0,) * 8, 2.0, 2) == (range(0, 5), range(5, 8))  # 5, and 3 with the head
+    # 5 layers, and 3 with the head.
+    assert cut_evenly((1.0,) * 8, 2.0, 2) == (range(0, 5), range(5, 8))
     assert cut_evenly((5.0, 1.0, 1.0, 1.0), 0.0, 2) == (range(0, 1), range(1, 4))
     assert cut_evenly((0.1,) * 7, 0.0, 1) == (range(0, 7),)
 
 
 def test_schedules_keep_and_wait_as_published():
-    """Narayanan et al. 2021, section 2.2: the bubble is (p - 1) / m, of v stages a device 1/v of
-    that; GPipe keeps all m micro-batches, 1F1B p at most."""
+    """Narayanan et al. 2021, section 2.2: the bubble is (p - 1) / m.
+
+    With v stages a device, it is 1/v of that. GPipe keeps all m micro-batches, 1F1B at most p.
+    """
     degrees = Degrees(pipeline=4)
-    gpipe, plain = (DeviceLayout(degrees, 1, schedule=each) for each in ("GPipe", "1F1B"))
+    gpipe, plain = (DeviceLayout(degrees, 1, schedule=schedule) for schedule in ("GPipe", "1F1B"))
     interleaved = DeviceLayout(degrees, 1, schedule="interleaved", chunks=2)
-    assert [compute_bubble(each, 8) for each in (gpipe, plain, interleaved)] == [
+    assert [compute_bubble(layout, 8) for layout in (gpipe, plain, interleaved)] == [
         3 / 8,
         3 / 8,
         3 / 16,

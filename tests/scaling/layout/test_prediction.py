@@ -1,4 +1,4 @@
-"""Predictions: equal to what is counted elsewhere, and monotone where physics is."""
+"""Predictions of the planner: equal to other counts, and monotone where they must be."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -32,7 +32,7 @@ MIXTURE = {
 @pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False}, MIXTURE])
 @pytest.mark.parametrize("again", ["nothing", "selective", "full"])
 def test_memory_is_that_of_check(predictor, training, changes, again):
-    """Without an axis within the replica, for one device and for slices over several."""
+    """This holds for one device and for slices over several, without an axis within the replica."""
     for degrees in (Degrees(), Degrees(1, 4), Degrees(2, 4), Degrees(8, 1)):
         made = predictor(degrees.devices, training, **changes)
         for reshard in ("step", "layer") if degrees.shard > 1 else ("step",):
@@ -47,7 +47,7 @@ def test_memory_is_that_of_check(predictor, training, changes, again):
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize("again", ["nothing", "selective", "full"])
 def test_memory_is_that_of_check_for_shared_layers_between_stages(predictor, schedule, again):
-    # Ends that weigh little, so that both cut the layers in the middle.
+    # Embedding and head are small here, so that both cut the layers in the middle.
     made = predictor(4, {"deterministic": False}, tie_embeddings=False, vocabulary=512)
     layout = DeviceLayout(
         Degrees(tensor=2, pipeline=2), 2, again, schedule=schedule, sequence_parallel=False
@@ -66,17 +66,17 @@ def test_memory_is_that_of_check_for_shared_layers_between_stages(predictor, sch
     Degrees(), Degrees(tensor=4), Degrees(context=4), Degrees(tensor=2, context=2),
 ])  # fmt: skip
 def test_operations_are_those_of_check(model, changes, degrees):
-    """Products and attention of all devices of a replica make up what
-    `count_token_flops` counts."""
+    """The products and attention of all devices of a replica add up to `count_token_flops`."""
     sizes = model(**changes)
     length = 2048
     tokens = length / degrees.context
-    local, shapes = cut_model(sizes, degrees.tensor, 1), cut_shapes(sizes, degrees.tensor, 1)
-    each = 2.0 * tokens * local.outputs * sizes.channels
+    local = cut_model(sizes, degrees.tensor, 1)
+    shapes = cut_shapes(sizes, degrees.tensor, 1)
+    flops = 2.0 * tokens * local.outputs * sizes.channels
     for number, layer in enumerate(shapes.layers):
-        each += sum(p.flops for p in iterate_products(layer, tokens, degrees.tensor))
-        each += count_attention_flops(sizes, local.shape.heads, length, number, tokens)
-    assert each * degrees.replica_devices == pytest.approx(
+        flops += sum(p.flops for p in iterate_products(layer, tokens, degrees.tensor))
+        flops += count_attention_flops(sizes, local.shape.heads, length, number, tokens)
+    assert flops * degrees.replica_devices == pytest.approx(
         count_token_flops(sizes, length).forward * length
     )
 
@@ -100,14 +100,14 @@ def test_memory_falls_with_every_cut(predictor, axis, deterministic):
         degrees = Degrees(**{axis: size})
         made = predictor(size, {"deterministic": deterministic, "virtual_workers": 8}, **changes)
         found.append(made.predict(DeviceLayout(degrees, 1)).memory)
-    states = [each.weights + each.optimizer for each in found]
+    states = [memory.weights + memory.optimizer for memory in found]
     assert all(b < a for a, b in pairwise(states))
-    totals = [each.total for each in found]
+    totals = [memory.total for memory in found]
     assert all(b <= a for a, b in pairwise(totals))
 
 
 def test_a_pipeline_cuts_weights_but_keeps_more_micro_batches(predictor):
-    """1F1B keeps as many activations as one device would; GPipe those of all micro-batches."""
+    """1F1B keeps the activations of one device without a pipeline; GPipe keeps all."""
     found = {}
     for size in (1, 2, 4):
         made = predictor(size, {"deterministic": False}, tie_embeddings=False)
@@ -127,14 +127,15 @@ def test_more_bandwidth_never_makes_a_step_slower(predictor):
         fast = predictor(16, links=links, **MIXTURE)
         faster = 0
         for layout in list(layouts.iterate_legal_layouts(slow.model, slow.batch, 16))[::29]:
-            before, after = slow.predict(layout).seconds.total, fast.predict(layout).seconds.total
+            before = slow.predict(layout).seconds.total
+            after = fast.predict(layout).seconds.total
             assert after <= before
             faster += after < before
         assert faster
 
 
-def test_what_is_sent_is_counted_by_hand(predictor):
-    """Llama-like layers of 1,024 channels in bfloat16: bytes of one device and step."""
+def test_sent_bytes_equal_a_count_by_hand(predictor):
+    """The Llama-like layers have 1,024 channels in bfloat16; bytes are of one device and step."""
     batch = BatchShape(2, 2048)
     stream = 2 * 2048 * 1024  # bytes of one sequence
 
@@ -143,41 +144,46 @@ def test_what_is_sent_is_counted_by_hand(predictor):
             DeviceLayout(degrees, 1, schedule="1F1B" if degrees.pipeline > 1 else None)
         ).traffic  # fmt: skip
 
-    # Two parts of 8 layers: three gathers and two scatters of half the stream each, and the ends'.
+    # Two parts of 8 layers: three gathers and two scatters of half the stream each, and the ends.
     tensor = sent(Degrees(tensor=2)).tensor
     assert tensor.inside == 2 * (8 * 9 + 4) * stream / 2
-    # Keys and values of 8 heads of 64 channels, of the whole sequence, there and back.
+    # Keys and values of 8 heads of 64 channels, of the whole sequence, and their gradients.
     assert sent(Degrees(context=2)).context.inside == 2 * 8 * 2 * (2 * 2 * 2048 * 512) / 2
-    # Two experts a token: there and back, forward and backward, half of it to the other.
-    # And once, forward, the numbers of tokens of its 8 experts, of 8 bytes.
+    # Two experts a token: dispatch and combine, forward and backward, half of it to the other rank.
+    # Each forward pass also sends the token counts of 8 experts, 8 bytes each.
     assert sent(Degrees(expert=2)).expert.inside == 8 * (4 * 2 * stream / 2 + 8 * 8)
-    # One device sends forward, the other back.
+    # One device sends hidden states, the other gradients.
     assert sent(Degrees(pipeline=2)).pipeline.inside == 2 * stream
     far = sent(Degrees(shard=2, replicate=1)).reduced
     assert far.across == 0
 
 
 def test_parameters_and_gradients_are_copied_between_buffers(predictor):
-    """Read and written in bfloat16 once a gather, and in float32 once a step; of a device alone
-    weights are cast, and gradients back."""
+    """A gather reads and writes bfloat16 once, a step reads and writes float32 once.
+
+    On a single device, weights are cast, and gradients are cast back.
+    """
     batch = BatchShape(8, 2048)
     by_layer = DeviceLayout(Degrees(shard=2), 1, reshard="layer")  # four micro-batches
     found = []
     for layout in (DeviceLayout(Degrees(), 1), DeviceLayout(Degrees(shard=2), 1), by_layer):
         made = predictor(layout.degrees.devices, batch=batch)
         (device,) = made._pipeline(Degrees(), 1, "nothing", 1, True)
-        held, root = device.held.total, sum(device._beside.counts)
+        held = device.held.total
+        root = sum(device._beside.counts)
         found.append(device.estimate_data_traffic(layout, layout.count_micro_batches(8)).copied)
     assert found[0] == 2 * (4 + 2) * held
     assert found[1] == 2 * (2 + 4) * held
     assert found[2] == 2 * (2 * (4 * root + 2 * 4 * (held - root)) + 4 * held)
 
 
-def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
-    """Instead of a share of the link's bandwidth, of nothing lost beside it, of whole GPU tiles."""
+def test_measured_rates_of_links_and_devices_are_used_unchanged(predictor):
+    """Measured values replace the assumed bandwidth share, overlap and GPU tile efficiency."""
     usual = predictor(2, batch=BatchShape(2, 2048))
-    device, link = usual.cluster.device, usual.cluster.inside
-    fsdp, tensor = DeviceLayout(Degrees(shard=2), 1), DeviceLayout(Degrees(tensor=2), 1)
+    device = usual.cluster.device
+    link = usual.cluster.inside
+    fsdp = DeviceLayout(Degrees(shard=2), 1)
+    tensor = DeviceLayout(Degrees(tensor=2), 1)
 
     def seconds(layout, device=device, **measured):
         cluster = replace(usual.cluster, device=device, inside=link.model_copy(update=measured))
@@ -188,11 +194,12 @@ def test_what_was_measured_of_a_link_and_a_device_is_taken_as_it_is(predictor):
     assert of_gather == seconds(tensor)
     assert seconds(tensor, reached={"reduce-scatter": 1e9}).tensor > of_gather.tensor
     assert seconds(fsdp, takes=0.5).data > seconds(fsdp).data
-    assert seconds(tensor, takes=0.5) == seconds(tensor)  # nothing hidden
+    assert seconds(tensor, takes=0.5) == seconds(tensor)  # no overlap
     small = device.model_copy(update={"tile": (16, 16), "processors": 1})
     large = device.model_copy(update={"tile": None, "processors": 1})
     narrow = Product(16, 16, 65_536)
     of_small, of_large = (
-        Timer("", each, usual.training).time_product(narrow) for each in (small, large)
+        Timer("", found_device, usual.training).time_product(narrow)
+        for found_device in (small, large)
     )
     assert of_small < of_large

@@ -1,4 +1,4 @@
-"""Published runs: how far off the planner is, and that each of its terms is needed.
+"""The planner's error on published runs, and the need for each of its terms.
 
 `pytest -m bench -s tests/benchmarks/test_layouts.py` prints the table of docs/evidence/layouts.md.
 """
@@ -17,11 +17,12 @@ from trainrig.scaling.layout.published import (
     read_published_runs,
 )
 
-# Of the predicted speed, least and most: 0.1 is a tenth too fast. As found, a hundredth beyond.
+# Bounds of the relative error of predicted speed: 0.1 is 10% too fast. Each bound is a hundredth
+# wider than found.
 BANDS = {
     LLAMA: (-0.20, 0.09),
     MEGATRON: (-0.05, 0.25),
-    TORCHTITAN: (-0.08, 0.59),  # at 500 W, of which there is no peak
+    TORCHTITAN: (-0.08, 0.59),  # at 500 W, whose peak is not published
     MPT: (0.08, 0.31),
 }
 RUNS = list(read_published_runs())

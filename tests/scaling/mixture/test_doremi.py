@@ -1,4 +1,4 @@
-"""DoReMi's update, against values worked out apart from it."""
+"""DoReMi's update, against independently computed values."""
 
 import numpy as np
 import pytest

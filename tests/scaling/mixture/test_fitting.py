@@ -1,4 +1,4 @@
-"""From two CSV files to a run file that pretrain accepts, and one line for what cannot work."""
+"""Fits of mixtures, from two CSV files to a run file that pretrain accepts, and errors."""
 
 import csv
 import json
@@ -106,8 +106,8 @@ def test_the_record_the_section_the_run_file_and_the_page_agree(tables, tmp_path
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def held_out_of(tables, tmp_path, change) -> MixtureFit:
-    """A fit judged by runs whose losses are those fitted, changed."""
+def fit_held_out(tables, tmp_path, change) -> MixtureFit:
+    """Return a fit that is evaluated on runs whose losses are the fitted ones, changed."""
     rows = list(csv.reader(Path(tables[1]).read_text().splitlines()))
     changed = [
         [row[0], *(str(change(i, float(x))) for x in row[1:])] for i, row in enumerate(rows[1:])
@@ -124,8 +124,8 @@ def held_out_of(tables, tmp_path, change) -> MixtureFit:
 
 @pytest.mark.slow
 def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
-    """2.5 nats that all runs share, as of another model size: the order alone holds."""
-    settings = held_out_of(tables, tmp_path, lambda i, loss: loss - 2.5)
+    """Losses of all runs are 2.5 nats off, as if of another model size: only the order is right."""
+    settings = fit_held_out(tables, tmp_path, lambda i, loss: loss - 2.5)
     record = write_mixture(settings, str(tmp_path / "out"))
     score = next(one for one in record.scores if "held-out" in one.judged_on)
     assert score.rank_correlation > 0.98
@@ -138,11 +138,11 @@ def test_an_error_that_predicts_nothing_is_no_done(tables, tmp_path, capsys):
     assert '<span class="state">warning</span>' in page and "Losses are not predicted" in page
     noise = np.random.default_rng(5).normal(4, 1, 30)
     luck = write_mixture(
-        held_out_of(tables, tmp_path, lambda i, _: noise[i]), str(tmp_path / "luck")
+        fit_held_out(tables, tmp_path, lambda i, _: noise[i]), str(tmp_path / "luck")
     )
     assert any("Do not train on this mixture" in one for one in luck.warnings)
     good = write_mixture(
-        held_out_of(tables, tmp_path, lambda i, loss: loss), str(tmp_path / "good")
+        fit_held_out(tables, tmp_path, lambda i, loss: loss), str(tmp_path / "good")
     )
     assert not any("not predicted" in one for one in good.warnings)
 
@@ -156,7 +156,8 @@ def test_terminal_object_and_page_say_the_same_figures(tables, tmp_path, capsys)
         with pytest.raises(SystemExit):
             cli.main([*words, *more])
         shown.append(capsys.readouterr().out)
-    record, page = json.loads(shown[1]), (out / "report.html").read_text()
+    record = json.loads(shown[1])
+    page = (out / "report.html").read_text()
     figures = [f"{record[name]:.4f}" for name in ("loss", "gain")]
     for name in ("loss_interval", "gain_interval"):
         figures.append(f"[{record[name]['low']:.4f}, {record[name]['high']:.4f}]")
@@ -216,7 +217,7 @@ def test_the_command_prints_one_object(tables, tmp_path, capsys):
         ({"losses": "missing.csv"}, "missing.csv: no such file"),
     ],
 )
-def test_what_cannot_work_is_said_in_a_line(tables, tmp_path, changes, message):
+def test_invalid_input_is_a_one_line_error(tables, tmp_path, changes, message):
     given = {"mixtures": tables[0], "losses": tables[1], "search": QUICK} | changes
     with pytest.raises((ConfigError, DataError), match=message):
         write_mixture(MixtureFit(**given), str(tmp_path))

@@ -1,4 +1,4 @@
-"""Mixtures proposed: near the true best, within limits, the same each time."""
+"""Proposed mixtures: near the true best, within limits, and reproducible."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ SOURCES = ("web", "code", "books")
 QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)
 
 
-def two_targets(shares: np.ndarray) -> np.ndarray:
-    """The first target is learnt from web, the second from code; books help neither."""
+def compute_two_targets(shares: np.ndarray) -> np.ndarray:
+    """Return two losses: web lowers the first, code the second, and books neither."""
     web, code, _ = shares.T
     return np.stack([3 - 0.5 * np.log(web + 0.01), 3 - 0.5 * np.log(code + 0.01)], axis=1)
 
@@ -23,7 +23,7 @@ def two_targets(shares: np.ndarray) -> np.ndarray:
 def fitted() -> tuple[MeanProcess, np.ndarray]:
     generator = np.random.default_rng(0)
     shares = generator.dirichlet(np.ones(3), 60)
-    losses = two_targets(shares) + generator.normal(0, 0.01, (60, 2))
+    losses = compute_two_targets(shares) + generator.normal(0, 0.01, (60, 2))
     return MeanProcess.fit(shares, losses), shares
 
 
@@ -35,7 +35,7 @@ def test_the_proposal_is_near_the_best_mixture_there_is_and_its_gain_is_sure(fit
     assert web == pytest.approx(code, abs=0.06)
     assert found.shares.sum() == pytest.approx(1)
     assert (found.low <= found.high).all()
-    truth = two_targets(np.stack([found.shares, found.average_shares])).mean(axis=1)
+    truth = compute_two_targets(np.stack([found.shares, found.average_shares])).mean(axis=1)
     assert found.loss == pytest.approx(truth[0], abs=0.02)
     low, high = found.gain_interval
     assert 0 < low <= truth[1] - truth[0] <= high

@@ -23,16 +23,16 @@ from trainrig.scaling.mixture.validation import (
 DATA = os.environ.get("TRAINRIG_TEST_DATA")
 
 
-def mixtures(runs: int, sources: int = 4, seed: int = 0) -> np.ndarray:
+def draw_mixtures(runs: int, sources: int = 4, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.full(sources, 0.7), runs)
 
 
-def law_losses(shares: np.ndarray) -> np.ndarray:
+def compute_law_losses(shares: np.ndarray) -> np.ndarray:
     return 2.5 + np.exp(shares @ np.array([0.9, -1.5, 0.2, 0.4])[: shares.shape[1]])
 
 
 def test_the_gradient_of_the_marginal_likelihood_is_that_of_its_value():
-    points = np.log(mixtures(20) + 1e-3)
+    points = np.log(draw_mixtures(20) + 1e-3)
     scaled = np.random.default_rng(1).standard_normal(20)
     logs = np.array([-1.0, -2.0, -0.5, -3.0, 0.3, -1.5])
 
@@ -44,19 +44,19 @@ def test_the_gradient_of_the_marginal_likelihood_is_that_of_its_value():
 
 
 def test_a_process_returns_to_its_runs_and_grows_unsure_away_from_them():
-    shares = mixtures(60)
-    process = GaussianProcess.fit(shares, law_losses(shares))
+    shares = draw_mixtures(60)
+    process = GaussianProcess.fit(shares, compute_law_losses(shares))
     expected, deviation = process.predict(shares)
-    assert expected == pytest.approx(law_losses(shares), abs=2e-3)
+    assert expected == pytest.approx(compute_law_losses(shares), abs=2e-3)
     assert process.expect(shares) == pytest.approx(expected)
-    few = mixtures(60)[:5]
-    far = GaussianProcess.fit(few, law_losses(few)).predict(np.eye(4))[1]
+    few = draw_mixtures(60)[:5]
+    far = GaussianProcess.fit(few, compute_law_losses(few)).predict(np.eye(4))[1]
     assert far.max() > 10 * deviation.mean()
 
 
-def test_what_a_process_of_the_others_misses_is_what_refitting_without_each_run_misses():
-    shares = mixtures(25)
-    losses = law_losses(shares) + np.random.default_rng(2).normal(0, 0.01, 25)
+def test_leave_one_out_errors_equal_those_of_refits():
+    shares = draw_mixtures(25)
+    losses = compute_law_losses(shares) + np.random.default_rng(2).normal(0, 0.01, 25)
     process = GaussianProcess.fit(shares, losses)
     for run in (0, 7, 24):
         others = np.arange(25) != run
@@ -72,21 +72,23 @@ def test_what_a_process_of_the_others_misses_is_what_refitting_without_each_run_
 
 
 def test_a_mixing_law_is_found_again():
-    shares = mixtures(60)
-    law = MixingLaw.fit(shares, law_losses(shares))
+    shares = draw_mixtures(60)
+    law = MixingLaw.fit(shares, compute_law_losses(shares))
     assert law.least == pytest.approx(2.5, abs=1e-4)
     assert law.steepness == pytest.approx([0.9, -1.5, 0.2, 0.4], abs=1e-3)
     assert law.starts_that_agree == 1
 
 
 def test_a_process_of_the_mean_is_the_mean_of_the_processes_and_draws_agree_with_it():
-    shares = mixtures(40)
+    shares = draw_mixtures(40)
     noise = np.random.default_rng(3).normal(0, 0.02, (40, 2))
-    losses = np.stack([law_losses(shares), law_losses(shares[:, ::-1])], axis=1) + noise
+    losses = (
+        np.stack([compute_law_losses(shares), compute_law_losses(shares[:, ::-1])], axis=1) + noise
+    )
     both = MeanProcess.fit(shares, losses)
-    each = [GaussianProcess.fit(shares, target).expect(shares) for target in losses.T]
-    assert both.expect(shares) == pytest.approx(np.mean(each, axis=0))
-    asked = mixtures(6, seed=9)
+    separate = [GaussianProcess.fit(shares, target).expect(shares) for target in losses.T]
+    assert both.expect(shares) == pytest.approx(np.mean(separate, axis=0))
+    asked = draw_mixtures(6, seed=9)
     loss, deviation = both.predict(asked)
     drawn = both.draw(asked, 4000, np.random.default_rng(0))
     assert drawn.mean(axis=0) == pytest.approx(loss, abs=4 * deviation.max() / 4000**0.5)
@@ -104,8 +106,8 @@ def test_ranks_are_spearmans_ties_included():
 
 
 def test_both_regressions_order_runs_they_were_not_fitted_to():
-    shares = mixtures(60)
-    losses = law_losses(shares)[:, None]
+    shares = draw_mixtures(60)
+    losses = compute_law_losses(shares)[:, None]
     assert predict_left_out(MeanProcess.fit(shares, losses), losses).rank_correlation > 0.99
     assert cross_validate_law(shares, losses, seed=0).rank_correlation > 0.999
 

@@ -1,4 +1,4 @@
-"""Compute divided between size and tokens, for whatever is given."""
+"""Allocation of compute to size and tokens, for each combination of given values."""
 
 import math
 
@@ -34,14 +34,16 @@ FLOPS = st.floats(15, 27).map(lambda exponent: 10.0**exponent)
         (1e23, 1e13, 6.094e9, 3.78e12, 0.3365),
     ],
 )
-def test_what_serves_is_smaller_by_the_known_amounts(
+def test_a_served_model_is_smaller_by_the_known_amounts(
     budget: float, served: float, parameters: float, tokens: float, saved: float
 ) -> None:
     trained = allocate_for_flops(HOFFMANN, budget)
     found = allocate_for_serving(HOFFMANN, trained, served)
     assert found.parameters == pytest.approx(parameters, rel=2e-3)
     assert found.tokens == pytest.approx(tokens, rel=2e-3)
-    whole = [each.flops + 2 * each.parameters * served for each in (found, trained)]
+    whole = [
+        allocation.flops + 2 * allocation.parameters * served for allocation in (found, trained)
+    ]
     assert 1 - whole[0] / whole[1] == pytest.approx(saved, abs=1e-4)
     assert compute_allocation_loss(HOFFMANN, found) == pytest.approx(
         compute_allocation_loss(HOFFMANN, trained), rel=1e-9
@@ -49,7 +51,7 @@ def test_what_serves_is_smaller_by_the_known_amounts(
 
 
 @given(FLOPS)
-def test_what_never_serves_is_the_closed_form(flops: float) -> None:
+def test_a_model_without_serving_has_the_closed_form_size(flops: float) -> None:
     trained = allocate_for_flops(HOFFMANN, flops)
     assert allocate_for_serving(HOFFMANN, trained, 0.0) == trained
 
@@ -80,7 +82,7 @@ def test_with_fewer_tokens_the_model_is_smaller_and_sees_them_again() -> None:
     assert compute_allocation_loss(form, few, free.tokens / 20) > compute_allocation_loss(
         form, free
     )
-    # No other division of the budget does better.
+    # No other allocation of the budget has a lower loss.
     for factor in (0.5, 0.9, 1.1, 2.0):
         other = Allocation(few.parameters * factor, few.tokens / factor)
         assert compute_allocation_loss(form, other, free.tokens / 20) > compute_allocation_loss(

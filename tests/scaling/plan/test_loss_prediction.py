@@ -26,7 +26,7 @@ TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
     [
         # 1.69 + 406.4 / 1e9^.34 + 410.7 / 2e10^.28 = 1.69 + .353960 + .536088
         ("hoffmann-rounded", 1e9, 2e10, 2.580048),
-        # Chinchilla itself: 1.69 + 406.4 / 7e10^.34 + 410.7 / 1.4e12^.28 = 1.69 + .083488 + .163158
+        # Chinchilla: 1.69 + 406.4 / 7e10^.34 + 410.7 / 1.4e12^.28 = 1.69 + .083488 + .163158
         ("hoffmann-rounded", 7e10, 1.4e12, 1.936645),
         ("kaplan", 1e8, 1e9, 3.015030),  # ((8.8e13/N)^(.076/.095) + 5.4e13/D)^.095
         ("kaplan", 1.75e11, 3e11, 1.732287),
@@ -48,14 +48,14 @@ def test_repeats_count_as_muennighoff_has_it() -> None:
     assert found.epochs == pytest.approx(55 / 14)
     assert predict_loss(law, 2.81e9, 55e9, epochs=55 / 14).loss == pytest.approx(found.loss)
     assert found.loss_if_new is not None and found.loss_if_new < found.loss
-    # A law without repeats gets their fading, and says so; Kaplan's knows none.
+    # A law without repeated tokens borrows their decay, with a warning; Kaplan's cannot.
     borrowed = predict_loss(find_published_law("besiroglu"), 1e9, 1e11, epochs=10)
     assert any("fitted without repeats" in one for one in borrowed.warnings)
     with pytest.raises(ConfigError, match=r"a Kaplan law cannot tell repeated tokens.*--epochs"):
         predict_loss(find_published_law("kaplan"), 1e9, 1e11, epochs=2)
 
 
-def test_what_lies_beyond_the_runs_is_said_with_the_factor() -> None:
+def test_extrapolation_is_reported_with_its_factor() -> None:
     law = find_published_law("besiroglu")
     assert predict_loss(law, 1e9, 20e9).warnings == ()
     beyond = "\n".join(predict_loss(law, 1.62e11, 20e9).warnings)
@@ -65,7 +65,7 @@ def test_what_lies_beyond_the_runs_is_said_with_the_factor() -> None:
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """The loss at ten times the compute of the largest run, of 40 made-up sweeps."""
+    """Predict the loss at ten times the compute of the largest run, of 40 synthetic sweeps."""
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     truth = float(TRUTH.compute_loss(3e9, 3e11))
     held = 0
@@ -96,7 +96,7 @@ def test_numbers_are_read_as_they_are_written() -> None:
             parse_quantity(text)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def run_and_read_output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
         cli.main(["predict", *words])
     shown = capsys.readouterr()
@@ -114,10 +114,11 @@ def test_the_terminal_and_the_object_say_the_same(
     path = str(tmp_path / "law.json")
     write_law(path, law)
     words = (path, "--params", "1.3B", "--tokens", "26e9", "--unique-tokens", "13B")
-    found = json.loads(printed(capsys, *words, "--json"))
-    text = printed(capsys, *words)
+    found = json.loads(run_and_read_output(capsys, *words, "--json"))
+    text = run_and_read_output(capsys, *words)
     assert found["epochs"] == 2
-    low, high = found["loss_interval"]["low"], found["loss_interval"]["high"]
+    low = found["loss_interval"]["low"]
+    high = found["loss_interval"]["high"]
     assert low < found["loss"] < high
     assert f"loss {found['loss']:.4f} nats per token [{low:.4g}, {high:.4g}]" in text
     assert f"{found['loss_if_new']:.4f}" in text
@@ -144,9 +145,9 @@ def test_the_terminal_and_the_object_say_the_same(
         ),
     ],
 )
-def test_what_no_run_has_is_refused_in_a_line(
+def test_an_impossible_size_is_a_one_line_error(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = printed(capsys, *words)
+    text = run_and_read_output(capsys, *words)
     assert message in text
     assert text.count("\n") == 1

@@ -32,7 +32,7 @@ TINY = {
 
 @pytest.fixture
 def planned(tokens: str, tmp_path: Path) -> Callable[..., Path]:
-    """`planned(parameters=1.2e4)`: the run file of a plan, on tiny tokens."""
+    """Return `planned(parameters=1.2e4)`: the run file of a plan, on tiny tokens."""
 
     def plan(by: str = "hoffmann", **asked: float) -> Path:
         path = tmp_path / "planned.toml"
@@ -46,7 +46,7 @@ def test_a_run_file_is_one_that_pretrain_accepts(planned: Callable[..., Path]) -
     path = planned()
     run = config.load(Pretraining, str(path))
     plan = read_plan(run.plan or "")
-    facts = describe(run)  # opens the tokens, and refuses too many epochs
+    facts = describe(run)  # opens the tokens, and rejects too many epochs
     assert facts["positions"] == plan.size.tokens
     assert facts["parameters"] == plan.size.total
     assert facts["flops"] == plan.size.flops
@@ -62,7 +62,7 @@ def test_a_run_file_is_one_that_pretrain_accepts(planned: Callable[..., Path]) -
 OBJECTIVES = {
     "Encoder": MaskedLM(),
     "EncoderDecoder": SpanCorruption(),
-    "Decoder": UL2(joined=True),  # whose rows are wider than the text
+    "Decoder": UL2(joined=True),  # joined rows are wider than the text
 }
 
 
@@ -119,7 +119,7 @@ def test_a_folder_without_tokens_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_plan_is_said_to_be_none(tmp_path: Path) -> None:
+def test_an_invalid_plan_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"law": 3}')
     with pytest.raises(DataError, match="is this a plan"):
         read_plan(str(tmp_path / "plan.json"))
@@ -160,7 +160,7 @@ def test_a_law_is_read_from_its_file(tmp_path: Path) -> None:
         ("besiroglu --flops 1e20 --instance p5.48xlarge --device l4", "leave out one of the two"),
     ],
 )
-def test_what_cannot_be_is_one_clear_line(
+def test_impossible_plans_are_one_line_errors(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended, exit_codes():

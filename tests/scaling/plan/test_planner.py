@@ -1,4 +1,4 @@
-"""Plans: what is given comes back, and what follows from it follows."""
+"""Plans: given values are kept, and derived values follow from them."""
 
 import math
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_a_budget_is_divided_as_the_law_says() -> None:
     assert plan.warnings == ()
 
 
-def test_what_is_said_of_the_decoder_is_true_of_it() -> None:
+def test_the_plans_figures_match_the_decoder() -> None:
     plan = planned(flops=1e20)
     count = count_parameters(plan.model)
     recipe = plan.recipe
@@ -82,7 +82,7 @@ def test_money_is_spent_and_no_more() -> None:
     assert plan.cost.usd == pytest.approx(10_000, rel=0.01)
     assert plan.cost.devices == 8
     half = planned(budget_usd=10_000.0, instance="p5.48xlarge", devices=4)
-    assert half.cost.usd == pytest.approx(10_000, rel=0.01)  # the whole machine is paid for
+    assert half.cost.usd == pytest.approx(10_000, rel=0.01)  # the whole machine is billed
     assert half.size.flops == pytest.approx(plan.size.flops / 2, rel=0.02)
 
 
@@ -106,7 +106,7 @@ def test_few_tokens_are_seen_again_for_less() -> None:
     assert plan.loss > plan.data.loss_if_new
 
 
-def test_what_serves_trains_longer_and_is_smaller() -> None:
+def test_a_served_model_trains_longer_and_is_smaller() -> None:
     plan = planned("hoffmann-rounded", flops=1e21, tokens_served=1e12)
     assert plan.service is not None
     assert plan.service.saved == pytest.approx(0.3770, abs=1e-4)
@@ -119,8 +119,8 @@ def test_serving_nothing_changes_nothing() -> None:
     assert planned(flops=1e21, tokens_served=0.0) == planned(flops=1e21)
 
 
-def drawn() -> Law:
-    """A law with draws on either side of it."""
+def make_drawn_law() -> Law:
+    """Return a law with bootstrap draws on either side of it."""
     base = find_published_law("besiroglu").form
     assert isinstance(base, Parametric)
     draws = tuple(base.with_constants({"E": base.E + (k - 50) / 1000}) for k in range(101))
@@ -128,7 +128,7 @@ def drawn() -> Law:
 
 
 def test_intervals_are_of_the_draws() -> None:
-    plan = planned(drawn(), flops=1e21)
+    plan = planned(make_drawn_law(), flops=1e21)
     assert plan.loss_interval is not None
     assert plan.loss_interval.low == pytest.approx(plan.loss - 0.0475)
     assert plan.loss_interval.high == pytest.approx(plan.loss + 0.0475)
@@ -147,7 +147,7 @@ def test_intervals_are_of_the_draws() -> None:
         ({"parameters": 4e11, "devices": 8}, "The model fits 8 devices in no layout"),
     ],
 )
-def test_what_is_far_from_the_law_or_the_machine_is_flagged(
+def test_plans_far_from_the_runs_or_the_machine_are_flagged(
     asked: dict[str, float], warning: str
 ) -> None:
     plan = planned(**asked)
@@ -164,28 +164,31 @@ def test_where_nothing_fits_it_says_how_many_would() -> None:
 
 
 def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
-    """Rows of joined spans are wider than the text; a rate that falls makes later steps cheaper."""
+    """Rows of joined spans are wider than the text.
+
+    A falling corruption rate makes later steps cheaper.
+    """
     by = find_published_law("besiroglu").model_copy(update={"parameters_count": "non-embedding"})
     asked = {"flops": 1e20, "devices": 8}
     spans = SpanCorruption(joined=True)
     plain = planned(by, **asked)
     wide = planned(by.model_copy(update={"objective": serialise_objective(spans)}), **asked)
     assert wide.placement.memory == estimate_step_memory(
-        wide.model, laid_out(wide), 8, wide.recipe.global_batch, wide.recipe.micro_batch,
+        wide.model, lay_out(wide), 8, wide.recipe.global_batch, wide.recipe.micro_batch,
         spans.compute_row_length(2048),
     ).total  # fmt: skip
     assert wide.size.tokens == plain.size.tokens
     falling = MaskedLM(rate=0.4, final_rate=0.1, rate_steps=10)
     plan = planned(by.model_copy(update={"objective": serialise_objective(falling)}), gpu_days=10.0)
     steps = plan.recipe.steps
-    each = count_position_flops(falling, plan.model, 2048, steps)
-    assert plan.size.flops == each * plan.size.tokens
+    flops = count_position_flops(falling, plan.model, 2048, steps)
+    assert plan.size.flops == flops * plan.size.tokens
     assert plan.cost.device_days == pytest.approx(10.0, rel=0.01)
     several = by.model_copy(update={"objective": serialise_objective(MultiTokenPrediction())})
     assert planned(several, **asked).model.further_heads == 3
 
 
-def laid_out(plan: ScalingPlan) -> Training:
+def lay_out(plan: ScalingPlan) -> Training:
     placement = plan.placement
     return Training.model_validate(
         {
@@ -208,9 +211,10 @@ def test_checkpoints_come_as_young_has_it() -> None:
     assert saving.hours_between_faults == 29_500 / plan.cost.devices
 
 
-def test_what_is_saved_and_held_is_that_of_the_optimizer() -> None:
-    """Muon keeps one moment of each matrix where AdamW keeps two."""
-    adamw, muon = planned(flops=1e20), planned(flops=1e20, optimizer={"kind": "Muon"})
+def test_checkpoint_size_and_memory_follow_the_optimizer() -> None:
+    """Muon keeps one moment of each matrix, and AdamW keeps two."""
+    adamw = planned(flops=1e20)
+    muon = planned(flops=1e20, optimizer={"kind": "Muon"})
     assert muon.saving.stalled < 0.8 * adamw.saving.stalled
     assert muon.placement.memory < adamw.placement.memory
     assert (adamw.recipe.optimizer.kind, muon.recipe.optimizer.kind) == ("AdamW", "Muon")

@@ -1,4 +1,4 @@
-"""Plots of scaling laws, read back from their Axes: each point where its data say."""
+"""Plots of scaling laws, read back from their Axes: each point is where its data is."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_each_training_curve_is_drawn_and_the_least_of_all_above_them(ax):
     plot_loss_curves(ax, curves, (UP * 1e18, 3 / UP))
     assert lines(ax)[0] == ([1e18, 2e18, 3e18], [4.0, 2.0, 4 / 3])
     assert lines(ax)[1] == ([5e18], [2.0])
-    assert ax.get_lines()[1].get_marker() == "."  # one point alone makes no line
+    assert ax.get_lines()[1].get_marker() == "."  # a single point has no line
     assert lines(ax)[2][1] == [3.0, 1.5, 1.0]
     assert ax.get_xscale() == ax.get_yscale() == "log"
 
@@ -176,5 +176,5 @@ def test_every_axis_has_its_unit_and_colours_are_the_themes(plot, ax):
     assert ax.get_xlabel() and ax.get_ylabel()
     svg = figures.draw(plot, 240)
     assert "#0a0b" not in svg
-    assert "$" not in svg  # no label is left as mathematics
+    assert "$" not in svg  # no label is left as mathtext
     assert svg == figures.draw(plot, 240)

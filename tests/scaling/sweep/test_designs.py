@@ -18,15 +18,15 @@ class Run(Settings):
     design: Design
 
 
-def model(parameters: float) -> ModelShape:
-    """One of exactly so many parameters, whose embedding doubles what a token costs."""
+def make_model(parameters: float) -> ModelShape:
+    """Return a model of this number of parameters, whose embedding doubles the cost of a token."""
     return ModelShape(int(parameters), 12.0 * parameters)
 
 
 def test_a_grid_has_every_size_at_every_length():
     design = Grid(parameters=(200.0, 100.0), tokens=(3e3, 1e3))
     pairs = [(100, 1e3), (100, 3e3), (200, 1e3), (200, 3e3)]
-    assert design.list_points(model) == tuple(DesignPoint(n, d) for n, d in pairs)
+    assert design.list_points(make_model) == tuple(DesignPoint(n, d) for n, d in pairs)
 
 
 def test_rays_have_each_size_at_multiples_of_what_its_decoder_has():
@@ -46,7 +46,7 @@ def test_iso_flop_points_spend_their_budget_and_no_ratio_is_beyond_what_is_allow
         flops=flops,
         tokens_per_parameter=(1.0, 600.0),
     )
-    found = {(p.parameters, p.budget): p.tokens for p in design.list_points(model)}
+    found = {(p.parameters, p.budget): p.tokens for p in design.list_points(make_model)}
     wanted = {(100, 6e6): 1e4, (100, 6e7): 1e5, (1_000, 6e6): 1e3, (1_000, 6e7): 1e4}
     within = {key: d / share for key, d in wanted.items() if 1 <= d / share / key[0] <= 600}
     assert found == pytest.approx(within)
@@ -55,12 +55,12 @@ def test_iso_flop_points_spend_their_budget_and_no_ratio_is_beyond_what_is_allow
 
 def test_points_are_those_that_were_given():
     design = Points(pairs=((200.0, 1e3), (100.0, 2e3), (200.0, 1e3)))
-    assert design.list_points(model) == (DesignPoint(100, 2e3), DesignPoint(200, 1e3))
+    assert design.list_points(make_model) == (DesignPoint(100, 2e3), DesignPoint(200, 1e3))
     with pytest.raises(ConfigError, match="one size of model"):
         config.build(Run, {"design": {"kind": "Points", "pairs": [[100, 1e3], [100, 2e3]]}}, "s")
 
 
-def test_one_size_is_refused_with_what_would_do():
+def test_a_single_size_is_rejected_with_an_alternative():
     with pytest.raises(ConfigError, match="one size of model, 100 parameters: no law in N"):
         config.build(Run, {"design": {"kind": "Grid", "parameters": [100], "tokens": [1e3]}}, "s")
 
@@ -68,4 +68,4 @@ def test_one_size_is_refused_with_what_would_do():
 def test_a_design_without_a_point_is_refused():
     design = IsoFLOP(parameters=(1e3, 2e3), budgets=(6e3,))
     with pytest.raises(ConfigError, match="none of its points is within tokens_per_parameter"):
-        design.list_points(model)
+        design.list_points(make_model)

@@ -48,11 +48,11 @@ def test_rungs_are_multiples_of_the_first_and_the_end(scheduler, steps, expected
     assert list_rungs(scheduler, steps) == expected
 
 
-def test_the_best_is_of_those_that_came_to_their_end(tmp_path):
+def test_the_best_is_chosen_among_finished_trials(tmp_path):
     tried = [
         TriedPair(RateBatchPair(0.5, 1.0), 3.0, 100, whole=True),
         TriedPair(RateBatchPair(1.0, 1.0), 2.9, 100, whole=True),
-        # was stopped: it has not been compared there
+        # This pair stopped early, so it was never compared at full length.
         TriedPair(RateBatchPair(2.0, 1.0), 2.5, 50, whole=False),
         TriedPair(RateBatchPair(4.0, 1.0), math.nan, 10, whole=True),
     ]
@@ -62,7 +62,7 @@ def test_the_best_is_of_those_that_came_to_their_end(tmp_path):
     assert read_search_result(str(tmp_path)) == RateBatchPair(2.0, 1.0)
     found = json.loads((tmp_path / "search.json").read_text())
     assert found["at_an_edge"] == ["rate", "batch"]
-    assert [each["loss"] for each in found["tried"]] == [3.0, 2.9, 2.5, None]
+    assert [pair["loss"] for pair in found["tried"]] == [3.0, 2.9, 2.5, None]
     assert read_search_result(str(tmp_path / "other")) is None
 
 

@@ -1,4 +1,4 @@
-"""A real sweep of tiny models on a Ray of this machine's own."""
+"""A real sweep of tiny models on a local Ray."""
 
 import json
 import re
@@ -23,12 +23,12 @@ from trainrig.scaling.sweep.trials import (
 )
 from trainrig.train.run.run_folder import RunFolder
 
-TIMES = ("seconds", "cost")  # the columns that differ from time to time
+TIMES = ("seconds", "cost")  # columns that differ from run to run
 
 
 @pytest.fixture
 def make_sweep(tokens, tmp_path):
-    """`make_sweep("out", seeds=(0, 1))`: two sizes at two lengths, of seconds in all."""
+    """Return `make_sweep("out", seeds=(0, 1))`: two sizes at two lengths, seconds in all."""
 
     def make(output="sweep", **changes) -> Sweep:
         settings = {
@@ -48,8 +48,8 @@ def make_sweep(tokens, tmp_path):
     return make
 
 
-def timeless(run: Sweep) -> bytes:
-    """The bytes of the table of `run`, but for what differs from time to time."""
+def read_timeless_table(run: Sweep) -> bytes:
+    """Return the bytes of the table of `run`, without columns of time and cost."""
     table = pq.read_table(Path(run.output, RUNS_FILE)).drop_columns(list(TIMES))
     path = Path(run.output, "timeless.parquet")
     pq.write_table(table, path)
@@ -72,7 +72,7 @@ def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(
     two = make_sweep("two", trials={"cpus": 0.5, "at_once": 2}, **asked)
     manifest = sweep(one)
     sweep(two, show=lambda done, of, rows: shown.append((done, of)))
-    assert timeless(one) == timeless(two)
+    assert read_timeless_table(one) == read_timeless_table(two)
     assert shown[-1] == (4, 4)
     runs = read_table(one.output)
     ends = runs.select(runs.state == "end")
@@ -82,7 +82,7 @@ def test_a_sweep_gives_the_same_table_however_many_trials_run_at_once(
     assert len(along) == 4 and np.isnan(along.task_scores["riddles"]).all()
     assert (ends.task_losses["riddles"] > 0).all() and (ends.task_chances["riddles"] == 0.5).all()
     assert manifest.counts["points"] == 4 and manifest.counts["diverged"] == 0
-    # It is finished: nothing of it is done again.
+    # The sweep is finished: nothing is repeated.
     assert list(count_attempts(one).values()) == [1] * 4
     assert sweep(one).counts == manifest.counts
 
@@ -103,13 +103,13 @@ def test_a_search_gives_its_best_factors_to_every_point_of_the_law(local_ray, ma
     sweep(run)
     found = json.loads(Path(run.output, "search.json").read_text())
     assert found["rate_factor"] == 1.0 and found["at_an_edge"] == []
-    losses = {each["rate_factor"]: each["loss"] for each in found["tried"]}
+    losses = {pair["rate_factor"]: pair["loss"] for pair in found["tried"]}
     assert losses[1.0] < losses[0.2] and losses[1e20] is None
     trials = json.loads(Path(run.output, "trials.json").read_text())
     ruled = [
-        run.rule.compute_rate(each["parameters"], each["runs"][0]["tokens"]) for each in trials
+        run.rule.compute_rate(trial["parameters"], trial["runs"][0]["tokens"]) for trial in trials
     ]
-    assert [each["rate"] for each in trials] == pytest.approx(ruled, rel=0.01)
+    assert [trial["rate"] for trial in trials] == pytest.approx(ruled, rel=0.01)
 
 
 @pytest.mark.slow
@@ -124,11 +124,13 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
     small, large = plan(run, list_design_points(run, data), data, RateBatchPair(1.0, 1.0))
     stage, _ = claim_output(build_run_file(run, large, large.trunk, data))
     Path(stage.build_path("run.toml")).unlink()
-    Path(stage.build_path("run.toml")).mkdir()  # in the way of a file, each time
+    # A folder in place of the file, so that each try fails.
+    Path(stage.build_path("run.toml")).mkdir()
     with pytest.raises(ClusterError, match=r"1 trials failed \(the first, n11920-s0: the same"):
         sweep(run)
     (record,) = Path(run.output).rglob("failures/*/*.json")
-    assert len(json.loads(record.read_text())) == 2  # of the four tries that it had
+    # Two of the four allowed tries: the same error twice ends the trial.
+    assert len(json.loads(record.read_text())) == 2
     assert caplog.text.count("it resumes from its last checkpoint") == 1
     runs = read_table(run.output)
     assert list(zip(runs.trial, runs.state, strict=True)) == [
@@ -138,11 +140,11 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
     failed = runs.select(runs.state == "failed")
     assert all("IsADirectoryError" in reason for reason in failed.reason)
     assert all(reason == "" for reason in runs.select(runs.state == "end").reason)
-    # Once what was in the way is gone, the same command comes to the table of any other.
+    # After the obstacle is removed, the same command gives the same table as any other sweep.
     Path(stage.build_path("run.toml")).rmdir()
     assert sweep(run).counts["points"] == 4
     assert set(read_table(run.output).state) == {"end"}
-    # A task that is added to a finished sweep is asked, and nothing trained.
+    # A task that is added to a finished sweep is evaluated without more training.
     attempts = count_attempts(run)
     asking = make_sweep("failing", trials=trials, tasks=[{"task": riddles}])
     sweep(asking)
@@ -195,5 +197,5 @@ def test_optuna_draws_factors_between_the_least_and_the_greatest(local_ray, make
     sweep(run)
     found = json.loads(Path(run.output, "search.json").read_text())
     assert len(found["tried"]) == 2
-    assert all(0.25 <= each["rate_factor"] <= 4 for each in found["tried"])
-    assert all(0.5 <= each["batch_factor"] <= 2 for each in found["tried"])
+    assert all(0.25 <= pair["rate_factor"] <= 4 for pair in found["tried"])
+    assert all(0.5 <= pair["batch_factor"] <= 2 for pair in found["tried"])

@@ -54,7 +54,7 @@ def sweep(tokens, tmp_path) -> Sweep:
     return config.build(Sweep, settings, "sweep.toml")
 
 
-def planned(sweep, *lengths):
+def plan_trials(sweep, *lengths):
     data = read_sweep_tokens(sweep)
     (trial,) = plan(
         sweep, [DesignPoint(6_000, tokens) for tokens in lengths], data, RateBatchPair(1.0, 1.0)
@@ -99,16 +99,16 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
     train_trial(sweep, trial, data, SingleRankTrainer())
     runs = build_runs_table(sweep, [trial], data)
     assert list(runs.state) == ["end", "end"]
-    # Text read, whatever is asked of it.
+    # Tokens read, whatever the objective predicts.
     assert runs.tokens.tolist() == [length.tokens for length in trial.lengths]
     model = trial.ladder_model.model
     assert model.kind == kind
     of_token = count_position_flops(sweep.objective, model, 32)
-    each = [count_position_flops(sweep.objective, model, 32, at.steps) for at in trial.lengths]
-    assert runs.flops.tolist() == pytest.approx(np.array(each) * runs.tokens)
+    flops = [count_position_flops(sweep.objective, model, 32, at.steps) for at in trial.lengths]
+    assert runs.flops.tolist() == pytest.approx(np.array(flops) * runs.tokens)
     if kind == "Encoder":  # each step predicts fewer tokens
-        assert each[1] < each[0] < of_token
-    if model.further_heads:  # they are trained, and no part of N
+        assert flops[1] < flops[0] < of_token
+    if model.further_heads:  # further heads are trained, but are not counted in N
         alone = model.without_further_heads
         assert model.further_heads == 2
         assert trial.ladder_model.parameters == count_parameters(alone).layers
@@ -116,7 +116,7 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
     if kind == "EncoderDecoder":
         row = count_encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))
         assert of_token == pytest.approx(row / 32)
-    assert {read(each) for each in runs.objective.tolist()} == {sweep.objective}
+    assert {read(text) for text in runs.objective.tolist()} == {sweep.objective}
     assert all(source in ("books", "web") for source in runs.losses)
 
 
@@ -133,7 +133,7 @@ def test_objectives_that_a_sweep_cannot_have_are_refused(tokens, sweep):
 
 
 class After:
-    """Wants a stop after so many beats of training."""
+    """Stop request after a number of heartbeats of training."""
 
     def __init__(self, beats):
         self._left = beats
@@ -145,8 +145,8 @@ class After:
         return self._left <= 0
 
 
-def rows_of(runs):
-    """All that does not depend on clocks."""
+def select_rows(runs):
+    """Return all values that do not depend on clocks."""
     return [
         (runs.name[row], runs.state[row], runs.tokens[row], runs.loss[row], runs.flops[row])
         for row in range(len(runs))
@@ -155,7 +155,7 @@ def rows_of(runs):
 
 @pytest.mark.slow
 def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone, sweep, tmp_path):
-    trial, data = planned(sweep, 1_024, 2_048)
+    trial, data = plan_trials(sweep, 1_024, 2_048)
     train_trial(sweep, trial, data, SingleRankTrainer())
     whole = build_runs_table(sweep, [trial], data)
     assert list(whole.state) == ["end", "end"] and (np.diff(whole.tokens) > 0).all()
@@ -167,17 +167,17 @@ def test_a_trial_that_was_stopped_again_and_again_ends_as_one_that_was_not(alone
             break
         except Unfinished:
             continue
-    assert rows_of(build_runs_table(other, [trial], data)) == rows_of(whole)
+    assert select_rows(build_runs_table(other, [trial], data)) == select_rows(whole)
     trunk = RunFolder(name_run_folder(other, trial, trial.trunk))
     assert len(trunk.read_attempts()) > 2
-    # What is finished is left alone.
+    # Finished parts are left unchanged.
     before = len(trunk.read_attempts())
     train_trial(other, trial, data, SingleRankTrainer())
     assert len(trunk.read_attempts()) == before
 
 
 def test_a_sweep_of_which_no_run_is_over_has_a_table_without_rows(sweep, tmp_path):
-    trial, data = planned(sweep, 1_024, 2_048)
+    trial, data = plan_trials(sweep, 1_024, 2_048)
     runs = build_runs_table(sweep, [trial], data)
     assert len(runs) == 0
     runs.write(str(tmp_path / "runs.parquet"))
@@ -188,22 +188,20 @@ def test_a_sweep_of_which_no_run_is_over_has_a_table_without_rows(sweep, tmp_pat
 def test_a_branch_whose_checkpoint_is_gone_is_trained_from_its_beginning_to_the_same_end(
     alone, sweep, tmp_path
 ):
-    trial, data = planned(sweep, 1_024, 2_048)
+    trial, data = plan_trials(sweep, 1_024, 2_048)
     train_trial(sweep, trial, data, SingleRankTrainer())
-    wanted = rows_of(build_runs_table(sweep, [trial], data))
+    wanted = select_rows(build_runs_table(sweep, [trial], data))
     short = name_run_folder(sweep, trial, trial.lengths[0])
     assert metrics.read_series(short)[0]["step"] > 1
     storage.delete_folder(short)
     storage.delete_folder(name_run_folder(sweep, trial, trial.trunk) + "/checkpoints")
     train_trial(sweep, trial, data, SingleRankTrainer())
     assert metrics.read_series(short)[0]["step"] == 1
-    assert rows_of(build_runs_table(sweep, [trial], data)) == wanted
+    assert select_rows(build_runs_table(sweep, [trial], data)) == wanted
 
 
-def test_of_two_processes_at_one_run_the_one_that_was_there_first_gives_way(
-    alone, sweep, monkeypatch
-):
-    trial, data = planned(sweep, 1_024)
+def test_the_earlier_of_two_processes_of_one_run_gives_way(alone, sweep, monkeypatch):
+    trial, data = plan_trials(sweep, 1_024)
     folder = RunFolder(name_run_folder(sweep, trial, trial.trunk))
 
     def train_while_another_begins(*arguments):
@@ -213,16 +211,18 @@ def test_of_two_processes_at_one_run_the_one_that_was_there_first_gives_way(
     monkeypatch.setattr(trial_module, "train", train_while_another_begins)
     with pytest.raises(ClusterError, match="another process took the run over from attempt 1"):
         train_trial(sweep, trial, data, SingleRankTrainer())
-    assert [each.number for each in folder.read_attempts()] == [1, 2]
+    assert [attempt.number for attempt in folder.read_attempts()] == [1, 2]
 
 
 def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
     alone, sweep, monkeypatch
 ):
-    trial, data = planned(sweep, 1_024, 2_048)
+    trial, data = plan_trials(sweep, 1_024, 2_048)
     hot = dataclasses.replace(trial, rate=1e30)
     train_trial(sweep, hot, data, SingleRankTrainer())
-    reasons = [read_diverged(name_run_folder(sweep, hot, each))["reason"] for each in hot.lengths]
+    reasons = [
+        read_diverged(name_run_folder(sweep, hot, length))["reason"] for length in hot.lengths
+    ]
     assert "no update can be made" in reasons[1]
     assert reasons[0].startswith("as the longest run of its trial") or "no update" in reasons[0]
     runs = build_runs_table(sweep, [hot], data)
@@ -231,7 +231,7 @@ def test_a_trial_that_diverges_is_recorded_with_its_reason_and_is_no_error(
 
 
 def test_a_run_that_ends_worse_than_a_guess_has_diverged(alone, sweep, monkeypatch):
-    trial, data = planned(sweep, 1_024)
+    trial, data = plan_trials(sweep, 1_024)
     monkeypatch.setattr(trial_module.math, "log", lambda value: 0.5)
     train_trial(sweep, trial, data, SingleRankTrainer())
     reason = read_diverged(name_run_folder(sweep, trial, trial.trunk))["reason"]
@@ -258,16 +258,16 @@ def test_the_noise_between_seeds_is_pooled_over_points(alone, sweep):
     assert freedom == 1
     assert spread == pytest.approx(abs(runs.loss[0] - runs.loss[1]) / math.sqrt(2))
     named = json.loads(serialise_design(sweep, trials))
-    assert [each["trial"] for each in named] == [trial.name for trial in trials]
+    assert [row["trial"] for row in named] == [trial.name for trial in trials]
 
 
 @pytest.mark.slow
-def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
+def test_a_trial_runs_its_tasks_and_an_interrupted_one_gives_the_same(
     alone, sweep, riddles, tmp_path, monkeypatch
 ):
     asking = sweep.model_copy(update={"tasks": (TaskChoice(task=riddles),)})
     check_tasks(asking)
-    trial, data = planned(asking, 1_024, 2_048)
+    trial, data = plan_trials(asking, 1_024, 2_048)
     train_trial(asking, trial, data, SingleRankTrainer())
     whole = build_runs_table(asking, [trial], data)
     for length in trial.lengths:
@@ -287,10 +287,10 @@ def test_a_trial_asks_its_tasks_and_one_cut_short_in_them_comes_to_the_same(
     assert not is_complete(other, name_run_folder(other, trial, trial.trunk))
     train_trial(other, trial, data, SingleRankTrainer())
     again = build_runs_table(other, [trial], data)
-    assert rows_of(again) == rows_of(whole)
+    assert select_rows(again) == select_rows(whole)
     assert again.task_losses["riddles"].tolist() == whole.task_losses["riddles"].tolist()
     attempts = RunFolder(name_run_folder(other, trial, trial.trunk)).read_attempts()
-    assert len(attempts) == 1  # what was trained was not trained again
+    assert len(attempts) == 1  # training was not repeated
 
 
 def test_tasks_whose_right_answers_have_no_likelihood_are_refused(sweep):

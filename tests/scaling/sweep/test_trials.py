@@ -1,4 +1,4 @@
-"""From a design to the runs that make its points, and what cannot be made."""
+"""Runs of a design's points, and designs that are impossible."""
 
 import pytest
 
@@ -28,13 +28,13 @@ def build(**changes) -> Sweep:
     return config.build(Sweep, settings | changes, "sweep.toml")
 
 
-def points(*pairs: tuple[float, float]) -> list[DesignPoint]:
+def list_points(*pairs: tuple[float, float]) -> list[DesignPoint]:
     return [DesignPoint(n, d) for n, d in pairs]
 
 
 def test_each_size_at_each_seed_is_a_trial_whose_longest_run_is_its_trunk():
     sweep = build(seeds=[0, 7])
-    trials = plan(sweep, points((1e4, 1e5), (1e4, 4e5), (4e4, 2e5)), DATA, AS_RULED)
+    trials = plan(sweep, list_points((1e4, 1e5), (1e4, 4e5), (4e4, 2e5)), DATA, AS_RULED)
     assert [(t.seed, len(t.lengths)) for t in trials] == [(0, 2), (7, 2), (0, 1), (7, 1)]
     first = trials[0]
     assert first.trunk.steps == max(length.steps for length in first.lengths)
@@ -45,7 +45,7 @@ def test_each_size_at_each_seed_is_a_trial_whose_longest_run_is_its_trunk():
 
 def test_large_sizes_may_go_without_the_further_seeds():
     sweep = build(seeds=[3, 4], seeds_up_to=20_000)
-    trials = plan(sweep, points((1e4, 1e5), (4e4, 1e5)), DATA, AS_RULED)
+    trials = plan(sweep, list_points((1e4, 1e5), (4e4, 1e5)), DATA, AS_RULED)
     assert [(t.ladder_model.parameters < 2e4, t.seed) for t in trials] == [
         (True, 3),
         (True, 4),
@@ -55,13 +55,14 @@ def test_large_sizes_may_go_without_the_further_seeds():
 
 def test_the_trunk_is_saved_where_shorter_runs_leave_it_and_all_have_one_rate_until_then():
     sweep = build()
-    (trial,) = plan(sweep, points((1e4, 1e5), (1e4, 2e5), (1e4, 4e5)), DATA, AS_RULED)
+    (trial,) = plan(sweep, list_points((1e4, 1e5), (1e4, 2e5), (1e4, 4e5)), DATA, AS_RULED)
     runs = [build_run_file(sweep, trial, length, DATA) for length in trial.lengths]
     *branches, trunk = runs
     leaves = [count_stable_steps(sweep, trial, length) for length in trial.lengths[:-1]]
     assert trunk.training.checkpoints.keep_at == tuple(leaves)
     for branch, leave in zip(branches, leaves, strict=True):
-        schedule, steps = branch.training.schedule, branch.training.steps
+        schedule = branch.training.schedule
+        steps = branch.training.steps
         assert leave < steps and schedule == trunk.training.schedule
         rates = [schedule.multiplier(at, steps) for at in range(leave)]
         assert rates == [schedule.multiplier(at, trunk.training.steps) for at in range(leave)]
@@ -72,8 +73,8 @@ def test_the_trunk_is_saved_where_shorter_runs_leave_it_and_all_have_one_rate_un
 
 def test_rate_and_batch_are_the_rules_times_the_factors():
     sweep = build(rule={"kind": "StepLaw", "highest_rate": 1.0})
-    (one,) = plan(sweep, points((4e4, 4e5)), DATA, AS_RULED)
-    (other,) = plan(sweep, points((4e4, 4e5)), DATA, RateBatchPair(0.5, 0.25))
+    (one,) = plan(sweep, list_points((4e4, 4e5)), DATA, AS_RULED)
+    (other,) = plan(sweep, list_points((4e4, 4e5)), DATA, RateBatchPair(0.5, 0.25))
     assert one.rate == sweep.rule.compute_rate(one.ladder_model.parameters, 4e5)
     assert other.rate == 0.5 * one.rate and other.batch == one.batch / 4
 
@@ -81,7 +82,7 @@ def test_rate_and_batch_are_the_rules_times_the_factors():
 def test_with_mup_all_sizes_have_one_rate_and_say_the_width_it_is_for():
     rule = {"kind": "FixedBatchAndRate", "batch_tokens": 4096, "lr": 0.004}
     sweep = build(mup={"base_channels": 32}, rule=rule, rate_factor=0.5)
-    trials = plan(sweep, points((1e4, 3e6), (4e5, 3e6)), DATA, RateBatchPair(0.5, 1.0))
+    trials = plan(sweep, list_points((1e4, 3e6), (4e5, 3e6)), DATA, RateBatchPair(0.5, 1.0))
     assert {(trial.rate, trial.batch) for trial in trials} == {(0.002, 16)}
     models = [build_run_file(sweep, trial, trial.trunk, DATA).model for trial in trials]
     assert len({model.channels for model in models}) == 2
@@ -92,12 +93,12 @@ def test_with_mup_all_sizes_have_one_rate_and_say_the_width_it_is_for():
 
 def test_a_run_shorter_than_the_fewest_steps_has_a_smaller_batch_and_is_refused_when_that_ends():
     sweep = build(batches={"sequence_length": 128}, training={"fewest_steps": 50})
-    (trial,) = plan(sweep, points((1e4, 128 * 60), (1e4, 1e6)), DATA, AS_RULED)
+    (trial,) = plan(sweep, list_points((1e4, 128 * 60), (1e4, 1e6)), DATA, AS_RULED)
     assert trial.batch == 1 and trial.lengths[0].steps == 60
     with pytest.raises(
         ConfigError, match=r"2,000 tokens for [\d,]+ parameters are 16 steps of 1 x"
     ):
-        plan(sweep, points((1e4, 2_000), (1e4, 1e6)), DATA, AS_RULED)
+        plan(sweep, list_points((1e4, 2_000), (1e4, 1e6)), DATA, AS_RULED)
 
 
 def test_more_passes_than_allowed_are_refused_with_all_that_would_do():
@@ -106,16 +107,17 @@ def test_more_passes_than_allowed_are_refused_with_all_that_would_do():
         match=r"1 of its points pass more than 4 times over the 1,000,000 unique tokens of t, the "
         r"longest 5\.0 times .*batches\.epochs = 5 and fit the data-constrained form",
     ):
-        plan(build(), points((1e4, 1e6), (1e4, 4.99e6)), DATA, AS_RULED)
-    plan(build(batches={"epochs": 5.0}), points((1e4, 1e6), (1e4, 4.99e6)), DATA, AS_RULED)
+        plan(build(), list_points((1e4, 1e6), (1e4, 4.99e6)), DATA, AS_RULED)
+    plan(build(batches={"epochs": 5.0}), list_points((1e4, 1e6), (1e4, 4.99e6)), DATA, AS_RULED)
 
 
-def test_sizes_that_come_to_the_same_decoder_are_refused():
+def test_sizes_that_give_the_same_decoder_are_rejected():
     with pytest.raises(ConfigError, match="10,000 and 10,001 give the same model"):
-        plan(build(), points((10_000, 1e5), (10_001, 1e5)), DATA, AS_RULED)
+        plan(build(), list_points((10_000, 1e5), (10_001, 1e5)), DATA, AS_RULED)
 
 
-MASKED, NEXT = {"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": "CausalLM"}}
+MASKED = {"objective": {"kind": "MaskedLM"}}
+NEXT = {"objective": {"kind": "CausalLM"}}
 
 
 @pytest.mark.parametrize(
@@ -136,20 +138,20 @@ MASKED, NEXT = {"objective": {"kind": "MaskedLM"}}, {"objective": {"kind": "Caus
         ({"seeds": [-1]}, "seeds"),
     ],
 )
-def test_what_a_trial_would_be_refused_is_refused_of_the_sweep(changes, said):
+def test_a_sweep_is_rejected_if_a_trial_would_be(changes, said):
     with pytest.raises(ConfigError) as refused:
         build(**changes)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_what_a_sweep_will_train_is_told_without_training_it(tokens):
+def test_check_describes_a_sweep_without_training(tokens):
     design = {"kind": "Grid", "parameters": [6_000, 12_000], "tokens": [1_024, 4_096]}
     rows = {"sequence_length": 32, "micro_batch": 4}
     training = {"fewest_steps": 4, "decay": 0.25, "warmup": 0.0}
     sweep = build(tokens=tokens, design=design, batches=rows, training=training)
     facts = describe(sweep)
     assert (facts["trials"], facts["runs"]) == (2, 4)
-    # Of each size the longer run, and a quarter of the shorter one.
+    # The longer run of each size, and a quarter of the shorter one.
     sizes = facts["parameters_least"] + facts["parameters_most"]
     assert facts["flops_by_6nd"] == pytest.approx(6 * sizes * (4_096 + 1_024 / 4), rel=0.1)
     assert facts["flops"] > facts["flops_by_6nd"]
@@ -164,12 +166,15 @@ def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
     falling = MaskedLM(rate=0.5, final_rate=0.1, rate_steps=8)
     settings = {"tokens": corrupted_tokens, "batches": rows, "training": training}
     sweep = build(**settings, design=design, objective=falling.model_dump())
-    data, expected = read_sweep_tokens(sweep), 0.0
+    data = read_sweep_tokens(sweep)
+    expected = 0.0
     for trial in plan(sweep, sweep.design.list_points(None), data, AS_RULED):
-        trunk, branch = trial.trunk.steps, trial.lengths[0].steps
+        trunk = trial.trunk.steps
+        branch = trial.lengths[0].steps
         made = [*range(trunk), *range(count_stable_steps(sweep, trial, trial.lengths[0]), branch)]
         for step in made:
-            of = MaskedLM(rate=falling.rate_at(step + 0.5))  # its mean over a step is its middle's
+            # Its mean over a step is the rate at the middle.
+            of = MaskedLM(rate=falling.rate_at(step + 0.5))
             positions = trial.batch * 32
             expected += positions * count_position_flops(of, trial.ladder_model.model, 32)
     assert describe(sweep)["flops"] == pytest.approx(expected)

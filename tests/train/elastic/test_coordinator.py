@@ -1,4 +1,4 @@
-"""The coordinator, in one event loop: who waits for what, and what a lost one is told again."""
+"""The coordinator, in one event loop: waiting calls, and repeated messages after a loss."""
 
 import asyncio
 
@@ -9,10 +9,10 @@ from trainrig.train.elastic.coordinator import Coordinator
 from trainrig.train.elastic.messages import Assignment, Command, RankExit
 
 AT_ONCE = 0.0
-LONG = 10.0  # s: nobody waits so long if it works
+LONG = 10.0  # s: never reached if the code works
 
 
-def heartbeat(rank=0, step=1):
+def make_heartbeat(rank=0, step=1):
     return Heartbeat(rank, (), f"node{rank}", step, step, "train")
 
 
@@ -20,12 +20,12 @@ def end(rank=0):
     return RankExit(rank, f"node{rank}", "killed by SIGKILL", "" if rank else "tcp://node0:1")
 
 
-def assignment(attempt=2, group=1):
+def make_assignment(attempt=2, group=1):
     return Assignment(group, attempt, b"work", "tcp://node0:1")
 
 
-def in_a_loop(test):
-    """`test` as a coroutine in a loop of its own, with a coordinator."""
+def run_in_loop(test):
+    """Return `test` as a coroutine in a new event loop, with a coordinator."""
 
     def run():
         async def bounded():
@@ -38,116 +38,116 @@ def in_a_loop(test):
     return run
 
 
-async def waits(task):
-    """Whether `task` still waits when all that can go on has gone on."""
+async def is_waiting(task):
+    """Return whether `task` still waits after all other tasks have run as far as they can."""
     for _ in range(10):
         await asyncio.sleep(0)
     return not task.done()
 
 
-@in_a_loop
+@run_in_loop
 async def test_beats_are_looked_at_without_waiting_for_more(coordinator):
-    assert not await coordinator.record_heartbeat(1, heartbeat(0, step=3))
-    assert not await coordinator.record_heartbeat(1, heartbeat(0, step=4))
-    assert not await coordinator.record_heartbeat(1, heartbeat(1))
+    assert not await coordinator.record_heartbeat(1, make_heartbeat(0, step=3))
+    assert not await coordinator.record_heartbeat(1, make_heartbeat(0, step=4))
+    assert not await coordinator.record_heartbeat(1, make_heartbeat(1))
     seen = await coordinator.poll(1, Command.TRAIN, 0, AT_ONCE)
-    assert {rank: each.step for rank, each in seen.heartbeats.items()} == {0: 4, 1: 1}
+    assert {rank: beat.step for rank, beat in seen.heartbeats.items()} == {0: 4, 1: 1}
     assert seen.exits == {}
 
 
 @pytest.mark.parametrize("command", [Command.STOP, Command.END])
 def test_a_word_reaches_the_ranks_with_their_next_beats(command):
-    @in_a_loop
+    @run_in_loop
     async def told(coordinator):
         await coordinator.poll(1, command, 0, AT_ONCE)
-        assert await coordinator.record_heartbeat(1, heartbeat())
+        assert await coordinator.record_heartbeat(1, make_heartbeat())
         await coordinator.poll(1, Command.TRAIN, 0, AT_ONCE)
-        assert not await coordinator.record_heartbeat(1, heartbeat())
+        assert not await coordinator.record_heartbeat(1, make_heartbeat())
 
     told()
 
 
-@in_a_loop
+@run_in_loop
 async def test_an_outlived_rank_should_stop_and_is_not_looked_at(coordinator):
-    await coordinator.record_heartbeat(1, heartbeat())
-    assert not await coordinator.record_heartbeat(2, heartbeat(1))
-    assert await coordinator.record_heartbeat(1, heartbeat())
-    assert (await coordinator.poll(2, Command.TRAIN, 0, AT_ONCE)).heartbeats == {1: heartbeat(1)}
+    await coordinator.record_heartbeat(1, make_heartbeat())
+    assert not await coordinator.record_heartbeat(2, make_heartbeat(1))
+    assert await coordinator.record_heartbeat(1, make_heartbeat())
+    assert (await coordinator.poll(2, Command.TRAIN, 0, AT_ONCE)).heartbeats == {
+        1: make_heartbeat(1)
+    }
     assert (await coordinator.poll(1, Command.END, 0, LONG)).heartbeats == {}
-    # nor is its word for those that came after it
-    assert not await coordinator.record_heartbeat(2, heartbeat())
+    # An outlived rank's stop request does not reach the ranks of a later attempt either.
+    assert not await coordinator.record_heartbeat(2, make_heartbeat())
 
 
-@in_a_loop
+@run_in_loop
 async def test_a_look_returns_as_soon_as_another_rank_has_ended(coordinator):
     looking = asyncio.create_task(coordinator.poll(1, Command.TRAIN, 0, LONG))
-    assert await waits(looking)
+    assert await is_waiting(looking)
     standing = asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(1)))
     assert (await looking).exits == {1: end(1)}
     again = asyncio.create_task(coordinator.poll(1, Command.TRAIN, 1, LONG))
-    assert await waits(again)
+    assert await is_waiting(again)
     others = asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(0)))
     assert set((await again).exits) == {0, 1}
-    assert await waits(standing) and await waits(others)
-    for each in (standing, others):
-        each.cancel()
+    assert await is_waiting(standing) and await is_waiting(others)
+    for task in (standing, others):
+        task.cancel()
 
 
-@in_a_loop
+@run_in_loop
 async def test_only_the_end_of_an_attempt_ends_its_ranks(coordinator):
     told = asyncio.create_task(coordinator.wait_for_end(1))
     await coordinator.poll(1, Command.STOP, 0, AT_ONCE)
-    assert await waits(told)
+    assert await is_waiting(told)
     await coordinator.poll(1, Command.END, 0, AT_ONCE)
     await told
     later = asyncio.create_task(coordinator.wait_for_end(2))
     await coordinator.poll(1, Command.END, 0, AT_ONCE)
-    assert await waits(later)
-    await coordinator.record_heartbeat(3, heartbeat())  # an attempt that was outlived
+    assert await is_waiting(later)
+    await coordinator.record_heartbeat(3, make_heartbeat())  # an earlier attempt
     await later
 
 
-@in_a_loop
+@run_in_loop
 async def test_keepers_that_stand_by_get_the_next_order_of_their_crew_and_no_other(coordinator):
     standing = [
         asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)
     ]
-    # done already, and said again
-    for another in (assignment(attempt=2, group=2), assignment(attempt=1)):
+    # finished already, and reported again
+    for another in (make_assignment(attempt=2, group=2), make_assignment(attempt=1)):
         await coordinator.assign(another)
-        for each in standing:
-            assert await waits(each)
-    await coordinator.assign(assignment(attempt=3))
-    assert [await each for each in standing] == [assignment(attempt=3)] * 2
-    assert await coordinator.wait_for_assignment(1, 2, end()) == assignment(
-        attempt=3
-    )  # it comes late
+        for task in standing:
+            assert await is_waiting(task)
+    await coordinator.assign(make_assignment(attempt=3))
+    assert [await task for task in standing] == [make_assignment(attempt=3)] * 2
+    assert await coordinator.wait_for_assignment(1, 2, end()) == make_assignment(attempt=3)  # late
     assert (await coordinator.poll(3, Command.TRAIN, 0, AT_ONCE)).exits == {}
 
 
-@in_a_loop
+@run_in_loop
 async def test_a_dismissed_crew_goes_and_a_newer_one_stays(coordinator):
     old = asyncio.create_task(coordinator.wait_for_assignment(1, 1, end()))
     new = asyncio.create_task(coordinator.wait_for_assignment(4, 4, end()))
     await coordinator.release_agents(3)
     assert await old is None
-    assert await waits(new)
+    assert await is_waiting(new)
     await coordinator.release_agents(4)
     await coordinator.release_agents(1)
     assert await new is None
     assert await coordinator.wait_for_assignment(4, 5, end()) is None
 
 
-@in_a_loop
-async def test_one_that_was_started_again_learns_all_from_those_who_ask(lost):
+@run_in_loop
+async def test_a_restarted_coordinator_learns_its_state_from_clients(lost):
     standing = [asyncio.create_task(lost.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)]
     assert len((await lost.poll(1, Command.END, 1, LONG)).exits) == 2
     coordinator = Coordinator()
-    for each in standing:
-        each.cancel()
+    for task in standing:
+        task.cancel()
     standing = [
         asyncio.create_task(coordinator.wait_for_assignment(1, 1, end(rank))) for rank in (0, 1)
     ]
     assert len((await coordinator.poll(1, Command.END, 1, LONG)).exits) == 2
-    await coordinator.assign(assignment())
-    assert [await each for each in standing] == [assignment()] * 2
+    await coordinator.assign(make_assignment())
+    assert [await task for task in standing] == [make_assignment()] * 2

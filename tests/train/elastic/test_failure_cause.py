@@ -35,17 +35,17 @@ def test_several_dead_processes_are_counted():
     ("failures", "dead", "blamed"),
     [
         ({0: BROKEN}, {1: "killed by SIGKILL"}, 1),
-        ({}, {0: "killed by SIGABRT", 1: "killed by SIGABRT"}, None),  # as where a collective hangs
+        ({}, {0: "killed by SIGABRT", 1: "killed by SIGABRT"}, None),  # a collective hangs
         ({0: BROKEN}, {1: "its node is lost (abc)"}, None),
         ({1: RuntimeError("uncorrectable ECC error encountered")}, {0: "killed by SIGABRT"}, 1),
         ({0: RuntimeError("CUDA error: unspecified launch failure")}, {}, None),
     ],
 )
-def test_a_failure_is_laid_to_a_node_only_where_one_rank_alone_shows_it(failures, dead, blamed):
+def test_a_failure_is_attributed_to_a_node_only_if_one_rank_shows_it(failures, dead, blamed):
     assert find_cause(failures, dead, {}, 0).rank == blamed
 
 
-def test_an_exception_of_a_ranks_own_is_told_from_what_follows_it():
+def test_a_ranks_own_exception_is_distinguished_from_consequences():
     failure = find_cause({0: BROKEN, 1: ValueError("first\nbad row 7\n")}, {}, {0: 9, 1: 8}, 0)
     assert failure.problem == "rank 1: ValueError: bad row 7 (1 more lost its connection then)"
     assert (failure.exception, failure.step) == ("ValueError: bad row 7", 8)
@@ -57,17 +57,18 @@ SIZES_DIFFER = RuntimeError(
 )
 
 
-def test_what_a_collective_refuses_is_told_before_the_connections_that_it_costs():
+def test_an_error_of_a_collective_comes_before_lost_connections():
     failure = find_cause({0: BROKEN, 1: SIZES_DIFFER, 2: BROKEN}, {}, {1: 0, 0: 0, 2: 0}, 0)
     assert failure.problem.startswith("rank 1: RuntimeError: [enforce fail at")
     assert failure.problem.endswith("(2 more lost their connection then)")
     assert "alltoallv.cc:138" in failure.exception
 
 
-def test_of_several_exceptions_that_which_was_raised_first_is_told():
+def test_the_earliest_of_several_exceptions_is_reported():
     raised = {0: ValueError("late"), 1: ValueError("early"), 2: BROKEN}
     assert find_cause(raised, {}, {2: 4, 1: 4, 0: 4}, 3).exception == "ValueError: early"
-    assert find_cause(raised, {}, {}, 3).exception == "ValueError: late"  # nothing tells
+    # No evidence of another cause.
+    assert find_cause(raised, {}, {}, 3).exception == "ValueError: late"
 
 
 def test_lost_connections_alone_are_nobodys_own():
@@ -97,36 +98,36 @@ def test_a_ranks_own_mistake_with_nccl_is_not_taken_for_the_loss_of_another(said
     ("said", "broken"),
     [
         ("CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`", 1),
-        ("CUDA error: unspecified launch failure", 0),  # a kernel that reads beyond its data
+        ("CUDA error: unspecified launch failure", 0),  # a kernel that reads out of bounds
         ("n7: this rank was given GPU 3, but CUDA sees 3 here (CUDA_VISIBLE_DEVICES='')", 1),
         ("CUDA error: device-side assert triggered", 0),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", 0),
         ("index 9 is out of bounds", 0),
     ],
 )
-def test_a_broken_device_is_told_from_a_program_that_is_wrong(said, broken):
+def test_a_broken_device_is_distinguished_from_a_bug(said, broken):
     failure = find_cause({0: BROKEN, 1: RuntimeError(said)}, {}, {1: 4}, 3)
     assert failure.rank == (1 if broken else None)
-    assert (failure.exception is None) == bool(broken)  # elsewhere it may not come again
+    assert (failure.exception is None) == bool(broken)  # on another device it may not occur again
 
 
-def test_a_process_that_died_is_laid_to_its_node_but_for_want_of_memory():
+def test_a_dead_process_is_attributed_to_its_node_unless_out_of_memory():
     assert find_cause({}, {2: "killed by SIGKILL"}, {}, 3).rank == 2
     assert find_cause({}, {2: describe_end(-9, True)}, {}, 3).rank is None
 
 
-def test_what_the_user_must_mend_is_raised():
+def test_an_error_that_the_user_must_fix_is_raised():
     with pytest.raises(DataError, match="tokens: gone"):
         find_cause({0: BROKEN, 1: DataError("tokens: gone")}, {0: "killed"}, {}, 3)
 
 
-def test_a_damaged_checkpoint_is_not_the_users_to_mend():
+def test_a_damaged_checkpoint_is_not_a_user_error():
     failure = find_cause({0: DamagedCheckpoint("model.safetensors: torn"), 1: BROKEN}, {}, {}, 3)
     assert failure.damaged
     assert failure.problem.endswith("model.safetensors: torn")
 
 
-def test_of_what_ray_says_at_length_of_memory_the_node_and_the_figures_are_left():
+def test_rays_long_message_about_memory_is_shortened_to_node_and_figures():
     said = (
         "Task was killed due to the node running low on memory.\nMemory on the node (IP: 10.0.0.7, "
         "ID: 5d33) was 2.46GB used / 23.54GB limit (0.104562)\nOOM kill reason: Memory usage 2626B"
@@ -155,8 +156,9 @@ def test_torchs_own_words_for_too_large_a_tensor_are_known():
     assert find_cause({0: too_large.value}, {}, {}, 3).memory
 
 
-def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then_told_what_to_set():
-    by_kernel, by_hand = describe_end(-9, True), describe_end(-9, False)
+def test_a_rank_killed_for_memory_is_tried_twice_and_then_an_error_with_settings():
+    by_kernel = describe_end(-9, True)
+    by_hand = describe_end(-9, False)
     patience = RestartPolicy(Faults(max_restarts=9), step=4)
     short = find_cause({0: BROKEN}, {1: by_kernel}, {0: 4}, 4)
     assert short.memory
@@ -166,7 +168,7 @@ def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_tried_twice_and_then
     assert not find_cause({0: BROKEN}, {1: by_hand}, {0: 4}, 4).memory
 
 
-def test_of_several_dead_ranks_the_one_that_had_no_memory_is_the_cause():
+def test_an_out_of_memory_rank_is_the_cause_among_dead_ranks():
     failure = find_cause({}, {0: "ended with 1", 1: describe_end(-9, True)}, {}, 0)
     assert failure.memory
     assert failure.problem.startswith("the process of rank 1 died (and 1 more): killed by the kern")
@@ -174,7 +176,8 @@ def test_of_several_dead_ranks_the_one_that_had_no_memory_is_the_cause():
 
 def test_ranks_of_which_none_says_that_it_waits_are_not_absent():
     said = {"event": "collectives_dumped", "attempt": 2}
-    waits, older = said | {"rank": 1, "waits_in": "gloo:barrier"}, {"attempt": 1}
+    waits = said | {"rank": 1, "waits_in": "gloo:barrier"}
+    older = {"attempt": 1}
     assert find_absent_ranks([], 2, 3) == frozenset()
     assert find_absent_ranks([said | {"rank": 0, "waits_in": None}], 2, 3) == frozenset()
     assert find_absent_ranks([waits | older, {"event": "checkpoint"}], 2, 3) == frozenset()

@@ -41,12 +41,12 @@ def test_as_many_workers_as_there_is_lasting_room_for(nodes, allowed, size):
     [
         (2, "AB", True, [A, B], None),
         (1, "A", True, [A, B], "grow"),
-        (1, "A", False, [A, B], None),  # not before it got on
-        (2, "AB", True, [A, B, C], None),  # no more are allowed
+        (1, "A", False, [A, B], None),  # not before it made progress
+        (2, "AB", True, [A, B, C], None),  # no more nodes may be excluded
         (2, "AB", True, [A, GOING], "drain"),
-        (2, "AB", False, [A, GOING], None),  # else it might never get on
+        (2, "AB", False, [A, GOING], None),  # otherwise it might never make progress
         (1, "A", True, [A, GOING], None),  # a node that it does not use
-        (2, "AB", True, [A], None),  # a lost node ends the attempt by itself
+        (2, "AB", True, [A], None),  # a lost node ends the attempt anyway
     ],
 )
 def test_an_attempt_leaves_for_more_nodes_or_off_one_that_is_taken_away(
@@ -58,22 +58,22 @@ def test_an_attempt_leaves_for_more_nodes_or_off_one_that_is_taken_away(
 FAULTS = Faults(hang_seconds=2.0, hang_steps=10.0, start_limit=60.0)
 
 
-def heartbeat(rank=0, count=1, usual=True, seconds=0.1, doing="train"):
+def make_heartbeat(rank=0, count=1, usual=True, seconds=0.1, doing="train"):
     return Heartbeat(rank, (), "A", count, 5, doing, usual, seconds)
 
 
 def test_a_rank_hangs_when_its_beat_stays_the_same_for_too_long():
     detector = HangDetector(FAULTS, 2, now=0.0)
-    assert detector.update({0: heartbeat(0), 1: heartbeat(1)}, 0.0) is None
-    assert detector.update({0: heartbeat(0, count=2), 1: heartbeat(1)}, 1.9) is None
-    hang = detector.update({0: heartbeat(0, count=3), 1: heartbeat(1)}, 2.1)
+    assert detector.update({0: make_heartbeat(0), 1: make_heartbeat(1)}, 0.0) is None
+    assert detector.update({0: make_heartbeat(0, count=2), 1: make_heartbeat(1)}, 1.9) is None
+    hang = detector.update({0: make_heartbeat(0, count=3), 1: make_heartbeat(1)}, 2.1)
     assert hang is not None and (hang.rank, hang.silent, hang.allowed) == (1, 2.1, 2.0)
     assert "rank 1 hangs: no progress for 2.1 s" in str(hang)
 
 
 def test_slow_steps_are_given_more_time():
     detector = HangDetector(FAULTS, 1, now=0.0)
-    slow = {0: heartbeat(seconds=3.0)}
+    slow = {0: make_heartbeat(seconds=3.0)}
     assert detector.update(slow, 0.0) is None
     assert detector.update(slow, 29.9) is None
     assert detector.update(slow, 30.1) is not None
@@ -81,9 +81,13 @@ def test_slow_steps_are_given_more_time():
 
 @pytest.mark.parametrize(
     "first",
-    [heartbeat(usual=False), heartbeat(seconds=None), heartbeat(usual=False, doing="evaluate")],
+    [
+        make_heartbeat(usual=False),
+        make_heartbeat(seconds=None),
+        make_heartbeat(usual=False, doing="evaluate"),
+    ],
 )
-def test_what_is_done_for_the_first_time_may_be_compiling(first):
+def test_the_first_time_of_an_activity_may_include_compilation(first):
     detector = HangDetector(FAULTS, 1, now=0.0)
     assert detector.update({0: first}, 0.0) is None
     assert detector.update({0: first}, 59.0) is None
@@ -92,31 +96,32 @@ def test_what_is_done_for_the_first_time_may_be_compiling(first):
 
 def test_a_rank_that_never_says_a_word_hangs_too():
     detector = HangDetector(FAULTS, 2, now=0.0)
-    assert detector.update({0: heartbeat(count=1)}, 59.0) is None
-    hang = detector.update({0: heartbeat(count=2)}, 60.5)
+    assert detector.update({0: make_heartbeat(count=1)}, 59.0) is None
+    hang = detector.update({0: make_heartbeat(count=2)}, 60.5)
     assert hang is not None and hang.rank == 1
 
 
 @given(st.lists(st.floats(0.01, 1.99), max_size=50))
-def test_a_rank_that_goes_on_never_hangs(gaps):
-    detector, now = HangDetector(FAULTS, 1, now=0.0), 0.0
+def test_a_rank_with_progress_never_counts_as_hung(gaps):
+    detector = HangDetector(FAULTS, 1, now=0.0)
+    now = 0.0
     for count, gap in enumerate(gaps):
         now += gap
-        assert detector.update({0: heartbeat(count=count)}, now) is None
+        assert detector.update({0: make_heartbeat(count=count)}, now) is None
 
 
-def killed(step=0):
+def make_kill(step=0):
     return Failure("rank 1 died", "Ray", step)
 
 
-def raised(step, what="ValueError: bad row"):
+def make_exception(step, what="ValueError: bad row"):
     return Failure(f"rank 0: {what}", "Ray", step, exception=what)
 
 
 @given(st.integers(0, 6))
 def test_so_many_restarts_without_a_new_checkpoint_and_no_more(allowed):
     policy = RestartPolicy(Faults(max_restarts=allowed), step=0)
-    verdicts = [policy.decide_after(killed(), newest=0) for _ in range(allowed + 1)]
+    verdicts = [policy.decide_after(make_kill(), newest=0) for _ in range(allowed + 1)]
     assert not any(isinstance(verdict, GiveUp) for verdict in verdicts[:-1])
     assert isinstance(verdicts[-1], GiveUp)
     assert f"no progress beyond step 0, attempts: {allowed + 1}" in verdicts[-1].reason
@@ -124,12 +129,14 @@ def test_so_many_restarts_without_a_new_checkpoint_and_no_more(allowed):
 
 def test_a_new_checkpoint_restores_the_patience():
     policy = RestartPolicy(Faults(max_restarts=1), step=0)
-    assert [policy.decide_after(killed(step), newest=step) for step in range(1, 50)] == [0.0] * 49
+    assert [policy.decide_after(make_kill(step), newest=step) for step in range(1, 50)] == [
+        0.0
+    ] * 49
 
 
 def test_the_first_restart_waits_for_nothing_and_each_further_one_longer():
     policy = RestartPolicy(Faults(max_restarts=9, back_off=1.0, longest_back_off=5.0), step=0)
-    assert [policy.decide_after(killed(), newest=0) for _ in range(6)] == [
+    assert [policy.decide_after(make_kill(), newest=0) for _ in range(6)] == [
         0.0,
         1.0,
         2.0,
@@ -141,8 +148,8 @@ def test_the_first_restart_waits_for_nothing_and_each_further_one_longer():
 
 def test_the_same_exception_at_the_same_step_twice_ends_the_run():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    assert policy.decide_after(raised(6), newest=4) == 0.0
-    verdict = policy.decide_after(raised(6), newest=4)
+    assert policy.decide_after(make_exception(6), newest=4) == 0.0
+    verdict = policy.decide_after(make_exception(6), newest=4)
     assert isinstance(verdict, GiveUp)
     assert "the same failure at step 6 twice in a row" in verdict.reason
     assert "ValueError: bad row" in verdict.reason
@@ -150,29 +157,34 @@ def test_the_same_exception_at_the_same_step_twice_ends_the_run():
 
 def test_two_failures_are_the_same_whatever_the_numbers_in_them():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    policy.decide_after(raised(6, "ClusterError: events/0179.0fef4400.jsonl: no"), newest=4)
-    again = raised(6, "ClusterError: events/0188.ab12.jsonl: no")
+    policy.decide_after(make_exception(6, "ClusterError: events/0179.0fef4400.jsonl: no"), newest=4)
+    again = make_exception(6, "ClusterError: events/0188.ab12.jsonl: no")
     assert isinstance(policy.decide_after(again, newest=4), GiveUp)
 
 
 @pytest.mark.parametrize(
-    "second", [raised(7), raised(6, "OSError: gone"), killed(6)], ids=["step", "message", "death"]
+    "second",
+    [make_exception(7), make_exception(6, "OSError: gone"), make_kill(6)],
+    ids=["step", "message", "death"],
 )
 def test_another_failure_or_another_step_is_tried_again(second):
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    policy.decide_after(raised(6), newest=4)
+    policy.decide_after(make_exception(6), newest=4)
     assert not isinstance(policy.decide_after(second, newest=4), GiveUp)
 
 
 def test_processes_that_die_at_the_same_step_are_tried_again():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    policy.decide_after(killed(6), newest=4)
-    assert not isinstance(policy.decide_after(killed(6), newest=4), GiveUp)
+    policy.decide_after(make_kill(6), newest=4)
+    assert not isinstance(policy.decide_after(make_kill(6), newest=4), GiveUp)
 
 
-def test_what_came_before_another_failure_is_tried_again():
+def test_a_failure_before_a_different_one_is_tried_again():
     policy = RestartPolicy(Faults(max_restarts=9), step=4)
-    verdicts = [policy.decide_after(each, newest=4) for each in (raised(6), killed(6), raised(6))]
+    verdicts = [
+        policy.decide_after(failure, newest=4)
+        for failure in (make_exception(6), make_kill(6), make_exception(6))
+    ]
     assert not any(isinstance(verdict, GiveUp) for verdict in verdicts)
 
 

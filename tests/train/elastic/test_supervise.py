@@ -1,4 +1,4 @@
-"""The supervisor against a cluster that plays what it is told, on a clock of its own."""
+"""The supervisor, with a scripted cluster and a simulated clock."""
 
 import dataclasses
 import os
@@ -27,10 +27,11 @@ STEPS = 12
 
 
 class Clock:
-    """Time that passes only when someone waits, and what happens at which time."""
+    """Clock that advances only when code waits, with events at given times."""
 
     def __init__(self):
-        self.now, self.plan = 100.0, []
+        self.now = 100.0
+        self.plan = []
 
     def monotonic(self):
         return self.now
@@ -44,23 +45,29 @@ class Clock:
 
 @dataclasses.dataclass
 class Play:
-    """What an attempt does if nobody interferes: a step a second, a checkpoint at its end."""
+    """Script of an attempt without disturbance: a step a second, a checkpoint at its end."""
 
     steps: int = STEPS  # then it ends
-    problem: str | Exception | None = None  # how
-    saves: bool = True  # where it ended
+    problem: str | Exception | None = None  # the reason of its end
+    saves: bool = True  # saves a checkpoint where it ends
     exception: str | None = None
-    hears: bool = True  # a request to stop
-    stuck_at: int | None = None  # a step after which nothing moves
-    mortal: bool = True  # Ray notices a kill
+    hears: bool = True  # hears a stop request
+    stuck_at: int | None = None  # a step after which there is no progress
+    mortal: bool = True  # dies when Ray kills it
     damaged: bool = False
-    node: str | None = None  # by which it failed
+    node: str | None = None  # the node that failed
 
 
 class Group:
     def __init__(self, cluster, play, attempt, workers):
-        self.cluster, self.play, self.attempt, self.workers = cluster, play, attempt, workers
-        self.began, self.over, self.asked, self.killed = cluster.clock.now, False, False, 0
+        self.cluster = cluster
+        self.play = play
+        self.attempt = attempt
+        self.workers = workers
+        self.began = cluster.clock.now
+        self.over = False
+        self.asked = False
+        self.killed = 0
         self.released = False
 
     def step(self):
@@ -82,7 +89,8 @@ class Group:
         return self.over
 
     def _end(self, problem):
-        self.over, self.problem = True, problem
+        self.over = True
+        self.problem = problem
         if self.play.saves:
             self.cluster.save(self.step(), self.attempt)
 
@@ -109,7 +117,8 @@ class Group:
     def kill(self):
         self.killed += 1
         if self.play.mortal:
-            self.over, self.problem = True, "the process of rank 0 died"
+            self.over = True
+            self.problem = "the process of rank 0 died"
 
     def release(self):
         self.released = True
@@ -117,11 +126,17 @@ class Group:
 
 class FakeCluster:
     def __init__(self, clock, plays):
-        self.clock, self.plays = clock, list(plays)
-        self.groups, self.checkpoints, self.rooms, self.draining = [], [], {"node0": 1}, set()
-        self.avoided, self.laid_out = [], []  # by each attempt
-        self.waits = []  # s between looks at attempts
-        self.lost, self.ours = [], True
+        self.clock = clock
+        self.plays = list(plays)
+        self.groups = []
+        self.checkpoints = []
+        self.rooms = {"node0": 1}
+        self.draining = set()
+        self.avoided = []  # one item for each attempt
+        self.laid_out = []  # one item for each attempt
+        self.waits = []  # s between polls of attempts
+        self.lost = []
+        self.ours = True
 
     def abandon(self, lost):
         self.lost.append(lost)
@@ -153,7 +168,10 @@ class FakeCluster:
 
 @pytest.fixture
 def play(tmp_path, monkeypatch):
-    """`play(Play(…), Play(…))`: run those attempts; the cluster, and the outcome or the error."""
+    """Return `play(Play(…), Play(…))`.
+
+    It runs these attempts, and returns the cluster and the outcome or the error.
+    """
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
 
@@ -162,11 +180,11 @@ def play(tmp_path, monkeypatch):
         cluster = FakeCluster(clock, plays)
         cluster.folder = job.folder
         cluster.rooms = rooms or {f"node{rank}": 1 for rank in range(parse_bounds(workers).most)}
-        monkeypatch.setattr(module, "find_newest_valid", newest_of(cluster, damages))
+        monkeypatch.setattr(module, "find_newest_valid", make_find_newest(cluster, damages))
         clock.plan = [(clock.now + seconds, lambda do=do: do(cluster)) for seconds, do in at]
         with StopRequests(job.folder) as stop:
             try:
-                units = [each.unit for each in dict(layouts).values()] or [1]
+                units = [layout.unit for layout in dict(layouts).values()] or [1]
                 outcome = supervise(job, parse_bounds(workers, units), cluster, stop)
             except (ClusterError, Unfinished, DataError) as error:
                 outcome = error
@@ -177,8 +195,8 @@ def play(tmp_path, monkeypatch):
     return run
 
 
-def newest_of(cluster, damages=()):
-    """Stands in for `find_newest_valid`."""
+def make_find_newest(cluster, damages=()):
+    """Return a replacement for `find_newest_valid`."""
 
     def newest(folder, **how):
         by_step = {checkpoint.step: checkpoint for checkpoint in cluster.checkpoints}
@@ -187,43 +205,43 @@ def newest_of(cluster, damages=()):
     return newest
 
 
-def kinds(folder):
+def list_kinds(folder):
     return [event["event"] for event in folder.read_events()]
 
 
-def only(folder, kind):
+def find_only_event(folder, kind):
     (found,) = [event for event in folder.read_events() if event["event"] == kind]
     return found
 
 
-def resumed(folder):
+def list_resumed(folder):
     return [attempt.resumed_step for attempt in folder.read_attempts()]
 
 
-def whys(folder):
+def list_reasons(folder):
     return [event["why"] for event in folder.read_events() if event["event"] == "attempt_started"]
 
 
 def test_a_run_without_faults_is_one_attempt(play):
     _, outcome = play(Play())
     assert (outcome.checkpoint.step, outcome.restarts) == (STEPS, 0)
-    assert kinds(play.folder) == ["attempt_started", "attempt_stopped", "finished"]
+    assert list_kinds(play.folder) == ["attempt_started", "attempt_stopped", "finished"]
 
 
 def test_a_run_that_another_driver_took_over_says_once_that_it_is_finished(play):
-    """The other one ends it while the attempt of this one is still under way."""
+    """The other driver ends the run while this driver's attempt is still in progress."""
 
     def take_over(cluster):
         play(Play())
 
     play(Play(), at=[(2, take_over)])
-    assert kinds(play.folder).count("finished") == 1
+    assert list_kinds(play.folder).count("finished") == 1
 
 
 def test_a_driver_that_finds_its_run_at_the_end_does_not_say_so_again(play):
     for _ in range(2):
         play(Play())
-    assert kinds(play.folder).count("finished") == 1
+    assert list_kinds(play.folder).count("finished") == 1
 
 
 def test_a_run_whose_folder_is_removed_ends_at_once_and_says_so(play):
@@ -237,18 +255,18 @@ def test_a_run_whose_folder_is_removed_ends_at_once_and_says_so(play):
     assert cluster.groups[0].killed and play.clock.now < 100 + STEPS
 
 
-def test_it_is_looked_at_twice_a_step(play):
+def test_an_attempt_is_polled_twice_a_step(play):
     cluster, _ = play(Play())
     first, *others = cluster.waits
     assert first == module.POLL and set(others) == {0.5}
 
 
-def test_each_attempt_goes_on_from_the_newest_checkpoint(play):
+def test_each_attempt_resumes_at_the_newest_checkpoint(play):
     cluster, outcome = play(Play(4, "killed"), Play(8, "killed"), Play())
-    assert resumed(play.folder) == [0, 4, 8]
+    assert list_resumed(play.folder) == [0, 4, 8]
     assert (outcome.checkpoint.step, outcome.checkpoint.attempt, outcome.restarts) == (12, 3, 2)
     failed = ["attempt_started", "attempt_failed"]
-    assert kinds(play.folder) == [
+    assert list_kinds(play.folder) == [
         *failed,
         *failed,
         "attempt_started",
@@ -256,7 +274,7 @@ def test_each_attempt_goes_on_from_the_newest_checkpoint(play):
         "finished",
     ]
     assert [group.released for group in cluster.groups] == [True, True, False]
-    assert whys(play.folder) == ["start", "fault", "fault"]
+    assert list_reasons(play.folder) == ["start", "fault", "fault"]
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 3])
@@ -265,13 +283,13 @@ def test_attempts_without_progress_are_bounded(play, allowed):
     assert isinstance(error, ClusterError)
     attempts = f"attempts: {allowed + 1}; the last: rank 3: out of memory"
     assert str(error).endswith(f"no progress beyond step 0, {attempts}")
-    assert resumed(play.folder) == [0] * (allowed + 1)
+    assert list_resumed(play.folder) == [0] * (allowed + 1)
 
 
 def test_attempts_that_end_well_but_leave_nothing_are_bounded_too(play):
     _, error = play(*[Play(saves=False)] * 10, max_restarts=2)
     assert "it left no whole checkpoint behind" in str(error)
-    assert len(resumed(play.folder)) == 3
+    assert len(list_resumed(play.folder)) == 3
 
 
 def test_the_same_exception_at_the_same_step_twice_ends_the_run(play):
@@ -292,7 +310,7 @@ def test_back_off_is_waited_and_put_on_record(play):
     assert outcome.checkpoint.step == STEPS
 
 
-def test_what_the_user_must_mend_ends_the_run_at_once_and_leaves_no_one_behind(play):
+def test_a_user_error_ends_the_run_at_once_and_leaves_no_process(play):
     cluster, error = play(Play(2, DataError("tokens: gone")))
     assert str(error) == "tokens: gone"
     assert cluster.groups[0].killed == 1
@@ -316,15 +334,15 @@ def test_a_hang_is_seen_and_all_ranks_are_killed(play):
         Play(stuck_at=5, saves=False), Play(), workers=2, hang_seconds=3.0, hang_steps=4.0
     )
     assert [group.killed > 0 for group in cluster.groups] == [True, False]
-    seen = only(play.folder, "hang_seen")
+    seen = find_only_event(play.folder, "hang_seen")
     assert seen["step"] == 5 and "hangs: no progress for 4." in seen["problem"]
-    failed = only(play.folder, "attempt_failed")
+    failed = find_only_event(play.folder, "attempt_failed")
     assert (failed["seen_by"], failed["problem"]) == ("heartbeats", seen["problem"])
     assert outcome.restarts == 1
 
 
-def waits(rank, name):
-    """A rank of the first attempt writes, before it is ended, what it waits in."""
+def write_dump(rank, name):
+    """Return an action: a rank of the first attempt reports its collective before it is ended."""
 
     def record(cluster):
         where = {"rank": rank, "step": 5, "doing": "train", "file": "-"}
@@ -336,18 +354,18 @@ def waits(rank, name):
 @pytest.mark.parametrize(
     ("dumps", "absent"),
     [
-        ({0: "gloo:all_reduce", 2: "gloo:all_reduce"}, 1),  # too still to write anything
+        ({0: "gloo:all_reduce", 2: "gloo:all_reduce"}, 1),  # too stuck to report
         ({0: "gloo:all_reduce", 1: None, 2: "gloo:all_reduce"}, 1),
-        ({0: "gloo:all_reduce"}, None),  # of two nodes
+        ({0: "gloo:all_reduce"}, None),  # ranks 1 and 2 are on two nodes
         ({0: "gloo:all_reduce", 1: "gloo:all_reduce", 2: "gloo:all_reduce"}, None),
         ({0: None, 1: None, 2: None}, None),
         ({}, None),
     ],
 )
-def test_a_hang_is_laid_to_the_one_node_whose_ranks_the_others_wait_for(play, dumps, absent):
-    at = [(8.0, waits(rank, name)) for rank, name in dumps.items()]
+def test_a_hang_is_attributed_to_the_only_node_that_others_wait_for(play, dumps, absent):
+    at = [(8.0, write_dump(rank, name)) for rank, name in dumps.items()]
     play(Play(stuck_at=5, saves=False), Play(), workers=3, at=at, hang_seconds=4.0)
-    failed = only(play.folder, "attempt_failed")
+    failed = find_only_event(play.folder, "attempt_failed")
     assert failed["problem"].endswith(f"; the others wait for rank {absent}") == bool(absent)
     assert failed.get("node") == (None if absent is None else f"node{absent}")
 
@@ -359,13 +377,13 @@ def test_a_killed_attempt_that_ray_never_ends_is_left(play):
 
 def test_a_run_grows_when_nodes_come_without_losing_a_step(play):
     cluster, outcome = play(
-        Play(), Play(), workers=(1, 2), rooms={"node0": 1}, at=[(4.5, comes("node1"))]
+        Play(), Play(), workers=(1, 2), rooms={"node0": 1}, at=[(4.5, add_node_named("node1"))]
     )
     first, second = cluster.groups
     assert (first.workers, second.workers) == (1, 2)
     stopped = [e["step"] for e in play.folder.read_events() if e["event"] == "attempt_stopped"]
-    assert resumed(play.folder) == [0, stopped[0]] and 4 < stopped[0] < 8
-    assert whys(play.folder) == ["start", "grow"]
+    assert list_resumed(play.folder) == [0, stopped[0]] and 4 < stopped[0] < 8
+    assert list_reasons(play.folder) == ["start", "grow"]
     assert first.killed == 0
     assert outcome.checkpoint.step == STEPS
 
@@ -375,36 +393,39 @@ def test_nodes_that_come_and_go_at_once_move_nothing(play):
         Play(),
         workers=(1, 2),
         rooms={"node0": 1},
-        at=[(4.5, comes("node1")), (5.5, goes("node1"))],
+        at=[(4.5, add_node_named("node1")), (5.5, lose_node("node1"))],
         settle=2.0,
     )
     assert len(cluster.groups) == 1
 
 
 def test_a_drain_notice_moves_the_run_without_losing_a_step(play):
-    cluster, outcome = play(Play(), Play(), workers=(1, 2), at=[(3.5, drains("node1"))])
+    cluster, outcome = play(Play(), Play(), workers=(1, 2), at=[(3.5, drain_node("node1"))])
     assert [group.workers for group in cluster.groups] == [2, 1]
-    stopped = only(play.folder, "node_draining")
+    stopped = find_only_event(play.folder, "node_draining")
     assert stopped["nodes"] == ["node1"]
-    assert resumed(play.folder)[1] == outcome.checkpoint.step - (STEPS - resumed(play.folder)[1])
-    assert resumed(play.folder)[1] >= 3
-    assert whys(play.folder) == ["start", "drain"]
+    assert list_resumed(play.folder)[1] == outcome.checkpoint.step - (
+        STEPS - list_resumed(play.folder)[1]
+    )
+    assert list_resumed(play.folder)[1] >= 3
+    assert list_reasons(play.folder) == ["start", "drain"]
 
 
 def test_a_lost_node_shrinks_the_run(play):
     cluster, outcome = play(
-        Play(4, "its node lost"), Play(), workers=(1, 2), at=[(3.5, goes("node1"))]
+        Play(4, "its node lost"), Play(), workers=(1, 2), at=[(3.5, lose_node("node1"))]
     )
     assert [group.workers for group in cluster.groups] == [2, 1]
-    assert whys(play.folder) == ["start", "shrink"]
+    assert list_reasons(play.folder) == ["start", "shrink"]
     assert outcome.restarts == 1
 
 
-SHARED, WHOLE = FSDP(tensor={"ranks": 2}), FSDP()
+SHARED = FSDP(tensor={"ranks": 2})
+WHOLE = FSDP()
 LAYOUTS = ((2, SHARED), (1, WHOLE))
 
 
-def test_a_run_goes_on_in_a_smaller_layout_and_comes_back_to_its_own(play):
+def test_a_run_continues_in_a_smaller_layout_and_returns_to_its_own(play):
     lost = Play(4, "the process of rank 1 died", saves=True)
     cluster, outcome = play(
         lost,
@@ -418,7 +439,7 @@ def test_a_run_goes_on_in_a_smaller_layout_and_comes_back_to_its_own(play):
         ],
     )
     assert outcome.checkpoint.step == STEPS
-    assert whys(play.folder) == ["start", "shrink", "grow"]
+    assert list_reasons(play.folder) == ["start", "shrink", "grow"]
     assert cluster.laid_out == [SHARED, WHOLE, SHARED]
     events = list(play.folder.read_events())
     started = [event["layout"] for event in events if event["event"] == "attempt_started"]
@@ -432,9 +453,9 @@ def test_a_run_goes_on_in_a_smaller_layout_and_comes_back_to_its_own(play):
 def test_another_driver_knows_in_which_layout_the_run_was(play):
     lost = Play(0, "killed", saves=False)
     play(lost, workers=(1, 2), layouts=LAYOUTS, rooms={"node0": 1}, max_restarts=0)
-    assert "layout_changed" not in kinds(play.folder)
+    assert "layout_changed" not in list_kinds(play.folder)
     play(Play(), workers=(1, 2), layouts=LAYOUTS)
-    assert only(play.folder, "layout_changed")["before"] == "FSDP"
+    assert find_only_event(play.folder, "layout_changed")["before"] == "FSDP"
 
 
 def test_room_that_is_not_yet_seen_as_free_shrinks_nothing(play):
@@ -442,10 +463,10 @@ def test_room_that_is_not_yet_seen_as_free_shrinks_nothing(play):
         Play(4, "the process of rank 1 died"),
         Play(),
         workers=(1, 2),
-        at=[(3.5, is_taken("node1")), (5.0, comes("node1"))],
+        at=[(3.5, is_taken("node1")), (5.0, add_node_named("node1"))],
     )
     assert [group.workers for group in cluster.groups] == [2, 2]
-    assert whys(play.folder) == ["start", "fault"]
+    assert list_reasons(play.folder) == ["start", "fault"]
 
 
 LOST = "the raylet of this machine's Ray (process 7) was killed by SIGKILL"
@@ -454,13 +475,13 @@ LOST = "the raylet of this machine's Ray (process 7) was killed by SIGKILL"
 def test_a_cluster_that_is_lost_is_left_and_begun_again(play):
     cluster, outcome = play(Play(4, ClusterLost(LOST)), Play())
     assert [str(lost) for lost in cluster.lost] == [LOST]
-    assert not cluster.groups[0].released  # there is nobody to ask for it
-    assert only(play.folder, "cluster_lost")["problem"] == LOST
-    assert only(play.folder, "attempt_failed")["problem"] == LOST
-    assert (resumed(play.folder), outcome.checkpoint.step) == ([0, 4], STEPS)
+    assert not cluster.groups[0].released  # no worker is left to ask
+    assert find_only_event(play.folder, "cluster_lost")["problem"] == LOST
+    assert find_only_event(play.folder, "attempt_failed")["problem"] == LOST
+    assert (list_resumed(play.folder), outcome.checkpoint.step) == ([0, 4], STEPS)
 
 
-def test_a_loss_is_told_before_what_is_left_is_ended_which_takes_seconds(play, caplog, monkeypatch):
+def test_a_loss_is_logged_before_the_remaining_ranks_are_ended(play, caplog, monkeypatch):
     told = []
     monkeypatch.setattr(FakeCluster, "abandon", lambda self, lost: told.append(caplog.messages[-1]))
     play(Play(4, ClusterLost(LOST)), Play())
@@ -481,7 +502,7 @@ def is_anothers(cluster):
 def test_a_cluster_that_is_lost_time_and_again_is_given_up(play):
     _, error = play(*[Play(0, ClusterLost(LOST))] * 9, max_restarts=2)
     assert isinstance(error, ClusterError) and str(error).endswith(LOST)
-    assert len(resumed(play.folder)) == 3
+    assert len(list_resumed(play.folder)) == 3
 
 
 def test_a_stop_names_the_step_that_is_saved_by_then(play):
@@ -490,10 +511,12 @@ def test_a_stop_names_the_step_that_is_saved_by_then(play):
         os.kill(os.getpid(), signal.SIGTERM)
 
     _, error = play(
-        Play(4, "its node lost"), at=[(3.5, goes("node0")), (9.0, saved_late)], wait_for_nodes=60
+        Play(4, "its node lost"),
+        at=[(3.5, lose_node("node0")), (9.0, saved_late)],
+        wait_for_nodes=60,
     )
     assert "step 8 of 12 is saved" in str(error)
-    assert only(play.folder, "run_stopped")["step"] == 8
+    assert find_only_event(play.folder, "run_stopped")["step"] == 8
 
 
 def test_with_too_few_nodes_a_run_waits_for_more(play):
@@ -501,16 +524,16 @@ def test_with_too_few_nodes_a_run_waits_for_more(play):
         Play(4, "its node lost"),
         Play(),
         workers=2,
-        at=[(3.5, goes("node1")), (60.0, comes("node2"))],
+        at=[(3.5, lose_node("node1")), (60.0, add_node_named("node2"))],
     )
-    assert only(play.folder, "waiting_for_nodes")["capacity"] == 1
+    assert find_only_event(play.folder, "waiting_for_nodes")["capacity"] == 1
     assert [group.workers for group in cluster.groups] == [2, 2]
     assert play.clock.now >= 160 and outcome.checkpoint.step == STEPS
 
 
-def test_and_gives_up_after_the_time_it_was_told(play):
+def test_a_run_gives_up_after_its_time_limit(play):
     lost = Play(4, "its node lost")
-    _, error = play(lost, workers=2, at=[(3.5, goes("node1"))], wait_for_nodes=100.0)
+    _, error = play(lost, workers=2, at=[(3.5, lose_node("node1"))], wait_for_nodes=100.0)
     assert isinstance(error, ClusterError)
     assert "the run is at step 4; for 100 s, the cluster had no space for workers = 2" in str(error)
 
@@ -521,17 +544,17 @@ def test_a_request_to_stop_ends_the_run_whole(play):
     step = cluster.checkpoints[-1].step
     assert 5 <= step < 8
     assert f"stopped by SIGTERM; step {step} of {STEPS} is saved" in str(ended)
-    assert kinds(play.folder)[-3:] == ["stop_requested", "attempt_stopped", "run_stopped"]
+    assert list_kinds(play.folder)[-3:] == ["stop_requested", "attempt_stopped", "run_stopped"]
     assert cluster.groups[0].killed == 0
 
 
-def test_who_does_not_stop_within_the_grace_is_killed_and_the_last_checkpoint_stands(play):
+def test_a_rank_that_does_not_stop_in_time_is_killed_and_the_checkpoint_kept(play):
     first = Play(4, "killed")
     deaf = Play(hears=False, stuck_at=6, saves=False)
     cluster, ended = play(first, deaf, at=[(8.0, ask)], grace=5.0, hang_seconds=99.0)
     assert isinstance(ended, Unfinished) and "step 4 of" in str(ended)
     assert cluster.groups[1].killed > 0
-    assert only(play.folder, "grace_over")["problem"].endswith("within the 5 s of grace")
+    assert find_only_event(play.folder, "grace_over")["problem"].endswith("within the 5 s of grace")
 
 
 def test_an_attempt_that_went_back_from_a_spike_is_no_failure(play):
@@ -539,8 +562,8 @@ def test_an_attempt_that_went_back_from_a_spike_is_no_failure(play):
         play.folder.take_attempt(0, skip=(3, 9))
 
     _, outcome = play(Play(5, saves=False), Play(), at=[(3.0, goes_back)], max_restarts=0)
-    assert whys(play.folder) == ["start", "rollback"]
-    assert "attempt_failed" not in kinds(play.folder)
+    assert list_reasons(play.folder) == ["start", "rollback"]
+    assert "attempt_failed" not in list_kinds(play.folder)
     assert (outcome.checkpoint.step, outcome.restarts) == (STEPS, 1)
 
 
@@ -554,7 +577,7 @@ def test_a_fault_while_stopping_is_still_a_stop(play, allowed):
 def test_a_run_that_waits_for_nodes_can_be_stopped(play):
     _, ended = play(workers=2, rooms={"node0": 1}, at=[(50.0, ask)])
     assert isinstance(ended, Unfinished)
-    assert kinds(play.folder) == ["waiting_for_nodes", "run_stopped"]
+    assert list_kinds(play.folder) == ["waiting_for_nodes", "run_stopped"]
 
 
 def test_a_stop_that_comes_too_late_finds_the_run_finished(play):
@@ -565,7 +588,7 @@ def test_a_stop_that_comes_too_late_finds_the_run_finished(play):
 def test_a_stop_file_stops_the_run_and_is_gone_then(play):
     file = Path(play.folder.path, "stop")
     _, ended = play(Play(), at=[(2.0, lambda cluster: file.touch())])
-    # Looked at by the real clock: once, at the start.
+    # The real clock: the cluster was polled once, at the start.
     assert not isinstance(ended, Unfinished)
     _, ended = play(Play())
     assert isinstance(ended, Unfinished) and "stopped by the file" in str(ended)
@@ -575,17 +598,17 @@ def test_a_stop_file_stops_the_run_and_is_gone_then(play):
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
-def test_whatever_happens_a_run_ends_and_its_steps_never_go_back(data):
-    """Any faults, drains and growth: no attempt resumes before the newest checkpoint."""
-    # pytest's fixtures are of one example only: each is a run of its own.
+def test_a_run_always_ends_and_never_resumes_before_its_checkpoint(data):
+    """Draw faults, drains and growth: no attempt resumes before the newest checkpoint."""
+    # pytest's fixtures do not reset between examples, and each example is a separate run.
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock()
         patch.setattr(module, "time", clock)
         patch.setattr(module.log, "warning", lambda *said: None)
-        _one_life(data, clock, patch)
+        _play_random_run(data, clock, patch)
 
 
-def _one_life(data, clock, patch):
+def _play_random_run(data, clock, patch):
     plays = data.draw(
         st.lists(
             st.builds(
@@ -603,11 +626,11 @@ def _one_life(data, clock, patch):
     cluster.rooms = {"node0": 1, "node1": 1}
     for _ in range(data.draw(st.integers(0, 6))):
         node = data.draw(st.sampled_from(["node1", "node2"]))
-        do = data.draw(st.sampled_from([comes, goes, drains]))(node)
+        do = data.draw(st.sampled_from([add_node_named, lose_node, drain_node]))(node)
         clock.plan.append((clock.now + data.draw(st.floats(0, 60)), lambda do=do: do(cluster)))
     folder = FakeFolder()
     patch.setattr(module, "RunFolder", lambda path: folder)
-    patch.setattr(module, "find_newest_valid", newest_of(cluster))
+    patch.setattr(module, "find_newest_valid", make_find_newest(cluster))
     faults = Faults(hang_seconds=3.0, start_limit=20.0, wait_for_nodes=40.0)
     job = FakeJob("run", FakeTraining(faults))
     try:
@@ -661,7 +684,7 @@ class FakeTraining:
 class FakeJob:
     folder: str
     training: FakeTraining
-    layouts: tuple = ()  # by number of workers
+    layouts: tuple = ()  # layouts by number of workers
 
     def lay_out(self, workers):
         parallel = dict(self.layouts).get(workers, self.training.parallel)
@@ -670,7 +693,7 @@ class FakeJob:
 
 def test_a_node_by_which_enough_attempts_failed_is_avoided(play):
     bad = [Play(step, "killed", node="node1") for step in (2, 4, 6)]
-    # Its place is free and so is one that comes: neither is grown onto with it.
+    # The excluded node has a free place, and another one appears: the run grows onto neither.
     cluster, outcome = play(
         *bad[:2],
         Play(5, "killed", node="node0"),
@@ -681,8 +704,8 @@ def test_a_node_by_which_enough_attempts_failed_is_avoided(play):
     )
     assert cluster.avoided == [frozenset()] * 4 + [{"node1"}]
     assert [group.workers for group in cluster.groups] == [2, 2, 2, 2, 1]
-    assert whys(play.folder)[-1] == "shrink" and outcome.checkpoint.step == STEPS
-    said = only(play.folder, "node_quarantined")
+    assert list_reasons(play.folder)[-1] == "shrink" and outcome.checkpoint.step == STEPS
+    said = find_only_event(play.folder, "node_quarantined")
     assert (said["node"], said["faults"], said["step"]) == ("node1", 3, 6)
 
 
@@ -695,10 +718,12 @@ def test_another_driver_avoids_the_same_nodes(play):
 
 def test_a_faulty_node_is_used_while_there_is_no_room_without_it(play):
     bad = [Play(step, "killed", node="node1") for step in (2, 4)]
-    cluster, _ = play(*bad, Play(), workers=2, quarantine_after=1, at=[(3, comes("node2"))])
+    cluster, _ = play(
+        *bad, Play(), workers=2, quarantine_after=1, at=[(3, add_node_named("node2"))]
+    )
     assert cluster.avoided == [frozenset(), frozenset(), {"node1"}]
     events = ["node_needed", "node_quarantined"]
-    assert [kind for kind in kinds(play.folder) if kind.startswith("node_")] == events
+    assert [kind for kind in list_kinds(play.folder) if kind.startswith("node_")] == events
 
 
 class NoStop:
@@ -709,7 +734,7 @@ class NoStop:
         pass
 
 
-def comes(name):
+def add_node_named(name):
     return lambda cluster: cluster.rooms.update({name: 1})
 
 
@@ -717,11 +742,11 @@ def is_taken(name):
     return lambda cluster: cluster.rooms.update({name: 0})
 
 
-def goes(name):
+def lose_node(name):
     return lambda cluster: cluster.rooms.pop(name, None)
 
 
-def drains(name):
+def drain_node(name):
     return lambda cluster: cluster.draining.add(name)
 
 

@@ -12,7 +12,7 @@ from trainrig.parallel.precision import Precision
 from trainrig.train.elastic import trainer
 from trainrig.train.run.run_folder import RunFolder
 
-PATIENCE = 30.0  # s: a bound for what is broken
+PATIENCE = 30.0  # s: a bound for broken code
 
 
 def run(job, workers=1):
@@ -25,7 +25,7 @@ class Faulty:
 
     make: functools.partial
     step: int
-    mendable: bool = False  # by the user
+    mendable: bool = False  # the user can repair it
 
     def __call__(self):
         return dataclasses.replace(self, make=self.make())
@@ -43,18 +43,18 @@ class Faulty:
         return self.make.micro_batch(step, index)
 
 
-def reading_nothing_ahead(job, **changes):
-    """So that a fault in the data of a step comes after all steps before it."""
+def disable_prefetch(job, **changes):
+    """Return `job` without prefetch, so that bad data of a step fails after all earlier steps."""
     training = job.training.model_copy(update={"prefetch_steps": 0})
     return dataclasses.replace(job, training=training, **changes)
 
 
-def batches_that_are_gone():
+def make_missing_batches():
     raise DataError("tokens: no token shards here")
 
 
-def all_free():
-    """Whether Ray has all its CPUs to give, soon."""
+def are_all_cpus_free():
+    """Return whether all of Ray's CPUs become free within the bound."""
     import ray
 
     until = time.monotonic() + PATIENCE
@@ -67,7 +67,7 @@ def all_free():
 
 @pytest.fixture(scope="module")
 def cluster(local_ray):
-    """A local Ray whose workers get what is defined here by value."""
+    """Start a local Ray whose workers get this module's definitions by value."""
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -96,40 +96,38 @@ def test_a_run_in_numbers_that_its_cpus_emulate_is_warned_of_at_its_start(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_what_the_user_must_mend_ends_the_run_at_once(cluster, make_job, tmp_path):
-    job = dataclasses.replace(make_job(tmp_path), make_batches=batches_that_are_gone)
+def test_a_user_error_ends_the_run_at_once(cluster, make_job, tmp_path):
+    job = dataclasses.replace(make_job(tmp_path), make_batches=make_missing_batches)
     with pytest.raises(DataError, match=r"^tokens: no token shards here$"):
         run(job)
     assert len(RunFolder(job.folder).read_attempts()) == 1
-    assert all_free()
+    assert are_all_cpus_free()
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_what_the_user_must_mend_ends_the_run_at_once_when_one_of_two_workers_meets_it(
-    cluster, make_job, tmp_path, ahead
-):
+def test_a_user_error_of_one_worker_of_two_ends_the_run_at_once(cluster, make_job, tmp_path, ahead):
     job = make_job(tmp_path, training={"prefetch_steps": ahead})
     faulty = Faulty(job.make_batches, step=6, mendable=True)
     with pytest.raises(DataError, match=r"^tokens: changed; tokenize again$"):
         run(dataclasses.replace(job, make_batches=faulty), workers=2)
     assert len(RunFolder(job.folder).read_attempts()) == 1
-    assert all_free()
+    assert are_all_cpus_free()
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_worker_that_always_raises_is_given_up_with_its_reason(cluster, make_job, tmp_path):
     job = make_job(tmp_path)
-    job = reading_nothing_ahead(job, make_batches=Faulty(job.make_batches, step=2))
+    job = disable_prefetch(job, make_batches=Faulty(job.make_batches, step=2))
     reason = (
         r"the same failure at step 1 twice in a row, .* rank 0: .*: the disk of the data is gone$"
     )
     with pytest.raises(ClusterError, match=reason):
         run(job)
     assert len(RunFolder(job.folder).read_attempts()) == 2
-    assert all_free()
+    assert are_all_cpus_free()
 
 
 @pytest.mark.ray
@@ -140,9 +138,7 @@ def test_more_workers_than_there_are_cpus_are_refused(cluster, make_job, tmp_pat
 
 
 @pytest.mark.ray
-def test_more_actors_than_there_are_cpus_beside_the_workers_are_refused(
-    cluster, make_job, tmp_path
-):
+def test_more_actors_than_cpus_besides_the_workers_are_rejected(cluster, make_job, tmp_path):
     job = dataclasses.replace(make_job(tmp_path), rollout_actors=(998, 1200))
     with pytest.raises(ConfigError, match=r"^rollouts.actors: Ray has space for .* 998 actors"):
         run(job)

@@ -5,8 +5,10 @@ import pytest
 from trainrig.train.elastic.restart_policy import WorkerNode
 from trainrig.train.elastic.warm_actors import find_idle_surplus
 
-FREE, OTHER = WorkerNode("free", 2, slots=2), WorkerNode("other", 1, slots=1)
-OURS, HALF = WorkerNode("ours", 1, slots=1), WorkerNode("half", 1, slots=2)
+FREE = WorkerNode("free", 2, slots=2)
+OTHER = WorkerNode("other", 1, slots=1)
+OURS = WorkerNode("ours", 1, slots=1)
+HALF = WorkerNode("half", 1, slots=2)
 
 
 def test_a_node_that_a_run_keeps_off_is_left_and_another_is_not():
@@ -18,12 +20,12 @@ def test_a_node_that_a_run_keeps_off_is_left_and_another_is_not():
 @pytest.mark.parametrize(
     ("nodes", "ours", "most", "beyond"),
     [
-        ([FREE, OTHER], {}, 2, {"other"}),  # the first has room for all
+        ([FREE, OTHER], {}, 2, {"other"}),  # all fit on the first
         ([FREE, OTHER], {}, 3, set()),
         ([OURS, FREE], {"ours": 1}, 1, {"free"}),
         ([OURS, FREE], {"ours": 1}, 2, set()),
         ([HALF, FREE], {}, 1, {"free"}),
-        ([HALF], {}, 0, set()),  # somebody else is there, so it stays anyway
+        ([HALF], {}, 0, set()),  # another job keeps that node anyway
         ([WorkerNode("free", 2, draining=True, slots=2)], {}, 2, {"free"}),
     ],
 )

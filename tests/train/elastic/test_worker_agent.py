@@ -1,4 +1,4 @@
-"""Which GPU a rank is told to use, and that nothing touches one before a rank is forked."""
+"""The GPU that each rank uses, and that no process touches a GPU before ranks are forked."""
 
 import subprocess
 import sys
@@ -43,9 +43,10 @@ def test_a_rank_whose_gpu_is_gone_does_not_train_on_the_cpu(monkeypatch):
     use_device(None)
 
 
-# What a fork server imports, with every function of torch that asks the driver noting its call. A
-# context does not survive a fork, nor does so much as a count of devices: the forked process could
-# not use them. Where torch was built for CUDA, the driver's library must not even be mapped.
+# Import what a fork server imports, and record each call of a function of torch that uses the
+# driver. A CUDA context does not survive a fork, nor does a mere count of devices: the forked
+# process could not use the GPUs. With a CUDA build of torch, the driver's library must not even be
+# mapped.
 IMPORTS = """
 import importlib, sys
 from pathlib import Path
@@ -80,7 +81,7 @@ ASKS = (
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_a_fork_server_imports_never_touches_the_driver():
+def test_imports_of_a_fork_server_never_use_the_gpu_driver():
     program = IMPORTS.format(asks=ASKS, modules=MODULES)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.stdout.splitlines() == ["[] False False", "True"], ended.stderr

@@ -14,25 +14,26 @@ from trainrig.train.run_file.training import Training
 QUICK = {"name": "quick", "tasks": ("copa",), "every": 10}
 
 
-def scored(*values, higher=True):
+def score_rows_of(*values, higher=True):
     return [
         ScoredCheckpoint("quick", 10 * (at + 1), 1, {"copa": CheckpointScore(value, None, higher)})
         for at, value in enumerate(values)
     ]
 
 
-def rule(**changes):
+def make_rule(**changes):
     return StopIf(**{"evaluation": "quick", "score": "copa"} | changes)
 
 
 @pytest.mark.parametrize(
     ("changes", "values", "higher", "stops"),
     [
-        ({"patience": 2}, [0.5, 0.4, 0.5], True, True),  # no better than the best: ties are none
+        # Not better than the best: a tie is no improvement.
+        ({"patience": 2}, [0.5, 0.4, 0.5], True, True),
         ({"patience": 2}, [0.5, 0.4, 0.6], True, False),
         ({"patience": 2}, [0.5, 0.6, 0.55], True, False),
         ({"patience": 2}, [0.5], True, False),
-        ({}, [0.5], True, False),  # nothing to be no better than
+        ({}, [0.5], True, False),  # no earlier score to compare with
         ({"patience": 2}, [3.0, 2.9, 2.8], False, False),  # a perplexity that falls
         ({"patience": 2}, [3.0, 3.1, 3.2], False, True),
         ({"comparison": "below", "value": 0.3}, [0.5, 0.2], True, True),
@@ -44,19 +45,21 @@ def rule(**changes):
 def test_a_run_ends_when_its_rule_has_held_for_as_many_scores_as_it_says(
     changes, values, higher, stops
 ):
-    assert (find_stop_reason(rule(**changes), scored(*values, higher=higher)) is not None) is stops
+    assert (
+        find_stop_reason(make_rule(**changes), score_rows_of(*values, higher=higher)) is not None
+    ) is stops
 
 
 def test_the_best_is_the_earliest_of_equals_and_never_one_without_a_number():
     best = BestBy(evaluation="quick", score="copa")
-    assert choose_best(best, scored(0.2, 0.7, 0.7, float("nan"))).step == 20
-    assert choose_best(best, scored(5.0, 3.0, 4.0, higher=False)).step == 20
+    assert choose_best(best, score_rows_of(0.2, 0.7, 0.7, float("nan"))).step == 20
+    assert choose_best(best, score_rows_of(5.0, 3.0, 4.0, higher=False)).step == 20
     assert choose_best(best, []) is None
 
 
-def test_a_score_that_is_not_there_is_named_beside_those_that_are():
+def test_a_missing_score_is_named_with_the_available_ones():
     with pytest.raises(ConfigError, match=r"no score 'piqa'; it has copa"):
-        choose_best(BestBy(evaluation="quick", score="piqa"), scored(0.5))
+        choose_best(BestBy(evaluation="quick", score="piqa"), score_rows_of(0.5))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Figures that leave the run folder: each step once, in order, as it counts in the end."""
+"""Exported metrics: each step once, in order, with its final value."""
 
 import json
 
@@ -20,7 +20,7 @@ def update(step, attempt=1, data_step=None, loss=1.0):
     return {"step": step, "attempt": attempt, "train/loss": loss, "train/data_step": data_step}
 
 
-def taken(steps, over=False):
+def take_steps(steps, over=False):
     return [line["step"] for line in steps.take(over)]
 
 
@@ -28,10 +28,10 @@ def test_a_step_is_given_once_a_spike_cannot_undo_it():
     steps = SettledSteps(SPIKES)
     for step in range(1, 8):
         steps.hear(update(step))
-    assert taken(steps) == [1, 2]
+    assert take_steps(steps) == [1, 2]
     steps.hear(update(8))
-    assert taken(steps) == [3]
-    assert taken(steps, over=True) == [4, 5, 6, 7, 8]
+    assert take_steps(steps) == [3]
+    assert take_steps(steps, over=True) == [4, 5, 6, 7, 8]
 
 
 def test_an_outlier_holds_back_what_its_spike_may_undo():
@@ -39,20 +39,20 @@ def test_an_outlier_holds_back_what_its_spike_may_undo():
     for step in range(1, 11):
         steps.hear(update(step))
     steps.hear({"event": "step_skipped", "data_step": 10, "attempt": 1})
-    assert taken(steps) == [1, 2, 3, 4, 5]
+    assert take_steps(steps) == [1, 2, 3, 4, 5]
     for step in range(11, 15):
-        steps.hear(update(step, data_step=step))  # data step 10 made no update
-    assert taken(steps) == [6]  # from 4 before the outlier on, it is open
-    steps.hear(update(15, data_step=16))  # longer than a spike may be: nothing came of it
-    assert taken(steps) == [7, 8, 9, 10, 11]
+        steps.hear(update(step, data_step=step))  # data step 10 gave no update
+    assert take_steps(steps) == [6]  # all steps from 4 before the outlier on are held back
+    steps.hear(update(15, data_step=16))  # longer than a spike may be, so there was none
+    assert take_steps(steps) == [7, 8, 9, 10, 11]
 
 
-def test_what_a_later_attempt_takes_again_replaces_what_waits():
+def test_steps_repeated_by_a_later_attempt_replace_waiting_ones():
     steps = SettledSteps(SPIKES)
     for step in range(1, 5):
         steps.hear(update(step))
     steps.hear(update(3, attempt=2, loss=3.0))
-    steps.hear(update(4, attempt=1, loss=9.0))  # of an attempt that outlives its successor
+    steps.hear(update(4, attempt=1, loss=9.0))  # an attempt that outlives its successor
     losses = {line["step"]: line["train/loss"] for line in steps.take(over=True)}
     assert losses == {1: 1.0, 2: 1.0, 3: 3.0}
 
@@ -61,38 +61,46 @@ def test_a_held_out_loss_goes_with_its_step():
     steps = SettledSteps(None)
     steps.hear(update(1))
     steps.hear({"step": 1, "attempt": 1, "eval/loss": 2.0})
-    assert taken(steps) == []
+    assert take_steps(steps) == []
     steps.hear(update(2))
     assert steps.take() == [update(1) | {"eval/loss": 2.0}]
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(1, 5))
 def test_any_history_of_kills_gives_each_step_once_in_order(resumed, every):
-    steps, given_steps, at = SettledSteps(None), [], 0
+    steps = SettledSteps(None)
+    given_steps = []
+    at = 0
     for attempt, start in enumerate(resumed, 1):
         start = min(start, at)
         for step in range(start + 1, start + 8):
             steps.hear(update(step, attempt))
             at = step
             if step % every == 0:
-                given_steps += taken(steps)
-    given_steps += taken(steps, over=True)
+                given_steps += take_steps(steps)
+    given_steps += take_steps(steps, over=True)
     sent = 0
-    for step in given_steps:  # as the exporter passes over what a sink has
+    for step in given_steps:  # the exporter skips steps that a sink already has
         sent = step if step == sent + 1 else sent
     assert sent == max(given_steps) >= at
 
 
 class Recorder:
-    """A sink that keeps what it is given, and fails when told to."""
+    """Sink that records its input, and fails on request."""
 
     kind = "Recorder"
 
     def __init__(self, live=False):
-        self.live, self.sent, self.got, self.fails, self.opened, self.closed = live, 0, [], 0, 0, 0
+        self.live = live
+        self.sent = 0
+        self.got = []
+        self.fails = 0
+        self.opened = 0
+        self.closed = 0
 
     def open(self, run):
-        self.opened, self.run = self.opened + 1, run
+        self.opened = self.opened + 1
+        self.run = run
         return self
 
     def write(self, step, seconds, values):
@@ -154,7 +162,7 @@ def test_a_live_sink_gets_the_newest_step_at_once(run):
     assert [step for step, _ in sink.got] == [2]
 
 
-def test_whoever_drives_sends_all_before_it_ends(run):
+def test_the_driver_sends_all_metrics_before_it_ends(run):
     sink = Recorder()
     with export_figures(run, [sink], SPIKES):
         log_steps(run, range(1, 6))
@@ -176,7 +184,7 @@ def test_every_figure_is_described():
 
 
 def test_prometheus_gets_a_gauge_for_each_family(run, monkeypatch):
-    """The gauges are Ray's own; what they were set to is noted on the way."""
+    """Record the values that are set on Ray's own gauges."""
     from ray.util.metrics import Gauge
 
     seen = {}

@@ -16,7 +16,7 @@ from trainrig.train.run.metrics import (
     read_series,
 )
 
-# Names of figures that not every line of every run has.
+# Metrics that not every line of every run has.
 UNUSUAL = (
     *("eval/", "noise/", "memory/", "cluster/slowest", "experts/"),
     *("speed/held_out_seconds", "speed/save_seconds"),
@@ -30,28 +30,30 @@ def write(folder, attempt, resumed_step, losses):
     writer.close()
 
 
-def loss_by_step(folder):
+def read_loss_by_step(folder):
     return {line["step"]: line["train/loss"] for line in read_series(str(folder))}
 
 
-def board_events(folder):
-    """The attempt and each TensorBoard event of it, file by file."""
+def read_board_events(folder):
+    """Yield the attempt and each of its TensorBoard events, file by file."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
     for path in sorted((folder / "tensorboard").iterdir(), key=lambda p: p.name[-1]):
-        data, at = path.read_bytes(), 0
+        data = path.read_bytes()
+        at = 0
         while at < len(data):
-            length, crc = data[at : at + 8], data[at + 8 : at + 12]
+            length = data[at : at + 8]
+            crc = data[at + 8 : at + 12]
             assert int.from_bytes(crc, "little") == masked_crc32c(length)
             size = int.from_bytes(length, "little")
             yield path.name[-1], Event.FromString(data[at + 12 : at + 12 + size])
             at += 12 + size + 4
 
 
-def events(folder):
-    """(attempt, step, purged from, tag, value) of every TensorBoard event, file by file."""
-    for attempt, event in board_events(folder):
+def list_events(folder):
+    """Yield (attempt, step, purged from, tag, value) of every TensorBoard event, file by file."""
+    for attempt, event in read_board_events(folder):
         started = event.session_log.status == event.session_log.START
         for value in event.summary.value:
             yield attempt, event.step, started, value.tag, value.simple_value
@@ -76,9 +78,9 @@ def test_the_load_of_an_expert_is_its_tokens_over_their_mean_in_its_layer():
     assert measure_expert_loads(Loss(2.0, {}, {}), all_experts=True) == {}
 
 
-def test_what_is_written_comes_back_to_the_last_digit(tmp_path):
+def test_written_metrics_read_back_to_the_last_digit(tmp_path):
     write(tmp_path, 1, 0, [math.pi, 1e-300, 2 / 3])
-    assert loss_by_step(tmp_path) == {1: math.pi, 2: 1e-300, 3: 2 / 3}
+    assert read_loss_by_step(tmp_path) == {1: math.pi, 2: 1e-300, 3: 2 / 3}
     first = next(read_lines(str(tmp_path)))
     assert set(first) == {"step", "attempt", "time", "train/loss"} and first["attempt"] == 1
 
@@ -87,7 +89,7 @@ def test_a_step_taken_again_counts_as_the_newest_attempt_took_it(tmp_path):
     write(tmp_path, 1, 0, [1.0, 2.0, 3.0])
     write(tmp_path, 2, 1, [20.0])
     write(tmp_path, 3, 1, [200.0, 300.0, 400.0])
-    assert loss_by_step(tmp_path) == {1: 1.0, 2: 200.0, 3: 300.0, 4: 400.0}
+    assert read_loss_by_step(tmp_path) == {1: 1.0, 2: 200.0, 3: 300.0, 4: 400.0}
     assert len(list(read_lines(str(tmp_path)))) == 7
 
 
@@ -96,14 +98,14 @@ def test_an_attempt_that_outlives_its_successor_changes_nothing(tmp_path):
     write(tmp_path, 2, 0, [2.0])
     stale.write(1, {"train/loss": 1.0})
     stale.close()
-    assert loss_by_step(tmp_path) == {1: 2.0}
+    assert read_loss_by_step(tmp_path) == {1: 2.0}
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
     write(tmp_path, 1, 0, [1.0, 2.0])
     path = tmp_path / METRICS
     path.write_bytes(path.read_bytes()[:-3])
-    assert loss_by_step(tmp_path) == {1: 1.0}
+    assert read_loss_by_step(tmp_path) == {1: 1.0}
 
 
 def test_a_torn_last_line_does_not_spoil_what_the_next_attempt_writes(tmp_path):
@@ -111,14 +113,14 @@ def test_a_torn_last_line_does_not_spoil_what_the_next_attempt_writes(tmp_path):
     path = tmp_path / METRICS
     path.write_bytes(path.read_bytes()[:-3])
     write(tmp_path, 2, 1, [20.0, 30.0])
-    assert loss_by_step(tmp_path) == {1: 1.0, 2: 20.0, 3: 30.0}
+    assert read_loss_by_step(tmp_path) == {1: 1.0, 2: 20.0, 3: 30.0}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_written_as_null(value, tmp_path):
+def test_nan_is_written_as_null(value, tmp_path):
     write(tmp_path, 1, 0, [value, 1.0])
-    assert loss_by_step(tmp_path) == {1: None, 2: 1.0}
-    # Strict JSON, which knows neither NaN nor Infinity.
+    assert read_loss_by_step(tmp_path) == {1: None, 2: 1.0}
+    # Strict JSON has neither NaN nor Infinity.
     for line in (tmp_path / METRICS).read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(word))
 
@@ -134,22 +136,22 @@ def test_a_figure_without_a_unit_is_refused(tmp_path):
 def test_each_line_is_on_disk_as_soon_as_it_is_written(tmp_path):
     writer = MetricsWriter(str(tmp_path), 1, 0)
     writer.write(1, {"train/loss": 1.0})
-    assert loss_by_step(tmp_path) == {1: 1.0}
+    assert read_loss_by_step(tmp_path) == {1: 1.0}
     writer.close()
 
 
 def test_tensorboard_gets_the_same_and_forgets_what_was_undone(tmp_path):
     write(tmp_path, 1, 0, [1.5, 2.5, 3.5])
     write(tmp_path, 2, 1, [20.5])
-    values = [(a, step, tag, value) for a, step, _, tag, value in events(tmp_path) if tag]
+    values = [(a, step, tag, value) for a, step, _, tag, value in list_events(tmp_path) if tag]
     assert values == [
         ("1", 1, "train/loss", 1.5),
         ("1", 2, "train/loss", 2.5),
         ("1", 3, "train/loss", 3.5),
         ("2", 2, "train/loss", 20.5),
     ]
-    # A start tells TensorBoard to drop all of its step and later that came before.
-    assert [(a, step) for a, step, started, *_ in events(tmp_path) if started] == [
+    # A start event makes TensorBoard drop earlier events of its step and of later steps.
+    assert [(a, step) for a, step, started, *_ in list_events(tmp_path) if started] == [
         ("1", 1),
         ("2", 2),
     ]
@@ -161,8 +163,8 @@ def test_all_figures_of_a_step_are_one_tensorboard_event(tmp_path):
         writer.write(step, {"train/loss": 2.5, "train/two words/loss": 1.5})
     writer.close()
     found = [
-        (event.step, {each.tag: each.simple_value for each in event.summary.value})
-        for _, event in board_events(tmp_path)
+        (event.step, {value.tag: value.simple_value for value in event.summary.value})
+        for _, event in read_board_events(tmp_path)
         if event.summary.value
     ]
     figures = {"train/loss": 2.5, "train/two_words/loss": 1.5}
@@ -183,12 +185,16 @@ def test_a_run_logs_every_figure_that_has_a_name(straight):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_steps_time_has_no_held_out_loss_and_no_save_in_it(world, straight):
-    """Between two updates lie the second's step and, if there were any, those: none overlap."""
+    """The second step, and a held-out loss or a save before it, lie between two updates.
+
+    Their times must not overlap.
+    """
     lines = [
         json.loads(line)
         for line in (Path(straight(world).folder) / METRICS).read_text().split("\n")[:-1]
     ]
-    beside, kinds = 0.0, set()
+    beside = 0.0
+    kinds = set()
     for line in lines:
         if "train/loss" in line:
             assert 0 < line["speed/step_seconds"] + beside <= line["speed/wall_seconds"] + 1e-6
@@ -205,8 +211,8 @@ def test_a_folder_without_metrics_has_none(tmp_path):
     assert read_series(str(tmp_path)) == []
 
 
-def test_what_an_attempt_trained_for_counts_a_held_out_loss_once(tmp_path):
-    """Measured between two updates it is part of the second's time."""
+def test_the_training_time_counts_a_held_out_loss_once(tmp_path):
+    """A held-out loss measured between two updates is part of the second update's time."""
     measured = {"eval/loss": 1.0}
     lines = [
         {"step": 1, "attempt": 1, "time": 5.0, "train/loss": 1.0, "speed/step_seconds": 4.0},

@@ -46,7 +46,7 @@ def test_a_line_says_what_there_is_to_say(changes, words):
 
 
 class Run:
-    """A run folder that is written by hand."""
+    """Run folder that is written by hand."""
 
     def __init__(self, folder):
         self.folder = RunFolder(folder)
@@ -87,13 +87,13 @@ def test_a_run_is_followed_through_a_restart(run):
     run.folder.record("attempt_started", attempt=2, workers=1)
     told = follower.look()
     assert (told.waiting, told.restarts, told.step) == ("starting 1 worker", 1, 5)
-    run.update(6, 20.0)  # by a worker of the first attempt, which it has outlived
+    run.update(6, 20.0)  # a worker that has outlived the first attempt
     assert follower.look().waiting == "starting 1 worker"
 
     run.update(5, 50.0, attempt=2, workers=1)
     told = follower.look()
     assert (told.step, told.waiting, told.workers) == (5, None, 1)
-    assert told.seconds_left is None  # the pause between the attempts is no pace
+    assert told.seconds_left is None  # the pause between the attempts is not a pace
     run.update(7, 20.0)
     assert follower.look().step == 5
     run.update(6, 51.0, attempt=2, workers=1)
@@ -102,7 +102,7 @@ def test_a_run_is_followed_through_a_restart(run):
 
 def test_only_the_recent_pace_says_how_long_the_rest_takes(run):
     follower = ProgressFollower(run.folder.path, 1_000)
-    run.update(1, 0.0)  # it waited for a compiler
+    run.update(1, 0.0)  # the step waited for a compiler
     for step in range(2, 102):
         run.update(step, 1_000.0 + step)
     assert follower.look().seconds_left == pytest.approx(1_000 - 101)
@@ -111,7 +111,8 @@ def test_only_the_recent_pace_says_how_long_the_rest_takes(run):
 def test_a_tail_reads_each_line_once(run, monkeypatch):
     monkeypatch.setattr(append_log, "SEGMENT", 20)
     path = f"{run.folder.path}/log.jsonl"
-    tail, appender = Tail(path), open_appender(path, "attempt-0001")
+    tail = Tail(path)
+    appender = open_appender(path, "attempt-0001")
     assert list(tail.read_new_lines()) == []
     seen = []
     for number in range(12):
@@ -136,7 +137,8 @@ def test_a_tail_waits_for_the_end_of_a_line(tmp_path):
 
 def test_a_tail_does_not_read_again_what_cannot_grow(s3, monkeypatch):
     monkeypatch.setattr(append_log, "SEGMENT", 20)
-    path, read = f"{s3}/log.jsonl", []
+    path = f"{s3}/log.jsonl"
+    read = []
     appender = open_appender(path, "attempt-0001")
     for number in range(12):
         appender.write(f"line {number}\n".encode())

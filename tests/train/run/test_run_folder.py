@@ -87,5 +87,5 @@ def test_a_folder_that_was_removed_is_known_by_its_attempt(tmp_path):
     attempt = folder.take_attempt(0)
     assert not folder.is_gone(attempt)
     shutil.rmtree(folder.path)
-    folder.record("late")  # some of it comes back
+    folder.record("late")  # some events are returned twice
     assert folder.is_gone(attempt)

@@ -43,7 +43,7 @@ def update(step, attempt=1, loss=None):
     }
 
 
-def held_out(step, loss):
+def read_held_out(step, loss):
     return {
         "step": step,
         "attempt": 1,
@@ -54,7 +54,7 @@ def held_out(step, loss):
     }
 
 
-def event(name, time, **details):
+def make_event(name, time, **details):
     return {"event": name, "time": time, "pid": 1, "host": "here", **details}
 
 
@@ -65,19 +65,19 @@ def run_data(**changes):
         "steps": 40,
         "updates": [update(step) for step in range(1, 41)],
         "thrown_away": [],
-        "held_out": [held_out(20, 3.5), held_out(40, 3.25)],
-        "events": [event("attempt_started", 90.0, attempt=1, step=0, workers=2, why="start")],
+        "held_out": [read_held_out(20, 3.5), read_held_out(40, 3.25)],
+        "events": [make_event("attempt_started", 90.0, attempt=1, step=0, workers=2, why="start")],
         "goodput": Goodput(productive=30.0, restart=10.0),
     }
     return RunReportData(**(given | changes))
 
 
-def text_of(page):
+def extract_text(page):
     return re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL))
 
 
 def test_a_page_says_how_the_run_went_and_where_its_time():
-    page = text_of(build_run_page(run_data()))
+    page = extract_text(build_run_page(run_data()))
     assert "40 of 40 steps; held-out loss 3.250 nats per token." in page
     assert "Held-out loss 3.50 → 3.25 nats per token" in page
     assert "Hardest to predict: web, 4.25 nats per token" in page
@@ -86,37 +86,37 @@ def test_a_page_says_how_the_run_went_and_where_its_time():
     assert "trainrig generate runs/one --prompt TEXT" in page
 
 
-def test_what_checkpoints_said_to_the_same_prompt_stands_below_their_scores():
+def test_answers_of_checkpoints_are_below_their_scores():
     scored = [
         ScoredCheckpoint("quick", step, 1, {"sums": CheckpointScore(step / 40, 0.1, True)})
         for step in (20, 40)
     ]
-    said = tuple(AnswerAt(each.step, f"{each.step}!", "acc", 0.0) for each in scored)
+    said = tuple(AnswerAt(score.step, f"{score.step}!", "acc", 0.0) for score in scored)
     followed = {"quick": [FollowedPrompt("sums, row 1", "1+1=", "2", said)]}
-    page = text_of(build_run_page(run_data(evaluated=[scored], followed=followed)))
+    page = extract_text(build_run_page(run_data(evaluated=[scored], followed=followed)))
     told = ("What it can do", "quick: sums 0.500 → 1.000", "1+1=", "Step 20", "20!", "40!")
-    places = [page.index(each) for each in told]
+    places = [page.index(text) for text in told]
     assert places == sorted(places)
 
 
-def test_a_run_that_is_not_at_its_end_says_how_to_go_on():
-    page = text_of(build_run_page(run_data(steps=50)))
+def test_an_unfinished_run_shows_how_to_continue():
+    page = extract_text(build_run_page(run_data(steps=50)))
     assert "40 of 50 steps" in page and "Not at its last step" in page
     assert "trainrig pretrain runs/one/run.toml" in page and "generate" not in page
 
 
-def test_what_went_wrong_is_among_the_events_and_the_warnings():
+def test_failures_are_among_the_events_and_the_warnings():
     events = [
-        event("attempt_started", 90.0, attempt=1, step=0, workers=2, why="start"),
-        event("worker_started", 91.0, attempt=1, rank=0),
-        event("attempt_failed", 100.0, attempt=1, problem=f"rank 0 said {HOSTILE}"),
-        event("attempt_started", 101.0, attempt=2, step=20, workers=1, why="fault"),
-        event("step_skipped", 105.0, attempt=2, step=30, data_step=30, what="the loss is NaN"),
-        event("numerics_changed", 106.0, attempt=2, step=20, what="torch 1 → 2"),
+        make_event("attempt_started", 90.0, attempt=1, step=0, workers=2, why="start"),
+        make_event("worker_started", 91.0, attempt=1, rank=0),
+        make_event("attempt_failed", 100.0, attempt=1, problem=f"rank 0 said {HOSTILE}"),
+        make_event("attempt_started", 101.0, attempt=2, step=20, workers=1, why="fault"),
+        make_event("step_skipped", 105.0, attempt=2, step=30, data_step=30, what="the loss is NaN"),
+        make_event("numerics_changed", 106.0, attempt=2, step=20, what="torch 1 → 2"),
     ]
     dead = [update(21, 1, 9.0), update(22, 1, 9.5)]
     html = build_run_page(run_data(events=events, thrown_away=[dead]))
-    page = text_of(html)
+    page = extract_text(html)
     assert "Global batches that no update was made from: 1;" in page
     assert "Machine or libraries changed on the way" in page
     assert "in attempts: 2" in page
@@ -128,13 +128,13 @@ def test_what_went_wrong_is_among_the_events_and_the_warnings():
 @pytest.mark.parametrize("loss", [None, 3.0])
 def test_a_run_without_held_out_loss_or_with_a_loss_that_is_no_number_has_a_page(loss):
     updates = [*run_data().updates[:-1], update(40) | {"train/loss": loss}]
-    page = text_of(build_run_page(run_data(held_out=[], updates=updates)))
+    page = extract_text(build_run_page(run_data(held_out=[], updates=updates)))
     assert "eval" not in page and "Training loss 5.00 →" in page
 
 
 def test_a_run_of_one_step_and_of_many_sources_has_a_page():
-    many = held_out(1, 3.0) | {f"eval/source-{n}/loss": 2.0 + n / 10 for n in range(9)}
-    page = text_of(
+    many = read_held_out(1, 3.0) | {f"eval/source-{n}/loss": 2.0 + n / 10 for n in range(9)}
+    page = extract_text(
         build_run_page(run_data(updates=[update(1)], held_out=[many], goodput=Goodput()))
     )
     assert "Drawn: the 4 with the highest loss." in page and "source-0" in page
@@ -156,7 +156,7 @@ def test_a_real_run_is_drawn_from_its_folder(straight, make_run):
     assert Path(folder, "report.html").read_text() == build_run_page(told)
 
 
-def test_updates_that_were_taken_again_are_told_apart(tmp_path):
+def test_repeated_updates_are_marked(tmp_path):
     (tmp_path / "run.toml").write_text('stage = "pretrain"\n[training]\nsteps = 6\n')
     for attempt, first, past in ((1, 1, 5), (2, 3, 7)):
         writer = MetricsWriter(str(tmp_path), attempt, first - 1)
@@ -183,7 +183,7 @@ def test_a_run_is_reported_however_its_driving_ends(straight, make_run, tmp_path
     (folder / "report.html").unlink(missing_ok=True)
     with pytest.raises(Unfinished), report_at_end(str(folder)):
         raise Unfinished("stopped")
-    assert "20 of 40 steps" in text_of((folder / "report.html").read_text())
+    assert "20 of 40 steps" in extract_text((folder / "report.html").read_text())
 
 
 def test_a_run_that_ends_before_its_first_update_has_no_report(tmp_path):
@@ -192,13 +192,13 @@ def test_a_run_that_ends_before_its_first_update_has_no_report(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def predicted(low: float = 1.9) -> Prediction:
+def make_prediction(low: float = 1.9) -> Prediction:
     tokens = np.array([1.0, 1e12])
     return Prediction("besiroglu", tokens, np.array([2.0, 2.0]), tokens * 0 + low, tokens * 0 + 2.1)
 
 
 def test_a_planned_run_is_compared_with_what_the_law_said():
-    page = text_of(build_run_page(run_data(prediction=predicted())))
+    page = extract_text(build_run_page(run_data(prediction=make_prediction())))
     assert "Held-out loss 3.250; the law besiroglu said 2.000 [1.900, 2.100]: +62.5%" in page
     assert "Predicted loss 2.000 nats per token 3.250 came, +62.5%" in page
     assert "besiroglu" not in build_run_page(run_data())
@@ -224,7 +224,7 @@ def test_the_prediction_is_read_from_the_plan_in_the_run_folder(tmp_path):
 def test_the_overlay_draws_both_losses():
     ax = Figure().add_subplot()
     came = MeasuredLoss(np.array([1e6, 2e6]), np.array([3.0, 2.5]), held_out=True)
-    plot_prediction(ax, came, predicted())
+    plot_prediction(ax, came, make_prediction())
     said, actual = [
         (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.get_lines()
     ]

@@ -8,7 +8,7 @@ from trainrig.tokens.batches import MicroBatch
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import SampleLog, read_trained_samples
 
-STEPS = 20  # of the undisturbed runs
+STEPS = 20  # steps of the undisturbed runs
 
 
 def micro_batch(*samples: int) -> MicroBatch:
@@ -61,7 +61,7 @@ def test_a_step_taken_again_counts_as_the_newest_attempt_took_it(tmp_path):
     folder.take_attempt(0)
     log(folder, 1, rank=0, steps={1: [micro_batch(1)], 2: [micro_batch(2)], 3: [micro_batch(3)]})
     folder.take_attempt(1)
-    assert read_trained_samples(folder) == {1: [1]}  # what came after step 1 is undone
+    assert read_trained_samples(folder) == {1: [1]}  # everything after step 1 is undone
     log(folder, 2, rank=0, steps={2: [micro_batch(20)]})
     assert read_trained_samples(folder) == {1: [1], 2: [20]}
     # An attempt that outlives its successor changes nothing.

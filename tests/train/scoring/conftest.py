@@ -1,4 +1,4 @@
-"""Tiny runs, as the tests of training have them."""
+"""Tiny runs, shared with the tests of training."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs that are evaluated between their steps: the same bits as without, also when killed."""
+"""Runs with evaluations between steps: the same bits as without, also after kills."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ from trainrig.train.scoring.contract import check_evaluations
 STEPS = 8
 
 
-def job_of(make_job, folder, task_file, decisions=None, **changes):
+def build_job(make_job, folder, task_file, decisions=None, **changes):
     quick = {"name": "quick", "tasks": (task_file,), "every": 2, "where": "workers"}
     training = {
         "steps": STEPS,
@@ -34,7 +34,7 @@ def job_of(make_job, folder, task_file, decisions=None, **changes):
     return make_job(folder, training=training | (decisions or {}))
 
 
-def attempt(ranks, job, world):
+def run_attempt(ranks, job, world):
     folder = RunFolder(job.folder)
     newest, _ = find_newest_valid(folder)
     number = folder.take_attempt(newest.step if newest else 0)
@@ -42,19 +42,19 @@ def attempt(ranks, job, world):
     return ranks(world, "train", job=job, attempt=number, resume_from=path)
 
 
-def weights(job):
+def read_weights(job):
     newest, _ = find_newest_valid(RunFolder(job.folder))
     return checkpoint.open_model(newest.path).weights
 
 
-def same(one, other):
+def assert_same_run(one, other):
     return all((one[name] == other[name]).all() for name in one) and one.keys() == other.keys()
 
 
 @pytest.fixture(scope="module")
 def without(ranks, make_job, tmp_path_factory):
-    job = job_of(make_job, tmp_path_factory.mktemp("without"), None)
-    attempt(ranks, job, 1)
+    job = build_job(make_job, tmp_path_factory.mktemp("without"), None)
+    run_attempt(ranks, job, 1)
     return job
 
 
@@ -63,25 +63,25 @@ def without(ranks, make_job, tmp_path_factory):
 def test_a_run_that_is_evaluated_has_the_same_weights_and_the_same_scores_by_any_workers(
     ranks, make_job, tmp_path, task_file, without, world
 ):
-    job = job_of(make_job, tmp_path / "run", task_file)
-    attempt(ranks, job, world)
-    assert same(weights(job), weights(without))
+    job = build_job(make_job, tmp_path / "run", task_file)
+    run_attempt(ranks, job, world)
+    assert assert_same_run(read_weights(job), read_weights(without))
     folder = RunFolder(job.folder)
     scored = read_scores(folder, "quick")
-    assert [each.step for each in scored] == [2, 4, 6, 8]
+    assert [score.step for score in scored] == [2, 4, 6, 8]
     assert set(scored[0].scores) >= {"words", "words/acc", "words/acc_norm"}
     rows = [
         Path(job.folder, f"evaluations/quick/step_{n:08d}/attempt-0001/rows/words/00000.jsonl")
         for n in (2, 8)
     ]
-    assert rows[0].read_bytes() != rows[1].read_bytes()  # it has learnt something between
+    assert rows[0].read_bytes() != rows[1].read_bytes()  # the model has learnt in between
     text = Path(job.folder, "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     joined = [line for line in lines if "scores/quick/words/acc" in line]
     assert [line["step"] for line in joined] == [2, 4, 6, 8]
     assert list(Path(job.folder, "tensorboard", "quick").iterdir())
     there = sorted(path.name for path in Path(job.folder, "checkpoints").iterdir())
-    assert there == ["step_00000004", "step_00000008"]  # those in between were held until scored
+    assert there == ["step_00000004", "step_00000008"]  # steps in between were kept until scored
     again = Path(tmp_path.parent, f"rows-of-{task_file.replace('/', '-')}")
     found = b"".join(path.read_bytes() for path in rows)
     if again.exists():
@@ -99,12 +99,12 @@ def test_a_run_shows_what_its_checkpoints_said_to_the_same_prompts(
         'prompt = "{{ query }}"\n[scoring]\nkind = "GeneratedAnswer"\n'
         'targets = "choices[0]"\nmaximum_tokens = 6\n'
     )
-    job = job_of(make_job, tmp_path / "run", task_file, tasks=(str(written), task_file))
-    attempt(ranks, job, 1)
+    job = build_job(make_job, tmp_path / "run", task_file, tasks=(str(written), task_file))
+    run_attempt(ranks, job, 1)
     folder = RunFolder(job.folder)
     followed = read_followed(folder, read_scores(folder, "quick"))
     sources = [f"{task}, row {n}" for task in ("going-on", "words") for n in (1, 2, 3)]
-    assert [each.source for each in followed] == sources
+    assert [followed_prompt.source for followed_prompt in followed] == sources
     kept = "evaluations/quick/step_{:08d}/attempt-0001/rows/{}/00000.jsonl"
     for prompt in followed:
         task, number = prompt.source.split(", row ")
@@ -115,13 +115,13 @@ def test_a_run_shows_what_its_checkpoints_said_to_the_same_prompts(
             for step in (2, 4, 6, 8)
         ]
         assert {prompt.prompt} == {row["prompt"] for row in rows}
-        said = [(each.step, each.text) for each in prompt.answers]
+        said = [(answer.step, answer.text) for answer in prompt.answers]
         told = [row.get("written", row["given"]) for row in rows]
         assert said == list(zip((2, 4, 6, 8), told, strict=True))
-    assert len({each.text for prompt in followed[:3] for each in prompt.answers}) > 1
-    shutil.rmtree(scorecard_folder(folder, "quick", 4, 1))  # to save room
+    assert len({answer.text for prompt in followed[:3] for answer in prompt.answers}) > 1
+    shutil.rmtree(scorecard_folder(folder, "quick", 4, 1))  # deleted to free disk space
     less = read_followed(folder, read_scores(folder, "quick"))
-    assert [[each.step for each in prompt.answers] for prompt in less] == [[2, 6, 8]] * 6
+    assert [[answer.step for answer in prompt.answers] for prompt in less] == [[2, 6, 8]] * 6
 
 
 @pytest.mark.slow
@@ -140,13 +140,13 @@ def test_a_run_ends_where_its_scores_say_so_and_is_at_its_end_then(
         "best": {"evaluation": "quick", "score": "words/perplexity"},
     }
     with pytest.raises(AssertionError, match="no score 'words/perplexity'; it has words, words"):
-        attempt(ranks, job_of(make_job, tmp_path / "wrong", task_file, decisions), 1)
+        run_attempt(ranks, build_job(make_job, tmp_path / "wrong", task_file, decisions), 1)
     decisions["best"] = {"evaluation": "quick", "score": "words"}
-    job = job_of(make_job, tmp_path / "run", task_file, decisions)
-    attempt(ranks, job, 2)
+    job = build_job(make_job, tmp_path / "run", task_file, decisions)
+    run_attempt(ranks, job, 2)
     folder = RunFolder(job.folder)
     end = read_end(folder)
-    assert end.step == 5  # the second score is of step 4, and decided by one step later
+    assert end.step == 5  # the second score is of step 4, and its decision is one step later
     assert "up to step 4, above -1" in end.why
     assert find_newest_valid(folder)[0].step == 5
     assert [line["step"] for line in metrics.read_series(job.folder)][-1] == 5
@@ -165,15 +165,15 @@ def test_a_rollback_withdraws_scores_and_what_they_decided(tmp_path):
         )
     write_scores(
         folder, ScoredCheckpoint("quick", 6, 1, {"a": CheckpointScore(0.9, 0.1, True)})
-    )  # once only
+    )  # only once
     (Path(folder.path) / "evaluations" / "ended.json").write_text(
         json.dumps({"step": 6, "attempt": 1, "why": "it was good enough"})
     )
-    assert [each.step for each in read_scores(folder, "quick")] == [2, 4, 6]
+    assert [score.step for score in read_scores(folder, "quick")] == [2, 4, 6]
     assert read_scores(folder, "quick")[-1].scores["a"].value == 0.5
     assert read_end(folder).step == 6
     folder.take_attempt(4, skip=(4, 6))  # a spike after step 4
-    assert [each.step for each in read_scores(folder, "quick")] == [2, 4]
+    assert [score.step for score in read_scores(folder, "quick")] == [2, 4]
     assert read_end(folder) is None
     folder.take_attempt(4)
     write_scores(folder, ScoredCheckpoint("quick", 6, 3, {"a": CheckpointScore(0.7, 0.1, True)}))
@@ -194,9 +194,9 @@ def test_a_rollback_withdraws_scores_and_what_they_decided(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_training(
+def test_impossible_evaluations_are_rejected_before_training(
     make_job, tmp_path, task_file, changes, decisions, said
 ):
-    job = job_of(make_job, tmp_path, task_file, decisions, **changes)
+    job = build_job(make_job, tmp_path, task_file, decisions, **changes)
     with pytest.raises((ConfigError, DataError), match=said):
         check_evaluations(job.training)

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow by their own packages, offline, through kills and rollbacks.
+"""Weights & Biases and MLflow with their own packages, offline, through kills and rollbacks.
 
 The packages are extras: where they are not installed, these tests do not run.
 """
@@ -20,7 +20,7 @@ from trainrig.train.sinks.wandb_files import read_history
 from trainrig.train.spikes import Spikes
 
 SPIKES = Spikes(margin=1, longest=4)
-# What a driver does that is killed: it sends what there is, and waits for the end.
+# A driver that is killed: it sends its data, and waits for its end.
 KILLED = """
 import sys, time
 from test_trackers import exporter_of
@@ -41,7 +41,7 @@ def log_steps(folder, steps, attempt, level):
     writer.close()
 
 
-def exporter_of(folder, kind):
+def make_exporter(folder, kind):
     sinks = {"WandB": WandB(mode="offline"), "MLflow": MLflow(uri=f"file:{folder}/mlruns")}
     return Exporter(folder, [sinks[kind]], SPIKES)
 
@@ -58,18 +58,18 @@ def send_and_be_killed(folder, kind):
     driver.stdout.close()
 
 
-def live_through(folder, kind):
-    """A kill of the ranks, one of the driver, a rollback of a spike; and the end."""
+def log_disturbed_run(folder, kind):
+    """Log a run with a kill of the ranks, one of the driver, a rollback of a spike, and its end."""
     run = RunFolder(folder)
     run.take_attempt(0)
     log_steps(folder, range(1, 21), 1, 0.0)
     run.take_attempt(15)
-    log_steps(folder, range(16, 31), 2, 0.0)  # killed at 20, and taken again from 15
+    log_steps(folder, range(16, 31), 2, 0.0)  # killed at 20, and repeated from 15
     send_and_be_killed(folder, kind)
     run.record("step_skipped", attempt=2, step=30, data_step=30, what="outlier")
     run.take_attempt(25, skip=(29, 34))
     run.take_attempt(25)
-    last = exporter_of(folder, kind)
+    last = make_exporter(folder, kind)
     last.look()
     log_steps(folder, range(26, 46), 4, 100.0)
     assert last.look(over=True)
@@ -86,21 +86,21 @@ def run(tmp_path, monkeypatch):
     return str(folder)
 
 
-def counted(folder):
+def count_steps(folder):
     return {line["step"]: line["train/loss"] for line in read_series(folder)}
 
 
 @pytest.mark.slow
 def test_wandb_has_each_step_once_as_it_counts(run):
     pytest.importorskip("wandb")
-    live_through(run, "WandB")
+    log_disturbed_run(run, "WandB")
     files = sorted(Path(run, "wandb").glob("offline-run-*/*.wandb"))
-    assert len(files) == 2  # one a driver
-    assert b"train/loss" in files[0].read_bytes()  # all but what W&B still had in memory
+    assert len(files) == 2  # one for each driver
+    assert b"train/loss" in files[0].read_bytes()  # everything but what W&B still had in memory
     assert all(RunFolder(run).read_identity() in file.name for file in files)
     found = list(read_history(Path(run, "wandb"), RunFolder(run).read_identity()))
     assert [line["_step"] for line in found] == list(range(1, 46))
-    assert {line["_step"]: line["train/loss"] for line in found} == counted(run)
+    assert {line["_step"]: line["train/loss"] for line in found} == count_steps(run)
     assert [line["_step"] for line in found if "eval/loss" in line] == list(range(5, 46, 5))
 
 
@@ -109,16 +109,16 @@ def test_mlflow_has_each_step_once_as_it_counts(run):
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
 
-    live_through(run, "MLflow")
+    log_disturbed_run(run, "MLflow")
     client = MlflowClient(tracking_uri=f"file:{run}/mlruns")
     experiment = client.get_experiment_by_name("trainrig")
     (mine,) = client.search_runs([experiment.experiment_id])
     assert mine.info.status == "FINISHED" and mine.data.tags["trainrig.run"]
     found = client.get_metric_history(mine.info.run_id, "train/loss")
-    assert [each.step for each in found] == list(range(1, 46))
-    assert {each.step: each.value for each in found} == counted(run)
+    assert [metric.step for metric in found] == list(range(1, 46))
+    assert {metric.step: metric.value for metric in found} == count_steps(run)
     held_out = client.get_metric_history(mine.info.run_id, "eval/loss")
-    assert [each.step for each in held_out] == list(range(5, 46, 5))
+    assert [metric.step for metric in held_out] == list(range(5, 46, 5))
 
 
 @pytest.mark.parametrize(("sink", "extra"), [(WandB(), "wandb"), (MLflow(), "mlflow")])

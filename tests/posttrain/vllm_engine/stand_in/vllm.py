@@ -1,5 +1,4 @@
-"""What tests import in place of vLLM: the names of its interface that are used, before the
-product's own generation."""
+"""A replacement for vLLM in tests: the names that trainrig uses, over trainrig's own generation."""
 
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ class RequestOutput:
 
 
 class LLM:
-    loaded = 0  # times that any of these has read weights
+    loaded = 0  # number of times that any instance has loaded weights
 
     def __init__(self, model, *, max_model_len, gpu_memory_utilization, logprobs_mode):
         assert logprobs_mode == "processed_logprobs"
@@ -56,7 +55,7 @@ class LLM:
     def _load(self, path):
         found = open_folder(path)
         self._model = Decoder(found.config)
-        self._model.load_state_dict({name: each.read() for name, each in found.tensors.items()})
+        self._model.load_state_dict({name: tensor.read() for name, tensor in found.tensors.items()})
         self._model.eval()
         LLM.loaded += 1
 
@@ -69,7 +68,7 @@ class LLM:
 
     def generate(self, prompts, sampling_params, use_tqdm):
         assert not use_tqdm
-        (stops,) = {tuple(each.stop_token_ids) for each in sampling_params}
+        (stops,) = {tuple(parameters.stop_token_ids) for parameters in sampling_params}
         allowed = sampling_params[0].allowed_token_ids
         requests = []
         for prompt, wanted in zip(prompts, sampling_params, strict=True):
@@ -86,9 +85,10 @@ class LLM:
             requests.append(Request(tuple(prompt["prompt_token_ids"]), sampling))
         arguments = self._model, requests, set(stops), len(allowed) if allowed else None
         if sampling_params[0].logprobs is None:
-            return [_output(each, None) for each in generate_batch(*arguments)]
+            return [_output(generation, None) for generation in generate_batch(*arguments)]
         return [
-            _output(each.generation, each.log_probabilities) for each in generate_scored(*arguments)
+            _output(scored.generation, scored.log_probabilities)
+            for scored in generate_scored(*arguments)
         ]
 
 

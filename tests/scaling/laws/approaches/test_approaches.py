@@ -1,4 +1,4 @@
-"""The ways of finding N*(C) without a form: parabolas, the envelope, Kaplan's power laws."""
+"""Estimates of N*(C) without a joint form: parabolas, the envelope, Kaplan's power laws."""
 
 from dataclasses import replace
 
@@ -25,13 +25,13 @@ from trainrig.scaling.laws.forms import Kaplan, Parametric
 from trainrig.scaling.laws.regression.bootstrap import Bootstrap, draw_counts
 from trainrig.scaling.laws.runs_table import RunsTable
 
-# alpha = beta: the bowls are symmetric, and the parabolas' bias is gone but for its fourth order.
+# alpha = beta: the curves are symmetric, so the parabolas' only bias is of fourth order.
 EVEN = Parametric(E=1.8, A=400, B=1600, alpha=0.35, beta=0.35)
 UNEVEN = Parametric(E=1.8, A=482, B=2085, alpha=0.3478, beta=0.3658)
 
 
-def sweep(law: Parametric, centre: float = 1.0, budgets: int = 5, sizes: int = 9) -> RunsTable:
-    """Sizes about `centre` times the best of each budget, a factor of four to both sides."""
+def make_sweep(law: Parametric, centre: float = 1.0, budgets: int = 5, sizes: int = 9) -> RunsTable:
+    """Return runs of sizes from 1/4 to 4 times `centre` times the best, at each budget."""
     flops = np.repeat(np.geomspace(1e18, 1e21, budgets), sizes)
     spread = np.tile(np.geomspace(1 / 4, 4, sizes), budgets)
     n = law.compute_optimum(flops).parameters * centre * spread
@@ -39,8 +39,8 @@ def sweep(law: Parametric, centre: float = 1.0, budgets: int = 5, sizes: int = 9
     return RunsTable.of(parameters=n, tokens=d, loss=law.compute_loss(n, d), budget=flops)
 
 
-def trainings(law: Parametric, sizes: int = 15) -> RunsTable:
-    """Each size along its curve."""
+def make_training_runs(law: Parametric, sizes: int = 15) -> RunsTable:
+    """Return runs of each size, measured along its training curve."""
     n = np.repeat(np.geomspace(3e7, 3e9, sizes), 40)
     d = n * np.tile(np.geomspace(2, 200, 40), sizes)
     return RunsTable.of(
@@ -56,7 +56,7 @@ def trainings(law: Parametric, sizes: int = 15) -> RunsTable:
 
 
 def test_parabolas_find_the_exponent_and_the_optima_of_symmetric_bowls() -> None:
-    fit = fit_isoflops(sweep(EVEN))
+    fit = fit_isoflops(make_sweep(EVEN))
     assert fit.parameters.exponent == pytest.approx(0.5, abs=1e-6)
     assert fit.tokens.exponent == pytest.approx(0.5, abs=1e-6)
     best = EVEN.compute_optimum([bowl.flops for bowl in fit.bowls])
@@ -67,7 +67,7 @@ def test_parabolas_find_the_exponent_and_the_optima_of_symmetric_bowls() -> None
 
 def test_parabolas_off_centre_are_biased_and_less_so_with_the_nearest_sizes() -> None:
     skewed = Parametric(E=1.8, A=2e4, B=200, alpha=0.6, beta=0.25)
-    runs = sweep(skewed, centre=1.6)
+    runs = make_sweep(skewed, centre=1.6)
     best = skewed.compute_optimum(1e18).parameters
     wide = fit_isoflops(runs, IsoFlop(within=None)).bowls[0].parameters
     near = fit_isoflops(runs, IsoFlop(nearest=5)).bowls[0].parameters
@@ -76,7 +76,7 @@ def test_parabolas_off_centre_are_biased_and_less_so_with_the_nearest_sizes() ->
 
 
 def test_sizes_far_up_the_bowl_are_left_out_unless_asked_for_and_five_are_kept() -> None:
-    """Sizes to a hundred times the best one's: the parabola of all of them leans over."""
+    """Sizes go up to a hundred times the best one, which would skew the parabola of all of them."""
     skewed = Parametric(E=1.7, A=300, B=6000, alpha=0.30, beta=0.42)
     flops = np.repeat(np.geomspace(1e18, 1e21, 4), 13)
     best = skewed.compute_optimum(flops).parameters
@@ -97,7 +97,7 @@ def test_sizes_far_up_the_bowl_are_left_out_unless_asked_for_and_five_are_kept()
 
 
 def test_a_budget_without_a_minimum_inside_is_refused_by_name() -> None:
-    runs = sweep(UNEVEN)
+    runs = make_sweep(UNEVEN)
     small = (runs.budget < 2e18) & (runs.parameters > UNEVEN.compute_optimum(1e18).parameters)
     large = (runs.budget > 5e20) & (runs.parameters < UNEVEN.compute_optimum(1e21).parameters)
     fit = fit_isoflops(runs.select(~(small | large)))
@@ -108,7 +108,7 @@ def test_a_budget_without_a_minimum_inside_is_refused_by_name() -> None:
 
 
 def test_runs_on_no_budget_are_counted_and_too_few_budgets_refused() -> None:
-    runs = sweep(UNEVEN, budgets=1)
+    runs = make_sweep(UNEVEN, budgets=1)
     with pytest.raises(DataError, match="1 budgets have a lowest point"):
         fit_isoflops(runs)
     stray = RunsTable.of(parameters=[1e7, 2e7], tokens=[1e9, 1e9], loss=[3.0, 3.0])
@@ -117,7 +117,7 @@ def test_runs_on_no_budget_are_counted_and_too_few_budgets_refused() -> None:
 
 
 def test_budgets_are_found_where_none_are_named() -> None:
-    runs = sweep(UNEVEN)
+    runs = make_sweep(UNEVEN)
     wobble = np.exp(np.random.default_rng(0).uniform(-0.1, 0.1, len(runs)))
     unnamed = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens * wobble, loss=runs.loss)
     found = group_by_budget(unnamed)
@@ -129,7 +129,7 @@ def test_budgets_are_found_where_none_are_named() -> None:
 
 
 def test_the_envelope_finds_the_exponents_of_a_fine_ladder() -> None:
-    fit = fit_envelope(trainings(UNEVEN, sizes=40))
+    fit = fit_envelope(make_training_runs(UNEVEN, sizes=40))
     assert fit.parameters.exponent == pytest.approx(UNEVEN.parameters_exponent, abs=0.01)
     assert fit.parameters.exponent + fit.tokens.exponent == pytest.approx(1)
     at = UNEVEN.compute_optimum(1e20)
@@ -141,9 +141,10 @@ def test_the_envelope_finds_the_exponents_of_a_fine_ladder() -> None:
 
 
 def test_single_runs_of_one_size_make_a_curve() -> None:
-    runs = trainings(UNEVEN)
+    runs = make_training_runs(UNEVEN)
     alone = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens, loss=runs.loss)
-    one, other = fit_envelope(runs), fit_envelope(alone)
+    one = fit_envelope(runs)
+    other = fit_envelope(alone)
     assert other.parameters.exponent == pytest.approx(one.parameters.exponent, abs=1e-9)
 
 
@@ -157,13 +158,13 @@ def test_curves_are_read_between_their_points_and_never_rise() -> None:
 
 def test_an_envelope_of_few_sizes_or_of_single_points_is_refused() -> None:
     with pytest.raises(DataError, match=r"of 4 sizes, 2 between .* a line needs 3"):
-        fit_envelope(trainings(UNEVEN, sizes=4))
+        fit_envelope(make_training_runs(UNEVEN, sizes=4))
     n = np.geomspace(1e6, 1e9, 8)
     with pytest.raises(DataError, match="needs losses along the runs"):
         fit_envelope(RunsTable.of(parameters=n, tokens=20 * n, loss=3.0))
 
 
-# --- power laws of one thing
+# --- power laws of one variable
 
 
 def test_a_power_law_is_the_line_of_its_logarithms() -> None:
@@ -176,7 +177,8 @@ def test_a_power_law_is_the_line_of_its_logarithms() -> None:
 
 
 def test_the_frontier_is_what_no_smaller_run_beats() -> None:
-    x, loss = np.array([1.0, 1, 2, 3, 4]), np.array([5.0, 4, 4.5, 3, 2])
+    x = np.array([1.0, 1, 2, 3, 4])
+    loss = np.array([5.0, 4, 4.5, 3, 2])
     assert find_frontier(x, loss).tolist() == [1, 3, 4]
 
 
@@ -194,7 +196,7 @@ def test_kaplans_laws_come_out_where_nothing_else_binds() -> None:
 
 
 def test_kaplans_laws_of_a_sweep_imply_an_exponent() -> None:
-    laws = fit_kaplan(trainings(UNEVEN))
+    laws = fit_kaplan(make_training_runs(UNEVEN))
     assert laws.parameters_exponent == pytest.approx(laws.flops.alpha / laws.parameters.alpha)
     assert 0.3 < laws.parameters_exponent < 0.9
     with pytest.raises(DataError, match=r"L\(parameters\): 1 of 3 runs .* train 2 more"):
@@ -206,13 +208,13 @@ def test_kaplans_laws_of_a_sweep_imply_an_exponent() -> None:
 # --- intervals
 
 
-def noisy(runs: RunsTable, seed: int, noise: float = 0.003) -> RunsTable:
+def add_noise(runs: RunsTable, seed: int, noise: float = 0.003) -> RunsTable:
     scatter = np.random.default_rng(seed).normal(size=len(runs))
     return replace(runs, loss=runs.loss * np.exp(noise * scatter))
 
 
 def test_redrawn_parabolas_are_those_of_the_rows_drawn() -> None:
-    runs = noisy(sweep(UNEVEN), 0)
+    runs = add_noise(make_sweep(UNEVEN), 0)
     fit = fit_isoflops(runs)
     counts = draw_counts(runs, Bootstrap(draws=20), strata=runs.budget)
     for count, found in zip(counts, refit_isoflops(fit, runs, counts), strict=True):
@@ -223,15 +225,15 @@ def test_redrawn_parabolas_are_those_of_the_rows_drawn() -> None:
 
 
 def test_a_draw_without_two_bowls_has_no_line() -> None:
-    runs = sweep(UNEVEN, budgets=2)
+    runs = make_sweep(UNEVEN, budgets=2)
     counts = np.ones((2, len(runs)), dtype=np.int64)
-    counts[1, 11:] = 0  # two sizes are left of the second budget
+    counts[1, 11:] = 0  # the second budget keeps two sizes
     found = refit_isoflops(fit_isoflops(runs), runs, counts)
     assert np.isnan(found).any(axis=1).tolist() == [False, True]
 
 
 def test_a_draw_whose_parabolas_are_hills_has_no_line() -> None:
-    runs = sweep(UNEVEN)
+    runs = make_sweep(UNEVEN)
     hills = replace(runs, loss=10 - runs.loss)
     counts = np.ones((1, len(runs)), dtype=np.int64)
     assert np.isnan(refit_isoflops(fit_isoflops(runs), hills, counts)).all()
@@ -239,7 +241,7 @@ def test_a_draw_whose_parabolas_are_hills_has_no_line() -> None:
 
 def test_each_approach_speaks_or_says_why_not() -> None:
     rules = Bootstrap(draws=40)
-    swept = noisy(sweep(UNEVEN), 1)
+    swept = add_noise(make_sweep(UNEVEN), 1)
     envelope, isoflop = fit_approaches(swept, swept, IsoFlop(), Envelope(), rules)
     assert isoflop.parameters_exponent is not None
     assert isoflop.tokens_exponent is not None
@@ -255,35 +257,39 @@ def test_each_approach_speaks_or_says_why_not() -> None:
     assert [one.parameters_exponent for one in refused] == [None, None]
     assert refused[1].note.startswith("refused: isoFLOP curves: 1 budgets")
 
-    along = noisy(trainings(UNEVEN), 1)
+    along = add_noise(make_training_runs(UNEVEN), 1)
     envelope, isoflop = fit_approaches(along, along, IsoFlop(), Envelope(), rules)
     assert envelope.parameters_exponent is not None
     assert "are from before the rate decayed" in envelope.note
 
 
 def test_kaplans_laws_come_with_intervals() -> None:
-    laws, estimates = fit_frontier_laws(noisy(trainings(UNEVEN), 2), Bootstrap(draws=40))
+    laws, estimates = fit_frontier_laws(
+        add_noise(make_training_runs(UNEVEN), 2), Bootstrap(draws=40)
+    )
     assert estimates["L(C).alpha"].value == laws.flops.alpha
     for estimate in estimates.values():
         assert estimate.bootstrap is not None and estimate.bootstrap.contains(estimate.value)
 
 
-# The long form, 200 sweeps of 200 draws, is in test_coverage_of_approaches.py.
+# The long version, 200 sweeps of 200 draws, is in test_coverage_of_approaches.py.
 @pytest.mark.parametrize("approach", ["isoflop", "envelope"])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(approach: str) -> None:
     sweeps = 20 if approach == "isoflop" else 6
-    assert coverage(approach, sweeps, draws=60) >= 0.8
+    assert measure_coverage(approach, sweeps, draws=60) >= 0.8
 
 
-def coverage(approach: str, sweeps: int, draws: int) -> float:
-    """The share of `sweeps` noisy tables whose 95% interval of N*'s exponent holds the truth."""
+def measure_coverage(approach: str, sweeps: int, draws: int) -> float:
+    """Return the share of `sweeps` whose 95% interval of N*'s exponent holds the truth."""
     held = []
     for seed in range(sweeps):
         rules = Bootstrap(draws=draws, seed=seed)
         if approach == "isoflop":
-            line, _ = fit_isoflop_line(noisy(sweep(UNEVEN), seed), IsoFlop(), rules)
+            line, _ = fit_isoflop_line(add_noise(make_sweep(UNEVEN), seed), IsoFlop(), rules)
         else:
-            line, _ = fit_envelope_line(noisy(trainings(UNEVEN, 20), seed), Envelope(), rules)
+            line, _ = fit_envelope_line(
+                add_noise(make_training_runs(UNEVEN, 20), seed), Envelope(), rules
+            )
         interval = line.build_approach(approach, "").parameters_exponent
         assert interval is not None and interval.bootstrap is not None
         held.append(interval.bootstrap.contains(UNEVEN.parameters_exponent))

@@ -1,4 +1,4 @@
-"""Objectives compared on equal compute: what was put in comes out, and no loss is compared."""
+"""Comparison of objectives on equal compute: known advantages are recovered, not losses."""
 
 import json
 from dataclasses import replace
@@ -36,10 +36,10 @@ WRITTEN = serialise_objective(SpanCorruption())
 FEW = LawFit(form="Parametric", bootstrap=Bootstrap(draws=20))
 
 
-def table(
+def make_table(
     law: Parametric, objective: str = NEXT_TOKEN, share: float = 1.0, tokenizer: str = "t"
 ) -> RunsTable:
-    """Runs on `law`, whose token takes `share` of 6N, and a part that grows less than N beside."""
+    """Return runs on `law`, whose tokens cost `share` of 6N and a part that grows less than N."""
     n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), np.geomspace(1e9, 1e11, 6)))
     loss = law.compute_loss(n, d) * np.exp(0.002 * np.random.default_rng(0).normal(size=n.size))
     flops = 6 * (share * n + 20 * n**0.7) * d
@@ -48,13 +48,13 @@ def table(
     )
 
 
-def test_what_is_best_at_one_exact_compute_is_what_a_search_finds() -> None:
-    runs = table(SPANS, WRITTEN, 0.6)
+def test_the_optimum_at_one_exact_compute_equals_a_search() -> None:
+    runs = make_table(SPANS, WRITTEN, 0.6)
 
     def loss(log_n: float) -> float:
         n = np.exp(log_n)
-        each = np.exp(np.interp(log_n, np.log(sizes), np.log(per_token)))
-        return float(SPANS.compute_loss(n, 1e19 / each))
+        flops = np.exp(np.interp(log_n, np.log(sizes), np.log(per_token)))
+        return float(SPANS.compute_loss(n, 1e19 / flops))
 
     sizes = np.unique(runs.parameters)
     per_token = 6 * (0.6 * sizes + 20 * sizes**0.7)
@@ -71,10 +71,10 @@ def test_what_is_best_at_one_exact_compute_is_what_a_search_finds() -> None:
 
 @pytest.fixture(scope="module")
 def fits() -> list[Fitted]:
-    """Of one law by two objectives, of which the second takes half of the compute."""
+    """Return fits of one law by two objectives, the second of which takes half of the compute."""
     return [
-        fit_law(table(CAUSAL), FEW, "causal"),
-        fit_law(table(CAUSAL, WRITTEN, 0.5), FEW, "spans"),
+        fit_law(make_table(CAUSAL), FEW, "causal"),
+        fit_law(make_table(CAUSAL, WRITTEN, 0.5), FEW, "spans"),
     ]
 
 
@@ -83,14 +83,14 @@ def test_each_has_the_law_that_was_put_in_and_cheaper_tokens_allow_for_more(
     fits: list[Fitted],
 ) -> None:
     found = compare_objectives(fits)
-    for each in found.objectives:
-        assert each.form.alpha == pytest.approx(0.34, abs=0.03)
-        assert each.compute_to_halve == pytest.approx(2 ** (1 / 0.34 + 1 / 0.36), rel=0.25)
-        assert each.compute_to_halve_interval is not None
+    for objective in found.objectives:
+        assert objective.form.alpha == pytest.approx(0.34, abs=0.03)
+        assert objective.compute_to_halve == pytest.approx(2 ** (1 / 0.34 + 1 / 0.36), rel=0.25)
+        assert objective.compute_to_halve_interval is not None
     causal, spans = found.objectives
     assert (causal.objective, spans.objective) == (NEXT_TOKEN, WRITTEN)
     for one, other in zip(causal.optima, spans.optima, strict=True):
-        assert one.flops == other.flops  # equal compute, of which a token takes less
+        assert one.flops == other.flops  # equal compute, of which a token of `two` takes less
         assert other.parameters * other.tokens > 1.3 * one.parameters * one.tokens
         assert one.parameters_interval is not None
     said = "\n".join(describe_objectives(found))
@@ -100,7 +100,7 @@ def test_each_has_the_law_that_was_put_in_and_cheaper_tokens_allow_for_more(
 
 @pytest.mark.slow
 def test_tables_that_do_not_compare_are_refused(fits: list[Fitted]) -> None:
-    mixed = join_tables([table(CAUSAL), table(SPANS, WRITTEN)])
+    mixed = join_tables([make_table(CAUSAL), make_table(SPANS, WRITTEN)])
     with pytest.raises(DataError, match=r"trained for 2 objectives .*CausalLM.*SpanCorruption"):
         fit_law(mixed, FEW, "both")
     causal, spans = fits
@@ -113,8 +113,8 @@ def test_tables_that_do_not_compare_are_refused(fits: list[Fitted]) -> None:
 
 
 def test_growth_is_that_of_optima_within_the_sizes() -> None:
-    """Small computes' best is the smallest size there is, which does not grow."""
-    runs = table(CAUSAL)
+    """At small budgets the best size is the smallest size of the sweep, which does not grow."""
+    runs = make_table(CAUSAL)
     kept = runs.select(runs.parameters > 5e7)
     fitted = fit_law(kept, FEW, "large")
     (law,) = compare_objectives([fitted]).objectives
@@ -122,7 +122,7 @@ def test_growth_is_that_of_optima_within_the_sizes() -> None:
     assert isinstance(form, Parametric)
     computes = np.geomspace(float(kept.flops.min()), float(kept.flops.max()), COMPUTES)
     best = [find_best_division(form, kept, flops) for flops in computes]
-    inside = [each for each in best if not each.at_an_end]
+    inside = [optimum for optimum in best if not optimum.at_an_end]
     assert 3 <= len(inside) < len(best) - 2
     rise = np.log(inside[-1].parameters / inside[0].parameters)
     assert law.parameters_exponent == pytest.approx(
@@ -134,13 +134,13 @@ TASK = TaskForm(chance=0.25, unit=1e19, E=0.3, A=0.5, alpha=0.2, middle=0.8, wid
 
 
 def test_a_task_is_scored_at_the_6nd_of_the_best_run_of_each(fits: list[Fitted]) -> None:
-    """Task laws are of 6ND, which is not the exact compute that objectives are compared at."""
+    """Task laws are functions of 6ND, not of the exact compute used to compare objectives."""
     task = TaskLaw(task="riddles", form=TASK, estimates={}, runs=36, best_score=0.5)
     asked = [replace(f, law=f.law.model_copy(update={"tasks": (task,)})) for f in fits]
     found = compare_objectives(asked)
     assert len(found.tasks) == 2
-    for score, each in zip(found.tasks, found.objectives, strict=True):
-        best = each.optima[-1]
+    for score, objective in zip(found.tasks, found.objectives, strict=True):
+        best = objective.optima[-1]
         by_six = 6 * best.parameters * best.tokens
         assert score.flops == best.flops != pytest.approx(by_six, rel=0.02)
         assert score.flops_6nd == pytest.approx(by_six)
@@ -161,7 +161,7 @@ def test_a_size_whose_runs_differ_in_operations_costs_the_mean_of_its_tokens() -
 def test_one_table_of_recipes_for_several_objectives_is_refused_by_name(tmp_path: Path) -> None:
     path = str(tmp_path / "runs.parquet")
     named = (("web", NEXT_TOKEN), ("books", WRITTEN))
-    parts = [(name, table(CAUSAL, objective)) for name, objective in named]
+    parts = [(name, make_table(CAUSAL, objective)) for name, objective in named]
     join_tables([replace(runs, recipe=np.full(len(runs), name)) for name, runs in parts]).write(
         path
     )
@@ -175,7 +175,7 @@ def test_one_table_of_recipes_for_several_objectives_is_refused_by_name(tmp_path
 @pytest.mark.slow
 def test_the_verb_writes_a_law_of_each_and_a_page(tmp_path: Path) -> None:
     paths = []
-    for name, runs in (("causal", table(CAUSAL)), ("spans", table(SPANS, WRITTEN, 0.6))):
+    for name, runs in (("causal", make_table(CAUSAL)), ("spans", make_table(SPANS, WRITTEN, 0.6))):
         paths.append(str(tmp_path / name / "sweep" / "runs.parquet"))
         runs.write(paths[-1])
     assert set(read_parquet(paths[1]).objective) == {WRITTEN}
@@ -183,7 +183,10 @@ def test_the_verb_writes_a_law_of_each_and_a_page(tmp_path: Path) -> None:
         fit(Tables(tuple(paths), {}, share="nothing"), FEW, None, False)
     out = tmp_path / "compared"
     said = json.loads(fit(Tables(tuple(paths), {}), FEW, str(out), True))
-    assert [each["name"] for each in said["objectives"]] == ["causal-sweep", "spans-sweep"]
+    assert [objective["name"] for objective in said["objectives"]] == [
+        "causal-sweep",
+        "spans-sweep",
+    ]
     assert read_law(str(out / "causal-sweep" / "law.json")).objective == NEXT_TOKEN
     assert read_law(str(out / "spans-sweep" / "law.json")).objective == WRITTEN
     assert json.loads((out / "objectives.json").read_text())["flops"] == said["flops"]

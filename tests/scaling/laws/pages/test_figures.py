@@ -1,4 +1,4 @@
-"""The figures of a page are those of the terminal and of the JSON, to the same digits."""
+"""Numbers on a page, which equal the terminal's and the JSON's to the same digits."""
 
 import html
 import re
@@ -26,12 +26,12 @@ from trainrig.scaling.plan.planner import make_plan
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 
 
-def drawn(failed: int = 0) -> Law:
-    """A law with draws about it, of which `failed` more had no fit."""
+def make_drawn_law(failed: int = 0) -> Law:
+    """Return a law with bootstrap draws, and `failed` more draws without a fit."""
     law = find_published_law("besiroglu")
     assert isinstance(law.form, Parametric)
     draws = tuple(law.form.with_constants({"E": law.form.E + (k - 50) / 1000}) for k in range(101))
-    fit = fitted().law.fit
+    fit = fit_example().law.fit
     assert fit is not None
     record = fit.model_copy(update={"draws_failed": failed})
     return law.model_copy(update={"draws": draws, "fit": record})
@@ -40,20 +40,22 @@ def drawn(failed: int = 0) -> Law:
 _FITTED: list[Fitted] = []
 
 
-def fitted() -> Fitted:
+def fit_example() -> Fitted:
     if not _FITTED:
         grid = [(n, d) for n in (1e7, 3e7, 1e8, 3e8, 1e9) for d in (1e9, 3e9, 1e10, 3e10, 1e11)]
         n, d = zip(*grid, strict=True)
         noise = [1 + 0.003 * ((7 * i) % 11 - 5) / 5 for i in range(len(grid))]
-        loss = [float(TRUE.compute_loss(*each)) * by for each, by in zip(grid, noise, strict=True)]
-        loss[-1] *= 1.3  # an outlier, to be listed
+        loss = [
+            float(TRUE.compute_loss(*point)) * by for point, by in zip(grid, noise, strict=True)
+        ]
+        loss[-1] *= 1.3  # an outlier, which is listed
         runs = RunsTable.of(parameters=n, tokens=d, loss=loss, tokenizer="words")
         _FITTED.append(fit_law(runs, LawFit(bootstrap=Bootstrap(draws=60)), "web", "runs.csv"))
     return _FITTED[0]
 
 
-def text_of(page: str) -> str:
-    """The page without its markup and drawings."""
+def extract_text(page: str) -> str:
+    """Return the text of a page without markup and drawings."""
     page = re.sub(r"<(svg|style).*?</\1>", " ", page, flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
 
@@ -63,7 +65,7 @@ def text_of(page: str) -> str:
     "asked",
     [
         {"flops": 1e21},
-        {"flops": 5e16},  # for pennies: the page had said 0 USD
+        {"flops": 5e16},  # a cost of cents, which an earlier page printed as 0 USD
         {"flops": 1e21, "tokens_available": 1e10},
         {"flops": 1e21, "tokens_served": 1e12},
     ],
@@ -71,10 +73,12 @@ def text_of(page: str) -> str:
 def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
     asked: dict[str, Any],
 ) -> None:
-    law = drawn()
+    law = make_drawn_law()
     plan = make_plan(law, PlanRequest(**asked), hardware.load())
-    page, terminal = text_of(build_plan_page(plan, law, "run.toml")), "\n".join(describe_plan(plan))
-    size, cost = plan.size, plan.cost
+    page = extract_text(build_plan_page(plan, law, "run.toml"))
+    terminal = "\n".join(describe_plan(plan))
+    size = plan.size
+    cost = plan.cost
     assert cost.usd is not None and plan.loss_interval is not None
     figures = [
         f"{plan.loss:.4f}",
@@ -94,9 +98,9 @@ def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
         f"{plan.recipe.steps:,}",
         f"{plan.saving.every:,} steps",
         *(
-            f"{each / 2**30:,.1f}"
+            f"{count / 2**30:,.1f}"
             for row in plan.placement.table
-            for each in row.bytes_by_recompute.values()
+            for count in row.bytes_by_recompute.values()
         ),
     ]
     if plan.data:
@@ -116,15 +120,16 @@ def test_every_figure_of_the_plan_on_the_page_is_that_of_the_terminal(
 
 
 def test_money_below_a_cent_is_not_nothing() -> None:
-    assert [format_usd(each) for each in (9999.916, 0.13, 0.0042, 0.0)] == [
+    assert [format_usd(usd) for usd in (9999.916, 0.13, 0.0042, 0.0)] == [
         "9,999.92", "0.13", "0.0042", "0.00",
     ]  # fmt: skip
 
 
 @pytest.mark.slow
 def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
-    law = fitted().law
-    page, terminal = text_of(build_fit_page(fitted(), "law")), "\n".join(describe_law(law))
+    law = fit_example().law
+    page = extract_text(build_fit_page(fit_example(), "law"))
+    terminal = "\n".join(describe_law(law))
     assert law.fit is not None and law.held_out is not None and law.ranges is not None
     figures = [
         law.choice,
@@ -136,9 +141,9 @@ def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
     ]
     for span in (law.ranges.parameters, law.ranges.tokens, law.ranges.flops):
         figures += [f"{span.least:.3g}", f"{span.greatest:.3g}"]
-    for each in law.estimates.values():
-        figures.append(f"{each.value:.5g}")
-        for interval in (each.bootstrap, each.profile):
+    for estimate in law.estimates.values():
+        figures.append(f"{estimate.value:.5g}")
+        for interval in (estimate.bootstrap, estimate.profile):
             ends = [] if interval is None else [interval.low, interval.high]
             figures += [f"{end:.4g}" for end in ends if end is not None]
     for form in law.compared:
@@ -158,7 +163,8 @@ def test_every_figure_of_a_fit_on_the_page_is_that_of_the_terminal() -> None:
 
 
 def test_draws_that_give_fit_no_interval_give_none_to_plan_predict_or_a_page() -> None:
-    few, many = drawn(failed=11), drawn(failed=12)  # 10% of 112; more of 113
+    few = make_drawn_law(failed=11)  # of 112 draws, 10%
+    many = make_drawn_law(failed=12)  # of 113 draws, more than 10%
     assert few.no_interval == ""
     plan = make_plan(few, PlanRequest(flops=1e21), hardware.load())
     assert plan.loss_interval is not None
@@ -167,7 +173,7 @@ def test_draws_that_give_fit_no_interval_give_none_to_plan_predict_or_a_page() -
     assert refused.loss_interval is None and refused.size.parameters_interval is None
     assert all(point.low is None for point in refused.curve)
     assert why in "\n".join(describe_plan(refused))
-    assert why in text_of(build_plan_page(refused, many, "run.toml"))
+    assert why in extract_text(build_plan_page(refused, many, "run.toml"))
     assert predict_loss(many, 1e9, 2e10).loss_interval is None
     assert predict_loss(many, 1e9, 2e10).no_interval.startswith(why)
     flops = TRUE.compute_optimum(1e20).parameters[None]

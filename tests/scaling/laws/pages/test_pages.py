@@ -1,4 +1,4 @@
-"""Pages of a fit and of a plan: what they say is what was found, and doubts are said first."""
+"""Pages of a fit and of a plan: they show the results, and warnings come first."""
 
 from functools import cache
 
@@ -24,7 +24,7 @@ TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 
 
 @cache
-def fitted() -> Fitted:
+def fit_example() -> Fitted:
     flops, sizes = np.meshgrid(np.geomspace(1e18, 1e20, 4), np.geomspace(0.25, 4, 6))
     sizes = (sizes * TRUE.compute_optimum(flops).parameters).ravel()
     tokens = flops.ravel() / 6 / sizes
@@ -42,7 +42,7 @@ def fitted() -> Fitted:
 
 @pytest.mark.slow
 def test_the_page_of_a_fit_says_what_the_law_says(tmp_path):
-    found = fitted()
+    found = fit_example()
     path = write_fit_page(str(tmp_path), found)
     page = (tmp_path / "report.html").read_text()
     assert path.endswith("report.html")
@@ -55,7 +55,7 @@ def test_the_page_of_a_fit_says_what_the_law_says(tmp_path):
 
 
 def test_a_band_holds_the_middle_of_the_draws():
-    law = fitted().law
+    law = fit_example().law
     flops = np.array([1e20, 1e22])
     found = compute_band(law, flops, lambda best: best.parameters)
     drawn = [form.compute_optimum(1e22).parameters for form in law.draws]
@@ -66,12 +66,12 @@ def test_a_band_holds_the_middle_of_the_draws():
     )
 
 
-def changed(**changes):
-    return fitted().law.model_copy(update=changes)
+def change_example(**changes):
+    return fit_example().law.model_copy(update=changes)
 
 
 def test_each_doubt_is_said():
-    sure = changed(approaches=(), compared=())
+    sure = change_example(approaches=(), compared=())
     record = sure.fit
     assert record is not None
     open_end = IntervalEstimate(value=0.3, profile=Interval(low=0.1, high=None))
@@ -82,19 +82,21 @@ def test_each_doubt_is_said():
         tokens_exponent=None,
     )
     said = {
-        "do not bound beta": changed(estimates={"beta": open_end}),
-        "20% of": changed(fit=record.model_copy(update={"starts_that_agree": 0.2})),
-        "did not converge": changed(fit=record.model_copy(update={"gradient_norm": 0.1})),
-        "draws have no fit": changed(fit=record.model_copy(update={"draws_failed": 30})),
-        "No runs were held out": changed(held_out=None),
-        "By the isoflop, N* grows as C^0.150": changed(approaches=(apart,)),
+        "do not bound beta": change_example(estimates={"beta": open_end}),
+        "20% of": change_example(fit=record.model_copy(update={"starts_that_agree": 0.2})),
+        "did not converge": change_example(fit=record.model_copy(update={"gradient_norm": 0.1})),
+        "draws have no fit": change_example(fit=record.model_copy(update={"draws_failed": 30})),
+        "No runs were held out": change_example(held_out=None),
+        "By the isoflop, N* grows as C^0.150": change_example(approaches=(apart,)),
     }
     for doubt, law in said.items():
         assert any(doubt in line for line in find_grave_warnings(law)), doubt
         assert not any(doubt in line for line in find_grave_warnings(sure)), doubt
     left_out = record.model_copy(update={"rows_left_out": (LeftOut(name="x", reason="NaN"),)})
-    assert find_grave_warnings(changed(fit=left_out)) == find_grave_warnings(fitted().law)
-    assert "Left out by rule: 1 of" in find_warnings(changed(fit=left_out))[-1]
+    assert find_grave_warnings(change_example(fit=left_out)) == find_grave_warnings(
+        fit_example().law
+    )
+    assert "Left out by rule: 1 of" in find_warnings(change_example(fit=left_out))[-1]
 
 
 def test_the_page_of_a_plan_says_what_the_plan_says():

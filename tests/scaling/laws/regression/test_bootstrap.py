@@ -18,7 +18,7 @@ QUICK = ParametricFit(exponents=(0.2, 0.5), floors=(0.5, 0.9))
 EXPONENT = {"parameters_exponent": lambda form: form.parameters_exponent}
 
 
-def sweep(noise=0.01, seed=0, trials=None):
+def make_sweep(noise=0.01, seed=0, trials=None):
     parameters = np.repeat(np.geomspace(1e7, 1e9, 8), 8)
     tokens = parameters * np.tile(np.geomspace(2, 100, 8), 8)
     errors = noise * np.random.default_rng(seed).normal(size=64)
@@ -27,12 +27,12 @@ def sweep(noise=0.01, seed=0, trials=None):
     return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss, **more)
 
 
-def mean_loss(runs):
+def compute_mean_loss(runs):
     return [float(runs.loss.mean())]
 
 
 def test_the_same_seed_draws_the_same():
-    runs = sweep()
+    runs = make_sweep()
     first, again = (draw_counts(runs, Bootstrap(draws=50, seed=3)) for _ in range(2))
     assert (first == again).all()
     assert (draw_counts(runs, Bootstrap(draws=50, seed=4)) != first).any()
@@ -40,7 +40,7 @@ def test_the_same_seed_draws_the_same():
 
 
 def test_a_training_run_is_drawn_whole():
-    runs = sweep(trials=[f"trial {i // 8}" for i in range(64)])
+    runs = make_sweep(trials=[f"trial {i // 8}" for i in range(64)])
     counts = draw_counts(runs, Bootstrap(draws=50)).reshape(50, 8, 8)
     assert (counts == counts[:, :, :1]).all()
     apart = draw_counts(runs, Bootstrap(draws=50, resample="rows")).reshape(50, 8, 8)
@@ -49,25 +49,25 @@ def test_a_training_run_is_drawn_whole():
 
 def test_strata_keep_their_size():
     budgets = np.repeat([1e15, 1e16], 32)
-    counts = draw_counts(sweep(), Bootstrap(draws=50), strata=budgets)
+    counts = draw_counts(make_sweep(), Bootstrap(draws=50), strata=budgets)
     assert (counts[:, :32].sum(1) == 32).all()
 
 
 def test_draws_of_a_mean_spread_as_theory_says():
-    runs = sweep()
-    draws = bootstrap(make_refit(mean_loss, runs, 1), runs, Bootstrap(draws=2000))
+    runs = make_sweep()
+    draws = bootstrap(make_refit(compute_mean_loss, runs, 1), runs, Bootstrap(draws=2000))
     theory = runs.loss.std() / np.sqrt(64)
     assert draws.values.std() == pytest.approx(theory, rel=0.05)
     assert draws.failed == 0
 
 
 def test_failed_draws_are_counted_and_too_many_are_refused():
-    runs = sweep()
+    runs = make_sweep()
 
     def first_row_or_nothing(drawn):
         if runs.name[0] not in drawn.name:
             raise DataError("no first row")
-        return mean_loss(drawn)
+        return compute_mean_loss(drawn)
 
     draws = bootstrap(make_refit(first_row_or_nothing, runs, 1), runs, Bootstrap(draws=200))
     assert draws.failed == pytest.approx(200 / np.e, rel=0.2)
@@ -76,7 +76,7 @@ def test_failed_draws_are_counted_and_too_many_are_refused():
 
 
 def test_weighing_rows_is_fitting_them_again_and_again():
-    runs = sweep()
+    runs = make_sweep()
     fit = fit_parametric(runs, QUICK)
     counts = draw_counts(runs, Bootstrap(draws=20))[:3]
     for theta, count in zip(fit.refit_draws(counts), counts, strict=True):
@@ -87,7 +87,7 @@ def test_weighing_rows_is_fitting_them_again_and_again():
 
 
 def test_a_forms_draws_are_forms_with_intervals_around_the_estimate():
-    draws = bootstrap_form(fit_parametric(sweep(), QUICK), Bootstrap(draws=100))
+    draws = bootstrap_form(fit_parametric(make_sweep(), QUICK), Bootstrap(draws=100))
     assert len(draws.forms) + draws.draws.failed == 100
     found = draws.compute_estimates(EXPONENT)
     assert set(found) == {"E", "A", "B", "alpha", "beta", "parameters_exponent"}
@@ -100,9 +100,9 @@ def test_a_forms_draws_are_forms_with_intervals_around_the_estimate():
 
 
 def test_points_of_one_run_that_err_together_widen_the_interval():
-    """Eight points of each of eight runs share an error: there are eight of those, not 64."""
+    """The eight points of each of eight runs share an error: there are eight errors, not 64."""
     shared = np.repeat(np.random.default_rng(5).normal(size=8), 8)
-    runs = sweep(noise=0.001, trials=[f"trial {i // 8}" for i in range(64)])
+    runs = make_sweep(noise=0.001, trials=[f"trial {i // 8}" for i in range(64)])
     runs.loss[:] *= np.exp(0.01 * shared)
     fit = fit_parametric(runs, QUICK)
     whole, apart = (

@@ -15,11 +15,11 @@ from trainrig.scaling.laws.regression.profile import profile
 from trainrig.scaling.laws.runs_table import RunsTable
 
 BASE = Parametric(E=1.869144, A=520.825, B=1487.716, alpha=0.3526596, beta=0.3526596)
-TRUTH = DataConstrained(base=BASE, r_d=15.0, r_n=5.0)  # about what the paper reports
+TRUTH = DataConstrained(base=BASE, r_d=15.0, r_n=5.0)  # about the values in the paper
 REAL = os.environ.get("TRAINRIG_TEST_DATA")
 
 
-def sweep(noise=0.0, epochs=(1, 2, 4, 8, 16, 32, 64)):
+def make_sweep(noise=0.0, epochs=(1, 2, 4, 8, 16, 32, 64)):
     parameters = np.repeat(np.geomspace(1e7, 3e9, 6), len(epochs))
     unique = np.tile([1e8, 1e9, 1e8, 1e9, 3e8, 3e9], len(epochs))
     tokens = unique * np.tile(epochs, 6)
@@ -29,19 +29,19 @@ def sweep(noise=0.0, epochs=(1, 2, 4, 8, 16, 32, 64)):
 
 
 def test_runs_without_noise_give_their_law_back():
-    fit = fit_data_constrained(sweep(), DataConstrainedFit(base=BASE))
+    fit = fit_data_constrained(make_sweep(), DataConstrainedFit(base=BASE))
     assert fit.form.constants == pytest.approx(TRUTH.constants, rel=1e-4)
     assert fit.fitted == ("r_d", "r_n")
 
 
 def test_the_base_law_can_be_fitted_along():
-    fit = fit_data_constrained(sweep(), DataConstrainedFit(repeats=(8.0,)))
+    fit = fit_data_constrained(make_sweep(), DataConstrainedFit(repeats=(8.0,)))
     assert fit.form.constants == pytest.approx(TRUTH.constants, rel=1e-2)
     assert len(fit.fitted) == 7
 
 
 def test_runs_that_repeat_nothing_are_refused():
-    runs = sweep(epochs=(1, 1))
+    runs = make_sweep(epochs=(1, 1))
     with pytest.raises(DataError, match=r"0 of 12 runs repeat their data .* add at least 4 of"):
         fit_data_constrained(runs, DataConstrainedFit(base=BASE))
     unknown = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens, loss=runs.loss)
@@ -52,12 +52,15 @@ def test_runs_that_repeat_nothing_are_refused():
 @pytest.mark.data
 @pytest.mark.skipif(not REAL, reason="TRAINRIG_TEST_DATA names no folder with real data")
 def test_published_runs_have_the_papers_minimum_and_a_flat_profile():
-    """165 of the paper's 182 runs; it reports R_D* = 15.39 and R_N* = 5.31, and no interval."""
+    """The fit uses 165 of the paper's 182 runs.
+
+    The paper reports R_D* = 15.39 and R_N* = 5.31 without intervals.
+    """
     runs = read_table(str(Path(REAL, "scaling", "datablations_lt4B.csv")))
     fit = fit_data_constrained(runs, DataConstrainedFit(base=BASE))
     assert fit.form.r_d == pytest.approx(15.2, abs=0.1)
     assert fit.form.r_n == pytest.approx(5.38, abs=0.05)
-    assert 0.2 < fit.agree < 0.6  # other starts end at other minima, nearly as good
+    assert 0.2 < fit.agree < 0.6  # other starts end in other minima, nearly as good
     assert len(fit.rivals)
     found = profile(fit, lambda form: form.r_d).interval
     assert found.low < 8

@@ -1,4 +1,4 @@
-"""The closed forms of the data-constrained law's slopes and bends are those of differences."""
+"""Closed-form first and second derivatives of the data-constrained law, against differences."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ MIDDLE = (20.0, 24.0)
 BASE = Parametric(E=1.9, A=520.0, B=1500.0, alpha=0.35, beta=0.37)
 
 
-def by_the_law(theta: Array) -> Array:
+def compute_law(theta: Array) -> Array:
     a, b, e, alpha, beta, r_d, r_n = np.moveaxis(theta[:, None], -1, 0)
     base = Parametric.model_construct(
         E=np.exp(e),
@@ -28,8 +28,8 @@ def by_the_law(theta: Array) -> Array:
     return np.asarray(np.log(form.compute_loss(N, D, UNIQUE)))
 
 
-def free() -> Array:
-    """Thetas under which some sizes are beyond what the unique tokens can use, and some are not."""
+def draw_thetas() -> Array:
+    """Return parameters under which only some sizes exceed the support of the unique tokens."""
     start = [
         np.log(BASE.A) - BASE.alpha * MIDDLE[0],
         np.log(BASE.B) - BASE.beta * MIDDLE[1],
@@ -46,16 +46,20 @@ def free() -> Array:
 def test_slopes_and_bends_are_those_of_differences(base: Parametric | None) -> None:
     logs = np.log(N), np.log(D), np.log(UNIQUE)
     if base is None:
-        theta, curve, law = free(), DataConstrainedCurve(logs, MIDDLE, LARGEST), by_the_law
+        theta = draw_thetas()
+        curve = DataConstrainedCurve(logs, MIDDLE, LARGEST)
+        law = compute_law
     else:
         first = np.array([np.log(base.A), np.log(base.B), np.log(base.E), base.alpha, base.beta])
-        theta, curve = free()[:, 5:], DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, first)
+        theta = draw_thetas()[:, 5:]
+        curve = DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, first)
 
         def law(theta: Array) -> Array:
             shifted = first - np.array([base.alpha * MIDDLE[0], base.beta * MIDDLE[1], 0, 0, 0])
-            return by_the_law(np.concatenate([np.tile(shifted, (len(theta), 1)), theta], axis=1))
+            return compute_law(np.concatenate([np.tile(shifted, (len(theta), 1)), theta], axis=1))
 
-    found, expected = curve(theta), Differenced(law)(theta)
+    found = curve(theta)
+    expected = Differenced(law)(theta)
     assert found.value == pytest.approx(expected.value, rel=1e-12)
     assert found.slope == pytest.approx(expected.slope, abs=1e-7)
     weights = np.random.default_rng(1).normal(size=found.value.shape)
@@ -63,7 +67,7 @@ def test_slopes_and_bends_are_those_of_differences(base: Parametric | None) -> N
 
 
 def test_a_fading_at_its_largest_moves_nothing() -> None:
-    theta = free()
+    theta = draw_thetas()
     theta[:, 5:] = np.log(LARGEST) + 1
     found = DataConstrainedCurve((np.log(N), np.log(D), np.log(UNIQUE)), MIDDLE, LARGEST)(theta)
     assert (found.slope[..., 5:] == 0).all()

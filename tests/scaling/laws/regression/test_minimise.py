@@ -17,7 +17,8 @@ def rows(seed=0):
 
 def test_exact_derivatives_are_those_of_differences():
     curve, theta, coefficients = rows()
-    exact, differenced = curve(theta), Differenced(lambda t: curve(t).value)(theta)
+    exact = curve(theta)
+    differenced = Differenced(lambda t: curve(t).value)(theta)
     assert exact.slope == pytest.approx(differenced.slope, abs=1e-8)
     assert exact.bend(coefficients) == pytest.approx(differenced.bend(coefficients), abs=1e-4)
 
@@ -48,7 +49,8 @@ def test_a_coordinate_that_changes_no_row_stays_and_the_others_converge():
 
         return CurveValue(point.value, np.pad(point.slope, ((0, 0), (0, 0), (0, 1))), bend)
 
-    targets, weights = curve(start[:1]).value[0], np.ones((1, 20))
+    targets = curve(start[:1]).value[0]
+    weights = np.ones((1, 20))
     found = minimise(
         idle, np.array([[*start[0] + 0.1, 7.0]]), targets, weights, (np.inf,), MinimiseSettings()
     )

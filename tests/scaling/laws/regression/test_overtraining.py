@@ -16,7 +16,7 @@ TRUTH = OverTraining(E=1.76, a=174.0, b=302.0, eta=0.13)
 REAL = os.environ.get("TRAINRIG_TEST_DATA")
 
 
-def sweep(noise=0.0):
+def make_sweep(noise=0.0):
     parameters = np.repeat(np.geomspace(1e7, 4e8, 5), 6)
     tokens = parameters * np.tile(np.geomspace(5, 640, 6), 5)
     errors = noise * np.random.default_rng(0).normal(size=30)
@@ -25,12 +25,12 @@ def sweep(noise=0.0):
 
 
 def test_runs_without_noise_give_their_law_back():
-    found = fit_overtraining(sweep()).form.constants
+    found = fit_overtraining(make_sweep()).form.constants
     assert found == pytest.approx(TRUTH.constants, rel=1e-6)
 
 
-def test_one_token_multiplier_is_one_ray():
-    runs = sweep()
+def test_runs_of_one_token_multiplier_lie_on_one_ray():
+    runs = make_sweep()
     ray = RunsTable.of(parameters=runs.parameters, tokens=20 * runs.parameters, loss=runs.loss)
     with pytest.raises(DataError, match=r"on one ray of D/N = 20 .*OverTraining cannot separate"):
         fit_overtraining(ray)
@@ -42,7 +42,10 @@ def test_one_token_multiplier_is_one_ray():
     ("dataset", "error"), [("c4_original", 0.016), ("rpj", 0.008), ("rw_original", 0.015)]
 )
 def test_published_runs_are_predicted_from_the_smaller_ones(dataset, error):
-    """The fifth with the most compute is kept back; `error` bounds the mean relative one."""
+    """The fifth of the runs with the most compute is held out.
+
+    `error` bounds their mean relative error.
+    """
     runs = read_table(str(Path(REAL, "scaling", "gadre_small_runs.csv")))
     runs = runs.select(runs.recipe == dataset)
     order = np.argsort(runs.flops_6nd)

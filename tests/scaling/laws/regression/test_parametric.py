@@ -15,7 +15,7 @@ from trainrig.scaling.laws.runs_table import RunsTable
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
-FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # starts enough for sweeps this plain
+FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # enough starts for simple sweeps
 QUICK = ParametricFit(**FEW)
 REAL = os.environ.get("TRAINRIG_TEST_DATA")
 
@@ -26,14 +26,14 @@ real = [
 
 
 @cache
-def chinchilla(rows=240):
-    """The points of arXiv:2404.10102, without those of the highest losses."""
+def read_chinchilla(rows=240):
+    """Return the points of arXiv:2404.10102 without the highest losses."""
     runs = read_table(str(Path(REAL, "scaling", "chinchilla_extracted.csv")))
     return runs.select(runs.loss <= np.sort(runs.loss)[rows - 1])
 
 
-def sweep(noise=0.0, seed=0, sizes=8, lengths=8):
-    """A grid of runs of a known law, D/N from about 2 to 100."""
+def make_sweep(noise=0.0, seed=0, sizes=8, lengths=8):
+    """Return a grid of runs of a known law, with D/N from about 2 to 100."""
     parameters = np.repeat(np.geomspace(1e7, 1e9, sizes), lengths)
     tokens = parameters * np.tile(np.geomspace(2, 100, lengths), sizes)
     errors = noise * np.random.default_rng(seed).normal(size=len(parameters))
@@ -41,59 +41,62 @@ def sweep(noise=0.0, seed=0, sizes=8, lengths=8):
     return RunsTable.of(parameters=parameters, tokens=tokens, loss=loss)
 
 
-def constants(form):
+def list_constants(form):
     return [form.A, form.B, form.E, form.alpha, form.beta]
 
 
 @pytest.mark.parametrize("loss", [Huber(), Lad(), Squares()])
 def test_runs_without_noise_give_their_law_back(loss):
-    fit = fit_parametric(sweep(), ParametricFit(loss=loss, **FEW))
-    assert constants(fit.form) == pytest.approx(constants(TRUTH), rel=1e-6)
+    fit = fit_parametric(make_sweep(), ParametricFit(loss=loss, **FEW))
+    assert list_constants(fit.form) == pytest.approx(list_constants(TRUTH), rel=1e-6)
     assert np.abs(fit.residuals).max() < 1e-9
 
 
 def test_the_record_proves_the_minimum():
-    fit = fit_parametric(sweep(noise=0.01))
+    fit = fit_parametric(make_sweep(noise=0.01))
     record = fit.build_record()
     assert (record.loss, record.delta) == ("Huber", 1e-3)
     assert record.gradient_norm < 1e-7 * record.objective  # 7e-12 of 4e-4
     assert record.starts == 100
     assert record.starts_that_agree > 0.9
     assert record.rows_used == 64
-    assert fit_parametric(sweep(noise=0.01)).build_record() == record
+    assert fit_parametric(make_sweep(noise=0.01)).build_record() == record
 
 
 def test_the_objective_is_the_sum_over_runs():
-    fit = fit_parametric(sweep(noise=0.01), QUICK)
+    fit = fit_parametric(make_sweep(noise=0.01), QUICK)
     r = np.abs(fit.residuals)
     assert fit.objective == pytest.approx(np.where(r < 1e-3, r**2 / 2, 1e-3 * (r - 5e-4)).sum())
-    lad = fit_parametric(sweep(noise=0.01), ParametricFit(loss=Lad(), **FEW))
+    lad = fit_parametric(make_sweep(noise=0.01), ParametricFit(loss=Lad(), **FEW))
     assert lad.objective == pytest.approx(np.abs(lad.residuals).sum())
     assert lad.objective <= np.abs(fit.residuals).sum()
 
 
 def test_each_run_twice_is_twice_the_objective_and_the_same_law():
-    runs = sweep(noise=0.01)
+    runs = make_sweep(noise=0.01)
     once = fit_parametric(runs, QUICK)
     twice = fit_parametric(runs.select(np.tile(np.arange(len(runs)), 2)), QUICK)
-    assert constants(twice.form) == pytest.approx(constants(once.form), rel=1e-7)
+    assert list_constants(twice.form) == pytest.approx(list_constants(once.form), rel=1e-7)
     assert twice.objective == pytest.approx(2 * once.objective)
 
 
 def test_the_units_of_size_change_nothing_but_the_constants():
-    runs = sweep(noise=0.01)
+    runs = make_sweep(noise=0.01)
     other = RunsTable.of(parameters=runs.parameters / 1e6, tokens=runs.tokens / 1e9, loss=runs.loss)
-    one, two = fit_parametric(runs, QUICK), fit_parametric(other, QUICK)
+    one = fit_parametric(runs, QUICK)
+    two = fit_parametric(other, QUICK)
     assert two.objective == pytest.approx(one.objective, rel=1e-9)
     assert pytest.approx(one.form.A / 1e6**one.form.alpha, rel=1e-6) == two.form.A
 
 
 class Trap:
-    """The objective as others minimise it: L-BFGS-B with scipy's own tolerances."""
+    """The objective with the usual minimiser: L-BFGS-B at scipy's default tolerances."""
 
     def __init__(self, runs):
-        log_n, log_d = np.log(runs.parameters), np.log(runs.tokens)
-        one, zero = np.ones_like(log_n), np.zeros_like(log_n)
+        log_n = np.log(runs.parameters)
+        log_d = np.log(runs.tokens)
+        one = np.ones_like(log_n)
+        zero = np.zeros_like(log_n)
         self.designs = np.array(
             [
                 [one, zero, zero, -log_n, zero],
@@ -124,7 +127,7 @@ class Trap:
 
 
 def test_a_mean_under_default_tolerances_stops_early_and_ours_does_not():
-    runs = sweep(noise=0.01, seed=1)
+    runs = make_sweep(noise=0.01, seed=1)
     best = fit_parametric(runs, QUICK)
     _, stopped = Trap(runs).stopped_at(HOFFMANN, scale=1 / len(runs))
     assert stopped > best.objective * 1.02
@@ -139,36 +142,36 @@ class TestChinchilla:
     pytestmark = real
 
     def test_huber_minimum(self):
-        fit = fit_parametric(chinchilla())
+        fit = fit_parametric(read_chinchilla())
         expected = [477.826, 2143.417, 1.81722, 0.34731, 0.36717]
-        assert constants(fit.form) == pytest.approx(expected, rel=1e-5)
+        assert list_constants(fit.form) == pytest.approx(expected, rel=1e-5)
         assert fit.objective == pytest.approx(0.0010182740178, rel=1e-9)
         assert np.linalg.norm(fit.minimum.gradient) < 1e-9
         assert fit.agree > 0.9
 
     def test_least_absolute_deviations_are_what_was_published(self):
-        fit = fit_parametric(chinchilla(), ParametricFit(loss=Lad()))
+        fit = fit_parametric(read_chinchilla(), ParametricFit(loss=Lad()))
         published = [482.01, 2085.43, 1.8172, 0.3478, 0.3658]
-        assert constants(fit.form) == pytest.approx(published, rel=2e-4)  # E as rounded there
-        assert constants(fit.form)[:2] == pytest.approx(published[:2], rel=2e-5)
+        assert list_constants(fit.form) == pytest.approx(published, rel=2e-4)  # the paper rounds E
+        assert list_constants(fit.form)[:2] == pytest.approx(published[:2], rel=2e-5)
         assert fit.build_record().loss == "Lad"
 
     def test_five_outliers_pull(self):
-        fit = fit_parametric(chinchilla(245))
+        fit = fit_parametric(read_chinchilla(245))
         expected = [495.73, 12845.6, 1.89134, 0.34931, 0.45305]
-        assert constants(fit.form) == pytest.approx(expected, rel=1e-5)
+        assert list_constants(fit.form) == pytest.approx(expected, rel=1e-5)
         assert fit.objective == pytest.approx(0.00182601, rel=1e-5)
 
     def test_the_trap_of_an_early_stop(self):
-        """From the paper's own constants, a sum under default tolerances goes almost nowhere."""
-        found, stopped = Trap(chinchilla()).stopped_at(HOFFMANN, scale=1)
+        """The sum at default tolerances hardly moves from the paper's own constants."""
+        found, stopped = Trap(read_chinchilla()).stopped_at(HOFFMANN, scale=1)
         assert found == pytest.approx([406.39, 410.72, 1.698, 0.3387, 0.2853], rel=1e-3)
         assert stopped == pytest.approx(0.00116327, rel=1e-4)
         assert stopped > 0.0010182740178 * 1.14
 
     def test_the_trap_of_a_mean(self):
         """The best of 32 of the paper's starts, all declared converged, is far from the minimum."""
-        trap = Trap(chinchilla())
+        trap = Trap(read_chinchilla())
         starts = [
             Parametric(E=np.exp(e), A=np.exp(a), B=np.exp(b), alpha=alpha, beta=beta)
             for a in (5, 10)
@@ -206,14 +209,14 @@ def test_runs_that_cannot_tell_the_constants_are_refused(parameters, tokens, mes
 
 @pytest.mark.parametrize(("column", "value"), [("loss", np.nan), ("tokens", 0), ("loss", np.inf)])
 def test_numbers_that_are_none_are_refused_by_name(column, value):
-    runs = sweep()
+    runs = make_sweep()
     getattr(runs, column)[3] = value
     with pytest.raises(DataError, match=rf"row 4: {column} is {value:g}; a law needs positive"):
         fit_parametric(runs)
 
 
 def test_losses_that_do_not_bend_have_no_fit():
-    runs = sweep()
+    runs = make_sweep()
     rising = RunsTable.of(
         parameters=runs.parameters, tokens=runs.tokens, loss=1 + 1e-10 * runs.parameters
     )

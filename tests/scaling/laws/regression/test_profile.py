@@ -9,16 +9,16 @@ from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_param
 from trainrig.scaling.laws.regression.profile import profile, with_profiles
 from trainrig.scaling.laws.runs_table import RunsTable
 
-FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # starts enough for sweeps this plain
+FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # enough starts for simple sweeps
 QUICK = ParametricFit(**FEW)
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 
 
-def exponent(form):
+def get_exponent(form):
     return form.parameters_exponent
 
 
-def sweep(noise=0.01, seed=0, ratio=50, **more):
+def make_sweep(noise=0.01, seed=0, ratio=50, **more):
     parameters = np.repeat(np.geomspace(1e7, 1e9, 8), 8)
     tokens = parameters * np.tile(np.geomspace(100 / ratio, 100, 8), 8)
     errors = noise * np.random.default_rng(seed).normal(size=64)
@@ -27,7 +27,7 @@ def sweep(noise=0.01, seed=0, ratio=50, **more):
 
 
 def test_least_squares_profile_of_a_constant_is_the_refit_with_it_held():
-    fit = fit_parametric(sweep(), ParametricFit(loss=Squares(), **FEW))
+    fit = fit_parametric(make_sweep(), ParametricFit(loss=Squares(), **FEW))
     found = profile(fit, lambda form: form.alpha)
     held = found.values[2]
 
@@ -44,14 +44,16 @@ def test_least_squares_profile_of_a_constant_is_the_refit_with_it_held():
         options={"maxiter": 20000, "xatol": 1e-10, "fatol": 1e-16},
     )
     rise = (best.fun - fit.objective) * 2 / (fit.residuals @ fit.residuals / 59)
-    assert found.rises[2] == pytest.approx(rise, rel=0.35)  # tau may be the sandwich's
+    # Tau may come from the sandwich estimator.
+    assert found.rises[2] == pytest.approx(rise, rel=0.35)
     assert found.rises[2] <= rise * 1.001
 
 
 def test_runs_without_noise_leave_their_constants_in_no_doubt():
     parameters, tokens = (v.ravel() for v in np.meshgrid([1e7, 1e8, 1e9], [1e9, 1e10, 1e11]))
     kept = [0, 1, 2, 3, 4, 6, 8]
-    parameters, tokens = parameters[kept], tokens[kept]
+    parameters = parameters[kept]
+    tokens = tokens[kept]
     loss = TRUTH.compute_loss(parameters, tokens)
     fit = fit_parametric(RunsTable.of(parameters=parameters, tokens=tokens, loss=loss), QUICK)
     for name, true in TRUTH.constants.items():
@@ -61,14 +63,15 @@ def test_runs_without_noise_leave_their_constants_in_no_doubt():
 
 
 def test_profile_and_bootstrap_tell_much_the_same_of_a_good_sweep():
-    fit = fit_parametric(sweep(), QUICK)
-    found = {"alpha": profile(fit, lambda form: form.alpha), "a": profile(fit, exponent)}
+    fit = fit_parametric(make_sweep(), QUICK)
+    found = {"alpha": profile(fit, lambda form: form.alpha), "a": profile(fit, get_exponent)}
     draws = bootstrap_form(fit, Bootstrap(draws=100))
-    estimates = with_profiles(draws.compute_estimates({"a": exponent}), found)
+    estimates = with_profiles(draws.compute_estimates({"a": get_exponent}), found)
     assert estimates["beta"].profile is None
     for name in found:
         estimate = estimates[name]
-        low, high = estimate.profile.low, estimate.profile.high
+        low = estimate.profile.low
+        high = estimate.profile.high
         assert low < estimate.value < high
         widths = np.log(high / low) / np.log(estimate.bootstrap.high / estimate.bootstrap.low)
         assert 0.5 < widths < 2, name
@@ -76,12 +79,14 @@ def test_profile_and_bootstrap_tell_much_the_same_of_a_good_sweep():
 
 def test_least_absolute_deviations_have_much_the_profile_of_hubers_loss():
     losses = [ParametricFit(loss=loss, **FEW) for loss in (Lad(), Huber())]
-    lad, huber = (profile(fit_parametric(sweep(), how), exponent).interval for how in losses)
+    lad, huber = (
+        profile(fit_parametric(make_sweep(), how), get_exponent).interval for how in losses
+    )
     assert (lad.low, lad.high) == pytest.approx((huber.low, huber.high), rel=0.01)
 
 
 def test_a_profile_has_its_least_at_the_fit_and_rises_to_both_sides():
-    fit = fit_parametric(sweep(), QUICK)
+    fit = fit_parametric(make_sweep(), QUICK)
     found = profile(fit, lambda form: form.compute_optimum(1e22).parameters)
     at = int(np.argmin(found.rises))
     assert found.values[at] == pytest.approx(found.best, rel=1e-6)
@@ -92,13 +97,13 @@ def test_a_profile_has_its_least_at_the_fit_and_rises_to_both_sides():
 
 
 def test_a_narrower_level_gives_a_narrower_interval():
-    fit = fit_parametric(sweep(), QUICK)
+    fit = fit_parametric(make_sweep(), QUICK)
     wide, narrow = (profile(fit, lambda form: form.beta, level).interval for level in (0.95, 0.5))
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
-def test_what_the_runs_do_not_bound_is_reported_as_open():
-    """Small models on few tokens: their losses say nothing of how low the floor may lie."""
+def test_a_quantity_that_the_runs_do_not_bound_is_reported_as_open():
+    """The losses of small models on few tokens do not bound the irreducible loss from below."""
     parameters = np.repeat(np.geomspace(1e4, 1e5, 6), 6)
     tokens = np.tile(np.geomspace(1e5, 1e6, 6), 6)
     errors = 0.05 * np.random.default_rng(1).normal(size=36)
@@ -115,7 +120,7 @@ def test_points_of_one_run_that_err_together_widen_the_profile():
     trials = [f"trial {i // 8}" for i in range(64)]
     widths = []
     for more in ({}, {"trial": trials}):
-        runs = sweep(noise=0.001, **more)
+        runs = make_sweep(noise=0.001, **more)
         runs.loss[:] *= shared
         found = profile(fit_parametric(runs, QUICK), lambda form: form.alpha).interval
         widths.append(np.log(found.high / found.low))

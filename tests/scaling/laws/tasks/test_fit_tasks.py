@@ -1,4 +1,4 @@
-"""Task laws: made-up runs of known constants, and runs that tell too little."""
+"""Task laws: synthetic runs of known constants, and runs with too little information."""
 
 from pathlib import Path
 
@@ -23,10 +23,10 @@ TRUE = TaskForm(
     chance=0.25, unit=float(np.exp(np.log(FLOPS).mean())), E=0.4, A=0.6, alpha=0.15, middle=0.75,
     width=0.12,
 )  # fmt: skip
-ROWS = 2_000  # of the task
+ROWS = 2_000  # rows of the task
 
 
-def runs_of(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
+def make_runs(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
     dice = np.random.default_rng(seed)
     losses = form.compute_loss(FLOPS) * np.exp(dice.normal(0, noise, len(FLOPS)))
     scores = form.compute_score_of_loss(losses)
@@ -43,7 +43,7 @@ def runs_of(form: TaskForm, noise: float, seed: int = 0) -> RunsTable:
 
 
 def test_runs_without_noise_give_their_constants_back() -> None:
-    law = fit_task(runs_of(TRUE, 0.0), "made_up", Bootstrap(draws=20))
+    law = fit_task(make_runs(TRUE, 0.0), "made_up", Bootstrap(draws=20))
     for name, value in TRUE.fitted.items():
         assert law.form.fitted[name] == pytest.approx(value, rel=1e-4), name
 
@@ -53,7 +53,7 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
 ):
     held = {name: 0 for name in (*TRUE.fitted, "score")}
     for seed in range(10):
-        law = fit_task(runs_of(TRUE, 0.01, seed), "made_up", Bootstrap(draws=200))
+        law = fit_task(make_runs(TRUE, 0.01, seed), "made_up", Bootstrap(draws=200))
         for name, value in TRUE.fitted.items():
             found = law.estimates[name].bootstrap
             assert found is not None
@@ -63,7 +63,7 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
         assert score is not None and score.low is not None and score.high is not None
         assert score.high - score.low < 0.12
         held["score"] += score.contains(float(TRUE.compute_score(ask)))
-    assert min(held.values()) >= 7, held  # of ten; 95% intervals, drawn of 24 runs
+    assert min(held.values()) >= 7, held  # out of ten; 95% intervals, from draws of 24 runs
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def test_known_constants_lie_in_the_intervals_of_noisy_runs_and_so_does_a_larger
 def test_runs_that_tell_too_little_give_no_law_and_say_why(
     chosen: np.ndarray, form: TaskForm, why: str
 ) -> None:
-    laws, refused = fit_tasks(runs_of(form, 0.01, seed=2).select(chosen), Bootstrap(draws=20))
+    laws, refused = fit_tasks(make_runs(form, 0.01, seed=2).select(chosen), Bootstrap(draws=20))
     assert laws == () and why in refused["made_up"]
 
 
 @pytest.mark.slow
 def test_a_fit_has_the_law_of_each_task_and_predicts_by_it(tmp_path: Path) -> None:
     settings = LawFit(form="Parametric", bootstrap=Bootstrap(draws=40))
-    fitted = fit_law(runs_of(TRUE, 0.01), settings, "made", "runs.parquet")
+    fitted = fit_law(make_runs(TRUE, 0.01), settings, "made", "runs.parquet")
     path = str(tmp_path / "law.json")
     write_law(path, fitted.law)
     law = read_law(path)
     assert law == fitted.law and len(law.tasks[0].draws) == 40
-    assert len((tmp_path / "law.json").read_text().splitlines()) < 700  # a draw is one line
+    assert len((tmp_path / "law.json").read_text().splitlines()) < 700  # a draw takes one line
     said = predict_loss(law, 1e9, 1e11)
     (task,) = said.tasks
     assert task.score == float(law.tasks[0].form.compute_score(6e20)) and isinstance(

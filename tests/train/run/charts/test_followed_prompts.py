@@ -1,19 +1,19 @@
-"""What a page shows of answers to the same prompts."""
+"""The page section with answers to the same prompts."""
 
 from trainrig.train.run.charts.followed_prompts import LONGEST, build_followed_prompts
 from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, choose_moments
 from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer, follow_prompts
 
 
-def answers(*texts):
-    return tuple(AnswerAt(10 * n, each, "acc", float("2" in each)) for n, each in enumerate(texts))
+def make_answers(*texts):
+    return tuple(AnswerAt(10 * n, text, "acc", float("2" in text)) for n, text in enumerate(texts))
 
 
 def test_answers_stand_below_their_prompt_in_order_and_equal_ones_once():
-    prompt = FollowedPrompt("sums, row 1", "1+1=", "2", answers("7", "7", "7", "2", " "))
+    prompt = FollowedPrompt("sums, row 1", "1+1=", "2", make_answers("7", "7", "7", "2", " "))
     said, group = build_followed_prompts([prompt], "those of a test")
     assert "those of a test" in said.text
-    assert [(each.label, each.text, each.note) for each in group.samples] == [
+    assert [(sample.label, sample.text, sample.note) for sample in group.samples] == [
         ("sums, row 1", "1+1=", "expected: 2"),
         ("Step 0 to 20, the same", "7", "acc 0"),
         ("Step 30", "2", "acc 1"),
@@ -24,7 +24,9 @@ def test_answers_stand_below_their_prompt_in_order_and_equal_ones_once():
 
 
 def test_a_long_text_keeps_its_ends_and_a_hostile_one_is_text():
-    prompt = FollowedPrompt("row 1", "a" + "b" * 5_000 + "c", None, answers("<script>x</script>"))
+    prompt = FollowedPrompt(
+        "row 1", "a" + "b" * 5_000 + "c", None, make_answers("<script>x</script>")
+    )
     group = build_followed_prompts([prompt], "")[1]
     shown = group.samples[0]
     assert (shown.text[0], shown.text[-1], shown.note) == ("a", "c", "")
@@ -37,23 +39,23 @@ def test_the_first_and_the_last_are_among_the_moments():
     assert choose_moments(101) == [0, 25, 50, 75, 100]
 
 
-def batch(step, *pairs):
+def make_batch(step, *pairs):
     said = [StoredAnswer(prompt, text, step / 10, 0.0, {}) for prompt, text in pairs]
     return BatchAnswers(step, said)
 
 
 def test_prompts_that_a_policy_meets_again_are_followed_those_met_most_first():
     batches = [
-        batch(0, ("once", "x"), ("twice", "a"), ("twice", "b"), ("always", "c")),
-        batch(5, ("always", "d")),
-        batch(9, ("always", "e"), ("twice", "f")),
+        make_batch(0, ("once", "x"), ("twice", "a"), ("twice", "b"), ("always", "c")),
+        make_batch(5, ("always", "d")),
+        make_batch(9, ("always", "e"), ("twice", "f")),
     ]
     followed = follow_prompts(batches)
-    assert [(each.source, each.prompt) for each in followed] == [
+    assert [(prompt.source, prompt.prompt) for prompt in followed] == [
         ("Prompt 1", "always"),
         ("Prompt 2", "twice"),
     ]
-    assert [[(a.step, a.text, a.worth) for a in each.answers] for each in followed] == [
+    assert [[(a.step, a.text, a.worth) for a in prompt.answers] for prompt in followed] == [
         [(0, "c", 0.0), (5, "d", 0.5), (9, "e", 0.9)],
         [(0, "a", 0.0), (9, "f", 0.9)],
     ]
