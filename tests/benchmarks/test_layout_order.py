@@ -1,8 +1,8 @@
 """Whether layouts rank in speed as `trainrig plan --layout` predicts.
 
 Two workers of one thread each are measured, with a hardware table that is measured just before.
-Results are kept in results/layout-order.json; docs/evidence/layouts.md has the table. Only the steps whose
-threads waited least for a core count: the other steps measure how busy the machine was.
+Results are kept in results/layout-order.json; docs/evidence/layouts.md has the table. Only the
+steps whose threads waited least for a core count: the others measure how busy the machine was.
 """
 
 import json
