@@ -48,7 +48,7 @@ def test_a_run_begins_another_ray_when_its_own_is_lost_and_leaves_nobody_behind(
         "the GCS of this machine's Ray",
     ]
     assert all(problem.endswith("was killed by SIGKILL") for problem in lost)
-    assert all(f"{problem}; ending what is left of it\n" in said for problem in lost)
+    assert all(f"{problem}; ending the rest of the attempt\n" in said for problem in lost)
     assert_equal(job, straight)
     kept = list(short_folder.glob("trainrig-ray-*/r/session_2*"))
     # The third failed in nothing.

@@ -94,7 +94,7 @@ def test_a_manifest_that_is_gone_is_named_and_one_that_never_was_is_not(copy):
     manifest.unlink()
     newest, damages = find_newest_valid(RunFolder(copy.folder), thorough=False)
     assert newest.step == 16
-    assert damages == [f"{manifest}: gone, though its checkpoint was whole"]
+    assert damages == [f"{manifest}: missing, though its checkpoint was complete"]
 
 
 def test_what_one_rank_finds_damaged_all_refuse(ranks, copy):

@@ -170,7 +170,7 @@ def test_a_lag_is_the_same_whoever_samples_and_however_often_it_is_killed(
     assert [(each.number, missing) for each, missing in asked] == [(3, [0, 1]), (4, [0, 1])]
     assert checkpoint.find_newest_valid(folder)[0].step == 2
     alone = lagging(make_run, tmp_path / "run")
-    with pytest.raises(AssertionError, match=r"2 of 2 .* still to be .* set rollouts.actors = 1"):
+    with pytest.raises(AssertionError, match=r"2 of 2 .* must still be .* set rollouts.actors = 1"):
         trained(ranks, alone, 1)
     with sampler(revived_ranks, run) as sampled:
         trained(ranks, run, 2)
@@ -228,8 +228,8 @@ def test_what_is_asked_for_is_found_until_it_is_there_or_failed(tmp_path):
     assert [each.attempt for each, _ in find_open(rollouts)] == [1, 1]
     with pytest.raises(DataError, match=r"^rewards: 'exact' scored none$"):
         raise_failure(newest)
-    write_failure(newest, ClusterError("actors die"))
-    with pytest.raises(ClusterError, match="actors die"):
+    write_failure(newest, ClusterError("actors end"))
+    with pytest.raises(ClusterError, match="actors end"):
         raise_failure(newest)
 
 

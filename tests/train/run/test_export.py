@@ -168,7 +168,7 @@ def test_every_figure_is_described():
     assert found == (
         "train/SOURCE/loss",
         {"source": "books"},
-        "Of one source's rows (nats per target).",
+        "Training loss on the rows of one source (nats per target).",
     )
     assert describe("layers/03/grad_norm")[1] == {"layer": "03"}
     with pytest.raises(KeyError):

@@ -47,94 +47,253 @@ SAMPLED = "`training.metrics.every`"
 BY_LAYER = "`training.metrics.layers_every`"
 RANKS = f"{SAMPLED}; on accelerators {BY_LAYER}"
 TABLE = (
-    Metric("train/loss", "nats per target", "all ranks, every step", "of the global batch"),
-    Metric("train/loss_variance", "nats²", "all ranks, every step", "of micro-batches' means"),
-    Metric("train/grad_norm", "", "all ranks, every step", "of the whole gradient, not clipped"),
-    Metric("beside/MODEL/grad_norm", "", "all ranks, every step", "of a critic, say; not clipped"),
-    Metric("train/lr", "", "the schedule", "learning rate of the step, after any cut"),
-    Metric("train/tokens", "targets", "the batches", "trained on since step 0"),
-    Metric("train/data_step", "", "the batches", "number of the step's batch, from 0"),
-    Metric("train/SOURCE/loss", "nats per target", "all ranks, every step", "of one source's rows"),
-    Metric("train/terms/TERM", "", "all ranks, every step", "a term of it, before its weight"),
-    Metric("train/diagnostics/NAME", "", "all ranks, every step", "what the objective looks at"),
-    Metric("eval/loss", "nats per target", "`training.held_out`", "of all held-out rows"),
-    Metric("eval/SOURCE/loss", "nats per target", "`training.held_out`", "of one source's rows"),
-    Metric("eval/terms/TERM", "", "`training.held_out`", "a term of it, before its weight"),
-    Metric("eval/diagnostics/NAME", "", "`training.held_out`", "what the objective looks at"),
-    Metric("averages/HORIZON/loss", "nats per target", "`training.held_out`", "of an average"),
-    Metric("scores/EVALUATION/TASK/METRIC/error", "", "`training.evaluations`", "standard error"),
-    Metric("scores/EVALUATION/TASK/METRIC", "", "`training.evaluations`", "of a checkpoint"),
-    Metric("speed/tokens_per_second", "targets/s", "rank 0, every step", "of the whole run"),
-    Metric("speed/worker_tokens_per_second", "targets/s", "rank 0, every step", "of one worker"),
+    Metric(
+        "train/loss",
+        "nats per target",
+        "all ranks, every step",
+        "Training loss: the mean over the targets of the global batch",
+    ),
+    Metric(
+        "train/loss_variance",
+        "nats²",
+        "all ranks, every step",
+        "Variance of the mean losses of micro-batches",
+    ),
+    Metric(
+        "train/grad_norm", "", "all ranks, every step", "Norm of the whole gradient before clipping"
+    ),
+    Metric(
+        "beside/MODEL/grad_norm",
+        "",
+        "all ranks, every step",
+        "Gradient norm, before clipping, of a model trained along with the policy, such as a "
+        "critic",
+    ),
+    Metric("train/lr", "", "the schedule", "Learning rate of the step, after any cut"),
+    Metric("train/tokens", "targets", "the batches", "Targets trained on since step 0"),
+    Metric("train/data_step", "", "the batches", "Number of the step's batch, counted from 0"),
+    Metric(
+        "train/SOURCE/loss",
+        "nats per target",
+        "all ranks, every step",
+        "Training loss on the rows of one source",
+    ),
+    Metric(
+        "train/terms/TERM",
+        "",
+        "all ranks, every step",
+        "One term of the training loss, before its weight",
+    ),
+    Metric(
+        "train/diagnostics/NAME",
+        "",
+        "all ranks, every step",
+        "Diagnostic of the objective on the global batch",
+    ),
+    Metric(
+        "eval/loss",
+        "nats per target",
+        "`training.held_out`",
+        "Held-out loss: the mean over the targets of all held-out rows",
+    ),
+    Metric(
+        "eval/SOURCE/loss",
+        "nats per target",
+        "`training.held_out`",
+        "Held-out loss on the rows of one source",
+    ),
+    Metric(
+        "eval/terms/TERM",
+        "",
+        "`training.held_out`",
+        "One term of the held-out loss, before its weight",
+    ),
+    Metric(
+        "eval/diagnostics/NAME",
+        "",
+        "`training.held_out`",
+        "Diagnostic of the objective on held-out rows",
+    ),
+    Metric(
+        "averages/HORIZON/loss",
+        "nats per target",
+        "`training.held_out`",
+        "Held-out loss of the weights averaged over HORIZON updates",
+    ),
+    Metric(
+        "scores/EVALUATION/TASK/METRIC/error",
+        "",
+        "`training.evaluations`",
+        "Standard error of a score of a checkpoint",
+    ),
+    Metric("scores/EVALUATION/TASK/METRIC", "", "`training.evaluations`", "Score of a checkpoint"),
+    Metric(
+        "speed/tokens_per_second",
+        "targets/s",
+        "rank 0, every step",
+        "Throughput of all workers together",
+    ),
+    Metric(
+        "speed/worker_tokens_per_second", "targets/s", "rank 0, every step", "Throughput per worker"
+    ),
     Metric(
         "speed/step_seconds",
         "s",
         "rank 0, every step",
-        "from asking for the batch until the update is made; no held-out loss, no save",
+        "Time of the step, from the request for the batch to the end of the update, without "
+        "held-out losses and saves",
     ),
     Metric(
         "speed/wall_seconds",
         "s",
         "rank 0, every step",
-        "since the update before, or since the state was loaded: with all that was between",
+        "Time since the previous update, or since the state was loaded, with everything in between",
     ),
-    Metric("speed/held_out_seconds", "s", "`training.held_out`", "that measuring took"),
     Metric(
-        "speed/save_seconds", "s", "rank 0, every save", "that no step was taken; writing goes on"
+        "speed/held_out_seconds", "s", "`training.held_out`", "Time that the held-out loss took"
+    ),
+    Metric(
+        "speed/save_seconds",
+        "s",
+        "rank 0, every save",
+        "Time that a save held up training; the files are written in the background",
     ),
     Metric(
         "speed/mfu",
         "share of 1",
         "rank 0, every step",
-        "model FLOPs of the step over what its devices could do (`hardware.toml`) in its time, by "
-        "PaLM's rule (arXiv:2204.02311, app. B): forward and twice it backward, nothing that is "
-        "recomputed; of attention only keys that a query sees",
+        "Model FLOPs utilization: the model's FLOPs of the step over the peak FLOPs of its "
+        "devices (`hardware.toml`) in the step's time. By PaLM's rule (arXiv:2204.02311, app. "
+        "B), it counts the forward pass and twice that for the backward pass, nothing that is "
+        "recomputed, and of attention only the keys that a query sees",
     ),
     Metric(
         "time/PHASE",
         "share of 1",
         "rank 0, every step; on accelerators " + BY_LAYER,
-        "of the step: waiting for data, forward, backward, waiting for other ranks "
-        "(communication: on accelerators only what is left after the backward pass), optimizer",
-    ),
-    Metric("memory/peak_gib", "GiB", "rank 0, " + SAMPLED, "most that was held at a time"),
-    Metric("cluster/workers", "", "rank 0, every step", "workers of the attempt"),
-    Metric("cluster/slowest_rank", "", "all ranks, " + RANKS, "rank that computed for longest"),
-    Metric("cluster/slowest_excess", "share of 1", "all ranks, " + RANKS, "beyond the median"),
-    Metric(
-        "noise/gradient_squared", "", "virtual workers, " + SAMPLED, "of the gradient without it"
+        "Share of the step's time by phase: waiting for data, forward, backward, waiting for "
+        "other ranks (communication: on accelerators only the part after the backward pass), "
+        "optimizer",
     ),
     Metric(
-        "experts/highest_load", "even shares", "all ranks, every step", "of all layers' experts"
+        "memory/peak_gib",
+        "GiB",
+        "rank 0, " + SAMPLED,
+        "Peak memory of rank 0 since its attempt started",
     ),
-    Metric("experts/lowest_load", "even shares", "all ranks, every step", "of all layers' experts"),
+    Metric("cluster/workers", "", "rank 0, every step", "Number of workers of the attempt"),
     Metric(
-        "experts/LAYER/EXPERT/load", "even shares", "all ranks, " + BY_LAYER, "tokens it is sent"
+        "cluster/slowest_rank", "", "all ranks, " + RANKS, "Rank that computed for the longest time"
     ),
-    Metric("noise/trace", "", "virtual workers, " + SAMPLED, "of the covariance of one target"),
-    Metric("noise/scale", "targets", "the mean of 50 of them", "gradient noise scale"),
-    Metric("layers/LAYER/grad_norm", "", "all ranks, " + BY_LAYER, "of a layer, before clipping"),
-    Metric("layers/LAYER/weight_norm", "", "all ranks, " + BY_LAYER, "before the update"),
-    Metric("layers/LAYER/update_norm", "", "all ranks, " + BY_LAYER, "of what the update changed"),
-    Metric("layers/LAYER/update_ratio", "", "all ranks, " + BY_LAYER, "update over weight norm"),
-    Metric("layers/LAYER/activation_rms", "", "first micro-batch, " + BY_LAYER, "of its output"),
-    Metric("layers/LAYER/activation_max", "", "first micro-batch, " + BY_LAYER, "of its output"),
+    Metric(
+        "cluster/slowest_excess",
+        "share of 1",
+        "all ranks, " + RANKS,
+        "Computing time of the slowest rank beyond the median of the ranks",
+    ),
+    Metric(
+        "noise/gradient_squared",
+        "",
+        "virtual workers, " + SAMPLED,
+        "Squared norm of the true gradient: the measured one without its noise",
+    ),
+    Metric(
+        "experts/highest_load",
+        "even shares",
+        "all ranks, every step",
+        "Highest load of an expert, over all layers",
+    ),
+    Metric(
+        "experts/lowest_load",
+        "even shares",
+        "all ranks, every step",
+        "Lowest load of an expert, over all layers",
+    ),
+    Metric(
+        "experts/LAYER/EXPERT/load",
+        "even shares",
+        "all ranks, " + BY_LAYER,
+        "Tokens routed to one expert",
+    ),
+    Metric(
+        "noise/trace",
+        "",
+        "virtual workers, " + SAMPLED,
+        "Trace of the covariance of the gradient of one target",
+    ),
+    Metric("noise/scale", "targets", "the mean of 50 measurements", "Gradient noise scale"),
+    Metric(
+        "layers/LAYER/grad_norm",
+        "",
+        "all ranks, " + BY_LAYER,
+        "Gradient norm of a layer before clipping",
+    ),
+    Metric(
+        "layers/LAYER/weight_norm",
+        "",
+        "all ranks, " + BY_LAYER,
+        "Weight norm of a layer before the update",
+    ),
+    Metric(
+        "layers/LAYER/update_norm",
+        "",
+        "all ranks, " + BY_LAYER,
+        "Norm of the change that the update made to a layer's weights",
+    ),
+    Metric(
+        "layers/LAYER/update_ratio",
+        "",
+        "all ranks, " + BY_LAYER,
+        "Update norm over weight norm of a layer",
+    ),
+    Metric(
+        "layers/LAYER/activation_rms",
+        "",
+        "first micro-batch, " + BY_LAYER,
+        "Root mean square of a layer's output",
+    ),
+    Metric(
+        "layers/LAYER/activation_max",
+        "",
+        "first micro-batch, " + BY_LAYER,
+        "Largest absolute value in a layer's output",
+    ),
     Metric(
         "layers/LAYER/saturated",
         "share of 1",
         "first micro-batch, " + BY_LAYER,
-        "of feed-forward units that let less than 1% of their input through",
+        "Share of feed-forward units that pass on less than 1% of their input",
     ),
     Metric(
         "layers/LAYER/attention_entropy",
         "nats",
         "32 queries of its first row, " + BY_LAYER,
-        "of attention's weights, the mean over heads",
+        "Entropy of the attention weights, the mean over heads",
     ),
-    Metric("kinds/KIND/grad_norm", "", "all ranks, " + BY_LAYER, "of a kind, in all layers"),
-    Metric("kinds/KIND/weight_norm", "", "all ranks, " + BY_LAYER, "before the update"),
-    Metric("kinds/KIND/update_norm", "", "all ranks, " + BY_LAYER, "of what the update changed"),
-    Metric("kinds/KIND/update_ratio", "", "all ranks, " + BY_LAYER, "update over weight norm"),
+    Metric(
+        "kinds/KIND/grad_norm",
+        "",
+        "all ranks, " + BY_LAYER,
+        "Gradient norm of one kind of tensor in all layers, before clipping",
+    ),
+    Metric(
+        "kinds/KIND/weight_norm",
+        "",
+        "all ranks, " + BY_LAYER,
+        "Weight norm of one kind of tensor, before the update",
+    ),
+    Metric(
+        "kinds/KIND/update_norm",
+        "",
+        "all ranks, " + BY_LAYER,
+        "Norm of the change that the update made to one kind of tensor",
+    ),
+    Metric(
+        "kinds/KIND/update_ratio",
+        "",
+        "all ranks, " + BY_LAYER,
+        "Update norm over weight norm of one kind of tensor",
+    ),
 )
 _FAMILY = re.compile("[A-Z]+")
 NAMES = {metric.name: metric.meaning for metric in TABLE if not _FAMILY.search(metric.name)}
