@@ -83,7 +83,7 @@ def test_what_a_dead_process_left_is_removed_and_a_live_one_keeps_its_own(
     assert left.wait(LONG) == -9
     assert sorted(base.iterdir()) == sorted([live, begun])
     (said,) = caplog.messages
-    assert str(dead) in said and "s for that to end" in said
+    assert str(dead) in said and "s for that Ray to end" in said
 
 
 def widen(folder: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_place_whose_folders_others_may_rename_is_passed_over(
     assert session_folder.make_private_folder().parent == shared
     monkeypatch.setattr(session_folder, "_count_room", lambda: 3)
     with pytest.raises(
-        ConfigError, match=r"no place for Ray's sockets: .* Set RAY_TMPDIR to a sho"
+        ConfigError, match=r"no folder for Ray's sockets: .* Set RAY_TMPDIR to a sho"
     ):
         session_folder.make_private_folder()
 
