@@ -192,7 +192,7 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
             chaos.events(job.folder).wait("first_step")
             replay = Replay(cluster, events)
             replay.start()
-            while replay.goes_on() or training.poll() is None:  # one curation after the other
+            while replay.is_playing() or training.poll() is None:  # one curation after the other
                 output = str(tmp_path / f"out-{crawls}")
                 run = straight.model_copy(update={"output": output, "workers": 1})
                 curating = start_curation(run, cluster, tmp_path)

@@ -68,7 +68,7 @@ def test_a_storage_that_answers_again_is_read_on(followed, fail, error):
 def test_a_storage_that_stays_silent_is_told_of_and_how_to_go_on(followed, fail, error):
     clock = followed.clock
     fail("list_files", lambda: clock.now > 5.0, error)
-    with pytest.raises(ClusterError, match="the run goes on without you") as told:
+    with pytest.raises(ClusterError, match="the run continues without") as told:
         list(followed.following.watch())
     run = followed.run
     assert f"`trainrig logs {run.id} --home {run.home} --follow` follows it" in str(told.value)

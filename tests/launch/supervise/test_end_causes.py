@@ -53,7 +53,7 @@ def test_a_file_stop_in_the_output_is_a_request_of_the_user(tmp_path):
 
 def test_one_that_wrote_nothing_is_told_by_its_last_words():
     assert find_end(1, None, None, "KeyError: 'x'").message == "KeyError: 'x'"
-    assert find_end(-9, None, None, "step 7").message.endswith("it last said: step 7")
+    assert find_end(-9, None, None, "step 7").message.endswith("its last line: step 7")
     assert find_end(3, None, None, "").message == "exit code 3"
 
 
