@@ -165,6 +165,6 @@ def _check_spot(
     if told and isinstance(grace, int) and int(told[1]) > grace:
         what = (
             f"the preStop hook gives Ray {told[1]} s, but Kubernetes waits {grace} s in all; "
-            "--grace"
+            "set --grace to"
         )
-        yield (*of_ray, "lifecycle"), f"{what} at most"
+        yield (*of_ray, "lifecycle"), f"{what} {grace} or less"
