@@ -315,8 +315,8 @@ OF_THREE = DecoderConfig(**SIZES, feedforward=MIXTURE | {"experts": 3})
 @pytest.mark.parametrize(
     ("kind", "parallel", "model", "said"),
     [
-        ("Classification", CONTEXT, DecoderConfig(**SIZES), "Classification needs whole rows"),
-        ("KTO", CONTEXT, DROPPING, "a mixture of experts needs whole rows"),
+        ("Classification", CONTEXT, DecoderConfig(**SIZES), "Classification looks at whole rows"),
+        ("KTO", CONTEXT, DROPPING, "a mixture of experts balances whole rows"),
         ("DPO", EXPERTS, DROPPING, "feedforward.capacity takes the tokens that come first"),
         ("Classification", EXPERTS, DROPPING, "Classification does not support divided"),
     ],

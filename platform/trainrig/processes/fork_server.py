@@ -209,7 +209,7 @@ def describe_end(status: int, short_of_memory: bool) -> str:
         return f"killed by the kernel, as {MEMORY_RAN_OUT}"
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
-    return f"ended with exit code {status}"
+    return f"ended with {status}"
 
 
 def count_oom_kills() -> int:
