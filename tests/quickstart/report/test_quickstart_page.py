@@ -248,7 +248,7 @@ def test_every_number_of_the_story_that_a_reader_would_ask_for_is_on_the_page():
         "12 missed, 8 dropped earlier",
         "6.91 M tokens",
         "vocabulary of 8,192",
-        "process 31337 killed after step 212",
+        "process 31337 was killed after step 212",
         "checkpoint of step 180",
         "32 steps ran twice; the two losses are bit-identical",
         "Tuning and preferences lowered bits per byte in 1 of 3 domains",
