@@ -1,6 +1,6 @@
-"""Wanted and unwanted texts to a classifier, for the scores of documents.
+"""Train a classifier on wanted and unwanted texts, to score documents.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/classifier.py RUN.toml
 """

@@ -1,6 +1,6 @@
-"""Answers of a model, criticised and revised by principles, and judged.
+"""Let a model criticise, revise and judge its answers by principles.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/constitutional.py RUN.toml
 """

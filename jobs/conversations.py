@@ -1,6 +1,6 @@
-"""Conversations, or pairs of answers, to token shards with a mask.
+"""Encode conversations or preference pairs as token shards with a loss mask.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/conversations.py RUN.toml
 """

@@ -1,6 +1,6 @@
-"""Web archives to documents.
+"""Curate web archives into documents.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/curate.py RUN.toml
 """

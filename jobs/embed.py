@@ -1,6 +1,6 @@
-"""A vector for each document, by a trained model, as Parquet.
+"""Compute a vector for each document with a trained model, and write Parquet files.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/embed.py RUN.toml
 """

@@ -1,6 +1,6 @@
-"""Held-out loss and bits per byte of a checkpoint.
+"""Evaluate a checkpoint: benchmarks, held-out loss and bits per byte.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/evaluate.py RUN.toml
 """

@@ -1,6 +1,6 @@
-"""A checkpoint as a Hugging Face folder.
+"""Export a checkpoint as a Hugging Face folder.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/export.py RUN_FOLDER OUT
 """

@@ -1,6 +1,6 @@
-"""Texts to an n-gram language model, for the perplexity of documents.
+"""Train an n-gram language model on texts, to score documents by perplexity.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/ngrams.py RUN.toml
 """

@@ -1,6 +1,6 @@
-"""A checkpoint, fine-tuned on conversations.
+"""Fine-tune a checkpoint on conversations.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/posttrain.py RUN.toml
 """

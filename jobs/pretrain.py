@@ -1,6 +1,6 @@
-"""A fresh model, trained on token shards.
+"""Train a new model on token shards.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/pretrain.py RUN.toml
 """

@@ -1,6 +1,6 @@
-"""A checkpoint taught by what its own answers are worth.
+"""Train a checkpoint by the rewards of its answers (reinforcement learning).
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/rl.py RUN.toml
 """

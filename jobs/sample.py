@@ -1,6 +1,6 @@
-"""Answers to prompts, scored by rewards; the best as rows to train on.
+"""Sample answers to prompts, score them by rewards, and write the best as training rows.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/sample.py RUN.toml
 """

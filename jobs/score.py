@@ -1,6 +1,6 @@
-"""Rows of files with what a reward model gives for their answers.
+"""Score the answers in files with a reward model.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/score.py RUN.toml
 """

@@ -1,6 +1,6 @@
-"""Many small models on token shards, for scaling laws.
+"""Train many small models on token shards, to fit scaling laws.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/sweep.py RUN.toml
 """

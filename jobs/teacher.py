@@ -1,6 +1,6 @@
-"""What a teacher expects at each place of conversations, for a student to learn.
+"""Store a teacher's predictions at each position of conversations, for distillation.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/teacher.py RUN.toml
 """

@@ -1,6 +1,6 @@
-"""A tokenizer, trained on curated documents.
+"""Train a tokenizer on curated documents.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/tokenizer.py RUN.toml
 """

@@ -1,8 +1,8 @@
-"""Documents to token shards.
+"""Tokenize documents into token shards.
 
-Not named after its verb: a `tokenize.py` in a script's folder hides the standard library's.
+The file is not named after its verb, as `tokenize.py` would hide the standard library's module.
 
-On a cluster that has trainrig installed (README says how on another):
+Run it on a cluster that has trainrig installed (README.md describes other clusters):
 
     ray job submit --working-dir . -- python jobs/tokens.py RUN.toml
 """

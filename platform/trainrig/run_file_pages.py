@@ -13,7 +13,7 @@ from typing import Any
 from trainrig.config import RunFile, format_toml_value
 from trainrig.config.run_file_schema import build_json_schema
 from trainrig.quickstart.path import PageMaking
-from trainrig.train.run import metrics
+from trainrig.train.run.metric_table import TABLE
 from trainrig.verbs import VERBS
 
 SCHEMAS = "jobs/configs/schema"  # near the configs, whose first line names a schema
@@ -39,10 +39,10 @@ line of the file names a schema, as in the files of `jobs/configs/`. For a file 
 
 _METRICS_HEAD = """# Metrics
 
-Every figure that a training run logs, in `metrics.jsonl` and in TensorBoard under the same names.
-Generated from `TABLE` in `platform/trainrig/train/run/metrics.py` by `make docs`; do not edit it
-here. What stands in capitals is one of several; [Monitoring](monitoring.md) says what to make of
-them.
+All metrics that a training run logs, in `metrics.jsonl` and in TensorBoard under the same names.
+This page is generated from `TABLE` in `platform/trainrig/train/run/metric_table.py` by `make docs`;
+do not edit it. Words in capitals are placeholders. [Monitoring](monitoring.md) explains how to use
+the metrics.
 
 | name | unit | measured by, when | what it is |
 | --- | --- | --- | --- |"""
@@ -67,7 +67,7 @@ def build_metrics_page() -> str:
     """Return the Markdown page of all metrics that a run logs."""
     rows = [
         f"| `{metric.name}` | {metric.unit} | {metric.source} | {metric.meaning} |"
-        for metric in metrics.TABLE
+        for metric in TABLE
     ]
     return "\n".join([_METRICS_HEAD, *rows]) + "\n"
 

@@ -70,7 +70,7 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     assert list_reasons(events) == [("start", 2), ("shrink", 1), ("grow", 2), ("drain", 1)]
     (lost,) = events.all("attempt_failed")
     # Which of the signs is noticed first depends on chance.
-    ways = ("its node is lost", "a node is gone", "its fork server ended, or its machine")
+    ways = ("its node is lost", "a node is gone", "its fork server or its machine")
     assert any(way in lost["problem"] for way in ways), lost
     stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
     resumed = [attempt.resumed_step for attempt in events.folder.read_attempts()]

@@ -48,7 +48,7 @@ def test_a_run_starts_another_ray_when_its_own_is_lost_and_leaves_no_process(
         "the GCS of this machine's Ray",
     ]
     assert all(problem.endswith("was killed by SIGKILL") for problem in lost)
-    assert all(f"{problem}; ending what is left of it\n" in said for problem in lost)
+    assert all(f"{problem}; ending the rest of the attempt\n" in said for problem in lost)
     assert_equal(job, straight)
     kept = list(short_folder.glob("trainrig-ray-*/r/session_2*"))
     # The third cluster had no failure, so its logs are not kept.

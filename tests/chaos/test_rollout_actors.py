@@ -112,7 +112,7 @@ def test_an_actor_a_rank_and_the_driver_are_killed(
     os.kill(events.wait("rollout_actor_started")["pid"], how)
     events.wait("rollout_actor_started", 2)
     (lost,) = events.all("rollout_actor_lost")
-    assert ("no unit for" in lost["problem"]) == (how == signal.SIGSTOP), lost
+    assert ("no completed unit for" in lost["problem"]) == (how == signal.SIGSTOP), lost
     events.wait("checkpoint", len(events.all("checkpoint")) + 1)
     os.kill(events.ranks()[0], signal.SIGKILL)
     events.wait("attempt_failed")

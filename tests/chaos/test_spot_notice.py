@@ -64,7 +64,7 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
         wait_until("trouble", lambda: "status 503" in agent.read_text())
         metadata_service.refuses = None
         metadata_service.put(REBALANCE, '{"noticeTime": "2026-11-22T08:20:00Z"}')
-        wait_until("a warning", lambda: "this machine may go" in agent.read_text())
+        wait_until("a warning", lambda: "this machine may be taken back" in agent.read_text())
         assert not events.all("node_draining")  # a warning alone drains no node
         metadata_service.forget_tokens()
         metadata_service.put(INTERRUPTION, make_notice(120))
@@ -79,7 +79,7 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
     resumed = [attempt.resumed_step for attempt in events.folder.read_attempts()]
     assert resumed == [0, left] and left > 0
     assert outcome.checkpoint.step == 60
-    assert "Ray drains this machine" in agent.read_text()
+    assert "Ray is draining this machine" in agent.read_text()
     found = chaos.read_results(job)
     wanted = chaos.read_results(straight)
     for name in ("updates", "held out", "samples"):

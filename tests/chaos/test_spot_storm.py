@@ -197,7 +197,7 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
             replay = Replay(cluster, events)
             replay.start()
             # starts one curation after the other
-            while replay.goes_on() or training.poll() is None:
+            while replay.is_playing() or training.poll() is None:
                 output = str(tmp_path / f"out-{crawls}")
                 run = straight.model_copy(update={"output": output, "workers": 1})
                 curating = start_curation(run, cluster, tmp_path)

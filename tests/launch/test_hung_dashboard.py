@@ -67,12 +67,14 @@ def test_the_timeout_covers_all_tries_together(
     monkeypatch.setattr(ray_jobs, "SILENT_SECONDS", 0.2)
     dashboard.hang()
     began = time.monotonic()
-    with pytest.raises(Unreachable, match=r"nothing in 2 s; its process may hang"):
+    with pytest.raises(Unreachable, match=r"no answer in 2 s; its process may hang"):
         RayJobs(dashboard.address, 2.0).fetch_versions()
     # If each try had the whole timeout, this would take six seconds or more.
     assert 2.0 <= time.monotonic() - began < 2.0 * ray_jobs.CONNECT_TRIES
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"{dashboard.address}: Ray's dashboard has not answered for 0 s; waits")
+    assert said.startswith(
+        f"{dashboard.address}: Ray's dashboard has not answered for 0 s; waiting"
+    )
 
 
 def test_an_upload_to_a_hung_dashboard_times_out(dashboard: Dashboard) -> None:
@@ -100,7 +102,7 @@ def test_submit_names_the_hung_dashboard_and_ends(
     shown = capfd.readouterr()
     assert (ended.value.code, shown.out) == (1, "")
     assert "Ray's dashboard has not answered for" in caplog.text
-    assert "problem cluster" in shown.err and "nothing in 1 s" in shown.err
+    assert "problem cluster" in shown.err and "no answer in 1 s" in shown.err
     assert shown.err.splitlines()[-1] == "trainrig: submit: 1 problem; nothing was uploaded"
 
 
@@ -117,12 +119,12 @@ def test_a_run_is_followed_from_storage_while_its_dashboard_hangs(
 
     def say(line: str) -> None:
         said.append(line)
-        if "followed from storage meanwhile" in line:
+        if "following the run from storage meanwhile" in line:
             run.record("ended", 1, state="done", exit_code=0)
 
     following = Following(run, lambda line: None, say)
     ended = resubmit.Resubmitter(following, Limits(), None, say).wait_for_end()
     assert ended["exit_code"] == 0
     assert any(
-        "no Ray dashboard answers (nothing in 0.3 s; its process may hang)" in s for s in said
+        "no Ray dashboard answers (no answer in 0.3 s; its process may hang)" in s for s in said
     )

@@ -145,7 +145,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     assert said.stdout.splitlines()[-1].startswith(f"tokenizer: {user.folder}/tokenizer: ")
     again = user.does("submit", "tokenizer", "tokenizer.toml")
     assert (again.returncode, again.stdout) == (0, "")
-    assert again.stderr.strip().endswith("finished before; nothing to do")
+    assert again.stderr.strip().endswith("already finished; nothing to do")
     assert len(user.cluster.jobs) == user.cluster.uploads == 1
     followed = user.does("logs", found["id"], "--follow")
     assert followed.returncode == 0
@@ -200,7 +200,7 @@ def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
     user.cluster.ray = "1.0"  # a client that only connects has nothing to upload
     with user.start("submit", "curate", "curate.toml") as joined:
         assert joined.stderr is not None
-        assert "under way already" in joined.stderr.readline()
+        assert "already running" in joined.stderr.readline()
         stopped = user.does("stop", run, "--json")
         assert stopped.returncode == 0, stopped.stderr
         found = json.loads(stopped.stdout)
@@ -227,7 +227,7 @@ def test_joining_a_run_needs_its_own_settings_or_none(user: User) -> None:
     for given in ([], limits):
         joined = user.does(*command, *given)
         assert joined.returncode == 0, joined.stderr
-        assert "under way already" in joined.stderr
+        assert "already running" in joined.stderr
     assert len(user.cluster.jobs) == 1
 
 
@@ -240,7 +240,7 @@ def test_joining_a_run_keeps_its_settings(user: User) -> None:
     # Otherwise a slow machine is too late and the run counts as lost.
     shift_submission(user.run(), seconds=3600)
     joined = user.does(*command, "--json")
-    assert "under way already" in joined.stderr
+    assert "already running" in joined.stderr
     assert json.loads(joined.stdout)["attempt"] == 2, joined.stderr
     first, second = user.run().read_attempts()
     assert first.limits == second.limits and second.limits["grace"] == 300
@@ -298,7 +298,7 @@ def test_ctrl_c_leaves_the_run_running(user: User) -> None:
         follower.send_signal(signal.SIGINT)
         _, err = follower.communicate(timeout=PATIENCE)
     assert follower.returncode == 130
-    assert "goes on without you" in err
+    assert "continues without being followed" in err
     assert user.run().read_status().alive
     stopped = user.does("stop", user.run().id, "--now")
     assert stopped.returncode == 0, stopped.stderr
@@ -369,10 +369,13 @@ def test_a_log_is_followed_with_the_cluster_gone(user: User) -> None:
     [
         (
             ["submit", "tokenizer", "tokenizer.toml", "--deadline", "soon"],
-            "--deadline soon: no time",
+            "--deadline soon: not a duration",
         ),
         *(
-            (["submit", "tokenizer", "tokenizer.toml", option, "12"], f"{option} 12: in which unit")
+            (
+                ["submit", "tokenizer", "tokenizer.toml", option, "12"],
+                f"{option} 12: the unit is missing",
+            )
             for option in ("--deadline", "--pending", "--grace")
         ),
         (["submit", "tokenizer", "tokenizer.toml", "--retries", "often"], "write it as CAUSE=N"),

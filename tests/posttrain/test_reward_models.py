@@ -93,7 +93,7 @@ def test_a_reward_model_learns_and_has_the_same_bits_with_two_workers(
     shares = [value for name, value in last.items() if name.endswith("/share")]
     assert len(shares) == 5 and sum(shares) == pytest.approx(1)
     page = Path(write_report(str(tmp_path / "one"))).read_text()
-    assert "What it prefers" in page and "on the diagonal" in page and "trainrig score" in page
+    assert "Preferences" in page and "the diagonal" in page and "trainrig score" in page
     assert "nats per token" not in page
     traced = trace(str(tmp_path / "one"), 3)
     assert traced.log == "agrees" and len(traced.sequences) == 8

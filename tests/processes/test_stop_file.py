@@ -127,11 +127,11 @@ def test_an_unreadable_stop_file_ends_no_run(proxy, s3, monkeypatch, caplog):
     proxy.times = 10**6
     assert [requests.read_request(), requests.read_request()] == [None, None]
     assert [message.partition(" (")[0] for message in caplog.messages] == [
-        f"{s3}/run/stop: cannot be looked for"
+        f"{s3}/run/stop: the stop file could not be looked for"
     ]
     proxy.times = 0
     storage.write(f"{s3}/run/stop", b"")
     assert requests.read_request() == f"the file {s3}/run/stop"
     proxy.times = 10**6
     requests.remove_request()
-    assert "run/stop: remove it before you go on" in caplog.messages[-1]
+    assert "run/stop: remove this file before you run" in caplog.messages[-1]

@@ -84,7 +84,7 @@ def test_folders_of_dead_processes_are_removed_and_those_of_live_ones_kept(
     assert left.wait(LONG) == -9
     assert sorted(base.iterdir()) == sorted([live, begun])
     (said,) = caplog.messages
-    assert str(dead) in said and "s for that to end" in said
+    assert str(dead) in said and "s for that Ray to end" in said
 
 
 def open_to_all(folder: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_place_whose_folders_others_may_rename_is_passed_over(
     assert session_folder.make_private_folder().parent == shared
     monkeypatch.setattr(session_folder, "_count_room", lambda: 3)
     with pytest.raises(
-        ConfigError, match=r"no place for Ray's sockets: .* Set RAY_TMPDIR to a sho"
+        ConfigError, match=r"no folder for Ray's sockets: .* Set RAY_TMPDIR to a sho"
     ):
         session_folder.make_private_folder()
 

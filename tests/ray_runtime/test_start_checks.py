@@ -70,7 +70,7 @@ def test_a_loopback_that_is_down_is_named_before_ray_starts(tmp_path: Path) -> N
         pytest.skip("no network namespace may be made here")
     ended = run("unshare", "-n", sys.executable, "-c", JOIN, RAY_TMPDIR=str(tmp_path))
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("trainrig: 127.0.0.1: this machine does not reach itself (")
+    assert line.startswith("trainrig: 127.0.0.1: this machine cannot reach itself (")
     assert line.endswith("(`ip link set lo up`)")
     assert ended.returncode == 2
     assert list(tmp_path.iterdir()) == []
@@ -79,7 +79,7 @@ def test_a_loopback_that_is_down_is_named_before_ray_starts(tmp_path: Path) -> N
 def test_a_limit_of_threads_is_named_with_what_is_needed() -> None:
     ended = run(sys.executable, "-c", CHECK, str(OTHER))
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("trainrig: ulimit -u: 100 threads and processes, of which ")
+    assert line.startswith("trainrig: ulimit -u: 100 threads and processes are allowed, of which ")
     assert f"needs {start_checks.THREADS_NEEDED}." in line
     assert ended.returncode == 2
 

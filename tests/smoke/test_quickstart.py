@@ -244,7 +244,7 @@ def test_the_tuned_model_learns_of_right_and_wrong_answers(first: Walk) -> None:
     assert len(lines) == 4  # too few examples to learn from, so only the measurement is checked
     assert lines[0]["train/loss"] == pytest.approx(math.log(2), abs=1e-6)
     page = (first.out / "report.html").read_text(encoding="utf-8")
-    assert "on right answers beside wrong ones" in page
+    assert "on preference pairs" in page
 
 
 def test_a_worker_is_killed_and_no_sample_is_lost_or_repeated(first: Walk) -> None:

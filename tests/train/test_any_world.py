@@ -274,7 +274,7 @@ def test_no_layout_changes_a_bit(world, layout, ranks, make_job, tmp_path):
 @pytest.mark.parametrize("layout", [{"kind": "DDP"}, {"kind": "HSDP", "replicas": 2}])
 def test_a_layout_that_cannot_be_deterministic_is_refused_in_one_line(layout, make_run, tmp_path):
     shared = layout | {"context": {"kind": "Gathered", "ranks": 2}}
-    with pytest.raises(ValueError, match=r"beside parallel\.context .* set deterministic = false"):
+    with pytest.raises(ValueError, match=r"with parallel\.context .* set deterministic = false"):
         make_run(tmp_path, training={"parallel": shared})
     make_run(tmp_path, training={"parallel": shared, "deterministic": False})
     make_run(tmp_path, training={"parallel": layout})

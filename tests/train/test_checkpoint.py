@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(name, how, copy)
     newest, damages = find_newest_valid(RunFolder(str(copy)))
     assert newest.step == 16
     if (name, how) == ("manifest.json", "deleted"):
-        assert damages == [f"{path}: gone, though its checkpoint was whole"]
+        assert damages == [f"{path}: missing, though its checkpoint was complete"]
     elif name == "manifest.json":
         assert len(damages) == 1 and str(name_checkpoint(copy, 20)) in damages[0]
     else:
@@ -404,7 +404,7 @@ def test_a_damaged_newest_one_is_passed_over_unless_it_is_named(copy, caplog):
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(copy):
     (name_checkpoint(copy, 20) / "manifest.json").unlink()
-    with pytest.raises(DataError, match=r"manifest.json: gone, or never written"):
+    with pytest.raises(DataError, match=r"manifest.json: missing, or never written"):
         resolve(str(name_checkpoint(copy, 20)))
 
 

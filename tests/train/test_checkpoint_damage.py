@@ -92,7 +92,7 @@ def test_a_manifest_that_is_gone_is_named_and_one_that_never_was_is_not(copy):
     manifest.unlink()
     newest, damages = find_newest_valid(RunFolder(copy.folder), thorough=False)
     assert newest.step == 16
-    assert damages == [f"{manifest}: gone, though its checkpoint was whole"]
+    assert damages == [f"{manifest}: missing, though its checkpoint was complete"]
 
 
 def test_all_ranks_reject_a_checkpoint_that_one_finds_damaged(ranks, copy):

@@ -124,7 +124,7 @@ SHARED = {"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 3}}
             "mixture of experts",
         ),
         ({"training": {"compile": {}}}, "cannot be compiled"),
-        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM looks at whole rows"),
+        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM needs whole rows"),
     ],
 )
 def test_rows_that_cannot_be_shared_are_rejected_by_the_run_file(changes, said, make_run, tmp_path):

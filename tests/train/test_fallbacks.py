@@ -115,7 +115,7 @@ def test_copies_of_the_model_come_and_go_together():
         (
             [{"kind": "DDP", "tensor": {"ranks": 2}}],
             {"workers": (2, 8)},
-            "fallbacks[0]: parallel.kind = 'DDP' beside parallel.tensor adds gradients",
+            "fallbacks[0]: parallel.kind = 'DDP' with parallel.tensor adds gradients",
         ),
         ([lay_out(expert=2)], {"workers": (2, 8)}, "the model has no experts to divide"),
         (
@@ -251,7 +251,7 @@ def test_a_run_that_loses_a_worker_shrinks_and_returns(
     assert [event["step"] for event in started] == [0, 4, 8]
     changed = [event for event in events if event["event"] == "layout_changed"]
     assert [(event["before"], event["layout"]) for event in changed] == [(two, one), (one, two)]
-    assert all("rounded otherwise" in event["bits"] for event in changed)
+    assert all("rounded differently" in event["bits"] for event in changed)
     found = read_losses(job)
     wanted = read_losses(straight)
     assert [step for step, _ in found] == list(range(1, STEPS + 1))

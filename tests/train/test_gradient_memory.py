@@ -68,7 +68,7 @@ def test_the_peak_of_a_step_grows_with_layers_by_what_is_held_of_each(world, tra
 
 def test_the_exact_sum_refuses_to_reduce_parts_of_micro_batches():
     parallel = EACH["parallel"] | {"context": {"kind": "Gathered", "ranks": 2}}
-    with pytest.raises(ValueError, match=r"'micro_batch' beside parallel\.context adds gradients"):
+    with pytest.raises(ValueError, match=r"'micro_batch' with parallel\.context adds gradients"):
         Training(steps=1, parallel=parallel)
 
 

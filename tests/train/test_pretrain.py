@@ -114,7 +114,7 @@ def test_a_run_whose_metrics_are_gone_is_not_called_finished(without_ray, make_r
     pretrain(run)
     (tmp_path / "run" / "manifest.json").unlink()
     (tmp_path / "run" / "metrics.jsonl").unlink()
-    with pytest.raises(DataError, match=r"metrics.jsonl: gone, though the run is at its end"):
+    with pytest.raises(DataError, match=r"metrics.jsonl: missing, though the run is at its end"):
         pretrain(run)
 
 

@@ -82,8 +82,8 @@ def test_a_run_shrinks_through_its_layouts():
     ("workers", "said"),
     [
         ((3, 8), "minimum (3) is not a multiple of the replica size of any layout; use 2 or 4"),
-        ((4, 8), "fallbacks[0] is never used: workers = [4, 8] has room"),
-        (4, "fallbacks[0] is never used: workers = 4 has room"),
+        ((4, 8), "fallbacks[0] is never used: workers = [4, 8] always has space"),
+        (4, "fallbacks[0] is never used: workers = 4 always has space"),
     ],
 )
 def test_workers_with_which_layouts_make_no_sense_are_refused(workers, said):

@@ -18,7 +18,7 @@ def parse_quantity(text: str) -> float:
     except ValueError:
         value = None
     if value is None or not math.isfinite(value):
-        raise ConfigError(f"'{text}' is no number; write it as 1e9, 1.3B, 300M or 2T")
+        raise ConfigError(f"'{text}' is not a number; write it as 1e9, 1.3B, 300M or 2T")
     return value
 
 

@@ -45,8 +45,10 @@ def check(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="Time that a checkpoint takes: warn if it does not fit into the notice that the "
-            "cloud gives before it takes a machine back.  [default: not checked]",
+            help=(
+                "Time that a checkpoint takes: warn if it does not fit into the cloud's "
+                "notice before it takes a machine back.  [default: not checked]"
+            ),
         ),
     ] = None,
     as_json: Json = False,
@@ -71,7 +73,10 @@ def check(
 def up(
     name: ClusterName,
     minutes: Annotated[
-        float, typer.Option(metavar="MINUTES", min=0.1, help="Give up after this long.")
+        float,
+        typer.Option(
+            metavar="MINUTES", min=0.1, help="Give up if the cluster is not up after this long."
+        ),
     ] = 15.0,
     as_json: Json = False,
 ) -> None:
@@ -109,7 +114,8 @@ def down(
     ignore_home: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="URL", help="Do not look for live runs in this folder of records; repeatable."
+            metavar="URL",
+            help="Folder of run records in which not to look for live runs; repeatable.",
         ),
     ] = None,
     as_json: Json = False,
@@ -123,7 +129,7 @@ def down(
     from trainrig.launch.record.run_record import Home
 
     cluster = open_cluster(name)
-    with if_stopped("machines may be left; the same command goes on with ending them"):
+    with if_stopped("machines may be left; run the same command to end them"):
         ended = take_down_cluster(cluster, Home.choose(home), _say, ignored=ignore_home or ())
     said = f"{cluster.name}: {ended} ended, none left"
     print(json.dumps({"name": cluster.name, "ended": ended}) if as_json else said)
@@ -133,7 +139,7 @@ def down(
 def leaks(
     name: ClusterName,
     everything: Annotated[
-        bool, typer.Option("--all", help="List machines of every trainrig cluster, not of one.")
+        bool, typer.Option("--all", help="List the machines of all trainrig clusters.")
     ] = False,
     region: Annotated[
         list[str] | None,
@@ -154,7 +160,7 @@ def leaks(
     if as_json:
         print(json.dumps([machine.as_json() for machine in found]))
     else:
-        print("\n".join(map(str, found)) or "nothing is there")
+        print("\n".join(map(str, found)) or "no machines found")
 
 
 def _say(text: str) -> None:

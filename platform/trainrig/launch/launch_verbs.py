@@ -79,7 +79,10 @@ def submit(
         str,
         typer.Option(
             metavar="KIND",
-            help="Whose libraries to use: `cluster`, or `pinned` to install this machine's.",
+            help=(
+                "Libraries to use: `cluster` for its own, or `pinned` to install this "
+                "machine's versions."
+            ),
             autocompletion=completion.make_word_completion("cluster", "pinned"),
         ),
     ] = "cluster",
@@ -95,7 +98,7 @@ def submit(
     _listen()
     if environment not in ("cluster", "pinned"):
         hint = config.suggest_choice(environment, ["cluster", "pinned"])
-        raise ConfigError(f"--environment {environment}: no such one{hint}")
+        raise ConfigError(f"--environment {environment}: unknown environment{hint}")
     limits = build_limits(max_cost, hardware, deadline, pending, grace, retries or (), notify)
     found = examine(SubmissionRequest(verb, run_file, changes or (), address, home, limits))
     record = found.record()
@@ -104,7 +107,7 @@ def submit(
     if check:
         _show_findings(found, as_json)
     elif found.finished and not alive:
-        _say(f"{found.output}: finished before; nothing to do")
+        _say(f"{found.output}: already finished; nothing to do")
         _print_result({"state": "done", "output": found.output}, as_json)
         return
     elif alive and not refused:
@@ -143,7 +146,7 @@ def _run(
     following = Following(record, _make_line_writer(sys.stderr if as_json else sys.stdout), _say)
     following.skip(LAST_LINES if attached else 0)
     if attached or submission is None:
-        _say(f"{record.id}: under way already; followed from here")
+        _say(f"{record.id}: already running; following it")
     else:
         record.begin_anew()
         attempt = _send(submission)
@@ -193,7 +196,7 @@ def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
     for line in format_lines(found):
         print(line)
     if not found:
-        _say(f"{Records.choose(home).path}: no runs; `trainrig submit` puts them there")
+        _say(f"{Records.choose(home).path}: no runs; start one with `trainrig submit`")
 
 
 def logs(
@@ -222,11 +225,10 @@ def logs(
                 return status.ended
             if status.state == "lost":
                 raise ClusterError(
-                    f"{record.id}: no sign of life of attempt "
-                    f"{status.heartbeat.get('attempt', '?')}; "
-                    "submit it again, it will go on"
+                    f"{record.id}: attempt {status.heartbeat.get('attempt', '?')} has "
+                    "sent no heartbeat for too long; submit the run again to continue"
                 )
-        raise AssertionError("looks end with an end")
+        raise AssertionError("the status is followed until the run ends")
 
     raise SystemExit(exit_code(_wait_for_end(until_end, record.id, records.path)))
 
@@ -235,7 +237,7 @@ def stop(
     run: RunId,
     home: RecordsHome = None,
     now: Annotated[
-        bool, typer.Option("--now", help="End it at once, without a checkpoint.")
+        bool, typer.Option("--now", help="End the run at once, without a checkpoint.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -246,12 +248,12 @@ def stop(
 
     _listen()
     record = Records.choose(home).find(run)
-    with if_stopped("the run stays asked to end; the same command waits for that again"):
+    with if_stopped("the run is still asked to stop; run the same command to wait for it"):
         ended = stop_run(record, now, _say)
     if ended is None:
         raise ClusterError(
-            f"{record.id}: no sign of life, and its cluster does not answer; asked to stop, should "
-            "it come back"
+            f"{record.id}: no heartbeat, and its cluster does not answer; the run stops "
+            "if its cluster comes back"
         )
     if as_json:
         print(json.dumps(_build_end_facts(record.id, record.read_description()["output"], ended)))
@@ -262,10 +264,12 @@ def stop(
 def _wait_for_end(wait: Callable[[], Mapping[str, Any]], run: str, home: str) -> Mapping[str, Any]:
     """Return the result of `wait`; Ctrl-C stops the waiting and leaves the run alone."""
     try:
-        with if_stopped(f"{run}: goes on without you. {_describe_follow_up(run, home)}"):
+        with if_stopped(
+            f"{run}: continues without being followed. {_describe_follow_up(run, home)}"
+        ):
             return wait()
     except KeyboardInterrupt:
-        _say(f"{run}: goes on without you. {_describe_follow_up(run, home)}")
+        _say(f"{run}: continues without being followed. {_describe_follow_up(run, home)}")
         raise SystemExit(130) from None
 
 

@@ -35,7 +35,7 @@ STOPPED = "STOPPED"
 SUCCEEDED = "SUCCEEDED"
 FAILED = "FAILED"
 OVER = (STOPPED, SUCCEEDED, FAILED)
-NO_TOKEN = "what is here as its token is no token: it has signs that none has"
+NO_TOKEN = "the token found here has characters that no token has; check it"
 
 
 log = logging.getLogger(__name__)
@@ -94,8 +94,8 @@ def find_address(option: str | None) -> str:
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
     raise ClusterError(
-        f"{first}: no address of a cluster's jobs, which is that of its dashboard: "
-        "http://HOST:8265, or https:// behind a proxy"
+        f"{first}: not the address of a cluster's dashboard: http://HOST:8265, or "
+        "https:// behind a proxy"
     )
 
 
@@ -221,7 +221,7 @@ class RayJobs:
                 if missing:
                     return None
                 raise JobRefused(
-                    f"{self.address}{path}: not there; is it Ray's dashboard?"
+                    f"{self.address}{path}: not found; is this Ray's dashboard?"
                 ) from None
             except Unreachable:
                 over = time.monotonic() >= until
@@ -251,7 +251,7 @@ class RayJobs:
         if seconds <= SILENT_SECONDS:
             yield
             return
-        what = "%s: Ray's dashboard has not answered for %.0f s; waits for it up to %.0f s more"
+        what = "%s: Ray's dashboard has not answered for %.0f s; waiting up to %.0f s more"
         left = seconds - SILENT_SECONDS
         timer = threading.Timer(
             SILENT_SECONDS, log.warning, (what, self.address, SILENT_SECONDS, left)
@@ -274,15 +274,15 @@ class RayJobs:
             if error.code in (401, 403):
                 raise Denied(f"{self.address}: {_explain_token(error.code)}") from None
             last = said.splitlines()[-1] if said else error.reason
-            raise JobRefused(f"{self.address}{path}: answers {error.code}: {last}") from None
+            raise JobRefused(f"{self.address}{path}: status {error.code}: {last}") from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             if isinstance(reason, TimeoutError):
-                why = f"nothing in {self.timeout:g} s; its process may hang"
+                why = f"no answer in {self.timeout:g} s; its process may hang"
             raise Unreachable(
-                f"{self.address}: no Ray dashboard answers ({why}); is the cluster up, and the "
-                "address that of its jobs (--address http://HOST:8265)?"
+                f"{self.address}: no Ray dashboard answers ({why}); is the cluster up, "
+                "and is this the address of its dashboard (--address http://HOST:8265)?"
             ) from None
         except ValueError:  # raised for a header with characters that HTTP does not allow
             raise Denied(f"{self.address}: {NO_TOKEN}") from None
@@ -294,7 +294,7 @@ class RayJobs:
             yield
         except (ValueError, KeyError, TypeError, AttributeError):
             raise JobRefused(
-                f"{self.address}: gives no answer of Ray's; what serves there?"
+                f"{self.address}: the answer is not from Ray; which server listens there?"
             ) from None
 
 
@@ -319,7 +319,8 @@ def _build_opener(address: str) -> urllib.request.OpenerDirector:
 def _explain_token(code: int) -> str:
     if code == 401:
         return (
-            "asks for a token, and none is here; put the cluster's in ~/.ray/auth_token (or the "
-            "file that RAY_AUTH_TOKEN_PATH names, or RAY_AUTH_TOKEN)"
+            "a token is required, but none was found; put the cluster's token in "
+            "~/.ray/auth_token (or the file that RAY_AUTH_TOKEN_PATH names, or "
+            "RAY_AUTH_TOKEN)"
         )
-    return "refuses our token; that of RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+    return "the token is refused; check RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"

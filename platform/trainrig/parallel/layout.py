@@ -48,7 +48,7 @@ class FSDP(WorkerLayout):
         computes whole micro-batches.
         """
         if self.by_micro_batch and (axis := self._find_shared_axis()):
-            return f"reduce = 'micro_batch' beside parallel.{axis}"
+            return f"reduce = 'micro_batch' with parallel.{axis}"
         return None
 
 
@@ -63,7 +63,7 @@ class _Copies(WorkerLayout):
         Copies are added in a fixed order where each worker computes whole micro-batches.
         """
         if axis := self._find_shared_axis():
-            return f"kind = '{type(self).__name__}' beside parallel.{axis}"
+            return f"kind = '{type(self).__name__}' with parallel.{axis}"
         return None
 
 

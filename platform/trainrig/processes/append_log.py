@@ -213,7 +213,7 @@ class _File:
         waiting = len(self.waiting)
         self.abandon()
         if waiting:
-            raise ClusterError(f"{self._path}: no room for the last {waiting} bytes; free some")
+            raise ClusterError(f"{self._path}: no space for the last {waiting} bytes; free some")
 
     def abandon(self) -> None:
         """Close the file without writing the data that still waits."""
@@ -223,14 +223,16 @@ class _File:
 def _say_waiting(path: str, problem: str) -> None:
     if path not in _told_waiting:
         _told_waiting.add(path)
-        log.warning("%s: cannot be appended to (%s); kept, and tried again", path, problem)
+        log.warning(
+            "%s: cannot be appended to (%s); the lines are kept and written later", path, problem
+        )
 
 
 def warn_torn_line(path: str, line: bytes) -> None:
     """Warn that `line` of `path` is torn, once only, as every read finds the line again."""
     if (path, line) not in _told_torn:
         _told_torn.add((path, line))
-        log.warning("%s: passed over a torn line: %.60s…", path, line.decode(errors="replace"))
+        log.warning("%s: skipped an incomplete line: %.60s…", path, line.decode(errors="replace"))
 
 
 _unwritten: dict[str, bytes] = {}  # lines that a full disk did not accept, by file

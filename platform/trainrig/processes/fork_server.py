@@ -154,7 +154,7 @@ class ForkedProcess:
             self._channel.send(first)
         except OSError as error:
             self.close()
-            raise ProcessDied(f"its fork server is gone: {error}") from None
+            raise ProcessDied(f"its fork server cannot be reached: {error}") from None
 
     def send(self, what: Any) -> None:
         """Send `what` to the process; if the process is dead, `receive` reports that."""
@@ -175,7 +175,7 @@ class ForkedProcess:
         raise ProcessDied(
             describe_end(int(how), count_oom_kills() > self._oom_kills)
             if how
-            else "its fork server ended, or its machine"
+            else "its fork server or its machine has ended"
         )
 
     def ask_to_end(self) -> None:
@@ -237,9 +237,9 @@ def _connect(client: socket.socket, name: str) -> None:
             client.connect(_to_socket_name(name))
         except BlockingIOError:
             if time.monotonic() > until:
-                raise OSError("others' connections fill its queue") from None
+                raise OSError("connections of other processes fill its queue") from None
             time.sleep(CROWDED)
         else:
             break
     if (peer := read_peer(client)) and peer.user != os.getuid():
-        raise OSError(f"a process of user {peer.user} took its place")
+        raise OSError(f"a process of user {peer.user} has taken its socket")

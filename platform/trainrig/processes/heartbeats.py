@@ -168,12 +168,12 @@ class HeartbeatReporter:
                 del error  # the supervisor notices missing heartbeats; this rank keeps training
             if closed:
                 return
-            self._look_for_stall()
+            self._detect_stall()
             closed = self._closed.wait(
                 compute_send_interval(self._every, self._heartbeat, self._hang_seconds)
             )
 
-    def _look_for_stall(self) -> None:
+    def _detect_stall(self) -> None:
         """Start the stall's action if there was no progress for long, once for each stall."""
         heartbeat = self._heartbeat
         now = time.monotonic()
@@ -186,15 +186,15 @@ class HeartbeatReporter:
             and now - self._since > self._stall.after(heartbeat)
         ):
             self._told = heartbeat.count
-            tell = functools.partial(_tell_of_stall, self._stall, heartbeat)
+            tell = functools.partial(_report_stall, self._stall, heartbeat)
             threading.Thread(target=tell, name="stall", daemon=True).start()
 
 
-def _tell_of_stall(stall: Stall, heartbeat: Heartbeat) -> None:
+def _report_stall(stall: Stall, heartbeat: Heartbeat) -> None:
     try:
         stall.do(heartbeat)
     except Exception as error:
-        log.warning("what would tell why nothing goes on failed: %s", error)
+        log.warning("the cause of a stall could not be collected: %s", error)
 
 
 class _Pace:

@@ -78,10 +78,10 @@ def hold_lease(folder: str) -> Iterator[None]:
         if there and not there.gone():
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there.started))
             raise OutputTaken(
-                f"{folder}: in use by a live run (process {there.pid} on {there.host}, since "
-                f"{since}, last heard of {max(0, time.time() - there.renewed):.0f} s ago); wait "
-                f"for it, or stop it. One that is not heard of for {EXPIRE_SECONDS:.0f} s is "
-                "taken over"
+                f"{folder}: in use by a live run (process {there.pid} on {there.host}, "
+                f"since {since}, last heartbeat {max(0, time.time() - there.renewed):.0f} "
+                "s ago); wait for it, or stop it. A run without a heartbeat for "
+                f"{EXPIRE_SECONDS:.0f} s is taken over"
             )
         if there:
             log.warning(
@@ -129,7 +129,7 @@ def _renew(path: str, owner: LeaseOwner, ended: threading.Event) -> None:
         except FolderGone:
             return  # the next write to the folder reports this
         except (OSError, ClusterError) as problem:  # a missing lease never ends a run
-            log.warning("%s: not renewed (%s)", path, problem)
+            log.warning("%s: the lease could not be renewed (%s)", path, problem)
 
 
 def _is_ours(path: str, owner: LeaseOwner) -> bool:
@@ -140,10 +140,13 @@ def _is_ours(path: str, owner: LeaseOwner) -> bool:
 def _explain_loss(there: LeaseOwner | None) -> str:
     """Explain how this process lost its lease, given the current owner `there`."""
     if there is None:
-        return "gone, though nobody took it over: it, or the whole run folder, was removed"
+        return (
+            "the lease is gone, though no other run took it over: it, or the whole run "
+            "folder, was removed"
+        )
     return (
-        f"taken over by process {there.pid} on {there.host} while this one was not heard; what "
-        "that one does counts"
+        f"taken over by process {there.pid} on {there.host} while this run sent no "
+        "heartbeat; only the work of that process counts"
     )
 
 

@@ -61,7 +61,11 @@ class StopRequests:
                 self._failing = False
             except (OSError, ClusterError) as problem:
                 if not self._failing:
-                    log.warning("%s: cannot be looked for (%s); trying on", self._file, problem)
+                    log.warning(
+                        "%s: the stop file could not be looked for (%s); trying again",
+                        self._file,
+                        problem,
+                    )
                 self._failing = True
             self._looked = time.monotonic()
         return self._how
@@ -71,7 +75,9 @@ class StopRequests:
         try:
             storage.delete(self._file)
         except (OSError, ClusterError) as problem:
-            log.warning("%s: remove it before you go on (%s)", self._file, problem)
+            log.warning(
+                "%s: remove this file before you run the command again (%s)", self._file, problem
+            )
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self._request.is_repeat(number):

@@ -47,7 +47,7 @@ def _kill(folder: RunFolder, after_step: int, before: int, over: threading.Event
             (e for e in started if e["attempt"] == lines[-1]["attempt"]), key=lambda e: e["rank"]
         )
         # A process id is valid on its own machine only.
-        assert target["host"] == socket.gethostname(), "the quickstart runs on one machine"
+        assert target["host"] == socket.gethostname(), "the quickstart must run on one machine"
         # The process id may be reused by now, or come from another writer of this folder.
         if kill_if(target["pid"], lambda pid: descends_from(pid, os.getpid())):
             folder.record(

@@ -90,7 +90,9 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
     Raises InputError for a folder that something else wrote, and for more workers than CPUs.
     """
     if wanted.out.startswith(storage.S3):
-        raise ConfigError(f"--out {wanted.out}: the quickstart is for this machine; name a folder")
+        raise ConfigError(
+            f"--out {wanted.out}: the quickstart runs on this machine; name a local folder"
+        )
     check_folder(wanted.out)
     ray_session.connect(wanted.workers, "--workers")
     at = Folders(wanted.out)
@@ -122,7 +124,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
         do(evaluate, Evaluation, checkpoint=checkpoint, output=scores, **places)
     if wanted.sweep:
         do(sweep, Sweep, tokens=at.tokens, output=at.sweep, trials__at_once=wanted.workers)
-    terminal.say("report: reading what came out, letting both models speak")
+    terminal.say("report: collecting results and generating text with the models")
     results = collect_results(at, with_law=wanted.sweep)
     storage.write(at.report, build_quickstart_page(results).encode())
     summary = summarise(at, results)
@@ -159,12 +161,12 @@ def _format_closing(summary: Mapping[str, Any]) -> dict[str, str]:
     law = {"scaling law": f"{found['points']} runs; {_describe_law(found)}"} if found else {}
     return {
         "documents": f"{summary['documents_kept']:,} kept of {summary['documents_in']:,}",
-        "planted duplicates": f"{summary['duplicates_caught']} caught of "
+        "injected duplicates": f"{summary['duplicates_caught']} caught of "
         f"{summary['duplicates_planted']}",
-        "planted personal data": f"{summary['pii_caught']} masked of {summary['pii_planted']}",
+        "injected personal data": f"{summary['pii_caught']} masked of {summary['pii_planted']}",
         "model": f"{summary['parameters']:,} parameters, {summary['train_tokens']:,} tokens",
         "loss": f"{summary['loss_first']:.2f} → {summary['loss_last']:.2f} nats per token",
-        "preferences": f"{summary['pairs_right']:.0%} of held-out pairs right",
+        "preferences": f"{summary['pairs_right']:.0%} of held-out pairs ranked correctly",
         "workers killed": f"{summary['restarts']}, {summary['samples_lost']} samples lost, "
         f"{summary['samples_repeated']} repeated",
         **law,
@@ -177,7 +179,7 @@ def _describe_law(found: Mapping[str, Any]) -> str:
     if "problem" in found:
         return f"none ({found['problem']})"
     return (
-        f"at {found['flops']:.2g} FLOPs {found['parameters']:,.0f} parameters on "
+        f"at {found['flops']:.2g} FLOPs, {found['parameters']:,.0f} parameters on "
         f"{found['tokens']:,.0f} tokens are best, loss {found['loss']:.2f}"
     )
 

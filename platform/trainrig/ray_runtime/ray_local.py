@@ -57,8 +57,8 @@ def whole_or_nothing() -> Iterator[Path]:
         if not isinstance(error, Exception) or isinstance(error, ConfigError):
             raise
         raise ClusterError(
-            f"no Ray could be started on this machine, which may be too busy or out of memory: "
-            f"{' '.join(str(error).split())}; the same command tries again"
+            "no Ray could be started on this machine, which may be too busy or out of "
+            f"memory: {' '.join(str(error).split())}; run the same command to try again"
         ) from error
 
 
@@ -81,7 +81,7 @@ class Session:
         self.keeps_logs = False  # True after a failure that the logs may explain
 
     @classmethod
-    def of_this_process(cls, folder: Path) -> "Session":
+    def read_current(cls, folder: Path) -> "Session":
         """Return the session of the Ray that `ray.init` has just started in the private `folder`.
 
         Raises ConfigError if another user's process listens at one of its sockets.
@@ -117,7 +117,7 @@ class Session:
         if not self.keeps_logs or not self.logs.is_dir():
             remove_private_folder(self.folder)
             return
-        log.warning("what Ray's processes said is in %s", self.logs)
+        log.warning("Ray logs: %s", self.logs)
         remove_private_folder(self.folder, keep=self.logs)
 
 
@@ -131,7 +131,7 @@ class Joined:
         self.in_doubt = False  # True if some endpoint did not answer at the last check
 
     @classmethod
-    def of_this_process(cls) -> "Joined":
+    def read_current(cls) -> "Joined":
         """Return the connection that `ray.init` has just made.
 
         Raises ConfigError if a process of another user than this one or root listens at the

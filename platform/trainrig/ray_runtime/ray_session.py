@@ -129,7 +129,7 @@ def join() -> None:
                 runtime_env={"env_vars": WORKER_ENVIRONMENT},
                 **(_build_local_options(folder) if folder else {}),
             )
-            enter(Session.of_this_process(folder) if folder else Joined.of_this_process())
+            enter(Session.read_current(folder) if folder else Joined.read_current())
     except ConnectionError as error:
         raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
     _keep_token()
@@ -261,13 +261,14 @@ def check_fit(
             "fewer, or add nodes"
         )
     raise ConfigError(
-        f"{asked}the nodes that may come hold {found.later} ({'; '.join(map(str, pools))}); set "
-        f"workers = {found.later} or fewer, or let a pool have more nodes"
+        f"{asked}the nodes that may be added hold {found.later} "
+        f"({'; '.join(map(str, pools))}); set workers = {found.later} or fewer, or let a "
+        "pool have more nodes"
     )
 
 
 def _describe_workers(workers: int, need: Need) -> str:
-    return f"{workers} logical CPUs" if list(need) == ["CPU"] else f"room for {workers}"
+    return f"{workers} logical CPUs" if list(need) == ["CPU"] else f"space for {workers}"
 
 
 def map_splits(
@@ -296,9 +297,9 @@ def map_splits(
                 advance(done, len(splits))
         except ClusterLost as lost:
             if not end_own():
-                again = "what was done stays done, and the same command goes on from there"
+                again = "finished work is kept; run the same command to continue"
                 raise Unfinished(f"{lost}; {again}") from None
-            log.warning("%s; another is started, for what is left", lost)
+            log.warning("%s; starting another one for the remaining work", lost)
             join()
         else:
             return

@@ -80,8 +80,8 @@ def sweep() -> None:
                 kill_users(folder)
                 remove_private_folder(folder)
                 log.warning(
-                    "a process that was killed left its Ray in %s: waited %.1f s for that to end; "
-                    "another Ray and all workers are started anew",
+                    "a process that was killed left its Ray in %s; waited %.1f s for "
+                    "that Ray to end, and started another Ray and all workers",
                     folder,
                     time.monotonic() - began,
                 )
@@ -162,8 +162,9 @@ def _find_base() -> Path:
         if _fits(base) and _is_guarded(base):
             return base
     raise ConfigError(
-        f"{_list_bases()[0]}: no place for Ray's sockets: the name is longer than {_count_room()} "
-        "bytes, or other users may rename what is in it. Set RAY_TMPDIR to a short path of your own"
+        f"{_list_bases()[0]}: no folder for Ray's sockets: the name is longer than "
+        f"{_count_room()} bytes, or other users may rename what is in it. Set RAY_TMPDIR "
+        "to a short path that only you can write to"
     )
 
 

@@ -49,7 +49,7 @@ def check_shared_memory() -> None:
             f"{needed}; {mend}"
         )
     if found.f_files and not found.f_favail:
-        raise ConfigError(f"{SHARED_MEMORY}: shared memory has room for no more files; {mend}")
+        raise ConfigError(f"{SHARED_MEMORY}: shared memory has no space for more files; {mend}")
     if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK) or found.f_flag & os.ST_RDONLY:
         raise ConfigError(f"{SHARED_MEMORY}: this user may not write to shared memory; {mend}")
 
@@ -63,9 +63,9 @@ def check_loopback() -> None:
             socket.create_connection(listener.getsockname(), timeout=ANSWER).close()
     except OSError as problem:
         raise ConfigError(
-            f"{LOOPBACK}: this machine does not reach itself ({problem.strerror or problem}), and "
-            "Ray's processes talk to each other there; bring the loopback interface up "
-            "(`ip link set lo up`)"
+            f"{LOOPBACK}: this machine cannot reach itself "
+            f"({problem.strerror or problem}), but Ray's processes connect to each other "
+            "there; bring the loopback interface up (`ip link set lo up`)"
         ) from None
 
 
@@ -74,9 +74,9 @@ def check_threads() -> None:
     for limit in (find_user_limit(), find_group_limit()):
         if limit and limit.left < THREADS_NEEDED:
             raise ConfigError(
-                f"{limit.name}: {limit.most:,} threads and processes, of which "
-                f"{max(0, limit.left):,} are left; a local Ray with two workers needs "
-                f"{THREADS_NEEDED}. Raise the limit, or end what else runs"
+                f"{limit.name}: {limit.most:,} threads and processes are allowed, of "
+                f"which {max(0, limit.left):,} are left; a local Ray with two workers "
+                f"needs {THREADS_NEEDED}. Raise the limit, or end other processes"
             )
 
 
@@ -85,8 +85,8 @@ def describe_thread_shortage() -> str:
     found = [limit for limit in (find_user_limit(), find_group_limit()) if limit]
     limits = " and ".join(f"{limit.name} is {limit.most:,}" for limit in found)
     return (
-        f"no more threads can be started{f': {limits}' if limits else ''}; raise the limit, ask "
-        "for fewer workers, or end what else runs"
+        f"no more threads can be started{f': {limits}' if limits else ''}; raise the "
+        "limit, ask for fewer workers, or end other processes"
     )
 
 

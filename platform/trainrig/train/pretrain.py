@@ -403,7 +403,7 @@ def finish(
     """
     losses = metrics.read_series(job.folder)
     if not losses:
-        raise DataError(f"{job.folder}/{metrics.METRICS}: gone, though the run is at its end")
+        raise DataError(f"{job.folder}/{metrics.METRICS}: missing, though the run is at its end")
     counts = {
         "steps": outcome.checkpoint.step,
         "train_tokens": losses[-1]["train/tokens"],

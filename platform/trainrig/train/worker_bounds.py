@@ -71,9 +71,9 @@ def check_fallbacks(bounds: WorkerBounds) -> None:
     for number in range(1, len(sizes)):
         if not sizes[number]:
             raise ValueError(
-                f"training.fallbacks[{number - 1}] is never used: workers = {bounds} has room for "
-                "a replica of a layout before it at all times; lower the fewest to "
-                f"{bounds.multiples[number]}, or leave it out"
+                f"training.fallbacks[{number - 1}] is never used: workers = {bounds} "
+                "always has space for a replica of an earlier layout; lower the minimum "
+                f"to {bounds.multiples[number]}, or leave it out"
             )
 
 

@@ -57,7 +57,7 @@ def test_an_unknown_name_gets_the_nearest(capsys: pytest.CaptureFixture[str], na
 def test_a_clean_file_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "aws")
     assert (code, err) == (0, "")
-    for part in ("head", "cpu", "gpu", "at rest", "at most", "All P5 Spot Instance Requests"):
+    for part in ("head", "cpu", "gpu", "when idle", "at most", "All P5 Spot Instance Requests"):
         assert part in out
 
 
@@ -113,7 +113,7 @@ def test_the_notice_is_the_pods_grace_where_given() -> None:
 def test_up_is_refused_while_the_examples_values_stand() -> None:
     checked = check_cluster(CLUSTER / "aws.yaml")
     checked.refuse(placeholders=False)
-    with pytest.raises(ConfigError, match=r"aws\.yaml:\d+: '111122223333' is the example's.*more"):
+    with pytest.raises(ConfigError, match=r"aws\.yaml:\d+: '111122223333' is a placeholder.*more"):
         checked.refuse()
     check_cluster(CLUSTER / "local.yaml").refuse()
 
@@ -130,7 +130,7 @@ def test_the_examples_share_must_be_filled_in() -> None:
     [
         (b"\xff\xfe", "UTF-16 by its first two bytes; save it as UTF-8"),
         (b"\xe9", "not UTF-8"),
-        (b"a" * 2**21, "a cluster file has 1,048,576 at most"),
+        (b"a" * 2**21, "at most 1,048,576"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -168,7 +168,7 @@ def test_a_problem_is_one_line_for_any_file(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text('"a\\nb\\e[2J": 1\nprovider: {type: aws}\n')
     said = [str(problem) for problem in check_cluster(path).problems]
-    assert any("no key 'a?b?[2J' here" in line for line in said)
+    assert any("unknown key 'a?b?[2J'" in line for line in said)
     assert all(line.isprintable() for line in said)
 
 
@@ -238,8 +238,8 @@ def test_a_shape_names_every_difference() -> None:
     }
     found = dict(find_differences({"name": "onee", "size": 0, "siez": 3}, schema, ("here",)))
     assert found == {
-        ("here", "siez"): "no key 'siez' here; did you mean 'size'?",
+        ("here", "siez"): "unknown key 'siez'; did you mean 'size'?",
         ("here",): "`also` is missing",
-        ("here", "name"): "'onee' is none of the choices; did you mean 'one'?",
+        ("here", "name"): "'onee' is not one of the choices; did you mean 'one'?",
         ("here", "size"): "0 is less than 1",
     }

@@ -58,7 +58,7 @@ def test_possible_nodes_count_and_impossible_requests_are_refused_with_the_pools
     with pytest.raises(ConfigError) as caught:
         ray_session.connect(4, "run.toml: workers")
     assert str(caught.value) == (
-        "run.toml: workers: 4 workers of 1 CPU each, but the nodes that may come hold 3 "
+        "run.toml: workers: 4 workers of 1 CPU each, but the nodes that may be added hold 3 "
         "(cpu: 3 nodes of 1 CPU; gpu: 2 nodes of 1 CPU); set workers = 3 or fewer, or let a pool "
         "have more nodes"
     )

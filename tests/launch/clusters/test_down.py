@@ -58,7 +58,7 @@ def test_an_unreadable_list_ends_nothing_and_is_not_zero():
     dark = ClusterError("AWS, us-east-1: no answer")
     assert ended(Cloud(dark, dark, [HEAD], dark, [])) == ([], [["i-1"]])
     cloud = Cloud([HEAD], dark)
-    with pytest.raises(ClusterError, match="whether anything is left is not known: AWS"):
+    with pytest.raises(ClusterError, match="unknown whether machines are left: AWS"):
         end_all(cloud, "aws", QUICK, print)
     assert cloud.ended == [["i-1"]]
 
@@ -131,9 +131,9 @@ def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
     (line,) = [
         x
         for x in read_cluster_status(cluster, Home.choose()).format_lines()
-        if "not known" in x and "runs" in x
+        if "unknown" in x and "runs" in x
     ]
-    assert line.startswith("runs of s3://gone-since-then/home: not known: ")
+    assert line.startswith("runs in s3://gone-since-then/home: unknown: ")
     assert take_down(cluster, ignored=["s3://gone-since-then/home"]) == 1
 
 

@@ -70,12 +70,12 @@ def test_a_token_of_the_environment_must_be_at_the_files_path(
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     said = refused(cluster)
     assert said.startswith(f'{cluster.path}: file_mounts["~/.ray/auth_token"]: ~/.ray/auth_token: ')
-    assert "no token can be read there (No such file or directory)" in said
+    assert "its token cannot be read (No such file or directory)" in said
     mounted = tmp_path / ".ray" / "auth_token"
     assert said.endswith(f'(umask 077; printenv RAY_AUTH_TOKEN > "{mounted}")')
     mounted.parent.mkdir()
     mounted.write_text("b" * 64)
-    assert "another token is there" in refused(cluster)
+    assert "it holds another token" in refused(cluster)
     mounted.write_text("a" * 64 + "\n")
     with pytest.raises(Rented):
         bring_up_cluster(cluster, lambda text: None)
@@ -91,7 +91,7 @@ def test_a_token_at_another_path_is_refused(
     mounted.write_text("b" * 64)
     assert refused(cluster).endswith(f'(umask 077; cp "{elsewhere}" "{mounted}")')
     elsewhere.write_text("")
-    assert re.search(rf"no token is in {elsewhere}; remove it", refused(cluster))
+    assert re.search(rf"{elsewhere} holds no token; remove it", refused(cluster))
 
 
 def test_every_other_uploaded_file_must_exist(cluster: OpenCluster, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_every_other_uploaded_file_must_exist(cluster: OpenCluster, tmp_path: Pa
     text = cluster.path.read_text()
     cluster.path.write_text(text.replace("file_mounts:\n", f"file_mounts:\n  /data: {other}\n"))
     again = open_cluster(str(cluster.path))
-    assert f'file_mounts["/data"]: {other}: nothing is there' in refused(again)
+    assert f'file_mounts["/data"]: {other}: does not exist' in refused(again)
     assert (tmp_path / "asked").read_text().count("create") == 0
     other.write_text("")
     with pytest.raises(Rented):

@@ -73,7 +73,7 @@ def test_a_storage_that_answers_again_is_read_on(followed, fail, error):
 def test_failing_storage_is_reported_with_the_way_to_continue(followed, fail, error):
     clock = followed.clock
     fail("list_files", lambda: clock.now > 5.0, error)
-    with pytest.raises(ClusterError, match="the run goes on without you") as error_info:
+    with pytest.raises(ClusterError, match="the run continues without") as error_info:
         list(followed.following.watch())
     run = followed.run
     assert f"`trainrig logs {run.id} --home {run.home} --follow` follows it" in str(

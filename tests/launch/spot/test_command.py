@@ -40,12 +40,15 @@ def wait_for_handler(process):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--provider=aws"], "no --address HOST:PORT of Ray's head, and no RAY_ADDRESS either"),
-        (["--address=auto"], "auto: no address of Ray's head; one is HOST:PORT"),
-        (["--address=ray://h:1"], "ray://h:1: no address of Ray's head"),
+        (["--provider=aws"], "give --address HOST:PORT of Ray's head"),
+        (["--address=auto"], "auto: not an address of Ray's head; write HOST:PORT"),
+        (["--address=ray://h:1"], "ray://h:1: not an address of Ray's head"),
         (["--address=h:1", "--now"], "--now is for a preStop hook"),
-        (["--address=h:1", "--provider=aws", "--endpoint=https://h"], "no address of a metadata"),
-        (["--address=h:1", "--provider=gcp", "--endpoint=h:x"], "no address of a metadata"),
+        (
+            ["--address=h:1", "--provider=aws", "--endpoint=https://h"],
+            "not the address of a metadata",
+        ),
+        (["--address=h:1", "--provider=gcp", "--endpoint=h:x"], "not the address of a metadata"),
     ],
 )
 def test_invalid_options_are_refused_in_one_line(options, says):
@@ -66,7 +69,7 @@ def test_sigterm_is_the_notice_of_a_pod_and_the_agent_lives_until_its_grace_is_n
     talk = process.communicate(timeout=60)[1]
     assert process.returncode == 0
     assert time.monotonic() - began >= 3.5 - LEFT_FOR_RAY
-    assert "the pod ends: this machine goes in" in talk
+    assert "the pod ends: this machine ends in" in talk
     assert talk.count("no Ray head answers there") == 1
 
 

@@ -13,7 +13,7 @@ from trainrig.launch.spot.trace import Event
     ("file", "command", "said"),
     [
         ("none.csv", "true", "none.csv: no such trace"),
-        ("storm.csv", "no-such-command", "no-such-command: no such command; give it after --"),
+        ("storm.csv", "no-such-command", "no-such-command: command not found; give it after --"),
     ],
 )
 def test_impossible_rehearsals_are_refused_in_one_line(tmp_path, file, command, said):

@@ -100,7 +100,7 @@ def test_a_valid_run_has_no_problems(
     found = examine(make_request())
     assert not list_problems(found)
     said = {finding.what: finding.text for finding in found.findings}
-    assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
+    assert said["resources"] == "workers: 2 of 1 CPU each: 4 fit now"
     assert said["versions"].startswith(f"Ray {metadata.version('ray')}, Python 3.")
     assert not storage.list_files(found.home.path)
     assert not storage.list_files(found.output)
@@ -112,7 +112,7 @@ def test_an_address_where_nothing_answers(make_request: Callable[..., Submission
     assert what == "cluster"
     assert text.startswith("http://127.0.0.1:9: no Ray dashboard answers (Connection refused)")
     what, text = one_problem(examine(make_request(address="ftp://somewhere")))
-    assert "no address of a cluster's jobs" in text
+    assert "not the address of a cluster's dashboard" in text
     what, text = one_problem(examine(make_request(address="http://no-such-host.invalid:8265")))
     assert "no Ray dashboard answers" in text
 
@@ -121,23 +121,23 @@ def test_a_server_that_is_not_ray_is_refused(
     make_request: Callable[..., SubmissionRequest], dashboard: Any
 ) -> None:
     dashboard.answer = lambda *_: (404, "404: Not Found")
-    assert "is it Ray's dashboard?" in one_problem(examine(make_request()))[1]
+    assert "is this Ray's dashboard?" in one_problem(examine(make_request()))[1]
     dashboard.answer = lambda *_: (200, ["no", "metadata"])
-    assert "no answer of Ray's" in one_problem(examine(make_request()))[1]
+    assert "the answer is not from Ray" in one_problem(examine(make_request()))[1]
     dashboard.answer = lambda *_: (200, "<html>")
-    assert "no answer of Ray's" in one_problem(examine(make_request()))[1]
+    assert "the answer is not from Ray" in one_problem(examine(make_request()))[1]
 
 
 def test_a_wrong_or_missing_token_is_refused(
     make_request: Callable[..., SubmissionRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
-    assert "refuses our token" in one_problem(examine(make_request()))[1]
+    assert "the token is refused" in one_problem(examine(make_request()))[1]
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a\nb: c")
-    assert "is no token" in one_problem(examine(make_request()))[1]
+    assert "has characters that no token has" in one_problem(examine(make_request()))[1]
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
-    assert "asks for a token, and none is here" in one_problem(examine(make_request()))[1]
+    assert "a token is required, but none was found" in one_problem(examine(make_request()))[1]
 
 
 def test_a_token_does_not_follow_a_redirect(
@@ -158,7 +158,7 @@ def test_a_token_does_not_follow_a_redirect(
     with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
-        assert "answers 302" in one_problem(examine(make_request(address=address)))[1]
+        assert "status 302" in one_problem(examine(make_request(address=address)))[1]
         server.shutdown()
     assert seen == ["/api/v0/cluster_metadata"]
 
@@ -178,7 +178,7 @@ def test_other_versions_on_the_cluster(
     dashboard.python = "3.10.12"
     what, text = one_problem(examine(make_request()))
     assert what == "versions"
-    assert "the cluster has Ray 2.54.0, and here is" in text
+    assert "the cluster has Ray 2.54.0, but this machine has" in text
     assert "the cluster has Python 3.10.12" in text
     dashboard.ray = metadata.version("ray")
     dashboard.python = ".".join(platform.python_version().split(".")[:2]) + ".99"
@@ -203,8 +203,8 @@ def test_gpus_that_no_pool_has(
     what, text = one_problem(found)
     assert what == "resources"
     assert text == (
-        "trials.gpus: 1 of 1 CPU and 1 GPU each, but no node has GPUs, and no pool has GPUs (cpu: "
-        "4 nodes of 8 CPU); set trials.gpus = 0, or add a pool with GPUs to the cluster's file"
+        "trials.gpus: 1 of 1 CPU and 1 GPU each, but no node and no pool has GPUs (cpu: "
+        "4 nodes of 8 CPU); set trials.gpus = 0, or add a pool with GPUs to the cluster file"
     )
 
 
@@ -258,7 +258,7 @@ def test_training_is_estimated_for_future_gpus_though_cpus_are_up(
     said = {finding.what: finding.text for finding in examine(pretrain()).findings}
     assert dashboard.questions == 1
     asked = "workers: 2 of 1 CPU and 1 GPU each"
-    assert said["resources"].startswith(f"{asked}: room for 0 now, for 16 with what may come")
+    assert said["resources"].startswith(f"{asked}: 0 fit now, 16 with the nodes")
     assert "h on h100 x 2" in said["cost"]
 
 
@@ -269,7 +269,7 @@ def test_one_machine_or_stages_without_accelerators_need_no_query_of_pools(
 ) -> None:
     dashboard.pools = [GPUS]
     said = {finding.what: finding.text for finding in examine(pretrain()).findings}
-    assert said["resources"] == "workers: 2 of 1 CPU each: room for 4 now"
+    assert said["resources"] == "workers: 2 of 1 CPU each: 4 fit now"
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}
     assert not list_problems(examine(make_request()))
     assert dashboard.questions == 0
@@ -300,7 +300,8 @@ def test_a_limit_in_dollars_wants_a_price_of_all_that_may_come(
     what, text = one_problem(examine(make_request(limits=Limits(max_cost=5.0))))
     assert what == "max cost"
     assert text == (
-        "max_cost cannot be held: no price for 'mine'; give --hardware, a table with it"
+        "max_cost cannot be enforced: no price for 'mine'; "
+        "give a table with these prices by --hardware"
     )
     assert not list_problems(examine(make_request()))
     dashboard.pools = [GPUS]
@@ -329,7 +330,9 @@ def test_another_live_run_gives_a_warning_as_each_pays_for_all_nodes(
     (warning,) = [
         finding for finding in examine(make_request()).findings if finding.verdict == "warning"
     ]
-    assert warning.text == f"live on this cluster: {other.id}; each is charged for all its nodes"
+    assert warning.text == (
+        f"other runs are live on this cluster: {other.id}; each is charged for all nodes"
+    )
     dashboard.nodes[0]["labels"] = {CLUSTER: "aws"}  # another cluster could have the same address
     assert not [
         finding for finding in examine(make_request()).findings if finding.verdict == "warning"
@@ -372,7 +375,7 @@ def test_stages_without_accelerators_have_the_capacity_of_their_pool() -> None:
     view = ClusterView("http://c", "1", "3.11", nodes, pools)
     assert view.check_capacity(ResourceRequest(2, 2, pool="cpu"))[0] == "ok"
     assert view.check_capacity(ResourceRequest(3, 3, pool="cpu"))[0] == "problem"
-    assert view.check_capacity(ResourceRequest(8, 8, gpus=1.0))[1].endswith("room for 8 now")
+    assert view.check_capacity(ResourceRequest(8, 8, gpus=1.0))[1].endswith("8 fit now")
     assert view.check_capacity(ResourceRequest(33, 33, gpus=1.0))[0] == "problem"
     assert view.check_capacity(ResourceRequest(1, 1, cpus=0.0))[0] == "ok"
 
@@ -384,7 +387,7 @@ def test_disks_that_the_cluster_does_not_see(
     found = list_problems(examine(make_request()))
     assert [what for what, _ in found] == ["home", "output", "sources[0].paths[0]"]
     assert all("which the cluster at" in text for _, text in found)
-    assert "let --home (or TRAINRIG_HOME) be an s3:// location" in found[0][1]
+    assert "set --home (or TRAINRIG_HOME) to an s3:// URL" in found[0][1]
 
 
 def test_all_in_a_bucket_is_seen_by_any_cluster(
@@ -410,7 +413,7 @@ def test_a_missing_bucket_and_one_without_rights_are_refused(
     _refuse_writes(monkeypatch)
     found = list_problems(examine(request))
     assert {what for what, _ in found} == {"home", "output"}
-    assert all("may not be written from here" in text for _, text in found)
+    assert all("cannot be written from here" in text for _, text in found)
 
 
 def _refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +429,7 @@ def test_missing_inputs_are_refused(
     (tmp_path / "pages.jsonl").unlink()
     what, text = one_problem(examine(request))
     assert what == "sources[0].paths[0]"
-    assert "nothing is there" in text
+    assert "does not exist" in text
 
 
 def test_a_package_too_large_names_its_ten_largest(

@@ -93,7 +93,7 @@ def test_a_submitted_run_gives_the_local_results(user: User) -> None:
     assert sums(user.folder / "documents") == sums(user.folder / "here")
     again = user.trainrig("submit", "curate", "curate.toml")
     assert (again.returncode, again.stdout) == (0, "")
-    assert "finished before; nothing to do" in again.stderr
+    assert "already finished; nothing to do" in again.stderr
 
 
 def test_more_workers_than_the_clusters_capacity_are_refused(user: User) -> None:
@@ -103,7 +103,7 @@ def test_more_workers_than_the_clusters_capacity_are_refused(user: User) -> None
     changes = ["--set", "workers=3", "--set", "output=more"]
     ended = user.trainrig("submit", "curate", "curate.toml", *changes)
     assert ended.returncode == 2
-    assert "workers: 3 of 1 CPU each, but the cluster has room for 2 at most" in ended.stderr
+    assert "workers: 3 of 1 CPU each, but the cluster has space for at most 2" in ended.stderr
     assert not (user.folder / "more").exists()
 
 
@@ -116,7 +116,7 @@ def test_a_wrong_token_is_one_line(user: User) -> None:
     finally:
         del user.environment["RAY_AUTH_TOKEN"]
     assert ended.returncode == 2
-    assert f"{user.cluster.address}: refuses our token" in ended.stderr
+    assert f"{user.cluster.address}: the token is refused" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -59,7 +59,7 @@ def test_a_file_stop_in_the_output_is_a_request_of_the_user(tmp_path):
 
 def test_an_end_without_a_record_is_explained_by_the_last_output():
     assert find_end(1, None, None, "KeyError: 'x'").message == "KeyError: 'x'"
-    assert find_end(-9, None, None, "step 7").message.endswith("it last said: step 7")
+    assert find_end(-9, None, None, "step 7").message.endswith("its last line: step 7")
     assert find_end(3, None, None, "").message == "exit code 3"
 
 

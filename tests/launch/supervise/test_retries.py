@@ -71,7 +71,9 @@ def test_the_reason_for_giving_up_is_given_where_a_retry_was_expected():
     retries = Retries(Limits())
     lost = RunEnd(-9, "lost node", "killed")
     assert isinstance(retries.decide_retry(lost, 3), float)
-    assert retries.decide_retry(lost, 3) == GiveUp("the same failure came twice at the same place")
+    assert retries.decide_retry(lost, 3) == GiveUp(
+        "the same failure occurred twice at the same point"
+    )
     assert retries.decide_retry(RunEnd(2, "input", "no key"), 3) == GiveUp("")
 
 
@@ -91,7 +93,7 @@ def test_a_failure_that_comes_earlier_than_before_has_come_before():
         ({"max_cost": 0.0}, "max_cost"),
         ({"deadline": -5.0}, "deadline"),
         ({"notify": "mail 'me"}, "No closing quotation"),
-        ({"notify": "  "}, "names no command"),
+        ({"notify": "  "}, "no command given"),
         ({"max_costs": 5.0}, "did you mean 'max_cost'?"),
     ],
 )

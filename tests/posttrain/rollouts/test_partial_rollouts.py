@@ -382,7 +382,9 @@ def test_the_report_shows_how_much_was_taken_over(alone):
     shares = [line["train/diagnostics/stale_tokens"] for line in lines]
     assert [row[1] for row in chart.table.rows] == shares
     share = format_percent(np.mean(shares[-3:]), 1)
-    assert chart.title == f"{share} of the tokens were taken over from earlier batches"
+    assert (
+        chart.title == f"{share} of the tokens come from completions that earlier batches started"
+    )
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ def test_a_lagged_run_is_the_same_for_any_samplers_and_kills(
     assert [(request.number, missing) for request, missing in asked] == [(3, [0, 1]), (4, [0, 1])]
     assert checkpoint.find_newest_valid(folder)[0].step == 2
     alone = make_lagged_run(make_run, tmp_path / "run")
-    with pytest.raises(AssertionError, match=r"2 of 2 .* still to be .* set rollouts.actors = 1"):
+    with pytest.raises(AssertionError, match=r"2 of 2 .* must still be .* set rollouts.actors = 1"):
         train_run(ranks, alone, 1)
     with start_sampler(revived_ranks, run) as sampled:
         train_run(ranks, run, 2)
@@ -237,8 +237,8 @@ def test_a_request_is_open_until_it_is_done_or_failed(tmp_path):
     assert [request.attempt for request, _ in find_open(rollouts)] == [1, 1]
     with pytest.raises(DataError, match=r"^rewards: 'exact' scored none$"):
         raise_failure(newest)
-    write_failure(newest, ClusterError("actors die"))
-    with pytest.raises(ClusterError, match="actors die"):
+    write_failure(newest, ClusterError("actors end"))
+    with pytest.raises(ClusterError, match="actors end"):
         raise_failure(newest)
 
 

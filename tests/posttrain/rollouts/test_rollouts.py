@@ -306,7 +306,9 @@ def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
     lines = metrics.read_series(whole.folder)
     rewards = [line["train/diagnostics/reward"] for line in lines]
     assert [row[1] for row in reward.table.rows] == rewards
-    assert reward.title == f"Completions are worth {rewards[-1]:.3g}; at first {rewards[0]:.3g}"
+    assert (
+        reward.title == f"Mean reward of completions {rewards[-1]:.3g}; at first {rewards[0]:.3g}"
+    )
     away = [line["train/diagnostics/completion_divergence"] for line in lines]
     assert [row[1:] for row in price.table.rows] == list(zip(away, rewards, strict=True))
     assert price.title.endswith(f"for a reward of {rewards[-1]:.3g}")

@@ -79,7 +79,7 @@ STORY = QuickstartResults(
     ),
     planted=(
         Planted("exact copies", 60, 59, 0, 1),
-        Planted("near copies", 60, 51, 6, 3),
+        Planted("near-duplicates", 60, 51, 6, 3),
         Planted("foreign language", 60, 60, 0, 0),
         Planted("e-mail addresses", 30, 26, 3, 1),
         Planted("IP addresses", 24, 23, 0, 1),
@@ -218,12 +218,12 @@ def test_the_verdict_says_what_happened_in_one_sentence():
     ("changes", "state", "words"),
     [
         ({"samples_lost": 3}, "failed", "Three samples lost and 0 repeated"),
-        ({"samples_repeated": 64}, "failed", "64 were not trained on exactly once"),
+        ({"samples_repeated": 64}, "failed", "64 were not used for training exactly once"),
         ({"restarts": ()}, "warning", "no workers killed"),
         (
             {"loss": (*STORY.loss[:211], LossPoint(212, 1, 9.9, 0), *STORY.loss[212:])},
             "warning",
-            "training was not exact",
+            "training was not bit-exact",
         ),
     ],
 )
@@ -246,12 +246,12 @@ def test_every_number_of_the_story_that_a_reader_would_ask_for_is_on_the_page():
         "2,318 documents",
         "67.1 % of 3,452 read",
         "280 of 300",
-        "12 missed, 8 gone",
+        "12 missed, 8 dropped earlier",
         "6.91 M tokens",
         "vocabulary of 8,192",
-        "process 31337 killed after step 212",
+        "process 31337 was killed after step 212",
         "checkpoint of step 180",
-        "32 steps were computed twice; the two losses are equal to the last digit",
+        "32 steps ran twice; the two losses are bit-identical",
         "Tuning and preferences lowered bits per byte in 1 of 3 domains",
         "The right answer has the higher reward in 83.0 % of held-out pairs",
         "right answers 0.4 nats less likely, wrong answers 6.2 nats less likely",
@@ -364,7 +364,7 @@ def test_a_long_run_with_long_texts_stays_under_a_megabyte():
 
 def test_a_run_without_removals_and_duplicates_has_a_page():
     clean = replace(STORY, dropped=(), near_duplicates=(), documents_kept=3_452)
-    assert "No document fell" in extract_text(build_quickstart_page(clean))
+    assert "No documents were dropped" in extract_text(build_quickstart_page(clean))
 
 
 def test_a_story_survives_json():
@@ -374,7 +374,7 @@ def test_a_story_survives_json():
 
 @pytest.mark.parametrize("part", ["stages", "planted", "loss", "held_out", "scores"])
 def test_a_story_without_its_main_parts_is_refused(part):
-    with pytest.raises(ValueError, match=f"without `{part}`"):
+    with pytest.raises(ValueError, match=f"`{part}`"):
         replace(STORY, **{part: ()})
 
 
@@ -395,4 +395,4 @@ def test_a_law_and_a_plan_have_a_section_where_there_was_a_sweep() -> None:
     without = build_quickstart_page(
         replace(STORY, scaling=Scaling(points, problem="all on one ray"))
     )
-    assert "They make no law: all on one ray." in without
+    assert "No law can be fitted to them: all on one ray." in without

@@ -134,7 +134,7 @@ def test_the_terminal_and_the_object_say_the_same(
     [
         (("hofmann", "--params", "1B", "--tokens", "20B"), "did you mean 'hoffmann'"),
         (("hoffmann", "--params", "0", "--tokens", "20B"), "--params 0: give a number above 0"),
-        (("hoffmann", "--params", "1B", "--tokens", "2Q"), "--tokens: '2Q' is no number"),
+        (("hoffmann", "--params", "1B", "--tokens", "2Q"), "--tokens: '2Q' is not a number"),
         (
             ("hoffmann", "--params", "1B", "--tokens", "2B", "--epochs", "0.5"),
             "each token is seen at least once",

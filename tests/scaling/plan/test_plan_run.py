@@ -147,7 +147,7 @@ def test_a_law_is_read_from_its_file(tmp_path: Path) -> None:
         ("besiroglu --flops 1e21 --device h10", "did you mean 'h100'?"),
         ("besiroglu --flops 1e21 --rule Deepsek", "did you mean DeepSeek?"),
         ("besiroglu --flops -1", "--flops: input should be greater than 0, found -1.0"),
-        ("besiroglu --flops nan", "--flops: 'nan' is no number"),
+        ("besiroglu --flops nan", "--flops: 'nan' is not a number"),
         ("besiroglu --flops 1e3", "or lower --vocabulary"),
         ("besiroglu --budget-usd 5 --device rtx-4090", "so its price is unknown"),
         ("llama3 --flops 1e21", "has no loss"),

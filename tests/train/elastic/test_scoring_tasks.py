@@ -140,4 +140,4 @@ def test_a_run_that_its_scores_end_is_finished(make_run, task_file, tmp_path):
     assert pretrain(run).counts["steps"] == 5
     assert json.loads(Path(folder, "evaluations/ended.json").read_text())["step"] == 5
     assert pretrain(run).counts["steps"] == 5
-    assert "At its end, by its scores" in Path(folder, "report.html").read_text()
+    assert "Its scores ended it" in Path(folder, "report.html").read_text()

@@ -288,7 +288,7 @@ def test_attempts_without_progress_are_bounded(play, allowed):
 
 def test_attempts_that_end_well_but_leave_nothing_are_bounded_too(play):
     _, error = play(*[Play(saves=False)] * 10, max_restarts=2)
-    assert "it left no whole checkpoint behind" in str(error)
+    assert "the attempt left no complete checkpoint" in str(error)
     assert len(list_resumed(play.folder)) == 3
 
 
@@ -447,7 +447,7 @@ def test_a_run_continues_in_a_smaller_layout_and_returns_to_its_own(play):
     away, back = (event for event in events if event["event"] == "layout_changed")
     assert (away["before"], away["layout"]) == ("FSDP, tensor 2", "FSDP")
     assert (away["step"], back["attempt"]) == (4, 3)
-    assert "rounded otherwise" in away["bits"] and back["layout"] == "FSDP, tensor 2"
+    assert "rounded differently" in away["bits"] and back["layout"] == "FSDP, tensor 2"
 
 
 def test_another_driver_knows_in_which_layout_the_run_was(play):
@@ -485,7 +485,7 @@ def test_a_loss_is_logged_before_the_remaining_ranks_are_ended(play, caplog, mon
     told = []
     monkeypatch.setattr(FakeCluster, "abandon", lambda self, lost: told.append(caplog.messages[-1]))
     play(Play(4, ClusterLost(LOST)), Play())
-    assert told == [f"{LOST}; ending what is left of it"]
+    assert told == [f"{LOST}; ending the rest of the attempt"]
 
 
 def test_anothers_cluster_that_is_lost_ends_the_run_whole(play):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.train.run.export import Exporter, SettledSteps, export_figures
-from trainrig.train.run.metrics import TABLE, MetricsWriter, describe
+from trainrig.train.run.metric_table import TABLE
+from trainrig.train.run.metrics import MetricsWriter, describe
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.sinks import Prometheus
 from trainrig.train.spikes import Spikes
@@ -176,7 +177,7 @@ def test_every_figure_is_described():
     assert found == (
         "train/SOURCE/loss",
         {"source": "books"},
-        "Of one source's rows (nats per target).",
+        "Training loss on the rows of one source (nats per target).",
     )
     assert describe("layers/03/grad_norm")[1] == {"layer": "03"}
     with pytest.raises(KeyError):

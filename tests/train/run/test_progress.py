@@ -33,7 +33,7 @@ TOLD = TrainingProgress(
         ),
         (
             {"mfu": 0.412, "data_wait": 0.004, "ranks_wait": 0.031, "peak_gib": 61.27},
-            "loss 2.314, 41,200 tokens/s at 41% MFU, 1 worker, waits 3% ranks, 61.3 GiB",
+            "loss 2.314, 41,200 tokens/s at 41% MFU, 1 worker, waits 3% for ranks, 61.3 GiB",
         ),
         (
             {"restarts": 1, "seconds_left": 9.0, "waiting": "waiting for nodes"},

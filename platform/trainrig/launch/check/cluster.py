@@ -71,7 +71,9 @@ class Checked:
         """
         found = [*self.problems, *(self.placeholders if placeholders else ())]
         if found:
-            more = f" (and {len(found) - 1} more: trainrig cluster check)" if found[1:] else ""
+            more = (
+                f" (and {len(found) - 1} more; see `trainrig cluster check`)" if found[1:] else ""
+            )
             raise ConfigError(f"{found[0]}{more}")
 
     def as_json(self) -> dict[str, Any]:
@@ -136,7 +138,9 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > LARGEST:
-        raise ConfigError(f"{path}: {len(data):,} bytes; a cluster file has {LARGEST:,} at most")
+        raise ConfigError(
+            f"{path}: {len(data):,} bytes; a cluster file may have at most {LARGEST:,}"
+        )
     try:
         return utf8.decode(data)
     except utf8.NotUtf8 as error:
@@ -184,15 +188,15 @@ def _check_provider(data: dict[str, Any]) -> Iterator[Found]:
     found = at(data, "provider", "type")
     if found is not None:
         hint = suggest_nearest(str(found), list(PROVIDERS))
-        yield ("provider", "type"), f"no provider '{found}' that we know{hint}"
+        yield ("provider", "type"), f"unknown provider '{found}'{hint}"
 
 
 def _list_unpriced(pools: list[PricedPool], known: Hardware, provider: str) -> list[str]:
     if provider == LAPTOP:
         return []
     return [
-        f"no price for '{pool.instance}' (pool {pool.name}) in the table of hardware; add it to a "
-        "table of yours: --hardware"
+        f"no price for '{pool.instance}' (pool {pool.name}) in the hardware table; give a "
+        "table with it: --hardware"
         for pool in pools
         if pool.instance and pool.instance not in known.instances
     ]
@@ -213,5 +217,5 @@ def _find_placeholders(text: str, path: str) -> Iterator[Problem]:
     for number, line in enumerate(text.splitlines(), 1):
         found = PLACEHOLDERS.search(line.partition(" # ")[0])
         if found and not line.lstrip().startswith("#"):
-            what = f"'{found.group()[:24]}' is the example's; put in your own"
+            what = f"'{found.group()[:24]}' is a placeholder of the example; put in your own value"
             yield Problem(path, number, "", what)

@@ -86,7 +86,7 @@ def read_documents(text: str, path: str) -> tuple[list[YamlDocument], list[Probl
     except yaml.YAMLError as error:  # the text has characters that YAML does not allow
         return [], [Problem(path, 1, "", f"not YAML: {str(error).splitlines()[0]}")]
     if not nodes:
-        return [], [Problem(path, 1, "", "holds nothing; a cluster file is a mapping of keys")]
+        return [], [Problem(path, 1, "", "empty file; a cluster file is a mapping of keys")]
     documents = []
     problems = []
     for node in nodes:
@@ -119,12 +119,12 @@ class _Reader:
     def read_value(self, node: yaml.Node, location: Location) -> Any:
         self._values += 1
         if self._values > MOST_VALUES:
-            raise _TooMuch(node, f"unfolds to more than {MOST_VALUES:,} values; use fewer aliases")
+            raise _TooMuch(node, f"expands to more than {MOST_VALUES:,} values; use fewer aliases")
         if len(location) > DEEPEST:
             raise _TooMuch(node, f"more than {DEEPEST} levels deep, or an anchor inside itself")
         self.lines.setdefault(location, node.start_mark.line + 1)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN:
-            self._add_problem(node, location, f"{node.tag}: only plain values may stand in a file")
+            self._add_problem(node, location, f"{node.tag}: only plain values are allowed")
         if isinstance(node, yaml.MappingNode):
             return self._read_mapping(node, location)
         if isinstance(node, yaml.SequenceNode):
@@ -148,7 +148,10 @@ class _Reader:
             key = self._read_key(key_node, location)
             line = key_node.start_mark.line + 1
             if key in own:
-                what = f"`{key}` is here twice (first in line {own[key]}); one of them is lost"
+                what = (
+                    f"`{key}` occurs twice (first in line {own[key]}), and one value is lost; "
+                    "keep one"
+                )
                 self._add_problem(key_node, (*location, key), what)
             own[key] = line
             self.lines[(*location, key)] = line
@@ -166,7 +169,7 @@ class _Reader:
 
     def _read_key(self, node: yaml.Node, location: Location) -> str:
         if not isinstance(node, yaml.ScalarNode):
-            self._add_problem(node, location, "a key that is no word; write plain keys")
+            self._add_problem(node, location, "a key is not a string; write plain keys")
             return "?"
         if node.tag != "tag:yaml.org,2002:str":
             read = self._scalars.construct_object(node)

@@ -28,7 +28,10 @@ def notice_warnings(
     if notice is None or not spot or checkpoint_seconds + BEFORE <= notice:
         return []
     return [
-        f"a checkpoint takes {checkpoint_seconds:g} s, and {notice:g} s after the notice a machine "
-        f"of {', '.join(spot)} is gone, {BEFORE:g} s of which pass before it begins: a preemption "
-        "costs the steps since the last one; save more often (every), or over more machines"
+        (
+            f"a checkpoint takes {checkpoint_seconds:g} s, but machines of {', '.join(spot)} "
+            f"end {notice:g} s after the notice, and saving begins {BEFORE:g} s after it: a "
+            "preemption costs the steps since the last checkpoint. Save more often "
+            "(training.checkpoints.every), or use more machines"
+        )
     ]

@@ -34,7 +34,10 @@ def load_ray_schema() -> dict[str, Any]:
     """Return the schema of cluster files from the installed Ray, with `provider` closed."""
     found = importlib.util.find_spec("ray")
     if found is None or not found.submodule_search_locations:
-        raise ClusterError("Ray is not installed, so its schema of cluster files is not here")
+        raise ClusterError(
+            "Ray is not installed, and cluster files are checked by its schema; install "
+            "trainrig with Ray"
+        )
     path = Path(found.submodule_search_locations[0]) / "autoscaler" / "ray-schema.json"
     schema: dict[str, Any] = json.loads(path.read_text())
     provider = schema["properties"]["provider"]
@@ -91,7 +94,7 @@ def _check_head(data: dict[str, Any]) -> Iterator[Found]:
     types = list_node_types(data)
     head = data.get("head_node_type")
     if not types:
-        yield (), "`available_node_types` is missing; a head and a pool at least"
+        yield (), "`available_node_types` is missing; give a head and at least one pool"
         return
     if head not in types:
         what = (
@@ -108,7 +111,7 @@ def _check_head(data: dict[str, Any]) -> Iterator[Found]:
             yield where, f"the head must have {kind}: 0; a task there can take the cluster down"
     for bound in ("min_workers", "max_workers"):
         if types[head].get(bound, 0) != 0:
-            yield ("available_node_types", head, bound), "there is one head: write 0"
+            yield ("available_node_types", head, bound), "there is only one head; write 0"
 
 
 def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
@@ -120,17 +123,23 @@ def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
         least = node_type.get("min_workers", 0)
         most = node_type.get("max_workers")
         if not isinstance(most, int):
-            yield where, "`max_workers` is missing; without it a pool may take all there are"
+            yield where, "`max_workers` is missing; without it, one pool may take all machines"
         elif isinstance(least, int) and least > most:
             yield (*where, "min_workers"), f"{least} is more than max_workers ({most})"
         elif isinstance(most_of_all, int) and most > most_of_all:
-            yield (*where, "max_workers"), f"{most} is more than max_workers of all ({most_of_all})"
+            yield (
+                (*where, "max_workers"),
+                f"{most} is more than the max_workers of all pools ({most_of_all})",
+            )
         elif isinstance(least, int) and least > 0:
-            yield (*where, "min_workers"), f"{least} machines would never leave; write 0"
+            yield (*where, "min_workers"), f"{least} machines would never be released; write 0"
         if not ensure_table(node_type.get("resources")):
-            yield where, "`resources` says nothing, so the autoscaler can bring nothing up for work"
+            yield (
+                where,
+                "`resources` is empty, so the autoscaler cannot start this type for any work",
+            )
     if most_of_all is None:
-        yield (), "`max_workers` is missing; Ray's own is 0 or 2, whatever the pools say"
+        yield (), "`max_workers` is missing; Ray's default is 0 or 2, whatever the pools allow"
 
 
 def _check_all_labels(data: dict[str, Any]) -> Iterator[Found]:
@@ -148,28 +157,37 @@ def check_labels(
     ours = (POOL, INSTANCE, MARKET)
     for label in ours:
         if label not in labels:
-            yield where, f"`{label}` is missing; stages find nodes, and costs prices, by it"
+            yield (
+                where,
+                f"`{label}` is missing; stages find their nodes by it, and costs their prices",
+            )
     for label in labels:
         if label.startswith("trainrig.io/") and label not in (*ours, "trainrig.io/cluster"):
-            yield (*where, label), f"no label of ours{suggest_nearest(label, list(ours))}"
+            yield (*where, label), f"unknown label{suggest_nearest(label, list(ours))}"
     if labels.get(POOL, pool) != pool:
-        yield (*where, POOL), f"'{labels[POOL]}', but the pool is called '{pool}'"
+        yield (*where, POOL), f"'{labels[POOL]}', but the pool is named '{pool}'"
     if pool == HEAD and labels.get(MARKET) == "spot":
-        yield (*where, MARKET), "the head on spot: the cluster ends with it; rent it on demand"
+        yield (
+            (*where, MARKET),
+            "the head is on spot, and the cluster ends with it; rent it on demand",
+        )
     elif labels.get(MARKET, "spot") not in MARKETS:
         found = labels[MARKET]
         yield (
             (*where, MARKET),
-            f"'{found}' is no market{suggest_nearest(str(found), list(MARKETS))}",
+            f"unknown market '{found}'{suggest_nearest(str(found), list(MARKETS))}",
         )
 
 
 def _check_idle(data: dict[str, Any]) -> Iterator[Found]:
     minutes = data.get("idle_timeout_minutes")
     if minutes is None:
-        yield (), "`idle_timeout_minutes` is missing; say how long machines may wait for work"
+        yield (
+            (),
+            "`idle_timeout_minutes` is missing; it is the time that idle machines wait for work",
+        )
     elif isinstance(minutes, int | float) and not 0 < minutes <= LONGEST_IDLE:
-        what = f"{minutes} minutes; machines at rest cost as much as others: 1 to {LONGEST_IDLE}"
+        what = f"{minutes} minutes; idle machines cost as much as busy ones: 1 to {LONGEST_IDLE}"
         yield ("idle_timeout_minutes",), what
 
 
@@ -180,18 +198,27 @@ def _check_ray_start(data: dict[str, Any]) -> Iterator[Found]:
         starts = [index for index, command in enumerate(commands) if "ray start" in command]
         if not starts and (key == "head_start_ray_commands" or data.get(key) != []):
             here = (key,) if key in data else ()
-            yield here, f"`{key}` runs no `ray start`; the one of Ray's own has no token"
+            yield here, f"`{key}` has no `ray start`; Ray's default one sets no token"
         for index in starts:
             where = (key, index)
             command = commands[index]
             if "RAY_AUTH_MODE=token" not in command:
-                yield where, "without RAY_AUTH_MODE=token whoever reaches the port commands it"
+                yield (
+                    where,
+                    (
+                        "without RAY_AUTH_MODE=token, anyone who reaches the port controls the "
+                        "cluster"
+                    ),
+                )
             if key == "head_start_ray_commands":
                 yield from _check_head_start(where, command)
 
 
 def _check_head_start(where: tuple[str | int, ...], command: str) -> Iterator[Found]:
     if "--dashboard-host=127.0.0.1" not in command:
-        yield where, "the dashboard must listen on loopback alone: --dashboard-host=127.0.0.1"
+        yield where, "the dashboard must listen on loopback only: --dashboard-host=127.0.0.1"
     if "--autoscaling-config" not in command:
-        yield where, "without --autoscaling-config=~/ray_bootstrap_config.yaml no node ever comes"
+        yield (
+            where,
+            "without --autoscaling-config=~/ray_bootstrap_config.yaml no node is ever added",
+        )

@@ -16,7 +16,7 @@ FORMS = re.compile(
 )
 # NAME=value within a command or an option; `$NAME` and `$(…)` are resolved where they run.
 ASSIGNED = re.compile(r"(?<!\w)(?=([A-Za-z]\w*)=[\"']?([^\s\"'$][^\s\"']*))")
-INSTEAD = "keep it in a file that file_mounts names, in a Secret, or in the machine's own profile"
+INSTEAD = "keep it in a file named in file_mounts, in a Secret, or in the machine's IAM profile"
 
 
 def find_secrets(data: Any, location: Location = ()) -> Iterator[Found]:
@@ -31,9 +31,9 @@ def find_secrets(data: Any, location: Location = ()) -> Iterator[Found]:
     elif isinstance(data, str):
         names = [name for name, value in ASSIGNED.findall(data) if _is_secret(name, value)]
         if names:
-            yield location, f"gives {names[0]} its value in the file; {INSTEAD}"
+            yield location, f"gives the value of {names[0]} in the file; {INSTEAD}"
         elif FORMS.search(data):
-            yield location, f"holds what looks like a secret; {INSTEAD}"
+            yield location, f"looks like a secret; {INSTEAD}"
 
 
 def _find_variable_secret(data: dict[str, Any], location: Location) -> Iterator[Found]:
@@ -41,7 +41,7 @@ def _find_variable_secret(data: dict[str, Any], location: Location) -> Iterator[
     name = data.get("name")
     value = data.get("value")
     if isinstance(name, str) and isinstance(value, str) and _is_secret(name, value):
-        yield (*location, "value"), f"gives {name} its value in the file; {INSTEAD}"
+        yield (*location, "value"), f"gives the value of {name} in the file; {INSTEAD}"
 
 
 def _is_secret(name: str, value: str) -> bool:

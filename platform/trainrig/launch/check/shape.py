@@ -47,7 +47,7 @@ def _explain(error: jsonschema.ValidationError, at: Location) -> Iterator[Found]
             names = list(schema.get("properties", {}))
             for key in value:
                 if key not in names:
-                    yield (*at, key), f"no key '{key}' here{suggest_nearest(str(key), names)}"
+                    yield (*at, key), f"unknown key '{key}'{suggest_nearest(str(key), names)}"
         case "required":
             missing = [key for key in wanted if key not in value]
             # jsonschema gives one error per key, and names the key only in its message.
@@ -56,18 +56,18 @@ def _explain(error: jsonschema.ValidationError, at: Location) -> Iterator[Found]
         case "type":
             yield at, f"should be {_format_types(wanted)}, found {_format_value(value)}"
         case "enum":
-            found = f"{_format_value(value)} is none of the choices"
+            found = f"{_format_value(value)} is not one of the choices"
             yield at, found + suggest_nearest(str(value), [str(choice) for choice in wanted])
         case "minimum":
             yield at, f"{_format_value(value)} is less than {wanted}"
         case "pattern":
-            yield at, f"{_format_value(value)} has not the form of one ({wanted})"
+            yield at, f"{_format_value(value)} does not match the pattern {wanted}"
         case "anyOf":
             inner = [cause for cause in error.context or () if cause.validator != "type"]
             if inner:
                 yield from _explain(inner[0], (*at, *inner[0].relative_path))
             else:
-                yield at, f"{_format_value(value)} is of no kind that may stand here"
+                yield at, f"{_format_value(value)} is not of an allowed type"
         case _:
             yield at, error.message.splitlines()[0]
 

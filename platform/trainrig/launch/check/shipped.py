@@ -31,7 +31,7 @@ def find_cluster(name: str) -> Path:
         if Path(name).is_file():
             return Path(name)
         raise ConfigError(
-            f"{name}: no such file; there come along: {', '.join(list_shipped_clusters())}"
+            f"{name}: no such file; trainrig comes with {', '.join(list_shipped_clusters())}"
         )
     for folder in (Path("cluster"), find_clusters_folder()):
         found = folder / f"{name}.yaml"

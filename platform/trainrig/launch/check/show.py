@@ -16,9 +16,12 @@ def show_checked(checked: Checked) -> Iterator[str]:
             pools = ", ".join(quota.pools)
             yield f"  {quota.needed:>6,} {quota.unit}  {quota.name}  ({pools})"
     for warning in checked.warnings:
-        yield f"mind: {warning}"
+        yield f"warning: {warning}"
     if checked.placeholders:
-        yield f"to put in before it can be brought up ({len(checked.placeholders)} places):"
+        yield (
+            f"to fill in before `cluster up` ({len(checked.placeholders)} "
+            f"{'place' if len(checked.placeholders) == 1 else 'places'}):"
+        )
         yield from (f"  {placeholder}" for placeholder in checked.placeholders)
 
 
@@ -34,9 +37,9 @@ def _format_pools(checked: Checked) -> Iterator[str]:
     estimate = checked.price
     idle = _format_usd(estimate.usd_idle)
     most = _format_usd(estimate.usd_most)
-    yield f"USD an hour: {idle} at rest, {most} at most"
+    yield f"USD an hour: {idle} when idle, {most} at most"
     if any(price.listed for price in estimate.prices):
-        yield "  * list price: what spot costs is not in the table (typically 0.3 to 0.5 of it)"
+        yield "  * list price: spot prices are not in the table (typically 0.3 to 0.5 of it)"
 
 
 def _format_mark(price: PoolPrice) -> str:

@@ -26,15 +26,18 @@ def check_agent(data: dict[str, Any], provider: str) -> Iterator[Found]:
     starts = [index for index, command in enumerate(commands) if "ray start" in command]
     wanted = f"python -m {AGENT} --provider {provider}"
     if not agents:
-        what = f"spot machines ({', '.join(spot)}) without the agent: run `{wanted} &` before Ray"
+        what = (
+            f"spot machines ({', '.join(spot)}) without the agent: run `{wanted} &` before "
+            "`ray start`"
+        )
         yield (key,) if key in data else (), what
         return
     if f"--provider {provider}" not in commands[agents[0]].replace("=", " "):
-        yield (key, agents[0]), f"this agent watches another cloud's service; use `{wanted}`"
+        yield (key, agents[0]), f"this agent watches another cloud's notices; use `{wanted}`"
     if starts and agents[0] > starts[0]:
         yield (
             (key, agents[0]),
-            "the agent comes after `ray start`; put it before",
+            "the agent starts after `ray start`; put it before",
         )
     if not commands[agents[0]].rstrip().endswith("&"):
-        yield (key, agents[0]), "the agent does not end; put it into the background with `&`"
+        yield (key, agents[0]), "the agent never ends; run it in the background with `&`"

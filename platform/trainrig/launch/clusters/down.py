@@ -46,7 +46,10 @@ def take_down_cluster(
     for machine in before:
         say(f"ending {machine}")
     if left := end_all(cluster.provider, cluster.name, timeouts or DeletionTimeouts(), say):
-        raise ClusterError(f"{cluster.name}: left: {'; '.join(map(str, left))}")
+        raise ClusterError(
+            f"{cluster.name}: these machines are left: {'; '.join(map(str, left))}; run the "
+            "same command again"
+        )
     forget(cluster.name)
     return len(before)
 
@@ -56,13 +59,14 @@ def _refuse_live_runs(cluster: OpenCluster, home: Home, ignored: Collection[str]
     if live:
         named = ", ".join(f"{record.id} ({record.read_state()})" for record in live)
         raise ConfigError(
-            f"{cluster.name}: runs are live on it: {named}; stop them first: trainrig stop ID "
-            f"--home {live[0].path.rpartition('/runs/')[0]}"
+            f"{cluster.name}: runs are live on it: {named}; stop them first: trainrig "
+            f"stop ID --home {live[0].path.rpartition('/runs/')[0]}"
         )
     for path, why in unread.items():
         raise ConfigError(
-            f"{cluster.name}: whether runs are live on it is not known: {path} may hold their "
-            f"records, and cannot be read ({why}); let it be read, or give --ignore-home {path}"
+            f"{cluster.name}: it is unknown whether runs are live on it: {path} may hold "
+            f"their records, but cannot be read ({why}); make it readable, or give "
+            f"--ignore-home {path}"
         )
 
 
@@ -93,7 +97,7 @@ def end_all(
                 return []
         if now >= until:
             if unread:
-                raise ClusterError(f"{name}: whether anything is left is not known: {unread}")
+                raise ClusterError(f"{name}: it is unknown whether machines are left: {unread}")
             return left
         if unread:
             say(f"trying again: {unread}")

@@ -35,11 +35,11 @@ def open_cluster(name: str) -> OpenCluster:
     documents, problems = read_documents(path.read_text(), str(path))
     data = next((d.data for d in documents if isinstance(d.data, dict)), None)
     if data is None:
-        raise ConfigError(str(problems[0]) if problems else f"{path}: no cluster file")
+        raise ConfigError(str(problems[0]) if problems else f"{path}: not a cluster file")
     if checked.provider not in _PROVIDERS:
         raise ConfigError(
-            f"{path}: provider.type '{checked.provider}' is none that is brought up here; "
-            f"{', '.join(sorted(_PROVIDERS))} are"
+            f"{path}: trainrig cannot bring up clusters with provider.type "
+            f"'{checked.provider}'; use {', '.join(sorted(_PROVIDERS))}"
         )
     data = _find_ray_object([d.data for d in documents]) or data
     tag = str(at(data, "metadata", "labels", CLUSTER_LABEL) or checked.name)
@@ -64,7 +64,7 @@ def _make_compute(data: Mapping[str, Any]) -> Provider:
 def _require_provider_key(data: Mapping[str, Any], key: str) -> str:
     found = at(data, "provider", key)
     if not isinstance(found, str):
-        raise ConfigError(f"provider.{key} is missing: where its machines are is not known")
+        raise ConfigError(f"provider.{key} is missing, so the machines cannot be located")
     return found
 
 

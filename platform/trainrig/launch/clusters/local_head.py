@@ -45,14 +45,18 @@ def start(name: str, config: Mapping[str, Any], log: Path, seconds: float) -> di
     Raises ConfigError if the file has no command to start it, ClusterError if it does not start.
     """
     if not PROC.is_dir():
-        raise ConfigError(f"{name}: processes are found again by /proc, which this system lacks")
+        raise ConfigError(
+            f"{name}: this system has no /proc, which is needed to find processes again"
+        )
     commands = [
         text
         for text in map(str, ensure_list(config.get("head_start_ray_commands")))
         if "ray start" in text
     ]
     if not commands:
-        raise ConfigError(f"{name}: head_start_ray_commands: no `ray start` to start the head with")
+        raise ConfigError(
+            f"{name}: head_start_ray_commands has no `ray start` to start the head with"
+        )
     # short, as the path of a socket has at most 107 bytes
     folder = tempfile.mkdtemp(prefix="trainrig-")
     port = _parse_option(commands[0], "--port", "6379")
@@ -89,7 +93,7 @@ def _run(
             raise ClusterError(f"{log}: the head was not up after {seconds:g} s") from None
     if done.returncode:
         said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        raise ClusterError(f"{log}: ray start: {said[-1] if said else 'it said nothing'}")
+        raise ClusterError(f"{log}: `ray start` failed: {said[-1] if said else 'no output'}")
 
 
 def _build_environment(name: str, config: Mapping[str, Any]) -> dict[str, str]:

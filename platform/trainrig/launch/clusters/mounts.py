@@ -25,7 +25,7 @@ def check_mounts(cluster: OpenCluster) -> None:
             _check_token(where, path)
         elif not path.exists():
             raise ConfigError(
-                f"{where}: nothing is there on this machine; make it, or leave it out"
+                f"{where}: does not exist on this machine; create it, or leave it out"
             )
 
 
@@ -34,15 +34,17 @@ def _check_token(where: str, path: Path) -> None:
     source = "RAY_AUTH_TOKEN" if given else str(find_token_path())
     ours = ray_jobs.read_token()
     if ours is None:
-        raise ConfigError(f"{where}: no token is in {source}; remove it, and `up` makes one")
+        raise ConfigError(
+            f"{where}: {source} holds no token; remove it, and `cluster up` makes one"
+        )
     try:
         if path.read_text().strip() == ours:
             return
-        found = "another token is there"
+        found = "it holds another token"
     except OSError as error:
-        found = f"no token can be read there ({error.strerror})"
+        found = f"its token cannot be read ({error.strerror})"
     put = f'printenv RAY_AUTH_TOKEN > "{path}"' if given else f'cp "{source}" "{path}"'
     raise ConfigError(
-        f"{where}: {found}, and the cluster would refuse ours, which is that of {source}; put ours "
-        f"there: (umask 077; {put})"
+        f"{where}: {found}, so the cluster would refuse the token of {source}; copy that "
+        f"one: (umask 077; {put})"
     )

@@ -36,7 +36,7 @@ def launch(config: Path, log: Path, seconds: float) -> None:
             raise ClusterError(f"{log}: the head was not up after {seconds:g} s") from None
     if status:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        raise ClusterError(f"{log}: Ray's launcher: {lines[-1] if lines else 'it said nothing'}")
+        raise ClusterError(f"{log}: Ray's launcher failed: {lines[-1] if lines else 'no output'}")
 
 
 if __name__ == "__main__":

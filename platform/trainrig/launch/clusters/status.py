@@ -55,16 +55,16 @@ class ClusterStatus:
     def format_lines(self) -> list[str]:
         """Return the status as lines of text."""
         if not self.machines:
-            return [f"{self.name}: nothing is there"]
+            return [f"{self.name}: no machines"]
         nodes = ", ".join(f"{count} {pool}" for pool, count in sorted(self.nodes.items()))
-        price = "price not known" if self.usd is None else f"{self.usd:,.2f} USD an hour"
-        lines = [f"{self.name}: {nodes or 'no node'}; {price}"]
+        price = "price unknown" if self.usd is None else f"{self.usd:,.2f} USD an hour"
+        lines = [f"{self.name}: {nodes or 'no nodes'}; {price}"]
         lines += [f"{what}: {where}" for what, where in self.how.items() if what != "folder"]
         if self.expires:
-            over = " (now past)" if any(machine.expired for machine in self.machines) else ""
+            over = " (already past)" if any(machine.expired for machine in self.machines) else ""
             lines.append(f"expires: {self.expires}{over}")
         lines += [f"run: {name}: {state}" for name, state in self.runs.items()]
-        lines += [f"runs of {home}: not known: {why}" for home, why in self.unread.items()]
+        lines += [f"runs in {home}: unknown: {why}" for home, why in self.unread.items()]
         return lines
 
 
@@ -77,7 +77,7 @@ def read_cluster_status(
     """
     prices = hardware.load(table_of_hardware)
     machines = [
-        _as_file_says(cluster, machine) for machine in cluster.provider.machines(cluster.name)
+        _fill_from_pool(cluster, machine) for machine in cluster.provider.machines(cluster.name)
     ]
     how = read_endpoint(cluster.name) if machines else {}
     live, unread = find_runs(cluster, home)
@@ -86,7 +86,7 @@ def read_cluster_status(
     return ClusterStatus(cluster.name, machines, usd, runs, how, unread)
 
 
-def _as_file_says(cluster: OpenCluster, machine: CloudMachine) -> CloudMachine:
+def _fill_from_pool(cluster: OpenCluster, machine: CloudMachine) -> CloudMachine:
     """Return the machine with the instance and market of its pool, if the provider has none."""
     pool = next((pool for pool in cluster.checked.pools if pool.name == machine.pool), None)
     if pool is None or machine.instance:

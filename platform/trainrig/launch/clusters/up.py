@@ -34,12 +34,13 @@ def bring_up_cluster(cluster: OpenCluster, say: Say, seconds: float = LAUNCH) ->
     there = cluster.provider.machines(cluster.name)
     if there:
         raise ConfigError(
-            f"{cluster.path}: {cluster.name} is up already, or something is left of it "
-            f"({len(there)}: {there[0]}); see `trainrig cluster status`, or take it down first"
+            f"{cluster.path}: {cluster.name} is already up, or machines of it are left "
+            f"({len(there)}: {there[0]}); see `trainrig cluster status`, or take it down "
+            "first"
         )
     # On Kubernetes the token is in a Secret, so a token made here would be another one.
     if cluster.kind != KUBERNETES and (token := make_token()):
-        say(f"made a token: {token}; who holds it commands the cluster")
+        say(f"wrote a new token to {token}; anyone who has it controls the cluster")
     if cluster.kind not in (KUBERNETES, LAPTOP):  # no files are copied to those two kinds
         check_mounts(cluster)
     try:
@@ -64,11 +65,11 @@ def _launch(cluster: OpenCluster, say: Say, seconds: float) -> dict[str, str]:
         how = local_head.start(cluster.name, config, log, seconds)
         save_endpoint(cluster.name, how)
         return how
-    say(f"bringing up the head of {cluster.name}; what Ray says of it: {log}")
+    say(f"bringing up the head of {cluster.name}; Ray's log: {log}")
     ray_launcher.launch(record_launch(cluster.name, yaml.safe_dump(config)), log, seconds)
     head = next((m for m in cluster.provider.machines(cluster.name) if m.head), None)
     if head is None:
-        raise ClusterError(f"{log}: after the launch no head of {cluster.name} is there")
+        raise ClusterError(f"{log}: Ray's launcher ended, but {cluster.name} has no head")
     return {"head": head.id, "place": head.place}
 
 
@@ -86,10 +87,14 @@ def render_documents(cluster: OpenCluster) -> str:
 
 
 def _end_what_was_started(cluster: OpenCluster, say: Say) -> None:
-    say(f"it did not come up: ending what there is of {cluster.name}")
+    say(f"{cluster.name} did not come up; ending its machines")
     try:
         left = end_all(cluster.provider, cluster.name, DeletionTimeouts(), say)
     except ClusterError as error:
         say(str(error))
     else:
-        say(f"left: {'; '.join(map(str, left))}" if left else "nothing is left of it")
+        say(
+            f"these machines are left: {'; '.join(map(str, left))}"
+            if left
+            else "no machines are left"
+        )

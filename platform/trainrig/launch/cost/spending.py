@@ -52,7 +52,7 @@ class Spent:
         return {"usd": None, "usd_at_least": round(self.at_least, 4), "usd_at_most": most}
 
     @classmethod
-    def of_json(cls, line: Mapping[str, Any]) -> Self:
+    def from_json(cls, line: Mapping[str, Any]) -> Self:
         """Build a Spent from the fields that `as_json` wrote into an event or a heartbeat."""
         usd = line.get("usd")
         if usd is not None:

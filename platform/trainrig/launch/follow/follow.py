@@ -82,12 +82,13 @@ class Following:
         """Raise ClusterError if storage has failed for SILENT_SECONDS; else warn once."""
         if self._silent_since is None:
             self._silent_since = self.clock()
-            self.say(f"{self.record.id}: {error}; looked at again until storage answers")
+            self.say(f"{self.record.id}: {error}; trying again until storage answers")
         if self.clock() - self._silent_since >= SILENT_SECONDS:
             logs = f"trainrig logs {self.record.id} --home {shlex.quote(self.record.home)} --follow"
             raise ClusterError(
-                f"{self.record.id}: no answer from storage for {SILENT_SECONDS:.0f} s ({error}); "
-                f"the run goes on without you, `{logs}` follows it again"
+                f"{self.record.id}: no answer from storage for {SILENT_SECONDS:.0f} s "
+                f"({error}); the run continues without being followed, `{logs}` follows "
+                "it again"
             ) from error
 
     def _read(self) -> tuple[RunStatus, list[dict[str, Any]]]:
@@ -137,7 +138,7 @@ def describe_end(ended: Mapping[str, Any]) -> str:
 def _describe_status(status: RunStatus) -> str:
     number = status.attempt.number if status.attempt else 0
     if status.state == LOST:
-        return f"attempt {number} gives no sign of life"
+        return f"attempt {number} has sent no heartbeat for too long"
     at = f" at {status.attempt.address}" if status.attempt and status.state == "queued" else ""
     return f"attempt {number} is {status.state}{at}"
 
@@ -145,9 +146,9 @@ def _describe_status(status: RunStatus) -> str:
 def _describe_event(event: Mapping[str, Any]) -> str:
     """Return the line to print for an event; "" for most."""
     if event["event"] == "retried":
-        return f"{event['cause']}: {event['message']}; again in {event['seconds']:.0f} s"
+        return f"{event['cause']}: {event['message']}; retrying in {event['seconds']:.0f} s"
     if event["event"] == "other_versions":
-        return f"the cluster has other versions ({event['differences']}): see the log"
+        return f"the cluster has other versions ({event['differences']}); see the log"
     if event["event"] == "notified":
         return "the notification command was run"
     return describe_end(event) if event["event"] == ENDED else ""

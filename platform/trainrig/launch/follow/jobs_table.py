@@ -39,7 +39,11 @@ class JobRow:
             return f"{self.step:,} of {self.steps:,} steps"
         if self.state == DONE:
             return "all"
-        return f"{self.splits:,} splits done" if self.splits else ""
+        return (
+            f"{self.splits:,} {'split' if self.splits == 1 else 'splits'} done"
+            if self.splits
+            else ""
+        )
 
 
 def build_rows(home: Home) -> list[JobRow]:
@@ -80,10 +84,10 @@ def sum_spent(record: RunRecord, status: RunStatus) -> Spent:
     """Return the cost of all attempts, from their ends and the newest heartbeat."""
     took: dict[int, Spent] = {}
     if status.attempt and "usd" in status.heartbeat:
-        took[status.attempt.number] = Spent.of_json(status.heartbeat)
+        took[status.attempt.number] = Spent.from_json(status.heartbeat)
     for event in record.read_events():
         if "usd" in event:
-            took[event["attempt"]] = Spent.of_json(event)
+            took[event["attempt"]] = Spent.from_json(event)
     return sum(took.values(), Spent()) if took else UNKNOWN
 
 

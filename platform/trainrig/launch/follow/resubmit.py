@@ -51,7 +51,7 @@ class Resubmitter:
             if status.attempt and self.clock() >= self._next:
                 self._next = self.clock() + ASK_SECONDS
                 self._ask(status, status.attempt)
-        raise AssertionError("looks end with an end")
+        raise AssertionError("the status is followed until the run ends")
 
     def _hear(self, status: RunStatus) -> None:
         sign = (status.attempt, status.heartbeat)
@@ -99,11 +99,11 @@ class Resubmitter:
 
     def _report_unreachable(self, status: RunStatus, error: Exception) -> None:
         if self._trouble[0] != "unreachable":
-            self.say(f"{error}; followed from storage meanwhile")
+            self.say(f"{error}; following the run from storage meanwhile")
         if self._lasts("unreachable", GONE_SECONDS) and self._is_lost(status):
             raise ClusterError(
-                f"{self.following.record.id}: lost with its cluster; submit it again when there is "
-                "one, it will go on"
+                f"{self.following.record.id}: the run was lost with its cluster; submit "
+                "it again to continue on another cluster"
             ) from error
 
     def _submit_again(self, attempt: JobAttempt, trouble: str, why: str) -> None:
@@ -136,9 +136,9 @@ def _explain_trouble(trouble: str, job: RayJob | None, attempt: JobAttempt) -> s
         for_what = said or "a place on the head"
         return f"its job did not start within {waited:.0f} s; it waited for: {for_what}"
     if trouble == "unknown":
-        return "its cluster knows nothing of its job: another head answers there"
+        return "its cluster does not know its job; another head may have taken the address"
     if trouble == "silent":
-        return "Ray says that its job runs, but it gives no sign of life"
+        return "Ray reports its job as running, but it sends no heartbeats"
     status = job.status if job else ""
-    why = said or "it does not say why"
-    return f"its job ended ({status}) and left no end on record: {why}"
+    why = said or "no reason given"
+    return f"its job ended ({status}) without recording an end: {why}"

@@ -31,7 +31,7 @@ def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[st
     if not now and status.state != LOST:
         if end := _wait(record, attempt, jobs, say):
             return end
-        say(f"{record.id}: did not end within its grace; its job is ended now")
+        say(f"{record.id}: did not end within its grace time; ending its job now")
     return _end_job(record, attempt, jobs, say)
 
 
@@ -69,7 +69,7 @@ def _end_job(
         until = time.monotonic() + JOB_SECONDS
         while (job := jobs.fetch_job(attempt.submission_id)) and not job.over:
             if time.monotonic() > until:
-                raise ClusterError(f"{jobs.address}: its job did not end")
+                raise ClusterError(f"{jobs.address}: the job did not end")
             time.sleep(0.2)
     except ClusterError as error:
         say(f"{record.id}: {error}")
@@ -86,6 +86,6 @@ def end_as_stopped(record: RunRecord, attempt: JobAttempt) -> None:
         "state": STOPPED,
         "cause": "stopped",
         "exit_code": Unfinished.exit_code,
-        "message": "its job was ended; it goes on from its last checkpoint",
+        "message": "its job was ended; submit the run again to continue from its last checkpoint",
     }
     record.record(ENDED, attempt.number, **end)

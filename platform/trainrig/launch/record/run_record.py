@@ -152,7 +152,8 @@ class Home:
                 more = f" and {len(meant) - SHOWN} more" if len(meant) > SHOWN else ""
                 raise ConfigError(
                     f"{self.path}: several runs begin with '{name}': "
-                    f"{', '.join(sorted(meant)[:SHOWN])}{more}; write more of the id"
+                    f"{', '.join(sorted(meant)[:SHOWN])}{more}; give more characters of "
+                    "the id"
                 )
             return self.open(name)
         return self.open(meant[0])
@@ -160,7 +161,9 @@ class Home:
     def list(self) -> "list[RunRecord]":
         """Return all runs, sorted by id. Raises ConfigError if the home is a file."""
         if not self.path.startswith(storage.S3) and storage.exists(self.path):
-            raise ConfigError(f"{self.path}: a file; --home names the folder of the runs' records")
+            raise ConfigError(
+                f"{self.path}: this is a file; --home names the folder of the runs' records"
+            )
         return [
             RunRecord(path)
             for path in storage.list_folders(self._runs)

@@ -21,19 +21,26 @@ def main() -> None:
     """Run the agent until the machine is gone."""
     parser = argparse.ArgumentParser(prog="python -m trainrig.launch.spot", description=__doc__)
     parser.add_argument("--provider", choices=(*PROVIDERS, "auto"), default="auto")
-    parser.add_argument("--address", help="HOST:PORT of Ray's head; else $RAY_ADDRESS")
-    parser.add_argument("--node", default="", help="Ray's id of this machine's node; found out")
+    parser.add_argument("--address", help="HOST:PORT of Ray's head  [default: $RAY_ADDRESS]")
+    parser.add_argument(
+        "--node", default="", help="Ray's id of this machine's node  [default: found by address]"
+    )
     parser.add_argument("--endpoint", default="", help="URL of another metadata service")
-    parser.add_argument("--grace", type=float, default=GRACE, help="a pod's, in seconds; 30")
-    parser.add_argument("--now", action="store_true", help="the pod is ending: a preStop hook")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE,
+        help="grace time of the pod, in seconds  [default: 30]",
+    )
+    parser.add_argument("--now", action="store_true", help="the pod is ending: for a preStop hook")
     given = parser.parse_args()
     logging.basicConfig(format="%(asctime)s trainrig spot: %(message)s", level=logging.INFO)
     try:
         if given.now and given.provider != "kubernetes":
-            raise ConfigError("--now is for a preStop hook: with --provider kubernetes alone")
+            raise ConfigError("--now is for a preStop hook and needs --provider kubernetes")
         address = given.address or os.environ.get("RAY_ADDRESS")
         if not address:
-            raise ConfigError("no --address HOST:PORT of Ray's head, and no RAY_ADDRESS either")
+            raise ConfigError("give --address HOST:PORT of Ray's head, or set RAY_ADDRESS")
         node = RayNode(address, given.node)
         provider = detect(os.environ) if given.provider == "auto" else given.provider
         notices = make_source(provider, os.environ, given.endpoint, given.grace, given.now)

@@ -33,7 +33,9 @@ class Agent:
             try:
                 notice = self._source.look()
             except Unclear as problem:
-                self._say_trouble(f"not known whether this machine goes: {problem}")
+                self._say_trouble(
+                    f"it is unknown whether this machine will be taken back: {problem}"
+                )
                 self._wait(max(self._source.pause, AFTER_TROUBLE))
                 continue
             self._say_trouble("")
@@ -44,12 +46,15 @@ class Agent:
 
     def _hear(self, notice: Notice | None) -> None:
         if notice is None:
-            log.info("the notice was taken back; Ray knows no way to use the machine again")
+            log.info("the notice was withdrawn, but Ray cannot use this machine again")
         elif notice.deadline is None:
-            log.info("%s: this machine may go; Ray is told when it will", notice.what)
+            log.info(
+                "%s: this machine may be taken back; Ray is notified once the time is known",
+                notice.what,
+            )
         else:
             log.warning(
-                "%s: this machine goes in %.0f s", notice.what, notice.deadline - time.time()
+                "%s: this machine ends in %.0f s", notice.what, notice.deadline - time.time()
             )
             self._have_drained(notice, notice.deadline)
 
@@ -60,11 +65,11 @@ class Agent:
             told = dataclasses.replace(notice, deadline=max(deadline, began + LEAST_NOTICE))
             problem = self._drain(told)
             if not problem:
-                log.warning("Ray drains this machine")
+                log.warning("Ray is draining this machine")
                 return
-            self._say_trouble(f"Ray does not drain this machine yet: {problem}")
+            self._say_trouble(f"Ray is not draining this machine yet: {problem}")
             if time.time() >= deadline:
-                log.error("given up: the machine should be gone")
+                log.error("giving up: the deadline of the notice has passed")
                 return
             self._wait(AFTER_TROUBLE)
 

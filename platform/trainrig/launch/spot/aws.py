@@ -103,7 +103,7 @@ def _time(written: str) -> float:
     try:
         when = datetime.fromisoformat(written)
     except ValueError:
-        raise Unclear(f"no time: {written[:60]}") from None
+        raise Unclear(f"not a time: {written[:60]}") from None
     if when.tzinfo is None:
-        raise Unclear(f"a time of no time zone: {written[:60]}")
+        raise Unclear(f"a time without a time zone: {written[:60]}")
     return when.timestamp()

@@ -33,7 +33,7 @@ class RayNode:
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdecimal() or "/" in host:
-            raise ConfigError(f"{self.address}: no address of Ray's head; one is HOST:PORT")
+            raise ConfigError(f"{self.address}: not an address of Ray's head; write HOST:PORT")
 
     def drain(self, notice: Notice) -> str:
         """Try once to drain the node until the notice's deadline; return the error, or ""."""
@@ -116,9 +116,9 @@ def _pick_node(live: Mapping[str, str], wanted: str, address: str) -> str:
         return found[0]
     which = f"node {wanted}" if wanted else "node of this machine"
     raise ClusterError(
-        f"{address}: no {which} among its {len(live)} live ones"
+        f"{address}: no {which} among its {len(live)} live nodes"
         if not found
-        else f"{address}: {len(found)} of its nodes are on this machine; name one by --node"
+        else f"{address}: {len(found)} of its nodes are on this machine; choose one with --node"
     )
 
 

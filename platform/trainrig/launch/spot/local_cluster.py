@@ -53,7 +53,7 @@ class LocalCluster:
             if ended or time.monotonic() > until:
                 node = [*ended, *missing][0]
                 log = Path(self.folder, f"{node}.log").read_text().strip().splitlines()[-1:]
-                raise ClusterError(f"{node} did not start: {''.join(log) or 'it says nothing'}")
+                raise ClusterError(f"{node} did not start: {''.join(log) or 'no output'}")
             time.sleep(0.2)
 
     def _list_live_nodes(self) -> Mapping[str, str]:

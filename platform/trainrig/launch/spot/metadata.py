@@ -41,7 +41,8 @@ class Endpoint:
             port = 0
         if parts.scheme != "http" or not parts.hostname or not port or parts.path.strip("/"):
             raise ConfigError(
-                f"{url}: no address of a metadata service; one is http://HOST or http://HOST:PORT"
+                f"{url}: not the address of a metadata service; write http://HOST or "
+                "http://HOST:PORT"
             )
         return cls(parts.hostname, port)
 

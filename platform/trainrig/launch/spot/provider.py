@@ -18,11 +18,11 @@ def detect(environment: Mapping[str, str], vendor: Path = VENDOR) -> str:
     """Return the provider of this machine, without network requests. Raises ConfigError."""
     if "KUBERNETES_SERVICE_HOST" in environment:  # set by Kubernetes in every container
         return "kubernetes"
-    made_by = vendor.read_text().strip() if vendor.exists() else "nobody who says so"
+    made_by = vendor.read_text().strip() if vendor.exists() else "unknown maker"
     if made_by in VENDORS:
         return VENDORS[made_by]
     raise ConfigError(
-        f"made by {made_by}: a machine of no cloud known here; name its provider by "
+        f"made by {made_by}: not a machine of a known cloud; give its provider by "
         f"--provider {'|'.join(PROVIDERS)}"
     )
 

@@ -51,7 +51,7 @@ class Replay:
         self._over.set()
         self._thread.join()
 
-    def goes_on(self) -> bool:
+    def is_playing(self) -> bool:
         """Return whether the replay still runs."""
         return self._thread.is_alive()
 
@@ -72,7 +72,7 @@ class Replay:
                 self.played.append(event)
 
     def _drain(self, event: Event) -> None:
-        log.info("node %s is lost in %.0f s", event.node, event.notice)
+        log.info("node %s will be lost in %.0f s", event.node, event.notice)
         node = RayNode(self.cluster.address, self.cluster.ids[event.node])
         problem = node.drain(Notice("spot interruption of the trace", time.time() + event.notice))
         if problem:  # such as a node that has only just been started
@@ -118,15 +118,19 @@ def main() -> None:
     """Run the rehearsal that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m trainrig.launch.spot.rehearse")
     parser.add_argument("trace", help="CSV: second,node,event,notice")
-    parser.add_argument("--steady", type=int, default=1, help="nodes that are never lost; 1")
-    parser.add_argument("--cpus", type=int, default=1, help="of each node, as Ray counts; 1")
-    parser.add_argument("command", nargs="+", help="after --: what runs on the cluster")
+    parser.add_argument(
+        "--steady", type=int, default=1, help="number of nodes that are never lost  [default: 1]"
+    )
+    parser.add_argument(
+        "--cpus", type=int, default=1, help="CPUs of each node, as Ray counts them  [default: 1]"
+    )
+    parser.add_argument("command", nargs="+", help="command to run on the cluster, after --")
     given = parser.parse_args()
     logging.basicConfig(format="rehearse: %(message)s", level=logging.INFO)
     try:
         events = read(given.trace)
         if not shutil.which(given.command[0]):
-            raise ConfigError(f"{given.command[0]}: no such command; give it after --")
+            raise ConfigError(f"{given.command[0]}: command not found; give it after --")
         signal.signal(
             signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
         )  # exit cleanly, to end Ray
@@ -144,7 +148,7 @@ def main() -> None:
         print(f"rehearse: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     lost = sum(event.event == LOST for event in replay.played)
-    log.info("%d losses, %d of them with notice; exit code %d", lost, replay.drained, code)
+    log.info("losses: %d, of which with notice: %d; exit code %d", lost, replay.drained, code)
     sys.exit(code)
 
 

@@ -54,7 +54,7 @@ def read(path: str) -> list[Event]:
         except ValueError as problem:
             raise DataError(f"{path}: line {number}: {problem}") from None
     if not events:
-        raise DataError(f"{path}: no event in it; a line is such as `41.5,a,lost,30`")
+        raise DataError(f"{path}: no events; write lines such as `41.5,a,lost,30`")
     return events
 
 
@@ -129,17 +129,17 @@ def _iterate_entries(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]
 
 def _parse_event(entries: dict[str, Any]) -> Event:
     if extra := [str(key) for key in entries if key not in FIELDS]:
-        raise ValueError(f"no `{extra[0]}` in a trace; there are {', '.join(FIELDS)}")
+        raise ValueError(f"unknown field `{extra[0]}`; a trace has {', '.join(FIELDS)}")
     node = entries.get("node")
     event = entries.get("event")
     if not isinstance(node, str) or not node:
-        raise ValueError("`node` names no node")
+        raise ValueError("`node` is empty")
     if event not in (LOST, BACK):
-        raise ValueError(f"`event` is {event!r}; it is {LOST} or {BACK}")
+        raise ValueError(f"`event` is {event!r}; write {LOST} or {BACK}")
     second = _parse_number(entries, "second")
     notice = _parse_number(entries, "notice") if entries.get("notice") else 0.0
     if notice and event == BACK:
-        raise ValueError("a node that comes gives no notice")
+        raise ValueError("only a lost node can have a notice")
     return Event(second, node, event, notice)
 
 
@@ -147,9 +147,9 @@ def _parse_number(entries: dict[str, Any], key: str) -> float:
     try:
         value = float(entries[key])
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"`{key}` is {entries.get(key)!r}, which is no number") from None
+        raise ValueError(f"`{key}` is {entries.get(key)!r}, which is not a number") from None
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"`{key}` is {value}, which is no number of seconds")
+        raise ValueError(f"`{key}` is {value}, which is not a number of seconds")
     return value
 
 
@@ -160,9 +160,9 @@ def _check_follows(events: Sequence[Event]) -> None:
         raise ValueError(f"second {newest.second:g} comes after second {earlier[-1].second:g}")
     before = [event for event in earlier if event.node == newest.node]
     if newest.event == (before[-1].event if before else BACK):
-        how = "is away already" if newest.event == LOST else "is there already"
+        how = "is already lost" if newest.event == LOST else "is already there"
         raise ValueError(f"node {newest.node} {how}")
     if before and newest.second - newest.notice < before[-1].second:
-        raise ValueError(f"node {newest.node} is told of its loss before it is there")
+        raise ValueError(f"node {newest.node} gets the notice of its loss before it is there")
     if newest.notice > newest.second:
-        raise ValueError(f"node {newest.node} is told of its loss before the start")
+        raise ValueError(f"node {newest.node} gets the notice of its loss before second 0")

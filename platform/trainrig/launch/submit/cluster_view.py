@@ -76,32 +76,38 @@ class ClusterView:
         wrong = []
         if self.ray != ours:
             wrong.append(
-                f"the cluster has Ray {self.ray}, and here is {ours}; "
-                f"`pip install 'ray[data,default,train,tune]=={self.ray}'` here, or give the "
-                f"cluster {ours}"
+                f"the cluster has Ray {self.ray}, but this machine has {ours}; run `pip "
+                f"install 'ray[data,default,train,tune]=={self.ray}'` here, or install "
+                f"{ours} on the cluster"
             )
         if _parse_minor(self.python) != _parse_minor(python):
             wrong.append(
-                f"the cluster has Python {self.python}, and here is {python}; submit from "
-                f"Python {_parse_minor(self.python)}, or give the cluster {_parse_minor(python)}"
+                f"the cluster has Python {self.python}, but this machine has {python}; "
+                f"submit from Python {_parse_minor(self.python)}, or install "
+                f"{_parse_minor(python)} on the cluster"
             )
         return "; ".join(wrong) or None
 
     def check_capacity(self, asked: ResourceRequest) -> tuple[Verdict, str]:
         """Check whether the cluster has, or may grow to have, the workers that a run requires."""
         if asked.least == 0 or not asked.each:
-            return "ok", "nothing of its own: it runs beside its supervisor, on the head"
+            return "ok", "no workers: the run needs only its process on the head"
         live = self.count_live_places(asked)
         if live >= asked.least:
-            return "ok", f"{asked}: room for {live} now"
+            return "ok", f"{asked}: {live} fit now"
         if self.pools is None:
-            return "unknown", f"{asked}: room for {live} now; what may be added, it does not say"
+            return "unknown", (
+                f"{asked}: {live} fit now; the cluster does not report which nodes may be added"
+            )
         nodes, pools = self._find_meant(asked)
         head = sum(count_places(node.resources, asked.each) for node in nodes if node.head)
         later = head + sum(pool.most * count_places(pool.resources, asked.each) for pool in pools)
         if (later := max(live, later)) >= asked.least:
             grown = "; ".join(map(str, self.pools))
-            return "ok", f"{asked}: room for {live} now, for {later} with what may come ({grown})"
+            return (
+                "ok",
+                f"{asked}: {live} fit now, {later} with the nodes that may be added ({grown})",
+            )
         return "problem", f"{asked}, but {self._explain_lack(asked, later)}"
 
     def count_live_places(self, asked: ResourceRequest) -> int:
@@ -124,13 +130,13 @@ class ClusterView:
 
     def _explain_lack(self, asked: ResourceRequest, capacity: int) -> str:
         if asked.gpus and not any(resources.get("GPU", 0) for resources in self.list_resources()):
-            pools = "; ".join(map(str, self.pools or ())) or "it has none"
+            pools = "; ".join(map(str, self.pools or ())) or "the cluster has no pools"
             return (
-                f"no node has GPUs, and no pool has GPUs ({pools}); set {asked.key} = 0, or add a "
-                "pool with GPUs to the cluster's file"
+                f"no node and no pool has GPUs ({pools}); set {asked.key} = 0, or add a "
+                "pool with GPUs to the cluster file"
             )
-        fewer = f"set {asked.key} = {capacity} or fewer" if capacity else "ask for smaller ones"
-        return f"the cluster has room for {capacity} at most; {fewer}, or let it have more nodes"
+        fewer = f"set {asked.key} = {capacity} or fewer" if capacity else "ask for smaller workers"
+        return f"the cluster has space for at most {capacity}; {fewer}, or let it have more nodes"
 
     def find_device(self, known: Hardware) -> str | None:
         """Return the hardware table's name of the device that training would run on; None: unknown.

@@ -32,7 +32,7 @@ Pending = Annotated[
     str, typer.Option(metavar="TIME", help="Give up a job that has not started after this.")
 ]
 Grace = Annotated[
-    str, typer.Option(metavar="TIME", help="Time to save in when the run is told to stop.")
+    str, typer.Option(metavar="TIME", help="Time for saving when the run is asked to stop.")
 ]
 Retries = Annotated[
     list[str] | None,
@@ -94,8 +94,9 @@ def read_submitted(
             for name in others
         )
         raise ConfigError(
-            f"{record.id}: is under way with {differing}; to change that, stop it (`trainrig stop "
-            f"{record.id} --home {shlex.quote(record.home)}`) and submit it again"
+            f"{record.id}: already running with {differing}; to change that, stop it "
+            f"(`trainrig stop {record.id} --home {shlex.quote(record.home)}`) and submit "
+            "it again"
         )
     return there, str(held["environment"])
 
@@ -120,10 +121,10 @@ def _parse_duration(option: str, text: str) -> float:
     """Parse `90s`, `15m`, `1.5h` or `2d` into seconds; a number without a unit is an error."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
     if not found:
-        raise ConfigError(f"{option} {text}: no time; write it as 90s, 15m, 12h or 2d")
+        raise ConfigError(f"{option} {text}: not a duration; write it as 90s, 15m, 12h or 2d")
     if not found[2]:
         meant = ", ".join(f"{found[1]}{unit}" for unit in UNITS)
-        raise ConfigError(f"{option} {text}: in which unit? Write {meant}")
+        raise ConfigError(f"{option} {text}: the unit is missing; write {meant}")
     return float(found[1]) * UNITS[found[2]]
 
 

@@ -19,7 +19,7 @@ def check_output(run: RunFile, folder: str) -> Manifest | None:
     records.
     """
     if storage.exists(folder):
-        raise OutputTaken(f"{folder}: is a file; choose another `output`")
+        raise OutputTaken(f"{folder}: this is a file; choose another `output`")
     found = manifest.read_claim(folder)
     if found is None:
         _check_empty(folder)
@@ -35,8 +35,8 @@ def check_output(run: RunFile, folder: str) -> Manifest | None:
     )
     if different:
         raise OutputTaken(
-            f"{folder}: made by another run ({different}); choose another `output`, or delete that "
-            "folder"
+            f"{folder}: made by another run ({different}); choose another `output`, or "
+            "delete that folder"
         )
     same = not manifest.describe_table_difference(found.config, here)
     return found if isinstance(found, Manifest) and same else None

@@ -49,8 +49,9 @@ def find_files_to_pack(folder: Path) -> dict[str, Path]:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:LARGEST]
         named = ", ".join(f"{name} ({sizes[name] / 2**20:,.1f} MiB)" for name in largest)
         raise ConfigError(
-            f"{folder}: {total / 2**20:,.1f} MiB to upload, more than {LIMIT // 2**20} MiB; move "
-            f"out of it what is no code, or bake it into the image; the largest: {named}"
+            f"{folder}: {total / 2**20:,.1f} MiB to upload, but at most "
+            f"{LIMIT // 2**20} MiB are allowed; move files that are not code out of it, "
+            f"or into the container image; the largest: {named}"
         )
     return found
 

@@ -143,7 +143,7 @@ def examine(request: SubmissionRequest) -> Preflight:
 
 def _read_run_file(found: Preflight, request: SubmissionRequest) -> str:
     found.run = read_run(request)
-    return f"{request.run_file} is one for `{request.verb}`"
+    return f"{request.run_file} is valid for `{request.verb}`"
 
 
 def _read_prices(found: Preflight) -> str | None:
@@ -180,10 +180,10 @@ def _check_outputs(found: Preflight, run: RunFile) -> None:
     for place in find_paths(run):
         if place.use == "output":
             found.check(place.key, lambda at=place: _place(found, at.path, at.key))  # type: ignore[misc]
-    found.check("output", lambda: _look_into_output(found, run))
+    found.check("output", lambda: _check_run_output(found, run))
 
 
-def _look_into_output(found: Preflight, run: RunFile) -> str | None:
+def _check_run_output(found: Preflight, run: RunFile) -> str | None:
     record = found.record()
     if record and record.read_status().alive:  # a live run may not have claimed its output yet
         there = config.load(type(run), record.run_file)
@@ -191,11 +191,11 @@ def _look_into_output(found: Preflight, run: RunFile) -> str | None:
             config.extract_identity(there), config.extract_identity(run)
         ):
             raise OutputTaken(
-                f"{found.output}: {record.id} is under way there with another run file "
-                f"({different}); stop it, or choose another `output`"
+                f"{found.output}: {record.id} is already running there with another run "
+                f"file ({different}); stop it, or choose another `output`"
             )
     found.finished = check_output(run, found.output)
-    return "finished before" if found.finished else None
+    return "already finished" if found.finished else None
 
 
 def _place(found: Preflight, path: str, key: str) -> str | None:
@@ -207,16 +207,16 @@ def _place(found: Preflight, path: str, key: str) -> str | None:
 
 def _check_seen_by_cluster(found: Preflight, path: str, key: str) -> str | None:
     if path.startswith(storage.S3):
-        return f"{path}: may be written"
+        return f"{path}: writable"
     if found.cluster is None:
         return None
     if found.cluster.here:
         return f"{path}: on this machine, as the cluster is"
     if kind := find_shared_disk(path):
-        return f"{path}: on {kind}, which every node must have at the same place"
+        return f"{path}: on {kind}, which every node must mount at the same path"
     raise ConfigError(
-        f"{path}: a disk of this machine, which the cluster at {found.cluster.address} cannot see; "
-        f"let {key} be an s3:// location"
+        f"{path}: on a disk of this machine, which the cluster at {found.cluster.address} "
+        f"cannot see; set {key} to an s3:// URL"
     )
 
 
@@ -225,14 +225,14 @@ def _check_inputs(found: Preflight, run: RunFile) -> None:
     for place in inputs:
         found.check(place.key, lambda at=place: _check_input(found, at))  # type: ignore[misc]
     if inputs and not any(finding.what in {p.key for p in inputs} for finding in found.problems):
-        found.note("inputs", "ok", f"all {len(inputs)} are there")
+        found.note("inputs", "ok", f"all {len(inputs)} exist")
 
 
 def _check_input(found: Preflight, place: NamedPath) -> None:
     if place.use == "input":
         _check_seen_by_cluster(found, place.path, place.key)
     if not is_there(place.path):
-        raise ConfigError(f"{place.path}: nothing is there; make it first, or name another")
+        raise ConfigError(f"{place.path}: does not exist; create it first, or name another")
 
 
 def _check_capacity(found: Preflight, run: RunFile, cluster: ClusterView) -> None:
@@ -301,7 +301,8 @@ def _check_max_cost(found: Preflight) -> None:
         found.note(
             "max cost",
             "problem",
-            f"max_cost cannot be held: no price for {named}; give --hardware, a table with it",
+            f"max_cost cannot be enforced: no price for {named}; give a table with these "
+            "prices by --hardware",
         )
 
 
@@ -316,7 +317,8 @@ def _check_other_runs(found: Preflight, run: RunFile, cluster: ClusterView) -> N
         found.note(
             "others",
             "warning",
-            f"live on this cluster: {', '.join(others)}; each is charged for all its nodes",
+            f"other runs are live on this cluster: {', '.join(others)}; each is charged "
+            "for all nodes",
         )
 
 
@@ -328,4 +330,4 @@ def _estimate(facts: dict[str, Any], spot: float | None) -> Iterator[str]:
     if "usd" in facts:
         low = f"{facts['usd'] * spot:,.2f} to " if spot is not None else ""
         yield f"{low}{facts['usd']:,.2f} USD ({facts['rented']})"
-        yield f"{facts['positions'] / facts['usd']:,.0f} tokens a USD"
+        yield f"{facts['positions'] / facts['usd']:,.0f} tokens per USD"

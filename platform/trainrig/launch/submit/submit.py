@@ -45,7 +45,9 @@ class Submission:
     @classmethod
     def of(cls, found: Preflight, limits: Limits, environment: Environment) -> "Submission":
         """Build a submission from checks that found no problem."""
-        assert found.run and found.jobs and found.cluster and found.package, "there were problems"
+        assert found.run and found.jobs and found.cluster and found.package, (
+            "the preflight checks found problems"
+        )
         record = found.home.create(found.run.verb, found.output)
         run, shipped = with_shipped_files(found.run, storage.join(record.path, "files"))
         text = config.to_toml(run)

@@ -97,8 +97,8 @@ def find_end(
 
 def _describe_kill(exit_code: int, last_words: str) -> str:
     number = -exit_code if exit_code < 0 else exit_code - 128
-    said = f"; it last said: {last_words}" if last_words else ""
-    memory = ", as the kernel does for want of memory" if number == signal.SIGKILL else ""
+    said = f"; its last line: {last_words}" if last_words else ""
+    memory = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
     return f"killed by {signal.Signals(number).name}{memory}{said}"
 
 

@@ -23,8 +23,8 @@ from trainrig.processes.stop_signals import list_stop_signals
 
 # The cause and the message that a signal to the supervisor gives the end of its attempt.
 SIGNALS: dict[signal.Signals, tuple[Cause, str]] = {
-    signal.SIGTERM: ("preempted", "its supervisor was told to end"),
-    signal.SIGHUP: ("preempted", "its supervisor was told to end"),
+    signal.SIGTERM: ("preempted", "its supervisor was asked to end"),
+    signal.SIGHUP: ("preempted", "its supervisor was asked to end"),
     signal.SIGINT: ("stopped", "interrupted"),
 }
 
@@ -36,7 +36,7 @@ def build_verb_command(record: RunRecord) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Supervise the attempt named on the command line, and exit with the verb's exit code."""
-    parser = argparse.ArgumentParser(description="Answer for one attempt at a run.")
+    parser = argparse.ArgumentParser(description="Run one attempt of a run and supervise it.")
     parser.add_argument("--home", required=True, help="the folder or bucket of the runs' records")
     parser.add_argument("--run", required=True, metavar="ID")
     parser.add_argument("--attempt", required=True, type=int, metavar="N")

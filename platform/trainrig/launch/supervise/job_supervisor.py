@@ -228,7 +228,7 @@ class JobSupervisor:
             child.kill()
 
     def _back_off(self, end: RunEnd, progress: int, seconds: float) -> None:
-        log.warning("%s: %s; begun again in %.0f s", end.cause, end.message, seconds)
+        log.warning("%s: %s; retrying in %.0f s", end.cause, end.message, seconds)
         self._insist(
             "retried",
             cause=end.cause,
@@ -295,10 +295,10 @@ class JobSupervisor:
         self._meter.read()
         nodes = self._meter.nodes
         if nodes is None:
-            self._say_once("no answer from the cluster yet; its cost is not known")
+            self._say_once("no answer from the cluster yet, so its cost is unknown")
             return
         if missing := spending.list_unpriced(nodes, self._prices):
-            bound = "; max_cost is held against what has one" if self._limits.max_cost else ""
+            bound = "; max_cost counts only nodes with a price" if self._limits.max_cost else ""
             self._say_once(f"no price for {', '.join(missing)}{bound}")
         self._check_budget(nodes)
 
@@ -312,8 +312,8 @@ class JobSupervisor:
         grace = {kind: count * self._limits.grace for kind, count in nodes.items()}
         left = spending.compute_cost(grace, self._prices).count_against_limit()
         if self._limits.max_cost and now + left >= self._limits.max_cost:
-            kept = f" and {left:.2f} kept for its end" if left else ""
-            why = f"{now:.2f} USD are spent{kept}: max_cost is {self._limits.max_cost:g}"
+            kept = f" and {left:.2f} USD reserved for its end" if left else ""
+            why = f"{now:.2f} USD spent{kept}: max_cost is {self._limits.max_cost:g}"
             self.ask("out of budget", why)
 
     def _sum_spent(self) -> Spent:
@@ -385,7 +385,9 @@ class JobSupervisor:
                 return self._record.record(event, self._attempt.number, **details)
             except (OSError, TrainrigError) as problem:
                 if time.monotonic() > until:
-                    log.error("%s: `%s` is not on record: %s", self._record.path, event, problem)
+                    log.error(
+                        "%s: `%s` could not be recorded: %s", self._record.path, event, problem
+                    )
                     return None
                 time.sleep(min(self._pace.heartbeat, 5.0))
 
@@ -398,7 +400,7 @@ class JobSupervisor:
         except (OSError, TrainrigError) as problem:
             self._say_once(f"storage: {problem}")
         except Exception as bug:
-            self._say_once(f"a look failed: {bug!r}", traceback=True)
+            self._say_once(f"a check failed: {bug!r}", traceback=True)
         return None
 
     def _say_once(self, what: str, traceback: bool = False) -> None:

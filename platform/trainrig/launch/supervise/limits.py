@@ -57,7 +57,7 @@ class Limits(Settings):
             except ValueError as error:
                 raise ValueError(f"notify: {self.notify!r}: {error}") from None
             if not words:
-                raise ValueError("notify: names no command; leave it out")
+                raise ValueError("notify: no command given; give one, or leave it out")
         return self
 
     def get_budget(self, cause: Cause) -> int:

@@ -48,7 +48,7 @@ def settle_previous_supervisors(
         record.record("spent", heartbeat["attempt"], **left)
         took[heartbeat["attempt"]] = left
     return PreviousUsage(
-        sum((Spent.of_json(line) for line in took.values()), Spent()),
+        sum((Spent.from_json(line) for line in took.values()), Spent()),
         sum(float(line["attended"]) for line in took.values()),
     )
 

@@ -37,9 +37,12 @@ class Retries:
         if not budget:
             return GiveUp()
         if self._came_before(end, progress):
-            return GiveUp("the same failure came twice at the same place")
+            return GiveUp("the same failure occurred twice at the same point")
         if used >= budget:
-            return GiveUp(f"begun again after '{end.cause}' {used} times, which is all it may")
+            return GiveUp(
+                f"retried {used} {'time' if used == 1 else 'times'} after '{end.cause}', "
+                "which is the limit"
+            )
         self._used[end.cause] = used + 1
         self._fruitless = 0 if progress > self._farthest else self._fruitless + 1
         self._farthest = max(self._farthest, progress)

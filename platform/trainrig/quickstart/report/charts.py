@@ -23,7 +23,7 @@ def draw_caught_chart(results: QuickstartResults) -> Chart:
     """Draw the shares of injected faults that were caught, missed or gone, by kind."""
     parts = (
         BarPart("caught", C1),
-        BarPart("gone earlier", MUTED),
+        BarPart("dropped earlier", MUTED),
         BarPart("missed", C2, hatched=True),
     )
     rows = [
@@ -38,19 +38,26 @@ def draw_caught_chart(results: QuickstartResults) -> Chart:
     looked_for = sum(kind.caught + kind.missed for kind in results.planted)
     caught = sum(kind.caught for kind in results.planted)
     worst = max(results.planted, key=lambda kind: kind.missed / max(kind.planted, 1))
-    title = f"{format_percent(caught, looked_for)} of what was looked for was found"
+    title = (
+        f"{format_percent(caught, looked_for)} of the injected faults that were searched for "
+        "were caught"
+    )
     if worst.missed:
         title += f"; hardest: {worst.kind}"
-    plot = partial(figures.plot_rows, rows=rows, parts=parts, x_label="share of planted (%)")
+    plot = partial(
+        figures.plot_rows, rows=rows, parts=parts, x_label="share of injected faults (%)"
+    )
     return Chart(
         title,
         figures.draw(plot, 90 + 36 * len(rows)),
-        label="Bars by kind of fault: the shares caught, gone earlier and missed.",
-        caption=f"n = {planted:,} planted faults. Gone earlier: the page that carried the fault "
-        "fell for another reason before this fault was looked for.",
+        label="Bars by kind of fault: the shares caught, dropped earlier and missed.",
+        caption=(
+            f"n = {planted:,} injected faults. Dropped earlier: the page with the fault was "
+            "dropped for another reason before this fault was searched for."
+        ),
         table=ReportTable(
-            "Planted faults by kind",
-            ("kind", "planted", "caught", "missed", "gone earlier"),
+            "Injected faults by kind",
+            ("kind", "injected", "caught", "missed", "dropped earlier"),
             tuple((k.kind, k.planted, k.caught, k.missed, k.gone) for k in results.planted),
         ),
     )
@@ -80,11 +87,16 @@ def draw_funnel_chart(results: QuickstartResults) -> Chart:
     most = max(results.dropped, key=lambda dropped: dropped.documents, default=None)
     plot = partial(figures.plot_rows, rows=rows, parts=parts, x_label="documents")
     return Chart(
-        f"The commonest reason to fall: {most.reason}" if most else "No document fell",
+        f"Most common reason to drop a document: {most.reason}"
+        if most
+        else "No documents were dropped",
         figures.draw(plot, 90 + 36 * len(rows)),
         label="Bars from the pages read to the documents kept, in the order of the pipeline.",
-        caption=f"n = {results.documents_in:,} pages, in the order in which curation decides; a "
-        "document counts for the first reason that it falls for. Percentages are of all pages.",
+        caption=(
+            f"n = {results.documents_in:,} pages. Reasons are in the order in which curation "
+            "decides, and a document counts for the first reason that applies. Percentages "
+            "are of all pages."
+        ),
         table=ReportTable(
             "Documents dropped, by reason",
             ("reason", "documents", "% of pages"),
@@ -106,7 +118,7 @@ def draw_sources_chart(results: QuickstartResults) -> Chart:
         f"{format_percent(sources[0][1], total)} of the tokens come from {sources[0][0]}",
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of tokens by source.",
-        caption=f"n = {total:,} tokens, of a vocabulary of {results.vocabulary:,}.",
+        caption=f"n = {total:,} tokens, from a vocabulary of {results.vocabulary:,}.",
         table=ReportTable("Tokens by source", ("source", "tokens"), tuple(sources)),
     )
 
@@ -141,14 +153,18 @@ def draw_loss_chart(results: QuickstartResults) -> Chart:
     plot = partial(figures.plot_interrupted_curve, curve=curve, interruptions=interruptions)
     first = results.held_out[0].loss
     last = results.held_out[-1].loss
-    through = f" through {_describe_kills(len(results.restarts))}" if results.restarts else ""
+    through = f" despite {_describe_kills(len(results.restarts))}" if results.restarts else ""
     return Chart(
         f"Held-out loss {_describe_change(first, last)} nats per token{through}",
         figures.draw(plot, 290),
-        label="Line of the training loss against tokens, with held-out points, a numbered line at "
-        "each killed worker and the steps thrown away dotted.",
-        caption=f"n = {len(curve.x):,} steps, faint; bold: mean of the last {curve.mean_over} "
-        f"steps; diamonds: held-out documents.{_restart_captions(results)}",
+        label=(
+            "Line of the training loss against tokens, with held-out points, a numbered line "
+            "at each killed worker and dotted lines for discarded steps."
+        ),
+        caption=(
+            f"n = {len(curve.x):,} steps, faint; bold: mean of the last {curve.mean_over} "
+            f"steps; diamonds: held-out documents.{_restart_captions(results)}"
+        ),
         table=_build_loss_table(results),
     )
 
@@ -165,11 +181,13 @@ def draw_speed_chart(results: QuickstartResults) -> Chart:
         ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
 
     return Chart(
-        f"Training ran at {format_short(float(np.median(speeds)))} tokens per second",
+        f"Training throughput: {format_short(float(np.median(speeds)))} tokens per second",
         figures.draw(plot, 220),
         label="Line of tokens per second against steps.",
-        caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {over}. All workers "
-        "together; the time between attempts is not in it.",
+        caption=(
+            f"n = {len(steps):,} steps, faint; bold: mean of the last {over}. It is the "
+            "throughput of all workers together, without the time between attempts."
+        ),
         table=_build_curve_table("tokens per second", ("step", "tokens/s"), steps, speeds),
     )
 
@@ -198,22 +216,25 @@ def draw_preferences_chart(results: QuickstartResults) -> Chart:
     steps = np.array([point.step for point in learnt.steps], dtype=np.float64)
     margins = np.array([point.right_reward - point.wrong_reward for point in learnt.steps])
     over = choose_mean_over(len(steps))
-    curve = NoisyCurve(steps, margins, over, "step", "reward of right less wrong answers")
+    curve = NoisyCurve(steps, margins, over, "step", "reward of right answers minus wrong answers")
     drifts = [
-        f"{what} answers {abs(drift):.1f} nats {'likelier' if drift > 0 else 'less likely'}"
+        f"{what} answers {abs(drift):.1f} nats {'more likely' if drift > 0 else 'less likely'}"
         for what, drift in (("right", learnt.right_drift), ("wrong", learnt.wrong_drift))
     ]
     return Chart(
-        f"The right answer has the higher reward in {format_percent(learnt.held_out.accuracy, 1)} "
-        "of held-out pairs",
+        "The right answer has the higher reward in "
+        f"{format_percent(learnt.held_out.accuracy, 1)} of held-out pairs",
         figures.draw(partial(figures.plot_curve, curve=curve), 220),
         label="Line of the reward margin against steps.",
-        caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {over}; "
-        f"{learnt.held_out_pairs:,} pairs are held out, of names never asked about, and a coin "
-        f"gives 50 %. There, against the tuned model: {', '.join(drifts)}.",
+        caption=(
+            f"n = {len(steps):,} steps, faint; bold: mean of the last {over}. "
+            f"{learnt.held_out_pairs:,} pairs with names that training never saw are held "
+            "out; chance is 50 %. On them, compared with the tuned model: "
+            f"{', '.join(drifts)}."
+        ),
         table=ReportTable(
             "Rewards by step, and at the end on held-out pairs",
-            ("step", "right", "wrong", "share of pairs right", ""),
+            ("step", "right", "wrong", "share of pairs ranked correctly", ""),
             tuple(
                 (point.step, point.right_reward, point.wrong_reward, point.accuracy, of)
                 for point, of in (
@@ -239,8 +260,10 @@ def draw_scores_chart(results: QuickstartResults) -> Chart:
         f"Tuning and preferences lowered bits per byte in {better} of {len(pairs)} domains",
         figures.draw(plot, 90 + 42 * len(pairs)),
         label=f"Paired dots by domain: bits per byte of the {first} and of the {last} model.",
-        caption=f"n = {len(pairs)} held-out domains; fewer bits are better. Perplexity is per "
-        "token, so it can be compared only under this vocabulary.",
+        caption=(
+            f"n = {len(pairs)} held-out domains; fewer bits are better. Perplexity is per "
+            "token, so compare it only between models with this vocabulary."
+        ),
         table=ReportTable(
             "Scores by domain",
             (
@@ -296,10 +319,10 @@ def _describe_kills(workers: int) -> str:
 
 def _restart_captions(results: QuickstartResults) -> str:
     return "".join(
-        f" {number}: process {restart.pid} killed after step {restart.killed_at:,}; training went "
-        f"on from the checkpoint of step {restart.resumed_from:,}, "
+        f" {number}: process {restart.pid} was killed after step {restart.killed_at:,}; "
+        f"training resumed from the checkpoint of step {restart.resumed_from:,}, "
         f"{format_duration(restart.seconds)} later; the "
-        f"{restart.killed_at - restart.resumed_from:,} steps thrown away are dotted."
+        f"{restart.killed_at - restart.resumed_from:,} discarded steps are dotted."
         for number, restart in enumerate(results.restarts, 1)
     )
 
@@ -315,13 +338,13 @@ def _build_loss_table(results: QuickstartResults) -> ReportTable:
             point.loss,
             held_out.get(point.step),
             point.attempt,
-            "thrown away" if dead else "",
+            "discarded" if dead else "",
         )
         for index, (point, dead) in enumerate(zip(results.loss, thrown, strict=True))
         if index % every == 0 or index == len(results.loss) - 1 or point.step in held_out
     )
     return ReportTable(
-        f"Loss in nats per token: one step in {every}, and those with a held-out loss",
+        f"Loss in nats per token: one step in {every}, and the steps with a held-out loss",
         ("step", "tokens", "loss", "held-out", "attempt", ""),
         rows,
     )

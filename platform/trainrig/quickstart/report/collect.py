@@ -46,12 +46,12 @@ SPEECH = Sampling(temperature=0.7, top_k=40, seed=0, maximum_tokens=60)
 REASONS = {
     "quarantined": "could not be read",
     "Length": "too short or too long",
-    "Language": "not English, or not clearly",
+    "Language": "not English, or uncertain",
     "GopherRepetition": "repeats itself",
-    "GopherQuality": "not built like prose",
+    "GopherQuality": "structured unlike prose",
     "Symbols": "mostly symbols",
-    "RepeatedLines": "one line again and again",
-    "PII": "too many personal data",
+    "RepeatedLines": "one line repeated many times",
+    "PII": "too much personal data",
     EXACT: "same text as another page",
     NEAR: "nearly the same as another page",
 }
@@ -368,6 +368,6 @@ def _list_commands(at: Folders) -> tuple[tuple[str, str], ...]:
     question = "What does `json.dumps` do?"
     return (
         ("Ask the aligned model", f"trainrig generate {at.aligned} --chat --prompt '{question}'"),
-        ("Write it for Transformers", f"trainrig export {at.aligned} {at.out}/hugging-face"),
-        ("See what a run file says", "trainrig check jobs/configs/quickstart/pretrain.toml"),
+        ("Convert it for Transformers", f"trainrig export {at.aligned} {at.out}/hugging-face"),
+        ("Explain a run file", "trainrig check jobs/configs/quickstart/pretrain.toml"),
     )

@@ -18,15 +18,19 @@ def build_law_section(found: Scaling) -> Section:
     Without a law, the section says why.
     """
     sizes = len({point.parameters for point in found.points})
-    what = f"Scaling law: {len(found.points)} runs of {sizes} sizes"
+    what = (
+        f"Scaling law: {len(found.points)} {'run' if len(found.points) == 1 else 'runs'} of "
+        f"{sizes} {'size' if sizes == 1 else 'sizes'}"
+    )
     if found.plan is None:
-        reason = Text(f"They make no law: {found.problem}.")
+        reason = Text(f"No law can be fitted to them: {found.problem}.")
         return Section(
             "law", f"{what}, too few or too alike for a law", (reason, _build_runs_table(found))
         )
     caution = Text(
-        "So few runs of so small models bind a law loosely: see the intervals. It shows the path "
-        "from a sweep to a plan, not what a large model will do."
+        "A few runs of small models constrain a law only loosely, as the intervals show. "
+        "This section shows the path from a sweep to a plan, not how a large model will "
+        "perform."
     )
     constants = ReportTable(
         "The law's constants", ("constant", "value", "95% interval"), found.constants
@@ -54,11 +58,13 @@ def _draw_agreement(found: Scaling) -> Chart:
     plot = partial(plot_agreement, fitted=Agreement(predicted, actual))
     rows = tuple((p.parameters, p.tokens, p.loss, p.predicted) for p in found.points)
     return Chart(
-        f"The law is within {worst:.1%} of each of the {len(found.points)} runs it is fitted to",
+        f"The law is within {worst:.1%} of each of the {len(found.points)} runs it was fitted to",
         figures.draw(plot, _HEIGHT),
-        label="Points: the loss by the law against the loss measured, with the diagonal.",
-        caption=f"n = {len(found.points)} runs, held-out loss at the end of each.",
+        label=(
+            "Points: the loss that the law predicts against the measured loss, with the diagonal."
+        ),
+        caption=f"n = {len(found.points)} runs, with the held-out loss at the end of each.",
         table=ReportTable(
-            "The runs of the sweep", ("parameters", "tokens", "loss", "by the law"), rows
+            "The runs of the sweep", ("parameters", "tokens", "loss", "predicted"), rows
         ),
     )

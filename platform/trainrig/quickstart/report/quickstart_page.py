@@ -65,15 +65,16 @@ def _build_verdict(results: QuickstartResults) -> report.Verdict:
     warnings = []
     if astray:
         warnings.append(
-            f"Of {results.samples_checked:,} samples, {astray:,} were not trained on exactly once."
+            f"Of {results.samples_checked:,} samples, {astray:,} were not used for "
+            "training exactly once."
         )
     if not results.restarts:
         warnings.append("No worker was killed, so this run does not show that training recovers.")
     _, difference = charts.compare_repeated_steps(results)
     if difference:
         warnings.append(
-            f"Steps computed twice differ by up to {difference:.2g} nats per token: on this "
-            "machine, training was not exact."
+            f"Losses of repeated steps differ by up to {difference:.2g} nats per token, "
+            "so training was not bit-exact on this machine."
         )
     state: Literal["done", "warning", "failed"]
     state = "failed" if astray else "warning" if warnings else "done"
@@ -96,13 +97,13 @@ def _build_key_figures(results: QuickstartResults) -> tuple[report.KeyFigure, ..
             f"of {results.documents_in:,} read",
         ),
         report.KeyFigure(
-            "Planted faults caught",
+            "Injected faults caught",
             f"{caught:,}",
             f"of {planted:,}",
-            f"{missed:,} missed, {planted - caught - missed:,} gone with their page earlier",
+            f"{missed:,} missed, {planted - caught - missed:,} dropped earlier with their page",
         ),
         report.KeyFigure(
-            "Tokens to train on",
+            "Training tokens",
             report.format_short(sum(results.tokens_by_source.values())),
             "tokens",
             f"from a vocabulary of {results.vocabulary:,}",
@@ -111,15 +112,17 @@ def _build_key_figures(results: QuickstartResults) -> tuple[report.KeyFigure, ..
             "Held-out loss",
             f"{last.loss:.2f}",
             "nats per token",
-            f"{first.loss:.2f} at step {first.step:,}; "
-            f"guessing at random gives {math.log(results.vocabulary):.2f}",
+            f"{first.loss:.2f} at step {first.step:,}; random guessing gives "
+            f"{math.log(results.vocabulary):.2f}",
         ),
         report.KeyFigure(
-            "Lost to the killed worker" if len(results.restarts) == 1 else "Lost to killed workers",
+            "Time lost to the killed worker"
+            if len(results.restarts) == 1
+            else "Time lost to killed workers",
             report.format_duration(sum(restart.seconds for restart in results.restarts)),
             "",
-            f"{sum(r.killed_at - r.resumed_from for r in results.restarts):,} steps done again, "
-            f"of {results.loss[-1].step:,}",
+            f"{sum(r.killed_at - r.resumed_from for r in results.restarts):,} steps "
+            f"repeated, of {results.loss[-1].step:,}",
         ),
         report.KeyFigure(
             "Training speed",
@@ -136,22 +139,22 @@ def _show_pages(results: QuickstartResults) -> Section:
     missed = sum(kind.missed for kind in results.planted)
     blocks: tuple[report.Block, ...] = (
         Text(
-            f"Before anything else, {planted:,} faults were planted in the pages: copies, near "
-            "copies, foreign languages, invented personal data. Some were made hard to find on "
-            "purpose."
+            f"First of all, {planted:,} faults were injected into the pages: exact "
+            "duplicates, near-duplicates, foreign languages and invented personal data. "
+            "Some are deliberately hard to find."
         ),
         charts.draw_caught_chart(results),
     )
     if results.near_duplicates:
         pairs = tuple((pair.url, pair.kept_url, pair.jaccard) for pair in results.near_duplicates)
         table = ReportTable(
-            f"{_count(len(pairs), 'dropped page')} beside the kept page that each repeats",
+            f"{_count(len(pairs), 'dropped page')} with the kept page that each one repeats",
             ("dropped", "kept", "Jaccard"),
             pairs,
         )
-        blocks += (Details("Near duplicates: who matched whom", (table,)),)
-    missing = f"{missed:,} of them missed" if missed else "none of them missed"
-    return Section("pages", f"Pages: {planted:,} planted faults, {missing}", blocks)
+        blocks += (Details("Near-duplicates and the pages they match", (table,)),)
+    missing = f"{missed:,} missed" if missed else "none missed"
+    return Section("pages", f"Pages: {planted:,} injected faults, {missing}", blocks)
 
 
 def _show_documents(results: QuickstartResults) -> Section:
@@ -166,7 +169,7 @@ def _show_documents(results: QuickstartResults) -> Section:
         for dropped in results.dropped
         if dropped.examples
     )
-    intro = Text("Examples of what fell, by reason. Personal data in them is masked.")
+    intro = Text("Examples of dropped documents, by reason. Their personal data is masked.")
     shown: tuple[report.Block, ...] = (intro, *folds) if folds else ()
     share = report.format_percent(results.documents_kept, results.documents_in)
     return Section(
@@ -185,7 +188,7 @@ def _show_tokens(results: QuickstartResults) -> Section:
 
 def _show_model(results: QuickstartResults) -> Section:
     restarts = ReportTable(
-        "What happened to the workers",
+        "Restarts of workers",
         ("no.", "process", "killed after step", "resumed from step", "seconds lost"),
         tuple(
             (number, str(restart.pid), restart.killed_at, restart.resumed_from, restart.seconds)
@@ -195,10 +198,12 @@ def _show_model(results: QuickstartResults) -> Section:
     again, difference = charts.compare_repeated_steps(results)
     findings = []
     if not results.samples_lost + results.samples_repeated:
-        findings.append(f"Each of {results.samples_checked:,} samples was trained on once.")
+        findings.append(
+            f"Each of the {results.samples_checked:,} samples was used for training once."
+        )
     if again:
-        same = f"differ by up to {difference:.2g}" if difference else "are equal to the last digit"
-        findings.append(f"{_count(again, 'step')} were computed twice; the two losses {same}.")
+        same = f"differ by up to {difference:.2g}" if difference else "are bit-identical"
+        findings.append(f"{_count(again, 'step')} ran twice; the two losses {same}.")
     return Section(
         "model",
         f"Model: {report.format_short(results.parameters)} parameters, "
@@ -219,21 +224,22 @@ def _show_tuning(results: QuickstartResults) -> Section:
 
 def _show_alignment(results: QuickstartResults) -> Section:
     steps = _count(len(results.preferences.steps), "step").lower()
-    title = f"Aligned: {steps} on right answers beside wrong ones"
+    title = f"Aligned: {steps} on preference pairs"
     return Section("aligned", title, (charts.draw_preferences_chart(results),))
 
 
 def _show_scores(results: QuickstartResults) -> Section:
-    title = "Scores: what was learnt, and what was forgotten"
+    title = "Scores: gains and losses by domain"
     return Section("scores", title, (charts.draw_scores_chart(results),))
 
 
 def _show_generations(results: QuickstartResults) -> Section:
     tokens = results.loss[-1].tokens
     size = Text(
-        f"Judge these by form, not by truth. A model of {report.format_short(results.parameters)} "
-        f"parameters that has read {report.format_short(tokens)} tokens can learn the look of its "
-        "pages and, from tuning, to answer briefly and stop; it is far too small to know things."
+        "Judge the form of these texts, not their truth. A model of "
+        f"{report.format_short(results.parameters)} parameters, trained on "
+        f"{report.format_short(tokens)} tokens, can learn the style of its pages and, "
+        "from tuning, to answer briefly and stop. It is far too small to learn facts."
     )
     groups = tuple(
         report.SampleGroup(
@@ -251,7 +257,7 @@ def _show_generations(results: QuickstartResults) -> Section:
         )
         for generation in results.generations
     )
-    title = f"{_count(len(groups), 'generation')}, as they came"
+    title = f"{_count(len(groups), 'generation')}, unedited"
     return Section("generations", title, (size, *groups))
 
 

@@ -219,4 +219,4 @@ class QuickstartResults:
     def __post_init__(self) -> None:
         for part in ("stages", "planted", "loss", "held_out", "speed", "tuning", "scores"):
             if not getattr(self, part):
-                raise ValueError(f"a story without `{part}` cannot be told")
+                raise ValueError(f"`{part}` is empty, so the page cannot be built")

@@ -113,7 +113,10 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
     with _open_processes(workers) as run:
         gathered = _gather(settings, workers, run)
         if not gathered.articles:
-            raise DataError("no pages: this Python has neither its library nor packages in source")
+            raise DataError(
+                "no pages can be built: this Python has neither its standard library nor "
+                "packages as source code; use a Python that has"
+            )
         wanted = Wanted(
             settings.duplicates, settings.near_duplicates, settings.foreign, settings.personal_data
         )
@@ -291,7 +294,7 @@ def _choose_date() -> str:
     if epoch is None:
         return "2026-01-01T00:00:00Z"
     if not epoch.isdecimal():
-        raise ConfigError(f"SOURCE_DATE_EPOCH: {epoch!r} is no number of seconds since 1970")
+        raise ConfigError(f"SOURCE_DATE_EPOCH: {epoch!r} is not a number of seconds since 1970")
     moment = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 

@@ -80,7 +80,7 @@ class CheckpointManifest(BaseModel):
             right = entries.pop("sum", None)
             found = entries.get("format")
         except FileNotFoundError:
-            raise DamagedCheckpoint(f"{path}: gone, or never written") from None
+            raise DamagedCheckpoint(f"{path}: missing, or never written") from None
         except (ValueError, AttributeError):
             raise DamagedCheckpoint(f"{path}: the file is incomplete") from None
         if right != digest(entries):
@@ -171,7 +171,9 @@ def _find_without_manifest(folder: RunFolder, below: str, after: int) -> list[st
         path = name_checkpoint_folder(folder.checkpoints, event["step"], event["attempt"])
         gone = not storage.exists(storage.join(path, MANIFEST))
         if path.startswith(below) and gone and storage.list_files(path):
-            found.append(f"{storage.join(path, MANIFEST)}: gone, though its checkpoint was whole")
+            found.append(
+                f"{storage.join(path, MANIFEST)}: missing, though its checkpoint was complete"
+            )
     return list(dict.fromkeys(found))
 
 

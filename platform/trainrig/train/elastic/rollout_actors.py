@@ -188,7 +188,7 @@ class RolloutPool:
         now = time.monotonic()
         for actor in [actor for actor in self._actors if actor.unit]:
             if now - actor.since > self._compute_unit_timeout():
-                self._lose(actor, f"no unit for {now - actor.since:.0f} s")
+                self._lose(actor, f"no completed unit for {now - actor.since:.0f} s")
 
     def _record_begin(self, actor: _Actor, answer: str | TrainrigError) -> None:
         if isinstance(answer, TrainrigError):  # no other actor could start either
@@ -227,7 +227,7 @@ class RolloutPool:
         if self._lost >= TRIES * max(1, self._wanted.least):
             self._lost = 0
             self._fail_all(
-                ClusterError(f"rollout actors die before they sample anything; the last: {why}")
+                ClusterError(f"rollout actors end before they sample anything; the last: {why}")
             )
         self._looked = float("-inf")
 

@@ -181,7 +181,7 @@ class _Run:
 
     def _abandon_cluster(self, lost: ClusterLost) -> None:
         """Record that the cluster is lost, then end what is left of it, which takes seconds."""
-        log.warning("%s; ending what is left of it", lost)
+        log.warning("%s; ending the rest of the attempt", lost)
         self.folder.record("cluster_lost", problem=str(lost)[:500])
         self.cluster.abandon(lost)
 
@@ -288,7 +288,7 @@ class _Run:
         if failure is None and asked is None and self.folder.is_rolled_back(attempt):
             asked = "rollback"
         elif failure is None and asked is None and newest < self._find_last_step():
-            failure = Failure("it left no whole checkpoint behind", "storage", newest)
+            failure = Failure("the attempt left no complete checkpoint", "storage", newest)
         if failure is None:
             self.folder.record("attempt_stopped", attempt=attempt.number, step=newest, why=asked)
             return asked or ""

@@ -89,8 +89,8 @@ def warn_of_emulation(precision: Precision) -> None:
     slow = precision.compute == "bfloat16" and not hardware.cpu_has_bfloat16()
     if precision.compute == "float8" and not has_gpus(find_pools()):
         raise ConfigError(
-            "training.precision.compute = 'float8' needs an NVIDIA Ada, Hopper or newer, and there "
-            "are CPUs alone; use 'bfloat16'"
+            "training.precision.compute = 'float8' needs an NVIDIA Ada, Hopper or newer, "
+            "but there are only CPUs; use 'bfloat16'"
         )
     if slow and not has_gpus(find_pools()):
         log.warning("training.precision: %s", hardware.NO_BFLOAT16)

@@ -152,8 +152,8 @@ class RolloutsAhead:
             )
         if missing and not self._actors:
             raise DataError(
-                f"{folder}: {len(missing)} of {count} micro-batches are still to be sampled by "
-                "actors, with weights of before; set rollouts.actors = 1 or more"
+                f"{folder}: {len(missing)} of {count} micro-batches must still be sampled "
+                "by actors, with earlier weights; set rollouts.actors = 1 or more"
             )
 
     def wait(

@@ -64,7 +64,9 @@ class RolloutRequest:
         try:
             return unpack_arrays(storage.read(storage.join(self.folder, ASKED)))
         except FileNotFoundError as error:
-            raise ClusterError(f"{self.folder}: what was asked is gone") from error
+            raise ClusterError(
+                f"{self.folder}: the requests to rollout actors are missing"
+            ) from error
 
 
 def name_rollouts_folder(folder: RunFolder) -> str:

@@ -61,7 +61,7 @@ class Alarm:
     action: str
 
     def __str__(self) -> str:
-        return f"{self.what}; {self.action}"
+        return f"{self.what}. {self.action}"
 
 
 class AlarmRules:
@@ -122,8 +122,8 @@ class AlarmRules:
         )
         if not (new > NORM_RISE * old and flat):
             return None
-        what = f"the gradient norm rose from {old:.3g} to {new:.3g}, the loss not yet"
-        action = "expect a spike: lower training.optimizer.lr or training.clip_norm"
+        what = f"the gradient norm rose from {old:.3g} to {new:.3g}, but the loss has not risen yet"
+        action = "A loss spike may follow: lower training.optimizer.lr or training.clip_norm"
         return Alarm("gradient_norm_rises", what, action)
 
     def _check_gap(self) -> Alarm | None:
@@ -131,8 +131,11 @@ class AlarmRules:
         if len(losses) <= RISING or any(a >= b for a, b in itertools.pairwise(losses)):
             return None
         first = self._held_out[0]
-        what = f"the held-out loss has risen {RISING} times, {losses[0]:.4g} to {losses[-1]:.4g}"
-        action = f"take the checkpoint of about step {first['step']:,}, or give more data"
+        what = (
+            f"the held-out loss has risen {RISING} times in a row, from {losses[0]:.4g} to "
+            f"{losses[-1]:.4g}"
+        )
+        action = f"Use the checkpoint near step {first['step']:,}, or train on more data"
         return Alarm("validation_gap_grows", what, action)
 
     def _check_layers(self) -> Alarm | None:
@@ -145,9 +148,11 @@ class AlarmRules:
         dead = sorted(name.split("/")[1] for name, v in norms.items() if v <= DEAD_SHARE * usual)
         if not dead or not usual:
             return None
-        more = f", nor do {len(dead) - 1} more" if len(dead) > 1 else ""
+        more = f", and neither do {len(dead) - 1} more" if len(dead) > 1 else ""
         what = f"layer {dead[0]} gets no gradient{more}"
-        return Alarm("dead_layers", what, "lower the rate, or begin again from other weights")
+        return Alarm(
+            "dead_layers", what, "Lower training.optimizer.lr, or start again from other weights"
+        )
 
     def _check_experts(self) -> Alarm | None:
         if len(self._experts) < DEAD_LOOKS:
@@ -157,9 +162,9 @@ class AlarmRules:
         if not dead:
             return None
         _, layer, expert, _ = dead[0].split("/")
-        more = f", nor to {len(dead) - 1} more" if len(dead) > 1 else ""
-        what = f"next to no token goes to expert {expert} of layer {layer}{more}"
-        action = "raise model.feedforward.balance_loss, or set balance_bias = true"
+        more = f", and to {len(dead) - 1} more experts" if len(dead) > 1 else ""
+        what = f"almost no tokens are routed to expert {expert} of layer {layer}{more}"
+        action = "Raise model.feedforward.balance_loss, or set balance_bias = true"
         return Alarm("dead_experts", what, action)
 
     def _check_throughput(self) -> Alarm | None:
@@ -171,24 +176,31 @@ class AlarmRules:
         best = self._best[workers] = max(speed, self._best.get(workers, 0.0))
         if speed >= SLOWER * best:
             return None
-        what = f"{speed:,.0f} tokens/s; with as many workers ({workers}) it did {best:,.0f}"
-        return Alarm("throughput_falls", what, "see the time shares in the report for what grew")
+        what = (
+            f"throughput fell by {1 - speed / best:.0%}: {speed:,.0f} tokens/s, was "
+            f"{best:,.0f} with the same number of workers ({workers})"
+        )
+        return Alarm("throughput_falls", what, 'See "Where the time went" in the report')
 
     def _check_ranks(self) -> Alarm | None:
         ranks = {line["cluster/slowest_rank"] for line in self._slowest}
         least = min((line["cluster/slowest_excess"] for line in self._slowest), default=0.0)
         if len(self._slowest) < SLOW_LOOKS or len(ranks) > 1 or least < SLOW_RANK:
             return None
-        what = f"rank {int(ranks.pop())} takes {least:.0%} longer than the others, time and again"
-        return Alarm("slow_worker", what, "drain its node, or see what else runs there")
+        what = (
+            f"rank {int(ranks.pop())} repeatedly takes at least {least:.0%} longer than the "
+            "other ranks"
+        )
+        return Alarm("slow_worker", what, "Drain its node, or check what else runs there")
 
     def _check_disk(self, free: int | None) -> Alarm | None:
         if free is None or not self._checkpoint or free >= 2 * self._checkpoint:
             return None
         what = (
-            f"{format_short(free)}B free, and a checkpoint takes {format_short(self._checkpoint)}B"
+            f"the disk has {format_short(free)}B free, and a checkpoint takes "
+            f"{format_short(self._checkpoint)}B"
         )
-        return Alarm("disk_fills", what, "free some, or keep fewer (training.checkpoints.keep)")
+        return Alarm("disk_fills", what, "Free some space, or lower training.checkpoints.keep")
 
     def _check_prediction(self) -> Alarm | None:
         if self._prediction is None or len(self._updates) < NOW:
@@ -202,8 +214,12 @@ class AlarmRules:
         loss = _compute_median(recent, "train/loss")
         if loss <= limit:
             return None
-        what = f"the loss is {loss:.4g}, where the law predicts {predicted:.4g}"
-        return Alarm("above_prediction", what, "compare rate, batch and data with the law's runs")
+        what = f"the loss is {loss:.4g}, but the scaling law predicts {predicted:.4g}"
+        return Alarm(
+            "above_prediction",
+            what,
+            "Compare learning rate, batch size and data with the law's runs",
+        )
 
 
 def _compute_median(lines: Sequence[Line], name: str) -> float:
@@ -227,8 +243,14 @@ def find_repetition_alarms(epochs: Mapping[str, float]) -> list[Alarm]:
     for source, count in epochs.items():
         if count > EPOCHS:
             worth = compute_effective_epochs(count)
-            what = f"source '{source}' is read {count:.1f} times, worth {worth:.1f} of new data"
-            action = f"give it less weight, or more data (nearly as good as new: {EPOCHS:g} times)"
+            what = (
+                f"source '{source}' is read {count:.1f} times, which is worth {worth:.1f} "
+                "times as much new data"
+            )
+            action = (
+                f"Lower its weight, or add data: up to {EPOCHS:g} times, repeated data is "
+                "nearly as good as new"
+            )
             found.append(Alarm("too_many_epochs", what, action))
     return found
 
@@ -290,7 +312,7 @@ def watch_alarms(folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> I
                 with s3_retries.briefly():
                     watch.look()
             except (OSError, ClusterError) as problem:  # the next check follows soon
-                log.debug("%s: not looked at: %s", folder, problem)
+                log.debug("%s: the alarms could not be checked: %s", folder, problem)
 
     thread = threading.Thread(target=follow, name="alarms", daemon=True)
     thread.start()

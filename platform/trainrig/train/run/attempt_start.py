@@ -9,8 +9,8 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 log = logging.getLogger(__name__)
 
 OTHER_BITS = (
-    "sums are rounded otherwise from here on; the samples, their order and the schedule are the "
-    "same"
+    "gradients are rounded differently from here on, but samples, their order and the "
+    "schedule stay the same"
 )
 
 
@@ -33,7 +33,7 @@ def record_start(
     if before != now:
         folder.record("layout_changed", **where, before=before, layout=now, bits=OTHER_BITS)
         log.warning(
-            "from step %d on %s (workers: %d), no longer %s: %s",
+            "from step %d on, the run uses %s (workers: %d) instead of %s: %s",
             *(attempt.resumed_step, now, workers, before, OTHER_BITS),
         )
     folder.record("attempt_started", **where, workers=workers, why=why, layout=now)

@@ -19,12 +19,12 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainrig import storage
 from trainrig.processes import append_log
+from trainrig.train.run.metric_table import TABLE
 
 if TYPE_CHECKING:  # readers of metrics need no torch
     from trainrig.train.evaluations.decisions import ScoredCheckpoint
@@ -33,109 +33,6 @@ if TYPE_CHECKING:  # readers of metrics need no torch
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One metric of a run: a row of docs/metrics.md."""
-
-    name: str  # words in capitals are placeholders
-    unit: str
-    source: str  # measured by, and when
-    meaning: str
-
-
-SAMPLED = "`training.metrics.every`"
-BY_LAYER = "`training.metrics.layers_every`"
-RANKS = f"{SAMPLED}; on accelerators {BY_LAYER}"
-TABLE = (
-    Metric("train/loss", "nats per target", "all ranks, every step", "of the global batch"),
-    Metric("train/loss_variance", "nats²", "all ranks, every step", "of micro-batches' means"),
-    Metric("train/grad_norm", "", "all ranks, every step", "of the whole gradient, not clipped"),
-    Metric("beside/MODEL/grad_norm", "", "all ranks, every step", "of a critic, say; not clipped"),
-    Metric("train/lr", "", "the schedule", "learning rate of the step, after any cut"),
-    Metric("train/tokens", "targets", "the batches", "trained on since step 0"),
-    Metric("train/data_step", "", "the batches", "number of the step's batch, from 0"),
-    Metric("train/SOURCE/loss", "nats per target", "all ranks, every step", "of one source's rows"),
-    Metric("train/terms/TERM", "", "all ranks, every step", "a term of it, before its weight"),
-    Metric("train/diagnostics/NAME", "", "all ranks, every step", "what the objective looks at"),
-    Metric("eval/loss", "nats per target", "`training.held_out`", "of all held-out rows"),
-    Metric("eval/SOURCE/loss", "nats per target", "`training.held_out`", "of one source's rows"),
-    Metric("eval/terms/TERM", "", "`training.held_out`", "a term of it, before its weight"),
-    Metric("eval/diagnostics/NAME", "", "`training.held_out`", "what the objective looks at"),
-    Metric("averages/HORIZON/loss", "nats per target", "`training.held_out`", "of an average"),
-    Metric("scores/EVALUATION/TASK/METRIC/error", "", "`training.evaluations`", "standard error"),
-    Metric("scores/EVALUATION/TASK/METRIC", "", "`training.evaluations`", "of a checkpoint"),
-    Metric("speed/tokens_per_second", "targets/s", "rank 0, every step", "of the whole run"),
-    Metric("speed/worker_tokens_per_second", "targets/s", "rank 0, every step", "of one worker"),
-    Metric(
-        "speed/step_seconds",
-        "s",
-        "rank 0, every step",
-        "from asking for the batch until the update is made; no held-out loss, no save",
-    ),
-    Metric(
-        "speed/wall_seconds",
-        "s",
-        "rank 0, every step",
-        "since the update before, or since the state was loaded: with all that was between",
-    ),
-    Metric("speed/held_out_seconds", "s", "`training.held_out`", "that measuring took"),
-    Metric(
-        "speed/save_seconds", "s", "rank 0, every save", "that no step was taken; writing goes on"
-    ),
-    Metric(
-        "speed/mfu",
-        "share of 1",
-        "rank 0, every step",
-        "model FLOPs of the step over what its devices could do (`hardware.toml`) in its time, by "
-        "PaLM's rule (arXiv:2204.02311, app. B): forward and twice it backward, nothing that is "
-        "recomputed; of attention only keys that a query sees",
-    ),
-    Metric(
-        "time/PHASE",
-        "share of 1",
-        "rank 0, every step; on accelerators " + BY_LAYER,
-        "of the step: waiting for data, forward, backward, waiting for other ranks "
-        "(communication: on accelerators only what is left after the backward pass), optimizer",
-    ),
-    Metric("memory/peak_gib", "GiB", "rank 0, " + SAMPLED, "most that was held at a time"),
-    Metric("cluster/workers", "", "rank 0, every step", "workers of the attempt"),
-    Metric("cluster/slowest_rank", "", "all ranks, " + RANKS, "rank that computed for longest"),
-    Metric("cluster/slowest_excess", "share of 1", "all ranks, " + RANKS, "beyond the median"),
-    Metric(
-        "noise/gradient_squared", "", "virtual workers, " + SAMPLED, "of the gradient without it"
-    ),
-    Metric(
-        "experts/highest_load", "even shares", "all ranks, every step", "of all layers' experts"
-    ),
-    Metric("experts/lowest_load", "even shares", "all ranks, every step", "of all layers' experts"),
-    Metric(
-        "experts/LAYER/EXPERT/load", "even shares", "all ranks, " + BY_LAYER, "tokens it is sent"
-    ),
-    Metric("noise/trace", "", "virtual workers, " + SAMPLED, "of the covariance of one target"),
-    Metric("noise/scale", "targets", "the mean of 50 of them", "gradient noise scale"),
-    Metric("layers/LAYER/grad_norm", "", "all ranks, " + BY_LAYER, "of a layer, before clipping"),
-    Metric("layers/LAYER/weight_norm", "", "all ranks, " + BY_LAYER, "before the update"),
-    Metric("layers/LAYER/update_norm", "", "all ranks, " + BY_LAYER, "of what the update changed"),
-    Metric("layers/LAYER/update_ratio", "", "all ranks, " + BY_LAYER, "update over weight norm"),
-    Metric("layers/LAYER/activation_rms", "", "first micro-batch, " + BY_LAYER, "of its output"),
-    Metric("layers/LAYER/activation_max", "", "first micro-batch, " + BY_LAYER, "of its output"),
-    Metric(
-        "layers/LAYER/saturated",
-        "share of 1",
-        "first micro-batch, " + BY_LAYER,
-        "of feed-forward units that let less than 1% of their input through",
-    ),
-    Metric(
-        "layers/LAYER/attention_entropy",
-        "nats",
-        "32 queries of its first row, " + BY_LAYER,
-        "of attention's weights, the mean over heads",
-    ),
-    Metric("kinds/KIND/grad_norm", "", "all ranks, " + BY_LAYER, "of a kind, in all layers"),
-    Metric("kinds/KIND/weight_norm", "", "all ranks, " + BY_LAYER, "before the update"),
-    Metric("kinds/KIND/update_norm", "", "all ranks, " + BY_LAYER, "of what the update changed"),
-    Metric("kinds/KIND/update_ratio", "", "all ranks, " + BY_LAYER, "update over weight norm"),
-)
 _FAMILY = re.compile("[A-Z]+")
 NAMES = {metric.name: metric.meaning for metric in TABLE if not _FAMILY.search(metric.name)}
 LOSSES = re.compile(

@@ -59,7 +59,7 @@ def parse_prediction(data: bytes, path: str) -> Prediction:
             for name in ("tokens", "loss", "low", "high")
         }
         if not len(points):
-            raise ValueError("its curve has no point")
+            raise ValueError("its curve has no points")
         return Prediction(law=str(plan["law"]), **columns)
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: no plan as `trainrig plan` writes them: {error!r}") from None
+        raise DataError(f"{path}: not a plan that `trainrig plan` wrote: {error!r}") from None

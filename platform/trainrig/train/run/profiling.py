@@ -97,4 +97,4 @@ class StepRecorder:
         try:
             storage.write(place, path.read_bytes())
         except (OSError, ClusterError) as problem:
-            log.warning("%s: not written: %s", place, problem)
+            log.warning("%s: could not be written: %s", place, problem)

@@ -67,7 +67,7 @@ class TrainingProgress:
     def _describe_limits(self) -> Iterator[str]:
         """Yield the waiting shares and the peak memory as text."""
         waits = [("data", self.data_wait), ("ranks", self.ranks_wait)]
-        told = [f"{share:.0%} {name}" for name, share in waits if share and share >= LEAST_WAIT]
+        told = [f"{share:.0%} for {name}" for name, share in waits if share and share >= LEAST_WAIT]
         if told:
             yield f"waits {' and '.join(told)}"
         if self.peak_gib is not None:

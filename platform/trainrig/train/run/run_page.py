@@ -57,8 +57,10 @@ PAGE = "report.html"
 RUN_FILE = "run.toml"
 EVENTS_SHOWN = 200
 ALARMS_SHOWN = 5
-FIRST_ROWS = "the answers of some checkpoints to the first rows of the tasks, as these were scored"
-FIRST_DRAWN = "the first completions of the batches above to prompts that several of them have"
+FIRST_ROWS = "the answers of some checkpoints to the first rows of the tasks, as they were scored"
+FIRST_DRAWN = (
+    "the first completions of the batches above, for prompts that occur in several of them"
+)
 # Events that the table leaves out: events of single workers and of normal operation.
 ORDINARY = {
     *("worker_started", "first_step", "checkpoint", "numerics"),
@@ -150,16 +152,16 @@ def build_run_page(run_data: RunReportData) -> str:
         members := build_members_chart(run_data)
     ):
         charts.append(members)
-    sections = [Section("loss", "How well it predicts", tuple(charts))]
+    sections = [Section("loss", "Loss", tuple(charts))]
     if rollouts := build_rollout_charts(run_data):  # at the top: a policy's loss says little
         said = build_answer_samples(run_data.answers, run_data.measured)
         again = build_followed_prompts(follow_prompts(run_data.answers), FIRST_DRAWN)
         blocks = (*rollouts, *said, *again)
-        sections.insert(0, Section("rollouts", "What its answers are worth", blocks))
+        sections.insert(0, Section("rollouts", "Rewards of completions", blocks))
     if preferences := build_preference_charts(run_data):
-        sections.append(Section("preferences", "What it prefers", tuple(preferences)))
+        sections.append(Section("preferences", "Preferences", tuple(preferences)))
     if labelled := build_labelling_charts(run_data):
-        sections.append(Section("labels", "How often it is right", tuple(labelled)))
+        sections.append(Section("labels", "Accuracy", tuple(labelled)))
     if compared := build_comparison_section(run_data.compared):
         sections.append(compared)
     if run_data.evaluated:
@@ -167,17 +169,17 @@ def build_run_page(run_data: RunReportData) -> str:
         for scored in run_data.evaluated:
             followed = run_data.followed.get(scored[-1].evaluation, ())
             drawn += [build_score_chart(scored), *build_followed_prompts(followed, FIRST_ROWS)]
-        sections.append(Section("scores", "What it can do", tuple(drawn)))
+        sections.append(Section("scores", "Benchmark scores", tuple(drawn)))
     steady = (build_gradient_chart(run_data), build_rate_chart(run_data))
-    sections.append(Section("steadiness", "How steadily it learnt", steady))
+    sections.append(Section("steadiness", "Training stability", steady))
     if signals := build_signal_charts(run_data):
-        sections.append(Section("signals", "What its steps measured", tuple(signals)))
+        sections.append(Section("signals", "Sampled measurements", tuple(signals)))
     speed = (
         build_speed_chart(run_data),
         *((build_goodput_chart(run_data.goodput),) if run_data.goodput.wall else ()),
     )
     sections.append(Section("time", "Where the time went", speed))
-    sections.append(Section("events", "What happened", (_build_events(run_data),)))
+    sections.append(Section("events", "Events", (_build_events(run_data),)))
     page = report.ReportPage(
         title=f"{run_data.verb.capitalize()} run",
         verdict=_build_verdict(run_data),
@@ -195,17 +197,21 @@ def _build_verdict(run_data: RunReportData) -> report.Verdict:
     skipped = [event for event in run_data.events if event["event"] == "step_skipped"]
     if skipped:
         warnings.append(
-            f"Global batches that no update was made from: {len(skipped)}; see the events."
+            f"{len(skipped)} global "
+            f"{'batch was' if len(skipped) == 1 else 'batches were'} skipped without an "
+            "update; see the events."
         )
     warnings += [_describe_spike(event) for event in run_data.events if event["event"] == "spike"]
     alarms = [event for event in run_data.events if event["event"] == "alarm"]
-    warnings += [f"Alarm: {alarm['what']}; {alarm['action']}." for alarm in alarms[-ALARMS_SHOWN:]]
+    warnings += [f"Alarm: {alarm['what']}. {alarm['action']}." for alarm in alarms[-ALARMS_SHOWN:]]
     if any(event["event"] == "numerics_changed" for event in run_data.events):
-        warnings.append("Machine or libraries changed on the way: other bits may have resulted.")
+        warnings.append(
+            "The machine or libraries changed during the run, so results may not be bit-identical."
+        )
     failed = [event for event in run_data.events if event["event"] == "evaluation_failed"]
-    warnings += [f"Not scored at step {e['step']:,}: {e['problem']}." for e in failed[-1:]]
+    warnings += [f"Step {e['step']:,} could not be scored: {e['problem']}." for e in failed[-1:]]
     if done < run_data.last_step:
-        warnings.append("Not at its last step: the same command goes on.")
+        warnings.append("The run has not reached its last step. Run the same command to continue.")
     what = "held-out loss" if run_data.held_out else "loss"
     lines, name = (
         (run_data.held_out, "eval/loss") if run_data.held_out else (run_data.updates, "train/loss")
@@ -217,7 +223,7 @@ def _build_verdict(run_data: RunReportData) -> report.Verdict:
         measure = f"{name} {last:.3g}, at first {first:.3g}"
     sentence = f"{done:,} of {run_data.steps:,} steps; {measure}."
     if run_data.end and done >= run_data.end.step:
-        sentence += f" At its end, by its scores: {run_data.end.why}."
+        sentence += f" Its scores ended it: {run_data.end.why}."
     state: Literal["done", "warning"] = "warning" if warnings else "done"
     return report.Verdict(sentence, state, tuple(warnings))
 
@@ -227,7 +233,7 @@ def _describe_spike(spike: Line) -> str:
     back_to = spike["back_to"]
     done = "its outliers were skipped"
     if back_to is not None:
-        done = f"back to step {back_to:,}, and past the data steps {begin:,} to {end - 1:,}"
+        done = f"returned to step {back_to:,} and skipped the data steps {begin:,} to {end - 1:,}"
     return f"Spike after step {spike['step']:,}: {done}."
 
 
@@ -236,7 +242,7 @@ def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
     speeds = list_values(run_data.updates, "speed/tokens_per_second")
     last = run_data.updates[-1]
     figures = [
-        KeyFigure("Training loss", f"{losses[-1]:.3f}", run_data.unit, f"{losses[0]:.3f} first"),
+        KeyFigure("Training loss", f"{losses[-1]:.3f}", run_data.unit, f"{losses[0]:.3f} at first"),
         KeyFigure(
             "Trained on", format_short(last["train/tokens"]), "tokens", f"{last['step']:,} steps"
         ),
@@ -250,7 +256,8 @@ def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
             "Goodput",
             format_percent(run_data.goodput.share, 1),
             "",
-            f"of {format_duration(run_data.goodput.wall)}, in attempts: {len(run_data.moves) + 1}",
+            f"of {format_duration(run_data.goodput.wall)}, {len(run_data.moves) + 1} "
+            f"{'attempt' if not run_data.moves else 'attempts'}",
         ),
     ]
     if run_data.held_out:
@@ -264,7 +271,8 @@ def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
         actual, predicted, low, high = compare_prediction(run_data, run_data.prediction)
         sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
         against = (
-            f"{actual:.3f} came, {actual / predicted - 1:+.1%}; law {run_data.prediction.law}{sure}"
+            f"{actual:.3f} measured, {actual / predicted - 1:+.1%}; law "
+            f"{run_data.prediction.law}{sure}"
         )
         figures.insert(1, KeyFigure("Predicted loss", f"{predicted:.3f}", run_data.unit, against))
     return tuple(figures)
@@ -279,12 +287,12 @@ def _describe_speed(run_data: RunReportData) -> str:
     workers = list_values(run_data.updates, "cluster/workers")
     per_worker = np.median(list_values(run_data.updates, "speed/tokens_per_second") / workers)
     note = (
-        f"medians: {np.median(seconds):.3g} s a step, "
-        f"{format_short(float(per_worker))} tokens/s a worker"
+        f"medians: {np.median(seconds):.3g} s per step, {format_short(float(per_worker))} "
+        "tokens/s per worker"
     )
     if shares := [line["speed/mfu"] for line in run_data.updates if line.get("speed/mfu")]:
         note += f", {format_percent(float(np.median(shares)), 1)} MFU (PaLM's rule, causal)"
-    return f"{note}; workers in the end: {workers[-1]:.0f}"
+    return f"{note}; workers at the end: {workers[-1]:.0f}"
 
 
 def _build_events(run_data: RunReportData) -> ReportTable:
@@ -301,7 +309,7 @@ def _build_events(run_data: RunReportData) -> ReportTable:
         for event in told[-EVENTS_SHOWN:]
     )
     some = f", the last {len(rows)} of {len(told):,}" if len(rows) < len(told) else ""
-    caption = f"Events, but for what is as usual{some}; events.jsonl has all"
+    caption = f"Non-routine events{some}; events.jsonl has all"
     return ReportTable(caption, ("after", "event", "attempt", "step", "details"), rows)
 
 
@@ -313,15 +321,15 @@ def _format_details(event: Mapping[str, Any]) -> str:
 def _list_commands(run_data: RunReportData) -> tuple[report.PageCommand, ...]:
     if run_data.updates[-1]["step"] < run_data.last_step:
         go_on = f"trainrig {run_data.verb} {run_data.folder}/{RUN_FILE}"
-        return (report.PageCommand(go_on, "Go on from the newest checkpoint"),)
+        return (report.PageCommand(go_on, "Continue from the newest checkpoint"),)
     if run_data.scores:
         return (
-            report.PageCommand("trainrig score RUN.toml", "Let it score answers"),
-            report.PageCommand(f"trainrig export {run_data.folder} OUT", "Give it to Transformers"),
+            report.PageCommand("trainrig score RUN.toml", "Score answers with the model"),
+            report.PageCommand(f"trainrig export {run_data.folder} OUT", "Export to Transformers"),
         )
     return (
-        report.PageCommand(f"trainrig generate {run_data.folder} --prompt TEXT", "Let it write"),
-        report.PageCommand(f"trainrig export {run_data.folder} OUT", "Give it to Transformers"),
+        report.PageCommand(f"trainrig generate {run_data.folder} --prompt TEXT", "Generate text"),
+        report.PageCommand(f"trainrig export {run_data.folder} OUT", "Export to Transformers"),
     )
 
 

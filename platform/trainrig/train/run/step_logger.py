@@ -153,9 +153,10 @@ class StepLogger:
         allowed = self._job.training.max_skipped_steps
         if figures.outlier is None and end - first > allowed:
             raise Diverged(
-                f"{self._job.folder}: no update can be made from {end - first} global batches in a "
-                f"row (the last: {what}); training.max_skipped_steps allows {allowed}. Lower "
-                "training.optimizer.lr, or inspect the data with `trainrig trace`"
+                f"{self._job.folder}: no update can be made from {end - first} global "
+                f"batches in a row (the last: {what}); training.max_skipped_steps allows "
+                f"{allowed}. Lower training.optimizer.lr, or inspect the data with "
+                "`trainrig trace`"
             )
 
     def log_held_out(self, loss: Loss, averaged: Mapping[int, float], seconds: float) -> None:
@@ -209,9 +210,9 @@ class StepLogger:
             "tensor_spans_nodes", attempt=number, groups=spanning, of=groups, bytes_per_token=sent
         )
         log.warning(
-            "tensor groups that span nodes: %d of %d; each worker of these sends %s bytes for a "
-            "token of its replica, partly between nodes; leave room for whole groups of %d on each "
-            "node, or set fewer parallel.tensor.ranks",
+            "tensor groups that span nodes: %d of %d; each worker of these groups sends "
+            "%s bytes per token of its replica, some of them between nodes; give each "
+            "node workers for whole groups of %d, or lower parallel.tensor.ranks",
             *(spanning, groups, f"{sent:,.0f}", tensor.ranks),
         )
 

@@ -61,7 +61,7 @@ class StoredBatch:
         path = storage.join(self.folder, file["name"])
         data = storage.read(path)
         if hashlib.sha256(data).hexdigest() != file["sha256"]:
-            raise DataError(f"{path}: other bytes than were written; restore the file")
+            raise DataError(f"{path}: the bytes differ from those written; restore the file")
         return unpack_arrays(data)
 
 

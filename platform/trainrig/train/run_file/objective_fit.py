@@ -31,9 +31,9 @@ def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
     detects = isinstance(objective, ReplacedTokenDetection)
     if detects and model.generator_model is None:
         raise ValueError(
-            "objective ReplacedTokenDetection trains a small generator beside the model, which has "
-            'none: set model.kind = "Encoder", model.head = "replaced" and [model.generator], or '
-            'begin with a preset, as "electra-small"'
+            "objective ReplacedTokenDetection trains a small generator with the model, "
+            'but the model has none: set model.kind = "Encoder", model.head = "replaced" '
+            'and [model.generator], or start from a preset such as "electra-small"'
         )
     if not detects and model.head == "replaced":
         raise ValueError(
@@ -55,8 +55,8 @@ def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
         if not asked:
             wanted = "joined = false" if spans else 'objective.kind = "SpanCorruption"'
         raise ValueError(
-            f"objective {objective.kind} does not fit a model of kind {model.kind}: one "
-            f"reads a text and writes another; set {wanted}"
+            f"objective {objective.kind} does not fit a model of kind {model.kind}: only "
+            f"one of the two has separate input and output texts; set {wanted}"
         )
     masked = isinstance(objective, MaskedLM)
     check_beside(objective, model)

@@ -159,8 +159,9 @@ class Pretraining(TrainingRunFile):
             self.check_row_split(self.model)
             if self.model.head not in ("tokens", "replaced"):
                 raise ValueError(
-                    f'model.head: "{self.model.head}" is what `posttrain` teaches, by Reward, '
-                    'Classification or AnswerSpan; pretrain with "tokens"'
+                    f'model.head = "{self.model.head}" is trained by `posttrain`, with '
+                    "objective Reward, Classification or AnswerSpan; pretrain with "
+                    '"tokens"'
                 )
         return self
 
@@ -189,13 +190,13 @@ class Pretraining(TrainingRunFile):
             return
         if self.objective.kind not in OF_PLACES:
             raise ValueError(
-                f"training.parallel.context: objective {self.objective.kind} looks at whole rows; "
-                'leave it out, or set objective.kind = "CausalLM"'
+                f"training.parallel.context: objective {self.objective.kind} needs whole "
+                'rows; leave it out, or set objective.kind = "CausalLM"'
             )
         if isinstance(model.feedforward, MixtureOfExperts):
             raise ValueError(
-                "training.parallel.context: a mixture of experts balances whole rows; leave it "
-                "out, or choose a dense model.feedforward"
+                "training.parallel.context: a mixture of experts needs whole rows to "
+                "balance; leave it out, or choose a dense model.feedforward"
             )
         for stage in self.batches.resolve_stages():
             context.check_length(stage.sequence_length)

@@ -224,8 +224,8 @@ class Training(Settings):
         if isinstance(model, EncoderDecoderConfig):
             if self.attention.kernel != "auto":
                 raise ConfigError(
-                    f"{SETTING} = '{self.attention.kernel}': an encoder and decoder read all rows "
-                    "under masks, with biases that are learnt; use 'auto'"
+                    f"{SETTING} = '{self.attention.kernel}': an encoder and decoder read "
+                    "all rows under masks, with learnt biases; use 'auto'"
                 )
             return KernelChoice(None, "rows are read under masks")
         context = self.parallel.context

@@ -166,8 +166,9 @@ class RunScores:
         assert found[0] is not None
         if found[0].problem is not None:
             raise ClusterError(
-                f"{self._folder.path}: the checkpoint of step {scored} could not be scored by "
-                f"'{evaluation.name}', which the run is decided by: {found[0].problem}"
+                f"{self._folder.path}: '{evaluation.name}' could not score the checkpoint "
+                f"of step {scored}, and the run's decisions need this score: "
+                f"{found[0].problem}"
             )
         found[0].find(named)  # raises on all ranks alike where it has no such score
         return True

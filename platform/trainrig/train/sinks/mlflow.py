@@ -35,8 +35,9 @@ class MLflow(Settings):
     def _reject_password(self) -> Self:
         if self.uri and "@" in urlsplit(self.uri).netloc:
             raise ValueError(
-                "uri holds a name or password, and run files are copied about; set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment instead"
+                "uri contains a name or password, and run files are often copied; set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the "
+                "environment instead"
             )
         return self
 

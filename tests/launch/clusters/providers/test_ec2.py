@@ -118,7 +118,7 @@ def test_spot_nodes_have_their_tags_are_counted_and_are_gone_after_down(account,
         "cpu": ("m7i.8xlarge", "spot", "aws"),
         "gpu": ("p5.48xlarge", "spot", "aws"),
     }
-    with pytest.raises(ConfigError, match="aws is up already, or something is left of it"):
+    with pytest.raises(ConfigError, match="aws is already up, or machines"):
         bring_up_cluster(cluster, print)
     left = read_time(found["gpu"].expires) - datetime.datetime.now(datetime.UTC)
     assert datetime.timedelta(hours=23) < left < datetime.timedelta(hours=24)
@@ -202,7 +202,7 @@ def test_a_head_that_never_answers_is_given_up_and_ended(account, cluster):
     with pytest.raises(ClusterError, match="the head was not up after 30 s"):
         bring_up_cluster(cluster, said.append, seconds=30.0)
     assert instances(account.ec2) == []
-    assert said[-1] == "nothing is left of it", said
+    assert said[-1] == "no machines are left", said
     heads = [{"Name": "tag:ray-node-type", "Values": ["head"]}]
     (started,) = account.ec2.describe_instances(Filters=heads)["Reservations"]
     tags = {tag["Key"]: tag["Value"] for tag in started["Instances"][0]["Tags"]}

@@ -15,9 +15,9 @@ def test_answers_stand_below_their_prompt_in_order_and_equal_ones_once():
     assert "those of a test" in said.text
     assert [(sample.label, sample.text, sample.note) for sample in group.samples] == [
         ("sums, row 1", "1+1=", "expected: 2"),
-        ("Step 0 to 20, the same", "7", "acc 0"),
+        ("Step 0 to 20, unchanged", "7", "acc 0"),
         ("Step 30", "2", "acc 1"),
-        ("Step 40", " ", "nothing; acc 0"),
+        ("Step 40", " ", "no answer; acc 0"),
     ]
     assert 'class="group headed"' in group.render_html()
     assert build_followed_prompts([], "none") == []

@@ -40,10 +40,13 @@ def test_each_says_what_it_shows_and_tells_its_numbers():
     heat, noise, phases, memory = make_charts(
         [line(s, **make_norms(s), **shares, **scale) for s in (1, 2)]
     )
-    assert heat.title == "Layer 2 has the largest gradient in the end, 1.5"
+    assert heat.title == "Layer 2 has the largest gradient norm at the end, 1.5"
     assert heat.table.rows == ((0, 1.0, 0.5), (1, 2.0, 1.0), (2, 3.0, 1.5))
-    assert noise.title == "Noise scale 1,024 targets, 4 times the batch: a larger batch would pay"
-    assert phases.title.startswith("Steps spend most of their time on: backward, 50.0")
+    assert (
+        noise.title
+        == "Noise scale 1,024 targets, 4 times the batch: a larger batch would train efficiently"
+    )
+    assert phases.title.startswith("Steps spend most of their time on backward: 50.0")
     assert dict(phases.table.rows)["backward"] == pytest.approx(2.0)
     assert dict(phases.table.rows)["other"] == pytest.approx(0.4)
     assert memory.table.rows == ((1.0, 1.5), (2.0, 1.5))
@@ -74,6 +77,6 @@ def test_steps_without_any_gradient_have_no_column_and_a_run_of_them_no_map():
     """A policy whose completions all have the same reward has no gradient."""
     none = dict.fromkeys(make_norms(1), 0.0)
     (heat,) = make_charts([line(1, **make_norms(1)), line(2, **make_norms(2)), line(3, **none)])
-    assert heat.title == "Layer 2 has the largest gradient in the end, 1.5"
+    assert heat.title == "Layer 2 has the largest gradient norm at the end, 1.5"
     assert "n = 2 of 2" in heat.caption
     assert make_charts([line(1, **none), line(2, **none)]) == []

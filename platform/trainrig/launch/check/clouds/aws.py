@@ -37,7 +37,7 @@ def check_aws(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
 
 def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
     if provider.get("cache_stopped_nodes", True) is not False:
-        what = "stopped machines keep their disks, which cost; write false"
+        what = "stopped machines keep their disks, which cost money; write false"
         yield ("provider", "cache_stopped_nodes"), what
     if provider.get("use_internal_ips") is not True:
         yield ("provider", "use_internal_ips"), "machines would get public addresses; write true"
@@ -51,7 +51,7 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
     for index, rule in enumerate(ensure_list(at(provider, "security_group", "IpPermissions"))):
         if "0.0.0.0/0" in str(rule) or "::/0" in str(rule):
             where = ("provider", "security_group", "IpPermissions", index)
-            yield where, "open to all the world; name the addresses that you log in from"
+            yield where, "open to the whole internet; name the addresses that you log in from"
 
 
 def _check_machine(
@@ -64,7 +64,10 @@ def _check_machine(
         return
     of_labels = (*where[:-1], "labels")
     if labels.get(INSTANCE, instance) != instance:
-        what = f"'{labels[INSTANCE]}', but InstanceType is '{instance}'; costs go by the label"
+        what = (
+            f"'{labels[INSTANCE]}', but InstanceType is '{instance}'; costs are computed from "
+            "the label"
+        )
         yield (*of_labels, INSTANCE), what
     rented = at(config, "InstanceMarketOptions", "MarketType")
     if labels.get(MARKET) == "spot" and rented != "spot":
@@ -76,7 +79,10 @@ def _check_machine(
     if behaviour in {"hibernate", "stop"}:
         yield (
             (*where, "InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior"),
-            f"{behaviour}: no notice to save in, or disks that go on costing; write terminate",
+            (
+                f"{behaviour}: the machine gets no notice to save in, or its disks keep "
+                "costing money; write terminate"
+            ),
         )
     yield from check_resources(
         ensure_table(node_type.get("resources")), str(instance), where, hardware
@@ -101,19 +107,28 @@ def _check_metadata(config: dict[str, Any], where: Where) -> Iterator[Found]:
     options = ensure_table(config.get("MetadataOptions"))
     here = (*where, "MetadataOptions")
     if options.get("HttpTokens") != "required":
-        what = "version 1 gives credentials to any request; write HttpTokens: required"
+        what = "IMDSv1 gives credentials to any request; write HttpTokens: required"
         yield (*here, "HttpTokens"), what
     if options.get("HttpPutResponseHopLimit") != HOPS:
-        what = f"a container reaches the service over {HOPS} hops; write {HOPS}"
+        what = f"a container needs {HOPS} hops to reach the service; write {HOPS}"
         yield (*here, "HttpPutResponseHopLimit"), what
     if options.get("HttpEndpoint") == "disabled":
-        yield (*here, "HttpEndpoint"), "without it no notice is heard; write enabled"
+        yield (
+            (*here, "HttpEndpoint"),
+            "without the metadata service no preemption notice arrives; write enabled",
+        )
 
 
 def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
     disks = ensure_list(config.get("BlockDeviceMappings"))
     if not disks:
-        yield where, "no BlockDeviceMappings; the image's own disk is small and not encrypted"
+        yield (
+            where,
+            (
+                "no BlockDeviceMappings; the image's own disk is small and not encrypted. Add an "
+                "encrypted disk"
+            ),
+        )
     for index, disk in enumerate(disks):
         ebs = ensure_table(ensure_table(disk).get("Ebs"))
         here = (*where, "BlockDeviceMappings", index, "Ebs")
@@ -122,9 +137,9 @@ def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
         if ebs.get("Encrypted") is not True:
             yield here, "the disk is not encrypted; write Encrypted: true"
         if ebs.get("DeleteOnTermination") is not True:
-            yield here, "the disk stays when the machine goes; write DeleteOnTermination: true"
+            yield here, "the disk stays when the machine ends; write DeleteOnTermination: true"
         if ebs.get("VolumeType") != "gp3":
-            yield here, "gp3 is faster and cheaper than what comes without; write VolumeType: gp3"
+            yield here, "gp3 is faster and cheaper than the default type; write VolumeType: gp3"
 
 
 def _check_network(config: dict[str, Any], where: Where) -> Iterator[Found]:
@@ -132,10 +147,10 @@ def _check_network(config: dict[str, Any], where: Where) -> Iterator[Found]:
     for index, card in enumerate(cards):
         if ensure_table(card).get("AssociatePublicIpAddress") is True:
             here = (*where, "NetworkInterfaces", index, "AssociatePublicIpAddress")
-            yield here, "a public address; write false"
+            yield here, "the machine gets a public address; write false"
     for key in ("SubnetIds", "SecurityGroupIds"):
         if not cards and not config.get(key):
-            yield where, f"`{key}` is missing; Ray would choose, and may choose a public one"
+            yield where, f"`{key}` is missing, so Ray would choose one, which may be public"
 
 
 def _check_tags(config: dict[str, Any], where: Where, cluster: Any) -> Iterator[Found]:
@@ -148,7 +163,13 @@ def _check_tags(config: dict[str, Any], where: Where, cluster: Any) -> Iterator[
         given[str(ensure_table(specification).get("ResourceType"))] = (index, tags)
     for kind in ("instance", "volume"):
         if kind not in given:
-            yield where, f"no TagSpecifications of ResourceType {kind}; what leaks is found by tags"
+            yield (
+                where,
+                (
+                    f"no TagSpecifications of ResourceType {kind}; leaked machines and disks are "
+                    "found by tags"
+                ),
+            )
             continue
         index, tags = given[kind]
         here = (*where, "TagSpecifications", index, "Tags")
@@ -159,9 +180,18 @@ def _check_profile(config: dict[str, Any], where: Where) -> Iterator[Found]:
     profile = ensure_table(config.get("IamInstanceProfile"))
     name = str(profile.get("Arn") or profile.get("Name") or "")
     if not name:
-        yield where, f"no IamInstanceProfile; Ray would make {RAYS_OWN}, with all of EC2 and S3"
+        yield (
+            where,
+            (
+                f"no IamInstanceProfile, so Ray would make {RAYS_OWN}, with full access to EC2 "
+                "and S3"
+            ),
+        )
     elif RAYS_OWN in name:
-        what = f"{RAYS_OWN} may do all of EC2 and S3; make one of cluster/iam (docs/aws.md)"
+        what = (
+            f"{RAYS_OWN} has full access to EC2 and S3; make a profile from cluster/iam "
+            "(docs/aws.md)"
+        )
         yield (*where, "IamInstanceProfile"), what
 
 
@@ -169,4 +199,7 @@ def _check_shared_profile(profiles: dict[str, str], head: Any) -> Iterator[Found
     for name, profile in profiles.items():
         if name != head and profile and profile == profiles.get(str(head)):
             where = ("available_node_types", name, "node_config", "IamInstanceProfile")
-            yield where, "the head's own profile, which may rent machines; workers need not"
+            yield (
+                where,
+                "this is the head's profile, which may rent machines; give workers another one",
+            )

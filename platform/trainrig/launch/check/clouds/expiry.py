@@ -16,11 +16,11 @@ def check_tags(
     """Check the tags of a machine; `names` are the cloud's keys of the cluster and expiry tags."""
     whose, until = names
     if whose not in tags:
-        yield where, f"no tag `{whose}`; what is left behind is found by it"
+        yield where, f"no tag `{whose}`; leaked machines are found by it"
     elif cluster is not None and tags[whose] != cluster:
-        yield where, f"`{whose}` is '{tags[whose]}', but the cluster is called '{cluster}'"
+        yield where, f"`{whose}` is '{tags[whose]}', but the cluster is named '{cluster}'"
     if until not in tags:
-        yield where, f"no tag `{until}`; write hours from `cluster up` on (24h), or a time in UTC"
+        yield where, f"no tag `{until}`; write hours after `cluster up` (24h), or a time in UTC"
     elif not EXPIRY.match(str(tags[until])):
         found = tags[until]
         yield where, f"`{until}` is '{found}'; write hours (24h), or a time (2026-11-30T18:00:00Z)"

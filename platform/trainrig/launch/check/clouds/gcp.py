@@ -49,7 +49,10 @@ def check_gcp(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
     for name, account in accounts.items():
         if name != data.get("head_node_type") and account and account == head:
             here = ("available_node_types", name, "node_config", "serviceAccounts")
-            yield here, "the head's own account, which may rent machines; workers need not"
+            yield (
+                here,
+                "this is the head's account, which may rent machines; give workers another one",
+            )
 
 
 def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
@@ -63,7 +66,7 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
     if provider.get("use_internal_ips") is not True:
         yield ("provider", "use_internal_ips"), "machines would get public addresses; write true"
     if provider.get("cache_stopped_nodes", False) is not False:
-        what = "stopped machines keep their disks, which cost; write false"
+        what = "stopped machines keep their disks, which cost money; write false"
         yield ("provider", "cache_stopped_nodes"), what
 
 
@@ -77,7 +80,9 @@ def _check_machine(
         return
     short = str(machine).rpartition("/")[2]
     if labels.get(INSTANCE, short) != short:
-        what = f"'{labels[INSTANCE]}', but machineType is '{short}'; costs go by the label"
+        what = (
+            f"'{labels[INSTANCE]}', but machineType is '{short}'; costs are computed from the label"
+        )
         yield (*where[:-1], "labels", INSTANCE), what
     yield from check_resources(ensure_table(node_type.get("resources")), short, where, hardware)
 
@@ -90,7 +95,10 @@ def _check_scheduling(
     market = ensure_table(node_type.get("labels")).get(MARKET)
     is_spot = scheduling.get("provisioningModel") == "SPOT"
     if scheduling.get("preemptible") is True:
-        yield (*here, "preemptible"), "ends after 24 hours whatever runs; provisioningModel: SPOT"
+        yield (
+            (*here, "preemptible"),
+            "ends after 24 hours, whatever runs; write provisioningModel: SPOT",
+        )
     elif market == "spot" and not is_spot:
         what = "the label says spot, but no scheduling: { provisioningModel: SPOT } asks for it"
         yield (*where[:-1], "labels", MARKET), what
@@ -99,7 +107,7 @@ def _check_scheduling(
     if not is_spot:
         return
     if scheduling.get("instanceTerminationAction") != "DELETE":
-        what = "a preempted machine must be deleted, else its disks go on costing; write DELETE"
+        what = "a preempted machine must be deleted, or its disks keep costing money; write DELETE"
         yield (*here, "instanceTerminationAction"), what
     if scheduling.get("automaticRestart") is not False:
         yield (*here, "automaticRestart"), "a spot machine cannot be restarted; write false"
@@ -112,27 +120,42 @@ def _check_scheduling(
 def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
     disks = ensure_list(config.get("disks"))
     if not any(ensure_table(disk).get("boot") is True for disk in disks):
-        yield where, "no disk of `disks` is the one to boot from; write boot: true"
+        yield where, "no entry of `disks` is the boot disk; write boot: true"
     for index, disk in enumerate(disks):
         if ensure_table(disk).get("autoDelete") is not True:
-            yield (*where, "disks", index), "stays when the machine goes; write autoDelete: true"
+            yield (
+                (*where, "disks", index),
+                "the disk stays when the machine ends; write autoDelete: true",
+            )
 
 
 def _check_network(config: dict[str, Any], where: Where) -> Iterator[Found]:
     cards = ensure_list(config.get("networkInterfaces"))
     if not cards:
-        yield where, "`networkInterfaces` is missing; Ray would choose, with a public address"
+        yield (
+            where,
+            "`networkInterfaces` is missing, so Ray would choose one, with a public address",
+        )
     for index, card in enumerate(cards):
         if ensure_table(card).get("accessConfigs"):
             here = (*where, "networkInterfaces", index, "accessConfigs")
-            yield here, "a public address; leave it out"
+            yield here, "the machine gets a public address; leave it out"
 
 
 def _check_account(config: dict[str, Any], where: Where) -> Iterator[Found]:
     accounts = ensure_list(config.get("serviceAccounts"))
     email = str(at(accounts, 0, "email") or "")
     if not email:
-        yield where, "no serviceAccounts; the machine would be the project's default, which may all"
+        yield (
+            where,
+            (
+                "no serviceAccounts; the machine would get the project's default account, which "
+                "may do everything"
+            ),
+        )
     elif email.endswith(DEFAULT_ACCOUNT) or RAYS_ACCOUNT in email or email == "default":
-        what = f"'{email}' may do far more than it needs; make two of your own (docs/gcp.md)"
+        what = (
+            f"'{email}' may do far more than needed; make two accounts for this cluster "
+            "(docs/gcp.md)"
+        )
         yield (*where, "serviceAccounts", 0, "email"), what

@@ -41,13 +41,13 @@ def check_ray_cluster(data: Any) -> Iterator[Found]:
     names: set[str] = set()
     for name, group, here in iterate_groups(data):
         if name in names:
-            yield (*here, "groupName"), f"a second group called '{name}'"
+            yield (*here, "groupName"), f"two worker groups are named '{name}'; rename one"
         names.add(name)
         yield from check_labels(ensure_table(group.get("labels")), (*here, "labels"), name)
         yield from _check_head(group, here) if name == HEAD else _check_bounds(group, here)
         yield from check_pod_template(group, here, name)
     if names <= {HEAD}:
-        yield (*where, "workerGroupSpecs"), "no group of workers; nothing would ever run"
+        yield (*where, "workerGroupSpecs"), "no worker group, so nothing could run; add one"
 
 
 def list_kuberay_pools(data: Any) -> list[PricedPool]:
@@ -84,12 +84,15 @@ def _check_owner(data: dict[str, Any]) -> Iterator[Found]:
     if not name:
         yield ("metadata",), "`name` is missing"
     if labels.get(WHOSE) != name:
-        yield ("metadata", "labels"), f"label `{WHOSE}` must be '{name}'; what leaks is found by it"
+        yield (
+            ("metadata", "labels"),
+            f"label `{WHOSE}` must be '{name}'; leaked pods are found by it",
+        )
     if until is None:
-        what = f"no annotation `{UNTIL}`; write hours from the start on (24h), or a time in UTC"
+        what = f"no annotation `{UNTIL}`; write hours after the start (24h), or a time in UTC"
         yield ("metadata", "annotations"), what
     elif not EXPIRY.match(str(until)):
-        what = f"'{until}'; write hours (24h), or a time (2026-11-30T18:00:00Z)"
+        what = f"'{until}' is not a time; write hours (24h), or a time (2026-11-30T18:00:00Z)"
         yield ("metadata", "annotations", UNTIL), what
 
 
@@ -97,29 +100,41 @@ def _check_token(spec: dict[str, Any], where: Location) -> Iterator[Found]:
     options = ensure_table(spec.get("authOptions"))
     if options.get("mode") != "token":
         here = (*where, "authOptions", "mode") if options else where
-        yield here, "whoever reaches the head commands it; write authOptions: { mode: token, … }"
+        yield (
+            here,
+            (
+                "anyone who reaches the head controls the cluster; write authOptions: { mode: "
+                "token, … }"
+            ),
+        )
     elif not options.get("secretName"):
-        what = "`secretName` is missing; KubeRay would make a token that no one here holds"
+        what = "`secretName` is missing, so KubeRay would make a token that you do not have"
         yield (*where, "authOptions"), what
     head = (*where, "headGroupSpec")
     if at(spec, "headGroupSpec", "serviceType") in {"LoadBalancer", "NodePort"}:
-        yield (*head, "serviceType"), "the dashboard would face the network; ClusterIP"
+        yield (*head, "serviceType"), "the dashboard would be open to the network; write ClusterIP"
     if at(spec, "headGroupSpec", "enableIngress") is True:
-        yield (*head, "enableIngress"), "the dashboard would face the network; false"
+        yield (*head, "enableIngress"), "the dashboard would be open to the network; write false"
 
 
 def _check_autoscaler(spec: dict[str, Any], where: Location) -> Iterator[Found]:
     options = ensure_table(spec.get("autoscalerOptions"))
     here = (*where, "autoscalerOptions")
     if spec.get("enableInTreeAutoscaling") is not True:
-        yield (*where, "enableInTreeAutoscaling"), "groups stay at their replicas; write true"
+        yield (
+            (*where, "enableInTreeAutoscaling"),
+            "groups would keep their number of replicas; write true",
+        )
     if options.get("version") != "v2":
-        yield (*here, "version"), "version 1 leaves idle nodes where they are at times; write v2"
+        yield (*here, "version"), "autoscaler v1 may leave idle nodes running; write v2"
     idle = options.get("idleTimeoutSeconds")
     if idle is None:
-        yield here, "`idleTimeoutSeconds` is missing; say how long machines may wait for work"
+        yield (
+            here,
+            "`idleTimeoutSeconds` is missing; it is the time that idle machines wait for work",
+        )
     elif isinstance(idle, int) and not 0 < idle <= LONGEST_IDLE * 60:
-        what = f"{idle} s; machines at rest cost as much as others: 1 to {LONGEST_IDLE * 60}"
+        what = f"{idle} s; idle machines cost as much as busy ones: 1 to {LONGEST_IDLE * 60}"
         yield (*here, "idleTimeoutSeconds"), what
 
 
@@ -140,7 +155,7 @@ def _check_bounds(group: dict[str, Any], where: Location) -> Iterator[Found]:
     if least > most:
         yield (*where, "minReplicas"), f"{least} is more than maxReplicas ({most})"
     elif least > 0:
-        yield (*where, "minReplicas"), f"{least} pods would never leave; write 0"
+        yield (*where, "minReplicas"), f"{least} pods would never be released; write 0"
     elif isinstance(replicas, int) and not least <= replicas <= most:
         what = f"{replicas} is not between minReplicas ({least}) and maxReplicas ({most})"
         yield (*where, "replicas"), what

@@ -38,10 +38,17 @@ def find_kubernetes_differences(data: Any) -> Iterator[Found]:
             data, {"$ref": f"#/definitions/{kind}", "definitions": _load_definitions()}
         )
         if kind in BESIDE and data.get("apiVersion") != BESIDE[kind]:
-            yield ("apiVersion",), f"'{data.get('apiVersion')}'; {kind} is of {BESIDE[kind]}"
+            yield ("apiVersion",), f"'{data.get('apiVersion')}'; {kind} needs {BESIDE[kind]}"
     elif kind == "Secret":
-        yield ("kind",), "a Secret's values would be in the file; make it with kubectl (docs)"
+        yield (
+            ("kind",),
+            "a Secret's values would be in the file; make it with kubectl (docs/kubernetes.md)",
+        )
     else:
         choices = [*RAY, *BESIDE]
-        found = "`kind` is missing" if kind is None else f"no kind '{kind}' in a cluster file"
+        found = (
+            "`kind` is missing"
+            if kind is None
+            else f"kind '{kind}' is not allowed in a cluster file"
+        )
         yield (() if kind is None else ("kind",)), found + suggest_nearest(str(kind or ""), choices)

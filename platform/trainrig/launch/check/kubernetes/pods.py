@@ -23,7 +23,7 @@ def check_pod_template(group: dict[str, Any], where: Location, name: str) -> Ite
     here = (*where, "template", "spec")
     containers = ensure_list(spec.get("containers"))
     if not containers:
-        yield here, "no container; the first of them runs Ray"
+        yield here, "no container; the first container runs Ray"
         return
     ray = ensure_table(containers[0])
     of_ray = (*here, "containers", 0)
@@ -42,9 +42,15 @@ def _check_resources(ray: dict[str, Any], where: Location) -> Iterator[Found]:
     limits, requests = (ensure_table(at(ray, "resources", key)) for key in ("limits", "requests"))
     for kind in ("cpu", "memory"):
         if kind not in limits:
-            yield (*where, "resources"), f"no limit of {kind}; Ray takes the whole machine for its"
+            yield (
+                (*where, "resources"),
+                f"no limit of {kind}, so Ray would count the whole machine's",
+            )
         elif kind in requests and parse_quantity(requests[kind]) != parse_quantity(limits[kind]):
-            what = f"{requests[kind]}, but the limit is {limits[kind]}; Ray counts on the limit"
+            what = (
+                f"{requests[kind]}, but the limit is {limits[kind]}, which Ray counts on; "
+                "make both equal"
+            )
             yield (*where, "resources", "requests", kind), what
 
 
@@ -60,7 +66,10 @@ def _check_shared_memory(
         None,
     )
     if mount is None:
-        what = f"nothing is mounted at {SHARED_MEMORY}; Kubernetes' 64 MB do not hold Ray's objects"
+        what = (
+            f"nothing is mounted at {SHARED_MEMORY}; Kubernetes' 64 MB are too small for "
+            "Ray's objects"
+        )
         yield (*of_ray, "volumeMounts"), what
     for index, volume in enumerate(ensure_list(spec.get("volumes"))):
         empty = at(volume, "emptyDir")
@@ -72,7 +81,10 @@ def _check_shared_memory(
         size = parse_quantity(ensure_table(empty).get("sizeLimit"))
         memory = parse_quantity(at(ray, "resources", "limits", "memory"))
         if size is not None and memory is not None and size >= memory:
-            what = f"{empty['sizeLimit']} counts in the container's memory, and leaves none of it"
+            what = (
+                f"{empty['sizeLimit']} counts towards the container's memory and uses it up; "
+                "lower it"
+            )
             yield (*here, "sizeLimit"), what
     volumes = {at(volume, "name") for volume in ensure_list(spec.get("volumes"))}
     for index, volume_mount in enumerate(ensure_list(ray.get("volumeMounts"))):
@@ -92,23 +104,29 @@ def _check_rights(
         yield (*where, "securityContext"), "may run as root; write runAsNonRoot: true"
     if own.get("allowPrivilegeEscalation") is not False:
         here = (*of_ray, "securityContext")
-        yield here, "may gain rights that it was not given; write allowPrivilegeEscalation: false"
+        yield here, "may gain more rights; write allowPrivilegeEscalation: false"
     if own.get("privileged") is True:
-        yield (*of_ray, "securityContext", "privileged"), "owns the machine; leave it out"
+        yield (
+            (*of_ray, "securityContext", "privileged"),
+            "has full access to the machine; leave it out",
+        )
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(key) is True:
-            yield (*where, key), "shares what is the machine's; leave it out"
+            yield (*where, key), "shares a namespace of the machine; leave it out"
 
 
 def _check_probes(ray: dict[str, Any], where: Location) -> Iterator[Found]:
     for key in ("readinessProbe", "livenessProbe"):
         if key not in ray:
-            yield where, f"no {key}; a node that hangs would be taken for one that works"
+            yield where, f"no {key}; a node that hangs would count as healthy"
 
 
 def _check_worker(group: dict[str, Any], spec: dict[str, Any], where: Location) -> Iterator[Found]:
     if spec.get("restartPolicy") != "Never":
-        what = "autoscaler v2 makes new pods itself; one restarted in place is lost to it: Never"
+        what = (
+            "autoscaler v2 makes new pods and loses track of one that restarts in place; "
+            "write Never"
+        )
         yield (*where, "restartPolicy"), what
     gpus = parse_quantity(at(spec, "containers", 0, "resources", "limits", GPU))
     keys = {
@@ -116,7 +134,7 @@ def _check_worker(group: dict[str, Any], spec: dict[str, Any], where: Location) 
         for toleration in ensure_list(spec.get("tolerations"))
     }
     if gpus and GPU not in keys:
-        what = f"no toleration of {GPU}; machines with GPUs turn away pods without one"
+        what = f"no toleration of {GPU}; nodes with GPUs reject pods without it"
         yield (*where, "tolerations"), what
 
 
@@ -131,13 +149,13 @@ def _check_spot(
     affinity = str(at(spec, "affinity", "nodeAffinity") or "")
     words = " ".join([*chosen, *map(str, chosen.values()), affinity]).lower()
     if "spot" not in words:
-        what = "the label says spot, but no nodeSelector or nodeAffinity asks for such machines"
+        what = "the label says spot, but no nodeSelector or nodeAffinity selects spot machines"
         yield (*where, "nodeSelector"), what
     if not any("spot" in key.lower() or "capacity" in key.lower() for key in tolerated):
         yield (*where, "tolerations"), "no toleration of the taint that spot machines have"
     grace = spec.get("terminationGracePeriodSeconds")
     if not isinstance(grace, int) or grace < LEAST_GRACE:
-        what = f"{grace} s to save in and leave; write {LEAST_GRACE} or more"
+        what = f"{grace} s is too short to save and leave; write {LEAST_GRACE} or more"
         yield (*where, "terminationGracePeriodSeconds"), what.replace("None s", "30 s by default")
     command = " ".join(map(str, ensure_list(at(ray, "lifecycle", "preStop", "exec", "command"))))
     if AGENT not in command:
@@ -145,5 +163,8 @@ def _check_spot(
         yield (*of_ray, "lifecycle"), what
     told = GRACE_TOLD.search(command)
     if told and isinstance(grace, int) and int(told[1]) > grace:
-        what = f"the preStop tells Ray {told[1]} s, but Kubernetes waits {grace} s in all; --grace"
-        yield (*of_ray, "lifecycle"), f"{what} at most"
+        what = (
+            f"the preStop hook gives Ray {told[1]} s, but Kubernetes waits {grace} s in all; "
+            "set --grace to"
+        )
+        yield (*of_ray, "lifecycle"), f"{what} {grace} or less"

@@ -15,9 +15,9 @@ def check_ray_job(data: Any) -> Iterator[Found]:
     """Find the problems of the job itself."""
     spec = ensure_table(at(data, "spec"))
     if not spec.get("entrypoint"):
-        yield ("spec",), "`entrypoint` is missing; it is what runs"
+        yield ("spec",), "`entrypoint` is missing; it is the command to run"
     elif not RUNS_US.search(str(spec["entrypoint"])):
-        yield ("spec", "entrypoint"), "runs nothing of trainrig's"
+        yield ("spec", "entrypoint"), "does not run trainrig; give a trainrig command"
     yield from _check_retries(spec)
     yield from _check_end(spec)
     environment = spec.get("runtimeEnvYAML")
@@ -27,15 +27,15 @@ def check_ray_job(data: Any) -> Iterator[Found]:
         except yaml.YAMLError as error:
             yield ("spec", "runtimeEnvYAML"), f"not YAML: {str(error).splitlines()[0]}"
     if not spec.get("rayClusterSpec") and not spec.get("clusterSelector"):
-        yield ("spec",), "`rayClusterSpec` is missing; there is no cluster to run on"
+        yield ("spec",), "`rayClusterSpec` is missing, so the job has no cluster to run on"
 
 
 def _check_retries(spec: dict[str, Any]) -> Iterator[Found]:
     if spec.get("backoffLimit", 0) != 0:
-        what = "each retry of KubeRay's is a whole new cluster, whatever the cause; the run has"
-        yield ("spec", "backoffLimit"), f"{what} retries of its own by cause: write 0"
+        what = "each retry of KubeRay starts a whole new cluster, whatever the cause; trainrig"
+        yield ("spec", "backoffLimit"), f"{what} retries by cause itself: write 0"
     if spec.get("submissionMode") == "SidecarMode":
-        what = "ends the job when its stream of logs drops; write HTTPMode"
+        what = "ends the job when its log stream drops; write HTTPMode"
         yield ("spec", "submissionMode"), what
 
 
@@ -43,15 +43,15 @@ def _check_end(spec: dict[str, Any]) -> Iterator[Found]:
     if "deletionStrategy" in spec:
         for key in ("shutdownAfterJobFinishes", "ttlSecondsAfterFinished"):
             if key in spec:
-                yield ("spec", key), "not together with deletionStrategy; choose one"
+                yield ("spec", key), "cannot be combined with deletionStrategy; choose one"
     elif spec.get("shutdownAfterJobFinishes") is not True:
-        what = "the cluster would stay, and cost, when the job has ended; write true"
+        what = "the cluster would stay, and cost money, after the job has ended; write true"
         yield ("spec", "shutdownAfterJobFinishes"), what
     if "ttlSecondsAfterFinished" in spec and spec.get("shutdownAfterJobFinishes") is not True:
-        what = "does nothing without shutdownAfterJobFinishes: true"
+        what = "has no effect without shutdownAfterJobFinishes: true"
         yield ("spec", "ttlSecondsAfterFinished"), what
     if "activeDeadlineSeconds" not in spec:
         yield (
             ("spec",),
-            "`activeDeadlineSeconds` is missing; a job that hangs costs on",
+            "`activeDeadlineSeconds` is missing; a job that hangs would cost money without end",
         )

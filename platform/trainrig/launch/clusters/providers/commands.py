@@ -20,7 +20,9 @@ def ask(command: Sequence[str], seconds: float = ANSWER) -> Any:
     try:
         return json.loads(written)
     except ValueError:
-        raise ClusterError(f"{_name_command(command)}: no JSON: {written[:200]!r}") from None
+        raise ClusterError(
+            f"{_name_command(command)}: the output is not JSON: {written[:200]!r}"
+        ) from None
 
 
 def tell(command: Sequence[str], seconds: float = ANSWER) -> str:
@@ -37,7 +39,7 @@ def tell(command: Sequence[str], seconds: float = ANSWER) -> str:
     except subprocess.TimeoutExpired:
         raise ClusterError(f"{_name_command(command)}: no answer for {seconds:g} s") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ClusterError(f"{_name_command(command)}: {said[-1]}")
     return done.stdout
 

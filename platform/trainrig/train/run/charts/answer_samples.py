@@ -20,8 +20,8 @@ def build_answer_samples(batches: Sequence[BatchAnswers], measured: Sequence[str
         return []
     last = batches[-1]
     said = Text(
-        f"The worst and the best of {len(last.answers):,} completions of the last batch, drawn "
-        f"after {last.step:,} updates; earlier ones are folded below."
+        f"The worst and the best of {len(last.answers):,} completions in the last batch, "
+        f"sampled after {last.step:,} updates. Earlier batches are folded below."
     )
     blocks: list[Block] = [said, *_pick_ends(last)]
     blocks += [
@@ -63,11 +63,12 @@ def _find_overrated(batch: BatchAnswers, name: str) -> Block | None:
     found.sort(key=lambda answer: -answer.reward)
     samples = tuple(_build_sample("Overrated", answer) for answer in found[:SHOWN])
     said = Text(
-        f"{format_percent(len(found), len(known))} of the completions after {batch.step:,} updates "
-        f"are worth the mean or more, though '{name}', which is measured and not trained on, gives "
-        "them less than its mean: where the trained reward may be fooled."
+        f"{format_percent(len(found), len(known))} of the completions after "
+        f"{batch.step:,} updates have at least the mean reward, but less than the mean "
+        f"'{name}', which is measured but not trained on. The trained reward may be "
+        "misleading there."
     )
-    return Details(f"What the reward likes and '{name}' does not", (said, SampleGroup(samples)))
+    return Details(f"High reward, but low '{name}'", (said, SampleGroup(samples)))
 
 
 def _build_sample(label: str, answer: StoredAnswer) -> TextSample:

@@ -15,7 +15,7 @@ def build_followed_prompts(followed: Sequence[FollowedPrompt], what: str) -> lis
     """
     if not followed:
         return []
-    said = Text(f"The same prompts over the run: {what}. Equal ones in a row are shown once.")
+    said = Text(f"The same prompts during the run: {what}. Equal answers in a row are shown once.")
     return [said, *map(_group, followed)]
 
 
@@ -27,10 +27,10 @@ def _group(followed: FollowedPrompt) -> SampleGroup:
         last = same[-1]
         steps = f"Step {first.step:,}"
         if first is not last:
-            steps += f" to {last.step:,}, the same"
+            steps += f" to {last.step:,}, unchanged"
         note = f"{first.measure} {first.worth:.3g}"
         if not first.text.strip():
-            note = f"nothing; {note}"
+            note = f"no answer; {note}"
         samples.append(TextSample(steps, _shorten(first.text), note))
     return SampleGroup(tuple(samples), headed=True)
 

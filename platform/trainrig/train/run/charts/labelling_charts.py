@@ -35,7 +35,7 @@ def build_labelling_charts(run_data: RunReportData) -> list[Chart]:
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        ax.set(xlabel="step", ylabel="rows that are right", ylim=(0, 1.02))
+        ax.set(xlabel="step", ylabel="rows predicted correctly", ylim=(0, 1.02))
 
     measured, prefix = (held_out, EVAL) if held_out else (lines, TRAIN)
     last = measured[-1]
@@ -43,12 +43,12 @@ def build_labelling_charts(run_data: RunReportData) -> list[Chart]:
     f1 = f", F1 {last[prefix + F1]:.3f}" if prefix + F1 in last else ""
     return [
         Chart(
-            f"{format_percent(last[prefix + name], 1)} of {where} are right{f1}",
+            f"{format_percent(last[prefix + name], 1)} of {where} are predicted correctly{f1}",
             figures.draw(plot, 240),
-            label="Lines of the share of rows that the model is right about, by step.",
-            caption=f"n = {len(lines):,} steps, the mean of {over}; diamonds: held-out rows.",
+            label="Lines of the share of correctly predicted rows, by step.",
+            caption=f"n = {len(lines):,} steps, mean of {over}. Diamonds: held-out rows.",
             table=ReportTable(
-                "Rows that are right",
+                "Correctly predicted rows",
                 ("step", "share", "F1"),
                 tuple(
                     (line["step"], line[prefix + name], line.get(prefix + F1, ""))

@@ -36,13 +36,19 @@ def build_members_chart(run_data: RunReportData) -> Chart | None:
 
     what = "Held-out loss" if held else "Training loss"
     told = ", ".join(f"{escape_invisible(name[begin:])} {last[name]:.2f}" for name in shown)
-    more = f" Drawn: the {len(shown)} with the highest loss." if len(ordered) > len(shown) else ""
+    more = (
+        f" The {len(shown)} objectives with the highest loss are drawn."
+        if len(ordered) > len(shown)
+        else ""
+    )
     return Chart(
         f"{what} by objective: {told}",
         figures.draw(plot, 260),
-        label=f"Lines of the {what.lower()} against steps, one an objective.",
-        caption="Each a mean over the targets that this objective makes, so losses are to be "
-        f"compared with themselves, not with one another.{more}",
+        label=f"Lines of the {what.lower()} against steps, one per objective.",
+        caption=(
+            "Each line is the mean over the targets of its objective. Compare a loss with "
+            f"earlier values of the same objective, not with other objectives.{more}"
+        ),
         table=ReportTable(
             f"{what} by objective, first and last",
             ("objective", "first", "last"),

@@ -56,8 +56,8 @@ def build_prediction_chart(run_data: RunReportData, prediction: Prediction) -> C
     sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
     ended = run_data.updates[-1]["step"] >= run_data.steps
     title = (
-        f"{came.what.capitalize()} {actual:.3f}{'' if ended else ' so far'}; the law "
-        f"{prediction.law} said {predicted:.3f}{sure}: {actual / predicted - 1:+.1%}"
+        f"{came.what.capitalize()} {actual:.3f}{'' if ended else ' so far'}; law "
+        f"{prediction.law} predicted {predicted:.3f}{sure}: {actual / predicted - 1:+.1%}"
     )
     at = np.unique(np.linspace(0, len(came.loss) - 1, min(TABLE_ROWS, len(came.loss))).astype(int))
     rows = tuple(
@@ -71,9 +71,12 @@ def build_prediction_chart(run_data: RunReportData, prediction: Prediction) -> C
     return Chart(
         title,
         figures.draw(partial(plot_prediction, measured=came, prediction=prediction), 270),
-        label="The predicted loss against tokens with its interval, and the loss that came.",
-        caption="The prediction for each number of tokens is of a run that ends there, its rate "
-        "decayed: a run under way lies above it until its own end.",
+        label="The predicted loss against tokens with its interval, and the measured loss.",
+        caption=(
+            "The prediction for each number of tokens is the loss of a run that ends there "
+            "with a decayed learning rate. The loss of an unfinished run therefore lies "
+            "above the prediction."
+        ),
         table=ReportTable("Loss, nats per token", ("tokens", came.what, "predicted"), rows),
     )
 

@@ -58,13 +58,13 @@ def build_accuracy_chart(run_data: RunReportData) -> Chart | None:
     first, last = (line[name + ACCURACY] for line in (measured[0], measured[-1]))
     where = "held-out pairs" if held_out else "pairs of a step"
     return Chart(
-        f"The chosen answer is the higher one in {format_percent(last, 1)} of {where}; at first "
-        f"{format_percent(first, 1)}",
+        f"The chosen answer has the higher reward in {format_percent(last, 1)} of "
+        f"{where}; at first {format_percent(first, 1)}",
         figures.draw(plot, 240),
         label="Lines of the share of pairs whose chosen answer has the higher reward, by step.",
-        caption=f"n = {len(lines):,} steps, the mean of {over}; diamonds: held-out pairs.",
+        caption=f"n = {len(lines):,} steps, mean of {over}. Diamonds: held-out pairs.",
         table=ReportTable(
-            "Share of pairs that come out right",
+            "Share of correctly ranked pairs",
             ("step", "share"),
             tuple((line["step"], line[name + ACCURACY]) for line in measured[-50:]),
         ),
@@ -92,10 +92,11 @@ def build_rewards_chart(run_data: RunReportData) -> Chart | None:
     chosen = last[TRAIN + CHOSEN]
     rejected = last[TRAIN + REJECTED]
     return Chart(
-        f"Rewards end {chosen - rejected:.3g} apart: chosen {chosen:.3g}, rejected {rejected:.3g}",
+        f"Rewards at the end differ by {chosen - rejected:.3g}: chosen {chosen:.3g}, "
+        f"rejected {rejected:.3g}",
         figures.draw(plot, 240),
-        label="Lines of the mean reward of chosen and of rejected answers against steps.",
-        caption=f"n = {len(lines):,} steps, the mean of {over}.",
+        label="Lines of the mean rewards of chosen and rejected answers against steps.",
+        caption=f"n = {len(lines):,} steps, mean of {over}.",
         table=ReportTable(
             "Rewards, last steps",
             ("step", "chosen", "rejected"),
@@ -125,15 +126,20 @@ def build_reliability_chart(run_data: RunReportData) -> Chart | None:
         plot_reliability, confidences=confidences, accuracies=accuracies, weights=weights
     )
     return Chart(
-        f"Confidence is {format_percent(error, 1)} from the share of right pairs, on average",
+        f"Confidence differs by {format_percent(error, 1)} from the share of correctly "
+        "ranked pairs, on average",
         figures.draw(plot, 260),
-        label="Share of held-out pairs that come out right against confidence; on the diagonal "
-        "both are equal.",
-        caption=f"Held-out pairs at step {last['step']:,}, in ranges of confidence, which is "
-        "sigmoid(|chosen − rejected|); a larger dot stands for more pairs.",
+        label=(
+            "Share of correctly ranked held-out pairs against confidence. On the diagonal, "
+            "both are equal."
+        ),
+        caption=(
+            f"Held-out pairs at step {last['step']:,}, in ranges of confidence, which is "
+            "sigmoid(|chosen − rejected|). A larger dot stands for more pairs."
+        ),
         table=ReportTable(
             "Reliability",
-            ("confidence from", "mean confidence", "right", "share of pairs"),
+            ("confidence from", "mean confidence", "right", "share of correctly ranked pairs"),
             tuple(
                 (format_percent(at / 100, 1), float(sure), float(right), float(share))
                 for at, sure, right, share in zip(

@@ -56,7 +56,7 @@ def measure_answer_worth(run_data: RunReportData) -> tuple[str, float, float] | 
     if not lines:
         return None
     taught = lines[-1].get(TEACHER) is not None
-    name, figure = ("nats a token from the teacher", TEACHER) if taught else ("reward", REWARD)
+    name, figure = ("nats per token from the teacher", TEACHER) if taught else ("reward", REWARD)
     first, last, _ = _average_ends(lines, figure)
     return name, last, first
 
@@ -98,12 +98,14 @@ def build_reward_chart(lines: list[Line]) -> Chart:
     first, last, some = _average_ends(lines, REWARD)
     flat = sum(line[f"{TRAIN}flat"] for line in lines[-some:]) / some
     return Chart(
-        f"Completions are worth {last:.3g}; at first {first:.3g}",
+        f"Mean reward of completions {last:.3g}; at first {first:.3g}",
         figures.draw(plot, 240),
         label="Lines of the mean reward of completions, and of its parts, against steps.",
-        caption=f"n = {len(lines):,} steps, the mean of {over}; the headline's are of {some}. "
-        f"{format_percent(flat, 1)} of the last completions stood in groups of equal rewards, of "
-        "which nothing is learnt.",
+        caption=(
+            f"n = {len(lines):,} steps, mean of {over}. The title's values are means of "
+            f"{some} steps. {format_percent(flat, 1)} of the last completions were in groups "
+            "of equal rewards, which teach nothing."
+        ),
         table=ReportTable(
             "Rewards, last steps",
             ("step", "reward", *(part.removeprefix(PARTS) for part in shown)),
@@ -136,17 +138,23 @@ def build_verifier_chart(lines: list[Line], part: str) -> Chart:
     (first, last, some) = _average_ends(lines, REWARD)
     (before, after, _) = _average_ends(lines, part)
     if last > first and after < before:
-        title = f"Fooled: the reward rose by {last - first:.3g}, '{name}' fell by "
+        title = (
+            f"Possible reward hacking: the reward rose by {last - first:.3g}, but '{name}' fell by "
+        )
         title += f"{before - after:.3g}"
     else:
-        title = f"'{name}', not trained on: {after:.3g}, at first {before:.3g}"
+        title = f"'{name}', not trained on: {after:.3g}; at first {before:.3g}"
     return Chart(
         title,
         figures.draw(plot, 240),
-        label=f"Lines of the mean reward and of '{name}', which is not trained on, against steps.",
-        caption=f"n = {len(lines):,} steps, the mean of {over}; the headline's are of {some}. "
-        f"'{name}' has no weight in the reward. It was best at step {steps[best]:,.0f}, with "
-        f"{true[best]:.3g}.",
+        label=(
+            f"Lines of the mean reward and of '{name}', which is not trained on, against steps."
+        ),
+        caption=(
+            f"n = {len(lines):,} steps, mean of {over}. The title's values are means of "
+            f"{some} steps. '{name}' has weight 0 in the reward. It was best at step "
+            f"{steps[best]:,.0f}, with {true[best]:.3g}."
+        ),
         table=ReportTable(
             f"Reward and '{name}', last steps",
             ("step", "reward", name),
@@ -160,10 +168,10 @@ def build_teacher_chart(lines: list[Line]) -> Chart:
     return _build_line_chart(
         lines,
         TEACHER,
-        "nats a token",
+        "nats per token",
         "A line of the divergence from the teacher against steps.",
-        lambda first, last: f"{last:.3g} nats a token from the teacher; at first {first:.3g}",
-        "KL(student || teacher) of the tokens that the student drew.",
+        lambda first, last: f"{last:.3g} nats per token from the teacher; at first {first:.3g}",
+        "KL(student || teacher) of the tokens that the student sampled.",
     )
 
 
@@ -173,18 +181,20 @@ def build_gap_chart(lines: list[Line]) -> Chart:
     return _build_line_chart(
         lines,
         GAP,
-        "nats a token",
-        "A line of the difference between log-probabilities as sampled and as trained on.",
-        lambda first, last: f"What samples and what is trained differ by {most:.2g} nats at most",
-        "Mean |log-probability as sampled − as training reads it|: rounding alone, unless what "
-        "samples has other weights.",
+        "nats per token",
+        "A line of the difference between log-probabilities in sampling and in training.",
+        lambda first, last: (
+            f"Log-probabilities in sampling and in training differ by at most {most:.2g} nats"
+        ),
+        "Mean |log-probability in sampling − in training|. It is rounding error alone, "
+        "unless completions were sampled with other weights.",
     )
 
 
 def build_staleness_chart(lines: list[Line]) -> Chart:
     """Plot the share of tokens that earlier weights sampled, and their age, by step."""
     over = max(1, len(lines) // 40)
-    named = [(STALE, C1, "share of earlier weights"), (STALENESS, C2, "batches behind, mean")]
+    named = [(STALE, C1, "share from earlier weights"), (STALENESS, C2, "mean age in batches")]
 
     def plot(ax: Axes) -> None:
         for name, colour, label in named:
@@ -197,15 +207,21 @@ def build_staleness_chart(lines: list[Line]) -> Chart:
     (_, share, some) = _average_ends(lines, STALE)
     (_, behind, _) = _average_ends(lines, STALENESS)
     return Chart(
-        f"{format_percent(share, 1)} of the tokens were taken over from earlier batches",
+        f"{format_percent(share, 1)} of the tokens come from completions that earlier "
+        "batches started",
         figures.draw(plot, 240),
-        label="Lines of the share of tokens that earlier weights sampled, and of how many batches "
-        "their weights are behind, against steps.",
-        caption=f"n = {len(lines):,} steps, the mean of {over}; the headline is of the last "
-        f"{some}, in which a token's weights are {behind:.2g} batches behind on average. These "
-        "tokens were left off and gone on with, not sampled again.",
+        label=(
+            "Lines of the share of tokens that earlier weights sampled, and of the age of "
+            "those weights in batches, against steps."
+        ),
+        caption=(
+            f"n = {len(lines):,} steps, mean of {over}. The title's value is the mean of the "
+            f"last {some} steps, in which a token's weights are {behind:.2g} batches old on "
+            "average. These tokens belong to completions that were interrupted and "
+            "continued, not sampled again."
+        ),
         table=ReportTable(
-            "Taken over, last steps",
+            "Tokens from earlier batches, last steps",
             ("step", *(label for _, _, label in named)),
             tuple((x["step"], *(x[name] for name, _, _ in named)) for x in lines[-50:]),
         ),
@@ -233,8 +249,10 @@ def _build_line_chart(
         title(first, last),
         figures.draw(plot, 240),
         label=label,
-        caption=f"{what} n = {len(lines):,} steps, the mean of {over}; means of {some} at either "
-        "end.",
+        caption=(
+            f"{what} n = {len(lines):,} steps, mean of {over}. The first and last values are "
+            f"means of {some} steps."
+        ),
         table=ReportTable(
             "Last steps", ("step", unit), tuple((x["step"], x[name]) for x in lines[-50:])
         ),
@@ -256,15 +274,15 @@ def build_exploration_chart(lines: list[Line]) -> Chart:
             ax.plot(x, y, color=colour, linewidth=1.8, label=label)
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        ax.set(xlabel="step", ylabel="nats a token", ylim=(0, None))
+        ax.set(xlabel="step", ylabel="nats per token", ylim=(0, None))
 
     last = lines[-1]
     away = f", {last[REFERENCE]:.3g} from the reference" if held else ""
     return Chart(
-        f"The policy ends with an entropy of {last[ENTROPY]:.3g} nats a token{away}",
+        f"The policy's entropy at the end is {last[ENTROPY]:.3g} nats per token{away}",
         figures.draw(plot, 240),
         label="Lines of the entropy and of the divergence from the reference against steps.",
-        caption=f"n = {len(lines):,} steps, the mean of {over}.",
+        caption=f"n = {len(lines):,} steps, mean of {over}.",
         table=ReportTable(
             "Entropy and divergence, last steps",
             ("step", *(label for _, _, label in named)),
@@ -286,14 +304,17 @@ def build_price_chart(lines: list[Line]) -> Chart:
     def plot(ax: Axes) -> None:
         some = slice(None, None, max(1, len(lines) // 200))
         ax.plot(away[some], rewards[some], color=C1, linewidth=1.1, marker="o", markersize=2.5)
-        ax.set(xlabel="divergence from the reference, nats a completion", ylabel="reward")
+        ax.set(xlabel="divergence from the reference, nats per completion", ylabel="reward")
 
     return Chart(
-        f"{away[-1]:.3g} nats a completion from the reference, for a reward of {rewards[-1]:.3g}",
+        f"{away[-1]:.3g} nats per completion from the reference, for a reward of {rewards[-1]:.3g}",
         figures.draw(plot, 240),
         label="A line of the mean reward against the divergence from the reference, by step.",
-        caption=f"n = {len(lines):,} steps in their order, the mean of {over}. The divergence is "
-        "k1 of the weights that sampled, so a mean of few completions may be below 0.",
+        caption=(
+            f"n = {len(lines):,} steps in order, mean of {over}. The divergence is the k1 "
+            "estimate with the weights that sampled, so a mean over few completions may be "
+            "below 0."
+        ),
         table=ReportTable(
             "Reward and divergence, last steps",
             ("step", "divergence", "reward"),

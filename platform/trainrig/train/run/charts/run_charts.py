@@ -154,10 +154,10 @@ def build_loss_chart(run_data: RunReportData) -> Chart:
     return Chart(
         title,
         figures.draw(_add_marks(plot, run_data.marks), 290),
-        label="Line of the training loss against steps, with what happened along it.",
+        label="Line of the training loss against steps, with the events of the run.",
         caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {curve.mean_over}"
         + ("; diamonds: held out" if len(held_out[0]) else "")
-        + ("; dotted: steps that a later attempt took again" if marks.thrown_away else "")
+        + ("; dotted: steps that a later attempt repeated" if marks.thrown_away else "")
         + f".{_describe_marks(run_data.marks)}",
         table=_build_series_table("Training loss", run_data.updates, "train/loss", run_data.unit),
     )
@@ -179,7 +179,7 @@ def _describe_marks(marks: Sequence[Mark]) -> str:
         return ""
     undone = any(mark.since is not None for mark in marks)
     band = "; shaded: updates that a rollback undid" if undone else ""
-    return f" Dashed: what happened there, of {len(marks)} events{band}."
+    return f" Dashed lines mark {len(marks)} {'event' if len(marks) == 1 else 'events'}{band}."
 
 
 def build_forgetting_chart(run_data: RunReportData) -> Chart:
@@ -195,18 +195,22 @@ def build_forgetting_chart(run_data: RunReportData) -> Chart:
     change = {pair.name: pair.after - pair.before for pair in pairs}
     worst = max(change, key=lambda n: change[n])
     best = min(change, key=lambda n: change[n])
-    title = f"Forgot nothing: no held-out loss has risen; {best} fell by {-change[best]:.2f}"
+    title = (
+        f"No source was forgotten: no held-out loss has risen; {best} fell by {-change[best]:.2f}"
+    )
     if change[worst] > 0:
-        title = f"Forgot most of {worst}, {change[worst]:+.2f} {run_data.unit}"
-        title += f"; learnt most of {best}, {change[best]:+.2f}" if change[best] < 0 else ""
+        title = f"{worst} was forgotten most, {change[worst]:+.2f} {run_data.unit}"
+        title += f"; {best} was learnt most, {change[best]:+.2f}" if change[best] < 0 else ""
     shown = sorted(pairs, key=lambda pair: -abs(change[pair.name]))[:FORGETTING_ROWS]
     plot = partial(figures.plot_pairs, pairs=shown, x_label=f"held-out loss ({run_data.unit})")
     return Chart(
         title,
         figures.draw(plot, 90 + 38 * len(shown)),
-        label="Two dots a source: its held-out loss before the run and now.",
-        caption=f"The same rows, before the first step and at step {last['step']:,}; to the right "
-        "is forgotten.",
+        label="Two dots per source: its held-out loss before the run and now.",
+        caption=(
+            f"The same rows, before the first step and at step {last['step']:,}. A dot to the "
+            "right of its first one means forgetting."
+        ),
         table=ReportTable(
             "Held-out loss by source, before and after",
             ("source", "before", "after", "change"),
@@ -242,13 +246,19 @@ def build_sources_chart(run_data: RunReportData) -> Chart:
     title = f"Hardest to predict: {names[ordered[0]]}, {last[ordered[0]]:.2f} {run_data.unit}"
     if len(ordered) > 1:
         title += f"; easiest: {names[ordered[-1]]}, {last[ordered[-1]]:.2f}"
-    more = f" Drawn: the {len(shown)} with the highest loss." if len(ordered) > len(shown) else ""
+    more = (
+        f" The {len(shown)} sources with the highest loss are drawn."
+        if len(ordered) > len(shown)
+        else ""
+    )
     return Chart(
         title,
         figures.draw(_add_marks(plot, run_data.marks), 260),
-        label="Lines of the held-out loss against steps, one a source.",
-        caption=f"n = {len(run_data.held_out):,} measurements on the same rows each time.{more}"
-        f"{_describe_marks(run_data.marks)}",
+        label="Lines of the held-out loss against steps, one per source.",
+        caption=(
+            f"n = {len(run_data.held_out):,} measurements, each on the same "
+            f"rows.{more}{_describe_marks(run_data.marks)}"
+        ),
         table=ReportTable(
             "Held-out loss by source, first and last",
             ("source", "first", "last"),
@@ -265,21 +275,21 @@ def build_gradient_chart(run_data: RunReportData) -> Chart:
     norms = list_values(run_data.updates, "train/grad_norm")
     highest = int(np.nanargmax(norms))
     at = f"step {run_data.updates[highest]['step']:,}"
-    title = f"Gradient norm {np.nanmedian(norms):.3g} at the median, at most {norms[highest]:.3g} "
+    title = f"Gradient norm: median {np.nanmedian(norms):.3g}, maximum {norms[highest]:.3g} "
     return _build_line_chart(run_data, "train/grad_norm", "gradient norm", f"{title}({at})")
 
 
 def build_rate_chart(run_data: RunReportData) -> Chart:
     """Plot the learning rate by step."""
     rates = list_values(run_data.updates, "train/lr")
-    title = f"Learning rate up to {rates.max():.3g}, {rates[-1]:.3g} at the end"
+    title = f"Learning rate: maximum {rates.max():.3g}, {rates[-1]:.3g} at the end"
     return _build_line_chart(run_data, "train/lr", "learning rate", title, smooth=False)
 
 
 def build_speed_chart(run_data: RunReportData) -> Chart:
     """Plot the tokens per second by step."""
     speeds = list_values(run_data.updates, "speed/tokens_per_second")
-    title = f"{np.median(speeds):,.0f} tokens/s at the median"
+    title = f"Median throughput: {np.median(speeds):,.0f} tokens/s"
     return _build_line_chart(run_data, "speed/tokens_per_second", "tokens per second", title)
 
 
@@ -317,12 +327,12 @@ def _build_series_table(caption: str, lines: Sequence[Line], name: str, unit: st
 
 WHERE_TIME_GOES = {
     "productive": "steps that count",
-    "lost": "steps taken again",
-    "detection": "until a fault was seen",
+    "lost": "repeated steps",
+    "detection": "detecting failures",
     "restart": "starting and loading",
-    "stall": "held up by saving",
+    "stall": "waiting for saves",
     "waiting": "waiting for nodes",
-    "stopped": "nobody drove the run",
+    "stopped": "no driver running",
 }
 
 
@@ -336,10 +346,12 @@ def build_goodput_chart(goodput: Goodput) -> Chart:
     ]
     plot = partial(figures.plot_rows, rows=rows, parts=(BarPart("seconds", C1),), x_label="seconds")
     return Chart(
-        f"{format_percent(goodput.share, 1)} of the time went into steps that count",
+        f"{format_percent(goodput.share, 1)} of the time was spent on steps that count",
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of seconds by what they were spent on.",
-        caption=f"{format_duration(goodput.wall)} in all, from the first start on. The title's "
-        "share is of the time in which a driver was running.",
+        caption=(
+            f"{format_duration(goodput.wall)} in all, since the first start. The title's "
+            "share is of the time during which a driver was running."
+        ),
         table=ReportTable("Seconds by use", ("use", "seconds"), tuple(seconds.items())),
     )

@@ -56,11 +56,15 @@ def build_norms_chart(run_data: RunReportData) -> Chart | None:
         for layer, name in zip(layers, names, strict=True)
     )
     return Chart(
-        f"Layer {largest} has the largest gradient in the end, {np.nanmax(norms_LS[:, -1]):.3g}",
+        f"Layer {largest} has the largest gradient norm at the end, "
+        f"{np.nanmax(norms_LS[:, -1]):.3g}",
         figures.draw(plot, 240),
         label="Heat map of the gradient norm, layers against steps.",
-        caption=f"n = {len(shown)} of {len(lines)} measurements; stronger colour: a larger "
-        f"norm, by its logarithm, from {np.nanmin(norms_LS):.2g} to {np.nanmax(norms_LS):.2g}.",
+        caption=(
+            f"n = {len(shown)} of {len(lines)} measurements. A stronger colour is a larger "
+            f"norm, on a logarithmic scale from {np.nanmin(norms_LS):.2g} to "
+            f"{np.nanmax(norms_LS):.2g}."
+        ),
         table=ReportTable("Gradient norm by layer", ("layer", "first", "last"), rows),
     )
 
@@ -113,14 +117,18 @@ def build_noise_chart(run_data: RunReportData) -> Chart | None:
         ax.set(xlabel="step", ylabel="targets")
 
     share = scales[-1] / batches[-1]
-    told = "a larger batch would pay" if share > 2 else "a larger batch would save few steps"
+    told = (
+        "a larger batch would train efficiently"
+        if share > 2
+        else "a larger batch would save few steps"
+    )
     rows = tuple(zip(steps.tolist(), scales.tolist(), strict=True))[-50:]
     return Chart(
         f"Noise scale {format_short(float(scales[-1]))} targets, "
         f"{share:.2g} times the batch: {told}",
         figures.draw(plot, 220),
-        label="Lines of the gradient noise scale and of the batch against steps.",
-        caption=f"n = {len(lines)} measurements, each point the mean of the last 50.",
+        label="Lines of the gradient noise scale and of the batch size against steps.",
+        caption=f"n = {len(lines)} measurements. Each point is the mean of the last 50.",
         table=ReportTable("Noise scale", ("step", "targets"), rows),
     )
 
@@ -146,11 +154,13 @@ def build_phases_chart(run_data: RunReportData) -> Chart | None:
         figures.plot_rows, rows=rows, parts=(figures.BarPart("s", C3),), x_label="seconds"
     )
     return Chart(
-        f"Steps spend most of their time on: {most}, {format_percent(spent[most], whole)}",
+        f"Steps spend most of their time on {most}: {format_percent(spent[most], whole)}",
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of seconds by phase of a step.",
-        caption=f"n = {len(lines):,} steps of rank 0, all attempts that count. Beside the steps of "
-        f"the run: {_describe_beside(run_data)}.",
+        caption=(
+            f"n = {len(lines):,} steps of rank 0, in all attempts that count. Not included: "
+            f"{_describe_beside(run_data)}."
+        ),
         table=ReportTable("Seconds by phase", ("phase", "seconds"), tuple(spent.items())),
     )
 
@@ -158,7 +168,7 @@ def build_phases_chart(run_data: RunReportData) -> Chart | None:
 def _describe_beside(run_data: RunReportData) -> str:
     measuring = sum(line.get("speed/held_out_seconds", 0.0) for line in run_data.held_out)
     saves = [e["stall_seconds"] for e in run_data.events if e["event"] == "checkpoint"]
-    return f"{measuring:.3g} s for held-out losses, {sum(saves):.3g} s held up by saves"
+    return f"{measuring:.3g} s for held-out losses and {sum(saves):.3g} s waiting for saves"
 
 
 def build_memory_chart(run_data: RunReportData) -> Chart | None:
@@ -177,9 +187,9 @@ def build_memory_chart(run_data: RunReportData) -> Chart | None:
 
     rows = tuple(zip(steps.tolist(), held.tolist(), strict=True))[-50:]
     return Chart(
-        f"At most {held.max():.3g} GiB held by rank 0",
+        f"Rank 0 used at most {held.max():.3g} GiB",
         figures.draw(plot, 180),
         label="Line of the peak memory against steps.",
-        caption=f"n = {len(lines)} measurements; begins anew with each attempt.",
+        caption=f"n = {len(lines)} measurements. The peak is reset by each attempt.",
         table=ReportTable("Peak memory", ("step", "GiB"), rows),
     )

@@ -42,11 +42,13 @@ def _build_forgetting_chart(before: ModelView, after: ModelView, sources: Sequen
     plot = partial(figures.plot_pairs, pairs=pairs, x_label="nats per token")
     return Chart(
         f"Held-out text of '{report.escape_invisible(worst.name)}' costs {what} than before"
-        + (", the others less than that" if len(pairs) > 1 else ""),
+        + (", and no other source rose more" if len(pairs) > 1 else ""),
         figures.draw(plot, 90 + 42 * len(pairs)),
         label="Paired dots by source: the loss on held-out text before and after.",
-        caption=f"n = {len(pairs)} sources of pretraining, the same rows before and after; what "
-        "rises is forgotten.",
+        caption=(
+            f"n = {len(pairs)} pretraining sources, the same rows before and after. A higher "
+            "loss afterwards means forgetting."
+        ),
         table=ReportTable(
             "Loss on held-out text",
             ("source", "before", "after"),
@@ -59,9 +61,9 @@ def _describe_lengths(before: ModelView, after: ModelView) -> Text:
     first, last = (sum(a.tokens for a in v.answers) / len(v.answers) for v in (before, after))
     ended = sum(answer.stopped == "end" for answer in after.answers)
     return Text(
-        f"Answers to {len(after.answers)} held-out prompts, the likeliest token each time: "
-        f"{first:.1f} tokens on average before, {last:.1f} after, of which {ended} end by "
-        "themselves."
+        f"Answers to {len(after.answers)} held-out prompts, always with the most likely "
+        f"token: {first:.1f} tokens on average before, {last:.1f} after, of which {ended} "
+        "ended by themselves."
     )
 
 

@@ -46,15 +46,15 @@ def build_score_chart(scored: Sequence[ScoredCheckpoint]) -> Chart:
     begun = first.scores.get(shown)
     ended = last.scores.get(shown)
     evaluation = escape_invisible(last.evaluation)
-    title = f"{evaluation}: no task"
+    title = f"{evaluation}: no tasks"
     if begun and ended:
         title = f"{evaluation}: {escape_invisible(shown)} {begun.value:.3f} → {ended.value:.3f}"
     return Chart(
         title,
         figures.draw(plot, 260),
-        label="Lines of scores against steps, one a task, with standard errors.",
-        caption=f"n = {len(steps):,} checkpoints; bars: one standard error."
-        + (f" Drawn: the first {len(COLOURS)} tasks." if len(tasks) > len(COLOURS) else ""),
+        label="Lines of scores against steps, one per task, with standard errors.",
+        caption=f"n = {len(steps):,} checkpoints. Bars show one standard error."
+        + (f" The first {len(COLOURS)} tasks are drawn." if len(tasks) > len(COLOURS) else ""),
         table=ReportTable(
             f"Scores of {last.evaluation} at step {last.step:,}",
             ("score", "value", "standard error"),
