@@ -82,7 +82,7 @@ def test_a_scorecard_of_an_encoder_has_its_accuracy(run):
 
 
 def test_an_encoder_is_not_asked_what_it_cannot_say(run, tokens, model, tmp_path):
-    with pytest.raises(ConfigError, match="is an encoder, which goes on from no text"):
+    with pytest.raises(ConfigError, match="is an encoder, which cannot continue a text"):
         OpenedModel.load(run.model_copy(update={"tasks": (TaskChoice(task="piqa"),)}))
     with pytest.raises(DataError, match="an encoder, which reads whole texts"):
         TextGenerator.open(run.checkpoint)

@@ -43,8 +43,8 @@ def test_rows_are_read_from_lines_packed_lines_and_parquet(tmp_path):
     ("content", "said"),
     [
         (b'{"a": 1}\n{"a": \n', "row 2: not JSON"),
-        (b"[1]\n", "row 1: list, not a JSON object"),
-        (b"\n", "not one row in it"),
+        (b"[1]\n", "row 1: a JSON list; write a JSON object"),
+        (b"\n", "the file has no row"),
         (b"\xff\xfe{", "UTF-16"),
         (b"\x1f\x8bxx", "damaged"),
     ],
@@ -59,18 +59,24 @@ def test_what_is_no_row_is_named_with_its_place(tmp_path, content, said):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"query": "q", "gold": 0}, "scoring.choices speaks of what the row has not: 'choices'"),
-        ({"choices": ["a", "b"], "gold": 0}, "prompt speaks of what the row has not: 'query'"),
+        (
+            {"query": "q", "gold": 0},
+            "scoring.choices uses a field that the row does not have: 'choices'",
+        ),
+        (
+            {"choices": ["a", "b"], "gold": 0},
+            "prompt uses a field that the row does not have: 'query'",
+        ),
         (
             {"query": "q", "choices": ["a", "b"], "gold": 2},
-            "the answer is number 2, but there are 2",
+            "the answer is choice 2, but the row has 2",
         ),
         (
             {"query": "q", "choices": ["a", "b"], "gold": "c"},
-            "'c' is none of the choices: 'a', 'b'",
+            "'c' is not one of the choices: 'a', 'b'",
         ),
-        ({"query": "q", "choices": ["a"], "gold": 0}, "one choice; at least two"),
-        ({"query": "q", "choices": {"a": 1}, "gold": 0}, "wanted a text or a list of texts"),
+        ({"query": "q", "choices": ["a"], "gold": 0}, "fewer than two choices"),
+        ({"query": "q", "choices": {"a": 1}, "gold": 0}, "must be a text or a list of texts"),
         ({"query": "q", "choices": ["a", "b"], "gold": [0]}, "neither a number nor a text"),
     ],
 )
@@ -83,10 +89,10 @@ def test_a_row_that_cannot_be_asked_is_named_with_file_and_number(tmp_path, row,
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{{ query", "no template"),
-        ("{{ query.__class__.__mro__ }}", "not allowed|has not"),
-        ("{{ query.missing }}", "has not"),
-        ("{{ 1 / 0 }}", "cannot be computed of this row: ZeroDivisionError"),
+        ("{{ query", "invalid template"),
+        ("{{ query.__class__.__mro__ }}", "must not use this|does not have"),
+        ("{{ query.missing }}", "does not have"),
+        ("{{ 1 / 0 }}", "cannot be computed for this row: ZeroDivisionError"),
     ],
 )
 def test_a_template_reaches_nothing_but_the_row(tmp_path, template, said):
@@ -106,7 +112,9 @@ def test_shown_rows_are_the_same_before_each_and_never_the_row_itself(tmp_path):
     shown = questions[0].shots[0]
     assert shown.answer == " " + "ab"[int(shown.prompt[1]) % 2]
     assert asked(tmp_path, rows, few_shot=shots) == questions
-    with pytest.raises(DataError, match=r"9 rows to show solved, but few_shot.count = 9 needs 10"):
+    with pytest.raises(
+        DataError, match=r"few_shot.count = 9 needs 10 rows for examples, but the file has 9"
+    ):
         asked(tmp_path, rows, few_shot={"count": 9})
 
 
@@ -143,7 +151,7 @@ def test_rows_of_one_prompt_are_told_apart_by_their_answers_or_refused(tmp_path)
         shown = {shot.answer.strip() for shot in question.shots}
         assert len(question.shots) == 2 and row["text"] not in shown
     with pytest.raises(
-        DataError, match=r"row 1: few_shot.count = 2, but 0 of the 4 rows of .* ask anything else"
+        DataError, match=r"row 1: few_shot.count = 2, but only 0 of the 4 rows of .* ask something"
     ):
         asked(tmp_path, rows, told, prompt="go on:", few_shot={"count": 2})
 
@@ -151,14 +159,14 @@ def test_rows_of_one_prompt_are_told_apart_by_their_answers_or_refused(tmp_path)
 def test_a_row_that_cannot_be_shown_is_named_with_its_own_file(tmp_path):
     write(tmp_path / "shown.jsonl", [{"query": "x", "choices": ["a", "b"]}])
     shots = {"count": 1, "rows": str(tmp_path / "shown.jsonl")}
-    with pytest.raises(DataError, match=r"shown.jsonl: row 1: .* has not: 'gold'"):
+    with pytest.raises(DataError, match=r"shown.jsonl: row 1: .* does not have: 'gold'"):
         asked(tmp_path, [ask("q")], few_shot=shots)
 
 
 def test_messages_are_no_text_of_a_prompt(tmp_path):
     row = ask([{"role": "user", "content": "q"}])
     with pytest.raises(
-        DataError, match=r"row 1: .*TypeError: \[\{'role'.* is no text; name a part"
+        DataError, match=r"row 1: .*TypeError: \[\{'role'.* is not a text; name a part"
     ):
         asked(tmp_path, [row])
     (question,) = asked(tmp_path, [row], prompt="{{ query[0].content }} {{ query | tojson }}")
@@ -230,9 +238,9 @@ def test_every_shipped_task_of_the_data_folder_can_be_asked(test_data):
 
 def test_a_task_that_is_not_there_is_named_with_the_nearest(tmp_path):
     for name, said in {
-        "arc_esy": "no task 'arc_esy' is shipped; did you mean 'arc_easy'",
+        "arc_esy": "nor a task of trainrig; did you mean 'arc_easy'",
         str(tmp_path / "none.toml"): "no such task file",
-        "arc_easy": "name the folder of that file as `task_rows`",
+        "arc_easy": "set `task_rows` to the folder of that file",
     }.items():
         with pytest.raises(ConfigError, match=said):
             load_task(TaskChoice(task=name), None)

@@ -56,7 +56,7 @@ def test_one_message_is_asked_as_the_text_that_it_is(read):
     ("row", "files", "said"),
     [
         ({"prompt": TURNS}, {"chat": False}, "`prompt` is messages; set prompts.chat = true"),
-        ({"prompt": TURNS}, {"template": "{{ prompt }}!"}, "is no text; name a part of it"),
+        ({"prompt": TURNS}, {"template": "{{ prompt }}!"}, "is not a text; name a part of it"),
         ({"prompt": TURNS[:3]}, {}, "`prompt` ends in no turn that the assistant answers"),
         ({"prompt": []}, {}, "`prompt` ends in no turn"),
         ({"prompt": [{"role": "bot", "content": "a"}]}, {}, "unknown_role: `role` is 'bot'"),
