@@ -628,10 +628,10 @@ def test_inputs_that_cannot_work_are_refused_and_nothing_is_written(
         (
             "curate",
             "sources.0.paths=['{at}/curate.toml']",
-            "{at}/curate.toml: its format is unknown: it begins with",
+            "{at}/curate.toml: unknown format: the file begins with",
         ),
         ("tokenizer", "tokenizer.vocabulary=60000", "tokenizer.vocabulary: 27 texts of"),
-        ("evaluate", "sequence_length=49", "sequence_length (49) is beyond the model's 48"),
+        ("evaluate", "sequence_length=49", "sequence_length (49) exceeds the model's 48"),
     ],
 )
 def test_what_shows_only_in_the_doing_is_refused_and_no_output_is_left(

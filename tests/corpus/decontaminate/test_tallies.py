@@ -101,4 +101,4 @@ def test_the_account_is_json_and_a_section_of_a_page(tmp_path: Path):
     assert "&lt;b&gt; ⟦w0 w1" in html
     nothing = build_contamination_section(told(GPT3(), tmp_path, "nothing")).render_html()
     assert "0 of 1 documents hold text of 0 of 2 benchmarks" in nothing
-    assert "No document to show." in nothing
+    assert "No sample was stored." in nothing

@@ -198,9 +198,10 @@ def test_what_may_be_taken_is_said_and_the_run_asked_for_it(
     caplog.set_level(logging.INFO, "trainrig")
     run = run_on(tmp_path, FAMILY)
     curate(run)
-    (line,) = (message for message in caplog.messages if "copies are looked for" in message)
-    assert line.startswith(f"{run.output}: copies are looked for among 6 documents, in 1 partition")
-    assert line.endswith("MiB at most")
+    (line,) = (message for message in caplog.messages if "searching near-duplicates" in message)
+    assert line.startswith(
+        f"{run.output}: searching near-duplicates among 6 documents, in 1 partition"
+    )
 
 
 # However the work is cut and whoever does it
@@ -412,8 +413,8 @@ def test_a_torn_signature_file_is_made_again_and_told_of(
     torn.write_bytes(torn.read_bytes()[:-9])
     before = other.stat().st_mtime_ns
     curate(run, lambda done, whole: None)
-    assert [each for each in caplog.messages if "torn" in each] == [
-        f"{torn}: {torn_bytes(caplog)} torn; its texts are signed again"
+    assert [each for each in caplog.messages if "truncated" in each] == [
+        f"{torn}: {torn_bytes(caplog)} its signatures are computed again"
     ]
     assert not other.exists() and before
     fresh = run_on(tmp_path, FAMILY[:3], FAMILY[3:], name="out2")
@@ -422,10 +423,10 @@ def test_a_torn_signature_file_is_made_again_and_told_of(
 
 
 def torn_bytes(caplog: pytest.LogCaptureFixture) -> str:
-    (line,) = (each for each in caplog.messages if "torn" in each)
-    size, _, whole = line.partition(".arrow: ")[2].partition(" bytes of ")
-    assert int(whole.partition(":")[0]) - int(size) == 9
-    return f"{size} bytes of {whole.partition(':')[0]}:"
+    (line,) = (each for each in caplog.messages if "truncated" in each)
+    size, _, whole = line.partition("truncated (")[2].partition(" bytes of ")
+    assert int(whole.partition(")")[0]) - int(size) == 9
+    return f"the file is truncated ({size} bytes of {whole.partition(')')[0]});"
 
 
 # A new crawl against earlier ones
@@ -500,7 +501,10 @@ def test_a_better_newcomer_is_kept_and_what_it_repeats_is_told_of(
     assert (revoked["against"], revoked["id"]) == (0, ids["fell"])  # the longer
     assert (revoked["dropped_by"], revoked["duplicate_of"]) == ("near_duplicate", newcomer["id"])
     assert 0.9 < revoked["similarity"] < 1
-    assert f"{second}: 1 documents kept in earlier outputs repeat better ones" in caplog.text
+    assert (
+        f"{second}: documents here are better duplicates of 1 document kept in earlier"
+        in caplog.text
+    )
 
 
 @pytest.mark.slow
@@ -521,7 +525,7 @@ def test_an_index_made_otherwise_is_refused_with_both(tmp_path: Path) -> None:
     run = run_on(tmp_path, NEW, name="new", against=(first.output,), near_duplicates=other)
     with pytest.raises(
         DataError,
-        match=r"old: its index was made otherwise \(near_duplicates\.bands: 16 there, 15 here\)",
+        match=r"made with other settings \(near_duplicates\.bands: 16 there, 15 here\)",
     ):
         curate(run)
     assert not Path(run.output).exists()
@@ -531,7 +535,9 @@ def test_an_output_without_signatures_is_refused(tmp_path: Path) -> None:
     first = run_on(tmp_path, OLD, name="old")
     curate(first)
     run = run_on(tmp_path, NEW, name="new", against=(first.output,))
-    with pytest.raises(DataError, match="old: kept no signatures; curate it again with `index = t"):
+    with pytest.raises(
+        DataError, match="old: the folder has no signatures; curate it again with `index = t"
+    ):
         curate(run)
     curate(first.model_copy(update={"index": True}))  # which no page is read for
     curate(run)
