@@ -131,5 +131,5 @@ def test_what_follows_a_cache_is_read_in_blocks(kernels):
 
 
 def test_a_kernel_that_cannot_is_refused_when_it_is_to_be_run():
-    with pytest.raises(ConfigError, match="'flash': it needs a GPU, and the device is a CPU"):
+    with pytest.raises(ConfigError, match="'flash': it needs a GPU, but the device is a CPU"):
         read(build("flash"))
