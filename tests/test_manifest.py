@@ -364,9 +364,7 @@ def test_of_processes_that_claim_a_folder_at_once_one_makes_the_claim(
 def test_a_torn_record_is_named(out: str, name: str, torn: bytes) -> None:
     finish(begin(out))
     storage.write(f"{out}/{name}", torn)
-    with pytest.raises(
-        DataError, match=rf"/{name}: truncated, or not written by trainrig: [^\n]+$"
-    ):
+    with pytest.raises(DataError, match=rf"/{name}: torn or not ours: [^\n]+$"):
         begin(out)
 
 

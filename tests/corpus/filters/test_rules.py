@@ -111,7 +111,7 @@ def test_a_language_can_have_a_score_of_its_own():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"allowed": ("eng",)}, "no language 'eng' in lid.176; did you mean 'en'"),
+        ({"allowed": ("eng",)}, "lid.176 has no language 'eng'; did you mean 'en'"),
         ({"min_scores": {"de": 0.5}}, "'de' is not in `allowed`"),
         ({"min_scores": {"en": 1.5}}, "en = 1.5 must be between 0 and 1"),
     ],

@@ -132,7 +132,7 @@ def test_the_page_says_what_fell_and_shows_it() -> None:
     assert f"4 of 18 records were kept as documents: {format_percent(4, 18)}." in html
     assert "Length.too_short drops the most: 3 documents" in html
     assert "&lt;b&gt;x" in html and "<b>x" not in html
-    assert "1 rule would drop nothing: GopherQuality.hashes." in html
+    assert "1 rule would drop no document: GopherQuality.hashes." in html
     assert "revisit" in html and "9.0 records/s" not in html
 
 

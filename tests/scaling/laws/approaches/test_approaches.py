@@ -253,7 +253,7 @@ def test_each_approach_speaks_or_says_why_not() -> None:
     few = swept.select(swept.budget < 2e18)
     refused = fit_approaches(few, few, IsoFlop(), Envelope(), rules)
     assert [one.parameters_exponent for one in refused] == [None, None]
-    assert refused[1].note.startswith("refused: isoFLOP curves: 1 budgets")
+    assert refused[1].note.startswith("refused: isoFLOP curves: a line needs 2 budgets")
 
     along = noisy(trainings(UNEVEN), 1)
     envelope, isoflop = fit_approaches(along, along, IsoFlop(), Envelope(), rules)

@@ -87,7 +87,7 @@ def test_each_doubt_is_said():
         "did not converge": changed(fit=record.model_copy(update={"gradient_norm": 0.1})),
         "draws have no fit": changed(fit=record.model_copy(update={"draws_failed": 30})),
         "No runs were held out": changed(held_out=None),
-        "By the isoflop, N* grows as C^0.150": changed(approaches=(apart,)),
+        "by the isoflop approach": changed(approaches=(apart,)),
     }
     for doubt, law in said.items():
         assert any(doubt in line for line in find_grave_warnings(law)), doubt
