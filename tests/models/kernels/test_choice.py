@@ -68,7 +68,7 @@ REFUSED = [
     ("flash", DOCUMENTS, CPU_CARD, "needs a GPU, but the device is a CPU; use 'auto' or 'plain'"),
     ("flex", DOCUMENTS, CPU_CARD, "needs a GPU"),
     ("triton", DOCUMENTS, CPU_CARD, "needs a GPU"),
-    ("flash", CAPPED, H100, "support attention.logit_cap; use 'auto' or 'flex' or 'triton' or 'plain'"),
+    ("flash", CAPPED, H100, "attention.logit_cap; use 'auto' or 'flex' or 'triton' or 'plain'"),
     ("flash", SINKS, H100, "not support attention.sinks, position_embedding (Alibi)"),
     ("flash", FLOAT32, H100, "bfloat16 and float16, not in float32; use 'auto' or 'flex'"),
     ("triton", FLOAT32, H100, "bfloat16 and float16, not in float32"),
