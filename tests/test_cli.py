@@ -520,7 +520,7 @@ def test_check_counts_parameters_exactly_before_and_after_there_are_tokens(
     assert (after["parameters"], after["positions"]) == (exact, 3 * 4 * 32)
     write_run_files(tmp_path, tmp_path / "nothing-made")
     early = ("check", tmp_path / "pretrain.toml")
-    assert "tokens/tokenizer.json is there" in trainrig(*early, "--json").result["parameters"]
+    assert "tokens/tokenizer.json exists" in trainrig(*early, "--json").result["parameters"]
     settled = (*early, "--set", "model.vocabulary=320")
     assert trainrig(*settled, "--json").result["parameters"] == exact
     assert f"# parameters: {exact:,}\n" in trainrig(*settled).out
@@ -600,7 +600,7 @@ def test_a_wrong_run_file_is_refused_by_file_and_line(
     ("verb", "changes", "problem"),
     [
         ("curate", ["sources.0.paths=['{at}/none.warc.gz']"], "{at}/none.warc.gz: no such file"),
-        ("curate", ["sources.0.paths=['{at}/*.warc']"], "{at}/*.warc: matches none of"),
+        ("curate", ["sources.0.paths=['{at}/*.warc']"], "{at}/*.warc: the pattern matches no file"),
         ("tokenizer", ["documents='{at}/none'"], "{at}/none: no manifest.json"),
         ("tokenizer", ["documents='{at}/tokens'"], "{at}/tokens: made by `tokenize`, but"),
         ("tokenize", ["tokenizer='{at}/documents'"], "{at}/documents: made by `curate`, but"),
@@ -633,10 +633,10 @@ def test_inputs_that_cannot_work_are_refused_and_nothing_is_written(
         (
             "curate",
             "sources.0.paths=['{at}/curate.toml']",
-            "{at}/curate.toml: its format is unknown: it begins with",
+            "{at}/curate.toml: unknown format: the file begins with",
         ),
         ("tokenizer", "tokenizer.vocabulary=60000", "tokenizer.vocabulary: 27 texts of"),
-        ("evaluate", "sequence_length=49", "sequence_length (49) is beyond the model's 48"),
+        ("evaluate", "sequence_length=49", "sequence_length (49) exceeds the model's 48"),
     ],
 )
 def test_an_error_found_during_the_work_leaves_no_output(
@@ -720,7 +720,7 @@ def test_the_card_of_an_exported_model_has_its_scores(
     line = get_error_line(
         trainrig("export", made.at / "reward", tmp_path / "no", "--scores", scores)
     )
-    assert line.startswith(f"--scores {scores}: of {made.at}/fresh/")
+    assert line.startswith(f"--scores {scores}: this evaluation is of {made.at}/fresh/")
     line = get_error_line(
         trainrig("export", made.at / "fresh", tmp_path / "no", "--scores", tmp_path)
     )

@@ -83,7 +83,7 @@ def test_a_kernel_of_attention_is_measured_or_says_why_not(monkeypatch: pytest.M
         torch.use_deterministic_algorithms(False)
     assert plain["is_right"] and plain["same_bits_again"] and plain["error"] < 1e-5
     assert plain["forward_ms_from_to"][0] <= plain["forward_ms"] <= plain["forward_ms_from_to"][1]
-    assert flash["cannot"] == "it needs a GPU, and the device is a CPU"
+    assert flash["cannot"] == "it needs a GPU, but the device is a CPU"
     timed = {"forward_ms": 1.0, "backward_ms": 2.0, "is_right": True, "same_bits_again": True}
     rows = [
         {"feature": "documents", "length": 16, "kernel": "flex", **timed},

@@ -22,19 +22,9 @@ ODD_NAMES = {
     "_a_teacher_is_there_if_wanted",
     "_as_json",
     "_as_rows",
-    "_as_score",
     "_as_text",
-    "_has_bullets",
-    "_has_divided_paragraphs",
     "_has_expired",
-    "_has_highlights",
-    "_has_keywords",
-    "_has_placeholders",
-    "_has_postscript",
-    "_has_sections",
-    "_has_title",
     "_of_N2",
-    "_tell_shared",
     "_what_is_left_off_goes_on",
     "_what_is_left_off_is_there_to_go_on_with",
     "as_fields",
@@ -46,7 +36,6 @@ ODD_NAMES = {
     "has_nulls_inside",
     "has_package",
     "has_triton",
-    "tell_start",
 }
 
 # A summary or a comment that begins with one of these is a fragment.

@@ -683,7 +683,7 @@ def test_a_rule_about_an_unmeasured_signal_is_refused() -> None:
     rule = {"kind": "Score", "signal": "refinedweb_removed_words", "most": 3.0}
     table = {"name": "web", "paths": ["a.warc"], "filters": [rule]}
     data = {"stage": "curate", "output": "out", "sources": [table]}
-    with pytest.raises(ConfigError, match="which nothing measures in source 'web'"):
+    with pytest.raises(ConfigError, match="but source 'web' does not measure it"):
         config.build(Curation, data, "run.toml")
     table["rewrites"] = [{"kind": "RefinedWebLines"}]
     config.build(Curation, data, "run.toml")
@@ -774,7 +774,7 @@ def test_a_file_of_no_known_format_is_named(archives: str, tmp_path: Path) -> No
     source = CurationSource(name="web", paths=(f"{archives}/web/a.warc.gz", str(path)))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
     with pytest.raises(
-        DataError, match=rf"{path}: its format is unknown: it begins with b'Just a text"
+        DataError, match=rf"{path}: unknown format: the file begins with b'Just a text"
     ):
         curate(run)
     assert not Path(run.output).exists()
@@ -789,7 +789,7 @@ def test_a_file_of_another_format_than_its_name_is_counted(
     path.write_bytes(content)
     source = CurationSource(name="web", paths=(str(path),))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
-    with pytest.raises(DataError, match=r"nothing to curate; none of 1 records gave a document"):
+    with pytest.raises(DataError, match=r"nothing to curate; no record gave a document, of 1 read"):
         curate(run)
     assert not Path(run.output).exists()
     both = source.model_copy(update={"paths": (f"{archives}/web/a.warc.gz", str(path))})
@@ -820,7 +820,7 @@ def test_when_nothing_is_kept_the_reasons_are_reported(tmp_path: Path) -> None:
     ]
     with pytest.raises(
         DataError,
-        match=r"out: nothing was kept; most of 5 documents were dropped by Length\.too_short 3, "
+        match=r"out: nothing was kept; documents \(5\) were dropped mostly by Length\.too_short 3, "
         r"Language\.not_allowed 2; relax `filters`",
     ):
         curate(make_run_on_pages(tmp_path, pages))

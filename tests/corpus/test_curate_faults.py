@@ -142,5 +142,5 @@ def test_a_newer_signal_needs_the_pages_only_where_a_rule_reads_it(
     assert again >= first
     kept = pq.read_table(next((tmp_path / "out" / "kept").glob("*.parquet")))
     assert len(kept) == again and newest not in kept.column_names
-    with pytest.raises(DataError, match=f"read without {newest}, which these rules need"):
+    with pytest.raises(DataError, match=f"these rules need {newest}, which were not measured"):
         curate(run(9, C4()))

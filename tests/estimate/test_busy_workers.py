@@ -49,14 +49,14 @@ def test_a_node_less_costs_half_with_a_micro_batch_each_and_next_to_nothing_with
             256,
             [8, 7, 6],
             "100% of 8 workers, 57% of 7 workers, 67% of 6 workers; "
-            "batches.micro_batch = 16: 96% and more",
+            "set batches.micro_batch = 16 for 96% or more",
         ),
         (
             8,
             1,
             [8, 7],
-            "100% of 8 workers, 57% of 7 workers; no micro_batch brings all to 95%: take a larger "
-            "global_batch",
+            "100% of 8 workers, 57% of 7 workers; no micro_batch keeps all at 95% busy: set a "
+            "larger global_batch",
         ),
     ],
 )

@@ -42,7 +42,7 @@ def numbers(text: str) -> list[float]:
 def test_rows_have_the_reported_width(joined, encoder, make_rows):
     objective = UL2(joined=joined)
     said = describe_rows(objective, batches())
-    assert said.pop("padded") == "0.0% of places"
+    assert said.pop("padded") == "0.0% of positions"
     assert list(said) == [f"rows_of_{named.name}" for named in objective.list_named()]
     for named, text in zip(objective.list_named(), said.values(), strict=True):
         corruption = find_corruption(named.objective, encoder, LENGTH)
@@ -54,7 +54,7 @@ def test_rows_have_the_reported_width(joined, encoder, make_rows):
         else:
             assert numbers(text) == [found.ids.shape[1], found.arrays[DECODER_IDS].shape[1], LENGTH]
     alone = describe_rows(SpanCorruption(joined=joined, mode="R"), batches())
-    assert alone == {"rows": next(iter(said.values())), "padded": "0.0% of places"}
+    assert alone == {"rows": next(iter(said.values())), "padded": "0.0% of positions"}
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -77,12 +77,12 @@ def test_reported_padding_equals_the_mean_of_real_rows(joined, encoder, make_row
     filled, places = np.sum(shares, axis=0)
     expected = compute_padded_share(objective, stage)
     assert expected == pytest.approx(1 - filled / places, abs=0.02)
-    assert describe_rows(objective, batches())["padded"] == f"{expected:.1%} of places"
+    assert describe_rows(objective, batches())["padded"] == f"{expected:.1%} of positions"
 
 
 def test_other_objectives_report_changed_row_widths():
     assert describe_rows(CausalLM(), batches()) == describe_rows(MaskedLM(), batches()) == {}
-    prefixes = {"rows": "128 places: 28 read from both sides and 100 said, on average"}
+    prefixes = {"rows": "128 positions: 28 seen in both directions and 100 predicted, on average"}
     assert describe_rows(PrefixLM(prefix_tokens=28), batches()) == prefixes
     members = [{"objective": {"kind": "CausalLM"}}, {"objective": {"kind": "PrefixLM"}}]
     mixture = MixtureOfObjectives.model_validate({"members": tuple(members)})
@@ -93,4 +93,4 @@ def test_each_length_is_reported_and_documents_separately():
     staged = batches(stages=({"from_step": 5, "sequence_length": 64},), attend="document")
     said = describe_rows(SpanCorruption(), staged)
     assert [numbers(part) for part in said["rows"].split("; ")] == [[58, 14, 64], [116, 26, 128]]
-    assert said["padded"].endswith("and what documents of other numbers add")
+    assert said["padded"].endswith("plus the padding of rows with fewer documents")

@@ -85,11 +85,11 @@ def test_only_the_same_rows_are_compared(evaluated):
     a = evaluated("a", task=[1, 0, 1])
     b = evaluated("b", task=[1, 1])
     assert compare([a, b])[0].tasks[0].a == 0.5  # only the first two rows count
-    with pytest.raises(DataError, match="has other rows or another task file"):
+    with pytest.raises(DataError, match="different rows or a different task file"):
         compare([a, evaluated("c", rows_key="others", task=[1, 1])])
-    with pytest.raises(DataError, match="no task is in both"):
+    with pytest.raises(DataError, match="no task in common"):
         compare([a, evaluated("d", elsewhere=[1])])
-    with pytest.raises(ConfigError, match="name at least two folders"):
+    with pytest.raises(ConfigError, match="at least two evaluations"):
         compare([a])
 
 
@@ -105,7 +105,7 @@ def test_scores_are_shown_with_training_operations(evaluated, capsys, tmp_path):
     page = str(tmp_path / "board.html")
     run_cli(capsys, "leaderboard", str(tmp_path / "sweep"), "--html", page)
     text = Path(page).read_text()
-    assert "What more training bought" in text and "n = 3 checkpoints" in text
+    assert "Scores against training compute" in text and "n = 3 checkpoints" in text
     _, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "sweep"), "--json")
     assert {evaluation["training_flops"] for evaluation in json.loads(out)["evaluations"]} == {
         None,
@@ -127,10 +127,10 @@ def test_the_best_mean_over_shared_tasks_leads(evaluated, capsys, tmp_path):
     page = str(tmp_path / "board.html")
     code, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "runs"), "--html", page)
     assert code == 0 and out.index("high") < out.index("low") and "0.5000 ± 0.2887" in out
-    assert "high leads 2 evaluations" in Path(page).read_text()
+    assert "high has the best mean of all evaluations (2)" in Path(page).read_text()
     code, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "runs"), "--json")
     table = json.loads(out)
     assert table["evaluations"][0]["tasks"]["x"]["value"] == 1.0
     assert np.isclose(table["evaluations"][1]["tasks"]["x"]["error"], 0.2887, atol=1e-4)
-    with pytest.raises(DataError, match="no scorecard in it"):
+    with pytest.raises(DataError, match="no finished evaluation"):
         read_leaderboard(str(tmp_path / "nowhere"))

@@ -86,7 +86,7 @@ def test_a_scorecard_of_an_encoder_has_its_accuracy(run):
 
 
 def test_an_encoder_is_refused_for_generation_and_causal_tasks(run, tokens, model, tmp_path):
-    with pytest.raises(ConfigError, match="is an encoder, which goes on from no text"):
+    with pytest.raises(ConfigError, match="is an encoder, which cannot continue a text"):
         OpenedModel.load(run.model_copy(update={"tasks": (TaskChoice(task="piqa"),)}))
     with pytest.raises(DataError, match="an encoder, which reads whole texts"):
         TextGenerator.open(run.checkpoint)

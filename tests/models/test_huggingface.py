@@ -126,9 +126,9 @@ def test_added_tokens_grow_tables_to_the_padded_multiple_with_the_mean(build, tm
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 3}, "are missing, the first 'model.layers.2."),
+        ({"num_hidden_layers": 3}, "missing tensors: 9, first 'model.layers.2."),
         ({"num_hidden_layers": 1}, "'model.layers.1."),
-        ({"tie_word_embeddings": False}, "are missing, the first 'lm_head.weight'"),
+        ({"tie_word_embeddings": False}, "missing tensors: 1, first 'lm_head.weight'"),
         (
             {"intermediate_size": 64},
             "gate_proj.weight has the shape [128, 32], but config.json says [64",

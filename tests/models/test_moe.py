@@ -306,7 +306,7 @@ def test_parameters_are_counted_in_all_and_by_token(build):
         ({"feedforward": {"active": 5}}, "active (5) must be at most experts (4)"),
         (
             {"feedforward": {"dense_layers": 2}},
-            "dense_layers (2) leaves none of the 2 layers with experts",
+            "dense_layers (2) leaves no experts in the 2 layers",
         ),
         ({"feedforward": {}, "biases": {"feedforward": True}}, "experts have no biases"),
     ],

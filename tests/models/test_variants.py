@@ -124,11 +124,11 @@ def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attention": {"window": {"size": 25}}}, "window.size (25) is above positions (24)"),
+        ({"attention": {"window": {"size": 25}}}, "window.size (25) exceeds positions (24)"),
         ({"attention": {"window": {"size": 4, "pattern": []}}}, "pattern"),
         (
             {"attention": {"window": {"size": 4, "pattern": ["local"] * 3}}},
-            "has 3 entries, but there are 2 layers",
+            "has 3 entries, but the model has 2 layers",
         ),
         (
             {
@@ -139,7 +139,7 @@ def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
         ),
         ({"biases": {"head": True}}, "set tie_embeddings = false"),
         ({"initialisation": {"kind": "SmallInit"}, "initial_std": 0.3}, "leave one of the two out"),
-        ({"position_embedding": {"kind": "Rope", "rotated_share": 0.4}}, "rotated ones of 8"),
+        ({"position_embedding": {"kind": "Rope", "rotated_share": 0.4}}, "rotated channels of 8"),
         ({"position_embedding": {"kind": "Ropes"}}, "did you mean 'Rope'"),
     ],
 )

@@ -83,7 +83,10 @@ def test_bytes_are_those_of_each_groups_optimizer():
             r"training.groups\[0\].match = 'embeding.weight' matches no parameter; the closest "
             "name is 'embedding.weight'",
         ),
-        (["layers.*", "*.up.*"], "both match layers.0.up.weight; a parameter has one group"),
+        (
+            ["layers.*", "*.up.*"],
+            "both match layers.0.up.weight, but a parameter can have only one group",
+        ),
     ],
 )
 def test_patterns_that_match_nothing_or_the_same_are_refused(groups, message):
@@ -92,7 +95,7 @@ def test_patterns_that_match_nothing_or_the_same_are_refused(groups, message):
 
 
 def test_a_run_that_trains_nothing_is_refused():
-    with pytest.raises(ConfigError, match="freeze every parameter; leave some to train"):
+    with pytest.raises(ConfigError, match="freezes every parameter; leave some unfrozen"):
         assign(SIZES, [NamedGroup(match="*", freeze=True)])
 
 

@@ -209,7 +209,7 @@ def test_check_lists_fallbacks_before_the_run(tmp_path):
     assert done.exit_code == 0, done.output
     first, second = (line for line in done.output.splitlines() if line.startswith("# fallback_"))
     assert re.fullmatch(
-        r"# fallback_1: FSDP, tensor 2; on 2 workers; recompute Full; 0\.\d+ GiB a device", first
+        r"# fallback_1: FSDP, tensor 2; on 2 workers; recompute Full; 0\.\d+ GiB per device", first
     )
     assert second.startswith("# fallback_2: FSDP; on 1 worker; 0.")
 

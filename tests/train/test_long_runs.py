@@ -81,7 +81,7 @@ def test_each_step_is_trained_with_the_positions_of_its_stage(extended):
         assert config.position_embedding.scaling.model_dump() | YARN == (
             config.position_embedding.scaling.model_dump()
         )
-    with pytest.raises(ValueError, match="128 tokens, but the model only 48 positions"):
+    with pytest.raises(ValueError, match="128 tokens, but the model has only 48 positions"):
         there[3].build()(torch.zeros(1, 128, dtype=torch.int64))
     # The loss of step 4, by the weights before it, with the new angles and with the old.
     lines = {line["step"]: line for line in metrics.read_series(job.folder)}

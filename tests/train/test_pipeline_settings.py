@@ -89,7 +89,7 @@ def test_check_says_how_layers_are_cut_and_how_long_stages_wait(make_run, tmp_pa
     )
     facts = estimate_pretraining(run, DeviceChoice())
     assert facts["stages"] == "layers 0-1 (43%), 2-3 (57%)"
-    assert facts["bubble"] == "33.3% of a step, of 2 micro-batches of a replica"
+    assert facts["bubble"] == "33.3% of a step, for 2 micro-batches per replica"
 
 
 def test_check_says_which_layers_of_interleaved_stages_a_worker_has(make_run, tmp_path):
@@ -98,7 +98,7 @@ def test_check_says_which_layers_of_interleaved_stages_a_worker_has(make_run, tm
         make_run(tmp_path, 4, model=UNTIED, training={"parallel": parallel}), DeviceChoice()
     )
     assert facts["stages"] == "layers 0-0 and 2-2 (43%), 1-1 and 3-3 (57%)"
-    assert facts["bubble"] == "20.0% of a step, of 2 micro-batches of a replica"
+    assert facts["bubble"] == "20.0% of a step, for 2 micro-batches per replica"
 
 
 def test_few_micro_batches_are_warned_of_with_the_time_that_stages_wait(make_run, caplog, tmp_path):

@@ -133,8 +133,8 @@ def _check_texts_were_kept(run: Curation, before: Manifest) -> None:
     kept = f'keep_dropped = "{before.config["keep_dropped"]}"'
     if before.config["keep_dropped"] != "text":
         raise DataError(
-            f"{run.output}: the texts of its dropped documents were not stored ({kept}), so other "
-            "rules cannot be applied to them; choose another `output`"
+            f"{run.output}: other rules cannot be applied, because this output does not store "
+            f"the texts of dropped documents ({kept}); choose another `output`"
         )
 
 
@@ -193,9 +193,9 @@ class _Passes:
         missing = sorted(list_deciding_columns(self.run) - there)
         if missing:
             raise DataError(
-                f"{self.run.output}: its documents were read without {', '.join(missing[:3])}"
-                f"{', …' if len(missing) > 3 else ''}, which these rules need; choose another "
-                "`output`"
+                f"{self.run.output}: these rules need "
+                f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}, which were not "
+                "measured when the documents were read; choose another `output`"
             )
 
     def judge(self, pool: MeasuredDocuments) -> None:

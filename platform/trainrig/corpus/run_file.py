@@ -61,7 +61,7 @@ def _suggest_measure(column: str) -> str:
     if column in URL_COLUMNS:
         return "; name lists of domains and words in [urls]"
     if column == BadWords.model_fields["column"].default:
-        return '; add [[scorers]] with kind = "BadWords" and the path of your list'
+        return '; add [[scorers]] with kind = "BadWords" and the path of a word list'
     return "".join(
         f'; add {{ kind = "{kind.__name__}" }} to its rewrites'
         for kind in (C4Lines, RefinedWebLines)
@@ -125,8 +125,8 @@ class CurationSource(Settings):
         for column, rule in list_read_columns(self.filters).items():
             if column not in there:
                 raise ValueError(
-                    f"{rule} bounds '{column}', which nothing measures in source '{self.name}'"
-                    f"{_suggest_measure(column) or suggest_choice(column, sorted(there))}"
+                    f"{rule} bounds '{column}', but source '{self.name}' does not measure "
+                    f"it{_suggest_measure(column) or suggest_choice(column, sorted(there))}"
                 )
 
 
@@ -199,7 +199,7 @@ class Curation(RunFile):
             source.check_rules(self.measured)
         if self.buckets and self.buckets.signal not in self.measured:
             hint = suggest_choice(self.buckets.signal, self.measured)
-            raise ValueError(f"buckets: nothing measures '{self.buckets.signal}'{hint}")
+            raise ValueError(f"buckets: this run does not measure '{self.buckets.signal}'{hint}")
         return self
 
     @model_validator(mode="after")
@@ -218,12 +218,15 @@ class Curation(RunFile):
         for column in self.keep_rule.columns:
             if column not in (*self.measured, "date"):
                 hint = suggest_choice(column, self.measured)
-                raise ValueError(f"keep_rule: nothing measures '{column}'{hint}")
+                raise ValueError(f"keep_rule: this run does not measure '{column}'{hint}")
         there = [source.name for source in self.sources]
         if isinstance(self.keep_rule, SourcePriority) and not self.against:
             for name in self.keep_rule.sources:
                 if name not in there:
-                    raise ValueError(f"keep_rule: no source '{name}'{suggest_choice(name, there)}")
+                    raise ValueError(
+                        "keep_rule: the run file has no source "
+                        f"'{name}'{suggest_choice(name, there)}"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -49,5 +49,5 @@ def describe_busy(
         count = global_batch // smaller
         best = min(compute_busy_share(count, size) for size in sizes)
         if best >= WANTED:
-            return f"{said}; batches.micro_batch = {smaller}: {best:.0%} and more"
-    return f"{said}; no micro_batch brings all to {WANTED:.0%}: take a larger global_batch"
+            return f"{said}; set batches.micro_batch = {smaller} for {best:.0%} or more"
+    return f"{said}; no micro_batch keeps all at {WANTED:.0%} busy: set a larger global_batch"

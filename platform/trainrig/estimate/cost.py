@@ -100,7 +100,7 @@ def compute_device_days(
     if instance is None:
         raise ConfigError(
             f"no instance in the hardware table has a '{device}', so its price is unknown; add "
-            "one, or plan with --gpu-days"
+            "an instance, or plan with --gpu-days"
         )
     offer = hardware.find_instance(instance)
     devices = devices or offer.devices

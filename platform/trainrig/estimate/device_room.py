@@ -31,7 +31,7 @@ def describe_memory_shortage(
     )
     ways = [*(name for helps, name in less if helps), "a smaller micro_batch", "more workers"]
     return {
-        "too_little_memory": f"{device} has {there.memory / GIB:.1f} GiB, {RESERVE:.0%} of it kept "
-        f"free, and this takes {needed / GIB:.1f}; {', '.join(ways[:-1])} or {ways[-1]} may make "
-        "it less"
+        "too_little_memory": f"this run needs {needed / GIB:.1f} GiB, but {device} has "
+        f"{there.memory / GIB:.1f} GiB, of which {RESERVE:.0%} stay free; try "
+        f"{', '.join(ways[:-1])} or {ways[-1]}"
     }

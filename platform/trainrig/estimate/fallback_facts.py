@@ -28,6 +28,6 @@ def describe_fallbacks(
         if laid_out.recompute:
             said += f"; recompute {laid_out.recompute.kind}"
         if find_memory:
-            said += f"; {find_memory(laid_out, least) / GIB:.3f} GiB a device"
+            said += f"; {find_memory(laid_out, least) / GIB:.3f} GiB per device"
         found[f"fallback_{number}"] = said
     return found

@@ -121,7 +121,7 @@ def _list_adapted(
     chosen = set(lora.choose(model))
 
     def train(name: str, size: tuple[int, ...]) -> HeldParameter:
-        assert role.optimizer is not None, "adapters are there to be trained"
+        assert role.optimizer is not None, "only trained models have adapters"
         numbers = math.prod(size)
         kept = role.optimizer.count_state_bytes(name, size)
         gathered = precision.bytes * numbers

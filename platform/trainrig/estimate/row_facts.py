@@ -26,24 +26,26 @@ def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]
     if not any(isinstance(part, SpanCorruption) for part in named.values()):
         return described
     share = max(compute_padded_share(objective, stage) for stage in stages)
-    apart = ", and what documents of other numbers add" if batches.attend == "document" else ""
-    return described | {"padded": f"{share:.1%} of places{apart}"}
+    apart = (
+        ", plus the padding of rows with fewer documents" if batches.attend == "document" else ""
+    )
+    return described | {"padded": f"{share:.1%} of positions{apart}"}
 
 
 def _describe(objective: PrefixLM | SpanCorruption, length: int) -> str:
     if isinstance(objective, PrefixLM):
         said = objective.compute_trained_share(length) * length
-        read = f"{length - said:g} read from both sides and {said:g} said, on average"
-        return f"{length} places: {read}"
+        read = f"{length - said:g} seen in both directions and {said:g} predicted, on average"
+        return f"{length} positions: {read}"
     read_places, said_places = objective.compute_lengths(length)
     if not objective.joined:
         return (
-            f"{read_places} places of the encoder and {said_places} of the decoder, of {length} "
+            f"{read_places} encoder positions and {said_places} decoder positions, from {length} "
             "tokens"
         )
     return (
-        f"{objective.compute_row_length(length)} places of {length} tokens: {read_places} read "
-        f"from both sides and {said_places} said, of which the last is not read"
+        f"{objective.compute_row_length(length)} positions from {length} tokens: {read_places} "
+        f"seen in both directions and {said_places} predicted, of which the last is not an input"
     )
 
 

@@ -56,7 +56,7 @@ def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, A
     if run.model is not None and run.model.vocabulary is not None:
         return describe_sizes(run.model) | facts | _estimate_needs(run, run.model, machine)
     missing = storage.join(run.tokens, TOKENIZER_FILE)
-    return facts | {"parameters": f"not known before {missing} is there, or model.vocabulary set"}
+    return facts | {"parameters": f"unknown until {missing} exists or model.vocabulary is set"}
 
 
 def _estimate_needs(
@@ -127,7 +127,7 @@ def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
     share = compute_idle_share(parallel.pipeline_ranks, max(count, 1), parallel.pipeline_chunks)
     return {
         "stages": describe_cut(model, parallel.pipeline_ranks, parallel.pipeline_chunks),
-        "bubble": f"{share:.1%} of a step, of {count} micro-batches of a replica",
+        "bubble": f"{share:.1%} of a step, for {count} micro-batches per replica",
     }
 
 

@@ -45,8 +45,8 @@ class CheckpointScoring:
         for score in scores:
             if score.partition("/")[0] not in names:
                 raise ConfigError(
-                    f"training: no score '{score}' in the evaluation '{self._name}', whose tasks "
-                    f"are {', '.join(names)}; scores are TASK or TASK/METRIC"
+                    f"training: the evaluation '{self._name}' has no score '{score}'; name it "
+                    f"TASK or TASK/METRIC, with one of its tasks: {', '.join(names)}"
                 )
 
     def begin(self) -> None:
@@ -95,7 +95,10 @@ def _read_choices(asked: RunEvaluation) -> tuple[tuple[TaskChoice, ...], str | N
     text = config.read_text(asked.task_list, "task list")
     listed: Mapping[str, Any] = config.parse(text, asked.task_list)
     if not listed.get("tasks"):
-        raise ConfigError(f"{asked.task_list}: no [[tasks]] in it, as run files of `evaluate` have")
+        raise ConfigError(
+            f"{asked.task_list}: the file has no [[tasks]]; list tasks as in a run file of "
+            "`evaluate`"
+        )
     choices = tuple(
         _limit_rows(config.build(TaskChoice, table, f"{asked.task_list}.tasks"), asked.limit)
         for table in listed["tasks"]

@@ -84,7 +84,7 @@ def compare(folders: Sequence[str]) -> list[EvaluationPair]:
     """
     if len(folders) < 2:
         raise ConfigError(
-            "compare: one evaluation; name at least two folders that `evaluate` wrote"
+            "compare: needs at least two evaluations; name folders that `evaluate` wrote"
         )
     first, *others = [folder.rstrip("/") for folder in folders]
     return [_compare_scorecards(first, other) for other in others]
@@ -95,15 +95,15 @@ def _compare_scorecards(a: str, b: str) -> EvaluationPair:
     b_card = read_scorecard(b)
     shared = [name for name in a_card.tasks if name in b_card.tasks]
     if not shared:
-        raise DataError(f"{a} and {b}: no task is in both; evaluate both on the same tasks")
+        raise DataError(f"{a} and {b} have no task in common; evaluate both on the same tasks")
     a_inputs = manifest.read_manifest(a).inputs
     b_inputs = manifest.read_manifest(b).inputs
     for name in shared:
         key = f"task '{name}'"
         if a_inputs.get(key) != b_inputs.get(key):
             raise DataError(
-                f"{a} and {b}: {key} has other rows or another task file in one than in the other; "
-                "evaluate both on the same"
+                f"{a} and {b}: {key} has different rows or a different task file in the two; "
+                "evaluate both with the same"
             )
     left_out = sorted(set(a_card.tasks) ^ set(b_card.tasks))
     tasks = tuple(_compare_task(name, a, b, a_card, b_card) for name in shared)

@@ -58,11 +58,11 @@ def compare(
         ]
         _print_table(("task", "metric", "A", "B", "B - A", "95% interval", "verdict"), rows)
         for name in pair.left_out:
-            print(f"{name}: in one of the two alone")
+            print(f"{name}: only in one of the two evaluations")
 
 
 def leaderboard(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with evaluations in it.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder that contains evaluations.")],
     html: Page = None,
     as_json: Json = False,
 ) -> None:

@@ -73,12 +73,17 @@ def read_leaderboard(folder: str) -> Leaderboard:
     for path in storage.list_files(folder, f"/{SCORECARD}"):
         place = path.removesuffix(f"/{SCORECARD}")
         if not storage.exists(storage.join(place, manifest.MANIFEST)):
-            log.warning("%s: not finished; `trainrig evaluate` goes on with it", place)
+            log.warning(
+                "%s: this evaluation is not finished; resume it with `trainrig evaluate`", place
+            )
             continue
         name = place.removeprefix(folder.rstrip("/")).strip("/") or place
         found.append((name, read_scorecard(place)))
     if not found:
-        raise DataError(f"{folder}: no scorecard in it; `trainrig evaluate` makes them")
+        raise DataError(
+            f"{folder}: the folder has no finished evaluation; name one that `trainrig evaluate` "
+            "wrote to"
+        )
     cards = [card for _, card in found]
     tasks = list(dict.fromkeys(name for card in cards for name in card.tasks))
     shared = [

@@ -83,7 +83,7 @@ def check_fit(run: Evaluation, model: Decoder, encoder: Encoder) -> None:
     length = run.sequence_length or 0
     if length > model.config.positions:
         raise ConfigError(
-            f"sequence_length ({length}) is beyond the model's {model.config.positions} positions; "
+            f"sequence_length ({length}) exceeds the model's {model.config.positions} positions; "
             "lower it"
         )
     if model.config.bidirectional:
@@ -91,7 +91,10 @@ def check_fit(run: Evaluation, model: Decoder, encoder: Encoder) -> None:
     if run.tokens:
         shards = TokenShards.open(storage.join(run.tokens, HELD_OUT))
         if shards.vocabulary.fingerprint != encoder.fingerprint:
-            raise DataError(f"{run.tokens}: tokens of another tokenizer than the checkpoint's")
+            raise DataError(
+                f"{run.tokens}: these tokens are not from the checkpoint's tokenizer; tokenize "
+                "with that one"
+            )
 
 
 def score_source(run: Evaluation, model: Decoder, encoder: Encoder, source: str) -> SourceScore:
@@ -106,18 +109,23 @@ def score_conversations(run: Evaluation, model: Decoder, encoder: Encoder) -> So
     padding = encoder.special_tokens.padding
     sets = open_held_out_conversations(folder, _require_length(run), padding)
     if not sets.batches:
-        raise DataError(f"{folder}: holds nothing out; give `held_out` a share")
+        raise DataError(
+            f"{folder}: no conversation is held out; set `held_out` to a share and prepare them "
+            "again"
+        )
     return score(model, ((m.ids, m.targets) for m in sets.batches), encoder.byte_lengths)
 
 
 def _list_scored_sources(tokens: str) -> list[str]:
     shards = TokenShards.open(storage.join(tokens, HELD_OUT))
     if not shards.sources:
-        raise DataError(f"{tokens}: nothing is held out; tokenize with a larger `held_out`")
+        raise DataError(f"{tokens}: no text is held out; tokenize with a larger `held_out`")
     found = []
     for source in shards.sources:
         if shards.tokens(source) < 2:  # the first token is not a target
-            log.warning("%s: source '%s' holds out one token; it gets no score", tokens, source)
+            log.warning(
+                "%s: source '%s' gets no score, because it holds out only one token", tokens, source
+            )
         else:
             found.append(source)
     return found
@@ -125,7 +133,7 @@ def _list_scored_sources(tokens: str) -> list[str]:
 
 def _require_length(run: Evaluation) -> int:
     if run.sequence_length is None:
-        raise ValueError("an evaluation of held-out text has a sequence_length")
+        raise ValueError("held-out text needs sequence_length")
     return run.sequence_length
 
 
@@ -151,7 +159,7 @@ def score(
             tokens += int(trained_BT.sum())
             text_bytes += int(bytes_BT.sum())
     if not text_bytes:
-        raise DataError("held-out text: not one token of text in it; hold out more")
+        raise DataError("held-out text: it contains no token of text; hold out more")
     loss = nats / tokens
     return SourceScore(
         loss=loss,

@@ -81,7 +81,7 @@ def score_masked_windows(
                 tokens += len(places_B)
                 text_bytes += int(byte_lengths[ids_T[places_B]].sum())
     if not tokens:
-        raise DataError("held-out text: not one token of text in it; hold out more")
+        raise DataError("held-out text: it contains no token of text; hold out more")
     loss = nats / tokens
     return SourceScore(
         loss=loss,

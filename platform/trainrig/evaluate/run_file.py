@@ -71,14 +71,16 @@ class Evaluation(RunFile):
     def _something_to_score(self) -> Self:
         if not (self.tokens or self.conversations or self.tasks or self.vector_tasks):
             raise ValueError(
-                "nothing to score; give `tokens`, `conversations`, `[[tasks]]` or `vector_tasks`"
+                "nothing to evaluate; set `tokens`, `conversations`, `[[tasks]]` or `vector_tasks`"
             )
         if (self.tokens or self.conversations) and self.sequence_length is None:
             raise ValueError("`sequence_length` is missing; `tokens` and `conversations` need it")
         names = [choice.task for choice in self.tasks]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"tasks: '{name}' is there {names.count(name)} times")
+                raise ValueError(
+                    f"tasks: '{name}' is listed {names.count(name)} times; list it one time"
+                )
         return self
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:

@@ -116,12 +116,14 @@ def check_tasks(run: Evaluation, tasks: Sequence[TaskRun], others: Sequence[str]
     names = [*(task.task.name for task in tasks), *others]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"tasks: {names.count(name)} of them are named '{name}'")
+            raise ConfigError(
+                f"tasks: {names.count(name)} tasks are named '{name}'; give each a different name"
+            )
     if programs := list_program_tasks(tasks):
         if not run.run_code:
             raise ConfigError(
                 f"task '{programs[0]}' runs programs that the model writes; set run_code = true "
-                "to have them run, confined, on the machines that evaluate"
+                "to run them, confined, on the machines that evaluate"
             )
         from trainrig.evaluate.confined.run import check_confinement
 
@@ -137,7 +139,7 @@ def _hash_inputs(run: Evaluation, tasks: Sequence[TaskRun]) -> dict[str, str]:
         inputs["conversations"] = manifest.read_input(run.conversations, "conversations").content
     for task in tasks:
         name = f"task '{task.task.name}'"
-        said = f"{name} has its rows there"
+        said = f"{name} reads its rows from there"
         key = [extract_identity(task.task), _hash_content(task.rows, said)]
         if isinstance(scoring := task.task.scoring, PreferredAnswer):
             key.append(checkpoint.compute_content_key(checkpoint.resolve(scoring.judge)))

@@ -192,12 +192,12 @@ class Decoder(nn.Module):
         one_text = documents_BS is None and positions_BT is None
         if one_text and last > self.config.positions:
             raise ValueError(
-                f"a row has {last} tokens, but the model only {self.config.positions} positions"
+                f"a row has {last} tokens, but the model has only {self.config.positions} positions"
             )
         if positions_BT is None:
             positions = torch.arange(past, last, device=ids_BT.device)
         elif caches and documents_BS is None:
-            raise ValueError("positions_BT with caches needs documents_BS of all positions as well")
+            raise ValueError("positions_BT with caches also needs documents_BS of all positions")
         else:
             positions = positions_BT
             if documents_BS is None:

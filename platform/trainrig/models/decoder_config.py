@@ -139,8 +139,8 @@ class DecoderConfig(DecoderFields):
             "tokens": "a language model",
             "score": "a reward model",
             "classes": "a classifier",
-            "spans": "a model that finds answers",
-            "replaced": "a model that finds replaced tokens",
+            "spans": "an extractive question-answering model",
+            "replaced": "a replaced-token detector",
         }[self.head]
 
     @property

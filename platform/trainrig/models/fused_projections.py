@@ -47,7 +47,9 @@ def multiply_together(x_I: Tensor, projections: Sequence[nn.Module]) -> Sequence
     weights: list[Tensor] = []
     biases: list[Tensor] = []
     for projection in projections:
-        assert isinstance(projection, nn.Linear), "adapters are refused when the run file is read"
+        assert isinstance(projection, nn.Linear), (
+            "run files with adapters and fused projections are refused"
+        )
         weights.append(projection.weight)
         if projection.bias is not None:
             biases.append(projection.bias)

@@ -162,8 +162,8 @@ def _check_tokenizer(files: TokenizerFiles, config: DecoderConfig) -> None:
     if entries > config.shape.vocabulary:
         raise DataError(
             f"{files.where}: the tokenizer has ids up to {entries - 1}, but the model has only "
-            f"{config.shape.vocabulary} entries; use the tokenizer that it was trained "
-            "with, or resize the model's embeddings with Transformers' resize_token_embeddings"
+            f"{config.shape.vocabulary} entries; use the tokenizer of its training, or resize "
+            "the model's embeddings with Transformers' resize_token_embeddings"
         )
 
 
@@ -335,7 +335,7 @@ def _write_card(family: Family, config: DecoderConfig, dtype: str, settings: Hub
     lines = [f"{key}: {json.dumps(value)}" for key, value in about.items()]
     shape = config.shape
     parameters = count_parameters(config).total
-    what = DESCRIPTIONS.get(config.head, "model that finds answers")
+    what = DESCRIPTIONS.get(config.head, "extractive question-answering model")
     return "\n".join(
         [
             "---",
@@ -348,8 +348,8 @@ def _write_card(family: Family, config: DecoderConfig, dtype: str, settings: Hub
             f"({shape.kv_heads} for keys and values), {shape.vocabulary:,} entries of vocabulary, "
             f"{config.positions:,} positions, stored in {dtype}.",
             "",
-            "Transformers reads the name of a special token in a text as that token. Encode what "
-            "others wrote by `tokenizer(text, split_special_tokens=True)`.",
+            "Transformers reads the name of a special token in a text as that token. Encode "
+            "untrusted text with `tokenizer(text, split_special_tokens=True)`.",
             "",
             *([settings.sections] if settings.sections else []),
         ]

@@ -64,12 +64,12 @@ def assign(names: Iterable[str], groups: Sequence[NamedGroup]) -> dict[str, Name
         for name in members:
             if name in found:
                 raise ConfigError(
-                    f"{where} and '{found[name].match}' both match {name}; a parameter has one "
-                    "group: narrow one of the two"
+                    f"{where} and '{found[name].match}' both match {name}, but a parameter can "
+                    "have only one group; narrow one of the two"
                 )
             found[name] = group
     if names and all(name in found and found[name].freeze for name in names):
-        raise ConfigError("training.groups freeze every parameter; leave some to train")
+        raise ConfigError("training.groups freezes every parameter; leave some unfrozen")
     return found
 
 

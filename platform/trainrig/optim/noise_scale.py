@@ -30,7 +30,7 @@ def estimate_noise(
     """
     if not 0 < small < big:
         raise ValueError(
-            f"the noise estimate needs a small and a larger batch, but they have {small} and "
+            f"the noise estimate needs a small and a larger batch, but these have {small} and "
             f"{big} targets"
         )
     gradient_squared = (big * big_squared - small * small_squared) / (big - small)

@@ -44,7 +44,7 @@ class DeepSeek(_Rule):
     """
 
     kind: Literal["DeepSeek"] = "DeepSeek"
-    fitted_on: ClassVar[str] = "1e17 to 2e19 FLOPs, tried at 1e20"
+    fitted_on: ClassVar[str] = "1e17 to 2e19 FLOPs, tested at 1e20"
 
     def compute_batch(self, parameters: float, tokens: float) -> float:
         """Return the tokens of a global batch; see _Rule."""
@@ -61,7 +61,7 @@ class Porian(_Rule):
     """
 
     kind: Literal["Porian"] = "Porian"
-    fitted_on: ClassVar[str] = "5M to 901M parameters, 20 tokens for each"
+    fitted_on: ClassVar[str] = "5M to 901M parameters, 20 tokens per parameter"
 
     def compute_batch(self, parameters: float, tokens: float) -> float:
         """Return the tokens of a global batch; see _Rule."""

@@ -55,10 +55,10 @@ def test_blank_lines_count_as_lines_only(tmp_path: Path):
         (b'{"a": "x"}\n{"a": \n', "line 2: not JSON (Expecting value: line 1 column 7 (char 6))"),
         (b'{"a": "x"}\n["a"]\n', "line 2: a JSON list; write a JSON object"),
         (b'{"a": "x"}\n\xff\n', "line 2: not UTF-8 at byte 0"),
-        (b'{"a": "x"}\n{"b": "x"}\n', "line 2: no field 'a'; there are: b"),
-        (b'{"qa": "x"}\n', "line 1: no field 'a'; did you mean 'qa'?"),
-        (b'{"a": {"b": 1}}\n', "line 1: 'a' holds a table (name a field of it as a.b), not a text"),
-        (b'{"a": true}\n', "line 1: 'a' holds a truth value, not a text"),
+        (b'{"a": "x"}\n{"b": "x"}\n', "line 2: the row has no field 'a'; there are: b"),
+        (b'{"qa": "x"}\n', "line 1: the row has no field 'a'; did you mean 'qa'?"),
+        (b'{"a": {"b": 1}}\n', "line 1: 'a' is a table (name a field of it as a.b), not a text"),
+        (b'{"a": true}\n', "line 1: 'a' is a truth value, not a text"),
         (b'{"a": ""}\n{"a": null}\n', "'a' is empty in all 2 examples"),
         (b"\x1f\x8b\x08\x00torn", "cannot be read: "),
     ],
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_benchmark_is_refused_in_one_line(tmp_path, content, t
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"no\.jsonl: no such file; a benchmark is"):
         read_examples(Benchmark(name="b", path=str(tmp_path / "no.jsonl"), fields=("a",)))
-    with pytest.raises(DataError, match="this is a folder; set it as `folder`"):
+    with pytest.raises(DataError, match="this is a folder; set `folder`"):
         read_examples(Benchmark(name="b", path=str(tmp_path), fields=("a",)))
 
 
@@ -103,8 +103,8 @@ def test_missing_fields_are_requested_in_the_error(tmp_path: Path):
         list_benchmarks(Decontamination(folder=str(tmp_path), fields={"a": ("question",)}))
     text = '["question", "answer.text", "answer.short"]'
     assert str(error.value) == (
-        f"{tmp_path}: no fields are given for 2 of its 3 benchmarks; write in `fields`, of those "
-        f'with text: "b" = {text}; "c" = {text}'
+        f"{tmp_path}: `fields` lacks 2 of its 3 benchmarks; add a line for each, with the fields "
+        f'to use of these fields with text: "b" = {text}; "c" = {text}'
     )
     for number in range(12):
         write(tmp_path / f"more-{number:02}.jsonl", *ROWS)
@@ -125,7 +125,7 @@ def test_all_benchmarks_are_read_before_any_page(tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"folder": "{folder}/empty"}, "{folder}/empty: the folder holds no benchmark"),
+        ({"folder": "{folder}/empty"}, "{folder}/empty: the folder contains no benchmark"),
         (
             {"folder": "{folder}", "fields": {"b": ["question"], "c": ["x"]}},
             "{folder}: `fields` names 'c', but the folder has no such benchmark; there are: b",
@@ -161,13 +161,19 @@ def test_a_folder_that_does_not_fit_is_refused_in_one_line(tmp_path, given, told
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "no benchmark: set `folder`, or list `benchmarks`"),
+        ({}, "set `folder`, or list `benchmarks`"),
         ({"fields": {"a": ["b"]}, "benchmarks": [{"name": "a", "path": "p", "fields": ["q"]}]}, ""),
         ({"folder": "f", "style": {"kind": "GPT4"}}, "no kind 'GPT4'; did you mean 'GPT3'?"),
         ({"folder": "f", "style": {"kind": "GPT3", "windw": 1}}, "no key 'windw' in GPT3"),
-        ({"folder": "f", "style": {"kind": "GPT3", "fewest_words": 14}}, "is more than most_words"),
+        (
+            {"folder": "f", "style": {"kind": "GPT3", "fewest_words": 14}},
+            "must not exceed most_words",
+        ),
         ({"folder": "f", "style": {"kind": "PaLM", "dirty_from": 70.0}}, "less than or equal to 1"),
-        ({"folder": "f", "style": {"kind": "Llama2", "clean_below": 0.9}}, "more than dirty_from"),
+        (
+            {"folder": "f", "style": {"kind": "Llama2", "clean_below": 0.9}},
+            "must not exceed dirty_from",
+        ),
         ({"benchmarks": [{"name": "a", "path": "p", "fields": []}]}, "should have at least 1 item"),
         ({"benchmarks": [{"name": "a/b", "path": "p", "fields": ["q"]}]}, "should match pattern"),
         (

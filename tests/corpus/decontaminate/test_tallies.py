@@ -97,9 +97,9 @@ def test_the_account_is_json_and_a_section_of_a_page(tmp_path: Path):
     found = tally(GPT3(), tmp_path, "<b> " + " ".join(TWENTY), "nothing")
     assert json.loads(json.dumps(dataclasses.asdict(found)))["benchmarks"][0]["dirty"] == 1
     html = build_contamination_section(found).render_html()
-    assert "1 of 2 documents hold text of 1 of 2 benchmarks" in html
+    assert "1 of 2 documents contain text of 1 of 2 benchmarks" in html
     assert "2 of 5 examples are too short" in html
     assert "&lt;b&gt; ⟦w0 w1" in html
     nothing = build_contamination_section(tally(GPT3(), tmp_path, "nothing")).render_html()
-    assert "0 of 1 documents hold text of 0 of 2 benchmarks" in nothing
-    assert "No document to show." in nothing
+    assert "0 of 1 documents contain text of 0 of 2 benchmarks" in nothing
+    assert "No sample was stored." in nothing

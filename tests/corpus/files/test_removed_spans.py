@@ -97,5 +97,5 @@ def test_invalid_spans_are_refused(start: int, end: int):
 
 
 def test_a_cut_beyond_the_text_is_refused():
-    with pytest.raises(ValueError, match="ends at 4 of a text of 3"):
+    with pytest.raises(ValueError, match="ends at 4, but the text has 3"):
         remove_spans("abc", [RemovedSpan(1, 4, "a")])

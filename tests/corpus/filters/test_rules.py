@@ -111,9 +111,9 @@ def test_a_language_can_have_its_own_score():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"allowed": ("eng",)}, "no language 'eng' in lid.176; did you mean 'en'"),
-        ({"min_scores": {"de": 0.5}}, "'de' is not one of `allowed`"),
-        ({"min_scores": {"en": 1.5}}, "en = 1.5 is not between 0 and 1"),
+        ({"allowed": ("eng",)}, "lid.176 has no language 'eng'; did you mean 'en'"),
+        ({"min_scores": {"de": 0.5}}, "'de' is not in `allowed`"),
+        ({"min_scores": {"en": 1.5}}, "en = 1.5 must be between 0 and 1"),
     ],
 )
 def test_languages_and_scores_that_cannot_be_meant_are_refused(given: Any, message: str):

@@ -29,7 +29,7 @@ def test_a_host_with_enough_pages_is_warned_about_by_its_median() -> None:
     assert [row.host for row in find_doubtful(build_host_rows(TOLD))] == ["thin.example"]
     told = describe_doubtful(build_host_rows(TOLD))
     assert told is not None
-    assert told.startswith("of 1 host the median page kept less than 0.5")
+    assert told.startswith("the median page of 1 host kept less than 0.5")
     assert "(thin.example 0.31)" in told
 
 

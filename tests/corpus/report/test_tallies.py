@@ -132,21 +132,21 @@ def test_the_page_shows_dropped_documents() -> None:
     assert f"4 of 18 records were kept as documents: {format_percent(4, 18)}." in html
     assert "Length.too_short drops the most: 3 documents" in html
     assert "&lt;b&gt;x" in html and "<b>x" not in html
-    assert "1 rule would drop nothing: GopherQuality.hashes." in html
+    assert "1 rule would drop no document: GopherQuality.hashes." in html
     assert "revisit" in html and "9.0 records/s" not in html
 
 
 def test_the_page_warns_of_hosts_whose_pages_were_hardly_extracted() -> None:
     html = page()
-    assert "Of 2 hosts the median page kept less than 0.5 of its main content" in html
-    assert "(thin.example 0.31, &lt;i&gt;.example 0.49): see the part on extraction." in html
+    assert "The median page of 2 hosts kept less than 0.5 of its main content" in html
+    assert "(thin.example 0.31, &lt;i&gt;.example 0.49). See" in html
     whole = tally_curation(JUDGED, {**WRITTEN, "hosts": {}}, SAMPLES, PAIRS, frozenset({"words"}))
     assert "the median page kept" not in page(whole)
 
 
 def test_a_near_duplicate_is_shown_next_to_the_kept_document_with_differences() -> None:
     html = page()
-    assert "u/3: 0.812 of all shingles in common" in html
+    assert "u/3: 0.812 of all shingles are shared" in html
     assert "one <mark>two</mark> three &lt;4&gt;" in html
     assert "one <mark>2</mark> three &lt;4&gt;" in html
 
@@ -161,4 +161,4 @@ def test_a_page_without_documents_says_so() -> None:
         {"Inputs": {}},
         MinHash(),
     )
-    assert "no rule was set" in html and "Every record gave a document" in html
+    assert "no rule is set" in html and "Every record gave a document" in html

@@ -202,9 +202,10 @@ def test_the_search_logs_its_documents_partitions_and_memory(
     caplog.set_level(logging.INFO, "trainrig")
     run = make_run(tmp_path, FAMILY)
     curate(run)
-    (line,) = (message for message in caplog.messages if "copies are looked for" in message)
-    assert line.startswith(f"{run.output}: copies are looked for among 6 documents, in 1 partition")
-    assert line.endswith("MiB at most")
+    (line,) = (message for message in caplog.messages if "searching near-duplicates" in message)
+    assert line.startswith(
+        f"{run.output}: searching near-duplicates among 6 documents, in 1 partition"
+    )
 
 
 # Independence of the partition plan and of the workers
@@ -419,8 +420,8 @@ def test_a_torn_signature_file_is_rebuilt_with_a_message(
     torn.write_bytes(torn.read_bytes()[:-9])
     before = other.stat().st_mtime_ns
     curate(run, lambda done, whole: None)
-    assert [message for message in caplog.messages if "torn" in message] == [
-        f"{torn}: {torn_bytes(caplog)} torn; its texts are signed again"
+    assert [message for message in caplog.messages if "truncated" in message] == [
+        f"{torn}: {torn_bytes(caplog)} its signatures are computed again"
     ]
     assert not other.exists() and before
     fresh = make_run(tmp_path, FAMILY[:3], FAMILY[3:], name="out2")
@@ -429,10 +430,10 @@ def test_a_torn_signature_file_is_rebuilt_with_a_message(
 
 
 def torn_bytes(caplog: pytest.LogCaptureFixture) -> str:
-    (line,) = (message for message in caplog.messages if "torn" in message)
-    size, _, whole = line.partition(".arrow: ")[2].partition(" bytes of ")
-    assert int(whole.partition(":")[0]) - int(size) == 9
-    return f"{size} bytes of {whole.partition(':')[0]}:"
+    (line,) = (message for message in caplog.messages if "truncated" in message)
+    size, _, whole = line.partition("truncated (")[2].partition(" bytes of ")
+    assert int(whole.partition(")")[0]) - int(size) == 9
+    return f"the file is truncated ({size} bytes of {whole.partition(')')[0]});"
 
 
 # A new crawl against earlier ones
@@ -516,7 +517,10 @@ def test_a_better_new_document_is_kept_and_the_old_one_revoked(
     assert (revoked["against"], revoked["id"]) == (0, ids["fell"])  # the longer document
     assert (revoked["dropped_by"], revoked["duplicate_of"]) == ("near_duplicate", newcomer["id"])
     assert 0.9 < revoked["similarity"] < 1
-    assert f"{second}: 1 documents kept in earlier outputs repeat better ones" in caplog.text
+    assert (
+        f"{second}: documents here are better duplicates of 1 document kept in earlier"
+        in caplog.text
+    )
 
 
 @pytest.mark.slow
@@ -537,7 +541,7 @@ def test_an_index_made_otherwise_is_refused_with_both(tmp_path: Path) -> None:
     run = make_run(tmp_path, NEW, name="new", against=(first.output,), near_duplicates=other)
     with pytest.raises(
         DataError,
-        match=r"old: its index was made otherwise \(near_duplicates\.bands: 16 there, 15 here\)",
+        match=r"made with other settings \(near_duplicates\.bands: 16 there, 15 here\)",
     ):
         curate(run)
     assert not Path(run.output).exists()
@@ -547,7 +551,9 @@ def test_an_output_without_signatures_is_refused(tmp_path: Path) -> None:
     first = make_run(tmp_path, OLD, name="old")
     curate(first)
     run = make_run(tmp_path, NEW, name="new", against=(first.output,))
-    with pytest.raises(DataError, match="old: kept no signatures; curate it again with `index = t"):
+    with pytest.raises(
+        DataError, match="old: the folder has no signatures; curate it again with `index = t"
+    ):
         curate(run)
     curate(first.model_copy(update={"index": True}))  # reads no page
     curate(run)

@@ -275,7 +275,7 @@ def test_a_document_with_a_benchmark_example_may_be_dropped(make_run, ducks):
 def test_a_step_that_takes_nearly_all_text_of_a_source_stops_the_run(make_run):
     texts = [f"{NOTICE}\n{make_words(n, 1)}" for n in range(6)]
     lines = CommonLines(most=3)
-    with pytest.raises(DataError, match=r"common_lines cuts .* 'web' .*wipe_out\.max_share"):
+    with pytest.raises(DataError, match=r"common_lines removes .* 'web' .*wipe_out\.max_share"):
         curate(
             make_run(texts, common_lines=lines, wipe_out=WipeOut(max_share=0.5, min_documents=3))
         )
@@ -287,7 +287,7 @@ def test_the_page_shows_removed_spans(make_run, ducks):
     run = make_run(**STEPS, decontamination=ducks)
     curate(run)
     page = storage.read(f"{run.output}/report.html").decode()
-    for shown in ("What was cut out of documents", "common_lines", "The longest passages cut"):
+    for shown in ("Text removed from documents", "common_lines", "Longest removed passages"):
         assert shown in page
     assert "Benchmarks in the corpus" in page
     assert "all the rivers that the old maps show" in page

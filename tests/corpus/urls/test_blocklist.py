@@ -119,7 +119,7 @@ def test_without_a_list_signals_are_empty():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "the list has no entry; write one on each line"),
+        (b"", "the list has no entry; write one per line"),
         (b"# only this\n\n", "the list has no entry"),
         (b"\x7fELF\0\0", "the file is not text (byte 4 is NUL)"),
         (b"\x1f\x8bbroken", "cannot be read: "),

@@ -137,7 +137,7 @@ def test_an_introduction_and_bold_type_are_forgiven_loosely():
         "instruction_strict": 0.5,
         "instruction_loose": 1.0,
     }
-    with pytest.raises(DataError, match="instruction 'none' is not known"):
+    with pytest.raises(DataError, match="instruction 'none' is unknown"):
         is_followed({"id": "none"}, "x")
-    with pytest.raises(DataError, match="no argument 'num_words'"):
+    with pytest.raises(DataError, match="the argument 'num_words' is missing"):
         is_followed({"id": "length_constraints:number_words"}, "x")

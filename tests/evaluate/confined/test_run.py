@@ -114,7 +114,7 @@ def test_where_nothing_can_be_confined_nothing_is_run(which, monkeypatch):
     off = "((_ for _ in ()).throw(OSError('Landlock is not on')), 1, 1)"
     launcher = _write_launcher("launcher.py", f"kernel.confine{which}", f"kernel.confine{off}")
     monkeypatch.setattr(run, "LAUNCHER", launcher)
-    with pytest.raises(ConfigError, match="cannot be confined here, so none is run"):
+    with pytest.raises(ConfigError, match="this machine cannot confine them"):
         run_confined(ADD, "assert add(1, 2) == 3", 20, 512)
 
 
@@ -122,10 +122,10 @@ def test_without_namespaces_programs_run_with_one_warning(monkeypatch, capfd):
     # clone refuses this flag, as it refuses all namespaces where they are forbidden.
     launcher = _write_launcher("kernel.py", "_NAMESPACES | _SIGCHLD", "0x20200")
     monkeypatch.setattr(run, "LAUNCHER", launcher)
-    run._tell_shared.cache_clear()
+    run._warn_of_shared_namespaces.cache_clear()
     for _ in range(2):
         assert run_confined(ADD, "assert add(1, 2) == 3", 20, 512).verdict == "passed"
-    assert capfd.readouterr().err.count("without namespaces of their own") == 1
+    assert capfd.readouterr().err.count("without separate namespaces") == 1
     parent = "import os, resource\ndef limit(): resource.prlimit(os.getppid(), 0, (1, 1))"
     assert run_confined(parent, "limit()", 20, 512).verdict == "failed"
 

@@ -126,7 +126,7 @@ def test_the_same_bytes_at_any_number_of_workers(embedding, tmp_path):
 
 
 def test_models_that_cannot_embed_are_refused(embedding, tmp_path):
-    with pytest.raises(ConfigError, match=r"sequence_length \(25\) is beyond the model's 24"):
+    with pytest.raises(ConfigError, match=r"sequence_length \(25\) exceeds the model's 24"):
         embed(embedding(sequence_length=25))
     with pytest.raises(ConfigError, match="is a reward model"):
         embed(embedding("reward"))

@@ -35,7 +35,7 @@ def test_answers_end_at_the_tasks_stop_strings(harness_model):
     asked = [request("the sea", settings), request("grey", {"max_gen_toks": 3})]
     found = harness_model.generate_until(asked)
     assert "e" not in found[0]
-    with pytest.raises(ValueError, match="answers the harness greedily"):
+    with pytest.raises(ValueError, match="only greedy generation"):
         harness_model.generate_until([request("x", {"do_sample": True})])
 
 

@@ -44,8 +44,8 @@ def test_rows_are_read_from_lines_packed_lines_and_parquet(tmp_path):
     ("content", "said"),
     [
         (b'{"a": 1}\n{"a": \n', "row 2: not JSON"),
-        (b"[1]\n", "row 1: list, not a JSON object"),
-        (b"\n", "not one row in it"),
+        (b"[1]\n", "row 1: a JSON list; write a JSON object"),
+        (b"\n", "the file has no row"),
         (b"\xff\xfe{", "UTF-16"),
         (b"\x1f\x8bxx", "damaged"),
     ],
@@ -60,18 +60,24 @@ def test_an_invalid_row_is_named_with_its_position(tmp_path, content, said):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"query": "q", "gold": 0}, "scoring.choices speaks of what the row has not: 'choices'"),
-        ({"choices": ["a", "b"], "gold": 0}, "prompt speaks of what the row has not: 'query'"),
+        (
+            {"query": "q", "gold": 0},
+            "scoring.choices uses a field that the row does not have: 'choices'",
+        ),
+        (
+            {"choices": ["a", "b"], "gold": 0},
+            "prompt uses a field that the row does not have: 'query'",
+        ),
         (
             {"query": "q", "choices": ["a", "b"], "gold": 2},
-            "the answer is number 2, but there are 2",
+            "the answer is choice 2, but the row has 2",
         ),
         (
             {"query": "q", "choices": ["a", "b"], "gold": "c"},
-            "'c' is none of the choices: 'a', 'b'",
+            "'c' is not one of the choices: 'a', 'b'",
         ),
-        ({"query": "q", "choices": ["a"], "gold": 0}, "one choice; at least two"),
-        ({"query": "q", "choices": {"a": 1}, "gold": 0}, "wanted a text or a list of texts"),
+        ({"query": "q", "choices": ["a"], "gold": 0}, "fewer than two choices"),
+        ({"query": "q", "choices": {"a": 1}, "gold": 0}, "must be a text or a list of texts"),
         ({"query": "q", "choices": ["a", "b"], "gold": [0]}, "neither a number nor a text"),
     ],
 )
@@ -84,10 +90,10 @@ def test_an_unusable_row_is_named_with_file_and_number(tmp_path, row, said):
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{{ query", "no template"),
-        ("{{ query.__class__.__mro__ }}", "not allowed|has not"),
-        ("{{ query.missing }}", "has not"),
-        ("{{ 1 / 0 }}", "cannot be computed of this row: ZeroDivisionError"),
+        ("{{ query", "invalid template"),
+        ("{{ query.__class__.__mro__ }}", "must not use this|does not have"),
+        ("{{ query.missing }}", "does not have"),
+        ("{{ 1 / 0 }}", "cannot be computed for this row: ZeroDivisionError"),
     ],
 )
 def test_a_template_reaches_nothing_but_the_row(tmp_path, template, said):
@@ -107,7 +113,9 @@ def test_examples_are_the_same_for_each_row_and_never_the_row_itself(tmp_path):
     shown = questions[0].shots[0]
     assert shown.answer == " " + "ab"[int(shown.prompt[1]) % 2]
     assert load_prompts(tmp_path, rows, few_shot=shots) == questions
-    with pytest.raises(DataError, match=r"9 rows to show solved, but few_shot.count = 9 needs 10"):
+    with pytest.raises(
+        DataError, match=r"few_shot.count = 9 needs 10 rows for examples, but the file has 9"
+    ):
         load_prompts(tmp_path, rows, few_shot={"count": 9})
 
 
@@ -149,7 +157,7 @@ def test_rows_with_equal_prompts_are_distinguished_by_answers_or_refused(tmp_pat
         shown = {shot.answer.strip() for shot in question.shots}
         assert len(question.shots) == 2 and row["text"] not in shown
     with pytest.raises(
-        DataError, match=r"row 1: few_shot.count = 2, but 0 of the 4 rows of .* ask anything else"
+        DataError, match=r"row 1: few_shot.count = 2, but only 0 of the 4 rows of .* ask something"
     ):
         load_prompts(tmp_path, rows, scoring, prompt="go on:", few_shot={"count": 2})
 
@@ -157,14 +165,14 @@ def test_rows_with_equal_prompts_are_distinguished_by_answers_or_refused(tmp_pat
 def test_an_unusable_example_is_named_with_its_own_file(tmp_path):
     write(tmp_path / "shown.jsonl", [{"query": "x", "choices": ["a", "b"]}])
     shots = {"count": 1, "rows": str(tmp_path / "shown.jsonl")}
-    with pytest.raises(DataError, match=r"shown.jsonl: row 1: .* has not: 'gold'"):
+    with pytest.raises(DataError, match=r"shown.jsonl: row 1: .* does not have: 'gold'"):
         load_prompts(tmp_path, [make_row("q")], few_shot=shots)
 
 
 def test_messages_are_no_text_of_a_prompt(tmp_path):
     row = make_row([{"role": "user", "content": "q"}])
     with pytest.raises(
-        DataError, match=r"row 1: .*TypeError: \[\{'role'.* is no text; name a part"
+        DataError, match=r"row 1: .*TypeError: \[\{'role'.* is not a text; name a part"
     ):
         load_prompts(tmp_path, [row])
     (question,) = load_prompts(
@@ -239,9 +247,9 @@ def test_every_shipped_task_of_the_data_folder_gives_prompts(test_data):
 
 def test_a_missing_task_is_named_with_the_nearest(tmp_path):
     for name, said in {
-        "arc_esy": "no task 'arc_esy' is shipped; did you mean 'arc_easy'",
+        "arc_esy": "nor a task of trainrig; did you mean 'arc_easy'",
         str(tmp_path / "none.toml"): "no such task file",
-        "arc_easy": "name the folder of that file as `task_rows`",
+        "arc_easy": "set `task_rows` to the folder of that file",
     }.items():
         with pytest.raises(ConfigError, match=said):
             load_task(TaskChoice(task=name), None)

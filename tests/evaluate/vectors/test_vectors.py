@@ -169,17 +169,25 @@ def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, t
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        ("test", [{"text": "a", "label": "new"}], "label 'new', which no row of"),
-        ("test", [{"text": "", "label": "sea"}], "row 1: `text` is '', which is no text"),
-        ("train", [{"text": "a", "label": 0.5}], "`label` is 0.5; a label is a text or a whole"),
+        ("test", [{"text": "a", "label": "new"}], "the label 'new' is in no row of"),
+        ("test", [{"text": "", "label": "sea"}], "row 1: `text` must be a text, but is ''"),
+        (
+            "train",
+            [{"text": "a", "label": 0.5}],
+            "`label` must be a text or a whole number, but is 0.5",
+        ),
         ("train", [{"text": "a", "label": "x"}], "all rows have the label 'x'"),
-        ("queries", [{"text": "a"}], "row 1: no `id`"),
-        ("documents", [{"id": 1, "text": "a"}] * 2, "`id` 1 a second time"),
-        ("relevance", [{"query": 9, "document": "d0"}], "no query '9'"),
-        ("relevance", [{"query": 0, "document": "d99"}], "no document 'd99'"),
-        ("relevance", [{"query": 0, "document": "d0"}] * 2, "with document 'd0' a second time"),
-        ("relevance", [{"query": 0, "document": "d0", "relevance": "x"}], "which is no number"),
-        ("relevance", [{"query": 0, "document": "d0", "relevance": 0}], "no document belongs to"),
+        ("queries", [{"text": "a"}], "row 1: the field `id` is missing"),
+        ("documents", [{"id": 1, "text": "a"}] * 2, "`id` 1 is repeated"),
+        ("relevance", [{"query": 9, "document": "d0"}], "query '9' is not in"),
+        ("relevance", [{"query": 0, "document": "d99"}], "document 'd99' is not in"),
+        ("relevance", [{"query": 0, "document": "d0"}] * 2, "with document 'd0' is repeated"),
+        ("relevance", [{"query": 0, "document": "d0", "relevance": "x"}], "must be a number"),
+        (
+            "relevance",
+            [{"query": 0, "document": "d0", "relevance": 0}],
+            "no row relates a document",
+        ),
     ],
 )
 def test_unusable_rows_are_refused_with_their_position(name, rows, message, evaluation, files):
@@ -191,16 +199,16 @@ def test_unusable_rows_are_refused_with_their_position(name, rows, message, eval
 
 def test_invalid_task_files_are_refused(evaluation, files, tmp_path):
     (tmp_path / "odd.toml").write_text('kind = "Probe"\n')
-    with pytest.raises(ConfigError, match="a task of vectors is LinearProbe or Retrieval"):
+    with pytest.raises(ConfigError, match="must be LinearProbe or Retrieval"):
         evaluate(evaluation("odd"))
-    with pytest.raises(ConfigError, match="name the folder of it as `task_rows`"):
+    with pytest.raises(ConfigError, match="set `task_rows` to its folder"):
         load_vector_task(str(tmp_path / "probe.toml"), None)
-    with pytest.raises(ConfigError, match="2 of them are named 'probe'"):
+    with pytest.raises(ConfigError, match="2 tasks are named 'probe'"):
         evaluate(evaluation("probe", "probe"))
-    with pytest.raises(ValueError, match="nothing to score"):
+    with pytest.raises(ValueError, match="nothing to evaluate"):
         evaluation()
     (tmp_path / "test.jsonl").unlink()
-    with pytest.raises(DataError, match="no such file; task 'probe' has its rows there"):
+    with pytest.raises(DataError, match="no such file; task 'probe' reads its rows from there"):
         evaluate(evaluation("probe"))
     assert LinearProbe.model_validate(
         {"name": "a", "train": "t", "rows": "r"}

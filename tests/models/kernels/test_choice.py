@@ -69,21 +69,21 @@ def test_auto_chooses_the_expected_kernel(case, card, kernel):
 
 # Refused choices, and the suggested ones.
 REFUSED = [
-    ("flash", DOCUMENTS, CPU_CARD, "needs a GPU, and the device is a CPU; use 'auto' or 'plain'"),
+    ("flash", DOCUMENTS, CPU_CARD, "needs a GPU, but the device is a CPU; use 'auto' or 'plain'"),
     ("flex", DOCUMENTS, CPU_CARD, "needs a GPU"),
     ("triton", DOCUMENTS, CPU_CARD, "needs a GPU"),
-    ("flash", CAPPED, H100, "no attention.logit_cap; use 'auto' or 'flex' or 'triton' or 'plain'"),
-    ("flash", SINKS, H100, "no attention.sinks, no position_embedding (Alibi)"),
+    ("flash", CAPPED, H100, "attention.logit_cap; use 'auto' or 'flex' or 'triton' or 'plain'"),
+    ("flash", SINKS, H100, "not support attention.sinks, position_embedding (Alibi)"),
     ("flash", FLOAT32, H100, "bfloat16 and float16, not in float32; use 'auto' or 'flex'"),
     ("triton", FLOAT32, H100, "bfloat16 and float16, not in float32"),
-    ("flash", ODD, H100, "a multiple of 8 channels, and these have 100"),
+    ("flash", ODD, H100, "a multiple of 8 channels, but these have 100"),
     ("flash", AttentionCase(200, "bfloat16"), SMALL, "of 200 channels on a GPU of capability"),
     ("flash", RING, H100, "RingAttention"),
     ("flex", RING, H100, "RingAttention"),
-    ("flex", NARROW, H100, "at least 16 channels, and these have 12"),
+    ("flex", NARROW, H100, "at least 16 channels, but these have 12"),
     ("flex", DOCUMENTS, BARE, "Triton and a C compiler"),
-    ("triton", DOCUMENTS, TURING, "8.0 or newer, and the device is a GPU of capability 7.5"),
-    ("triton", AttentionCase(512, "float16"), H100, "at most 256 channels, and these have 512"),
+    ("triton", DOCUMENTS, TURING, "8.0 or newer, but the device is a GPU of capability 7.5"),
+    ("triton", AttentionCase(512, "float16"), H100, "at most 256 channels, but these have 512"),
     ("triton", WIDE, Card((8, 6), 20_000, has_triton=True), "20,000 bytes of shared memory"),
 ]  # fmt: skip
 

@@ -262,7 +262,7 @@ def test_a_prompt_without_room_for_a_step_ends_no_run(chaining, tmp_path):
 def test_invalid_settings_are_one_line_errors(chaining, tmp_path):
     with pytest.raises(ValueError, match=r'critic = "rules" has none to go by'):
         chaining(critic="rules")
-    with pytest.raises(ValueError, match="no template"):
+    with pytest.raises(ValueError, match="invalid template"):
         chaining(judgement="{{ a")
     with pytest.raises(ValueError, match="no regular expression"):
         chaining(rules=({"pattern": "(", "says": "x"},))

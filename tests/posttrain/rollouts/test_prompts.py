@@ -56,7 +56,7 @@ def test_a_single_message_is_a_plain_text_prompt(read):
     ("row", "files", "said"),
     [
         ({"prompt": TURNS}, {"chat": False}, "`prompt` is messages; set prompts.chat = true"),
-        ({"prompt": TURNS}, {"template": "{{ prompt }}!"}, "is no text; name a part of it"),
+        ({"prompt": TURNS}, {"template": "{{ prompt }}!"}, "is not a text; name a part of it"),
         ({"prompt": TURNS[:3]}, {}, "`prompt` ends in no turn that the assistant answers"),
         ({"prompt": []}, {}, "`prompt` ends in no turn"),
         ({"prompt": [{"role": "bot", "content": "a"}]}, {}, "unknown_role: `role` is 'bot'"),

@@ -267,7 +267,7 @@ def test_invalid_settings_are_rejected_before_anything_starts(changes, said, mak
         ({"lora": {"rank": 2, "dropout": 0.1}}, "lora.dropout: what samples and what is trained"),
         ({"rewards": ()}, "rewards"),
         ({"training": {"compile": {}}}, "training.compile: sampling calls"),
-        ({"prompts": {"paths": ("a",), "template": "{{ x"}}, "no template"),
+        ({"prompts": {"paths": ("a",), "template": "{{ x"}}, "invalid template"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):

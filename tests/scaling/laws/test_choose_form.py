@@ -34,7 +34,7 @@ def test_the_form_that_predicts_best_heads_the_law_and_terminal_and_page_say_why
     fitted = fit_law(make_table(KAPLAN), FEW, "web")
     assert fitted.law.form.kind == "Kaplan"
     assert fitted.law.held_out is not None and fitted.law.held_out.law_of_the_rest.kind == "Kaplan"
-    assert fitted.law.choice.startswith("Kaplan: the least mean error on the runs kept back")
+    assert fitted.law.choice.startswith("Kaplan, which has the lowest mean error on held-out runs")
     assert fitted.law.choice in "\n".join(describe_law(fitted.law))
     assert fitted.law.choice in build_fit_page(fitted, "law")
     errors = {one.form.kind: one.held_out_error for one in fitted.law.compared}
@@ -70,11 +70,11 @@ def test_the_standard_form_stays_within_one_standard_error_and_where_nothing_is_
     kaplan = [0.006, 0.008, 0.012, 0.014]
     close = found([0.011, 0.011, 0.011, 0.0130], kaplan)
     assert close.chosen == "Parametric"
-    assert "1.15%, is within one standard error (0.18%) of the best, Kaplan's 1.00%" in close.why
+    assert "1.15%, is within one standard error (0.18%) of the lowest, 1.00% of Kaplan" in close.why
     assert found([0.012, 0.012, 0.012, 0.0124], kaplan).chosen == "Kaplan"
     assert found([0.03] * 4, kaplan, "aabb").chosen == "Parametric"  # two training runs
     none = fit_law(runs, FEW.model_copy(update={"hold_out": HoldOut(share=0)}), "web").law
-    assert none.choice == "Parametric, the standard form: no runs were kept back to choose by"
+    assert none.choice == "Parametric, the standard form, because no runs were held out"
 
 
 def test_the_forms_are_named_in_the_options() -> None:

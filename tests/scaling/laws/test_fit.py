@@ -91,7 +91,7 @@ def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_ju
     runs = make_seven_runs()
     law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=20)), "web").law
     assert law.held_out is None and "held out to evaluate the law" in law.not_judged
-    assert f"held out: none: {law.not_judged}" in list(describe_law(law))
+    assert f"held out: no runs: {law.not_judged}" in list(describe_law(law))
     assert any(
         f"No runs were held out ({law.not_judged})" in said for said in find_grave_warnings(law)
     )
@@ -168,7 +168,7 @@ def test_a_table_that_makes_no_law_is_named(tmp_path: Path) -> None:
     path.write_text(
         "params,tokens,loss\n" + "".join(f"{n},{20 * n},3\n" for n in range(10, 90, 10))
     )
-    with pytest.raises(DataError, match=r"runs.csv: all 8 runs lie on one ray of D/N = 20"):
+    with pytest.raises(DataError, match=r"runs.csv: all 8 runs lie at one ratio D/N = 20"):
         fit(Tables((str(path),), {}), LawFit(), None, as_json=False)
 
 

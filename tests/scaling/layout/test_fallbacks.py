@@ -60,9 +60,9 @@ def test_a_model_with_room_on_a_device_falls_back_on_slices(planned):
     assert made.workers == (1, 16)
     assert [describe_layout(fallback.parallel) for fallback in made.training.fallbacks] == ["FSDP"]
     made.training.check_workers(made.workers)
-    (said,) = (line for line in lines if line.startswith("falls back on "))
-    assert said.startswith("falls back on FSDP; on 1 to 7 workers; ")
-    assert "s a step on 4" in said and said.endswith(" GiB a device")
+    (said,) = (line for line in lines if line.startswith("falls back to "))
+    assert said.startswith("falls back to FSDP; on 1 to 7 workers; ")
+    assert "s per step on 4" in said and said.endswith(" GiB per device")
 
 
 @pytest.mark.slow

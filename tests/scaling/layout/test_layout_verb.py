@@ -169,7 +169,7 @@ ENCODER = {"channels = 1024": 'kind = "Encoder"\nchannels = 1024', "kv_heads = 8
             {'"bfloat16"': '"float8"'},
             "CausalLM",
             {"tensor": 2, "pipeline": 1, "context": 1},
-            "tensor for such a model or training",
+            "tensor for this kind of model or training",
         ),
         (
             {"[training]\n": "[training]\nfuse_projections = true\n"},

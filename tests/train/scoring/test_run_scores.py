@@ -183,14 +183,14 @@ def test_a_rollback_withdraws_scores_and_what_they_decided(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "decisions", "said"),
     [
-        ({"tasks": ("no_such",)}, {}, "no task 'no_such' is shipped"),
-        ({"tasks": ("copa",)}, {}, "name the folder of that file as `task_rows`"),
+        ({"tasks": ("no_such",)}, {}, "'no_such' is neither a task file"),
+        ({"tasks": ("copa",)}, {}, "set `task_rows` to the folder of that file"),
         ({"tasks": ("copa",), "task_rows": "/nowhere"}, {}, "/nowhere"),
         ({"tasks": (), "task_list": "/nowhere.toml"}, {}, "/nowhere.toml"),
         (
             {},
             {"best": {"evaluation": "quick", "score": "arc_easy/acc"}},
-            "no score 'arc_easy/acc' in the evaluation 'quick', whose tasks are words",
+            "'quick' has no score 'arc_easy/acc'; .* words",
         ),
     ],
 )

@@ -38,7 +38,10 @@ def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
     names = [benchmark.name for benchmark in found]
     for name in names:
         if names.count(name) > 1:
-            raise DataError(f"decontamination: {names.count(name)} benchmarks are named '{name}'")
+            raise DataError(
+                f"decontamination: {names.count(name)} benchmarks are named '{name}'; give each "
+                "a different name"
+            )
     if isinstance(settings.style, Llama3):
         for name in settings.style.thresholds:
             if name not in names:
@@ -57,7 +60,8 @@ def _list_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchm
     }
     if not paths:
         raise DataError(
-            f"{folder}: the folder holds no benchmark: no file in it ends in .jsonl or .jsonl.gz"
+            f"{folder}: the folder contains no benchmark, that is no file that ends in .jsonl or "
+            ".jsonl.gz"
         )
     for name in fields:
         if name not in paths:
@@ -70,8 +74,8 @@ def _list_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchm
         told = "; ".join(_format_fields_line(name, paths[name]) for name in missing[:NAMED])
         more = f"; and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
         raise DataError(
-            f"{folder}: no fields are given for {len(missing)} of its {len(paths)} benchmarks; "
-            f"write in `fields`, of those with text: {told}{more}"
+            f"{folder}: `fields` lacks {len(missing)} of its {len(paths)} benchmarks; add a line "
+            f"for each, with the fields to use of these fields with text: {told}{more}"
         )
     return [Benchmark(name=name, path=paths[name], fields=fields[name]) for name in sorted(paths)]
 
@@ -171,7 +175,7 @@ def _read_content(path: str) -> bytes:
         raise DataError(f"{path}: no such file; a benchmark is a file of JSON Lines") from None
     except IsADirectoryError:
         raise DataError(
-            f"{path}: this is a folder; set it as `folder` of decontamination"
+            f"{path}: this is a folder; set `folder` of [decontamination] to it"
         ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
@@ -186,10 +190,10 @@ def _iterate_texts(row: dict[str, Any], field: str, where: str) -> Iterator[str]
         values = [value[key] for value in inner]
     if not there:
         known = sorted(_list_text_fields(row))
-        raise DataError(f"{where}: no field '{field}'{suggest_choice(field, known)}")
+        raise DataError(f"{where}: the row has no field '{field}'{suggest_choice(field, known)}")
     for value in _flatten(values):
         if isinstance(value, dict | bool):
-            raise DataError(f"{where}: '{field}' holds a {_IN_JSON[type(value)]}, not a text")
+            raise DataError(f"{where}: '{field}' is a {_IN_JSON[type(value)]}, not a text")
         if value is not None:
             yield str(value)
 

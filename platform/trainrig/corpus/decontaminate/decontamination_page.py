@@ -38,12 +38,12 @@ def _describe_finding(summary: ContaminationTallies) -> str:
     examples = sum(row.examples for row in summary.benchmarks)
     sentence = (
         f"By the rule of {summary.style}, {summary.contaminated:,} of {summary.documents:,} "
-        f"documents hold text of {len(touched)} of {len(summary.benchmarks)} benchmarks."
+        f"documents contain text of {len(touched)} of {len(summary.benchmarks)} benchmarks."
     )
     if unseen:
         sentence += (
-            f" {unseen:,} of {examples:,} examples are too short for this rule, so whether the "
-            "corpus holds them is not known."
+            f" {unseen:,} of {examples:,} examples are too short for this rule, so the corpus "
+            "may contain them."
         )
     return sentence
 
@@ -51,8 +51,8 @@ def _describe_finding(summary: ContaminationTallies) -> str:
 def _build_document_table(summary: ContaminationTallies) -> ReportTable:
     rows = sorted(summary.benchmarks, key=lambda row: (-row.documents, row.benchmark))
     return ReportTable(
-        "Documents that hold a benchmark; one may hold several",
-        ("benchmark", "documents", "of them fallen", "of them cut"),
+        "Documents that contain text of a benchmark; a document may count for several",
+        ("benchmark", "documents", "dropped", "with removed spans"),
         tuple(
             (row.benchmark, row.documents, row.documents_fallen, row.documents_cut) for row in rows
         ),
@@ -61,17 +61,17 @@ def _build_document_table(summary: ContaminationTallies) -> ReportTable:
 
 def _build_example_table(summary: ContaminationTallies) -> ReportTable:
     return ReportTable(
-        "Examples as the corpus held them before anything was removed",
+        "Benchmark examples found in the corpus before decontamination",
         (
             "benchmark",
             "n",
             "examples",
             "found",
-            "of all",
+            "share found",
             "dirty",
             "clean",
             "neither",
-            "only common",
+            "only common phrases",
             "too short",
         ),
         tuple(_list_cells(row) for row in summary.benchmarks),
@@ -98,7 +98,7 @@ def _build_share_table(summary: ContaminationTallies) -> ReportTable:
     for row in summary.shares:
         examples.setdefault(row.benchmark, []).append(row.examples)
     return ReportTable(
-        "Examples of which the corpus as a whole holds such a share or more",
+        "Number of examples of which the whole corpus contains this share or more",
         ("benchmark", *(format_percent(share, 1) for share in LEAST_SHARES)),
         tuple((name, *numbers) for name, numbers in examples.items()),
     )
@@ -108,27 +108,27 @@ def _build_common_phrases(summary: ContaminationTallies) -> tuple[Details, ...]:
     if not summary.common:
         return ()
     table = ReportTable(
-        "N-grams that more documents hold than the rule acts on, the most common first",
+        "N-grams that occur in too many documents for the rule, most common first",
         ("n-gram", "documents", "in"),
         tuple((row.text, row.documents, row.benchmark) for row in summary.common),
     )
-    return (Details("Common phrases, for which nothing was removed", (table,)),)
+    return (Details("Common phrases, which are not removed", (table,)),)
 
 
 def _build_samples(summary: ContaminationTallies) -> tuple[Details | Text, ...]:
     names = dict.fromkeys(sample.benchmark for sample in summary.samples)
     if not names:
-        return (Text("No document to show."),)
+        return (Text("No sample was stored."),)
     return tuple(
         Details(
-            f"Documents that hold {name}",
+            f"Documents that contain text of {name}",
             (
                 SampleGroup(
                     tuple(
                         TextSample(
                             sample.url,
                             f"{sample.before}⟦{sample.text}⟧{sample.after}",
-                            f"⟦ ⟧: in common with line {sample.line} of {name}",
+                            f"⟦ ⟧: also in line {sample.line} of {name}",
                         )
                         for sample in summary.samples
                         if sample.benchmark == name

@@ -74,7 +74,7 @@ class GPT3(Settings):
     def _check_bounds(self) -> Self:
         if self.fewest_words > self.most_words:
             raise ValueError(
-                f"fewest_words ({self.fewest_words}) is more than most_words ({self.most_words})"
+                f"fewest_words ({self.fewest_words}) must not exceed most_words ({self.most_words})"
             )
         return self
 
@@ -163,7 +163,7 @@ class Llama2(_BySize):
     def _check_bounds(self) -> Self:
         if self.clean_below > self.dirty_from:
             raise ValueError(
-                f"clean_below ({self.clean_below}) is more than dirty_from ({self.dirty_from})"
+                f"clean_below ({self.clean_below}) must not exceed dirty_from ({self.dirty_from})"
             )
         return self
 
@@ -186,13 +186,18 @@ class Decontamination(Settings):
     @model_validator(mode="after")
     def _check_benchmarks(self) -> Self:
         if not self.benchmarks and self.folder is None:
-            raise ValueError("no benchmark: set `folder`, or list `benchmarks`")
+            raise ValueError("no benchmark is set; set `folder`, or list `benchmarks`")
         if self.fields and self.folder is None:
-            raise ValueError("`fields` are those of the benchmarks in `folder`, which is not set")
+            raise ValueError(
+                "`fields` applies to the benchmarks in `folder`, which is not set; set it, or "
+                "remove `fields`"
+            )
         names = Counter(benchmark.name for benchmark in self.benchmarks)
         for name, number in names.items():
             if number > 1:
-                raise ValueError(f"{number} benchmarks are named '{name}'")
+                raise ValueError(
+                    f"{number} benchmarks are named '{name}'; give each a different name"
+                )
         if self.folder is None and isinstance(self.style, Llama3):
             for name in self.style.thresholds:
                 if name not in names:

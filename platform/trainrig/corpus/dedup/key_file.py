@@ -30,7 +30,9 @@ def load(paths: Sequence[str], dtype: DTypeLike, part: int, parts: int) -> Recor
     parts.
     """
     if not 0 <= part < parts <= SLICES:
-        raise ValueError(f"part {part} of {parts}: there are at most {SLICES} ranges of keys")
+        raise ValueError(
+            f"part {part} of {parts} does not exist: keys have at most {SLICES} ranges"
+        )
     first = part * SLICES // parts
     end = (part + 1) * SLICES // parts
     found = [sliced_file.load(path, dtype, first, end) for path in paths]

@@ -55,5 +55,5 @@ def load_records(path: str, dtype: DTypeLike, bounds: int, begin: int, end: int)
 def _read(path: str, dtype: DTypeLike, begin: int, end: int) -> Records:
     data = storage.read_range(path, begin, end) if end > begin else b""
     if len(data) != end - begin:
-        raise DataError(f"{path}: ends before byte {end:,}; delete it and run again")
+        raise DataError(f"{path}: the file ends before byte {end:,}; delete it and run again")
     return np.frombuffer(data, dtype)

@@ -167,7 +167,9 @@ class _Child:
         assert self._process.stdout is not None
         ready = receive(self._process.stdout)
         if ready is None:
-            raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
+            raise RuntimeError(
+                f"the process {self._process.args!r} ended with exit code {self._process.wait()}"
+            )
         self._without_pages = int(ready)  # bytes of memory before the first page
 
     def extract(self, pages: Sequence[RawPage]) -> Iterator[Outcome]:

@@ -20,7 +20,9 @@ class RemovedSpan:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
-            raise ValueError(f"a cut from {self.start} to {self.end} is no span of a text")
+            raise ValueError(
+                f"a removed span from {self.start} to {self.end} is not a span of a text"
+            )
 
 
 @dataclass(frozen=True, order=True)
@@ -43,7 +45,9 @@ def remove_spans(text: str, cuts: Iterable[RemovedSpan]) -> tuple[str, list[Remo
     """
     apart = make_disjoint(cuts)
     if apart and apart[-1].end > len(text):
-        raise ValueError(f"a cut ends at {apart[-1].end} of a text of {len(text)} characters")
+        raise ValueError(
+            f"a removed span ends at {apart[-1].end}, but the text has {len(text)} characters"
+        )
     kept = []
     place = 0
     for cut in apart:

@@ -58,7 +58,9 @@ class Replacement:
             note = _Note.model_validate_json(storage.read(self._note))
         except ValidationError as error:
             what = error.errors()[0]["msg"]
-            raise DataError(f"{self._note}: torn or not ours: {what}") from None
+            raise DataError(
+                f"{self._note}: truncated, or not written by trainrig: {what}"
+            ) from None
         # a half-replaced output must not look finished
         storage.delete(storage.join(self.output, MANIFEST))
         for name in (*note.manifest.files, *note.unlisted):

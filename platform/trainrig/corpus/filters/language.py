@@ -30,14 +30,17 @@ class Language(Settings):
         known = list_language_codes()
         for code in self.allowed:
             if code not in known:
-                raise ValueError(f"no language '{code}' in lid.176{suggest_choice(code, known)}")
+                raise ValueError(
+                    f"the model lid.176 has no language '{code}'{suggest_choice(code, known)}"
+                )
         for code, score in self.min_scores.items():
             if code not in self.allowed:
                 raise ValueError(
-                    f"min_scores: '{code}' is not one of `allowed`, so its score changes nothing"
+                    f"min_scores: '{code}' is not in `allowed`, so its score has no effect; add "
+                    "it there, or remove it here"
                 )
             if not 0 <= score <= 1:
-                raise ValueError(f"min_scores: {code} = {score} is not between 0 and 1")
+                raise ValueError(f"min_scores: {code} = {score} must be between 0 and 1")
         return self
 
     def iterate_limits(self) -> Iterator[Limit | Among]:

@@ -72,7 +72,8 @@ def _find_matching(pattern: str) -> list[File]:
     found = [path for path in sizes if fnmatch.fnmatchcase(path, pattern)]
     if not found:
         raise DataError(
-            f"{pattern}: matches none of the {len(sizes):,} files below {folder or '.'}"
+            f"{pattern}: the pattern matches no file below {folder or '.'} ({len(sizes):,} found "
+            "there)"
         )
     return [File(path, _strip_folder(folder, path), sizes[path]) for path in found]
 
@@ -88,7 +89,7 @@ def _list_folder(folder: str) -> list[File]:
     if not found:
         endings = " ".join(ending for kind_endings in NAMES.values() for ending in kind_endings)
         raise DataError(
-            f"{folder}: none of its {len(sizes):,} files has an ending that is read from folders "
+            f"{folder}: no file of this folder ({len(sizes):,} found) has a known ending "
             f"({endings}); name the files by a pattern and set `format`"
         )
     return [File(path, _strip_folder(folder, path), sizes[path]) for path in found]

@@ -34,9 +34,9 @@ def recognise(file: File) -> Format:
     format_ = by_content or format_by_name(file.name)
     if format_ is None:
         raise DataError(
-            f"{file.path}: its format is unknown: it begins with {packed[:24]!r}, and its name has "
-            f"no known ending; set `format` to one of {', '.join(NAMES)}, "
-            "or leave the file out of `paths`"
+            f"{file.path}: unknown format: the file begins with {packed[:24]!r}, and its name "
+            f"has no known ending; set `format` to one of {', '.join(NAMES)}, or remove the file "
+            "from `paths`"
         )
     return cast(Format, format_)
 

@@ -30,8 +30,8 @@ def build_steps_chart(tallies: CurationTallies, seen: int) -> Chart:
         for step in drawn
     ]
     parts = (
-        BarPart("the first to drop", C1),
-        BarPart("dropped before, but breaks the rule too", C2, hatched=True),
+        BarPart("dropped by this step", C1),
+        BarPart("dropped before, but breaks this rule too", C2, hatched=True),
     )
     worst = order[0]
     most = steps[worst][0]
@@ -41,10 +41,14 @@ def build_steps_chart(tallies: CurationTallies, seen: int) -> Chart:
             partial(figures.plot_rows, rows=rows, parts=parts, x_label="documents"),
             70 + ROW_HEIGHT * len(rows),
         ),
-        label="Bars of documents dropped by each step, first and by itself.",
-        caption=f"n = {seen:,} documents. Steps run in the order of the run file; duplicates "
-        "are searched among the documents left. "
-        + (f"The {len(drawn)} largest of {len(order)} steps." if len(order) > len(drawn) else ""),
+        label="Bars of documents that each step dropped, and of those that it would drop alone.",
+        caption=f"n = {seen:,} documents. Steps run in the order of the run file. Duplicates are "
+        "searched among the documents that the rules keep. "
+        + (
+            f"The chart shows the largest {len(drawn)} of {len(order)} steps."
+            if len(order) > len(drawn)
+            else ""
+        ),
         table=build_steps_table(tallies.steps),
     )
 
@@ -65,8 +69,8 @@ def build_steps_table(rows: Sequence[StepRow]) -> ReportTable:
         values = (row.first_documents, row.any_documents, row.first_bytes, row.any_bytes)
         sums[row.step] = [a + b for a, b in zip(sums[row.step], values, strict=True)]
     return ReportTable(
-        "Dropped by each step",
-        ("step", "first: documents", "by itself: documents", "first: bytes", "by itself: bytes"),
+        "Documents and bytes dropped by each step",
+        ("step", "dropped: documents", "alone: documents", "dropped: bytes", "alone: bytes"),
         tuple((step, *values) for step, values in sums.items()),
     )
 
@@ -103,10 +107,10 @@ def _build_signal_chart(
         f"{signal}: {_describe_bounds(bounds)}",
         draw_histogram(ordered, [bound for bound, _ in bounds]),
         label=f"Histogram of {signal} with its bounds.",
-        caption=f"n = {documents:,} documents, all sources; a bar is a bin of the table.",
+        caption=f"n = {documents:,} documents of all sources. Each bar is a bin of the table.",
         table=ReportTable(
             f"Documents by {signal}",
-            ("from", "to below", "documents"),
+            ("from", "below", "documents"),
             tuple((least, below, number) for (least, below), number in ordered),
         ),
     )

@@ -51,21 +51,27 @@ def render_curation_page(
         verdict=_build_verdict(summary, counts),
         figures=_build_key_figures(counts, cost),
         sections=(
-            Section("dropped", "What was dropped, and why", _chart_dropped(summary, seen)),
+            Section("dropped", "Dropped documents by rule", _chart_dropped(summary, seen)),
             Section("sources", "By source and language", (_build_source_table(summary),)),
-            Section("signals", "Where the thresholds lie", _build_signal_details(summary, rules)),
+            Section(
+                "signals", "Signals and their thresholds", _build_signal_details(summary, rules)
+            ),
             Section("samples", "Samples of dropped documents", _build_samples(summary)),
             _build_copies_section(summary, near),
             *more,
             build_hosts_section(summary.hosts),
-            Section("quarantine", "What gave no document", (_build_quarantine_table(summary),)),
+            Section(
+                "quarantine", "Records without a document", (_build_quarantine_table(summary),)
+            ),
         ),
         commands=(
             report.PageCommand(
                 "trainrig curate RUN.toml --set …",
                 "Apply other thresholds",
             ),
-            report.PageCommand("trainrig tokenizer RUN.toml", "Train a tokenizer on what was kept"),
+            report.PageCommand(
+                "trainrig tokenizer RUN.toml", "Train a tokenizer on the kept documents"
+            ),
         ),
         provenance=provenance,
     )
@@ -80,13 +86,14 @@ def _build_verdict(summary: CurationTallies, counts: Mapping[str, Any]) -> repor
     if idle:
         some = ", ".join(idle[:4]) + (", …" if len(idle) > 4 else "")
         rules = "1 rule" if len(idle) == 1 else f"{len(idle)} rules"
-        warnings.append(f"{rules} would drop nothing: {some}.")
+        warnings.append(f"{rules} would drop no document: {some}.")
     if thin := describe_doubtful(summary.hosts):
-        warnings.append(f"{thin[0].upper()}{thin[1:]}: see the part on extraction.")
+        warnings.append(f'{thin[0].upper()}{thin[1:]}. See "How much of the pages was extracted".')
     lost = sum(row.records for row in summary.quarantine)
     if lost > came / 2:
         warnings.append(
-            f"{format_percent(lost, came)} of the records gave no document: see the last part."
+            f'{format_percent(lost, came)} of the records gave no document. See "Records without '
+            'a document".'
         )
     state: Literal["done", "warning"] = "warning" if lost > came / 2 else "done"
     sentence = f"{kept:,} of {came:,} records were kept as documents: {format_percent(kept, came)}."
@@ -113,49 +120,49 @@ def _build_key_figures(
             "Kept",
             f"{kept:,}",
             "documents",
-            f"{format_percent(kept, counts['documents_extracted'])} of those extracted",
+            f"{format_percent(kept, counts['documents_extracted'])} of the extracted documents",
         ),
         report.KeyFigure(
             "Text kept",
             format_short(counts["bytes_kept"]),
             "bytes",
-            f"about {format_short(counts['bytes_kept'] / BYTES_PER_TOKEN)} tokens of "
-            f"{BYTES_PER_TOKEN} bytes",
+            f"about {format_short(counts['bytes_kept'] / BYTES_PER_TOKEN)} tokens, at "
+            f"{BYTES_PER_TOKEN} bytes per token",
         ),
         report.KeyFigure(
             "Speed",
             format_short(a_second),
-            "records/s a core",
-            f"{format_duration(cost['cpu_seconds'])} of CPU to read, extract and measure",
+            "records/s per core",
+            f"{format_duration(cost['cpu_seconds'])} of CPU time to read, extract and measure",
         ),
         report.KeyFigure(
             "Memory",
             f"{cost['peak_bytes'] / 2**20:,.0f}",
             "MiB",
-            "resident at most, of one process",
+            "peak resident memory of one process",
         ),
     )
 
 
 def _chart_dropped(summary: CurationTallies, seen: int) -> tuple[Chart | Text, ...]:
     if not any(row.any_documents for row in summary.steps):
-        return (Text("Nothing: no rule was set, or no document breaks one."),)
+        return (Text("No document was dropped: no rule is set, or no document breaks one."),)
     return (build_steps_chart(summary, seen),)
 
 
 def _build_source_table(summary: CurationTallies) -> ReportTable:
     return ReportTable(
-        "Documents and bytes; tokens are estimated at "
-        f"{BYTES_PER_TOKEN} bytes, which another language or vocabulary changes",
+        f"Documents and bytes by source and language. Tokens are estimated at {BYTES_PER_TOKEN} "
+        "bytes per token, which depends on language and vocabulary.",
         (
             "source",
             "language",
             "seen",
             "kept",
-            "kept of seen",
-            "seen: bytes",
+            "share kept",
+            "extracted: bytes",
             "kept: bytes",
-            "kept: tokens, about",
+            "kept: tokens (estimated)",
         ),
         tuple(
             (
@@ -178,7 +185,7 @@ def _build_signal_details(
 ) -> tuple[Details | Text, ...]:
     charts = build_signal_charts(summary, rules)
     if not charts:
-        return (Text("No rule bounds a number."),)
+        return (Text("No rule has a numeric threshold."),)
     return tuple(Details(chart.title, (chart,)) for chart in charts)
 
 
@@ -187,7 +194,9 @@ def _build_samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
     for row in summary.samples:
         by_step[row.step].append(row)
     if not by_step:
-        return (Text("Nothing was dropped, or the texts were not stored (keep_dropped)."),)
+        return (
+            Text("No document was dropped, or dropped texts were not stored (`keep_dropped`)."),
+        )
     return tuple(
         Details(
             step,
@@ -201,7 +210,7 @@ def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
     blocks: list[Chart | Details | Text] = [chart_matches(near)]
     if summary.pairs:
         blocks.append(
-            Text("Near-duplicates and the documents kept in their place, with differences marked:")
+            Text("Near-duplicates and the documents kept instead, with differences marked:")
         )
     for row in summary.pairs:
         gone, stayed = find_differences(row.text, row.kept_text)
@@ -211,7 +220,7 @@ def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
             stayed = stayed[:-1]
         fell = TextSample(row.url, row.text, "dropped", gone)
         kept = TextSample(row.kept_url, row.kept_text, "kept", stayed)
-        title = f"{row.url}: {row.similarity:.3f} of all shingles in common"
+        title = f"{row.url}: {row.similarity:.3f} of all shingles are shared"
         blocks.append(Details(title, (SampleGroup((fell, kept)),)))
     return Section("copies", "Near-duplicates", tuple(blocks))
 
@@ -220,7 +229,7 @@ def _build_quarantine_table(summary: CurationTallies) -> ReportTable | Text:
     if not summary.quarantine:
         return Text("Every record gave a document.")
     return ReportTable(
-        "Records by the reason why they gave no document; quarantine/*.jsonl has each",
+        "Records by the reason why they gave no document; quarantine/*.jsonl lists every record",
         ("reason", "records"),
         tuple((row.reason, row.records) for row in summary.quarantine),
     )

@@ -11,8 +11,9 @@ def explain_nothing_read(counts: Mapping[str, Any]) -> str:
     if not reasons:
         return "the inputs contain no page"
     return (
-        f"none of {reasons.total():,} records gave a document ({_format_most_common(reasons)}); "
-        "name other files in `paths`, or another `extractor`"
+        f"no record gave a document, of {reasons.total():,} read "
+        f"({_format_most_common(reasons)}); name other files in `paths`, or set another "
+        "`extractor`"
     )
 
 
@@ -21,8 +22,8 @@ def explain_nothing_kept(counts: Mapping[str, Any]) -> str:
     reasons = Counter(counts["dropped_by"])
     documents = counts["documents_extracted"]
     return (
-        f"most of {documents:,} documents were dropped by {_format_most_common(reasons)}; "
-        "relax `filters`"
+        f"documents ({documents:,}) were dropped mostly by {_format_most_common(reasons)}; relax "
+        "`filters`"
     )
 
 

@@ -67,7 +67,7 @@ def describe_doubtful(rows: Sequence[HostRow]) -> str | None:
     more = ", …" if len(found) > 3 else ""
     hosts = "1 host" if len(found) == 1 else f"{len(found):,} hosts"
     return (
-        f"of {hosts} the median page kept less than {FAR_BELOW} of its main content ({named}{more})"
+        f"the median page of {hosts} kept less than {FAR_BELOW} of its main content ({named}{more})"
     )
 
 
@@ -79,11 +79,11 @@ def build_hosts_section(rows: Sequence[HostRow]) -> Section:
 def _render_block(rows: Sequence[HostRow]) -> ReportTable | Text:
     worst = [row for row in rows if row.documents >= ENOUGH][:SHOWN]
     if not worst:
-        return Text(f"No host has {ENOUGH} pages whose extractor says how much it kept.")
+        return Text(f"No host has {ENOUGH} pages with a measured share of kept content.")
     return ReportTable(
-        f"Share of the main content kept (extracted_share); the {len(worst):,} lowest medians of "
-        f"hosts with {ENOUGH} pages or more. Below {FAR_BELOW} the report warns of a host; "
-        "tallies/hosts.parquet has all",
+        f"Share of the main content that was kept (extracted_share): the {len(worst):,} lowest "
+        f"medians among hosts with at least {ENOUGH} pages. The report warns of hosts below "
+        f"{FAR_BELOW}; tallies/hosts.parquet lists all hosts",
         ("host", "documents", "median share", f"documents below {FAR_BELOW}"),
         tuple((row.host, row.documents, row.median_share, row.below) for row in worst),
     )

@@ -20,10 +20,10 @@ def chart_matches(settings: MinHash) -> Chart:
     return Chart(
         f"{found} of the pairs at the threshold are compared",
         figures.draw(partial(_plot_curve, settings=settings), _HEIGHT),
-        label="A curve that rises from 0 to 1 below the threshold.",
-        caption=f"Computed, not counted: 1 - (1 - s^{settings.rows})^{settings.bands} for "
-        f"{settings.bands} bands of {settings.rows} rows. A compared pair counts as "
-        f"duplicates only at a Jaccard similarity of {settings.threshold:g} or more.",
+        label="Probability of comparison against Jaccard similarity, with the threshold.",
+        caption=f"Computed from the settings: 1 - (1 - s^{settings.rows})^{settings.bands} for "
+        f"{settings.bands} bands of {settings.rows} rows. A compared pair is a duplicate "
+        f"only at a Jaccard similarity of {settings.threshold:g} or more.",
         table=ReportTable(
             "Probability that a pair is compared",
             ("Jaccard similarity", "probability"),

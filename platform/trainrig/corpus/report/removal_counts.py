@@ -86,16 +86,16 @@ class RemovalCounts:
         """Build the sections of the report."""
         found = []
         if self.rows:
-            found.append(Section("cut", "What was cut out of documents", self._build_blocks()))
+            found.append(Section("cut", "Text removed from documents", self._build_blocks()))
         if self.contamination:
             found.append(build_contamination_section(self.contamination))
         return tuple(found)
 
     def _build_blocks(self) -> tuple[ReportTable | Details | Text, ...]:
         table = ReportTable(
-            "Documents that reached each step, and what it removed from them; the column `cut` of "
+            "Documents that reached each step, and the text that it removed. The column `cut` of "
             "a kept document has the removed text",
-            ("step", "source", "documents", "cut", "unit", "size", "size cut", "of it"),
+            ("step", "source", "documents", "cut", "unit", "size", "size removed", "share removed"),
             tuple(
                 (
                     row.step,
@@ -110,7 +110,10 @@ class RemovalCounts:
                 for row in self.rows
             ),
         )
-        titles = {"frequent": "Passages cut most often", "long": "The longest passages cut"}
+        titles = {
+            "frequent": "Most frequently removed passages",
+            "long": "Longest removed passages",
+        }
         return table, *(
             Details(titles[kind], (SampleGroup(tuple(map(_show_repeated_text, repeated_texts))),))
             for kind, repeated_texts in self.repeated_texts.items()
@@ -120,4 +123,4 @@ class RemovalCounts:
 
 def _show_repeated_text(repeated_text: RepeatedText) -> TextSample:
     times = "once" if repeated_text.copies == 1 else f"{repeated_text.copies:,} times"
-    return TextSample(f"{repeated_text.length:,} bytes", repeated_text.excerpt, f"cut {times}")
+    return TextSample(f"{repeated_text.length:,} bytes", repeated_text.excerpt, f"removed {times}")

@@ -122,7 +122,7 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
             wanted = record.counts[f"{part}_bytes"]
             if there.get(path) != wanted:
                 log.warning(
-                    "%s: %s bytes of %s: torn; its texts are signed again",
+                    "%s: the file is truncated (%s bytes of %s); its signatures are computed again",
                     path,
                     there.get(path, 0),
                     wanted,
@@ -137,7 +137,10 @@ def search_for(
     """Return the duplicate search of `run`, planned to stay within its memory, and log the plan."""
     cut = plan(split_indexes, bands, run.memory * MIB)
     log.info(
-        "%s: copies are looked for among %s documents, in %s and %s; a worker takes %s MiB at most",
+        (
+            "%s: searching near-duplicates among %s documents, in %s and %s, with up to %s MiB per "
+            "worker"
+        ),
         run.output,
         f"{sum(split_index.count for split_index in split_indexes):,}",
         f"{len(cut.partitions):,} {'partition' if len(cut.partitions) == 1 else 'partitions'}",
@@ -280,7 +283,7 @@ def list_earlier_split_indexes(run: Curation) -> list[SplitIndex]:
 
 def _read_index(run: Curation, path: str, made: Manifest) -> Mapping[str, Any]:
     if INDEX not in made.files:
-        raise DataError(f"{path}: has no {INDEX}; curate it again with `index = true`")
+        raise DataError(f"{path}: the folder has no {INDEX}; curate it again with `index = true`")
     index: dict[str, Any] = json.loads(storage.read(storage.join(path, INDEX)))
     if index["format"] > FORMAT:
         raise DataError(
@@ -291,13 +294,13 @@ def _read_index(run: Curation, path: str, made: Manifest) -> Mapping[str, Any]:
         index["made_with"], _describe_signatures(run)
     ):
         raise DataError(
-            f"{path}: its index was made otherwise ({differing}), so nothing can be held to it; "
-            "set the same here, or curate it again"
+            f"{path}: its index was made with other settings ({differing}), so documents cannot "
+            "be compared with it; set the same here, or curate it again"
         )
     if not all(f"{FOLDER}/signatures/{name}.arrow" in made.files for name in index["splits"]):
         raise DataError(
-            f"{path}: kept no signatures; curate it again with `index = true`, no page will be "
-            "read again"
+            f"{path}: the folder has no signatures; curate it again with `index = true`, which "
+            "reads no page again"
         )
     return index
 
@@ -324,8 +327,8 @@ def _write_revoked(run: Curation, path: str, search: DuplicateSearch) -> None:
         pq.write_table(table, temporary, compression="zstd")
     if len(table):
         log.warning(
-            "%s: %s kept in earlier outputs repeat better ones here: see %s",
+            "%s: documents here are better duplicates of %s kept in earlier outputs; see %s",
             run.output,
-            f"{len(table):,} documents",
+            f"{len(table):,} {'document' if len(table) == 1 else 'documents'}",
             REVOKED,
         )

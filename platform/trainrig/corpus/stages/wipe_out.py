@@ -36,10 +36,10 @@ def refuse_wiped_out(run: Curation, name: str, dropped: Mapping[str, int], docum
     found = find_wiped_out(dropped, documents, name, limit.max_share, limit.min_documents)
     if found:
         raise DataError(
-            f"{run.output}: {found.step} drops {found.dropped:,} of the "
-            f"{found.documents:,} documents of source '{name}' that reach it, more than "
-            f"{limit.max_share:.0%} (sources.wipe_out.max_share); nothing is lost: change the "
-            "rule or raise the limit and run again, no page will be read again"
+            f"{run.output}: {found.step} drops {found.dropped:,} of the {found.documents:,} "
+            f"documents of source '{name}' that reach it, more than {limit.max_share:.0%} "
+            "(sources.wipe_out.max_share); change the rule or raise the limit and run again, "
+            "which reads no page again"
         )
 
 
@@ -50,8 +50,8 @@ def refuse_cut_away(run: Curation, rows: Iterable[CutRow]) -> None:
         limit = sources[row.source].wipe_out
         if row.documents >= limit.min_documents and row.size_cut > limit.max_share * row.size:
             raise DataError(
-                f"{run.output}: {row.step} cuts {row.size_cut:,} of the {row.size:,} "
+                f"{run.output}: {row.step} removes {row.size_cut:,} of the {row.size:,} "
                 f"{row.unit} of source '{row.source}' that reach it, more than "
-                f"{limit.max_share:.0%} (sources.wipe_out.max_share); nothing is lost: change its "
-                "section or raise the limit and run again, no page will be read again"
+                f"{limit.max_share:.0%} (sources.wipe_out.max_share); change its section or "
+                "raise the limit and run again, which reads no page again"
             )

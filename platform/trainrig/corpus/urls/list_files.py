@@ -30,7 +30,7 @@ def find_list_files(paths: tuple[str, ...]) -> list[str]:
         found = [path] if storage.exists(path) else _list_folder(path)
         if not found:
             raise DataError(
-                f"{path}: no such file, and no folder that holds one named `domains` or `urls`"
+                f"{path}: no such file, and no folder with a file named `domains` or `urls`"
             )
         files += found
     return files
@@ -51,7 +51,7 @@ def iterate_entries(path: str) -> Iterator[tuple[int, str]]:
             empty = False
             yield number, content
     if empty:
-        raise DataError(f"{path}: the list has no entry; write one on each line")
+        raise DataError(f"{path}: the list has no entry; write one per line")
 
 
 def read_domains_and_pages(path: str) -> tuple[list[str], list[str]]:
@@ -66,7 +66,7 @@ def read_domains_and_pages(path: str) -> tuple[list[str], list[str]]:
         if entry is None:
             raise DataError(
                 f"{path}: line {number}: {content[:80]!r} is neither a domain (example.com) nor "
-                "a page of one (example.com/a)"
+                "a page (example.com/a)"
             )
         host = entry.group(1).rstrip(".").removeprefix("www.")
         page = entry.group(2) or ""
@@ -83,7 +83,9 @@ def _read_text(path: str) -> str:
         if content.startswith(_GZIP):
             content = gzip.decompress(content)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; a list of URLs' domains or words is read") from None
+        raise DataError(
+            f"{path}: no such file; name a list of domains or of words in URLs"
+        ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     if b"\0" in content:

@@ -23,7 +23,7 @@ def is_followed(instruction: Mapping[str, Any], text: str) -> bool:
     name = str(instruction["id"])
     if name not in INSTRUCTIONS:
         there = ", ".join(sorted(INSTRUCTIONS))
-        raise DataError(f"instruction '{name}' is not known; there are: {there}")
+        raise DataError(f"instruction '{name}' is unknown; choose one of: {there}")
     given = instruction.get("arguments") or {}
     arguments = {key: value for key, value in given.items() if value is not None}
     if not text.strip():
@@ -31,7 +31,9 @@ def is_followed(instruction: Mapping[str, Any], text: str) -> bool:
     try:
         return INSTRUCTIONS[name](text, arguments)
     except KeyError as error:
-        raise DataError(f"instruction '{name}': no argument {error}") from None
+        raise DataError(
+            f"instruction '{name}': the argument {error} is missing; add it to the row"
+        ) from None
 
 
 def _compare_count(
@@ -59,7 +61,7 @@ def _split_blocks(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"\n\n", text) if part.strip()]
 
 
-def _has_keywords(text: str, arguments: Arguments) -> bool:
+def _check_keywords(text: str, arguments: Arguments) -> bool:
     return all(re.search(re.escape(w), text, re.IGNORECASE) for w in arguments["keywords"])
 
 
@@ -93,18 +95,18 @@ def _matches_first_word(text: str, arguments: Arguments) -> bool:
     return re.split(r"[.,?!'\"]", first)[0].lower() == str(arguments["first_word"]).lower()
 
 
-def _has_placeholders(text: str, arguments: Arguments) -> bool:
+def _check_placeholders(text: str, arguments: Arguments) -> bool:
     return len(re.findall(r"\[.*?\]", text)) >= int(arguments["num_placeholders"])
 
 
-def _has_postscript(text: str, arguments: Arguments) -> bool:
+def _check_postscript(text: str, arguments: Arguments) -> bool:
     marker = str(arguments["postscript_marker"]).lower()
     known = {"p.p.s": r"\s*p\.\s?p\.\s?s.*$", "p.s.": r"\s*p\.\s?s\..*$"}
     pattern = known.get(marker, r"\s*" + re.escape(marker) + r".*$")
     return bool(re.search(pattern, text.lower(), re.MULTILINE))
 
 
-def _has_bullets(text: str, arguments: Arguments) -> bool:
+def _check_bullets(text: str, arguments: Arguments) -> bool:
     stars = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
     dashes = re.findall(r"^\s*-.*$", text, re.MULTILINE)
     return len(stars) + len(dashes) == int(arguments["num_bullets"])
@@ -114,12 +116,12 @@ def _is_constrained(text: str, arguments: Arguments) -> bool:
     return any(f"My answer is {word}." in text for word in ("yes", "no", "maybe"))
 
 
-def _has_highlights(text: str, arguments: Arguments) -> bool:
+def _check_highlights(text: str, arguments: Arguments) -> bool:
     found = [part.strip("*").strip() for part in re.findall(r"\*\*[^\n*]*\*\*|\*[^\n*]*\*", text)]
     return sum(map(bool, found)) >= int(arguments["num_highlights"])
 
 
-def _has_sections(text: str, arguments: Arguments) -> bool:
+def _check_sections(text: str, arguments: Arguments) -> bool:
     splitter = re.escape(
         str(arguments["section_spliter"]).strip()
     )  # the published rows misspell this key
@@ -136,7 +138,7 @@ def _is_json(text: str, arguments: Arguments) -> bool:
     return True
 
 
-def _has_title(text: str, arguments: Arguments) -> bool:
+def _check_title(text: str, arguments: Arguments) -> bool:
     return any(found.strip("<>").strip() for found in re.findall(r"<<[^\n]+>>", text))
 
 
@@ -170,7 +172,7 @@ def _is_quoted(text: str, arguments: Arguments) -> bool:
     return len(stripped) > 1 and stripped[0] == stripped[-1] == '"'
 
 
-def _has_divided_paragraphs(text: str, arguments: Arguments) -> bool:
+def _check_divided_paragraphs(text: str, arguments: Arguments) -> bool:
     parts = _split_paragraphs(text)
     if any(not part for part in parts[1:-1]):
         return False
@@ -178,7 +180,7 @@ def _has_divided_paragraphs(text: str, arguments: Arguments) -> bool:
 
 
 INSTRUCTIONS: Mapping[str, Callable[[str, Arguments], bool]] = {
-    "keywords:existence": _has_keywords,
+    "keywords:existence": _check_keywords,
     "keywords:frequency": _compare_frequency,
     "keywords:forbidden_words": _avoids_forbidden,
     "keywords:letter_frequency": _compare_letter_frequency,
@@ -186,19 +188,19 @@ INSTRUCTIONS: Mapping[str, Callable[[str, Arguments], bool]] = {
     "length_constraints:number_sentences": lambda text, given: _compare_count(
         len(_split_sentences(text)), given, "num_sentences"
     ),
-    "length_constraints:number_paragraphs": _has_divided_paragraphs,
+    "length_constraints:number_paragraphs": _check_divided_paragraphs,
     "length_constraints:number_words": lambda text, given: _compare_count(
         len(_find_words(text)), given, "num_words"
     ),
     "length_constraints:nth_paragraph_first_word": _matches_first_word,
-    "detectable_content:number_placeholders": _has_placeholders,
-    "detectable_content:postscript": _has_postscript,
-    "detectable_format:number_bullet_lists": _has_bullets,
+    "detectable_content:number_placeholders": _check_placeholders,
+    "detectable_content:postscript": _check_postscript,
+    "detectable_format:number_bullet_lists": _check_bullets,
     "detectable_format:constrained_response": _is_constrained,
-    "detectable_format:number_highlighted_sections": _has_highlights,
-    "detectable_format:multiple_sections": _has_sections,
+    "detectable_format:number_highlighted_sections": _check_highlights,
+    "detectable_format:multiple_sections": _check_sections,
     "detectable_format:json_format": _is_json,
-    "detectable_format:title": _has_title,
+    "detectable_format:title": _check_title,
     "combination:two_responses": _gives_two_responses,
     "combination:repeat_prompt": _repeat_prompt,
     "startend:end_checker": _ends_with,

@@ -159,7 +159,7 @@ class ObjectExchange:
             result = self._decode_error(codec, form) if raised else codec.decode(form)
             printed = "".join(printed)
         except Exception as error:
-            self._lose(f"its answer is no value: {error!r}")
+            self._lose(f"its answer cannot be decoded: {error!r}")
         if captured and printed:
             sys.stdout.write(printed)
         if not raised:
@@ -206,7 +206,7 @@ class ObjectExchange:
                 result = getattr(type(target), name)(target, *arguments, **named)
                 if result is not NotImplemented:
                     return result
-        raise TypeError(f"{type(target).__name__} has no {name or operation} for that")
+        raise TypeError(f"{type(target).__name__} does not support {name or operation}")
 
     # --- objects
 
@@ -256,7 +256,7 @@ class ObjectExchange:
                 else:
                     made = ClassHandle.build(self, name, bases, methods)
             case _:
-                raise ValueError("no object")
+                raise ValueError("the form is not an object")
         self._there[number] = made
         self._there_numbers[id(made)] = number
         return made
@@ -274,7 +274,7 @@ class ObjectExchange:
     def _decode_error(self, codec: Codec, form: Form) -> BaseException:
         kind, arguments, attributes = map(codec.decode, form)
         if not issubclass(kind, BaseException):
-            raise TypeError("what was raised is no exception")
+            raise TypeError("the raised value is not an exception")
         try:
             error: BaseException = kind(*arguments)
         except Exception:
@@ -304,7 +304,7 @@ class ObjectExchange:
         except (ValueError, RecursionError, MemoryError):
             self._lose("its message is not JSON")
         if type(message) is not list or not message:
-            self._lose("its message is no list")
+            self._lose("its message is not a list")
         return message
 
     def _read(self, size: int) -> bytes:

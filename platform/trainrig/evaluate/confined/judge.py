@@ -90,7 +90,7 @@ class JudgeEnd(ObjectExchange):  # type: ignore[misc]
                 return super().perform(operation, target, name, arguments, named)
             if operation == "operate" and name in ASKED:
                 return super().perform(operation, target, name, arguments, named)
-        raise TypeError(f"the tests' {kind.__name__} allows no '{operation} {name}'")
+        raise TypeError(f"{kind.__name__} of the tests does not allow '{operation} {name}'")
 
 
 class _Names(dict):  # type: ignore[type-arg]
@@ -150,7 +150,7 @@ def judge(end: JudgeEnd, program: str, tests: str) -> str:
 
         return "".join(traceback.format_exception(error))
     # Tests that catch every exception must not pass a program that has exited.
-    return f"the program was given up: {end.lost}" if end.lost else ""
+    return f"the program was stopped: {end.lost}" if end.lost else ""
 
 
 def _find_free_names(tests: str) -> set[str]:

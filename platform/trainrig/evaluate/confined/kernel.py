@@ -97,7 +97,9 @@ def confine(
     """
     machine = os.uname()
     if machine.sysname != "Linux" or machine.machine != "x86_64":
-        raise CannotConfine(f"{machine.sysname} on {machine.machine}, not Linux on x86_64")
+        raise CannotConfine(
+            f"confinement needs Linux on x86_64, but this is {machine.sysname} on {machine.machine}"
+        )
     _call_prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     _limit(memory, seconds)
     _drop_capabilities()
@@ -165,7 +167,9 @@ def find_landlock_version() -> int:
 def _apply_landlock(readable: Iterable[str]) -> None:
     version = find_landlock_version()
     if version < ABI_WANTED:
-        raise CannotConfine(f"Landlock is not on ({_describe_error()}); Linux has it since 5.13")
+        raise CannotConfine(
+            f"Landlock is not enabled ({_describe_error()}); it needs Linux 5.13 or newer"
+        )
     rights = (1 << _FILE_RIGHTS[min(version, max(_FILE_RIGHTS))]) - 1
     table = struct.pack("=QQQ", rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     table = table[: 8 if version < 4 else 16 if version < 6 else 24]
@@ -173,11 +177,11 @@ def _apply_landlock(readable: Iterable[str]) -> None:
         _SYS_CREATE_RULESET, ctypes.create_string_buffer(table, len(table)), len(table), 0
     )
     if ruleset < 0:
-        raise CannotConfine(f"no Landlock ruleset: {_describe_error()}")
+        raise CannotConfine(f"the Landlock ruleset cannot be created: {_describe_error()}")
     for path in readable:
         _allow(ruleset, path, _READ_FILE | _READ_DIR)
     if _LIBC.syscall(_SYS_RESTRICT_SELF, ruleset, 0):
-        raise CannotConfine(f"Landlock refuses: {_describe_error()}")
+        raise CannotConfine(f"Landlock cannot be applied: {_describe_error()}")
     os.close(ruleset)
 
 
@@ -189,7 +193,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
     if _LIBC.syscall(_SYS_ADD_RULE, ruleset, 1, rule, 0):
-        raise CannotConfine(f"no Landlock rule for {path}: {_describe_error()}")
+        raise CannotConfine(f"the Landlock rule for {path} cannot be added: {_describe_error()}")
     os.close(place)
 
 
@@ -198,7 +202,7 @@ def _apply_seccomp(more_calls: Iterable[int]) -> None:
     code = ctypes.create_string_buffer(b"".join(program))
     head = struct.pack("=HxxxxxxQ", len(program), ctypes.addressof(code))
     if _LIBC.prctl(_PR_SET_SECCOMP, 2, ctypes.create_string_buffer(head, len(head)), 0, 0):
-        raise CannotConfine(f"seccomp refuses: {_describe_error()}")
+        raise CannotConfine(f"the seccomp filter cannot be applied: {_describe_error()}")
 
 
 _EQUAL = 0x15

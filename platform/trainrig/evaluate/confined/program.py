@@ -27,7 +27,7 @@ class ProgramEnd(ObjectExchange):  # type: ignore[misc]
         self._names: dict[str, Any] = {"__name__": "program"}
         self._source = ""
 
-    def tell_start(self, refusal: str) -> None:
+    def report_start(self, refusal: str) -> None:
         """Report that requests are served, or with `refusal` why they are not."""
         self._send(pack(["start", refusal]))
 
@@ -95,10 +95,10 @@ def serve(reading: int, writing: int, confine: Callable[[], None]) -> NoReturn:
     try:
         confine()
     except Exception as error:
-        end.tell_start(str(error) or repr(error))
+        end.report_start(str(error) or repr(error))
         os._exit(1)
     try:
-        end.tell_start("")
+        end.report_start("")
         end.serve()
     finally:
         os._exit(0)

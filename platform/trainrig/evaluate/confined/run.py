@@ -58,9 +58,12 @@ def run_confined(program: str, tests: str, seconds: float, memory_mib: int) -> P
         # The process of the tests got SIGXCPU (-24), or SIGKILL (-9) at the hard limit.
         return ProgramOutcome("timed out" if code in (None, -24, -9) else "failed", words)
     if told["verdict"] == "refused":
-        raise ConfigError(f"programs cannot be confined here, so none is run: {told['said']}")
+        raise ConfigError(
+            "the evaluation runs no programs, because this machine cannot confine them: "
+            f"{told['said']}"
+        )
     if told["shared"]:
-        _tell_shared(told["shared"])
+        _warn_of_shared_namespaces(told["shared"])
     if told["verdict"] == "passed":
         return ProgramOutcome("passed")
     return ProgramOutcome(told["verdict"], (words + told["said"])[-SAID:])
@@ -103,10 +106,10 @@ def _launch(
 
 
 @functools.cache
-def _tell_shared(reason: str) -> None:
+def _warn_of_shared_namespaces(reason: str) -> None:
     print(
-        f"trainrig: programs run without namespaces of their own, which this kernel refuses "
-        f"({reason}); Landlock and seccomp confine them alone",
+        "trainrig: programs run without separate namespaces, which this kernel refuses "
+        f"({reason}); only Landlock and seccomp confine them",
         file=sys.stderr,
     )
 
@@ -115,15 +118,23 @@ def _tell_shared(reason: str) -> None:
 def check_confinement() -> None:
     """Raise ConfigError unless a confined program can compute, but not write or open a socket."""
     if not sys.platform.startswith("linux"):
-        raise ConfigError(f"programs cannot be confined on {sys.platform}, so none is run")
+        raise ConfigError(
+            f"the evaluation runs no programs, because {sys.platform} cannot confine them; use "
+            "Linux on x86_64"
+        )
     add = "def add(a, b):\n    return a + b"
     if run_confined(add, "assert add(1, 2) == 3", 5, 512).verdict != "passed":
-        raise ConfigError("programs cannot be run confined on this machine, so none is run")
+        raise ConfigError(
+            "the evaluation runs no programs, because a confined test program fails on this machine"
+        )
     target = Path(tempfile.gettempdir()) / f"trainrig-escape-{secrets.token_hex(8)}"
     try:
         for escape in (f"open({str(target)!r}, 'w')", "import socket; socket.socket()"):
             if run_confined(escape, "", 5, 512).verdict == "passed":
-                raise ConfigError("a program got out of its confinement here, so none is run")
+                raise ConfigError(
+                    "the evaluation runs no programs, because a test program escaped its "
+                    "confinement on this machine"
+                )
     finally:
         target.unlink(missing_ok=True)
 

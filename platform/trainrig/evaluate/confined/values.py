@@ -143,7 +143,7 @@ class Codec:
                 return found
             case "remade", [str(module), str(name), *parts] if (module, name) in _REMADE:
                 if not all(type(part) in (int, str) for part in parts):
-                    raise ValueError(f"{name} of other than numbers and text")
+                    raise ValueError(f"{name} must be made of numbers and text")
                 __import__(module)
                 return getattr(sys.modules[module], name)(*parts)
         return self._handles.decode_object(form)

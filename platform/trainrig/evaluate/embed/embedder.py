@@ -71,11 +71,14 @@ class TextEmbedder:
         """
         opened = checkpoint.open_model(path)
         if opened.config.head == "score":
-            raise ConfigError(f"checkpoint: {opened.path} is a reward model; `score` asks it")
+            raise ConfigError(
+                f"checkpoint: {opened.path} is a reward model, which has no embeddings; use "
+                "`trainrig score` with it"
+            )
         positions = opened.config.positions
         if sequence_length is not None and sequence_length > positions:
             raise ConfigError(
-                f"sequence_length ({sequence_length}) is beyond the model's {positions} positions; "
+                f"sequence_length ({sequence_length}) exceeds the model's {positions} positions; "
                 "lower it, or leave it out"
             )
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)

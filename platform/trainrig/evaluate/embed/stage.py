@@ -55,7 +55,8 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
         counts = sum_counts(record.counts for record in records)
         if not counts["documents"]:
             raise DataError(
-                f"documents: not one to embed ({sum_counts([counts['refused']])} refused)"
+                f"documents: no document can be embedded ({sum_counts([counts['refused']])} "
+                "refused); see quarantine/ for the reasons"
             )
     files = {name: entry for record in records for name, entry in record.files.items()}
     return stage.finish({**counts, "channels": channels}, files)

@@ -27,24 +27,24 @@ class OpenedModel:
         Raises ConfigError if the device is missing, or the model cannot do the run's evaluations.
         """
         if run.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device = 'cuda', but there is no GPU; leave `device` out")
+            raise ConfigError("device = 'cuda', but this machine has no GPU; leave `device` out")
         torch.set_num_threads(run.threads)
         device = find_local_device() if run.device == "auto" else torch.device(run.device)
         opened = checkpoint.open_model(run.checkpoint)
         if opened.config.head != "tokens":
             raise ConfigError(
-                f"checkpoint: {opened.path} is {opened.config.description}, which gives no text a "
-                "probability; `trainrig score` asks it"
+                f"checkpoint: {opened.path} is {opened.config.description}, which computes no "
+                "probabilities of text; use `trainrig score` with it"
             )
         if isinstance(opened.config, EncoderDecoderConfig):
             raise ConfigError(
-                f"checkpoint: {opened.path} reads a text and writes another, which no task here "
-                "asks for; its held-out loss is in the metrics of its run"
+                f"checkpoint: {opened.path} is an encoder-decoder, which `evaluate` does not "
+                "support; see its held-out loss in the metrics of its run"
             )
         if opened.config.bidirectional and (run.tasks or run.conversations):
             raise ConfigError(
-                f"checkpoint: {opened.path} is an encoder, which goes on from no text; leave "
-                "`tasks` and `conversations` out, and give `tokens`"
+                f"checkpoint: {opened.path} is an encoder, which cannot continue a text; leave "
+                "`tasks` and `conversations` out, and set `tokens`"
             )
         model = opened.build().to(device=device, dtype=getattr(torch, run.dtype))
         return cls(model, Encoder(opened.tokenizer, opened.path, opened.beside))

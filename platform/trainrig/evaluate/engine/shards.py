@@ -121,5 +121,8 @@ def read_scored(folder: str, task: str) -> list[dict[str, Any]]:
             if line:
                 rows.append(json.loads(line))
     if not rows:
-        raise DataError(f"{folder}: no scored rows of task '{task}' in it")
+        raise DataError(
+            f"{folder}: the folder has no scored rows of task '{task}'; run `trainrig evaluate` "
+            "again"
+        )
     return rows

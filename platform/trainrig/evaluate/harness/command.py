@@ -13,7 +13,8 @@ def run_harness(arguments: Sequence[str]) -> None:
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:
         raise ConfigError(
-            f"lm-eval: {error}; `pip install 'trainrig[lm-eval]'` brings lm-evaluation-harness"
+            f"lm-eval: {error}; install lm-evaluation-harness with `pip install "
+            "'trainrig[lm-eval]'`"
         ) from None
     from trainrig.evaluate.harness import model  # noqa: F401 - registers the model by name
 

@@ -110,7 +110,9 @@ def _unpack_pair(arguments: Sequence[str]) -> tuple[str, list[str]]:
 def _parse_settings(given: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
     """Return the most tokens of an answer, and the stop texts."""
     if given.get("do_sample") or given.get("temperature"):
-        raise ValueError("trainrig answers the harness greedily; set do_sample to false")
+        raise ValueError(
+            "trainrig supports only greedy generation in the harness; set do_sample to false"
+        )
     until = given.get("until") or []
     until = [until] if isinstance(until, str) else until
     tokens = given.get("max_gen_toks") or given.get("max_new_tokens") or DEFAULT_TOKENS

@@ -44,12 +44,14 @@ def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
         ),
         figures=(
             KeyFigure("Evaluations", str(len(comparisons) + 1), "folders", "compared with A"),
-            KeyFigure("Tasks", str(len(tasks)), "tasks", "in both of a pair"),
-            KeyFigure("Rows", f"{rows:,}", "rows", "asked of both"),
-            KeyFigure("Rows that differ", f"{differing:,}", "rows", "right in one alone"),
+            KeyFigure("Tasks", str(len(tasks)), "tasks", "that both of a pair have"),
+            KeyFigure("Rows", f"{rows:,}", "rows", "answered by both"),
+            KeyFigure("Rows that differ", f"{differing:,}", "rows", "right in only one of the two"),
         ),
         sections=tuple(_build_section(n, pair) for n, pair in enumerate(comparisons)),
-        commands=(PageCommand("trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all:"),),
+        commands=(
+            PageCommand("trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all evaluations:"),
+        ),
         provenance={
             "Compared": {
                 "A": f"{first.a_card.checkpoint} in {first.a}",
@@ -65,7 +67,7 @@ def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
 def _build_section(number: int, found: EvaluationPair) -> Section:
     blocks: list[Block] = [_build_chart(found.tasks), _build_table(found)]
     if found.left_out:
-        blocks.append(Text(f"In one of the two alone: {', '.join(found.left_out)}."))
+        blocks.append(Text(f"Only in one of the two: {', '.join(found.left_out)}."))
     blocks += [_draw_samples(task) for task in found.tasks if task.differing]
     title = f"B {number + 1} ({found.b}) against A ({found.a})"
     return Section(f"against-{number + 1}", title, tuple(blocks))
@@ -83,13 +85,13 @@ def _build_chart(tasks: Sequence[TaskComparison]) -> Chart:
                 axes.plot(list(found.interval), [place, place], color=color, linewidth=2)
             axes.plot([found.value], [place], "o", color=color)
         axes.set_yticks(range(len(names)), list(reversed(names)))
-        axes.set_xlabel("B less A")
+        axes.set_xlabel("B − A")
 
     return Chart(
         title="Differences on the same rows",
         svg=figures.draw(plot, 90 + 34 * len(names)),
-        label="Paired differences as dots with 95% intervals; grey where 0 lies in the interval",
-        caption="Each is a mean over rows of B's score less A's; lines are 95% intervals.",
+        label="Paired differences as dots with 95% intervals, grey if the interval contains 0",
+        caption="Each dot is the mean over rows of B's score minus A's. Lines are 95% intervals.",
         table=ReportTable(
             "Differences",
             ("task", "difference", "from", "to"),
@@ -105,8 +107,8 @@ def _find_bounds(task: TaskComparison) -> tuple[float | None, float | None]:
 def _build_table(found: EvaluationPair) -> ReportTable:
     columns = ("task", "metric", "A", "B", "rows", "A alone", "B alone", "verdict")
     return ReportTable(
-        "Headline scores over the rows that both were asked; of rows, those that one alone has "
-        "right, or better.",
+        "Headline scores over the rows that both answered, and the number of rows on which only "
+        "one is right, or better.",
         columns,
         tuple(
             (t.task, t.metric, t.a, t.b, len(t.pairs), t.paired.a_only, t.paired.b_only, t.verdict)

@@ -24,18 +24,22 @@ def build_leaderboard_page(board: Leaderboard, folder: str) -> ReportPage:
     mean = "–" if best.mean is None else f"{best.mean:.4f}"
     return ReportPage(
         title="Leaderboard",
-        verdict=Verdict(f"{best.folder} leads {len(board.rows)} evaluations."),
+        verdict=Verdict(f"{best.folder} has the best mean of all evaluations ({len(board.rows)})."),
         figures=(
             KeyFigure("Evaluations", str(len(board.rows)), "folders", "finished"),
             KeyFigure("Best mean", mean, "score", best.folder),
             KeyFigure("Tasks", str(len(board.tasks)), "tasks", "of any evaluation"),
-            KeyFigure("In the mean", str(len(board.shared)), "tasks", "that all have"),
+            KeyFigure("In the mean", str(len(board.shared)), "tasks", "that all evaluations have"),
         ),
         sections=(
-            Section("table", "All evaluations, the best first", (build_board_table(board),)),
+            Section("table", "All evaluations, best first", (build_board_table(board),)),
             *_build_flops_sections(board),
         ),
-        commands=(PageCommand("trainrig compare A B", "See whether two differ at all:"),),
+        commands=(
+            PageCommand(
+                "trainrig compare A B", "See whether two evaluations differ significantly:"
+            ),
+        ),
         provenance={"Where": {"folder": folder}},
     )
 
@@ -43,7 +47,7 @@ def build_leaderboard_page(board: Leaderboard, folder: str) -> ReportPage:
 def _build_flops_sections(board: Leaderboard) -> tuple[Section, ...]:
     """Build charts of task scores by training operations, if any task has two or more."""
     charts = tuple(_build_chart(board, name) for name in board.sort_by_flops())
-    return (Section("compute", "What more training bought", charts),) if charts else ()
+    return (Section("compute", "Scores against training compute", charts),) if charts else ()
 
 
 def _build_chart(board: Leaderboard, task: str) -> Chart:
@@ -64,18 +68,18 @@ def _build_chart(board: Leaderboard, task: str) -> Chart:
         # Matplotlib's own formatter would write powers as TeX.
         axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:.0e}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set(xlabel="operations of training (6ND)", ylabel="score")
+        axes.set(xlabel="training compute (FLOPs, 6ND)", ylabel="score")
 
     first = scores[0]
     last = scores[-1]
     return Chart(
-        f"{task}: {first:.3f} at {flops[0]:.2g} operations, {last:.3f} at {flops[-1]:.2g}",
+        f"{task}: {first:.3f} at {flops[0]:.2g} FLOPs, {last:.3f} at {flops[-1]:.2g} FLOPs",
         figures.draw(plot, 230),
-        label=f"Dots of the score of {task} against operations of training, with 95% intervals.",
+        label=f"Score of {task} against training compute, as dots with 95% intervals.",
         caption=f"n = {len(points)} checkpoints; lines are 95% intervals"
         + ("." if chance is None else f"; dashed: chance, {chance:.3f}."),
         table=ReportTable(
-            f"{task} by operations",
+            f"{task} by training compute",
             ("operations", "score", "from", "to"),
             tuple((at, score.value, score.low, score.high) for at, score in points),
         ),
@@ -85,7 +89,7 @@ def _build_chart(board: Leaderboard, task: str) -> Chart:
 def build_board_table(board: Leaderboard) -> ReportTable:
     """Build the table with a row for each evaluation and a column for each task."""
     return ReportTable(
-        "Headline scores ± standard errors; the mean is over tasks that all evaluations have.",
+        "Headline scores ± standard errors. The mean is over the tasks that all evaluations have.",
         ("evaluation", "step", "mean", *board.tasks),
         tuple(
             (

@@ -44,7 +44,9 @@ def build_scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> ReportPag
         figures=_build_key_figures(card),
         sections=tuple(sections),
         commands=(
-            PageCommand("trainrig compare THIS_FOLDER OTHER_FOLDER", "Compare with another:"),
+            PageCommand(
+                "trainrig compare THIS_FOLDER OTHER_FOLDER", "Compare with another evaluation:"
+            ),
             PageCommand("trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all evaluations:"),
         ),
         provenance={"What was evaluated": {"checkpoint": card.checkpoint, "step": str(card.step)}},
@@ -58,22 +60,26 @@ def _build_verdict(card: Scorecard) -> Verdict:
         if score.shuffled and score.shuffled[0] <= score.headline.value <= score.shuffled[1]:
             low, high = map(format_share, score.shuffled)
             said.append(
-                f"{name}: {format_score(score.headline)} lies within {low} to {high}, where 99% of "
-                "scores lie that the same answers get against shuffled labels: nothing "
-                "shows that the model knows this task"
+                f"{name}: {format_score(score.headline)} is not better than chance: with "
+                f"shuffled labels, 99% of the scores of the same answers lie between {low} and "
+                f"{high}"
             )
         if score.truncated:
             said.append(
                 f"{name}: {score.truncated:,} of {score.rows:,} prompts are longer than the "
-                "model's context; their beginning was cut off"
+                "model's context and are truncated at their start"
             )
         if score.contamination and score.contamination.seen:
             said.append(
-                f"{name}: the training corpus holds {score.contamination.seen:,} of "
-                f"{score.rows:,} rows"
+                f"{name}: the training corpus contains {score.contamination.seen:,} of "
+                f"{score.rows:,} rows, so its score may be too high"
             )
-    parts = [f"{len(tasks)} tasks"] if tasks else []
-    parts += [f"{len(card.scores)} held-out sources"] if card.scores else []
+    parts = [f"{len(tasks)} {'task' if len(tasks) == 1 else 'tasks'}"] if tasks else []
+    parts += (
+        [f"{len(card.scores)} held-out {'source' if len(card.scores) == 1 else 'sources'}"]
+        if card.scores
+        else []
+    )
     sentence = f"{' and '.join(parts)} scored at step {card.step:,}."
     return Verdict(sentence, "warning" if said else "done", tuple(said))
 
@@ -94,10 +100,10 @@ def _build_key_figures(card: Scorecard) -> tuple[KeyFigure, ...]:
     tokens = sum(score.tokens for score in card.scores.values())
     found = found[:6]
     for extra in (
-        KeyFigure("Rows asked", f"{rows:,}", "rows", "of all tasks"),
-        KeyFigure("Held-out text", f"{tokens:,}", "tokens", "of all sources"),
+        KeyFigure("Rows", f"{rows:,}", "rows", "in all tasks"),
+        KeyFigure("Held-out text", f"{tokens:,}", "tokens", "in all sources"),
         KeyFigure("Step", f"{card.step:,}", "updates", "of the checkpoint"),
-        KeyFigure("Tasks", str(len(card.tasks)), "tasks", "each in a section below"),
+        KeyFigure("Tasks", str(len(card.tasks)), "tasks", "each has a section below"),
     ):
         if len(found) < 4:
             found.append(extra)
@@ -112,7 +118,10 @@ def _format_note(score: TaskScore) -> str:
 
 def _build_scores_section(tasks: Mapping[str, TaskScore]) -> Section:
     table = ReportTable(
-        "Each metric of each task with its standard error and 95% interval. The headline is first.",
+        (
+            "Metrics of each task with standard errors and 95% intervals; the headline metric is "
+            "first."
+        ),
         ("task", "metric", "score", "standard error", "from", "to", "rows", "groups"),
         tuple(
             (name, metric, one.value, one.error, one.low, one.high, score.rows, score.groups)
@@ -122,7 +131,7 @@ def _build_scores_section(tasks: Mapping[str, TaskScore]) -> Section:
     )
     shares = {n: s for n, s in tasks.items() if s.higher_is_better and s.headline.value <= 1}
     blocks: tuple[Block, ...] = (_build_scores_chart(shares), table) if shares else (table,)
-    return Section("scores", "Scores, and how sure they are", blocks)
+    return Section("scores", "Scores and their uncertainty", blocks)
 
 
 def _build_scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
@@ -138,7 +147,7 @@ def _build_scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
                 axes.plot([score.chance], [place], "|", color=figures.C2, markersize=16)
         axes.set_yticks(range(len(names)), list(reversed(names)))
         axes.set_xlim(0, 1)
-        axes.set_xlabel("score; bar: what guessing gets")
+        axes.set_xlabel("score; bar: score of guessing")
 
     rows = tuple(
         (n, s.headline.value, s.headline.low, s.headline.high, s.chance) for n, s in tasks.items()
@@ -146,8 +155,8 @@ def _build_scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
     return Chart(
         title="Headline score of each task",
         svg=figures.draw(plot, 90 + 34 * len(names)),
-        label="Scores as dots with 95% intervals, and what guessing gets as bars",
-        caption="Lines are 95% intervals over the rows that a task could have asked.",
+        label="Scores as dots with 95% intervals, and scores of guessing as bars",
+        caption="Lines are 95% intervals for other samples of rows from the same task.",
         table=ReportTable("Headline scores", ("task", "score", "from", "to", "guessing"), rows),
     )
 
@@ -166,15 +175,15 @@ def _show_held_out(card: Scorecard) -> Section:
             (*row, "" if accuracy is None else accuracy)
             for row, accuracy in zip(rows, accuracies, strict=True)
         ]
-    table = ReportTable("Text that was held out of training, by source.", columns, tuple(rows))
+    table = ReportTable("Text held out of training, by source.", columns, tuple(rows))
     return Section("held-out", "Held-out text", (table,))
 
 
 def _build_task_section(name: str, score: TaskScore, rows: Rows) -> Section:
-    said = f"{score.rows:,} rows, {score.few_shot} solved rows before each prompt"
+    said = f"{score.rows:,} rows, {score.few_shot}-shot"
     said += ", in the chat format." if score.chat else "."
     if score.groups != score.rows:
-        said += f" They are of {score.groups:,} groups, by which errors are computed."
+        said += f" They form {score.groups:,} groups; standard errors are clustered by group."
     blocks: list[Block] = [Text(said)]
     if score.contamination is not None:
         blocks.append(Text(_describe_contamination(score)))
@@ -199,8 +208,11 @@ def _describe_contamination(score: TaskScore) -> str:
     seen = score.contamination
     if seen is None:
         return ""
-    said = f"The training corpus holds {seen.seen:,} of the {seen.looked_for:,} rows long enough "
-    said += "to tell (70% of their 8-grams)."
+    said = (
+        f"The training corpus contains {seen.seen:,} of the {seen.looked_for:,} rows that are "
+        "long enough "
+    )
+    said += "to search for (70% of their 8-grams)."
     if seen.without is not None:
         said += f" Without them the score is {format_score(seen.without)}."
     return said
@@ -219,17 +231,19 @@ def _build_calibration_chart(found: Calibration) -> Chart:
         axes.plot(sure, [entry.right for entry in found.bins], "o-", color=figures.C1)
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
-        axes.set_xlabel("how sure the model is")
-        axes.set_ylabel("share that is right")
+        axes.set_xlabel("confidence")
+        axes.set_ylabel("share of right answers")
 
     return Chart(
-        title=f"Sure and right are {found.error:.3f} apart",
+        title=f"Confidence and accuracy differ by {found.error:.3f} on average",
         svg=figures.draw(plot, 300),
-        label="Share of right answers against the model's confidence; the diagonal is calibrated",
-        caption="Rows by tenths of confidence: the chosen answer's share of all choices.",
+        label="Share of right answers against the model's confidence, with the diagonal of perfect "
+        "calibration",
+        caption="Rows by tenths of confidence, the probability of the chosen answer among all "
+        "choices.",
         table=ReportTable(
             "Calibration",
-            ("confidence", "share that is right", "rows"),
+            ("confidence", "share of right answers", "rows"),
             tuple((entry.confidence, entry.right, entry.rows) for entry in found.bins),
         ),
     )

@@ -72,7 +72,7 @@ def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
     if metric == "bits_per_byte":
         bits = [-row["log_likelihood"] / math.log(2) for row in rows]
         metrics["bits_per_byte"] = estimate(bits, [row["bytes"] for row in rows], groups)
-    found = {name: _as_score(estimated) for name, estimated in metrics.items()}
+    found = {name: _convert_to_score(estimated) for name, estimated in metrics.items()}
     found |= _compute_perplexities(rows, groups)
     several = all("chosen" in row for row in rows)
     return TaskScore(
@@ -91,7 +91,9 @@ def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
 
 def compute_headline_score(rows: Rows, metric: str) -> MetricScore:
     """Return the mean of one metric over `rows`, with its error."""
-    return _as_score(estimate([row["scores"][metric] for row in rows], groups=_list_groups(rows)))
+    return _convert_to_score(
+        estimate([row["scores"][metric] for row in rows], groups=_list_groups(rows))
+    )
 
 
 def _list_groups(rows: Rows) -> list[str | None] | None:
@@ -99,7 +101,7 @@ def _list_groups(rows: Rows) -> list[str | None] | None:
     return None if all(group is None for group in groups) else groups
 
 
-def _as_score(found: Estimate) -> MetricScore:
+def _convert_to_score(found: Estimate) -> MetricScore:
     low, high = found.interval or (None, None)
     if found.error == 0 and found.value in (0, 1):  # equal rows have no variance
         reach = bound_unseen_share(found.groups)
@@ -125,7 +127,7 @@ def _compute_perplexities(rows: Rows, groups: list[str | None] | None) -> dict[s
         }
     found = {}
     for name, counts in weights.items():
-        loss = _as_score(estimate(nats, counts, groups))
+        loss = _convert_to_score(estimate(nats, counts, groups))
         error = None if loss.error is None else _exp(loss.value) * loss.error
         low, high = (None if b is None else _exp(b) for b in (loss.low, loss.high))
         found[name] = MetricScore(value=_exp(loss.value), error=error, low=low, high=high)

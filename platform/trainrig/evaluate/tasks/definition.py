@@ -52,5 +52,8 @@ class Task(Settings):
     def _one_prompt_a_row(self) -> Self:
         contexts = isinstance(self.scoring, MultipleChoice) and self.scoring.contexts
         if contexts and self.few_shot.count:
-            raise ValueError("few_shot.count: rows with `contexts` have no one prompt to solve")
+            raise ValueError(
+                "few_shot.count: rows with `contexts` have several prompts, so they cannot be "
+                "shown solved; set it to 0"
+            )
         return self

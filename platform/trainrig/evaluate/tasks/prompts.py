@@ -151,9 +151,12 @@ class Renderer:
             if before and len(answers) == 1:
                 answers *= len(before)
             if before and len(before) != len(answers):
-                raise DataError(f"{row}: {len(before)} contexts for {len(answers)} choices")
+                raise DataError(
+                    f"{row}: it has {len(before)} contexts for {len(answers)} choices; they must "
+                    "be equally many"
+                )
             if len(answers) < 2:
-                raise DataError(f"{row}: one choice; at least two are needed")
+                raise DataError(f"{row}: it has fewer than two choices; give at least two")
             number = _find_gold(gold(fields, row), before or answers, row)
             return {"answers": answers, "gold": number, "contexts": before}
 
@@ -163,7 +166,7 @@ class Renderer:
 def _require_texts(value: Any, where: str) -> tuple[str, ...]:
     found = parse_texts(value)
     if not found:
-        raise DataError(f"{where}: wanted a text or a list of texts, found {_shorten(value)}")
+        raise DataError(f"{where}: must be a text or a list of texts, but is {_shorten(value)}")
     return found
 
 
@@ -174,13 +177,15 @@ def _find_gold(value: Any, answers: Sequence[str], row: str) -> int:
             return list(answers).index(value)
         if not value.strip().isdecimal():
             listed = ", ".join(map(_shorten, answers))
-            raise DataError(f"{row}: the answer {_shorten(value)} is none of the choices: {listed}")
+            raise DataError(
+                f"{row}: the answer {_shorten(value)} is not one of the choices: {listed}"
+            )
         value = int(value)
     if not isinstance(value, int | float) or value != int(value):
         raise DataError(f"{row}: the answer {_shorten(value)} is neither a number nor a text")
     if not 0 <= value < len(answers):
         raise DataError(
-            f"{row}: the answer is number {int(value)}, but there are {len(answers)} choices, "
+            f"{row}: the answer is choice {int(value)}, but the row has {len(answers)} choices, "
             "counted from 0"
         )
     return int(value)
@@ -189,7 +194,7 @@ def _find_gold(value: Any, answers: Sequence[str], row: str) -> int:
 def _check_tables(value: Any, row: str) -> tuple[Mapping[str, Any], ...]:
     items = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not items or not all(isinstance(item, Mapping) and "id" in item for item in items):
-        raise DataError(f"{row}: scoring.targets: wanted a list of tables with an `id`")
+        raise DataError(f"{row}: scoring.targets must be a list of tables with an `id`")
     return tuple(items)
 
 

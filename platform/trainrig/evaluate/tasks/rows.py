@@ -33,15 +33,15 @@ def read_rows(path: str) -> tuple[TaskRow, ...]:
         data = storage.read(path)
     except FileNotFoundError:
         raise DataError(
-            f"{path}: no such file; `rows` of the task, or `task_rows`, names it"
+            f"{path}: no such file; correct `rows` of the task, or `task_rows`"
         ) from None
     except IsADirectoryError:
-        raise DataError(f"{path}: is a folder; name the file of rows in it") from None
+        raise DataError(f"{path}: this is a folder; name the file of rows in it") from None
     rows = (
         _parse_parquet(path, data) if path.endswith(".parquet") else _parse_json_lines(path, data)
     )
     if not rows:
-        raise DataError(f"{path}: not one row in it")
+        raise DataError(f"{path}: the file has no row")
     return rows
 
 
@@ -49,7 +49,7 @@ def _parse_parquet(path: str, data: bytes) -> tuple[TaskRow, ...]:
     try:
         table = pq.read_table(pa.BufferReader(data))
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: no Parquet file: {error}") from None
+        raise DataError(f"{path}: not a Parquet file: {error}") from None
     return tuple(TaskRow(number, row) for number, row in enumerate(table.to_pylist(), 1))
 
 
@@ -76,5 +76,5 @@ def _parse_object(line: str, where: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise DataError(f"{where}: {type(found).__name__}, not a JSON object")
+        raise DataError(f"{where}: a JSON {type(found).__name__}; write a JSON object")
     return found

@@ -49,8 +49,8 @@ def _read(name: str) -> tuple[str, str]:
     names = list_shipped_tasks()
     if name not in names:
         raise ConfigError(
-            f"tasks: no task '{name}' is shipped{config.suggest_choice(name, names)}; a task file "
-            f"of your own is named by its path, which ends in {ENDING}"
+            f"tasks: '{name}' is neither a task file, whose path ends in {ENDING}, nor a task of "
+            f"trainrig{config.suggest_choice(name, names)}"
         )
     file = resources.files("trainrig").joinpath(_FOLDER, name + ENDING)
     return f"task '{name}'", file.read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def _place_path(path: str, folder: str | None, where: str) -> str:
         return path
     if folder is None:
         raise ConfigError(
-            f"{where}: its rows are in {path}; name the folder of that file as `task_rows`, or the "
-            "file itself as `rows` of the task"
+            f"{where}: its rows are in {path}; set `task_rows` to the folder of that file, or "
+            "`rows` of the task to the file"
         )
     return storage.join(folder, path)

@@ -42,8 +42,8 @@ class ShotPool:
         needed = task.few_shot.count + own
         if len(rows) < needed:
             raise DataError(
-                f"task '{task.name}': {len(rows)} rows to show solved, but few_shot.count = "
-                f"{task.few_shot.count} needs {needed}; lower it"
+                f"task '{task.name}': few_shot.count = {task.few_shot.count} needs {needed} rows "
+                f"for examples, but the file has {len(rows)}; lower it"
             )
         self._order = _draw(task, rows, needed)
         for number in range(needed):
@@ -62,9 +62,9 @@ class ShotPool:
             if len(shown) == count:
                 return tuple(shown)
         raise DataError(
-            f"{question.where}: few_shot.count = {count}, but {len(shown)} of the "
-            f"{len(self._order)} rows of {self._file} ask anything else; lower it, or name other "
-            "rows in few_shot.rows"
+            f"{question.where}: few_shot.count = {count}, but only {len(shown)} of the "
+            f"{len(self._order)} rows of {self._file} ask something different; lower it, or name "
+            "other rows in few_shot.rows"
         )
 
     def _find(self, number: int) -> _Candidate:

@@ -37,7 +37,7 @@ def _refuse_structures(value: Any) -> Any:
     The template would write such a value, for example messages, as Python's `repr`.
     """
     if isinstance(value, Mapping | list | tuple):
-        raise TypeError(f"{value!r:.60} is no text; name a part of it, or add `| tojson`")
+        raise TypeError(f"{value!r:.60} is not a text; name a part of it, or add `| tojson`")
     return value
 
 
@@ -62,7 +62,7 @@ def compile_template(source: str, where: str) -> Callable[[Fields, str], str]:
     try:
         compiled = _ENVIRONMENT.from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{where}: no template: {error}") from None
+        raise ConfigError(f"{where}: invalid template: {error}") from None
     return lambda fields, row: _evaluate_template(lambda: compiled.render(fields), where, row)
 
 
@@ -74,7 +74,7 @@ def compile_expression(source: str, where: str) -> Callable[[Fields, str], Any]:
     try:
         compiled = _ENVIRONMENT.compile_expression(source, undefined_to_none=False)
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{where}: no expression: {error}") from None
+        raise ConfigError(f"{where}: invalid expression: {error}") from None
 
     def value(fields: Fields) -> Any:
         found = compiled(**fields)
@@ -89,12 +89,14 @@ def _evaluate_template(evaluate: Callable[[], Any], where: str, row: str) -> Any
     try:
         return evaluate()
     except jinja2.UndefinedError as error:
-        raise DataError(f"{row}: {where} speaks of what the row has not: {error.message}") from None
+        raise DataError(
+            f"{row}: {where} uses a field that the row does not have: {error.message}"
+        ) from None
     except SecurityError as error:
-        raise ConfigError(f"{where}: not allowed in a task file: {error}") from None
+        raise ConfigError(f"{where}: a task file must not use this: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         said = f"{type(error).__name__}: {error}"
-        raise DataError(f"{row}: {where} cannot be computed of this row: {said}") from None
+        raise DataError(f"{row}: {where} cannot be computed for this row: {said}") from None
 
 
 def parse_texts(value: Any) -> tuple[str, ...] | None:

@@ -80,7 +80,9 @@ def load_vector_task(path: str, folder: str | None) -> LinearProbe | Retrieval:
     elif kind == "Retrieval":
         task = config.build(Retrieval, tables, path, text)
     else:
-        raise ConfigError(f"{path}: kind is {kind!r}; a task of vectors is {' or '.join(FILES)}")
+        raise ConfigError(
+            f"{path}: kind is {kind!r}, but a task of vectors must be {' or '.join(FILES)}"
+        )
     placed = {name: _place_file(getattr(task, name), folder, path) for name in FILES[task.kind]}
     return task.model_copy(update=placed)
 
@@ -89,5 +91,5 @@ def _place_file(file: str, folder: str | None, where: str) -> str:
     if file.startswith(("/", storage.S3)):
         return file
     if folder is None:
-        raise ConfigError(f"{where}: {file} is relative; name the folder of it as `task_rows`")
+        raise ConfigError(f"{where}: the path {file} is relative; set `task_rows` to its folder")
     return storage.join(folder, file)

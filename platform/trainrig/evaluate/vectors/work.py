@@ -44,7 +44,7 @@ def list_content_keys(task: Task) -> list[str]:
     files = [getattr(task, name) for name in FILES[task.kind]]
     for path in files:
         if not storage.exists(path):
-            raise DataError(f"{path}: no such file; task '{task.name}' has its rows there")
+            raise DataError(f"{path}: no such file; task '{task.name}' reads its rows from there")
     said = task.model_dump_json(exclude=set(FILES[task.kind]))
     return [said, *map(storage.compute_content_key, files)]
 
@@ -74,7 +74,7 @@ def _do(plan: VectorPlan, given: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     from trainrig.evaluate.embed.embedder import TextEmbedder
 
     if plan.run.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda', but there is no GPU; leave `device` out")
+        raise ConfigError("device = 'cuda', but this machine has no GPU; leave `device` out")
     task = plan.tasks[given["task"]]
     embedder = TextEmbedder.open(plan.run.checkpoint, task.sequence_length, plan.run.device)
     rows = _probe(task, embedder) if isinstance(task, LinearProbe) else _retrieve(task, embedder)
@@ -90,13 +90,15 @@ def _probe(task: LinearProbe, embedder: "TextEmbedder") -> Rows:
     measured = read_rows(task.rows)
     labels = sorted({_read_label(row, task, task.train) for row in fitted})
     if len(labels) < 2:
-        raise DataError(f"{task.train}: all rows have the label {labels[0]!r}; two are the fewest")
+        raise DataError(
+            f"{task.train}: all rows have the label {labels[0]!r}; at least two labels are needed"
+        )
     numbers = {label: number for number, label in enumerate(labels)}
     right = [_read_label(row, task, task.rows) for row in measured]
     for row, label in zip(measured, right, strict=True):
         if label not in numbers:
             raise DataError(
-                f"{task.rows}: row {row.number}: label {label!r}, which no row of {task.train} has"
+                f"{task.rows}: row {row.number}: the label {label!r} is in no row of {task.train}"
             )
     train_NC = _embed(embedder, [_read_text(row, task.text, task.train) for row in fitted], task)
     texts = [_read_text(row, task.text, task.rows) for row in measured]
@@ -122,7 +124,7 @@ def _retrieve(task: Retrieval, embedder: "TextEmbedder") -> Rows:
     queries, documents = (_index_by_name(task, path) for path in (task.queries, task.documents))
     belong = _read_grades(task, queries, documents)
     if not belong:
-        raise DataError(f"{task.relevance}: no document belongs to any query of {task.queries}")
+        raise DataError(f"{task.relevance}: no row relates a document to a query of {task.queries}")
     asked = [name for name in queries if name in belong]
     numbers = {name: number for number, name in enumerate(documents)}
     names = list(documents)
@@ -155,7 +157,11 @@ def _index_by_name(task: Retrieval, path: str) -> dict[str, TaskRow]:
     for row in read_rows(path):
         name = row.fields.get(task.id)
         if name is None or str(name) in found:
-            what = f"no `{task.id}`" if name is None else f"`{task.id}` {name!r} a second time"
+            what = (
+                f"the field `{task.id}` is missing"
+                if name is None
+                else f"`{task.id}` {name!r} is repeated"
+            )
             raise DataError(f"{path}: row {row.number}: {what}")
         found[str(name)] = row
     return found
@@ -174,14 +180,14 @@ def _read_grades(
         where = f"{task.relevance}: row {row.number}"
         query, document = (str(row.fields.get(name)) for name in (task.query, task.document))
         if query not in queries:
-            raise DataError(f"{where}: no query {query!r} in {task.queries}")
+            raise DataError(f"{where}: query {query!r} is not in {task.queries}")
         if document not in documents:
-            raise DataError(f"{where}: no document {document!r} in {task.documents}")
+            raise DataError(f"{where}: document {document!r} is not in {task.documents}")
         grade = row.fields.get(task.grade, 1)
         if isinstance(grade, bool) or not isinstance(grade, int | float) or grade != grade:
-            raise DataError(f"{where}: `{task.grade}` is {grade!r}, which is no number")
+            raise DataError(f"{where}: `{task.grade}` must be a number, but is {grade!r}")
         if document in found.get(query, {}):
-            raise DataError(f"{where}: query {query!r} with document {document!r} a second time")
+            raise DataError(f"{where}: query {query!r} with document {document!r} is repeated")
         if grade > 0:
             found.setdefault(query, {})[document] = float(grade)
     return found
@@ -190,7 +196,7 @@ def _read_grades(
 def _read_text(row: TaskRow, field: str, path: str) -> str:
     value = row.fields.get(field)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{path}: row {row.number}: `{field}` is {value!r}, which is no text")
+        raise DataError(f"{path}: row {row.number}: `{field}` must be a text, but is {value!r}")
     return value
 
 
@@ -198,8 +204,8 @@ def _read_label(row: TaskRow, task: LinearProbe, path: str) -> str:
     value = row.fields.get(task.label)
     if isinstance(value, float) or not isinstance(value, str | int):
         raise DataError(
-            f"{path}: row {row.number}: `{task.label}` is {value!r}; a label is a text or a whole "
-            "number"
+            f"{path}: row {row.number}: `{task.label}` must be a text or a whole number, but is "
+            f"{value!r}"
         )
     return str(value)
 

@@ -117,7 +117,7 @@ class DecoderFields(Settings):
         for rope in self.ropes:
             turned = rope.count_rotated_channels(width)
             if turned % 2 or turned == 0:
-                share = "" if rope.rotated_share == 1 else f" {turned} rotated ones of"
+                share = "" if rope.rotated_share == 1 else f" {turned} rotated channels of"
                 raise ValueError(
                     f"a head has{share} {width} channels, but rotary positions rotate pairs; "
                     "set head_channels to an even number"
@@ -132,16 +132,16 @@ class DecoderFields(Settings):
                 )
             if len(window.pattern) > self.layers:
                 raise ValueError(
-                    f"attention.window.pattern has {len(window.pattern)} entries, but there "
-                    f"are {self.layers} layers; shorten it"
+                    f"attention.window.pattern has {len(window.pattern)} entries, but the model "
+                    f"has {self.layers} layers; shorten it"
                 )
         return self
 
     def _check_window(self, window: SlidingWindow) -> None:
         if window.size > self.positions:
             raise ValueError(
-                f"attention.window.size ({window.size}) is above positions ({self.positions}), "
-                "so that it hides nothing; lower it, or leave the window out"
+                f"attention.window.size ({window.size}) exceeds positions ({self.positions}), so "
+                "the window hides nothing; lower it, or leave the window out"
             )
 
     @model_validator(mode="after")
@@ -161,7 +161,9 @@ class DecoderFields(Settings):
             raise ValueError("biases.head needs an untied head; set tie_embeddings = false")
         mixture = self.feedforward
         if self.further_heads and (self.head != "tokens" or self.bidirectional):
-            raise ValueError("further_heads: this model predicts no next token; leave it out")
+            raise ValueError(
+                "further_heads: this model does not predict the next token; leave it out"
+            )
         if isinstance(mixture, MixtureOfExperts):
             if self.further_heads:
                 raise ValueError(
@@ -172,8 +174,8 @@ class DecoderFields(Settings):
                 raise ValueError("biases.feedforward: experts have no biases; leave it out")
             if mixture.dense_layers >= self.layers:
                 raise ValueError(
-                    f"feedforward.dense_layers ({mixture.dense_layers}) leaves none of the "
-                    f"{self.layers} layers with experts; lower it"
+                    f"feedforward.dense_layers ({mixture.dense_layers}) leaves no experts in the "
+                    f"{self.layers} layers; lower it"
                 )
         if self.mup is not None and self.initialisation.kind == "SmallInit":
             raise ValueError(

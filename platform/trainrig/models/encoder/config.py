@@ -102,9 +102,9 @@ class EncoderConfig(DecoderConfig):
         fits = self.tie_embeddings and self.transform is not None
         if width != self.channels and self.head == "tokens" and not fits:
             raise ValueError(
-                f"embedding_channels ({width}) is not channels ({self.channels}): token "
-                "logits then need tied embeddings and a transform; leave tie_embeddings and "
-                "transform out"
+                f"embedding_channels ({width}) differs from channels ({self.channels}), so token "
+                "logits need tied embeddings and a transform; leave tie_embeddings and transform "
+                "out"
             )
         if self.mup is not None and (self.generator or width != self.channels):
             raise ValueError(
@@ -142,8 +142,8 @@ class EncoderConfig(DecoderConfig):
             )
         if window.size > 2 * self.positions - 1:
             raise ValueError(
-                f"attention.window.size ({window.size}) is so wide for {self.positions} positions "
-                "that it hides nothing; lower it, or leave the window out"
+                f"attention.window.size ({window.size}) covers all {self.positions} positions, "
+                "so the window hides nothing; lower it, or leave the window out"
             )
 
     @classmethod

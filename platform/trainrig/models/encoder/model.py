@@ -133,7 +133,7 @@ class BidirectionalEncoder(Decoder):
                 "an encoder attends to whole documents, so it does not support branches"
             )
         if replace is not None:
-            assert self.generator is not None, "a model without one is refused"
+            assert self.generator is not None, "replace needs a model with a generator"
             generated = self.generator(ids_BT, None, positions_BT, documents_BS)
             ids_BT = replace(generated)
             detected = self.forward(ids_BT, None, positions_BT, documents_BS)
@@ -173,7 +173,8 @@ class BidirectionalEncoder(Decoder):
                 documents_BS = number_documents(positions_BT)
         if length > self.config.positions and documents_BS is None:
             raise ValueError(
-                f"a row has {length} tokens, but the model only {self.config.positions} positions"
+                f"a row has {length} tokens, but the model has only {self.config.positions} "
+                "positions"
             )
         x_BTC = self._embed(ids_BT, positions + self._offset)
         if self.segment_embedding is not None:

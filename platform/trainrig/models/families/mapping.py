@@ -253,8 +253,8 @@ def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.
     thetas = [float(base) for base in (table.get("rope_theta"), config.get("rope_theta")) if base]
     if kind is None and len(set(thetas)) > 1:
         raise DataError(
-            f"{config.path}: rope_theta is {thetas[1]}, but {thetas[0]} in "
-            "rope_parameters; make them equal"
+            f"{config.path}: rope_theta is {thetas[1]}, but {thetas[0]} in rope_parameters; make "
+            "both equal"
         )
     share = table.get("partial_rotary_factor") or config.get("partial_rotary_factor", 1.0)
     return Rope(

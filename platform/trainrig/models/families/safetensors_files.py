@@ -83,7 +83,7 @@ def _find_weight_files(folder: str) -> list[str]:
     index = storage.join(folder, INDEX)
     if not storage.exists(index):
         old = [p for p in storage.list_files(folder) if p.endswith(PICKLES)]
-        found = f"{old[0].rpartition('/')[2]} is a pickle, which can run any code" if old else ""
+        found = f"{old[0].rpartition('/')[2]} is a pickle, which can run code" if old else ""
         raise DataError(
             f"{folder}: no {WEIGHTS}{'; ' + found if found else ''}; load the model with "
             "Transformers and save it with save_pretrained, which writes safetensors"

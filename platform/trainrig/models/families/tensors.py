@@ -165,16 +165,17 @@ def check_names(
     }
     if missing := sorted(wanted.keys() - stored.keys()):
         raise DataError(
-            f"{folder}: {len(missing)} tensors are missing, the first {missing[0]!r}, and "
-            f"{len(stored)} are there; download or save the model again"
+            f"{folder}: missing tensors: {len(missing)}, first {missing[0]!r}; present: "
+            f"{len(stored)}; download or save the model again"
         )
     known = {*wanted, "lm_head.weight"}  # Some files repeat a tied head.
     unused = re.compile(family.surplus)
     left = (n for n in stored if n not in known and not DERIVED.fullmatch(n))
     if surplus := sorted(n for n in left if not unused.fullmatch(n)):
         raise DataError(
-            f"{folder}: {len(surplus)} tensors, the first {surplus[0]!r}, do not belong to a "
-            f"{family.model_type} model; merge adapters and undo quantisation before the import"
+            f"{folder}: tensors that do not belong to a {family.model_type} model: "
+            f"{len(surplus)}, first {surplus[0]!r}; merge adapters and undo quantisation before "
+            "the import"
         )
     for name, size in wanted.items():
         if stored[name].shape != size:

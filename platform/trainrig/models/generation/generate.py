@@ -152,7 +152,7 @@ class OpenRequest:
         if not 1 <= length <= self.positions:
             raise DataError(
                 f"the prompt has {length} tokens, but this model reads from 1 to {self.positions}; "
-                + ("shorten it" if length else "begin with the end-of-text token")
+                + ("shorten it" if length else "give at least the end-of-text token")
             )
         self._stop_at_last_position()
         self.stream = derive_stream(self.request.sampling)

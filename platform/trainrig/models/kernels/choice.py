@@ -107,12 +107,14 @@ def choose_kernel(wanted: WantedKernel, case: AttentionCase, card: Card) -> Kern
             raise ConfigError(f"{SETTING} = '{wanted}': {obstacle}; use {_name_others(case, card)}")
         return KernelChoice(wanted, "named in the run file")
     if card.capability is None:
-        return KernelChoice(None, "a CPU reads rows by document, under masks and in blocks")
+        return KernelChoice(
+            None, "on a CPU, rows are computed by document, with masks and in blocks"
+        )
     if case.compute not in NARROW:
-        return KernelChoice(None, f"{case.compute} is read under masks and in blocks")
+        return KernelChoice(None, f"in {case.compute}, rows are computed with masks and in blocks")
     obstacles = {kernel: find_obstacle(kernel, case, card) for kernel in ("flash", "flex")}
     if obstacles["flash"] is None:
-        return KernelChoice("flash", "documents and windows")
+        return KernelChoice("flash", "fastest kernel for documents and windows")
     if obstacles["flex"] is None:
         return KernelChoice("flex", f"not flash: {obstacles['flash']}")
     return KernelChoice(None, f"not flash: {obstacles['flash']}; not flex: {obstacles['flex']}")
@@ -123,12 +125,13 @@ def find_obstacle(kernel: WantedKernel, case: AttentionCase, card: Card) -> str 
     if kernel in ("auto", "plain"):
         return None
     if card.capability is None:
-        return "it needs a GPU, and the device is a CPU"
+        return "it needs a GPU, but the device is a CPU"
     if card.capability < AMPERE:
-        return f"it needs capability 8.0 or newer, and the device is {card.in_words}"
+        return f"it needs capability 8.0 or newer, but the device is {card.in_words}"
     if case.width > MOST_HEAD_CHANNELS:
         return (
-            f"it takes heads of at most {MOST_HEAD_CHANNELS} channels, and these have {case.width}"
+            f"it supports heads of at most {MOST_HEAD_CHANNELS} channels, but these have "
+            f"{case.width}"
         )
     if kernel == "flash":
         return _find_flash_obstacle(case, card.capability)
@@ -136,10 +139,13 @@ def find_obstacle(kernel: WantedKernel, case: AttentionCase, card: Card) -> str 
         return "it needs Triton and a C compiler on the machine with the GPU"
     if kernel == "flex":
         if case.in_ring:
-            return "parallel.context (RingAttention) merges parts of a row itself"
+            return (
+                "it does not support parallel.context (RingAttention), which merges parts of rows"
+            )
         if case.width < SMALLEST_FLEX:
             return (
-                f"it takes heads of at least {SMALLEST_FLEX} channels, and these have {case.width}"
+                f"it supports heads of at least {SMALLEST_FLEX} channels, but these have "
+                f"{case.width}"
             )
         return None
     if case.compute not in NARROW:
@@ -156,11 +162,11 @@ def _find_flash_obstacle(case: AttentionCase, capability: tuple[int, int]) -> st
     if case.compute not in NARROW:
         return f"it computes in bfloat16 and float16, not in {case.compute}"
     if case.features:
-        return f"it has no {', no '.join(case.features)}"
+        return f"it does not support {', '.join(case.features)}"
     if case.in_ring:
-        return "parallel.context (RingAttention) merges parts of a row itself"
+        return "it does not support parallel.context (RingAttention), which merges parts of rows"
     if case.width % 8:
-        return f"it takes heads of a multiple of 8 channels, and these have {case.width}"
+        return f"it supports heads of a multiple of 8 channels, but these have {case.width}"
     is_small = any(first <= capability <= last for first, last in SMALL_CARDS)
     if is_small and 192 < case.width <= 224:
         return (

@@ -55,7 +55,7 @@ class Dropout:
         """
         if not self.share or not torch.is_grad_enabled():
             return x_I
-        assert self.samples_B is not None, "whoever trains says of which samples rows are"
+        assert self.samples_B is not None, "the training loop must set samples_B"
         rows, width, channels = x_I.shape
         sets = rows // len(self.samples_B)
         places = torch.arange(channels, device=x_I.device) + self.first

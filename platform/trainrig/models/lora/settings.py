@@ -58,18 +58,19 @@ class LoRA(Settings):
             matched = {name for name in names if _matches(name, pattern)}
             if not matched:
                 raise ConfigError(
-                    f"lora.targets: {pattern!r} matches no layer of this model, which has: {there}"
+                    f"lora.targets: {pattern!r} matches no layer of this model; its layers are: "
+                    f"{there}"
                 )
             if matched <= routers and "router" in pattern:
                 raise ConfigError(
-                    f"lora.targets: {pattern!r} names routers, which choose experts and get no "
-                    f"adapter; leave it out; this model has: {there}"
+                    f"lora.targets: {pattern!r} names routers, which get no adapter; leave it "
+                    f"out; the layers of this model are: {there}"
                 )
             chosen |= matched - routers
         if not chosen:
             raise ConfigError(
                 f"lora.targets: {', '.join(map(repr, self.targets))} matches only routers, which "
-                f"get no adapter; this model has: {there}"
+                f"get no adapter; the layers of this model are: {there}"
             )
         return [name for name in names if name in chosen]
 

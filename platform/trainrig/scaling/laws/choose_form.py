@@ -100,19 +100,19 @@ class LawForms:
         if self.asked is not None:
             return f"{own}, as --form asks"
         if best is None:
-            return f"{own}, the standard form: no runs were kept back to choose by"
+            return f"{own}, the standard form, because no runs were held out to choose by"
         if len(set(self.kept)) < LEAST_KEPT:
             return (
-                f"{own}, the standard form: of {len(set(self.kept))} training runs kept back no "
-                "standard error can be had to choose by"
+                f"{own}, the standard form, because {len(set(self.kept))} held-out training runs "
+                "are too few for a standard error to choose by"
             )
         least = self.judged[best].error
         if own == best:
-            return f"{own}: the least mean error on the runs kept back, {least:.2%}"
+            return f"{own}, which has the lowest mean error on held-out runs, {least:.2%}"
         return (
-            f"{own}, whose mean error on the runs kept back, {self.judged[own].error:.2%}, is "
-            f"within one standard error ({self._standard_error:.2%}) of the best, {best}'s "
-            f"{least:.2%}"
+            f"{own}, whose mean error on held-out runs, {self.judged[own].error:.2%}, is within "
+            f"one standard error ({self._standard_error:.2%}) of the lowest, {least:.2%} of "
+            f"{best}"
         )
 
     @property

@@ -83,7 +83,7 @@ def parse(path: str) -> Csv:
     try:
         text = utf8.decode(storage.read(path))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
+        raise DataError(f"{path}: no such file; give the path of a CSV of runs") from None
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder, not a CSV") from None
     except utf8.NotUtf8 as error:

@@ -274,7 +274,7 @@ def _collect_approaches(
             name=kind.lower(),
             parameters_exponent=exponent,
             tokens_exponent=_subtract_from_one(exponent),
-            note="of the fitted form, by 6ND",
+            note="from the fitted form, with 6ND",
         ),
     )
 

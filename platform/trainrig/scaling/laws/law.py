@@ -221,11 +221,11 @@ def refuse_draws(good: int, failed: int) -> str:
     """Return why `good` draws, with `failed` others, give no interval, or an empty string."""
     if failed > MOST_FAILED * (good + failed):
         return (
-            f"{failed} of {good + failed} bootstrap draws have no fit, so the others give no honest"
-            " interval: take the profile's, or add runs"
+            f"{failed} of {good + failed} bootstrap draws have no fit, so an interval of the "
+            "others would be biased: use the profile interval, or add runs"
         )
     if good < LEAST_DRAWS:
-        return f"{good} bootstrap draws, and an interval needs {LEAST_DRAWS}"
+        return f"an interval needs {LEAST_DRAWS} bootstrap draws, but the law has {good}"
     return ""
 
 

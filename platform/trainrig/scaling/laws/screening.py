@@ -117,17 +117,20 @@ def _find_invalid(runs: RunsTable, kept: Mask) -> Reasons:
         loss = runs.loss[row]
         sizes = (runs.parameters[row], runs.tokens[row])
         if not np.isfinite(loss):
-            yield int(row), f"its loss is {loss}, which is no number to fit"
+            yield int(row), f"its loss is {loss}, not a finite number"
         elif loss <= 0:
-            yield int(row), f"its loss is {loss:g}, which no text has"
+            yield int(row), f"its loss is {loss:g}, but must be above 0"
         elif not (np.isfinite(sizes).all() and min(sizes) > 0):
-            yield int(row), f"its parameters and tokens are {sizes[0]:g} and {sizes[1]:g}"
+            yield (
+                int(row),
+                f"its parameters ({sizes[0]:g}) and tokens ({sizes[1]:g}) must both be above 0",
+            )
 
 
 _STATES = {
-    "unfinished": "it stopped before its end: the rate had not decayed",
-    "diverged": "it was given up as diverged",
-    "failed": "it could not be made: its trial failed",
+    "unfinished": "it stopped before its end, so its learning rate had not decayed",
+    "diverged": "it diverged",
+    "failed": "its trial failed",
 }
 
 
@@ -165,9 +168,9 @@ def _make_out_of_line_rule(rules: Exclusions) -> Rule:
 
 def _describe_outlier(finished: RunsTable, row: int, smaller: int, worse: float) -> str:
     return (
-        f"outlier (residual {worse:+.0%}): its loss, {finished.loss[row]:.4g}, against that of "
-        f"'{finished.name[smaller]}', with no more parameters and no more tokens; "
-        "--outliers keep fits it"
+        f"outlier (residual {worse:+.0%}): its loss is {finished.loss[row]:.4g}, above the loss "
+        f"of '{finished.name[smaller]}', which has no more parameters and tokens; use --outliers "
+        "keep to fit it"
     )
 
 

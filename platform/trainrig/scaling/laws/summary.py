@@ -35,7 +35,7 @@ def describe_law(law: Law) -> Iterator[str]:
         yield from _describe_held_out(law.held_out)
     elif law.not_judged:
         yield ""
-        yield f"held out: none: {law.not_judged}"
+        yield f"held out: no runs: {law.not_judged}"
     yield from _describe_forms(law)
     yield from _describe_tasks(law)
 

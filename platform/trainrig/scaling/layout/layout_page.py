@@ -31,15 +31,17 @@ def build_layout_page(plan: LayoutPlan, run_file: str) -> str:
         figures=_build_key_figures(plan),
         sections=(
             Section("layouts", "The fastest layouts", (_chart_steps(plan), _build_table(plan))),
-            Section("memory", "What a device holds", (_build_memory_table(plan),)),
-            Section("traffic", "What a device sends", (_build_traffic_table(plan),)),
+            Section("memory", "Memory per device", (_build_memory_table(plan),)),
+            Section("traffic", "Traffic per device", (_build_traffic_table(plan),)),
             Section(
-                "terms", "How it is predicted", (_build_terms_table(), _build_constants_table())
+                "terms",
+                "How step times are predicted",
+                (_build_terms_table(), _build_constants_table()),
             ),
         ),
         commands=(
-            report.PageCommand(f"trainrig check {run_file}", "See what would run"),
-            report.PageCommand(f"trainrig pretrain {run_file}", "Train it"),
+            report.PageCommand(f"trainrig check {run_file}", "Check the run file"),
+            report.PageCommand(f"trainrig pretrain {run_file}", "Start the training"),
         ),
         provenance={
             "Run": {"file": plan.subject.name, "steps": f"{plan.subject.training.steps:,}"},
@@ -56,8 +58,8 @@ def _build_verdict(plan: LayoutPlan) -> report.Verdict:
     best = plan.best[0].prediction
     sentence = (
         f"The fastest of {plan.fitting:,} layouts that fit {plan.cluster.devices:,} "
-        f"{plan.cluster.name} ({plan.legal:,} are legal) is "
-        f"{layout_text.format_degrees(best.layout)}: {best.seconds.total:.4g} s a step, "
+        f"{plan.cluster.name} (of {plan.legal:,} legal ones) is "
+        f"{layout_text.format_degrees(best.layout)}: {best.seconds.total:.4g} s per step, "
         f"{best.mfu:.1%} of the peak."
     )
     return report.Verdict(sentence, "warning" if plan.warnings else "done", plan.warnings)
@@ -70,8 +72,10 @@ def _build_key_figures(plan: LayoutPlan) -> tuple[KeyFigure, ...]:
     machines = "no price" if cost.machines is None else f"{cost.machines:,} {cost.instance}"
     return (
         KeyFigure("Step", f"{best.seconds.total:.4g}", "s", f"{best.mfu:.1%} MFU"),
-        KeyFigure("Tokens", format_count(best.tokens_per_second), "a second", ""),
-        KeyFigure("Memory", f"{best.memory.total / GIB:.1f}", "GiB a device", f"of {room:.1f}"),
+        KeyFigure("Tokens", format_count(best.tokens_per_second), "per second", ""),
+        KeyFigure(
+            "Memory", f"{best.memory.total / GIB:.1f}", "GiB per device", f"of {room:.1f} usable"
+        ),
         KeyFigure(
             "Time", format_four_digits(cost.hours), "h", f"{cost.device_days:,.4g} device days"
         ),
@@ -86,15 +90,15 @@ def _chart_steps(plan: LayoutPlan) -> Chart:
         for n, found in enumerate(plan.best, 1)
     ]
     return Chart(
-        f"{plan.best[0].prediction.seconds.total:.4g} s a step at best, "
-        f"{plan.best[-1].prediction.seconds.total:.4g} s in the last of those shown",
+        f"The fastest layout takes {plan.best[0].prediction.seconds.total:.4g} s per step, the "
+        f"last one shown {plan.best[-1].prediction.seconds.total:.4g} s",
         figures.draw(partial(plot_step_parts, steps=steps), 110 + 34 * len(steps)),
-        label="Seconds of a step of each of the fastest layouts, by what they are spent on.",
-        caption="The fastest of each choice of degrees: R replicate, S shard, T tensor, P "
-        "pipeline, C context, E expert. Other: attention, elementwise kernels, optimizer. Sent: "
-        "within a replica. Data: waited for parameters and gradients.",
+        label="Seconds per step of the fastest layouts, divided into parts.",
+        caption="The fastest layout for each choice of degrees: R replicate, S shard, T tensor, P "
+        "pipeline, C context, E expert. Other: attention, elementwise kernels, optimizer. "
+        "Sent: communication within a replica. Data: waiting for parameters and gradients.",
         table=ReportTable(
-            "Seconds of a step",
+            "Seconds per step",
             ("layout", *StepSeconds.__dataclass_fields__),
             tuple(
                 (
@@ -132,7 +136,7 @@ def _build_table(plan: LayoutPlan) -> ReportTable:
         layout = found.prediction.layout
         rows.append(
             (
-                str(number or "best to be trained"),
+                str(number or "best supported"),
                 *(getattr(layout.degrees, axis) for axis in layout_text.AXES),
                 layout.micro_batch,
                 layout_text.format_schedule(layout),
@@ -151,18 +155,18 @@ def _build_table(plan: LayoutPlan) -> ReportTable:
         "schedule",
         "recompute",
         "reshard",
-        "s a step",
+        "s/step",
         "MFU",
         "tokens/s",
         "needs",
     )
-    return ReportTable("The fastest of each choice of degrees", columns, tuple(rows))
+    return ReportTable("The fastest layout for each choice of degrees", columns, tuple(rows))
 
 
 def _build_memory_table(plan: LayoutPlan) -> ReportTable:
     parts = tuple(plan.best[0].prediction.memory.__dataclass_fields__)
     return ReportTable(
-        "GiB of the device that needs the most, at the peak of a step",
+        "GiB on the device that needs the most, at the peak of a step",
         ("layout", "all", *parts),
         tuple(
             (
@@ -189,15 +193,23 @@ def _build_traffic_table(plan: LayoutPlan) -> ReportTable:
                         sent.seconds,
                     )
                 )
-    columns = ("layout", "why", "GB in its machine", "GB to others", "s, hidden ones too")
-    return ReportTable("Of each step", columns, tuple(rows))
+    columns = (
+        "layout",
+        "why",
+        "GB inside its machine",
+        "GB to other machines",
+        "s, overlapped time included",
+    )
+    return ReportTable("Bytes sent per step", columns, tuple(rows))
 
 
 def _build_terms_table() -> ReportTable:
     rows = tuple((term.name, term.formula, term.hidden) for term in terms.TERMS)
-    return ReportTable("Terms of a step", ("term", "formula", "hidden behind"), rows)
+    return ReportTable("Terms of the step time", ("term", "formula", "overlaps with"), rows)
 
 
 def _build_constants_table() -> ReportTable:
     rows = tuple((c.name, f"{c.value:g}", c.unit, c.source) for c in terms.CONSTANTS)
-    return ReportTable("Constants, the same for all runs", ("", "value", "unit", "source"), rows)
+    return ReportTable(
+        "Constants, which are the same for all runs", ("", "value", "unit", "source"), rows
+    )

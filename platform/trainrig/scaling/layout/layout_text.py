@@ -22,7 +22,7 @@ def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
     links = cluster.inside.bandwidth / 1e9
     joined = f"{links:,.0f} GB/s inside a machine of {cluster.devices_per_machine}"
     if cluster.across is not None:
-        joined += f", {cluster.across.bandwidth / 1e9:,.0f} GB/s a machine between machines"
+        joined += f", {cluster.across.bandwidth / 1e9:,.0f} GB/s per machine between machines"
     yield (
         f"{subject.name} on {cluster.devices:,} {cluster.name} ({joined}): {plan.legal:,} legal "
         f"layouts, of which {plan.fitting:,} fit"
@@ -81,10 +81,10 @@ def _describe_seconds(plan: LayoutPlan) -> Iterator[str]:
     best = plan.best[0].prediction
     parts = {name: getattr(best.seconds, name) for name in best.seconds.__dataclass_fields__}
     shares = [f"{k} {v / best.seconds.total:.1%}" for k, v in parts.items() if v > 0]
-    yield f"  time of the best layout's step: {', '.join(shares)}"
+    yield f"  step time of the best layout: {', '.join(shares)}"
     sent = best.traffic.total
     yield (
-        f"  bytes that a device sends in a step: {sent.inside / 1e9:,.4g} GB inside its machine, "
+        f"  a device sends per step: {sent.inside / 1e9:,.4g} GB inside its machine, "
         f"{sent.across / 1e9:,.4g} GB to other machines"
     )
 
@@ -93,7 +93,7 @@ def _describe_cost(plan: LayoutPlan) -> Iterator[str]:
     cost = plan.cost
     steps = plan.subject.training.steps
     watts = cost.kwh / cost.hours * 1000 if cost.hours else 0.0
-    price = "no price in the table of hardware"
+    price = "no price in the hardware table"
     if cost.usd is not None:
         price = (
             f"{format_usd(cost.usd)} USD ({cost.machines:,} {cost.instance}, price of {cost.as_of})"

@@ -110,8 +110,8 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
     stage = stages[positions.index(max(positions))]
     if len(stages) > 1:
         notes.append(
-            f"The plan is for the batches from step {stage.from_step} on, the one of "
-            f"{len(stages)} stages with the most tokens."
+            f"The plan is for the batches from step {stage.from_step} on: the stage with the "
+            f"most tokens of {len(stages)} stages."
         )
     rate = sum(
         share
@@ -121,8 +121,8 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
     places = compute_widest_row(run.objective, stage.sequence_length)
     if places != stage.sequence_length:
         notes.append(
-            f"The plan is for rows of {places} positions, the widest that objective "
-            f"{run.objective.kind} makes of {stage.sequence_length} tokens. Tokens per second "
+            f"The plan is for rows of {places} positions, the widest that the objective "
+            f"{run.objective.kind} makes from {stage.sequence_length} tokens. Tokens per second "
             "count positions."
         )
     return Subject(
@@ -276,9 +276,9 @@ def _describe_fallbacks(run: Pretraining, smaller: Sequence[StepPrediction]) -> 
     descriptions = describe_fallbacks(run.training, run.workers).values()
     for description, fallback in zip(descriptions, smaller, strict=True):
         yield (
-            f"falls back on {description}; {fallback.seconds.total:.4g} s a step on "
-            f"{fallback.layout.degrees.devices} devices, {fallback.memory.total / GIB:.1f} GiB a "
-            "device"
+            f"falls back to {description}; {fallback.seconds.total:.4g} s per step on "
+            f"{fallback.layout.degrees.devices} devices, {fallback.memory.total / GIB:.1f} GiB "
+            "per device"
         )
 
 

@@ -158,7 +158,7 @@ def _list_tensor_sizes(model: DecoderConfig) -> dict[str, int]:
     }
     dense_channels = shape.feedforward_channels
     if isinstance(mixture, MixtureOfExperts):
-        sizes["the channels of an expert"] = mixture.expert_channels or dense_channels
+        sizes["the channels of each expert"] = mixture.expert_channels or dense_channels
         if not mixture.dense_layers:
             return sizes
     return sizes | {"model.feedforward_channels": dense_channels}

@@ -51,7 +51,7 @@ class PublishedRun:
         device = table.find_device(self.device)
         if self.memory_bandwidth is not None:
             device = device.model_copy(update={"bandwidth": self.memory_bandwidth})
-        assert device.link is not None, "devices that runs are published of have links"
+        assert device.link is not None, "devices of published runs have links"
         cluster = Cluster(
             self.device,
             device,
@@ -164,7 +164,7 @@ def _list_torchtitan_runs() -> Iterator[PublishedRun]:
             batch,
             DeviceLayout(Degrees(1, devices), 2, "selective", "layer"),
             batch.global_batch * batch.sequence_length / (rate * devices),
-            "power limited to 500 W: the peak is not known, and taken as that of 700 W",
+            "power limited to 500 W, with an unknown peak: the peak at 700 W is assumed",
             compiled,
             2.4e12,
         )

@@ -150,15 +150,15 @@ def list_needs(
     if objective not in OF_PLACES:
         lacking += [f"{axis} for {objective}" for axis in axes if axis not in lacking]
     if degrees.tensor > 1 and _lacks_tensor_axis(degrees.tensor, predictor):
-        lacking.append("tensor for such a model or training")
+        lacking.append("tensor for this kind of model or training")
     if degrees.context > 1 and isinstance(predictor.model.feedforward, MixtureOfExperts):
-        lacking.append("context for experts")
+        lacking.append("context with experts")
     if degrees.expert > 1 and layout.recompute == "selective":
         lacking.append("expert with selective recomputation")
     if degrees.expert > 1 and isinstance(predictor.training.optimizer, Muon | Adafactor):
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
-        lacking.append("compiled layers that send")
+        lacking.append("compiled layers that communicate")
     recomputation = RECOMPUTED[layout.recompute]
     sequence_parallel = degrees.tensor > 1 and layout.sequence_parallel
     try:
@@ -329,18 +329,18 @@ def _find_warnings(
     if best.needs and runnable is not None:
         slower = runnable.seconds.total / best.prediction.seconds.total
         yield (
-            f"The best layout needs {', '.join(best.needs)}, which this run does not have. A "
-            f"step of the best layout that the trainer supports takes {slower:.2f} times as long."
+            f"The best layout needs {', '.join(best.needs)}, which the trainer does not support "
+            f"for this run. The best supported layout takes {slower:.2f} times as long per step."
         )
     if runnable is None:
         yield (
-            "The trainer supports none of the layouts that fit: each of them needs an axis that "
-            "training.parallel has no key for, or deterministic = false."
+            "The trainer supports none of the layouts that fit: each of them needs an axis "
+            "without a key in training.parallel, or deterministic = false."
         )
     if subject.training.deterministic and runnable is not None:
         data = runnable.layout.degrees.data
         if data > subject.training.virtual_workers:
             yield (
                 f"training.virtual_workers rises from {subject.training.virtual_workers} to "
-                f"{data}. That is a new run, whose results differ in their last bits."
+                f"{data}. This makes it a new run, whose results differ in their last bits."
             )

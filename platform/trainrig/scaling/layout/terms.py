@@ -26,27 +26,30 @@ INSIDE = PlanConstant(
 ACROSS = PlanConstant(
     "links between machines", 0.9, "share of their bandwidth that collectives reach", CALCULON
 )
-MEMORY = PlanConstant(
-    "memory", 0.9, "share of its bandwidth that what is read and written reaches", CALCULON
-)
+MEMORY = PlanConstant("memory", 0.9, "share of its bandwidth that reads and writes reach", CALCULON)
 ATTENTION = PlanConstant(
     "attention",
     0.34,
-    "share of the peak that the seen part of causal attention reaches",
+    "share of the peak that causal attention reaches, if only visible pairs are counted",
     "FlashAttention-2, forward, heads of 128, on an H100: 335 of 989 TFLOP/s, figure 5 of "
     "FlashAttention-3 (arXiv:2407.08608)",
 )
 ATTENTION_BACKWARD = PlanConstant(
     "attention backward",
     2.5,
-    "operations of the backward pass for one of the forward pass: its scores are made again",
+    "operations of the backward pass per operation of the forward pass; scores are computed again",
     "FlashAttention-2 (arXiv:2307.08691), section 4.1",
 )
 TILE_ROWS = PlanConstant(
-    "tile, rows", 128, "rows of a product that one processor makes at a time", "NVIDIA, Matrix "
+    "tile, rows", 128, "rows of a product that one processor computes at a time", "NVIDIA, Matrix "
     "Multiplication Background User's Guide: 256 x 128 is the most efficient",
 )  # fmt: skip
-TILE_COLUMNS = PlanConstant("tile, columns", 256, "columns of the same", TILE_ROWS.source)
+TILE_COLUMNS = PlanConstant(
+    "tile, columns",
+    256,
+    "columns of a product that one processor computes at a time",
+    TILE_ROWS.source,
+)
 
 CONSTANTS = (
     INSIDE,
@@ -78,13 +81,16 @@ TERMS = (
     ),
     StepTerm(
         "attention",
-        "4 heads x channels x keys seen by a token, over (peak x attention); backward 2.5 times",
+        (
+            "4 heads x channels x keys seen by a token, over (peak x attention); the backward pass "
+            "takes 2.5 times this"
+        ),
         "nothing",
     ),
     StepTerm(
         "elementwise",
         "bytes that norms, residual sums, rotations and the gated product read and write, each "
-        "fused into one kernel, over the memory's bandwidth; backward twice as much",
+        "fused into one kernel, over the memory's bandwidth; the backward pass takes twice this",
         "nothing",
     ),
     StepTerm(
@@ -92,7 +98,10 @@ TERMS = (
         "all-gather and reduce-scatter of tokens x channels x bytes around attention and around "
         "the feed-forward part, forward and backward; without sequence parallelism one all-reduce "
         "instead of the two",
-        "nothing, except the second all-gather of the backward pass: behind the next product",
+        (
+            "nothing, except that the second all-gather of the backward pass overlaps with the "
+            "next product"
+        ),
     ),
     StepTerm(
         "context",
@@ -118,11 +127,11 @@ TERMS = (
     ),
     StepTerm(
         "data",
-        "all-gather of parameters in the computed format, reduce-scatter of float32 gradients, "
+        "all-gather of parameters in the compute dtype, reduce-scatter of float32 gradients, "
         "all-reduce of their slices over replicas; FSDP's copies of gathered parameters out of a "
-        "buffer, and of gradients into one",
-        "gathers behind the forward pass of a micro-batch, gradients behind the backward pass of "
-        "the last one; nothing hides the first gather and the last reduction",
+        "buffer and of gradients into a buffer",
+        "gathers overlap with the forward pass of a micro-batch, gradients with the backward "
+        "pass of the last one; the first gather and the last reduction overlap with nothing",
     ),
     StepTerm(
         "optimizer",

@@ -28,7 +28,7 @@ def find_warnings(record: MixtureRecord) -> Iterator[str]:
         )
     if not score.rank_correlation >= ORDERED:
         yield (
-            f"New mixtures are ranked with a correlation of only {score.rank_correlation:.4f} on "
+            f"The rank correlation of new mixtures is only {score.rank_correlation:.4f} on "
             f"{score.judged_on}, so the best of many may be best by chance. Train more runs."
         )
     if not record.loss_interval.contains(record.loss):
@@ -38,8 +38,8 @@ def find_warnings(record: MixtureRecord) -> Iterator[str]:
         )
     if record.runs_left_out:
         yield (
-            f"{record.runs_left_out} runs are left out: only one of the files has them, or a loss "
-            "is not a number."
+            f"{record.runs_left_out} runs are left out: they are in only one of the files, or a "
+            "loss is not a number."
         )
 
 

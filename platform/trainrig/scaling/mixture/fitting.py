@@ -78,8 +78,8 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     mean = float(runs.losses.mean())
     in_folds = cross_validate_law(runs.shares, runs.losses, settings.search.seed)
     scores = [
-        _build_score("Gaussian processes", "each run, from the others", left_out, mean),
-        _build_score("mixing laws", "each fifth of the runs, from the others", in_folds, mean),
+        _build_score("Gaussian processes", "runs left out one at a time", left_out, mean),
+        _build_score("mixing laws", "runs left out a fifth at a time", in_folds, mean),
     ]
     held_out = None
     by_target = {}
@@ -124,8 +124,8 @@ def format_section(record: MixtureRecord) -> str:
     lines = [
         f"# Expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
         f"token, the mean of {len(record.targets)} targets,",
-        f"# by {record.runs} runs; {record.gain:.4f} {format_loss_interval(record.gain_interval)} "
-        "below that of their average mixture.",
+        f"# by {record.runs} runs; {record.gain:.4f} "
+        f"{format_loss_interval(record.gain_interval)} below the loss of their average mixture.",
         "[batches.weights]",
     ]
     lines += [
@@ -162,8 +162,8 @@ def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | Non
         differ = sorted(set(others.sources) ^ set(runs.sources))
         named = f" ({', '.join(differ[:3])})" if differ else " (in another order)"
         raise ConfigError(
-            f"{settings.held_out_mixtures}: its sources differ from those of {settings.mixtures}"
-            f"{named}; give both files the same columns"
+            f"{settings.held_out_mixtures}: its sources differ from the sources of "
+            f"{settings.mixtures}{named}; give both files the same columns"
         )
     return others.select_targets(runs.targets)
 

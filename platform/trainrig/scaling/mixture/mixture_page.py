@@ -27,8 +27,8 @@ def build_mixture_page(settings: MixtureFit, result: MixtureResult, folder: str)
         verdict=_build_verdict(record),
         figures=_build_key_figures(record),
         sections=(
-            Section("mixture", "What to train on", (_chart_shares(record),)),
-            Section("proof", "How well mixtures are ordered", _build_proof(result)),
+            Section("mixture", "Proposed weights", (_chart_shares(record),)),
+            Section("proof", "How well mixtures are ranked", _build_proof(result)),
         ),
         commands=_list_commands(settings, folder),
         provenance={
@@ -76,7 +76,7 @@ def _describe_baseline(score: RegressionScore) -> str:
     count = f"n = {score.rows:,}"
     if score.baseline_error is None:
         return count
-    return f"{format_loss(score.baseline_error)} if the mean is predicted, {count}"
+    return f"{format_loss(score.baseline_error)} for predicting the mean, {count}"
 
 
 def _chart_shares(record: MixtureRecord) -> Chart:
@@ -95,14 +95,15 @@ def _chart_shares(record: MixtureRecord) -> Chart:
     prefix = f"Names begin with {shared}. " if shared else ""
     raised = max(ordered, key=lambda share: share.weight - share.average)
     return Chart(
-        f"{raised.source} is raised most: from {raised.average:.2%} to {raised.weight:.2%}",
+        f"{raised.source} is raised most, from {raised.average:.2%} to {raised.weight:.2%}",
         figures.draw(partial(plot_shares, shares=shares), 70 + 24 * len(shares)),
-        label="Each source's share, with its interval, beside that of the average run.",
-        caption=f"n = {record.runs:,} runs. {prefix}The average of the {record.search.best} best "
-        f"of {record.search.candidates:,} mixtures drawn; a line holds 95% of the answers under "
-        f"{record.search.draws} functions that the runs do not rule out.",
+        label="Share of each source with its interval, and its share in the average run.",
+        caption=f"n = {record.runs:,} runs. {prefix}The proposal is the average of the "
+        f"{record.search.best} best of {record.search.candidates:,} drawn mixtures. A line "
+        f"contains 95% of the proposals for {record.search.draws} loss functions that agree "
+        "with the runs.",
         table=ReportTable(
-            "Weights, as a run file has them",
+            "Weights for the run file",
             ("source", "weight", "low", "high", "average run"),
             tuple(
                 (
@@ -136,19 +137,19 @@ def _build_proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | De
     judged = result.left_out if held is None else held
     rows = list(zip(judged.actual.tolist(), judged.predicted.tolist(), strict=True))
     chart = Chart(
-        f"New mixtures are ordered with a rank correlation of {judged.rank_correlation:.4f}",
+        f"Predicted and measured losses have a rank correlation of {judged.rank_correlation:.4f}",
         figures.draw(
             partial(
                 plot_agreement,
                 fitted=fitted,
                 held_out=held_out,
-                names=("fitted, predicted from the others", "held out"),
+                names=("fitted, each predicted from the others", "held out"),
             ),
             330,
         ),
-        label="Predicted against measured loss of each run.",
-        caption=f"n = {len(fitted.actual):,} runs of the fit, each predicted from the others"
-        + ("." if held is None else f"; {len(held.actual):,} held out, which no fit has seen."),
+        label="Measured loss of each run against its predicted loss.",
+        caption=f"n = {len(fitted.actual):,} fitted runs, each predicted from the others"
+        + ("." if held is None else f", and {len(held.actual):,} held-out runs."),
         table=ReportTable(
             f"Losses, nats per token{_describe_cut(len(rows))}",
             ("measured", "predicted"),
@@ -156,14 +157,14 @@ def _build_proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | De
         ),
     )
     scores = ReportTable(
-        "Regressions side by side",
+        "Regressions compared",
         (
             "regression",
-            "judged on",
+            "evaluated on",
             "runs",
             "rank correlation",
             "error (nats per token)",
-            "error if the mean is predicted",
+            "error of predicting the mean",
         ),
         tuple(
             (
@@ -178,8 +179,8 @@ def _build_proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | De
         ),
     )
     note = Text(
-        f"The mixing laws expect {record.law_loss:.4f} nats per token of the proposal, the Gaussian"
-        f" processes {record.loss:.4f}. The lowest of the runs measured "
+        f"The expected loss of the proposal is {record.law_loss:.4f} nats per token by mixing "
+        f"laws and {record.loss:.4f} by Gaussian processes. The lowest measured loss is "
         f"{record.lowest_measured:.4f}, which includes chance."
     )
     if not record.by_target:
@@ -189,7 +190,7 @@ def _build_proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | De
         ("target", "rank correlation"),
         tuple(record.by_target.items()),
     )
-    return chart, scores, note, Details("By target", (by_target,))
+    return chart, scores, note, Details("Rank correlation of each target", (by_target,))
 
 
 def _describe_cut(rows: int) -> str:
@@ -198,10 +199,14 @@ def _describe_cut(rows: int) -> str:
 
 def _list_commands(settings: MixtureFit, folder: str) -> tuple[report.PageCommand, ...]:
     if settings.run is not None:
-        return (report.PageCommand(f"trainrig pretrain {folder}/pretrain.toml", "Train on it"),)
+        return (
+            report.PageCommand(
+                f"trainrig pretrain {folder}/pretrain.toml", "Train on the proposed mixture"
+            ),
+        )
     return (
         report.PageCommand(
-            f"cat {folder}/{SECTION} >> RUN.toml", "Give the weights to a run file of pretrain"
+            f"cat {folder}/{SECTION} >> RUN.toml", "Add the weights to a run file of pretrain"
         ),
     )
 

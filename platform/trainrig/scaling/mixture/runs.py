@@ -46,8 +46,8 @@ class MixtureRuns:
         other_key, targets = _split_columns(loss_table)
         if key != other_key:
             raise DataError(
-                f"{losses}: its first column is '{other_key}', that of {mixtures} is '{key}'; "
-                "name the run in the first column of both, with the same heading"
+                f"{losses}: the first column is '{other_key}', but '{key}' in {mixtures}; name "
+                "the runs in the first column of both files, with the same heading"
             )
         rows = _index_rows(mixture_table, key), _index_rows(loss_table, key)
         shares = np.stack([mixture_table.parse_numbers(name) for name in sources], axis=1)

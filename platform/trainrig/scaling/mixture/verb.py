@@ -100,9 +100,9 @@ def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
     )
     for score in record.scores:
         print(
-            f"{score.regression}, {score.judged_on}: rank correlation "
+            f"{score.regression} on {score.judged_on}: rank correlation "
             f"{score.rank_correlation:.4f}, error {score.error:.4f} nats per token "
-            f"({score.baseline_error:.4f} if the mean is predicted for every run)"
+            f"({score.baseline_error:.4f} for predicting the mean)"
         )
     for warning in record.warnings:
         print(f"! {warning}")

@@ -98,7 +98,9 @@ def describe_prediction(found: LossPrediction) -> Iterator[str]:
     """Yield the lines that describe a prediction, the loss first."""
     uncertainty = f" (no interval: {found.no_interval})"
     if found.loss_interval is not None:
-        uncertainty = f" {found.loss_interval}, {found.loss_interval.level:.0%} by the law's draws"
+        uncertainty = (
+            f" {found.loss_interval}, {found.loss_interval.level:.0%} by the draws of the law"
+        )
     yield f"loss {format_loss(found.loss)} nats per token{uncertainty}"
     yield (
         f"  {format_count(found.parameters)} parameters ({found.parameters_count}), "
@@ -107,8 +109,8 @@ def describe_prediction(found: LossPrediction) -> Iterator[str]:
     )
     if found.unique_tokens is not None and found.loss_if_new is not None:
         yield (
-            f"  {found.epochs:.3g} epochs of {format_count(found.unique_tokens)} tokens; with new "
-            f"ones the loss would be {format_loss(found.loss_if_new)}"
+            f"  {found.epochs:.3g} epochs of {format_count(found.unique_tokens)} tokens; with "
+            f"new tokens the loss would be {format_loss(found.loss_if_new)}"
         )
     for task in found.tasks:
         interval = "(no interval)" if task.interval is None else f"{task.interval}"

@@ -45,15 +45,15 @@ def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
         verdict=_build_verdict(plan),
         figures=_build_key_figures(plan),
         sections=(
-            Section("size", "How large, on how many tokens", _build_size(plan, law)),
+            Section("size", "Model size and tokens", _build_size(plan, law)),
             Section("loss", "The predicted loss", (_chart_trajectory(plan),)),
             *_build_beyond_training(plan, law),
-            Section("memory", "Where it fits", (_build_memory_table(plan),)),
+            Section("memory", "Memory", (_build_memory_table(plan),)),
             Section("assumed", "Assumptions", _list_assumptions(plan)),
         ),
         commands=(
-            report.PageCommand(f"trainrig check {run_file}", "See what would run"),
-            report.PageCommand(f"trainrig pretrain {run_file}", "Train it"),
+            report.PageCommand(f"trainrig check {run_file}", "Check the run file"),
+            report.PageCommand(f"trainrig pretrain {run_file}", "Start the training"),
         ),
         provenance={
             "Law": {"name": plan.law, "source": plan.law_source, "counts": plan.parameters_count},
@@ -79,7 +79,7 @@ def _build_key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
     cost = plan.cost
     interval = format_interval(plan.loss_interval) if plan.loss_interval else plan.no_interval
     sizes = size.parameters_interval
-    best = f"best: {format_interval(sizes)}" if sizes else f"{size.non_embedding:,} in layers"
+    best = f"95%: {format_interval(sizes)}" if sizes else f"{size.non_embedding:,} in layers"
     price = "–" if cost.usd is None else format_usd(cost.usd)
     machines = "no price" if cost.machines is None else f"{cost.machines:,} {cost.instance}"
     by_6nd = f"{format_flops(size.flops_6nd)} by 6ND"
@@ -88,7 +88,10 @@ def _build_key_figures(plan: ScalingPlan) -> tuple[KeyFigure, ...]:
         KeyFigure("Loss", format_loss(plan.loss), "nats per token", interval),
         KeyFigure("Parameters", format_count(size.parameters), plan.parameters_count, best),
         KeyFigure(
-            "Tokens", format_count(size.tokens), "", f"{size.tokens_per_parameter:.3g} a parameter"
+            "Tokens",
+            format_count(size.tokens),
+            "",
+            f"{size.tokens_per_parameter:.3g} per parameter",
         ),
         KeyFigure("Compute", format_flops(size.flops), "FLOPs", by_6nd),
         KeyFigure("Money", price, "USD", machines),
@@ -103,7 +106,7 @@ def _build_size(plan: ScalingPlan, law: Law) -> tuple[Chart | ReportTable, ...]:
     rows: list[tuple[Cell, ...]] = [
         ("layers", f"{shape.layers:,} of {shape.channels:,} channels, {shape.heads} heads"),
         ("parameters in layers", f"{size.non_embedding:,}"),
-        ("in the embedding", f"{size.embedding:,}"),
+        ("parameters in the embedding", f"{size.embedding:,}"),
         ("global batch", f"{recipe.global_batch:,} sequences of {recipe.sequence_length:,} tokens"),
         ("steps", f"{recipe.steps:,}"),
         ("learning rate", f"{recipe.rate:.2g}, by {recipe.rule.kind}"),
@@ -119,7 +122,7 @@ def _chart_contours(plan: ScalingPlan, law: Law) -> Chart:
     budgets = np.geomspace(size.flops_6nd / WIDE, size.flops_6nd * WIDE, 40)
     best = law.form.compute_optimum(budgets)
     return Chart(
-        f"{size.tokens_per_parameter:.3g} tokens a parameter",
+        f"{size.tokens_per_parameter:.3g} tokens per parameter",
         figures.draw(
             partial(
                 plot_contours,
@@ -130,9 +133,9 @@ def _chart_contours(plan: ScalingPlan, law: Law) -> Chart:
             330,
         ),
         label="Lines of equal loss over parameters and tokens, with the plan on them.",
-        caption="Lines: loss by the law, nats per token, every token new.",
+        caption="Lines: loss by the law, nats per token, if no token repeats.",
         table=ReportTable(
-            "The best division of each compute",
+            "Compute-optimal parameters and tokens",
             ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
             tuple(
                 (
@@ -158,9 +161,9 @@ def _chart_trajectory(plan: ScalingPlan) -> Chart:
     return Chart(
         f"Loss {reached} after {format_count(plan.size.tokens)} tokens",
         figures.draw(partial(plot_trajectory, band=band), 250),
-        label="The predicted loss of this size against the tokens that it ends after.",
-        caption="Each point is of a run that ends there, its rate decayed. The run's own report "
-        "draws this under the losses that come.",
+        label="Predicted loss of this model size against the tokens of the whole run.",
+        caption="Each point is a run that ends there, with a decayed learning rate. The report of "
+        "the run compares its losses with this curve.",
         table=ReportTable(
             "Loss by tokens, nats per token",
             ("tokens", "loss", "low", "high"),
@@ -187,7 +190,7 @@ def _build_beyond_training(plan: ScalingPlan, law: Law) -> tuple[Section, ...]:
         charts.append(_chart_serving(plan, law))
     if plan.data is not None:
         charts.append(_chart_epochs(plan))
-    return (Section("beyond", "Beyond training alone", tuple(charts)),) if charts else ()
+    return (Section("beyond", "Serving and repeated tokens", tuple(charts)),) if charts else ()
 
 
 def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
@@ -203,15 +206,15 @@ def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
     drawn = Served(served, ratio, alone.tokens / alone.parameters)
     chosen = (service.tokens_served, plan.size.tokens_per_parameter)
     return Chart(
-        f"Serving {format_count(service.tokens_served)} tokens: {service.saved:.2%} of all compute"
-        " saved by a smaller model",
+        f"A smaller model saves {service.saved:.2%} of all compute if it serves "
+        f"{format_count(service.tokens_served)} tokens",
         figures.draw(partial(plot_served, served=drawn, chosen=chosen), 260),
         label="Tokens per parameter of the cheapest model of one loss, against tokens served.",
-        caption="All models of the line have the loss of the best one for training alone, every "
-        "token new; the plan lies off it where its tokens repeat.",
+        caption="All models on the line have the loss of the model that is best for training "
+        "alone, if no token repeats. A plan with repeated tokens lies off the line.",
         table=ReportTable(
-            "The cheapest model of that loss",
-            ("tokens served", "parameters", "tokens", "tokens a parameter"),
+            "Cheapest model with the same loss",
+            ("tokens served", "parameters", "tokens", "tokens per parameter"),
             tuple(
                 (
                     format_count(served_tokens),
@@ -236,15 +239,15 @@ def _chart_epochs(plan: ScalingPlan) -> Chart:
     drawn = RepeatedTokens(epochs, effective, data.unique_tokens)
     few = range(0, len(epochs), 4)
     return Chart(
-        f"{data.epochs:.3g} epochs are worth {format_count(data.worth)} new tokens, and no number "
-        f"of them more than {format_count(data.wall)}",
+        f"{data.epochs:.3g} epochs are worth {format_count(data.worth)} new tokens; no number of "
+        f"epochs is worth more than {format_count(data.wall)}",
         figures.draw(partial(plot_epochs, repeated=drawn, chosen=(data.epochs, data.worth)), 260),
-        label="What repeated tokens are worth in new ones, against epochs.",
-        caption=f"{format_count(data.unique_tokens)} different tokens; a repeat fades with R_D* = "
-        f"{data.fading:.3g}.",
+        label="Number of new tokens that repeated tokens are worth, against epochs.",
+        caption=f"{format_count(data.unique_tokens)} unique tokens. The value of repeats decays "
+        f"with R_D* = {data.fading:.3g}.",
         table=ReportTable(
-            "Worth of epochs",
-            ("epochs", "worth, tokens"),
+            "Value of repeated epochs",
+            ("epochs", "worth in new tokens"),
             tuple((float(epochs[i]), format_count(effective[i])) for i in few),
         ),
     )
@@ -254,13 +257,13 @@ def _build_memory_table(plan: ScalingPlan) -> ReportTable:
     placement = plan.placement
     columns = tuple(next((row.bytes_by_recompute for row in placement.table), {}))
     return ReportTable(
-        f"GiB of a device, of {placement.room / GIB:,.1f}, by layout and by what is computed again",
+        f"GiB per device, of {placement.room / GIB:,.1f} usable, by layout and recomputation",
         ("layout", *columns, ""),
         tuple(
             (
                 row.layout,
                 *(f"{size / GIB:,.1f}" for size in row.bytes_by_recompute.values()),
-                "" if row.offered else "not offered here",
+                "" if row.offered else "not supported here",
             )
             for row in placement.table
         ),
@@ -270,8 +273,8 @@ def _build_memory_table(plan: ScalingPlan) -> ReportTable:
 def _list_assumptions(plan: ScalingPlan) -> tuple[ReportTable | Text, ...]:
     rows = tuple((k.replace("_", " "), v) for k, v in plan.assumptions.model_dump().items())
     price = Text(
-        f"Prices are of {plan.cost.as_of}, on demand."
+        f"On-demand prices of {plan.cost.as_of}."
         if plan.cost.usd is not None
-        else "The table of hardware has no price for this device."
+        else "The hardware table has no price for this device."
     )
     return ReportTable("Assumptions", ("", "value"), rows), price

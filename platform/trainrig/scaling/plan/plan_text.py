@@ -64,7 +64,10 @@ def _describe_size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     yield "loss", f"{format_loss(plan.loss)} nats per token{uncertainty}"
     yield "FLOPs", f"{format_flops(size.flops)} exact, {format_flops(size.flops_6nd)} by 6ND"
     if plan.objective:
-        yield "objective", f"{name_objective(plan.objective)}; the loss is its own, of its targets"
+        yield (
+            "objective",
+            f"{name_objective(plan.objective)}; losses of other objectives are not comparable",
+        )
     shape = plan.model.shape
     kinds = {"Encoder": "encoder", "EncoderDecoder": "encoder and decoder, each"}
     yield (
@@ -93,10 +96,10 @@ def _describe_data(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
         parameters, tokens = service.best_trained
         yield (
             "serving",
-            f"{format_count(service.tokens_served)} tokens: {service.saved:.2%} of all compute "
-            f"saved over the best to train alone ({format_count(parameters)}, "
-            f"{format_count(tokens)} tokens); training takes {service.training_factor:.3g} times "
-            "its compute",
+            f"{format_count(service.tokens_served)} tokens: saves {service.saved:.2%} of all "
+            "compute compared with the model that is best for training alone "
+            f"({format_count(parameters)}, {format_count(tokens)} tokens); training takes "
+            f"{service.training_factor:.3g} times the compute of that model",
         )
 
 
@@ -136,7 +139,7 @@ def _describe_cost(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
             f"(price of {cost.as_of})",
         )
     else:
-        yield "money", "no price: the table of hardware has no instance with this device"
+        yield "money", "no price: the hardware table has no instance with this device"
     yield "energy", f"{format_four_digits(cost.kwh)} kWh"
 
 
@@ -146,7 +149,7 @@ def _describe_memory(plan: ScalingPlan) -> Iterator[str]:
     if placement.fits:
         yield (
             f"  {'layout':<{_WIDTH}}{words}: {placement.memory / GIB:,.1f} of "
-            f"{placement.room / GIB:,.1f} GiB a device, micro-batches of "
+            f"{placement.room / GIB:,.1f} GiB per device, micro-batches of "
             f"{plan.recipe.micro_batch} x {plan.recipe.sequence_length:,} tokens"
         )
     else:
@@ -154,7 +157,7 @@ def _describe_memory(plan: ScalingPlan) -> Iterator[str]:
     yield f"  {'GiB, ZeRO stage':<26}{'kept: all':>12}{'selective':>12}{'full':>12}  recomputed"
     for row in placement.table:
         cells = "".join(f"{size / GIB:>12,.1f}" for size in row.bytes_by_recompute.values())
-        yield f"  {row.layout:<26}{cells}{'' if row.offered else '  (not offered here)'}"
+        yield f"  {row.layout:<26}{cells}{'' if row.offered else '  (not supported here)'}"
 
 
 def describe_placement(placement: Placement) -> str:

@@ -76,9 +76,9 @@ def find_budget_warnings(asked: float | None, cost: Cost, serves: bool) -> Itera
     if asked is None or cost.usd is None or cost.usd <= asked * (1 + NEAR):
         return
     why = (
-        "a model that will serve is trained longer than is best for training alone"
+        "a model for serving is trained longer than is best for training alone"
         if serves
-        else "whole machines are paid for, and some of their devices are unused; set --devices"
+        else "machines are rented whole, so some devices are paid but unused; set --devices"
     )
     yield (
         f"The run costs {format_usd(cost.usd)} USD, more than the budget of "

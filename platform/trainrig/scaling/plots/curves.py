@@ -35,7 +35,7 @@ def plot_loss_curves(
         line = thin(curve.flops, curve.loss, 100)
         ax.plot(*line, color=C1, alpha=0.5, linewidth=1, marker=marker)
     if envelope is not None:
-        ax.plot(*thin(*envelope), color=C2, linewidth=2.4, label="least at each compute")
+        ax.plot(*thin(*envelope), color=C2, linewidth=2.4, label="lowest at each compute")
         ax.legend()
     log_axis(ax, "x", "compute (FLOPs, 6ND)", powers=True)
     log_axis(ax, "y", LOSS)

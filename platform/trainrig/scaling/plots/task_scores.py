@@ -28,7 +28,7 @@ def plot_task_scores(ax: Axes, law: Band, runs: ScoredRuns, chance: float) -> Ax
         runs.flops, runs.score, yerr=np.nan_to_num(runs.error), fmt="o", color=C2, markersize=4,
         elinewidth=1, label="runs",
     )  # fmt: skip
-    ax.axhline(chance, color=MUTED, linestyle="--", linewidth=1, label="guessing")
+    ax.axhline(chance, color=MUTED, linestyle="--", linewidth=1, label="chance")
     ax.set_xlim(law.x[0], law.x[-1])
     ax.set(ylabel="score")
     log_axis(ax, "x", "compute (FLOPs, 6ND)", powers=True)

@@ -49,8 +49,8 @@ def connect_for_trials(run: Sweep) -> None:
     for key, kind, amount in wanted:
         if amount > resources.get(kind, 0):
             raise ConfigError(
-                f"{key} = {amount:g}, but Ray has {resources.get(kind, 0):g} {kind}s; lower it, or "
-                "add nodes"
+                f"{key} = {amount:g}, but the Ray cluster has only {resources.get(kind, 0):g} "
+                f"{kind}; lower it, or add nodes"
             )
 
 
@@ -121,8 +121,8 @@ class TrialsOnTune:
             keep_logs()
             end_own()
             raise Unfinished(
-                f"{self._run.output}: {lost}; each trial is saved up to its last checkpoint, and "
-                "the same command goes on"
+                f"{self._run.output}: {lost}; each trial is saved up to its last checkpoint. Run "
+                "the same command again to resume"
             ) from None
 
     def _conclude(self, stopped_by: str | None) -> None:

@@ -236,9 +236,9 @@ class Sweep(RunFile):
     def _refuse_scheduler(cls, given: Any) -> Any:
         if isinstance(given, Mapping) and "scheduler" in given:
             message = (
-                "no scheduler may stop the points of a law: it would leave out the runs that begin "
-                "badly, so the losses of the rest would be too low by selection; write it under "
-                "[search], which compares runs at one N and D"
+                "no scheduler may stop the points of a law: it would stop runs with bad starts, "
+                "so the remaining losses would be too low; write it under [search], which "
+                "compares runs at one N and D"
             )
             context = {"message": message, "key": "scheduler"}
             raise PydanticCustomError("unknown_key", "{message}", context)

@@ -162,7 +162,8 @@ def _find_divergence(sweep: Sweep, trial: Trial, length: TrialLength) -> str | N
     if divergence is None or divergence["step"] >= count_stable_steps(sweep, trial, length):
         return None
     return (
-        f"as the longest run of its trial, of whose steps it has the first: {divergence['reason']}"
+        "it shares its first steps with the longest run of its trial, which diverged: "
+        f"{divergence['reason']}"
     )
 
 
@@ -282,8 +283,8 @@ def check_sane(job: TrainingJob) -> None:
     loss = newest.get(f"eval/terms/{CROSS_ENTROPY}", newest["eval/loss"])
     if loss is None or loss > guess:
         raise Diverged(
-            f"its held-out loss is {'not finite' if loss is None else f'{loss:.3f}'}, that of a "
-            f"guess among {job.model.shape.vocabulary} entries {guess:.3f}"
+            f"its held-out loss is {'not finite' if loss is None else f'{loss:.3f}'}, but "
+            f"guessing among {job.model.shape.vocabulary} entries has {guess:.3f}"
         )
 
 

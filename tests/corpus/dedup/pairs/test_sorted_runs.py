@@ -62,7 +62,7 @@ def test_a_torn_run_is_named(tmp_path, left):
     whole = Path(path).read_bytes()
     Path(path).write_bytes(whole[:left])
     with pytest.raises(
-        DataError, match=r"0\.run: the file is torn; delete it and its pass's records"
+        DataError, match=r"0\.run: the file is truncated; delete it and the records of its pass"
     ):
         read_part([path], PARTS - 1, KIND)
 

@@ -65,7 +65,7 @@ def run_file(**keys: object) -> MinHash:
     [
         (
             {"bands": 20, "rows": 13},
-            "20 bands of 13 rows take 260 permutations, more than 128; set permutations = 260, or "
+            "20 bands of 13 rows need 260 permutations, more than 128; set permutations = 260, or "
             "leave bands and rows out",
         ),
         (

@@ -30,8 +30,8 @@ def test_the_curve_is_drawn_at_its_points():
 
 def test_the_page_shows_the_facts():
     page = render_classifier_page(FACTS)
-    assert "it keeps 75.0% of the wanted ones at 0.5, and 90.0% of what it keeps" in page
-    assert "Probabilities are 0.043 off on average" in page  # (30 x .05 + 10 x .02) / 40
+    assert "keeps 75.0% of the wanted texts, and 90.0% of the texts that it keeps" in page
+    assert "probabilities are off by 0.043 on average" in page  # (30 x .05 + 10 x .02) / 40
     assert page == render_classifier_page(json.loads(json.dumps(FACTS)))
     assert "hardly separates" not in page
     assert "hardly separates" in render_classifier_page({**FACTS, "auc": 0.55})

@@ -109,10 +109,10 @@ def test_a_budget_without_a_minimum_inside_is_refused_by_name() -> None:
 
 def test_runs_on_no_budget_are_counted_and_too_few_budgets_refused() -> None:
     runs = make_sweep(UNEVEN, budgets=1)
-    with pytest.raises(DataError, match="1 budgets have a lowest point"):
+    with pytest.raises(DataError, match=r"needs 2 budgets .* found 1"):
         fit_isoflops(runs)
     stray = RunsTable.of(parameters=[1e7, 2e7], tokens=[1e9, 1e9], loss=[3.0, 3.0])
-    with pytest.raises(DataError, match="2 runs: they are 2 budgets of fewer than 4 sizes"):
+    with pytest.raises(DataError, match="2 runs: their budgets have fewer than 4 sizes"):
         fit_isoflops(stray)
 
 
@@ -255,12 +255,12 @@ def test_each_approach_speaks_or_says_why_not() -> None:
     few = swept.select(swept.budget < 2e18)
     refused = fit_approaches(few, few, IsoFlop(), Envelope(), rules)
     assert [one.parameters_exponent for one in refused] == [None, None]
-    assert refused[1].note.startswith("refused: isoFLOP curves: 1 budgets")
+    assert refused[1].note.startswith("refused: isoFLOP curves: a line needs 2 budgets")
 
     along = add_noise(make_training_runs(UNEVEN), 1)
     envelope, isoflop = fit_approaches(along, along, IsoFlop(), Envelope(), rules)
     assert envelope.parameters_exponent is not None
-    assert "are from before the rate decayed" in envelope.note
+    assert "precede the decay of the learning rate" in envelope.note
 
 
 def test_kaplans_laws_come_with_intervals() -> None:

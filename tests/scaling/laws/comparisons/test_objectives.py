@@ -94,7 +94,7 @@ def test_each_has_the_law_that_was_put_in_and_cheaper_tokens_allow_for_more(
         assert other.parameters * other.tokens > 1.3 * one.parameters * one.tokens
         assert one.parameters_interval is not None
     said = "\n".join(describe_objectives(found))
-    assert "Losses are of different targets and are not comparable" in said
+    assert "Losses are not, because the targets differ" in said
     assert "SpanCorruption, 36 runs" in said
 
 
@@ -193,7 +193,7 @@ def test_the_verb_writes_a_law_of_each_and_a_page(tmp_path: Path) -> None:
     page = (out / "report.html").read_text()
     plan = f"trainrig plan {out}/spans-sweep/law.json --flops"
     for words in (
-        "parameters, N*", "tokens of text, D*", "Losses are of different targets", plan
+        "parameters, N*", "tokens of text, D*", "Losses are not, because the targets differ", plan
     ):  # fmt: skip
         assert words in page
 

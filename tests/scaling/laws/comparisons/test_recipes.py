@@ -72,8 +72,9 @@ def test_a_recipe_below_the_baselines_floor_is_worth_no_multiple() -> None:
     tables = {"web": make_table(BASE, 0), "better": make_table(better, 1)}
     found = compare(tables, FEW.model_copy(update={"flops": (1e23,)}))
     assert found.differences[0].multiplier is None
-    assert "at 1e+23 FLOPs, better against web: web reaches this loss at no compute" in "\n".join(
-        describe_comparison(found)
+    assert (
+        "at 1e+23 FLOPs, better against web: web cannot reach this loss with any compute"
+        in "\n".join(describe_comparison(found))
     )
 
 

@@ -168,7 +168,7 @@ def test_draws_that_give_fit_no_interval_give_none_to_plan_predict_or_a_page() -
     assert few.no_interval == ""
     plan = make_plan(few, PlanRequest(flops=1e21), hardware.load())
     assert plan.loss_interval is not None
-    why = "12 of 113 bootstrap draws have no fit, so the others give no honest interval"
+    why = "12 of 113 bootstrap draws have no fit, so an interval of the others would be biased"
     refused = make_plan(many, PlanRequest(flops=1e21), hardware.load())
     assert refused.loss_interval is None and refused.size.parameters_interval is None
     assert all(point.low is None for point in refused.curve)

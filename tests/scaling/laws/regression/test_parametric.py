@@ -193,7 +193,7 @@ class TestChinchilla:
         ([1e7, 1e8], [1e9, 1e10], r"needs 7 runs, 3 sizes and 3 token counts; add at least 5"),
         ([1e8] * 8, np.geomspace(1e8, 1e10, 8), r"add at least 2, of N from 2.5e\+07 to 4e\+08"),
         (np.geomspace(1e7, 1e9, 8), [1e9] * 8, r"add at least 2, with D from 2.5e\+08 to 4e\+09"),
-        (np.geomspace(1e7, 1e9, 9), np.geomspace(2e8, 2e10, 9), r"lie on one ray of D/N = 20 "),
+        (np.geomspace(1e7, 1e9, 9), np.geomspace(2e8, 2e10, 9), r"lie at one ratio D/N = 20 "),
         (np.geomspace(1e7, 1e9, 9), np.geomspace(1e9, 1e7, 9), r"one budget of 6e\+16 FLOPs"),
         (np.geomspace(1e7, 1e9, 9), np.geomspace(1e9, 1e10, 9), r"on one line D ~ N\^0.50"),
     ],

@@ -207,7 +207,9 @@ def _read(path: str, begin: int, rows: int, kind: np.dtype[Any]) -> NDArray[Any]
 
 
 def _build_torn_error(path: str) -> DataError:
-    return DataError(f"{path}: the file is torn; delete it and its pass's records, and run again")
+    return DataError(
+        f"{path}: the file is truncated; delete it and the records of its pass, and run again"
+    )
 
 
 @compile_nogil

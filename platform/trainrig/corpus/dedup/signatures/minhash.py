@@ -80,7 +80,7 @@ class MinHash(Settings):
         needed = self.bands * self.rows
         if needed > self.permutations:
             raise ValueError(
-                f"{self.bands} bands of {self.rows} rows take {needed} permutations, more than "
+                f"{self.bands} bands of {self.rows} rows need {needed} permutations, more than "
                 f"{self.permutations}; set permutations = {needed}, or leave bands and rows out"
             )
         found = self.compute_candidate_probability(self.threshold)

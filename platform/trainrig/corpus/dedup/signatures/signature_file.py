@@ -71,12 +71,18 @@ def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDA
         try:
             there = pa.ipc.open_file(source).schema
             if (there.metadata or {}).get(_FORMAT_KEY) != FORMAT:
-                raise DataError(f"{path}: no signatures of this format; sign its documents again")
+                raise DataError(
+                    f"{path}: not a signature file of this format; delete it to compute the "
+                    "signatures again"
+                )
             fields = [there.get_field_index(_COLUMNS[name]) for name in wanted]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             batch = pa.ipc.open_file(source, options=options).get_batch(0)
         except pa.ArrowInvalid:
-            raise DataError(f"{path}: no signatures, or torn; sign its documents again") from None
+            raise DataError(
+                f"{path}: not a signature file, or truncated; delete it to compute the "
+                "signatures again"
+            ) from None
         return {name: _convert_to_numpy(batch.column(_COLUMNS[name])) for name in wanted}
 
 

@@ -23,25 +23,29 @@ def render_classifier_page(facts: Mapping[str, Any]) -> str:
         title="Classifier of texts",
         verdict=_build_verdict(facts, half),
         figures=(
-            KeyFigure("area under the curve", f"{facts['auc']:.4f}", "", "1 is without error"),
+            KeyFigure("area under the curve", f"{facts['auc']:.4f}", "", "1 is perfect"),
             KeyFigure("precision", f"{half['precision']:.3f}", "", "at a probability of 0.5"),
             KeyFigure("recall", f"{half['recall']:.3f}", "", "at a probability of 0.5"),
             KeyFigure(
-                "learnt from", f"{learnt:,}", "texts", f"{facts['measured_texts']:,} measured"
+                "trained on",
+                f"{learnt:,}",
+                "texts",
+                f"{facts['measured_texts']:,} held out to measure",
             ),
         ),
         sections=(
             Section("reliability", "Calibration", (build_reliability_chart(facts),)),
-            Section("thresholds", "What a threshold keeps", (_build_threshold_table(facts),)),
+            Section("thresholds", "Texts kept by each threshold", (_build_threshold_table(facts),)),
         ),
         commands=(
             report.PageCommand(
-                "trainrig curate RUN.toml", "Score documents with it: a `Classifier` in `scorers`"
+                "trainrig curate RUN.toml",
+                "Score documents with this classifier: add a `Classifier` to `scorers`",
             ),
         ),
         provenance={
             "Texts": {
-                name: f"{facts[name]['learnt']:,} learnt from, {facts[name]['held_out']:,} held out"
+                name: f"{facts[name]['learnt']:,} trained on, {facts[name]['held_out']:,} held out"
                 for name in ("positives", "negatives")
             },
             "Files": {"report.json": "all numbers of this page"},
@@ -52,15 +56,16 @@ def render_classifier_page(facts: Mapping[str, Any]) -> str:
 
 def _build_verdict(facts: Mapping[str, Any], half: Mapping[str, float]) -> Verdict:
     sentence = (
-        f"Of {facts['measured_texts']:,} texts that it did not learn from, it keeps "
-        f"{half['recall']:.1%} of the wanted ones at 0.5, and {half['precision']:.1%} of what it "
-        "keeps is wanted."
+        f"On {facts['measured_texts']:,} held-out texts and at a threshold of 0.5, the "
+        f"classifier keeps {half['recall']:.1%} of the wanted texts, and {half['precision']:.1%} "
+        "of the texts that it keeps are wanted."
     )
     if facts["auc"] >= LEAST_AREA:
         return Verdict(sentence)
     warning = (
-        f"The classifier hardly separates the two (an area of {facts['auc']:.3f}; 0.5 is chance): "
-        "train it on more texts, or on texts that differ in their words."
+        "The classifier hardly separates wanted from other texts (area under the curve "
+        f"{facts['auc']:.3f}; 0.5 is chance). Train it on more texts, or on texts that differ in "
+        "their words."
     )
     return Verdict(sentence, "warning", (warning,))
 
@@ -70,11 +75,13 @@ def build_reliability_chart(facts: Mapping[str, Any]) -> Chart:
     curve = facts["reliability"]
     gap = sum(row["texts"] * abs(row["predicted"] - row["observed"]) for row in curve)
     return Chart(
-        f"Probabilities are {gap / facts['measured_texts']:.3f} off on average",
+        f"Predicted probabilities are off by {gap / facts['measured_texts']:.3f} on average",
         figures.draw(partial(plot_reliability, curve=curve), HEIGHT),
-        label="Line of the share of wanted texts over the predicted probability, and the diagonal.",
+        label="Share of wanted texts against the predicted probability, with the diagonal of "
+        "perfect calibration.",
         caption=f"n = {facts['measured_texts']:,} texts used neither for training nor for "
-        "calibration, by tenths of the probability. On the diagonal, predictions are calibrated.",
+        "calibration, by tenths of the probability. On the diagonal, predicted probabilities "
+        "are right.",
         table=ReportTable(
             "The reliability curve",
             ("predicted", "observed", "texts"),
@@ -96,7 +103,7 @@ def plot_reliability(ax: Axes, curve: list[dict[str, float]]) -> Axes:
 def _build_threshold_table(facts: Mapping[str, Any]) -> ReportTable:
     rows = facts["thresholds"]
     return ReportTable(
-        "Texts with at least this probability, of those measured",
+        "Held-out texts with at least this probability",
         ("least", "precision", "recall", "share kept"),
         tuple((row["least"], row["precision"], row["recall"], row["kept"]) for row in rows),
     )

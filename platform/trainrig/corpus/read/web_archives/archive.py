@@ -190,7 +190,7 @@ class _PackedArchive(_Archive):
             return self.find(at + 1)
         following, reason = self.find_next_start()
         if reason and at >= begin:
-            yield Unreadable(f"{self.name}: behind the record at byte {at}", reason)
+            yield Unreadable(f"{self.name}: after the record at byte {at}", reason)
         return following
 
     def find_next_start(self) -> tuple[_Start, str | None]:

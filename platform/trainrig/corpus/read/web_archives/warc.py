@@ -120,7 +120,9 @@ def _record(page: RawPage) -> bytes:
         if value != value.strip() or not value.replace(" ", "_").isprintable():
             raise DataError(f"{page.url!r}: the {name} {value!r} does not fit a WARC header line")
     if page.charset and not page.content_type:
-        raise DataError(f"{page.url!r}: a charset ({page.charset}) without a content type")
+        raise DataError(
+            f"{page.url!r}: the page has a charset ({page.charset}), but no content type"
+        )
     head = ["HTTP/1.1 200 OK", f"Content-Length: {len(page.body)}"]
     if stated:
         head.append(f"Content-Type: {stated}")

@@ -124,7 +124,7 @@ def fit_approaches(
     def by_envelope() -> Approach:
         line, fit = fit_envelope_line(along, envelope, rules)
         undecayed = int((along.state == "along").sum())
-        mixed = f"{undecayed} points are from before the rate decayed; " if undecayed else ""
+        mixed = f"{undecayed} points precede the decay of the learning rate; " if undecayed else ""
         return line.build_approach("envelope", mixed + _list_refused(fit.refused))
 
     def by_isoflop() -> Approach:
@@ -177,7 +177,7 @@ def fit_optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
     Raises DataError if there are fewer than three.
     """
     if len(runs) < LEAST_OPTIMA:
-        raise DataError(f"{len(runs)} optima: a line with an interval needs {LEAST_OPTIMA}")
+        raise DataError(f"a line with an interval needs {LEAST_OPTIMA} optima, found {len(runs)}")
 
     def line(drawn: RunsTable) -> list[float]:
         law = fit_power(drawn.flops, drawn.parameters)

@@ -80,13 +80,15 @@ def fit_isoflops(runs: RunsTable, settings: IsoFlop | None = None) -> IsoFlopFit
             flops = float(np.median(runs.flops_6nd[rows]))
             refused.append(LeftOut(name=f"budget {flops:.3g}", reason=found))
     if stray:
-        reason = f"they are {len(stray)} budgets of fewer than {LEAST_SIZES} sizes"
-        refused.append(LeftOut(name=f"{sum(stray)} runs", reason=reason))
+        reason = f"their budgets have fewer than {LEAST_SIZES} sizes"
+        refused.append(
+            LeftOut(name=f"{sum(stray)} {'run' if sum(stray) == 1 else 'runs'}", reason=reason)
+        )
     if len(bowls) < LEAST_BUDGETS:
         why = "; ".join(f"{one.name}: {one.reason}" for one in refused[:3])
         raise DataError(
-            f"isoFLOP curves: {len(bowls)} budgets have a lowest point between their sizes, but a "
-            f"line needs {LEAST_BUDGETS}" + (f" ({why})" if why else "")
+            f"isoFLOP curves: a line needs {LEAST_BUDGETS} budgets with a minimum between their "
+            f"sizes, found {len(bowls)}" + (f" ({why})" if why else "")
         )
     at = np.array([bowl.flops for bowl in bowls])
     return IsoFlopFit(
@@ -194,11 +196,11 @@ def _fit_bowl(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Bowl | str:
     middle = x.mean()
     curvature, slope, offset = np.polyfit(x - middle, runs.loss[rows], 2)
     if curvature <= 0:
-        return "its losses make no bowl: the parabola opens downward"
+        return "its losses have no minimum: the parabola opens downward"
     bottom = -slope / (2 * curvature)
     best = float(np.exp(middle + bottom))
     if not x.min() < middle + bottom < x.max():
-        return f"no minimum inside: the parabola's lowest point, {best:.3g}, is beyond its sizes"
+        return f"no minimum inside: the parabola's minimum, {best:.3g}, is outside its sizes"
     return Bowl(
         flops=flops,
         parameters=best,

@@ -216,15 +216,15 @@ def _predict_scores(laws: Sequence[Law], optima: Sequence[BestDivision]) -> Iter
 def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
     """Yield the lines of a text summary of the comparison."""
     yield (
-        "objectives at equal compute, counted exactly, by the parametric law of each; "
-        f"tokenizer {found.tokenizer}. {NOT_COMPARED}"
+        "objectives at equal compute, counted exactly, by a parametric law for each; tokenizer "
+        f"{found.tokenizer}. {NOT_COMPARED}"
     )
     for law in found.objectives:
         f = law.form
         low, high = law.flops_of_six_n_d
         halve = f"{law.compute_to_halve:.3g}x {law.compute_to_halve_interval or ''}".rstrip()
         yield (
-            f"{law.name}: {name_objective(law.objective)}, {law.runs} runs, {low:.2f} to "
+            f"{law.name}: {name_objective(law.objective)}, {law.runs} runs, compute {low:.2f} to "
             f"{high:.2f} of 6ND; E {f.E:.4g}, alpha {f.alpha:.3g}, beta {f.beta:.3g}; N* ~ "
             f"C^{law.parameters_exponent:.2f}, D* ~ C^{law.tokens_exponent:.2f}; {halve} the "
             "compute halves the loss above E"
@@ -247,6 +247,6 @@ def describe_objectives(found: ObjectiveComparison) -> Iterator[str]:
 
 
 NOT_COMPARED = (
-    "Comparable: sizes, tokens, their growth, the compute that halves the loss above E, and scores "
-    "on shared tasks. Losses are of different targets and are not comparable"
+    "Sizes, tokens, their growth, the compute that halves the loss above E, and scores on shared "
+    "tasks are comparable. Losses are not, because the targets differ"
 )

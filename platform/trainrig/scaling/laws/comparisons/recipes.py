@@ -159,11 +159,9 @@ def compare(tables: Mapping[str, RunsTable], settings: RecipeFit) -> Comparison:
 def describe_comparison(found: Comparison) -> Iterator[str]:
     """Yield the lines of a text summary of the comparison."""
     base, *_ = found.recipes
-    exponents = (
-        "one pair of exponents for all" if found.share == "exponents" else "separate exponents"
-    )
+    exponents = "shared exponents" if found.share == "exponents" else "separate exponents"
     yield (
-        f"recipes by the parametric law, {exponents} (AIC of sharing "
+        f"recipes by the parametric law, {exponents} (AIC of sharing them "
         f"{found.criterion_of_sharing:+.1f}), losses in nats per token, tokenizer "
         f"{found.tokenizer}; baseline {base.name}"
     )
@@ -183,7 +181,7 @@ def describe_comparison(found: Comparison) -> Iterator[str]:
 def _describe_difference(difference: Difference, baseline: str) -> str:
     loss = f"{difference.loss.value:+.4f} nats per token {difference.loss.bootstrap or ''}".rstrip()
     if difference.multiplier is None:
-        worth = f"{baseline} reaches this loss at no compute"
+        worth = f"{baseline} cannot reach this loss with any compute"
     else:
         worth = (
             f"worth {difference.multiplier.value:.3g}x compute "

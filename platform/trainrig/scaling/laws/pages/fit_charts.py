@@ -40,11 +40,11 @@ def chart_agreement(law: Law, runs: RunsTable) -> Chart:
     said = np.array([row.predicted for row in kept.rows] if kept else [])
     error = np.abs(predicted / runs.loss - 1)
     fitted = Agreement(predicted, runs.loss)
-    title = f"Error of the law: {np.median(error):.2%} at the median, {error.max():.1%} at most"
+    title = f"The median error of the law is {np.median(error):.2%}, the largest {error.max():.1%}"
     caption = f"n = {len(runs):,} runs, predicted by the law."
     if kept is not None:
-        title += f"; {kept.mean_absolute_error:.2%} on average on held-out runs"
-        caption += f" Diamonds: {kept.rule}, predicted by a fit to the others."
+        title += f"; {kept.mean_absolute_error:.2%} on average for held-out runs"
+        caption += f" Diamonds: {kept.rule}, predicted by a fit to the other runs."
     return Chart(
         title,
         figures.draw(
@@ -55,7 +55,7 @@ def chart_agreement(law: Law, runs: RunsTable) -> Chart:
             ),
             330,
         ),
-        label="Predicted against measured loss of each run.",
+        label="Measured loss of each run against its predicted loss.",
         caption=caption,
         table=_build_table(
             "Losses, nats per token",
@@ -88,14 +88,14 @@ def _chart_residual(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
     least, most = np.quantile(fitted.size, (0.2, 0.8))
     few = fitted.error[fitted.size <= least].mean()
     many = fitted.error[fitted.size >= most].mean()
-    title = f"Mean error {few:+.2%} where {unit} are fewest, {many:+.2%} where they are most"
+    title = f"Mean error {few:+.2%} for the fewest {unit}, {many:+.2%} for the most"
     rows = zip(fitted.size.tolist(), (100 * fitted.error).tolist(), strict=True)
     return Chart(
         title,
         figures.draw(partial(plot_residuals, fitted=fitted, unit=unit, held_out=held_out), 240),
         label=f"Relative errors of the runs against {unit}.",
-        caption=f"n = {len(fitted.size):,} runs. The title has the means of the fifth of runs at "
-        "either end; a trend shows what the form cannot express.",
+        caption=f"n = {len(fitted.size):,} runs. The title compares the fifths of the runs at both "
+        "ends. A trend shows an effect that the form cannot express.",
         table=_build_table("Errors", (unit, "predicted above measured, %"), list(rows)),
     )
 
@@ -134,21 +134,21 @@ def _chart_optimum(law: Law, found: Band, quantity: str, others: Sequence[OtherW
         for i in few
     ]
     return Chart(
-        f"The best {quantity} grow as compute to the power {slope:.3f}",
+        f"Compute-optimal {quantity} grow as compute to the power {slope:.3f}",
         figures.draw(
             partial(
                 plot_optimum,
                 band=found,
-                quantity=f"best {quantity}",
+                quantity=f"compute-optimal {quantity}",
                 others=others,
                 fitted=(span.least, span.greatest),
             ),
             300,
         ),
-        label=f"The best {quantity} against compute, with a band.",
-        caption=f"Shaded: the computes of the runs, {format_power(span.least)} to "
-        f"{format_power(span.greatest)} FLOPs; beyond, the law extrapolates.{sure}",
-        table=_build_table(f"Best {quantity}", ("FLOPs", quantity, "low", "high"), rows),
+        label=f"Compute-optimal {quantity} against compute, with a band.",
+        caption=f"Shaded: the compute of the runs, {format_power(span.least)} to "
+        f"{format_power(span.greatest)} FLOPs. Outside, the law extrapolates.{sure}",
+        table=_build_table(f"Compute-optimal {quantity}", ("FLOPs", quantity, "low", "high"), rows),
     )
 
 
@@ -161,7 +161,7 @@ def _collect_other_ways(
         found.append(OtherWay("parabolas", flops, line.coefficient * flops**line.exponent))
         at = np.array([bowl.flops for bowl in isoflop.bowls])
         lowest = np.array([getattr(bowl, quantity) for bowl in isoflop.bowls])
-        found.append(OtherWay("their lowest points", at, lowest, points=True))
+        found.append(OtherWay("minima of the parabolas", at, lowest, points=True))
     if envelope is not None:
         line = getattr(envelope, quantity)
         found.append(OtherWay("envelope", flops, line.coefficient * flops**line.exponent))
@@ -178,8 +178,8 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
     best = law.form.compute_optimum(space_computes(law))
     ratios = runs.tokens / runs.parameters
     return Chart(
-        f"The runs lie from {format_short(ratios.min())} to {format_short(ratios.max())} "
-        "tokens per parameter",
+        f"The runs have {format_short(ratios.min())} to {format_short(ratios.max())} tokens per "
+        "parameter",
         figures.draw(
             partial(
                 plot_contours,
@@ -190,10 +190,10 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
             340,
         ),
         label="Lines of equal loss over parameters and tokens.",
-        caption=f"n = {len(runs):,} runs. Lines: loss by the law, nats per token. Where no run is "
-        "near, only the form determines the lines.",
+        caption=f"n = {len(runs):,} runs. Lines: loss by the law, nats per token. Far from the "
+        "runs, only the form determines the lines.",
         table=_build_table(
-            "The best division of each compute",
+            "Compute-optimal parameters and tokens",
             ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
             [
                 (format_power(c, 3), format_short(n), format_short(d), loss)
@@ -228,15 +228,15 @@ def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
         )
     lowest = [bowl for bowl in drawn if bowl.lowest]
     refused = len(drawn) - len(lowest)
-    title = f"{len(lowest)} budgets have their lowest loss between the sizes tried"
+    title = f"Budgets with a minimum between their sizes: {len(lowest)}"
     return Chart(
-        f"{title}, {refused} do not" if refused else title,
+        f"{title}; without: {refused}" if refused else title,
         figures.draw(partial(plot_isoflops, budgets=drawn), 320),
-        label="Loss against parameters, one parabola per budget, its lowest point marked.",
-        caption=f"n = {sum(len(b.loss) for b in drawn):,} runs of {len(drawn)} budgets (FLOPs, "
-        "written beside). Dotted: a budget without a lowest point inside, which is not fitted.",
+        label="Loss against parameters, one parabola per budget with its minimum marked.",
+        caption=f"n = {sum(len(b.loss) for b in drawn):,} runs of {len(drawn)} budgets, labelled "
+        "in FLOPs. Dotted: a budget without a minimum between its sizes, which is not fitted.",
         table=_build_table(
-            "Lowest points",
+            "Minima of the parabolas",
             ("FLOPs", "parameters", "loss (nats per token)"),
             [
                 (format_power(b.flops, 3), format_short(b.lowest[0]), b.lowest[1])
@@ -258,7 +258,7 @@ def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
     sizes = 0 if fit is None else len(np.unique(fit.best))
     title = f"{len(drawn):,} training curves"
     return Chart(
-        title if fit is None else f"{title}; {sizes} sizes are the best at some compute",
+        title if fit is None else f"{title}; {sizes} sizes are best at some compute",
         figures.draw(partial(plot_loss_curves, curves=drawn, envelope=least), 300),
         label="Loss against compute, one line per training run, with their envelope.",
         caption=f"n = {len(along):,} points of {len(drawn):,} training runs.",
@@ -296,10 +296,12 @@ def _chart_profile(name: str, profile: Profile) -> Chart:
     return Chart(
         f"{name}: {', '.join(ends)}",
         figures.draw(partial(plot_profile, profile=drawn), 200),
-        label=f"Rise of the objective as {name} is held away from its best value.",
-        caption="Below the dashed line the rise is not significant. All other constants are fitted "
-        "again at each point.",
-        table=_build_table(f"Profile of {name}", (name, "rise, 1 at the end"), list(rows)),
+        label=f"Rise of the objective for other values of {name}.",
+        caption="Values below the dashed line are within the 95% interval. All other constants are "
+        "fitted again at each point.",
+        table=_build_table(
+            f"Profile of {name}", (name, "rise (1 at the ends of the interval)"), list(rows)
+        ),
     )
 
 

@@ -87,13 +87,13 @@ def _format_sentence(law: Law) -> str:
     best = law.form.compute_optimum(ask)
     found = law.compute_interval(lambda form: float(form.compute_optimum(ask).loss))
     factor = f"{NEXT:g} times the largest run's compute"
-    chosen = f" The form: {law.choice}." if law.choice else ""
+    chosen = f" Form: {law.choice}." if law.choice else ""
     return (
         f"At {format_power(ask)} FLOPs, {factor}, {format_count(float(best.parameters))} "
-        f"parameters on {format_count(float(best.tokens))} tokens are best, with a loss of "
-        f"{format_loss(float(best.loss))}"
-        f"{'' if found is None else f' {format_interval(found)}'} nats per token."
-        f"{chosen}"
+        f"parameters on {format_count(float(best.tokens))} tokens are compute-optimal, with a "
+        "loss of "
+        f"{format_loss(float(best.loss))}{'' if found is None else f' {format_interval(found)}'} "
+        f"nats per token.{chosen}"
     )
 
 
@@ -117,7 +117,7 @@ def _build_key_figures(law: Law) -> tuple[KeyFigure, ...]:
             f"at {format_power(ask)} FLOPs; {format_interval(ratio_interval)}",
         )
     ]
-    for name, title in (("parameters_exponent", "N* grows as C to the"), ("E", "E, least loss")):
+    for name, title in (("parameters_exponent", "Exponent of N*"), ("E", "Irreducible loss E")):
         if name in law.estimates:
             estimate = law.estimates[name]
             unit = "nats per token" if name == "E" else ""
@@ -126,13 +126,13 @@ def _build_key_figures(law: Law) -> tuple[KeyFigure, ...]:
             )
     held = law.held_out
     if held is not None:
-        worst = f"{held.worst_absolute_error:.2%} at worst, n = {len(held.rows)}"
-        figures.append(KeyFigure("Error, held out", f"{held.mean_absolute_error:.2%}", "", worst))
+        worst = f"at most {held.worst_absolute_error:.2%}, n = {len(held.rows)}"
+        figures.append(KeyFigure("Held-out error", f"{held.mean_absolute_error:.2%}", "", worst))
     fit = law.fit
     if fit is not None:
         figures += [
             KeyFigure(
-                "Starts that agree",
+                "Starts at the minimum",
                 f"{fit.starts_that_agree:.0%}",
                 f"of {fit.starts}",
                 f"gradient norm {fit.gradient_norm:.1e}",
@@ -157,11 +157,14 @@ def _build_constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]
         for name, estimate in law.estimates.items()
     )
     table = ReportTable(
-        "Constants; 95% by bootstrap and by profile, standard error by bootstrap",
+        (
+            "Constants with 95% intervals by bootstrap and by profile, and standard errors by "
+            "bootstrap"
+        ),
         ("constant", "value", "bootstrap low", "high", "profile low", "high", "standard error"),
         rows,
     )
-    chosen = f" Chosen: {law.choice}." if law.choice else ""
+    chosen = f" Form: {law.choice}." if law.choice else ""
     text = Text(
         f"{format_formula(law.form)}, N {law.parameters_count}, losses in {law.loss_unit}.{chosen}"
     )
@@ -189,7 +192,7 @@ def _chart_frontier(
 
 def _build_approaches(law: Law) -> tuple[ReportTable | Text, ...]:
     approaches = ReportTable(
-        "N* and D* against compute, by each approach; 95% by bootstrap",
+        "Exponents of N* and D* by approach, with 95% intervals by bootstrap",
         ("approach", "N* ~ C^", "low", "high", "D* ~ C^", "low", "high"),
         tuple(
             (
@@ -201,8 +204,8 @@ def _build_approaches(law: Law) -> tuple[ReportTable | Text, ...]:
         ),
     )
     forms = ReportTable(
-        "Forms, fitted to the same rows",
-        ("form", "objective", "held-out error", "criterion, above the best"),
+        "Forms fitted to the same rows",
+        ("form", "objective", "held-out error", "AIC above the lowest"),
         tuple(
             (
                 compared.form.kind,
@@ -274,13 +277,13 @@ def _build_rows(law: Law) -> tuple[ReportTable | Text, ...]:
     if left_out:
         blocks.append(
             ReportTable(
-                f"Left out, by rule{_describe_cut(len(left_out))}",
+                f"Rows left out by a rule{_describe_cut(len(left_out))}",
                 ("row", "reason"),
                 tuple((row.name, row.reason) for row in left_out[:LISTED]),
             )
         )
     else:
-        blocks.append(Text("No row was left out."))
+        blocks.append(Text("All rows were fitted."))
     return tuple(blocks)
 
 
@@ -292,12 +295,12 @@ def _list_commands(law: Law, folder: str) -> tuple[report.PageCommand, ...]:
     ask = format_power(_compute_asked_flops(law))
     return (
         report.PageCommand(
-            f"trainrig plan {folder}/{LAW_FILE} --flops {ask}", "Plan a run of that compute"
+            f"trainrig plan {folder}/{LAW_FILE} --flops {ask}", "Plan a run with this compute"
         ),
         report.PageCommand(
             f"trainrig plan {folder}/{LAW_FILE} --flops {ask} "
             "--out RUN.toml --tokens-folder TOKENS",
-            "Write the run file that pretrain accepts",
+            "Write a run file for pretrain",
         ),
     )
 

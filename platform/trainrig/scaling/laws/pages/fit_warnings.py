@@ -32,15 +32,16 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
         )
     if fit is not None and fit.starts_that_agree < FEW_AGREE:
         found.append(
-            f"{fit.starts_that_agree:.0%} of {fit.starts} starts ended at the best minimum: "
-            "a better minimum may have been missed."
+            f"Only {fit.starts_that_agree:.0%} of {fit.starts} starts ended at the best minimum, "
+            "so a better minimum may exist."
         )
     if fit is not None and fit.gradient_norm > STEEP:
         found.append(f"The search did not converge: gradient norm {fit.gradient_norm:.1e}.")
     asked = len(law.draws) + (fit.draws_failed if fit else 0)
     if fit is not None and fit.draws_failed > FAILED * asked:
         found.append(
-            f"{fit.draws_failed} of {asked} bootstrap draws have no fit: intervals are too narrow."
+            f"{fit.draws_failed} of {asked} bootstrap draws have no fit, so the intervals are "
+            "too narrow."
         )
     found += [
         f"The bootstrap interval of {name}, {format_interval(estimate.bootstrap)}, does not "
@@ -70,7 +71,7 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
         best = min(known, key=lambda compared: compared.held_out_error or 0.0)
         found.append(
             f"The form {best.form.kind} predicts the held-out runs better: its mean error is "
-            f"{best.held_out_error:.2%}, this form's {own.held_out_error:.2%}."
+            f"{best.held_out_error:.2%}, the error of this form is {own.held_out_error:.2%}."
         )
     better = _find_better_form(law)
     if better:
@@ -111,8 +112,8 @@ def _find_disagreements(law: Law) -> list[str]:
             low or 0
         ):
             found.append(
-                f"By the {approach.name}, N* grows as C^{exponent.value:.3f} "
-                f"{format_interval(exponent.bootstrap)}, by the law as C^{own.value:.3f} "
-                f"{format_interval(own.bootstrap)}: the intervals do not overlap."
+                f"N* grows as C^{exponent.value:.3f} {format_interval(exponent.bootstrap)} by "
+                f"the {approach.name} approach, but as C^{own.value:.3f} "
+                f"{format_interval(own.bootstrap)} by the law: the intervals do not overlap."
             )
     return found

@@ -40,7 +40,7 @@ def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequenc
             report.PageCommand(
                 f"trainrig plan {storage.join(folder, fitted.law.name, LAW_FILE)} --flops "
                 f"{format_power(found.flops[-1])}",
-                f"Plan a run of {fitted.law.name}; FLOPs are by 6ND there",
+                f"Plan a run of {fitted.law.name}; the plan counts FLOPs as 6ND",
             )
             for fitted in fits
         ),
@@ -66,7 +66,7 @@ def _format_sentence(found: ObjectiveComparison) -> str:
         f"{format_count(objective.optima[-1].tokens)} tokens"
         for objective in found.objectives
     )
-    return f"Best at {format_power(found.flops[-1])} FLOPs, counted exactly: {best}."
+    return f"Compute-optimal at {format_power(found.flops[-1])} FLOPs, counted exactly: {best}."
 
 
 def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
@@ -105,16 +105,20 @@ def _build_best_divisions(
         )
         charts.append(
             Chart(
-                f"{quantity}: over {computes[-1] / computes[0]:.3g} times the compute {drawn}",
+                (
+                    f"{quantity}, from the lowest to {computes[-1] / computes[0]:.3g} times the "
+                    f"compute: {drawn}"
+                ),
                 figures.draw(partial(plot_objectives, objectives=curves, quantity=quantity), 300),
-                label=f"{quantity} that is best, against compute, a line for each objective.",
-                caption=f"By each objective's law, over the compute that all sweeps share, among "
-                f"sizes in each sweep's range. The first {len(COLOURS)} objectives are drawn.",
+                label=f"Compute-optimal {quantity} against compute, one line per objective.",
+                caption="Optima by the law of each objective, for compute that all sweeps share "
+                f"and sizes in the range of each sweep. The chart shows the first {len(COLOURS)} "
+                "objectives.",
                 table=ReportTable("Best", ("FLOPs", *(c.name for c in curves)), tuple(rows)),
             )
         )
     table = ReportTable(
-        "Best division of one compute",
+        "Compute-optimal sizes and tokens",
         ("FLOPs", "objective", "parameters", "95%", "tokens of text", "at end of range"),
         tuple(
             (
@@ -128,7 +132,8 @@ def _build_best_divisions(
         ),
     )  # fmt: skip
     tasks = ReportTable(
-        f"Shared tasks, after the best run of {format_power(found.flops[-1])} FLOPs",
+        ("Scores of shared tasks after the compute-optimal run of "
+            f"{format_power(found.flops[-1])} FLOPs"),
         ("task", "objective", "FLOPs by 6ND", "score", "95%"),
         tuple(
             (
@@ -156,9 +161,9 @@ def _build_laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
         ),
     )  # fmt: skip
     own = ReportTable(
-        "Not comparable between objectives, only along a row: exact compute over 6ND, "
-        "the law's constants, and the loss at the greatest compute",
-        ("objective", "trained for", "runs", "of 6ND", "E", "alpha", "beta", "own loss"),
+        "Not comparable between objectives: exact compute over 6ND, the constants of the law, "
+        "and the loss at the largest compute",
+        ("objective", "kind", "runs", "of 6ND", "E", "alpha", "beta", "own loss"),
         tuple(
             (
                 objective.name, name_objective(objective.objective), objective.runs,

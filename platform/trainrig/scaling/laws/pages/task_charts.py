@@ -39,9 +39,9 @@ def _chart_task(task: TaskLaw, runs: RunsTable) -> Chart:
         form.compute_score(flops).tolist(), strict=True,
     )  # fmt: skip
     return Chart(
-        f"{task.task}: {float(form.compute_score(ask)):.3f} "
-        f"{format_interval(task.compute_interval(ask))} "
-        f"is expected at {format_power(ask)} FLOPs, 10 times the largest run's",
+        f"{task.task}: expected score {float(form.compute_score(ask)):.3f} "
+        f"{format_interval(task.compute_interval(ask))} at {format_power(ask)} FLOPs, 10 times "
+        "the largest run",
         figures.draw(
             partial(
                 plot_task_scores,
@@ -52,13 +52,14 @@ def _chart_task(task: TaskLaw, runs: RunsTable) -> Chart:
             300,
         ),
         label=f"Score of {task.task} against compute, with the law and its band.",
-        caption=f"n = {task.runs} runs, with standard errors of their scores. Right answers lose "
-        f"{form.E:.3g} + {form.A:.3g} (C/{format_power(form.unit)})^-{form.alpha:.3g} nats per "
-        f"byte; the score is half-way to 1 at {form.middle:.3g}. The band holds {LEVEL:.0%} of "
-        f"{len(task.draws):,} bootstrap draws of the expected score.",
+        caption=f"n = {task.runs} runs, with standard errors of their scores. The loss of right "
+        f"answers is {form.E:.3g} + {form.A:.3g} "
+        f"(C/{format_power(form.unit)})^-{form.alpha:.3g} nats per byte. The score is "
+        f"half-way from chance to 1 at a loss of {form.middle:.3g}. The band contains "
+        f"{LEVEL:.0%} of {len(task.draws):,} bootstrap draws of the expected score.",
         table=ReportTable(
             "Runs",
-            ("run", "FLOPs", "nats per byte, right answers", "score", "by the law"),
+            ("run", "FLOPs", "loss of right answers, nats per byte", "score", "predicted score"),
             tuple(rows),
         ),
     )

@@ -47,7 +47,7 @@ def check_spread(runs: RunsTable, form: str, constants: int) -> None:
     if factor < LEAST_FACTOR:
         raise DataError(
             f"all {len(runs)} runs lie {_describe_ray(runs, slope)} (within a factor {factor:.3g}),"
-            f" where {form} cannot separate the effects of parameters and tokens; add runs off it,"
+            f" where {form} cannot separate the effects of parameters and tokens; add others,"
             " such as the same sizes with a quarter and four times the tokens"
         )
 
@@ -71,9 +71,9 @@ def _fit_line(log_n: Array, log_d: Array) -> tuple[float, float]:
 
 def _describe_ray(runs: RunsTable, slope: float) -> str:
     if abs(slope - 1) < 0.1:
-        return f"on one ray of D/N = {np.median(runs.tokens / runs.parameters):.3g}"
+        return f"at one ratio D/N = {np.median(runs.tokens / runs.parameters):.3g}"
     if abs(slope + 1) < 0.1:
-        return f"on one budget of {np.median(6 * runs.parameters * runs.tokens):.3g} FLOPs"
+        return f"at one budget of {np.median(6 * runs.parameters * runs.tokens):.3g} FLOPs"
     return f"on one line D ~ N^{slope:.2f}"
 
 
