@@ -84,7 +84,7 @@ def test_a_scorecard_of_an_encoder_has_its_accuracy(run):
 def test_an_encoder_is_not_asked_what_it_cannot_say(run, tokens, model, tmp_path):
     with pytest.raises(ConfigError, match="is an encoder, which goes on from no text"):
         OpenedModel.load(run.model_copy(update={"tasks": (TaskChoice(task="piqa"),)}))
-    with pytest.raises(DataError, match="an encoder, which reads whole texts"):
+    with pytest.raises(DataError, match="an encoder, which does not continue"):
         TextGenerator.open(run.checkpoint)
     encoder = Encoder.load(tokens)  # has no mask token
     write_model(str(tmp_path / "plain"), CONFIG, encoder.text, model.state_dict())

@@ -283,7 +283,9 @@ def test_who_asks_an_untuned_model_is_told_that_it_is_none(without_ray, make_run
     pretrained = make_run(tmp_path / "pretrained", training={"steps": 3})
     pretrain(pretrained)
     said = asked(pretrained.output, capsys).err
-    assert said.startswith(f"trainrig: {pretrained.output}: not tuned on conversations, so expect")
+    assert said.startswith(
+        f"trainrig: {pretrained.output}: the model is not fine-tuned on conversations"
+    )
     assert said.count("\n") == 1
 
 

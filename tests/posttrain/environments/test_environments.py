@@ -88,7 +88,7 @@ def test_episodes_know_nothing_of_each_other(source: str) -> None:
     [
         ("raise", "raised", "ValueError: no (line 12 of environment.py)"),
         ("nan", "not_finite", "the reward of a step is nan"),
-        ("short", "raised", "step gave 'only this', no (observation, reward, done)"),
+        ("short", "raised", "step returned 'only this', not (observation, reward, done)"),
     ],
 )
 def test_what_a_step_does_wrong_is_a_fault(text: str, kind: str, detail: str, source: str) -> None:

@@ -53,9 +53,9 @@ def test_what_a_function_does_wrong_is_a_fault_and_the_rest_goes_on(source: str)
     assert [each.kind for each in faults if isinstance(each, Fault)] == ["raised"] * 4
     told = [each.detail for each in faults if isinstance(each, Fault)]
     assert told[0] == "KeyError: 'what is this' (line 7 of rewards.py)"
-    assert "gave 'many', no number" in told[1]
+    assert "returned 'many', which is not a number" in told[1]
     assert told[2] == "SystemExit: 3 (line 12 of rewards.py)"
-    assert told[3] == "its process ended, with exit code 4"
+    assert told[3] == "ended with exit code 4"
 
 
 def test_faults_are_counted_and_told(source: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,11 +105,11 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(
 
 def test_a_place_is_a_file_or_a_module(source: str) -> None:
     for given in ({}, {"file": source, "module": "os"}):
-        with pytest.raises(ValueError, match="file, module: give one of the two"):
+        with pytest.raises(ValueError, match="file, module: give exactly one"):
             PythonFunction.model_validate(given)
     with pytest.raises(ConfigError, match=r"nowhere\.py: no such file"):
         PythonFunction(file="nowhere.py").hash_inputs()
-    with pytest.raises(ConfigError, match="no package 'no_such' is installed here"):
+    with pytest.raises(ConfigError, match="'no_such' is not installed"):
         PythonFunction(module="no_such.rewards").hash_inputs()
 
 

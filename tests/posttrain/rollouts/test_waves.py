@@ -196,7 +196,7 @@ def test_a_run_that_is_killed_goes_on_with_the_waves_and_draws_the_same(
     ("changes", "said"),
     [
         ({"rollouts": {"waves": 2, "redraws": 1}}, "waves and redraws: both replace prompts"),
-        ({"rollouts": {"waves": 2, "lag": 1}}, "waves and lag: how many waves"),
+        ({"rollouts": {"waves": 2, "lag": 1}}, "waves and lag: with a lag"),
         ({"rollouts": {"waves": 2}, "training": {"spikes": {}}}, r"rollouts.waves and training.sp"),
         ({"rollouts": {"waves": 2, "samples": 1, "micro_batch": 4}}, "compares the completions"),
         (
@@ -204,7 +204,7 @@ def test_a_run_that_is_killed_goes_on_with_the_waves_and_draws_the_same(
                 "rollouts": {"waves": 2, "samples": 1, "micro_batch": 4},
                 "objective": {"kind": "PPO"},
             },
-            "rollouts.waves: a single completion is never worth the same",
+            "rollouts.waves: a single completion has no other",
         ),
     ],
 )

@@ -70,8 +70,8 @@ def test_a_prompt_that_does_not_fit_is_refused(vllm, fresh):
     ("arguments", "told"),
     [
         (["--prompts", "{rows}", "--out", "{out}"], "--engine vllm: the package vllm can't be"),
-        (["--prompt", "the sea"], "it answers a file of prompts"),
-        (["--prompts", "{rows}", "--out", "{out}", "--workers", "2"], "and no --workers"),
+        (["--prompt", "the sea"], "vLLM answers a file of prompts"),
+        (["--prompts", "{rows}", "--out", "{out}", "--workers", "2"], "leave --workers out"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(arguments, told, fresh, tmp_path, capsys, monkeypatch):

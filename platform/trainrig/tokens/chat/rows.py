@@ -38,7 +38,7 @@ from trainrig.tokens.chat.messages import (
     adapt_roles,
     parse_messages,
 )
-from trainrig.tokens.chat.unread_fields import NULLS, find_unread, has_nulls_inside
+from trainrig.tokens.chat.unread_fields import NULLS, contains_inner_nulls, find_unread
 from trainrig.tokens.documents.formats import find_value
 from trainrig.tokens.shards.shard_files import RowKind
 
@@ -138,7 +138,7 @@ def parse_example(
                 "no_answer", "no turn of the assistant with text and a weight: nothing to train on"
             )
     unread = find_unread(row, there, columns)
-    if parquet and has_nulls_inside(whole):
+    if parquet and contains_inner_nulls(whole):
         unread = (*unread, NULLS)
     return replace(example, unread=unread)
 
