@@ -55,7 +55,7 @@ def test_what_a_function_does_wrong_is_a_fault_and_the_rest_goes_on(source: str)
     assert told[0] == "KeyError: 'what is this' (line 7 of rewards.py)"
     assert "returned 'many', which is not a number" in told[1]
     assert told[2] == "SystemExit: 3 (line 12 of rewards.py)"
-    assert told[3] == "ended with exit code 4"
+    assert told[3] == "the process of the code ended with exit code 4"
 
 
 def test_faults_are_counted_and_told(source: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,7 +63,7 @@ def test_faults_are_counted_and_told(source: str, caplog: pytest.LogCaptureFixtu
     scores = build_rewards([part]).score([completion(t) for t in ("abc", "nan", "raise")])
     assert scores.totals == (1.5, -1.0, -1.0)
     assert scores.faults == {"mine/not_finite": 1, "mine/raised": 1}
-    assert "reward 'mine': 2 of 3 without a score" in caplog.text
+    assert "reward 'mine': 2 of 3 completions have no score" in caplog.text
     with pytest.raises(DataError, match="'mine' scored none of 2 completions"):
         build_rewards([part]).score([completion("raise", "p"), completion("raise", "q")])
 
@@ -86,8 +86,8 @@ def test_it_ends_with_whoever_asked(source: str) -> None:
 @pytest.mark.parametrize(
     ("text", "function", "said"),
     [
-        ("def other(): pass", "reward", "no 'reward'; it has other"),
-        ("reward = 3", "reward", "no 'reward'; it has none"),
+        ("def other(): pass", "reward", "no 'reward'; the code defines other"),
+        ("reward = 3", "reward", "no 'reward'; the code defines none"),
         ("def reward(:", "reward", "SyntaxError: invalid syntax"),
         ("import no_such_package_of_mine", "reward", "No module named 'no_such_package_of_mine'"),
     ],

@@ -32,7 +32,7 @@ def test_one_bad_row_is_counted_and_ends_nothing(caplog: pytest.LogCaptureFixtur
     scores = rewards.score([RIGHT, completion("7", "c")])
     assert scores.totals == (2.0, -1.0)
     assert scores.faults == {"exact/no_target": 1, "numeric/no_target": 1}
-    assert "reward 'exact': 1 of 2 without a score" in caplog.text
+    assert "reward 'exact': 1 of 2 completions have no score" in caplog.text
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])

@@ -291,7 +291,7 @@ def test_rows_that_cannot_be_asked_are_left_out_and_counted(fresh, make_run, tmp
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"question": "a", "answer": "e"}) + "\n{torn\n")
     files = run.prompts.model_copy(update={"paths": (str(bad),)})
-    with pytest.raises(DataError, match=r"bad.jsonl, line 2: no JSON"):
+    with pytest.raises(DataError, match=r"bad.jsonl, line 2: not JSON"):
         read_prompt_set(files, encoder, 32)
 
 
