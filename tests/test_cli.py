@@ -428,7 +428,7 @@ def test_the_same_command_again_does_nothing_and_says_so(
     again = trainrig(verb, made.run_file(verb), "--json")
     assert again.result == made.ended[verb].result
     made_before, counts = again.err.splitlines()  # and no speed, which would be an old one
-    assert f"{again.result['output']}: made before" in made_before
+    assert f"{again.result['output']}: the output is finished" in made_before
     assert counts == made.ended[verb].err.splitlines()[-1]
     assert contents(made.at) == before
 

@@ -78,7 +78,7 @@ def test_a_stage_claims_its_folder_and_writes_the_manifest_last(folder: str) -> 
     stage = begin(folder)
     assert storage.list_files(folder) == [f"{folder}/{CLAIM}"]
     assert (stage.finished, stage.resumed) == (None, False)
-    with pytest.raises(DataError, match="its stage is not finished; run it again, it will go on"):
+    with pytest.raises(DataError, match="its stage is not finished; run it again"):
         manifest.read_manifest(folder)
     written = finish(stage)
     assert storage.list_files(folder) == [  # the scratch folder is gone
@@ -120,7 +120,7 @@ def test_a_finished_run_is_finished_when_it_runs_again(
     assert again.finished == written
     assert {path: storage.read(path) for path in storage.list_files(folder)} == before
     assert caplog.messages == [
-        f"{folder}: made before ({folder}/{MANIFEST} says so); nothing to do"
+        f"{folder}: the output is finished ({folder}/{MANIFEST}); nothing to do"
     ]
 
 
@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_under_its_own_claim(
     assert (second.finished, second.resumed) == (None, True)
     assert storage.exists(second.build_path("scratch", "split-1.json"))
     assert second.claim == first.claim
-    assert caplog.messages == [f"{folder}: begun before; going on"]
+    assert caplog.messages == [f"{folder}: continuing an earlier run"]
 
 
 def test_scratch_that_a_kill_left_beside_the_manifest_goes_with_the_next_run(out: str) -> None:
@@ -259,7 +259,7 @@ def test_tables_are_told_apart_by_what_differs() -> None:
 
 def test_another_stage_is_refused(out: str) -> None:
     begin(out)
-    with pytest.raises(OutputTaken, match=r"made by another run \(by `stack`, not `burn`\)"):
+    with pytest.raises(OutputTaken, match=r"output of another run \(by `stack`, not `burn`\)"):
         manifest.claim(out, Burning(output=out), INPUTS)
 
 
@@ -390,9 +390,7 @@ def test_a_newer_format_asks_for_an_upgrade_whatever_else_it_holds(out: str, nam
     storage.write(f"{out}/{name}", b'{"format": 2, "files": 7}')
     with pytest.raises(DataError) as caught:
         begin(out)
-    assert str(caught.value) == (
-        f"{out}/{name}: format 2, but this trainrig reads up to 1; upgrade it"
-    )
+    assert str(caught.value) == (f"{out}/{name}: has format 2, but this trainrig reads up to 1")
 
 
 def test_a_finished_folder_that_lost_a_file_is_no_input_and_no_result(folder: str) -> None:
@@ -402,7 +400,7 @@ def test_a_finished_folder_that_lost_a_file_is_no_input_and_no_result(folder: st
         with pytest.raises(DataError) as caught:
             use(folder)
         assert str(caught.value) == (
-            f"{folder}/part/a.txt: gone, though manifest.json lists it; delete {folder} and run "
+            f"{folder}/part/a.txt: missing, though manifest.json lists it; delete {folder} and run "
             "its stage again"
         )
 
@@ -422,16 +420,14 @@ def test_a_finished_folder_whose_file_was_resized_is_no_input_and_no_result(fold
 def test_a_folder_that_is_no_stages_is_no_input(folder: str) -> None:
     with pytest.raises(DataError) as caught:
         manifest.read_input(folder, "stack")
-    assert str(caught.value) == (
-        f"{folder}: no manifest.json, so no stage made it; name the folder that a stage wrote"
-    )
+    assert str(caught.value) == (f"{folder}: no manifest.json, so it is not the output of a stage")
 
 
 def test_a_folder_of_another_stage_is_no_input(out: str) -> None:
     finish(begin(out))
     with pytest.raises(DataError) as caught:
         manifest.read_input(out, "burn")
-    assert str(caught.value) == (f"{out}: made by `stack`, but the output of `burn` is wanted")
+    assert str(caught.value) == (f"{out}: is the output of `stack`, not of `burn`")
 
 
 # The environment
@@ -450,8 +446,8 @@ def test_a_change_of_versions_is_announced_and_not_refused(
     assert bool(begin(out).finished) == done
     numpy, torch = (stage.claim.environment[name] for name in ("numpy", "torch"))
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        f"{out}: begun with other versions (gone 2 → none, numpy 1.0 → {numpy}, "
-        f"torch none → {torch}): exactness is not promised"
+        f"{out}: the run began with other versions (gone 2 → none, numpy 1.0 → {numpy}, "
+        f"torch none → {torch}), so results may differ"
     ]
 
 
@@ -500,7 +496,7 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(out: str, na
     entries = json.loads(storage.read(path))
     entries["files"] = {name: {"bytes": 1, "sha256": "0"}}
     storage.write(path, json.dumps(entries).encode())
-    with pytest.raises(DataError, match="no name of a file below the folder"):
+    with pytest.raises(DataError, match="not the name of a file below the folder"):
         manifest.read_manifest(out)
 
 

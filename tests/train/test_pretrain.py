@@ -234,13 +234,13 @@ def test_a_finished_run_is_not_the_run_of_other_stages(stopped_at_six, monkeypat
     monkeypatch.setattr(trainer, "run", refuse_to_train)
     assert pretrain(stopped_at_six("run", LONGER)) == manifest
     for stages in ((), LONGER[:1]):
-        with pytest.raises(OutputTaken, match=r"made by another run \(batches\.stages"):
+        with pytest.raises(OutputTaken, match=r"output of another run \(batches\.stages"):
             pretrain(stopped_at_six("run", stages))
 
 
 def test_a_folder_that_tokenize_did_not_write_is_refused(make_run, tmp_path):
     run = make_run(tmp_path / "run").model_copy(update={"tokens": str(tmp_path)})
-    with pytest.raises(DataError, match=r"no manifest.json, so no stage made it"):
+    with pytest.raises(DataError, match=r"no manifest.json, so it is not the output of a stage"):
         pretrain(run)
 
 
