@@ -142,7 +142,7 @@ def test_a_run_file_may_lie_in_a_bucket(s3: str) -> None:
         ),
         (
             TOP + "[single.first]\nmin_words = 3\n",
-            "run.toml:3: single.first: no `kind` says which one this is",
+            "run.toml:3: single.first: `kind` is missing",
         ),
         (
             TOP + "[[single.filters]]\nkind = 'Language'\nmode = 'keeep'\n",
@@ -163,7 +163,7 @@ def test_a_run_file_may_lie_in_a_bucket(s3: str) -> None:
         ),
         (
             "output = 'out'\n",
-            'run.toml: no `stage`, so this is no run file for `sort`; write `stage = "sort"`',
+            'run.toml: no `stage`, so this is not a run file for `sort`; write `stage = "sort"`',
         ),
     ],
 )
@@ -174,7 +174,7 @@ def test_what_cannot_work_is_named_with_its_place(tmp_path: Path, text: str, mes
 def test_a_run_file_for_another_verb_is_sent_there(tmp_path: Path) -> None:
     message = complaint(tmp_path, 'stage = "curate"\noutput = "x"\n')
     assert message == (
-        'run.toml: `stage = "curate"`, so this is no run file for `sort`; '
+        'run.toml: `stage = "curate"`, so this is not a run file for `sort`; '
         f"use `trainrig curate {tmp_path}/run.toml`"
     )
 
