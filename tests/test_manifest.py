@@ -280,7 +280,7 @@ def test_files_of_others_are_left_alone(folder: str) -> None:
     with pytest.raises(OutputTaken) as caught:
         begin(folder)
     assert str(caught.value) == (
-        f"{folder}: holds files that no stage made (thesis.tex, …); choose another `output`"
+        f"{folder}: holds files that no stage wrote (thesis.tex, …); choose another `output`"
     )
     assert storage.list_files(folder) == [f"{folder}/sub/thesis.tex"]
 
