@@ -120,7 +120,7 @@ def test_a_finished_run_is_finished_when_it_runs_again(
     assert again.finished == written
     assert {path: storage.read(path) for path in storage.list_files(folder)} == before
     assert caplog.messages == [
-        f"{folder}: the output is finished ({folder}/{MANIFEST}); nothing to do"
+        f"{folder}: the output is finished (see {folder}/{MANIFEST}); nothing to do"
     ]
 
 
@@ -259,7 +259,7 @@ def test_tables_are_told_apart_by_what_differs() -> None:
 
 def test_another_stage_is_refused(out: str) -> None:
     begin(out)
-    with pytest.raises(OutputTaken, match=r"output of another run \(by `stack`, not `burn`\)"):
+    with pytest.raises(OutputTaken, match=r"made by another run \(by `stack`, not `burn`\)"):
         manifest.claim(out, Burning(output=out), INPUTS)
 
 
@@ -364,7 +364,7 @@ def test_of_processes_that_claim_a_folder_at_once_one_makes_the_claim(
 def test_a_torn_record_is_named(out: str, name: str, torn: bytes) -> None:
     finish(begin(out))
     storage.write(f"{out}/{name}", torn)
-    with pytest.raises(DataError, match=rf"/{name}: torn or not ours: [^\n]+$"):
+    with pytest.raises(DataError, match=rf"/{name}: damaged, or not written by trainrig: [^\n]+$"):
         begin(out)
 
 
@@ -390,7 +390,9 @@ def test_a_newer_format_asks_for_an_upgrade_whatever_else_it_holds(out: str, nam
     storage.write(f"{out}/{name}", b'{"format": 2, "files": 7}')
     with pytest.raises(DataError) as caught:
         begin(out)
-    assert str(caught.value) == (f"{out}/{name}: has format 2, but this trainrig reads up to 1")
+    assert str(caught.value) == (
+        f"{out}/{name}: has format 2, but this trainrig reads up to 1; upgrade trainrig"
+    )
 
 
 def test_a_finished_folder_that_lost_a_file_is_no_input_and_no_result(folder: str) -> None:
@@ -420,14 +422,19 @@ def test_a_finished_folder_whose_file_was_resized_is_no_input_and_no_result(fold
 def test_a_folder_that_is_no_stages_is_no_input(folder: str) -> None:
     with pytest.raises(DataError) as caught:
         manifest.read_input(folder, "stack")
-    assert str(caught.value) == (f"{folder}: no manifest.json, so it is not the output of a stage")
+    assert str(caught.value) == (
+        f"{folder}: no manifest.json, so it is not the output of a stage; "
+        "name the folder that a stage wrote"
+    )
 
 
 def test_a_folder_of_another_stage_is_no_input(out: str) -> None:
     finish(begin(out))
     with pytest.raises(DataError) as caught:
         manifest.read_input(out, "burn")
-    assert str(caught.value) == (f"{out}: is the output of `stack`, not of `burn`")
+    assert str(caught.value) == (
+        f"{out}: is the output of `stack`, not of `burn`; name an output of `burn`"
+    )
 
 
 # The environment
@@ -447,7 +454,8 @@ def test_a_change_of_versions_is_announced_and_not_refused(
     numpy, torch = (stage.claim.environment[name] for name in ("numpy", "torch"))
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         f"{out}: the run began with other versions (gone 2 → none, numpy 1.0 → {numpy}, "
-        f"torch none → {torch}), so results may differ"
+        f"torch none → {torch}), so results may differ from an "
+        "uninterrupted run; install those versions to continue exactly"
     ]
 
 

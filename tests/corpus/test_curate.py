@@ -443,7 +443,7 @@ def test_a_finished_run_does_nothing_when_it_runs_again(
         assert curate(run_on(archives, output, workers=99)) == made
     assert times(output) == before
     assert caplog.messages == [
-        f"{output}: the output is finished ({output}/{MANIFEST}); nothing to do"
+        f"{output}: the output is finished (see {output}/{MANIFEST}); nothing to do"
     ]
 
 

@@ -234,7 +234,7 @@ def test_a_finished_run_is_not_the_run_of_other_stages(stopped_at_six, monkeypat
     monkeypatch.setattr(trainer, "run", refuse_to_train)
     assert pretrain(stopped_at_six("run", LONGER)) == manifest
     for stages in ((), LONGER[:1]):
-        with pytest.raises(OutputTaken, match=r"output of another run \(batches\.stages"):
+        with pytest.raises(OutputTaken, match=r"made by another run \(batches\.stages"):
             pretrain(stopped_at_six("run", stages))
 
 

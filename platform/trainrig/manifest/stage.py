@@ -149,7 +149,7 @@ def claim(
     changed = finished is not None and bool(describe_difference(finished, wanted))
     if there.fingerprint != wanted.fingerprint or (changed and not run.extends_finished):
         raise OutputTaken(
-            f"{folder}: holds the output of another run "
+            f"{folder}: made by another run "
             f"({describe_difference(finished or there, wanted)}); choose another `output`, or "
             "delete that folder"
         )

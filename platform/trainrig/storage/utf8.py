@@ -11,7 +11,7 @@ class NotUtf8(ValueError):
 def decode(data: bytes) -> str:
     """Decode `data` from UTF-8, dropping a byte order mark. Raises NotUtf8."""
     if other := OTHERS.get(data[:2]):
-        raise NotUtf8(f"{other}, by its first two bytes; save it as UTF-8")
+        raise NotUtf8(f"{other} by its first two bytes; save it as UTF-8")
     try:
         return data.removeprefix(MARK).decode("utf-8")
     except UnicodeDecodeError as error:
