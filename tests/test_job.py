@@ -212,7 +212,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("how", "code", "out", "last_line"),
     [
-        ("whole", 0, '{"upto": 3}\n', "trainrig: {out}: made before ({out}/manifest.json says so)"),
+        ("whole", 0, '{"upto": 3}\n', "trainrig: {out}: the output is finished"),
         ("interrupted", 130, "", "trainrig: interrupted; run the same command to start again"),
         ("broken", 1, "", "ZeroDivisionError"),
     ],

@@ -88,7 +88,7 @@ def test_the_page_says_what_was_measured():
         "12 entries 1.2\u00a0% of the entries are in no token of the training text",
         "1,000 entries × 64 channels × 2, for the head",
         "This one needs the fewest tokens: 3,000",
-        "24.3\u00a0% of the entries are not used here",
+        "24.3\u00a0% of the entries are not used in the measured text",
         "90.0\u00a0% of the entries are Latin",
         "The most common entry is 10.0\u00a0% of all tokens",
         "A│ text │&lt;b&gt;",
