@@ -62,7 +62,7 @@ def test_the_page_says_which_run_is_lowest_and_how_each_went(two: list[str]) -> 
         "\u00a0", " "
     )
     for title in ("Training loss", "Gradient norm", "Learning rate", "Speed"):
-        assert f"{title} in the end" in text
+        assert f"{title} at the end" in text
     assert "<script>" not in page and page == build_overlay_page(read_runs(two))
 
 
