@@ -432,7 +432,7 @@ def test_the_same_command_again_does_nothing_and_says_so(
     assert again.result == made.ended[verb].result
     # And no speed, which would be that of the first call.
     made_before, counts = again.err.splitlines()
-    assert f"{again.result['output']}: made before" in made_before
+    assert f"{again.result['output']}: the output is finished" in made_before
     assert counts == made.ended[verb].err.splitlines()[-1]
     assert read_contents(made.at) == before
 

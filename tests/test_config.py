@@ -144,7 +144,7 @@ def test_a_run_file_may_lie_in_a_bucket(s3: str) -> None:
         ),
         (
             TOP + "[single.first]\nmin_words = 3\n",
-            "run.toml:3: single.first: no `kind` says which one this is",
+            "run.toml:3: single.first: `kind` is missing; it selects the table's keys",
         ),
         (
             TOP + "[[single.filters]]\nkind = 'Language'\nmode = 'keeep'\n",
@@ -165,7 +165,7 @@ def test_a_run_file_may_lie_in_a_bucket(s3: str) -> None:
         ),
         (
             "output = 'out'\n",
-            'run.toml: no `stage`, so this is no run file for `sort`; write `stage = "sort"`',
+            'run.toml: no `stage`, so this is not a run file for `sort`; write `stage = "sort"`',
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_an_invalid_value_is_named_with_its_place(tmp_path: Path, text: str, mes
 def test_a_run_file_for_another_verb_is_sent_there(tmp_path: Path) -> None:
     message = load_error(tmp_path, 'stage = "curate"\noutput = "x"\n')
     assert message == (
-        'run.toml: `stage = "curate"`, so this is no run file for `sort`; '
+        'run.toml: `stage = "curate"`, so this is not a run file for `sort`; '
         f"use `trainrig curate {tmp_path}/run.toml`"
     )
 
@@ -296,8 +296,15 @@ def test_overrides_change_the_file_in_their_order(tmp_path: Path) -> None:
         ("seed", "--set seed: write it as --set a.b=value"),
         ("=3", "--set =3: write it as --set a.b=value"),
         ("a..b=3", "--set a..b=3: write it as --set a.b=value"),
-        ("seed.x=3", "--set seed.x=3: seed is a value (1), not a table"),
-        ("sizes.0.x=3", "--set sizes.0.x=3: sizes.0 is a value (8), not a table"),
+        (
+            "seed.x=3",
+            "--set seed.x=3: seed is a value (1), not a table; set the whole value, or another key",
+        ),
+        (
+            "sizes.0.x=3",
+            "--set sizes.0.x=3: sizes.0 is a value (8), not a table; set the whole "
+            "value, or another key",
+        ),
         ("sizes.2=3", "--set sizes.2=3: '2' is no index of its 2 entries (0, 1, …)"),
         ("sizes.-1=3", "--set sizes.-1=3: '-1' is no index of its 2 entries (0, 1, …)"),
         ("sizes.²=3", "--set sizes.²=3: '²' is no index of its 2 entries (0, 1, …)"),

@@ -96,16 +96,16 @@ def test_changes_on_the_command_line_reach_the_run(
         (OutputTaken("out: taken"), 2, "out: taken"),
         (ClusterError("s3: down"), 1, "s3: down"),
         (Unfinished("step 3 of 9"), 75, "step 3 of 9"),
-        (KeyboardInterrupt(), 130, "interrupted; the same command begins again"),
+        (KeyboardInterrupt(), 130, "interrupted; run the same command to start again"),
         (
             OSError(errno.ENOSPC, "No space", "/big"),
             1,
-            "/big: storage is full; free some and run it again",
+            "/big: the disk is full; free some space and run the same command again",
         ),
         (
             OSError(errno.EDQUOT, "Quota"),
             1,
-            "storage is full; free some and run it again",
+            "the disk is full; free some space and run the same command again",
         ),
         (OSError(errno.EROFS, "Read-only file system", "/cd"), 2, "/cd: Read-only file system"),
         (OSError(errno.EIO, "I/O error", "/bad"), 1, "/bad: I/O error; the disk may be failing"),
@@ -217,8 +217,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("how", "code", "out", "last_line"),
     [
-        ("whole", 0, '{"upto": 3}\n', "trainrig: {out}: made before ({out}/manifest.json says so)"),
-        ("interrupted", 130, "", "trainrig: interrupted; the same command begins again"),
+        ("whole", 0, '{"upto": 3}\n', "trainrig: {out}: the output is finished"),
+        ("interrupted", 130, "", "trainrig: interrupted; run the same command to start again"),
         ("broken", 1, "", "ZeroDivisionError"),
     ],
 )
@@ -291,7 +291,7 @@ def test_sigterm_ends_a_job_as_unfinished(tmp_path, capsys):
         (DataError("pages: gone"), "DataError", "pages: gone", 2),
         (ClusterError("s3: down"), "ClusterError", "s3: down", 1),
         (Unfinished("step 3 of 9"), "Unfinished", "step 3 of 9", 75),
-        (OSError(errno.ENOSPC, "No space", "/big"), "ClusterError", "/big: storage is full", 1),
+        (OSError(errno.ENOSPC, "No space", "/big"), "ClusterError", "/big: the disk is full", 1),
         (KeyError("bug"), "KeyError", "'bug'", 1),
         (KeyboardInterrupt(), "KeyboardInterrupt", "interrupted", 130),
     ],
@@ -345,7 +345,7 @@ class Resuming(Counting):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"), [(Counting, "begins again"), (Resuming, "goes on from what was whole")]
+    ("model", "said"), [(Counting, "to start again"), (Resuming, "to continue")]
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_hint_to_repeat_the_command_is_true_for_the_verb(
@@ -358,7 +358,7 @@ def test_the_hint_to_repeat_the_command_is_true_for_the_verb(
     with pytest.raises(SystemExit) as ended:
         job.main(model, lambda run: os.kill(os.getpid(), number), [run_file])  # type: ignore[arg-type, return-value]
     assert ended.value.code == (75 if number == signal.SIGTERM else 130)
-    assert capsys.readouterr().err.endswith(f"; the same command {said}\n")
+    assert capsys.readouterr().err.endswith(f"; run the same command {said}\n")
 
 
 STOPPED_AS_IT_IMPORTS = """
@@ -377,7 +377,7 @@ __main__.main(sys.argv[2:])
 
 @pytest.mark.parametrize(
     ("module", "said"),
-    [("trainrig.cli", "tries again"), ("trainrig.scaling.laws.fit_verb", "begins again")],
+    [("trainrig.cli", "again"), ("trainrig.scaling.laws.fit_verb", "to start again")],
 )
 def test_nothing_is_said_to_be_whole_of_a_command_that_makes_its_result_in_one_go(
     module: str, said: str, tmp_path: Path
@@ -389,7 +389,7 @@ def test_nothing_is_said_to_be_whole_of_a_command_that_makes_its_result_in_one_g
         text=True,
         timeout=120,
     )
-    line = f"trainrig: stopped by SIGTERM; the same command {said}\n"
+    line = f"trainrig: stopped by SIGTERM; run the same command {said}\n"
     assert (ended.returncode, ended.stderr) == (75, line)
 
 

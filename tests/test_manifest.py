@@ -78,7 +78,7 @@ def test_a_stage_claims_its_folder_and_writes_the_manifest_last(folder: str) -> 
     stage = begin(folder)
     assert storage.list_files(folder) == [f"{folder}/{CLAIM}"]
     assert (stage.finished, stage.resumed) == (None, False)
-    with pytest.raises(DataError, match="its stage is not finished; run it again, it will go on"):
+    with pytest.raises(DataError, match="its stage is not finished; run it again"):
         manifest.read_manifest(folder)
     written = finish(stage)
     assert storage.list_files(folder) == [  # the scratch folder is gone
@@ -120,7 +120,7 @@ def test_a_finished_run_is_finished_when_it_runs_again(
     assert again.finished == written
     assert {path: storage.read(path) for path in storage.list_files(folder)} == before
     assert caplog.messages == [
-        f"{folder}: made before ({folder}/{MANIFEST} says so); nothing to do"
+        f"{folder}: the output is finished (see {folder}/{MANIFEST}); nothing to do"
     ]
 
 
@@ -134,7 +134,7 @@ def test_a_killed_run_continues_under_its_own_claim(
     assert (second.finished, second.resumed) == (None, True)
     assert storage.exists(second.build_path("scratch", "split-1.json"))
     assert second.claim == first.claim
-    assert caplog.messages == [f"{folder}: begun before; going on"]
+    assert caplog.messages == [f"{folder}: continuing an earlier run"]
 
 
 def test_the_next_run_removes_scratch_files_left_by_a_kill(out: str) -> None:
@@ -281,7 +281,7 @@ def test_files_of_others_are_left_alone(folder: str) -> None:
     with pytest.raises(OutputTaken) as caught:
         begin(folder)
     assert str(caught.value) == (
-        f"{folder}: holds files that no stage made (thesis.tex, …); choose another `output`"
+        f"{folder}: holds files that no stage wrote (thesis.tex, …); choose another `output`"
     )
     assert storage.list_files(folder) == [f"{folder}/sub/thesis.tex"]
 
@@ -365,7 +365,7 @@ def test_only_one_of_simultaneous_claims_succeeds(
 def test_a_torn_record_is_named(out: str, name: str, torn: bytes) -> None:
     finish(begin(out))
     storage.write(f"{out}/{name}", torn)
-    with pytest.raises(DataError, match=rf"/{name}: torn or not ours: [^\n]+$"):
+    with pytest.raises(DataError, match=rf"/{name}: damaged, or not written by trainrig: [^\n]+$"):
         begin(out)
 
 
@@ -392,7 +392,7 @@ def test_a_newer_format_asks_for_an_upgrade_whatever_else_it_holds(out: str, nam
     with pytest.raises(DataError) as caught:
         begin(out)
     assert str(caught.value) == (
-        f"{out}/{name}: format 2, but this trainrig reads up to 1; upgrade it"
+        f"{out}/{name}: has format 2, but this trainrig reads up to 1; upgrade trainrig"
     )
 
 
@@ -403,7 +403,7 @@ def test_a_finished_folder_that_lost_a_file_is_no_input_and_no_result(folder: st
         with pytest.raises(DataError) as caught:
             use(folder)
         assert str(caught.value) == (
-            f"{folder}/part/a.txt: gone, though manifest.json lists it; delete {folder} and run "
+            f"{folder}/part/a.txt: missing, though manifest.json lists it; delete {folder} and run "
             "its stage again"
         )
 
@@ -424,7 +424,8 @@ def test_a_folder_that_is_no_stages_is_no_input(folder: str) -> None:
     with pytest.raises(DataError) as caught:
         manifest.read_input(folder, "stack")
     assert str(caught.value) == (
-        f"{folder}: no manifest.json, so no stage made it; name the folder that a stage wrote"
+        f"{folder}: no manifest.json, so it is not the output of a stage; "
+        "name the folder that a stage wrote"
     )
 
 
@@ -432,7 +433,9 @@ def test_a_folder_of_another_stage_is_no_input(out: str) -> None:
     finish(begin(out))
     with pytest.raises(DataError) as caught:
         manifest.read_input(out, "burn")
-    assert str(caught.value) == (f"{out}: made by `stack`, but the output of `burn` is wanted")
+    assert str(caught.value) == (
+        f"{out}: is the output of `stack`, not of `burn`; name an output of `burn`"
+    )
 
 
 # The environment
@@ -451,8 +454,9 @@ def test_a_change_of_versions_is_announced_and_not_refused(
     assert bool(begin(out).finished) == done
     numpy, torch = (stage.claim.environment[name] for name in ("numpy", "torch"))
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        f"{out}: begun with other versions (gone 2 → none, numpy 1.0 → {numpy}, "
-        f"torch none → {torch}): exactness is not promised"
+        f"{out}: the run began with other versions (gone 2 → none, numpy 1.0 → {numpy}, "
+        f"torch none → {torch}), so results may differ from an "
+        "uninterrupted run; install those versions to continue exactly"
     ]
 
 
@@ -501,7 +505,7 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(out: str, na
     entries = json.loads(storage.read(path))
     entries["files"] = {name: {"bytes": 1, "sha256": "0"}}
     storage.write(path, json.dumps(entries).encode())
-    with pytest.raises(DataError, match="no name of a file below the folder"):
+    with pytest.raises(DataError, match="not the name of a file below the folder"):
         manifest.read_manifest(out)
 
 

@@ -17,23 +17,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "trainrig"
 # Functions whose names are not a verb and its object yet. The list only shrinks.
 ODD_NAMES = {
-    "_a_lag_is_kept",
-    "_a_teacher_for_who_learns_from_one",
-    "_a_teacher_is_there_if_wanted",
     "_as_json",
-    "_as_rows",
-    "_as_text",
     "_has_expired",
     "_of_N2",
-    "_what_is_left_off_goes_on",
-    "_what_is_left_off_is_there_to_go_on_with",
-    "as_fields",
     "as_json",
-    "as_row",
-    "as_settings",
     "as_text",
     "has_gpus",
-    "has_nulls_inside",
     "has_package",
     "has_triton",
 }

@@ -14,7 +14,7 @@ from trainrig.processes.stop_signals import StopRequest, list_stop_signals
 
 UNFINISHED = 75
 # The message for any command, which may have done nothing yet that could be resumed.
-STOPPED = "trainrig: stopped by {}; the same command tries again\n"
+STOPPED = "trainrig: stopped by {}; run the same command again\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

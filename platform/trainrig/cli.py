@@ -88,13 +88,14 @@ def trainrig(
 @command(app, START, "trainrig quickstart --out quickstart")
 def quickstart(
     out: Annotated[
-        str, typer.Option(metavar="FOLDER", help="Folder for everything that it makes.")
+        str, typer.Option(metavar="FOLDER", help="Folder for all outputs.")
     ] = "quickstart",
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Worker processes of each stage.")
+        int, typer.Option(metavar="N", min=1, help="Number of worker processes of each stage.")
     ] = 2,
     with_sweep: Annotated[
-        bool, typer.Option("--sweep", help="Also fit a scaling law and a plan: 2 minutes more.")
+        bool,
+        typer.Option("--sweep", help="Also fit a scaling law and make a plan, in 2 more minutes."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -216,10 +217,15 @@ command(app, MODELS, "trainrig chat quickstart/tuned")(chat)
 
 @command(app, MODELS, "trainrig report quickstart/model")
 def report(
-    run: Annotated[list[str], typer.Argument(metavar="RUN", help="Folder of a training run.")],
+    run: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN", help="Folder of a training run; give several with --html."),
+    ],
     html: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Page to write of several runs. [default: none]"),
+        typer.Option(
+            metavar="FILE", help="File for a page that compares several runs. [default: none]"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -229,7 +235,7 @@ def report(
     under way.
     """
     if (len(run) > 1) != (html is not None):
-        raise ConfigError("name one run, or several runs and, with --html, the page to write")
+        raise ConfigError("name one run, or give several runs and --html with the page to write")
     if html is not None:
         from trainrig.runs.overlay import write_overlay
 

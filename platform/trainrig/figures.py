@@ -201,7 +201,7 @@ def plot_rows(ax: Axes, rows: Sequence[BarRow], parts: Sequence[BarPart], x_labe
             color=MUTED,
             transform=right,
         )
-    _as_rows(ax, len(rows))
+    _arrange_rows(ax, len(rows))
     ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
     ax.set(xlabel=x_label, xlim=(0, left.max() or 1))
     if len(parts) > 1:
@@ -264,7 +264,7 @@ def plot_pairs(
                 color=MUTED,
                 fontsize=11,
             )
-    _as_rows(ax, len(ordered))
+    _arrange_rows(ax, len(ordered))
     ax.margins(x=0.18)
     ax.set_xlabel(x_label)
     _draw_legend_above(ax, dots)
@@ -379,7 +379,7 @@ def _cut_label(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _as_rows(ax: Axes, rows: int) -> None:
+def _arrange_rows(ax: Axes, rows: int) -> None:
     ax.set_ylim(rows - 0.6, -0.9)
     ax.yaxis.set_visible(False)
     ax.grid(visible=False)  # grid lines would cross the names

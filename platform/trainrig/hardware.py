@@ -30,8 +30,8 @@ CPU = "cpu-core"
 CPU_WITHOUT_BFLOAT16 = "cpu-core-without-bfloat16"
 CPUS = CPU, CPU_WITHOUT_BFLOAT16
 NO_BFLOAT16 = (
-    "this CPU has no hardware for bfloat16 (no avx512_bf16, no amx_bf16): torch computes it a "
-    "number at a time, about ten times as slow as float32; leave training.precision.compute out"
+    "this CPU has no hardware for bfloat16 (no avx512_bf16, no amx_bf16), so torch computes "
+    "it about ten times as slowly as float32; leave training.precision.compute out"
 )
 CPU_INFO = Path("/proc/cpuinfo")
 GPU_INFO = Path("/proc/driver/nvidia/gpus")

@@ -32,9 +32,9 @@ from trainrig.storage.writable import check_folder
 OUTCOME = (
     "TRAINRIG_OUTCOME"  # variable that names a local file for {"kind", "message", "exit_code"}
 )
-GOES_ON = "the same command goes on from what was whole"
+GOES_ON = "run the same command to continue"
 NO_THREAD = "can't start new thread"  # Python's message when the thread limit is reached
-BEGINS_AGAIN = "the same command begins again"
+BEGINS_AGAIN = "run the same command to start again"
 # Errors for which the operating system refuses a path, which the user can fix.
 REFUSED = {
     *(errno.EACCES, errno.EPERM, errno.EROFS),
@@ -46,8 +46,8 @@ def main(
     model: type[Run], stage: Callable[[Run], Manifest], arguments: Sequence[str] | None = None
 ) -> None:
     """Run `stage` with the run file on the command line, and print its counts as JSON."""
-    parser = argparse.ArgumentParser(description=f"Do what a run file for `{model.verb}` says.")
-    parser.add_argument("run_file", metavar="RUN.toml", help="run file of the command")
+    parser = argparse.ArgumentParser(description=f"Run `{model.verb}` with a run file.")
+    parser.add_argument("run_file", metavar="RUN.toml", help="run file to run")
     parser.add_argument(
         "--set",
         action="append",
@@ -157,7 +157,7 @@ def _describe_ending(error: BaseException) -> tuple[str, int] | None:
             return f"{os.fsdecode(error.filename)}: {error.strerror}", InputError.exit_code
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             where = f"{error.filename}: " if error.filename else ""
-            return f"{where}storage is full; free some and run it again", 1
+            return f"{where}the disk is full; free some space and run the same command again", 1
         case RuntimeError() if NO_THREAD in str(error):
             return describe_thread_shortage(), InputError.exit_code
     return None

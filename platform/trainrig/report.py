@@ -214,7 +214,7 @@ class Chart:
             f'<figure><h3>{escape(self.title)}</h3><div class="drawing" role="img" '
             f'aria-label="{escape(self.label)}">{self.svg}</div>'
             f"<figcaption>{escape(self.caption)}</figcaption>"
-            f"{Details('The numbers of this chart', (self.table,)).render_html()}</figure>"
+            f"{Details('Numbers of this chart', (self.table,)).render_html()}</figure>"
         )
 
 

@@ -76,7 +76,9 @@ class Driver:
         """Return the lines that trainrig printed, except for alarms about so small a run."""
         lines = self.said.read_text().splitlines()
         ours = [line for line in lines if line.startswith("trainrig: ")]
-        return [line for line in ours if "ALARM" not in line and "begun before" not in line]
+        return [
+            line for line in ours if "ALARM" not in line and "continuing an earlier run" not in line
+        ]
 
     def list_left(self) -> list[int]:
         """Return the processes that the driver started and that still live."""
@@ -267,5 +269,5 @@ def test_a_run_whose_folder_is_removed_ends_with_one_line_and_recreates_nothing(
     assert driver.list_left() == []
     (line,) = driver.list_lines()
     what = "replaced by another" if replaced else "removed"
-    assert line.startswith(f"trainrig: {way.output}: {what} while the run was going on")
+    assert line.startswith(f"trainrig: {way.output}: {what} during the run")
     assert (list(way.output.iterdir()) == []) if replaced else not way.output.exists()

@@ -14,7 +14,7 @@ from trainrig.config import to_toml
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 PATIENCE = 300.0  # s: ends a broken test
-LINE = "trainrig: stopped by SIGTERM; the same command goes on from what was whole"
+LINE = "trainrig: stopped by SIGTERM; run the same command to continue"
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_sigterm_while_a_run_starts_ends_it_as_unfinished_with_one_line(start,
         while not has_come(process, short_folder):
             assert process.poll() is None and time.monotonic() < until, instant
         code, lines = end_by_sigterm(process)
-        others = [line for line in lines[:-1] if "begun before; going on" not in line]
+        others = [line for line in lines[:-1] if "continuing an earlier run" not in line]
         assert (code, lines[-1], others) == (75, LINE, []), instant
         assert list(short_folder.glob("trainrig-ray-*")) == [], instant
 

@@ -457,7 +457,7 @@ def test_a_finished_run_does_nothing_when_it_runs_again(
         assert curate(make_run(archives, output, workers=99)) == made
     assert times(output) == before
     assert caplog.messages == [
-        f"{output}: made before ({output}/{MANIFEST} says so); nothing to do"
+        f"{output}: the output is finished (see {output}/{MANIFEST}); nothing to do"
     ]
 
 

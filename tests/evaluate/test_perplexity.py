@@ -225,8 +225,8 @@ def test_windows_longer_than_the_model_can_read_are_refused(run):
 def test_missing_inputs_are_named(run, tmp_path):
     for field, message in {
         "checkpoint": "no valid checkpoint there",
-        "tokens": "no manifest.json, so no stage made it",
-        "conversations": "no manifest.json, so no stage made it",
+        "tokens": "no manifest.json, so it is not the output of a stage",
+        "conversations": "no manifest.json, so it is not the output of a stage",
     }.items():
         with pytest.raises(DataError, match=f"nowhere: {message}"):
             evaluate(changed(run, **{field: str(tmp_path / "nowhere")}))

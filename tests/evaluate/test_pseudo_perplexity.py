@@ -88,7 +88,7 @@ def test_a_scorecard_of_an_encoder_has_its_accuracy(run):
 def test_an_encoder_is_refused_for_generation_and_causal_tasks(run, tokens, model, tmp_path):
     with pytest.raises(ConfigError, match="is an encoder, which cannot continue a text"):
         OpenedModel.load(run.model_copy(update={"tasks": (TaskChoice(task="piqa"),)}))
-    with pytest.raises(DataError, match="an encoder, which reads whole texts"):
+    with pytest.raises(DataError, match="an encoder, which does not continue"):
         TextGenerator.open(run.checkpoint)
     encoder = Encoder.load(tokens)  # this tokenizer has no mask token
     write_model(str(tmp_path / "plain"), CONFIG, encoder.text, model.state_dict())

@@ -153,9 +153,9 @@ def test_a_file_of_prompts_is_answered_row_by_row(tmp_path):
     [
         ("{\n", r"in.jsonl:1: not JSON"),
         ('{"prompt": "a"}\n{"text": "b"}\n', r"in.jsonl:2: 'prompt'; a row is an object with"),
-        ('{"prompt": 3}\n', "in.jsonl:1: `prompt` is no text"),
+        ('{"prompt": 3}\n', "in.jsonl:1: `prompt` is not text"),
         ('{"messages": "x"}\n', "in.jsonl:1: .*a row is an object"),
-        ("\n", "not one row"),
+        ("\n", "has no rows"),
     ],
 )
 def test_rows_that_ask_for_nothing_are_refused_by_line(tmp_path, content, message):

@@ -71,7 +71,9 @@ def test_bad_rows_are_put_aside_with_place_and_reason_and_counted(encode_rows, t
     ],
 )
 def test_a_stage_that_keeps_no_row_fails_and_names_the_first(encode_rows, rows, row, reason):
-    said = f"not one row to train on, of 1: {reason} 1; the first, encoded.jsonl, byte 0: {reason}"
+    said = (
+        f"none of 1 rows can be trained on: {reason} 1; the first, encoded.jsonl, byte 0: {reason}"
+    )
     with pytest.raises(DataError, match=said):
         encode_rows([row], rows=rows)
 
@@ -137,7 +139,7 @@ def test_pairs_that_become_equal_are_dropped_and_counted_by_a_reason_of_their_ow
         1,
         {"pair_becomes_equal": 1},
     )
-    assert "their 6 tokens are alike" in read_quarantined(tmp_path / "encoded")[0]["detail"]
+    assert "their 6 tokens are equal" in read_quarantined(tmp_path / "encoded")[0]["detail"]
     asks = [{"role": "user", "content": text} for text in ("old", "p" * 40, "q" * 40, "a")]
     says = {"role": "assistant", "content": "b"}
     row = {
@@ -218,14 +220,14 @@ def test_parquet_loses_the_nulls_of_its_objects_alone_and_says_so_once(tokens, t
         else:
             assert '"arguments": {"a": 1}' in text and "default" not in text
             assert list(made.counts["unread"].values()) == [2]
-    assert caplog.text.count("say what is not read: null keys of tools") == 1
+    assert caplog.text.count("fields that are not used: null keys of tools") == 1
 
 
 def test_ignored_columns_that_change_the_meaning_are_logged_once_a_stage(encode_rows, caplog):
     rows = [{**GOOD, "images": ["a.png"]}, {**GOOD, "margin": 1.0}, {**GOOD, "images": ["b.png"]}]
     made = encode_rows(rows)
     assert made.counts["unread"] == {"images": 2, "margin": 1}
-    assert "of 3 rows, these say what is not read: images in 2, margin in 1" in caplog.text
+    assert "of 3 rows, some have fields that are not used: images in 2, margin in 1" in caplog.text
     assert "unread" not in encode_rows([GOOD], output="plain").counts
 
 
@@ -304,7 +306,7 @@ def test_a_template_that_reaches_for_the_system_is_refused_before_a_row_is_read(
 ):
     template = tmp_path / "evil.jinja"
     template.write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(ConfigError, match="reaches out of its sandbox"):
+    with pytest.raises(ConfigError, match="uses what its sandbox forbids"):
         encode_rows([GOOD], template=str(template))
     with pytest.raises(ConfigError, match=r"none\.jinja: no such file"):
         encode_rows([GOOD], template=str(tmp_path / "none.jinja"))
@@ -317,9 +319,7 @@ def test_a_template_by_which_no_model_learns_to_stop_is_refused(encode_rows, tmp
         "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     )
-    with pytest.raises(
-        ConfigError, match=r"endless\.jinja: .* nothing would teach a model to stop"
-    ):
+    with pytest.raises(ConfigError, match=r"endless\.jinja: .* would not learn to stop"):
         encode_rows([GOOD], template=str(template))
     assert not (tmp_path / "encoded").exists()
 
@@ -406,7 +406,7 @@ def test_only_the_last_answer_is_trained_if_earlier_turns_are_rewritten(
     (sample,) = read_samples(tmp_path / "encoded", encoder)
     assert sample[1] == "(hm)now<|end_of_turn|>"
     assert (made.counts["rows_split"], made.counts["answers_left_out"]) == (0, 1)
-    assert "1 answers before the last one are read and not trained on" in caplog.text
+    assert "1 answers before the last one give context" in caplog.text
     caplog.clear()
     made = encode_rows([TWO_TURNS], output="ours", rewritten_turns="last")  # nothing changes
     ((_, taught),) = read_samples(tmp_path / "ours", encoder)
@@ -425,7 +425,7 @@ def test_pairs_stay_one_sample_an_answer_by_any_template(encode_rows, encoder, t
         "(hm)is it<|end_of_turn|>",
     ]
     assert (made.counts["train_pairs"], made.counts["answers_left_out"]) == (1, 1)
-    with pytest.raises(ValueError, match="rewritten_turns is of rows"):
+    with pytest.raises(ValueError, match="rewritten_turns is for rows"):
         encode_rows([row], output="no", rows="pairs", rewritten_turns="last")
 
 

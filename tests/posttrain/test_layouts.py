@@ -300,8 +300,8 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
         ({"tensor": {"ranks": 3}}, {}, r"tensor.ranks \(3\) does not divide model.heads \(4\)"),
         (STAGES, {"kind": "KTO"}, r'objective KTO cannot be computed in stages.*kind = "SFT"'),
         (EXPERTS, {}, "the model has no experts to divide"),
-        (STAGES, {"objective": {"kind": "SFT", "noise": 5.0}}, "noise is of whole rows"),
-        (CONTEXT, {"lora": LORA | {"dropout": 0.1}}, "lora.dropout goes by the place"),
+        (STAGES, {"objective": {"kind": "SFT", "noise": 5.0}}, "noise needs whole rows"),
+        (CONTEXT, {"lora": LORA | {"dropout": 0.1}}, "lora.dropout depends on positions"),
         (
             STAGES,
             {"lora": LORA | {"targets": ("layers.1.*",)}},
@@ -322,9 +322,9 @@ OF_THREE = DecoderConfig(**SIZES, feedforward=MIXTURE | {"experts": 3})
 @pytest.mark.parametrize(
     ("kind", "parallel", "model", "said"),
     [
-        ("Classification", CONTEXT, DecoderConfig(**SIZES), "Classification looks at whole rows"),
-        ("KTO", CONTEXT, DROPPING, "a mixture of experts balances whole rows"),
-        ("DPO", EXPERTS, DROPPING, "feedforward.capacity takes the tokens that come first"),
+        ("Classification", CONTEXT, DecoderConfig(**SIZES), "Classification needs whole rows"),
+        ("KTO", CONTEXT, DROPPING, "a mixture of experts balances"),
+        ("DPO", EXPERTS, DROPPING, "feedforward.capacity drops tokens"),
         ("Classification", EXPERTS, DROPPING, "Classification does not support divided"),
     ],
 )
@@ -338,7 +338,7 @@ def test_models_are_refused_whose_rows_are_not_divided(kind, parallel, model, sa
 @pytest.mark.parametrize(
     ("parallel", "model", "said"),
     [
-        (CONTEXT, DROPPING, "the reference drops tokens"),
+        (CONTEXT, DROPPING, "the reference has experts with a capacity"),
         (EXPERTS, OF_THREE, "does not divide the 3 experts of a layer of the reference; use 3"),
     ],
 )

@@ -184,12 +184,12 @@ def test_unsupported_uses_of_a_reward_model_are_rejected(encode_rows, tuning, fr
     reward = str(tmp_path / "a reward model")
     checkpoint.write_model(reward, model.config, opened.tokenizer, model.state_dict())
     encode_rows(PAIRS, rows="pairs", sequence_length=47)
-    with pytest.raises(ConfigError, match=r"is a reward model, .* so DPO can't teach it"):
+    with pytest.raises(ConfigError, match=r"is a reward model, .* so objective DPO can't train it"):
         prepare(tuning(objective={"kind": "DPO"}, checkpoint=reward))
     assert prepare(tuning(checkpoint=reward))[0].model == model.config
-    with pytest.raises(DataError, match="which does not speak"):
+    with pytest.raises(DataError, match="which generates no text"):
         TextGenerator.open(reward)
-    with pytest.raises(ValueError, match="Reward compares with no other model"):
+    with pytest.raises(ValueError, match="Reward uses no reference"):
         tuning(reference=fresh)
     with pytest.raises(ConfigError, match=r"'head' matches no layer"):
         prepare(tuning(lora={"targets": ("head",)}))

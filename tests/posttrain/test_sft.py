@@ -284,7 +284,9 @@ def test_chat_with_an_untuned_model_is_an_error(without_ray, make_run, tmp_path,
     pretrained = make_run(tmp_path / "pretrained", training={"steps": 3})
     pretrain(pretrained)
     said = chat_with(pretrained.output, capsys).err
-    assert said.startswith(f"trainrig: {pretrained.output}: not tuned on conversations, so expect")
+    assert said.startswith(
+        f"trainrig: {pretrained.output}: the model is not fine-tuned on conversations"
+    )
     assert said.count("\n") == 1
 
 

@@ -91,5 +91,5 @@ def test_a_repeated_signal_does_not_break_off_the_end_that_is_under_way(second):
     command = [sys.executable, "-c", STOPPED_TWICE, str(int(second))]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (75, "cleaned up\n")
-    line = "trainrig: stopped by SIGTERM; the same command begins again\n"
+    line = "trainrig: stopped by SIGTERM; run the same command to start again\n"
     assert ended.stderr == line

@@ -98,6 +98,6 @@ def test_untraceable_steps_are_rejected(trained: str) -> None:
         find_url(f"{trained}/run.toml", "https://books.example/1")
     for options in ([], ["--step", "1", "--data-step", "1"], ["--url", "u", "--step", "1"]):
         done = CliRunner().invoke(app, ["trace", trained, *options])
-        assert "name one of --step, --data-step and --url" in str(done.exception)
+        assert "one of --step, --data-step and --url" in str(done.exception)
     done = CliRunner().invoke(app, ["trace", trained, "--data-step", "-1"])
     assert "counted from 0" in str(done.exception)

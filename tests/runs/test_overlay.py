@@ -62,7 +62,7 @@ def test_the_page_says_which_run_is_lowest_and_how_each_went(two: list[str]) -> 
         "\u00a0", " "
     )
     for title in ("Training loss", "Gradient norm", "Learning rate", "Speed"):
-        assert f"{title} in the end" in text
+        assert f"{title} at the end" in text
     assert "<script>" not in page and page == build_overlay_page(read_runs(two))
 
 
@@ -91,7 +91,7 @@ def test_a_run_without_a_held_out_loss_is_laid_over_by_the_rest(tmp_path: Path) 
 
 def test_runs_that_cannot_be_overlaid_are_rejected(two: list[str], tmp_path: Path) -> None:
     for wrong in (two[:1], [two[0], f"{two[0]}/"], [f"{tmp_path}/{n}" for n in range(9)]):
-        with pytest.raises(ConfigError, match="give two to 8, each once"):
+        with pytest.raises(ConfigError, match="name two to 8 different runs"):
             read_runs(wrong)
     with pytest.raises(DataError):
         read_runs([two[0], str(tmp_path / "none")])
@@ -104,6 +104,6 @@ def test_the_command_writes_it_and_the_live_page_shows_it(two: list[str], tmp_pa
     assert done.exit_code == 0 and done.stdout.strip() == page
     assert Path(page).read_text() == build_overlay_page(read_runs(two))
     live = build_live_page(*two)
-    assert 'http-equiv="refresh"' in live and "Laid over each other" in live
+    assert 'http-equiv="refresh"' in live and "Comparison of the runs" in live
     refused = CliRunner().invoke(app, ["report", *two])
     assert refused.exit_code != 0

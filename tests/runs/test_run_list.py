@@ -124,5 +124,5 @@ def test_the_command_prints_a_row_a_run(home: Path) -> None:
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no training run in it or below it"):
+    with pytest.raises(DataError, match="no training run in this folder"):
         list_runs(str(tmp_path))

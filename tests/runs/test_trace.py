@@ -121,7 +121,7 @@ def test_a_run_folder_brings_the_loss_and_the_workers_own_logs(
     assert traced.loss == read_series(run.output)[1]["train/loss"]
     assert traced.sequences == planned.sequences
     assert (planned.log, planned.loss) == ("not asked", None)
-    assert "the workers' logs name the same samples" in traced.verdict
+    assert "the workers logged the same samples" in traced.verdict
     log = next(Path(run.output).glob("samples/*/rank-00000.bin"))
     pairs = np.fromfile(log, dtype="<i8").reshape(-1, 2)
     pairs[pairs[:, 0] == 2, 1] += 1_000
@@ -189,8 +189,8 @@ def test_tokens_that_are_gone_and_other_stages_are_named(
 ) -> None:
     text = Path(run_file).read_text()
     Path(run_file).write_text(text.replace(run.tokens, f"{tmp_path}/gone"))
-    with pytest.raises(DataError, match="gone: nothing there, seen from"):
+    with pytest.raises(DataError, match="gone does not exist, seen from"):
         trace(run_file, 1)
     Path(run_file).write_text('stage = "tokenize"')
-    with pytest.raises(ConfigError, match="a run of `tokenize`; the steps of `pretrain` and"):
+    with pytest.raises(ConfigError, match="is for `tokenize`; only steps of `pretrain` and"):
         trace(run_file, 1)

@@ -298,7 +298,7 @@ def test_a_second_call_does_nothing_says_so_and_tells_the_same(
     assert (first.out / "report.html").read_bytes() == report
     assert second.stdout == first.stdout
     for folder in FOLDERS:
-        assert f"/{folder}: made before" in second.stderr
+        assert f"/{folder}: the output is finished" in second.stderr
     # Earlier throughput is not reported again. Two models are tuned.
     for stage, folders in {"curate": 1, "tokenize": 1, "pretrain": 1, "posttrain": 2}.items():
         lines = [line for line in second.stderr.splitlines() if line.startswith(f"{stage}: ")]

@@ -40,7 +40,7 @@ def test_no_writer_brings_back_a_folder_that_was_removed(
     folder = tmp_path / "run"
     folder.mkdir()
     with (
-        pytest.raises(FolderGone, match=f"^{folder}: {how} while the run was going on"),
+        pytest.raises(FolderGone, match=f"^{folder}: {how} during the run"),
         storage.hold_folder(str(folder), lambda: False),
     ):
         WRITERS[writer](f"{folder}/deep/before.jsonl")

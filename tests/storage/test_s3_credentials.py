@@ -170,7 +170,7 @@ def test_an_endpoint_that_does_not_answer_when_they_end_is_asked_again(
     container.put("/credentials", 500)
 
     def recover() -> None:
-        while "AWS credentials: not renewed" not in caplog.text:
+        while "AWS credentials: renewal failed" not in caplog.text:
             time.sleep(0.01)
         container.put("/credentials", give(NEW, minutes=60))
 

@@ -69,7 +69,7 @@ def test_nothing_is_left_of_the_question(tmp_path: Path) -> None:
 def test_names_that_no_file_may_have(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: File name too long"):
         check_folder(str(tmp_path / ("a" * 300)))
-    with pytest.raises(ConfigError, match="no name of a folder"):
+    with pytest.raises(ConfigError, match="not a valid folder name"):
         check_folder(f"{tmp_path}/a\0b")
     with pytest.raises(ConfigError, match="is a folder; name a file"):
         check_file(str(tmp_path))

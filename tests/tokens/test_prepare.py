@@ -140,7 +140,7 @@ def test_one_flipped_bit_of_an_input_is_found_and_its_file_named(
     path = path if path.is_file() else sorted(path.glob("*.parquet"))[-1]
     flip(path)
     run = make_tokenization(str(tmp_path / "copy"), output=str(tmp_path / "tokens"))
-    with pytest.raises(DataError, match=rf"^{path}: damaged: other bytes than manifest.json has"):
+    with pytest.raises(DataError, match=rf"^{path}: damaged: its SHA-256 differs"):
         tokenize(run)
 
 
@@ -287,7 +287,7 @@ def test_documents_without_a_url_are_split_by_their_ids(folder: str, tmp_path: P
 
 def test_another_stages_folder_is_refused(folder: str, tmp_path: Path) -> None:
     output = f"{tmp_path}/out"
-    made_by = "made by `{}`, but the output of `{}` is wanted"
+    made_by = "is the output of `{}`, not of `{}`"
     with pytest.raises(DataError, match=made_by.format("tokenize", "curate")):
         tokenize(make_tokenization(folder, documents=f"{folder}/tokens", output=output))
     with pytest.raises(DataError, match=made_by.format("curate", "tokenizer")):

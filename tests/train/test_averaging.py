@@ -111,8 +111,8 @@ def test_unsupported_averages_are_rejected(kept, tmp_path):
     out = str(tmp_path / "out")
     assert "cannot be averaged; use a smaller --last" in said(out, "--last", "9")
     assert "horizons = [7]" in said(out, "--horizon", "7")
-    assert "name one of --last and --horizon" in said(out)
-    assert "there is something already" in said(kept.folder, "--last", "2")
+    assert "one of --last and --horizon" in said(out)
+    assert "not empty" in said(kept.folder, "--last", "2")
     for horizons in ((1,), (5, 5)):
         with pytest.raises(ValidationError, match="are not different numbers"):
             Averaging(horizons=horizons)

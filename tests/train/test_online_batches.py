@@ -147,7 +147,7 @@ def test_trace_reads_the_batch_that_was_stored(whole):
         assert traced.loss == dict(read_losses(whole))[step]
         assert traced.sequences[2].ids == tuple(batches[2].read_micro_batch(1).ids[0].tolist())
         assert {sequence.source for sequence in traced.sequences} == {"rollouts"}
-    with pytest.raises(ConfigError, match=r"--step 9: .* holds no batch of it"):
+    with pytest.raises(ConfigError, match=r"--step 9: .* has no batch"):
         trace(whole.folder, 9)
     with pytest.raises(ConfigError, match="no source 'web'"):
         trace(whole.folder, 1, "web")

@@ -240,7 +240,7 @@ def test_a_finished_run_is_not_the_run_of_other_stages(stopped_at_six, monkeypat
 
 def test_a_folder_that_tokenize_did_not_write_is_refused(make_run, tmp_path):
     run = make_run(tmp_path / "run").model_copy(update={"tokens": str(tmp_path)})
-    with pytest.raises(DataError, match=r"no manifest.json, so no stage made it"):
+    with pytest.raises(DataError, match=r"no manifest.json, so it is not the output of a stage"):
         pretrain(run)
 
 

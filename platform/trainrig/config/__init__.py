@@ -122,7 +122,7 @@ def load(model: type[Run], path: str, overrides: Sequence[str] = ()) -> Run:
     if stage != model.verb:
         found = "no `stage`" if stage is None else f'`stage = "{stage}"`'
         raise ConfigError(
-            f"{path}: {found}, so this is no run file for `{model.verb}`; "
+            f"{path}: {found}, so this is not a run file for `{model.verb}`; "
             + (f"use `trainrig {stage} {path}`" if stage else f'write `stage = "{model.verb}"`')
         )
     if not overrides:
@@ -235,7 +235,7 @@ def _explain(
         choices = re.findall(r"'([^']+)'", str(context["expected_tags"]))
         message = f"no kind '{context['tag']}'{suggest_choice(str(context['tag']), choices)}"
     elif first["type"] == "union_tag_not_found":
-        message = "no `kind` says which one this is"
+        message = "`kind` is missing; it selects the table's keys"
     elif first["type"] == "missing":
         message = f"`{location[-1]}` is missing"
         location = location[:-1]

@@ -41,7 +41,9 @@ def _step_into(table: Any, key: str, where: str) -> Any:
     else:
         inner = table.setdefault(key, {})
     if not isinstance(inner, dict | list):
-        raise ConfigError(f"{where} is a value ({inner!r}), not a table")
+        raise ConfigError(
+            f"{where} is a value ({inner!r}), not a table; set the whole value, or another key"
+        )
     return inner
 
 

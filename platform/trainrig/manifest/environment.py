@@ -58,7 +58,8 @@ def announce_changes(what: str, there: Mapping[str, str], here: Mapping[str, str
     ]
     if changed:
         log.warning(
-            "%s: begun with other versions (%s): exactness is not promised",
+            "%s: the run began with other versions (%s), so results may differ from an "
+            "uninterrupted run; install those versions to continue exactly",
             what,
             ", ".join(changed),
         )

@@ -16,7 +16,8 @@ def read_input(folder: str, stage: str) -> Manifest:
     manifest = read_manifest(folder)
     if manifest.stage != stage:
         raise DataError(
-            f"{folder}: made by `{manifest.stage}`, but the output of `{stage}` is wanted"
+            f"{folder}: is the output of `{manifest.stage}`, not of `{stage}`; name an output "
+            f"of `{stage}`"
         )
     check_files(folder, manifest)
     return manifest
@@ -28,7 +29,8 @@ def check_files(folder: str, manifest: Manifest) -> None:
         path = storage.join(folder, name)
         if not storage.exists(path):
             raise DataError(
-                f"{path}: gone, though {MANIFEST} lists it; delete {folder} and run its stage again"
+                f"{path}: missing, though {MANIFEST} lists it; delete {folder} and run its "
+                "stage again"
             )
         if (found := storage.measure_size(path)) != entry.bytes:
             raise DataError(
@@ -44,8 +46,8 @@ def verify_files(folder: str, manifest: Manifest) -> None:
         path = storage.join(folder, name)
         if storage.compute_sha256(path) != entry.sha256:
             raise DataError(
-                f"{path}: other bytes than {MANIFEST} has the SHA-256 of; delete {folder} and run "
-                "its stage again"
+                f"{path}: damaged: its SHA-256 differs from the one in {MANIFEST}; delete "
+                f"{folder} and run its stage again"
             )
 
 
@@ -72,8 +74,8 @@ def check_sum(path: str, found: str, expected: FileSum | None) -> None:
     """
     if expected is not None and found != expected.sha256:
         raise DataError(
-            f"{path}: damaged: other bytes than {MANIFEST} has the SHA-256 of; restore it, or run "
-            "its stage again"
+            f"{path}: damaged: its SHA-256 differs from the one in {MANIFEST}; restore the "
+            "file, or run its stage again"
         )
 
 

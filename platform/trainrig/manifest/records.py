@@ -20,7 +20,7 @@ Record = TypeVar("Record", bound="_Record")
 def _check_below(name: str) -> str:
     absolute = name.startswith(("/", "\\")) or "://" in name
     if absolute or not name or "\0" in name or ".." in re.split(r"[/\\]", name):
-        raise ValueError(f"'{name}' is no name of a file below the folder")
+        raise ValueError(f"'{name}' is not the name of a file below the folder")
     return name
 
 
@@ -87,9 +87,12 @@ def read_manifest(folder: str) -> Manifest:
     if not storage.exists(path):
         unfinished = storage.exists(storage.join(folder, CLAIM))
         raise DataError(
-            f"{folder}: its stage is not finished; run it again, it will go on"
+            f"{folder}: its stage is not finished; run it again to continue"
             if unfinished
-            else f"{folder}: no {MANIFEST}, so no stage made it; name the folder that a stage wrote"
+            else (
+                f"{folder}: no {MANIFEST}, so it is not the output of a stage; name the folder "
+                "that a stage wrote"
+            )
         )
     return _read_record(Manifest, path)
 
@@ -100,14 +103,16 @@ def _read_record(model: type[Record], path: str) -> Record:
         found = _Versioned.model_validate_json(data).format
         if found > FORMAT:
             raise DataError(
-                f"{path}: format {found}, but this trainrig reads up to {FORMAT}; upgrade it"
+                f"{path}: has format {found}, but this trainrig reads up to {FORMAT}; "
+                "upgrade trainrig"
             )
         return model.model_validate_json(data)
     except ValidationError as error:
         problem = error.errors()[0]
         at = ".".join(str(part) for part in problem["loc"])
         raise DataError(
-            f"{path}: torn or not ours: {f'`{at}`: ' if at else ''}{problem['msg']}"
+            f"{path}: damaged, or not written by trainrig: "
+            f"{f'`{at}`: ' if at else ''}{problem['msg']}"
         ) from None
 
 

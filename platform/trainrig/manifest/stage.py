@@ -141,7 +141,7 @@ def claim(
     if there is None:
         first = storage.list_files(folder)[0]
         raise OutputTaken(
-            f"{folder}: holds files that no stage made ({first.rpartition('/')[2]}, …); "
+            f"{folder}: holds files that no stage wrote ({first.rpartition('/')[2]}, …); "
             "choose another `output`"
         )
     manifest_path = storage.join(folder, MANIFEST)
@@ -149,20 +149,21 @@ def claim(
     changed = finished is not None and bool(describe_difference(finished, wanted))
     if there.fingerprint != wanted.fingerprint or (changed and not run.extends_finished):
         raise OutputTaken(
-            f"{folder}: made by another run ({describe_difference(finished or there, wanted)}); "
-            "choose another `output`, or delete that folder"
+            f"{folder}: made by another run "
+            f"({describe_difference(finished or there, wanted)}); choose another `output`, or "
+            "delete that folder"
         )
     announce_changes(folder, there.environment, wanted.environment)
     if finished and changed:
         check_files(folder, finished)
         log.info(
-            "%s: made before, to be changed: %s", folder, describe_difference(finished, wanted)
+            "%s: the output exists; changing it: %s", folder, describe_difference(finished, wanted)
         )
         return Stage(folder, wanted, resumed=True, before=finished)
     if finished:
         check_files(folder, finished)
         storage.delete_folder(storage.join(folder, SCRATCH))  # a kill may have left it
-        log.info("%s: made before (%s says so); nothing to do", folder, manifest_path)
+        log.info("%s: the output is finished (see %s); nothing to do", folder, manifest_path)
     else:
-        log.info("%s: begun before; going on", folder)
+        log.info("%s: continuing an earlier run", folder)
     return Stage(folder, wanted, finished, resumed=True)

@@ -87,9 +87,9 @@ class Answers:
         ).tolist()
         if end - begin > self._length + 1:
             raise DataError(
-                f"{self._shards.folder}: {source}: an answer that ends after {end - begin} tokens "
-                f"is longer than the {self._length + 1} of a row; raise sequence_length, or run "
-                "`conversations` with this one"
+                f"{self._shards.folder}: {source}: an answer that ends after {end - begin} "
+                f"tokens is longer than a row of {self._length + 1}; raise sequence_length, "
+                "or run `conversations` with this sequence_length"
             )
         ids, weights = np.empty((2, end - begin), dtype=np.int64)
         self._shards.read_into(source, begin, ids)
@@ -116,7 +116,7 @@ class _AnswerBatches(PretrainBatches):
         self._answers = Answers(shards, sizes.sequence_length, per_row)
         self._token_shards = shards
         self._padding = padding
-        super().__init__(shards, sizes.as_settings(sizes.weights), layout=self._answers)
+        super().__init__(shards, sizes.build_settings(sizes.weights), layout=self._answers)
 
     def data_before(self, step: int) -> dict[str, Any]:
         """Return everything that the samples before `step` depend on, as JSON by name."""
@@ -208,7 +208,10 @@ class LabelledBatches(_AnswerBatches):
         """
         check_rows(shards, "labelled")
         if sizes.global_batch < 2:
-            raise ValueError("global_batch: 1 row has no other's answer to compare with")
+            raise ValueError(
+                "global_batch: a batch of 1 row has no other answer to compare with; set it "
+                "to 2 or more"
+            )
         super().__init__(shards, sizes, padding, per_row=1)
 
     def denominators(self, step: int) -> dict[str, int]:

@@ -54,7 +54,7 @@ class ConversationBatching(BatchSizes):
     # Largest number of passes over a source: one number for all sources, or one by source.
     epochs: Annotated[float, Field(gt=0)] | dict[str, Annotated[float, Field(gt=0)]] = math.inf
 
-    def as_settings(self, weights: Weights | None) -> BatchSettings:
+    def build_settings(self, weights: Weights | None) -> BatchSettings:
         """Return these sizes as the settings of the row order, mixed by `weights`."""
         return BatchSettings(
             sequence_length=self.sequence_length,
@@ -78,7 +78,7 @@ class PretrainingShare(Settings):
     @model_validator(mode="after")
     def _weighs_something(self) -> Self:
         if self.weights is not None and not any(self.weights.values()):
-            raise ValueError("weights: all are 0; leave `pretraining` out instead")
+            raise ValueError("weights: all are 0; set one above 0, or remove `pretraining`")
         return self
 
 
@@ -94,12 +94,12 @@ class JoinedSources:
             if part.vocabulary.fingerprint != first.vocabulary.fingerprint:
                 raise ConfigError(
                     f"pretraining.tokens: {part.folder} was made with another tokenizer than "
-                    f"{first.folder}"
+                    f"{first.folder}; tokenize both with one tokenizer"
                 )
             if same := set(part.sources) & set(first.sources):
                 raise ConfigError(
-                    f"pretraining.tokens: a source '{min(same)}' is in {part.folder} and in "
-                    f"{first.folder}; give one of them another name"
+                    f"pretraining.tokens: both {part.folder} and {first.folder} have a source "
+                    f"'{min(same)}'; give one of them another name"
                 )
 
     @property
@@ -191,7 +191,7 @@ class ConversationBatches(PretrainBatches):
         self._whole = rows
         self._conversations = frozenset(shards.sources)
         self._trimmed = sizes.packing == "none" and not pretraining
-        super().__init__(sources, sizes.as_settings(weights), layout=JoinedLayout(layouts))
+        super().__init__(sources, sizes.build_settings(weights), layout=JoinedLayout(layouts))
 
     def denominators(self, step: int) -> dict[str, int]:
         """Return the targets of the global batch, and their weights in hundredths."""
@@ -263,6 +263,8 @@ def _share_weights(
         own = given or {name: float(layouts[name].windows(name)) for name in names}
         whole = sum(own.values())
         if not whole:
-            raise ConfigError("batches: no source has a row; lower sequence_length")
+            raise ConfigError(
+                "batches: every source is shorter than one row; lower sequence_length"
+            )
         found |= {name: weight / whole * share for name, weight in own.items()}
     return found

@@ -22,7 +22,9 @@ def open_chat_tokenizer(
     files = find_tokenizer_files(path)
     if template is not None:
         if not storage.exists(template):
-            raise ConfigError(f"template: {template}: no such file; name a file of Jinja")
+            raise ConfigError(
+                f"template: {template}: no such file; name a file with a Jinja template"
+            )
         text = storage.read(template).decode()
         files = replace(files, beside={**files.beside, TEMPLATE: text})
     found = ChatTokenizer(files, dict(variables or {}))

@@ -95,33 +95,35 @@ class ConversationEncoding(RunFile):
         try:
             return datetime.date.fromisoformat(given).isoformat()
         except ValueError:
-            raise ValueError(f"'{given}' is no day; write it as {TODAY.isoformat()}") from None
+            raise ValueError(f"'{given}' is not a date; write it as {TODAY.isoformat()}") from None
 
     @model_validator(mode="after")
     def _settings_are_of_these_rows(self) -> Self:
         texts = self.rows in ("classified", "questions")
         if self.labels and self.rows != "classified":
-            raise ValueError(f'labels: rows = "{self.rows}" have no classes; leave it out')
+            raise ValueError(f'labels: rows = "{self.rows}" have no classes; leave labels out')
         if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
-            raise ValueError("labels: two or more, each once")
+            raise ValueError("labels: name two or more different labels, or none")
         if self.too_long == ("drop_turns" if texts else "cut"):
             fitting = '"refuse" or "cut"' if texts else '"refuse" or "drop_turns"'
-            raise ValueError(f'too_long = "{self.too_long}": rows = "{self.rows}" take {fitting}')
+            raise ValueError(
+                f'too_long = "{self.too_long}" does not fit rows = "{self.rows}"; use {fitting}'
+            )
         if texts and (self.template or self.variables or self.train_on != "all"):
             raise ValueError(
-                f'template, variables and train_on are of conversations; rows = "{self.rows}" are '
-                "read as they are; leave them out"
+                "template, variables and train_on are for conversations; rows = "
+                f'"{self.rows}" use no chat template, so leave them out'
             )
         if self.rewritten_turns != "split" and self.rows != "conversations":
             raise ValueError(
-                f'rewritten_turns is of rows = "conversations"; rows = "{self.rows}" make one '
-                "sample an answer; leave it out"
+                f'rewritten_turns is for rows = "conversations"; with rows = "{self.rows}" '
+                "each answer is one sample, so leave it out"
             )
         formats = [source.format for source in self.sources if source.format]
         if texts and formats:
             raise ValueError(
-                f'sources: format = "{formats[0]}" is of conversations; leave it out for '
-                f'rows = "{self.rows}", and say in `columns` where fields lie'
+                f'sources: format = "{formats[0]}" is for conversations; leave it out for '
+                f'rows = "{self.rows}", and set `columns` to where the fields are'
             )
         return self
 

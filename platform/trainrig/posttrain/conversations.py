@@ -127,9 +127,10 @@ def _open_tokenizer(run: ConversationEncoding) -> ChatTokenizer:
     found = open_chat_tokenizer(run.tokenizer, run.template, variables)
     if not found.build_renderer().ends_turns():
         raise ConfigError(
-            f"{run.template or run.tokenizer}: the chat template ends what the assistant says with "
-            "no special token, so nothing would teach a model to stop; write one behind the "
-            "content, such as {{ eos_token }}, into a template that `template` names"
+            f"{run.template or run.tokenizer}: the chat template writes no special token at "
+            "the end of the assistant's turns, so the model would not learn to stop; set "
+            "`template` to a template that writes one after the content, such as {{ eos_token "
+            "}}"
         )
     return found
 
@@ -248,7 +249,9 @@ def _read_example(row: Mapping[str, Any], source: RowFiles, run: ConversationEnc
     parquet = source.kind == "Parquet"
     example = parse_example(row, source.columns, run.rows, source.format, parquet)
     if run.rows == "steps" and not example.step_labels:
-        raise BadRow("missing_field", "no labels, which tell right steps from wrong ones")
+        raise BadRow(
+            "missing_field", 'the row has no labels for its steps, which rows = "steps" needs'
+        )
     if run.train_on == "last" and run.rows == "conversations":
         chats = tuple(chat.train_on_last() for chat in example.chats)
         example = replace(example, chats=chats)
@@ -270,8 +273,12 @@ def _check_pair(samples: Samples) -> None:
     chosen, rejected = samples.rendered
     if np.array_equal(chosen.ids, rejected.ids):
         dropped = samples.turns_dropped
-        why = f"{dropped} turns were left out" if dropped else "the template says less than the row"
-        detail = f"chosen and rejected differ, but their {len(chosen.ids)} tokens are alike: {why}"
+        why = (
+            f"{dropped} turns were left out"
+            if dropped
+            else "the template leaves out a part of the row"
+        )
+        detail = f"chosen and rejected differ, but their {len(chosen.ids)} tokens are equal: {why}"
         raise BadRow("pair_becomes_equal", detail)
 
 
@@ -351,10 +358,10 @@ def _check(
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(bad.items()))
     if not kept:
         why = f": {reasons}; the first, {first}" if bad else ""
-        raise DataError(f"sources: not one row to train on, of {counts.get('rows', 0):,}{why}")
+        raise DataError(f"sources: none of {counts.get('rows', 0):,} rows can be trained on{why}")
     if bad:
         log.warning(
-            "%s: %d of %d rows in %s (%s); the first, %s",
+            "%s: refused %d of %d rows, which are in %s (%s); the first, %s",
             run.output,
             sum(bad.values()),
             counts["rows"],
@@ -365,18 +372,22 @@ def _check(
     _report_split(counts, run)
     warn_of_unread(run.output, counts)
     if run.held_out and not counts[f"{HELD_OUT}_{run.rows}"]:
-        log.warning("%s: nothing is held out of %d rows", run.output, counts["rows"])
+        log.warning(
+            "%s: none of %d rows is held out; raise held_out to evaluate the run on held-out rows",
+            run.output,
+            counts["rows"],
+        )
 
 
 def _report_split(counts: Mapping[str, Any], run: ConversationEncoding) -> None:
     """Log how many rows the chat template turned into several samples, or lost answers."""
-    why = "the chat template renders earlier turns otherwise once others follow"
+    why = "the chat template changes earlier turns when later turns follow"
     if split := counts.get("rows_split", 0):
         tokens = counts[f"{TRAIN}_tokens"] + counts[f"{HELD_OUT}_tokens"]
         repeated = counts["tokens_repeated"]
         log.warning(
-            "%s: %s, so %s rows became %s samples, which repeat %s of %s tokens; "
-            'rewritten_turns = "last" trains on the last of them alone',
+            "%s: %s, so %s rows became %s samples, which repeat %s of %s tokens; set "
+            'rewritten_turns = "last" to train on the last of these samples alone',
             run.output,
             why,
             f"{split:,}",
@@ -386,7 +397,7 @@ def _report_split(counts: Mapping[str, Any], run: ConversationEncoding) -> None:
         )
     if left_out := counts.get("answers_left_out", 0):
         log.warning(
-            "%s: %s, so %s answers before the last one are read and not trained on",
+            "%s: %s, so %s answers before the last one give context and are not trained on",
             run.output,
             why,
             f"{left_out:,}",
@@ -398,7 +409,7 @@ def warn_of_unread(output: str, counts: Mapping[str, Any]) -> None:
     if unread := counts.get("unread", {}):
         fields = ", ".join(f"{name} in {count:,}" for name, count in unread.items())
         log.warning(
-            "%s: of %d rows, these say what is not read: %s", output, counts["rows"], fields
+            "%s: of %d rows, some have fields that are not used: %s", output, counts["rows"], fields
         )
 
 

@@ -73,15 +73,17 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
             row = json.loads(line)
             read_request(row, Sampling())
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{number}: not JSON: {error}") from None
+            raise DataError(
+                f"{path}:{number}: not JSON: {error}; write one object on each line"
+            ) from None
         except (BadRow, TypeError, KeyError) as error:
             raise DataError(
-                f"{path}:{number}: {error}; a row is an object with `prompt`, a text, or "
+                f"{path}:{number}: {error}; a row is an object with `prompt`, a text, or with "
                 "`messages`, a list of objects with `role` and `content`"
             ) from None
         rows.append(row)
     if not rows:
-        raise DataError(f"{path}: not one row; write an object with `prompt` on each line")
+        raise DataError(f"{path}: the file has no rows; write an object with `prompt` on each line")
     return rows
 
 
@@ -96,7 +98,7 @@ def read_request(row: Any, sampling: Sampling) -> TextRequest:
     elif isinstance(row["prompt"], str):
         prompt = row["prompt"]
     else:
-        raise TypeError("`prompt` is no text")
+        raise TypeError("`prompt` is not text")
     return TextRequest(prompt, sampling)
 
 

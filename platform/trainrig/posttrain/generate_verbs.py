@@ -13,56 +13,77 @@ import typer
 from trainrig.command_line.options import Checkpoint, Json
 from trainrig.errors import ConfigError, InputError
 
-Tokens = Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens to generate.")]
+Tokens = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Maximum number of tokens to generate.")
+]
 Temperature = Annotated[
     float,
-    typer.Option(metavar="T", min=0, help="Randomness; 0 always takes the likeliest token."),
+    typer.Option(
+        metavar="T", min=0, help="Randomness of sampling; 0 always takes the most likely token."
+    ),
 ]
-TopK = Annotated[int, typer.Option(metavar="N", min=1, help="Draw among the N likeliest tokens.")]
+TopK = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Sample from the N most likely tokens.")
+]
 TopP = Annotated[
     float,
-    typer.Option(metavar="P", help="Draw among the likeliest that have P of all probability."),
+    typer.Option(
+        metavar="P", help="Sample from the fewest tokens whose probabilities add up to P."
+    ),
 ]
 MinP = Annotated[
     float,
-    typer.Option(metavar="P", help="Draw among those at least P times as likely as the likeliest."),
+    typer.Option(
+        metavar="P",
+        help="Sample from tokens that have at least P times the probability of the most "
+        "likely one.",
+    ),
 ]
 Penalty = Annotated[
-    float, typer.Option(metavar="X", help="Lower what was said before: above 1, by X.")
+    float,
+    typer.Option(
+        metavar="X", help="Penalty on tokens that the text already has; above 1, repeats are rarer."
+    ),
 ]
 Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="Text that ends the answer; repeatable.  [default: none]"),
 ]
 Seed = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Random seed; the same one gives the same text.")
+    int, typer.Option(metavar="N", min=0, help="Random seed; the same seed gives the same text.")
 ]
 Prompt = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="Text to continue, or to answer; or --prompts instead."),
+    typer.Option(metavar="TEXT", help="Text to continue or to answer."),
 ]
 PromptFile = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="JSONL file of rows with `prompt` or `messages`, instead."),
+    typer.Option(
+        metavar="FILE",
+        help="JSONL file of prompts, instead of --prompt: rows with `prompt` or `messages`.",
+    ),
 ]
 Prefix = Annotated[
     str | None,
     typer.Option(
         metavar="TEXT",
-        help="Text before a gap that a model of FillInTheMiddle or SpanCorruption fills, instead.",
+        help="Text before a gap to fill, instead of --prompt, for a model trained by "
+        "FillInTheMiddle or SpanCorruption.",
     ),
 ]
-Suffix = Annotated[str | None, typer.Option(metavar="TEXT", help="Text after that gap, instead.")]
+Suffix = Annotated[str | None, typer.Option(metavar="TEXT", help="Text after the gap of --prefix.")]
 Engine = Annotated[
     Literal["trainrig", "vllm"],
     typer.Option(
         metavar="ENGINE",
-        help="What runs the model for --prompts: trainrig, or vllm, where that is installed.",
+        help="Engine for --prompts: trainrig, or vllm where it is installed.",
     ),
 ]
 GpuMemory = Annotated[
     float,
-    typer.Option(metavar="SHARE", min=0.05, max=1, help="Of the GPU's memory, what vLLM may take."),
+    typer.Option(
+        metavar="SHARE", min=0.05, max=1, help="Share of the GPU's memory that vLLM may use."
+    ),
 ]
 
 
@@ -80,8 +101,8 @@ def _check_asked(
     asked = [prompt is not None, prompts is not None, gap]
     if sum(asked) != 1 or (prompts is None) != (out is None) or (gap and chat):
         raise ConfigError(
-            "generate: give --prompt TEXT, or --prefix TEXT with --suffix TEXT for a gap between "
-            "the two, or --prompts FILE with --out FILE"
+            "generate: give --prompt TEXT, or --prefix TEXT with --suffix TEXT for a gap "
+            "between the two (without --chat), or --prompts FILE with --out FILE"
         )
 
 
@@ -93,10 +114,10 @@ def generate(
     prompts: PromptFile = None,
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="JSONL file to write; only with --prompts instead."),
+        typer.Option(metavar="FILE", help="JSONL file to write, for --prompts."),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Answer the prompt as a chat assistant would.")
+        bool, typer.Option("--chat", help="Answer the prompt as a chat assistant.")
     ] = False,
     tokens: Tokens = 64,
     temperature: Temperature = 0.8,
@@ -107,11 +128,14 @@ def generate(
     stop: Stop = None,
     seed: Seed = 0,
     batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Rows of --prompts generated together.")
+        int,
+        typer.Option(metavar="N", min=1, help="Number of rows of --prompts to generate together."),
     ] = 16,
     workers: Annotated[
         int,
-        typer.Option(metavar="N", min=0, help="Ray workers for --prompts; 0: in this process."),
+        typer.Option(
+            metavar="N", min=0, help="Ray workers for --prompts; 0 generates in this process."
+        ),
     ] = 0,
     engine: Engine = "trainrig",
     memory: GpuMemory = 0.9,
@@ -135,8 +159,8 @@ def generate(
     _check_asked(prompt, prompts, out, gap, chat)
     if engine == "vllm" and (prompts is None or workers):
         raise ConfigError(
-            "generate --engine vllm: it answers a file of prompts, in this process; give --prompts "
-            "FILE with --out FILE, and no --workers"
+            "generate --engine vllm: vLLM answers a file of prompts, in this process; give "
+            "--prompts FILE with --out FILE, and leave --workers out"
         )
     if prompts is not None and out is not None:
         share = memory if engine == "vllm" else None
@@ -186,7 +210,9 @@ def chat(
     checkpoint: Checkpoint,
     system: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What the assistant is told first.  [default: nothing]"),
+        typer.Option(
+            metavar="TEXT", help="System message that begins the conversation.  [default: none]"
+        ),
     ] = None,
     tokens: Tokens = 512,
     temperature: Temperature = 0.8,
@@ -225,7 +251,9 @@ def chat(
         try:
             answer = generator.answer(messages, sampling, _show)
         except InputError as error:  # For example, the conversation no longer fits.
-            typer.echo(f"trainrig: {error}; an empty line begins anew", err=True)
+            typer.echo(
+                f"trainrig: {error}; enter an empty line to start a new conversation", err=True
+            )
             messages.pop()
             continue
         print(flush=True)
@@ -246,5 +274,8 @@ def _show(piece: str) -> None:
 
 def _warn_if_untaught(checkpoint: str, generator: Any, chatting: bool) -> None:
     if chatting and generator.tuned is False:
-        warning = "not tuned on conversations, so expect no answer; `trainrig posttrain` tunes it"
+        warning = (
+            "the model is not fine-tuned on conversations, so its answers may make no sense; "
+            "fine-tune it with `trainrig posttrain`"
+        )
         typer.echo(f"trainrig: {checkpoint}: {warning}", err=True)

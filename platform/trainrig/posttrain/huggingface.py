@@ -36,8 +36,9 @@ def export_checkpoint(
     if generator:
         if (beside := stored.config.generator_model) is None:
             raise ConfigError(
-                f"export --generator: {stored.path} is {config.description} without a generator; "
-                "leave it out, or name a run with objective ReplacedTokenDetection"
+                f"export --generator: {stored.path} is {config.description} without a "
+                "generator; leave --generator out, or name a run with objective "
+                "ReplacedTokenDetection"
             )
         config = beside
         read = partial(read_generator_tensor, stored.read)

@@ -26,20 +26,27 @@ NumberFormat = Annotated[
 License = Annotated[
     str | None,
     typer.Option(
-        "--license", metavar="NAME", help="For the card, as the Hub names it. [default: none]"
+        "--license",
+        metavar="NAME",
+        help="License for the model card, by its name on the Hub. [default: none]",
     ),
 ]
 BaseModel = Annotated[
     str | None,
-    typer.Option(metavar="OWNER/MODEL", help="Model it was made from. [default: none]"),
+    typer.Option(metavar="OWNER/MODEL", help="Base model, for the model card. [default: none]"),
 ]
 Datasets = Annotated[
     list[str] | None,
-    typer.Option(metavar="OWNER/DATASET", help="Data it was trained on (repeatable)."),
+    typer.Option(
+        metavar="OWNER/DATASET", help="Training data set, for the model card; repeatable."
+    ),
 ]
 Scores = Annotated[
     list[str] | None,
-    typer.Option(metavar="DIR", help="Evaluation of it, for the model card (repeatable)."),
+    typer.Option(
+        metavar="DIR",
+        help="Folder of an evaluation of this checkpoint, for the model card; repeatable.",
+    ),
 ]
 
 
@@ -49,7 +56,7 @@ def export(
     dtype: NumberFormat = None,
     adapter: Annotated[
         bool,
-        typer.Option("--adapter", help="Write the adapter alone, for PEFT; without, it is merged."),
+        typer.Option("--adapter", help="Write the adapter alone, for PEFT, instead of merging it."),
     ] = False,
     generator: Annotated[
         bool,
@@ -75,9 +82,12 @@ def export(
     from trainrig.storage.writable import check_folder
 
     if adapter and (scores or license_ or base_model or dataset):
-        raise ConfigError("export --adapter: writes no model card; leave out what is for one")
+        raise ConfigError(
+            "export --adapter: an adapter gets no model card; leave out --scores, --license, "
+            "--base-model and --dataset"
+        )
     if adapter and generator:
-        raise ConfigError("export: an adapter has no generator; leave --adapter or --generator out")
+        raise ConfigError("export: an adapter has no generator; leave out --adapter or --generator")
     check_folder(out)
     settings = config.build(HubFolder, {"dtype": dtype}, "export --dtype")
     settings = settings.model_copy(
@@ -105,20 +115,23 @@ def import_folder(
         list[str] | None,
         typer.Option(
             metavar="ROLE=TOKEN",
-            help="Which special token plays a role that the folder's files do not tell: begin, end,"
-            " pad, end_of_turn, user, assistant or system (repeatable).",
+            help="Special token for a role that the folder's files do not name: begin, end, "
+            "pad, end_of_turn, user, assistant or system; repeatable.",
         ),
     ] = None,
     add_token: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TOKEN",
-            help="Special token to add; its embedding begins as the mean of all (repeatable).",
+            help="Special token to add; its embedding begins as the mean of all embeddings; "
+            "repeatable.",
         ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(metavar="CKPT", help="Checkpoint that a PEFT folder is for. [default: none]"),
+        typer.Option(
+            metavar="CKPT", help="Checkpoint that is the base of a PEFT folder. [default: none]"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -144,11 +157,11 @@ def import_folder(
         print(f"{name}: {token or 'none'}")
     if dropouts := facts["dropouts_left_out"]:
         shares = ", ".join(f"{key} = {share:g}" for key, share in dropouts.items())
-        print(f"config.json: {shares} is left out; training here drops nothing", file=sys.stderr)
+        print(f"config.json: {shares} is left out; trainrig imports no dropout", file=sys.stderr)
 
 
 def _parse_role(given: str) -> tuple[str, str]:
     name, equals, token = given.partition("=")
     if not equals or not token:
-        raise ConfigError(f"--role {given}: wanted ROLE=TOKEN, as in end_of_turn=<|im_end|>")
+        raise ConfigError(f"--role {given}: write it as ROLE=TOKEN, such as end_of_turn=<|im_end|>")
     return name, token

@@ -73,7 +73,10 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
     another kind.
     """
     if run.pretraining:
-        raise ConfigError("pretraining: text is mixed into conversations alone; leave it out here")
+        raise ConfigError(
+            "pretraining: text can be mixed into conversations alone; leave it out for this "
+            "objective"
+        )
     length = run.batches.sequence_length
     stored = None
     if needs_references(run):

@@ -102,14 +102,15 @@ def find_reference(path: str | None, start: str, encoder: Encoder, sequence_leng
     found = checkpoint.resolve(storage.make_absolute(path))
     if Encoder.of(checkpoint.read_tokenizer_files(found)).fingerprint != encoder.fingerprint:
         raise ConfigError(
-            f"reference: {found} has another tokenizer than the model to be tuned, so their "
-            "log-probabilities can't be compared; name a model with the same one"
+            f"reference: {found} has another tokenizer than the model to fine-tune, so their "
+            "log-probabilities can't be compared; name a model with the same tokenizer"
         )
     positions = checkpoint.describe(found)[0].positions
     if sequence_length > positions:
         raise ConfigError(
-            f"reference: {found} has {positions} positions, and batches.sequence_length is "
-            f"{sequence_length}; name a model with as many, or lower sequence_length to {positions}"
+            f"reference: {found} has {positions} positions, but batches.sequence_length is "
+            f"{sequence_length}; name a model with {sequence_length} positions or more, or "
+            f"lower sequence_length to {positions}"
         )
     return found
 
@@ -158,7 +159,9 @@ def compute_references(
             len(of_N2),
         )
     stage.finish(counts, files)
-    log.info("%s: reference log-probabilities of %d pairs", folder, sum(counts.values()))
+    log.info(
+        "%s: wrote the reference's log-probabilities of %d pairs", folder, sum(counts.values())
+    )
     return folder
 
 

@@ -67,8 +67,8 @@ class FineTuning(TrainingRunFile):
     def _averages_are_of_whole_models(self) -> Self:
         if self.lora and self.training.averaging.horizons:
             raise ValueError(
-                "training.averaging.horizons and [lora]: an average of adapters is not kept; leave "
-                "out one of the two"
+                "training.averaging.horizons and [lora]: averages of adapters are not "
+                "supported; leave out one of the two"
             )
         return self
 
@@ -76,13 +76,13 @@ class FineTuning(TrainingRunFile):
     def _dropout_is_not_compiled(self) -> Self:
         if self.lora and self.lora.dropout and self.training.compile:
             raise ValueError(
-                "lora.dropout and training.compile: what is dropped changes from row to row, which "
-                "is not compiled; leave out one of the two"
+                "lora.dropout and training.compile: dropout changes from row to row, which "
+                "compiled code does not support; leave out one of the two"
             )
         return self
 
     @model_validator(mode="after")
-    def _adapters_are_multiplied_apart(self) -> Self:
+    def _check_adapters(self) -> Self:
         if self.lora:
             self.training.check_adapters()
         return self
@@ -94,7 +94,7 @@ class FineTuning(TrainingRunFile):
         """
         parallel = self.training.parallel
         kind = self.objective.kind
-        sizes = self.batches.as_settings(None).resolve_stages()
+        sizes = self.batches.build_settings(None).resolve_stages()
         if parallel.expert:
             parallel.expert.check_run(model, kind, sizes, "SFT")
         for axis in (parallel.pipeline, parallel.tensor):
@@ -128,33 +128,35 @@ class FineTuning(TrainingRunFile):
         ):
             if there and noise:
                 raise ValueError(
-                    f"{axis}: objective.noise is of whole rows of embeddings; leave out one of "
-                    "the two"
+                    f"{axis}: objective.noise needs whole rows of embeddings on one "
+                    "worker; leave out one of the two"
                 )
         if parallel.context and self.objective.kind not in ("SFT", *OF_ANSWERS):
             raise ValueError(
-                f"{where}.context: objective {self.objective.kind} looks at whole rows; leave it "
-                'out, or set objective.kind = "SFT"'
+                f"{where}.context: objective {self.objective.kind} needs whole rows on each "
+                'worker; leave context out, or set objective.kind = "SFT"'
             )
         if parallel.expert and _drops_tokens(model) and isinstance(self.objective, OfPairs):
             raise ValueError(
-                f"{where}.expert: model.feedforward.capacity takes the tokens that come first, and "
-                "of divided pairs others do than of whole ones; leave it out, or take "
-                'objective.kind = "KTO" or "SFT"'
+                f"{where}.expert: model.feedforward.capacity drops tokens in the order of a "
+                "batch, and pairs that are divided among workers would lose other tokens than "
+                'whole ones; leave expert out, or set objective.kind = "KTO" or "SFT"'
             )
         if parallel.context and mixture:
             raise ValueError(
-                f"{where}.context: a mixture of experts balances whole rows; leave it out"
+                f"{where}.context: a mixture of experts balances the tokens of whole rows; "
+                "leave context out"
             )
         if parallel.context and self.lora and self.lora.dropout:
             raise ValueError(
-                f"{where}.context: lora.dropout goes by the place in a whole row; leave out one of "
-                "the two"
+                f"{where}.context: lora.dropout depends on positions in the whole row; leave "
+                "out one of the two"
             )
         if in_places and mixture:
             raise ValueError(
-                f"{where}.tensor.sequence_parallel: experts would count what fills up rows of "
-                "conversations; leave it out (experts are shared without)"
+                f"{where}.tensor.sequence_parallel: experts would count the padding of rows "
+                "of conversations; leave it out (experts are divided among the workers "
+                "without it)"
             )
 
     def check_reference(self, model: DecoderConfig) -> None:
@@ -162,8 +164,8 @@ class FineTuning(TrainingRunFile):
         parallel = self.training.parallel
         if parallel.context and _drops_tokens(model):
             raise ConfigError(
-                "training.parallel.context: the reference drops tokens beyond the capacity of its "
-                "experts, which is that of whole rows; leave it out, or name another reference"
+                "training.parallel.context: the reference has experts with a capacity, which "
+                "drop tokens of whole rows; leave context out, or name another reference"
             )
         if parallel.expert:
             try:
@@ -172,24 +174,30 @@ class FineTuning(TrainingRunFile):
                 raise ConfigError(str(error)) from None
 
     @model_validator(mode="after")
-    def _a_teacher_is_there_if_wanted(self) -> Self:
+    def _check_teacher(self) -> Self:
         if self.teacher and not isinstance(self.objective, Distillation):
             raise ValueError(
-                f"teacher: {self.objective.kind} learns from the conversations alone; leave it "
-                'out, or take objective.kind = "Distillation"'
+                f"teacher: objective {self.objective.kind} uses no teacher; leave teacher "
+                'out, or set objective.kind = "Distillation"'
             )
         if isinstance(self.objective, Distillation):
             if not self.teacher:
-                raise ValueError("teacher: Distillation learns from the folder of one; name it")
+                raise ValueError(
+                    "teacher: objective Distillation needs one; set it to the folder that "
+                    "`trainrig teacher` wrote"
+                )
             if self.pretraining:
-                raise ValueError("pretraining: no teacher has read that text; leave it out")
+                raise ValueError(
+                    "pretraining: the teacher has no probabilities for this text; leave it "
+                    "out with objective Distillation"
+                )
         return self
 
     @model_validator(mode="after")
-    def _reference_is_of_use(self) -> Self:
+    def _check_reference_is_used(self) -> Self:
         if self.reference and not isinstance(self.objective, Referenced | KTO):
             raise ValueError(
-                f"reference: {self.objective.kind} compares with no other model; leave it out"
+                f"reference: objective {self.objective.kind} uses no reference; leave it out"
             )
         return self
 

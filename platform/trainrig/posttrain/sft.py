@@ -87,8 +87,8 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
     encoder = Encoder.of(checkpoint.read_tokenizer_files(path))
     if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
         raise ConfigError(
-            f"checkpoint: {path} holds an adapter alone; `trainrig export` merges it with its base "
-            "into a folder, which may be named here"
+            f"checkpoint: {path} holds an adapter alone; merge it with its base by `trainrig "
+            "export`, and name the folder that it writes"
         )
     model = _add_head(run, path, model, written.counts)
     _check(run, model)
@@ -101,8 +101,8 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
     batches = rows.make_batches()
     if batches.shards.vocabulary.fingerprint != encoder.fingerprint:
         raise ConfigError(
-            f"conversations: {run.conversations} was made with another tokenizer than that of "
-            f'{run.checkpoint}; run `conversations` with tokenizer = "{run.checkpoint}"'
+            f"conversations: {run.conversations} was made with another tokenizer than the one "
+            f'of {run.checkpoint}; run `conversations` with tokenizer = "{run.checkpoint}"'
         )
     batches.check_epochs(run.training.steps)
     job = TrainingJob(
@@ -152,14 +152,14 @@ def _add_head(
     """
     if isinstance(model, EncoderDecoderConfig):
         raise ConfigError(
-            f"checkpoint: {path} reads a text and writes another, so {run.objective.kind} can't "
-            "teach it; name a decoder"
+            f"checkpoint: {path} has an encoder and a decoder, which objective "
+            f"{run.objective.kind} can't train; name a decoder"
         )
     if isinstance(run.objective, AnswerSpan):
         if not model.bidirectional:
             raise ConfigError(
-                f"checkpoint: {path} is a decoder, whose tokens have not read what follows, so "
-                "AnswerSpan can't teach it; name an encoder"
+                f"checkpoint: {path} is a decoder, whose tokens do not see the text after "
+                "them, so objective AnswerSpan can't train it; name an encoder"
             )
         return model.with_head("spans")
     if isinstance(run.objective, Classification):
@@ -174,13 +174,13 @@ def _add_head(
         return model.with_score_head()
     if model.bidirectional:
         raise ConfigError(
-            f"checkpoint: {path} is an encoder, which goes on from no text, so "
-            f"{run.objective.kind} can't teach it; name a decoder"
+            f"checkpoint: {path} is an encoder, which generates no text, so objective "
+            f"{run.objective.kind} can't train it; name a decoder"
         )
     if model.head != "tokens":
         raise ConfigError(
-            f"checkpoint: {path} is {model.description}, which does not speak, so "
-            f"{run.objective.kind} can't teach it; name a language model"
+            f"checkpoint: {path} is {model.description}, which generates no text, so "
+            f"objective {run.objective.kind} can't train it; name a language model"
         )
     return model
 
@@ -242,8 +242,8 @@ def _build_comparison(
         held_out = TokenShards.open(storage.join(text, HELD_OUT), run.cache)
         if held_out.vocabulary.fingerprint != encoder.fingerprint:
             raise ConfigError(
-                f"comparison.text: {text} was made with another tokenizer than that of "
-                f"{run.checkpoint}"
+                f"comparison.text: {text} was made with another tokenizer than the one of "
+                f"{run.checkpoint}; tokenize it with that one"
             )
     # Each new token has another shape, which would be compiled again. Ranks that hold parts of
     # layers or rows cannot answer prompts.
@@ -299,8 +299,8 @@ def _check(run: FineTuning, model: DecoderConfig) -> None:
         raise ConfigError(f"batches: {error}") from None
     if run.lora and run.lora.dropout and isinstance(model.feedforward, MixtureOfExperts):
         raise ConfigError(
-            "lora.dropout: experts see tokens without the rows they are of, by which is dropped; "
-            "leave it out for a mixture of experts"
+            "lora.dropout: dropout depends on the row of each token, which experts do not "
+            "know; leave it out for a mixture of experts"
         )
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)

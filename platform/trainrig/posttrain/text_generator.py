@@ -76,8 +76,8 @@ class TextGenerator:
         _check_speaks(stored.path, stored.config)
         if isinstance(stored.config, EncoderDecoderConfig):
             raise DataError(
-                f"{stored.path}: {stored.config.description}, which vLLM does not run; leave "
-                "--engine out"
+                f"{stored.path}: {stored.config.description}, which vLLM does not support; "
+                "leave --engine out"
             )
         encoder = Encoder(stored.files.tokenizer, stored.path, stored.files.beside)
         model = VllmModel(stored.config, stored.read, stored.files, memory, "--engine vllm")
@@ -135,8 +135,8 @@ class TextGenerator:
         special = self.encoder.special_tokens
         if not isinstance(gap, Gap):
             raise DataError(
-                "the model reads a text and writes another, so it does not go on from one and "
-                "answers none; give it a gap to fill, by --prefix and --suffix"
+                "the model has an encoder and a decoder, so it does not continue a text or "
+                "answer one; give it a gap to fill, with --prefix and --suffix"
             )
         sentinels = find_sentinels(self.encoder)
         check_sentinels(self.encoder.files.where, "SpanCorruption", len(sentinels), 1)
@@ -174,12 +174,12 @@ def _check_speaks(where: str, config: DecoderConfig) -> None:
     """Raise DataError for a model that does not continue texts."""
     if config.head != "tokens":
         raise DataError(
-            f"{where}: {config.description}, which does not speak; `trainrig score` asks it"
+            f"{where}: {config.description}, which generates no text; use `trainrig score`"
         )
     if config.bidirectional:
         raise DataError(
-            f"{where}: an encoder, which reads whole texts and does not go on from one; "
-            "`trainrig evaluate` scores it"
+            f"{where}: an encoder, which does not continue a text; use `trainrig evaluate` to "
+            "score it"
         )
 
 

@@ -135,7 +135,9 @@ def find_url(path: str, url: str) -> Sightings:
     """
     run = open_traced(path)
     if run.folder is None:
-        raise ConfigError(f"{path}: a run file; name the run folder, which knows its steps")
+        raise ConfigError(
+            f"{path}: --url needs a run folder, which records the steps of a run; name one"
+        )
     wanted = _with_url(run, url)
     if not wanted:
         raise ConfigError(f"--url {url}: no document of {run.batches.shards.folder} has this URL")
@@ -172,8 +174,8 @@ def _require_document_shards(run: TracedRun) -> TokenShards:
     """Return the document shards that `run` trains on. Raises ConfigError for conversations."""
     if not isinstance(shards := run.batches.shards, TokenShards):
         raise ConfigError(
-            f"{run.path}: a run of `{run.settings.verb}`, whose rows have neither URLs nor rules; "
-            "`trace --step` names their files and lines"
+            f"{run.path}: the rows of a run of `{run.settings.verb}` have neither URLs nor "
+            "rules; use `trace --step`, which names their files and lines"
         )
     return shards
 

@@ -58,8 +58,7 @@ def read_runs(folders: Sequence[str]) -> list[OverlaidRun]:
     wanted = [folder.rstrip("/") for folder in folders]
     if not 2 <= len(wanted) <= len(STROKES) or len(set(wanted)) < len(wanted):
         raise ConfigError(
-            f"{len(wanted)} runs named: give two to {len(STROKES)}, each once, to lay over each "
-            "other"
+            f"{len(wanted)} runs are given; name two to {len(STROKES)} different runs"
         )
     above = _find_common_folder(wanted)
     found = [(read_report_data(folder), read_listed_run(folder)) for folder in wanted]
@@ -85,12 +84,12 @@ def build_overlay_page(runs: Sequence[OverlaidRun]) -> str:
         ),
         figures=_build_key_figures(runs),
         sections=(
-            Section("curves", "Laid over each other", tuple(charts)),
+            Section("curves", "Comparison of the runs", tuple(charts)),
             Section("runs", "The runs", (_build_table(runs),)),
         ),
         commands=(
             PageCommand(
-                f"trainrig report {best.listed.folder}", "All that is known of the lowest one."
+                f"trainrig report {best.listed.folder}", "Report of the run with the lowest loss."
             ),
         ),
         provenance={"Runs": {run.name: run.listed.folder for run in runs}},
@@ -169,12 +168,12 @@ def _draw_overlay(
 
     windows = ", ".join(f"{run.name} {_choose_mean_over(run)}" for run in runs)
     return Chart(
-        f"{title} in the end: {format_short(ends[low])} ({low}) to "
-        f"{format_short(ends[high])} ({high})",
+        f"{title} at the end: {format_short(ends[low])} ({low}) to {format_short(ends[high])} "
+        f"({high})",
         figures.draw(draw_labelled, 270),
-        label=f"Lines of the {unit} against tokens, one a run.",
-        caption=f"Means of the last steps: {windows}." if smooth else "Each step.",
-        table=ReportTable(f"{title} in the end", ("run", unit), tuple(ends.items())),
+        label=f"Lines of the {unit} against tokens, one for each run.",
+        caption=f"Means of the last steps: {windows}." if smooth else "Every step is drawn.",
+        table=ReportTable(f"{title} at the end", ("run", unit), tuple(ends.items())),
     )
 
 
@@ -196,11 +195,11 @@ def _draw_held_out(runs: Sequence[OverlaidRun]) -> Chart:
     lasts = {run.name: float(curve(run)[1][-1]) for run in measured}
     best = min(lasts, key=lambda name: lasts[name])
     return Chart(
-        f"Lowest held-out loss in the end: {best}, {lasts[best]:.3f} nats per token",
+        f"Lowest held-out loss at the end: {best}, {lasts[best]:.3f} nats per token",
         figures.draw(plot, 270),
-        label="Lines of the held-out loss against tokens, one a run.",
-        caption="Comparable where runs hold out the same text by the same tokenizer.",
-        table=ReportTable("Held-out loss in the end", ("run", "loss"), tuple(lasts.items())),
+        label="Lines of the held-out loss against tokens, one for each run.",
+        caption="Comparable only between runs with the same held-out text and the same tokenizer.",
+        table=ReportTable("Held-out loss at the end", ("run", "loss"), tuple(lasts.items())),
     )
 
 
@@ -216,12 +215,12 @@ def _build_key_figures(runs: Sequence[OverlaidRun]) -> tuple[KeyFigure, ...]:
     tokens = max(runs, key=lambda run: run.listed.tokens)
     hours = sum(run.paid_hours for run in listed)
     return (
-        KeyFigure("Runs", str(len(runs)), "", f"{going} under way"),
+        KeyFigure("Runs", str(len(runs)), "", f"{going} running"),
         KeyFigure("Most tokens", format_short(tokens.listed.tokens), "", tokens.name),
         KeyFigure(
             "Fastest", format_short(_compute_median_speed(fastest)), "tokens/s", fastest.name
         ),
-        KeyFigure("Worker hours", f"{hours:.2f}", "h", "of all of them, restarts included"),
+        KeyFigure("Worker hours", f"{hours:.2f}", "h", "of all runs, with restarts"),
     )
 
 
@@ -243,4 +242,4 @@ def _build_table(runs: Sequence[OverlaidRun]) -> ReportTable:
         for run in runs
     )
     columns = ("run", "state", "steps", "tokens", "loss", "best held-out loss", "restarts")
-    return ReportTable("The runs, in the order given", columns, rows)
+    return ReportTable("The runs, in the order of the command", columns, rows)

@@ -59,7 +59,10 @@ def list_runs(folder: str, instance: str | None = None) -> list[ListedRun]:
         hardware.load().find_instance(instance)
     found = [read_listed_run(path, instance) for path in sorted(_run_folders(folder.rstrip("/")))]
     if not found:
-        raise DataError(f"{folder}: no training run in it or below it")
+        raise DataError(
+            f"{folder}: no training run in this folder or below it; name a folder with "
+            "training runs"
+        )
     return found
 
 

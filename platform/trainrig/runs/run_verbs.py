@@ -28,7 +28,7 @@ def trace(
         str,
         typer.Argument(
             metavar="RUN",
-            help="Run folder, or the run file of one.",
+            help="Run folder, or a run file.",
             autocompletion=completion.run_files,
         ),
     ],
@@ -40,15 +40,20 @@ def trace(
     ] = None,
     data_step: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Batch to trace instead. [default: none]"),
+        typer.Option(
+            metavar="N", help="Batch to trace, from 0, instead of a step. [default: none]"
+        ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Page whose steps and checkpoints to find instead."),
+        typer.Option(
+            metavar="URL",
+            help="URL of a page: list the steps and checkpoints that saw it, instead of a step.",
+        ),
     ] = None,
     rules: Annotated[
         bool,
-        typer.Option("--rules", help="List the documents with the filter rules that they break."),
+        typer.Option("--rules", help="List documents with the filter rules that they break."),
     ] = False,
     source: Annotated[
         str | None,
@@ -56,7 +61,9 @@ def trace(
     ] = None,
     tokens: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="Tokens to show of each end of a document."),
+        typer.Option(
+            metavar="N", min=1, help="Number of tokens to show at each end of a document."
+        ),
     ] = 60,
     borders: Borders = False,
     as_json: Json = False,
@@ -67,7 +74,7 @@ def trace(
     """
     if url is not None:
         if (step, data_step) != (None, None):
-            raise ConfigError("name one of --step, --data-step and --url")
+            raise ConfigError("give exactly one of --step, --data-step and --url")
         from trainrig.runs.culprits import find_url
 
         seen = find_url(run, url)
@@ -117,12 +124,13 @@ def watch(
         list[str],
         typer.Argument(
             metavar="RUN",
-            help="Folder of a training run; several are laid over each other.",
+            help="Folder of a training run; give several to compare them.",
             autocompletion=completion.run_files,
         ),
     ],
     port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 takes a free one.")
+        int,
+        typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 takes a free one."),
     ] = 0,
 ) -> None:
     """Serve the live report of training runs to a browser on this machine. Ctrl-C ends it.
@@ -135,20 +143,22 @@ def watch(
     folders = [path.rstrip("/") for path in run]
     for folder in folders:
         if not exists(join(folder, "run.toml")):
-            raise DataError(f"{folder}: no run.toml; name the folder of a training run")
+            raise DataError(f"{folder}: no run.toml in it; name the folder of a training run")
     with PageServer(lambda: build_live_page(*folders), port) as server:
         print(server.url, flush=True)
         server.serve_forever()
 
 
 def runs(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with training runs below.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="Folder to search for training runs.")
+    ],
     instance: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Machine of the table of hardware that workers ran on, to count their cost by its "
-            "price on demand.  [default: no cost]",
+            help="Instance in the table of hardware that the workers ran on; its on-demand "
+            "price gives the cost.  [default: no cost]",
         ),
     ] = None,
     as_json: Json = False,
@@ -211,7 +221,11 @@ def average(
     ] = None,
     horizon: Annotated[
         int | None,
-        typer.Option(metavar="N", min=2, help="Average over N updates that the run kept, instead."),
+        typer.Option(
+            metavar="N",
+            min=2,
+            help="Use the average over N updates that the run kept, instead.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -221,10 +235,10 @@ def average(
     from trainrig.train.checkpoint.averages import write_average, write_mean_of_last
 
     if (last is None) == (horizon is None):
-        raise ConfigError("name one of --last and --horizon")
+        raise ConfigError("give exactly one of --last and --horizon")
     check_folder(out)
     if list_files(out):
-        raise ConfigError(f"{out}: there is something already; name a new folder")
+        raise ConfigError(f"{out}: not empty; name a new folder")
     if last is not None:
         path, steps = write_mean_of_last(run.rstrip("/"), last, out)
     else:

@@ -69,15 +69,19 @@ class TracedRun:
         step that the run does not have.
         """
         if (step is None) == (data_step is None):
-            raise ConfigError("name one of --step, --data-step and --url")
+            raise ConfigError("give exactly one of --step, --data-step and --url")
         if data_step is not None:
             if data_step < 0:
-                raise ConfigError(f"--data-step {data_step}: batches are counted from 0")
+                raise ConfigError(
+                    f"--data-step {data_step}: batches are numbered from 0; give 0 or more"
+                )
             return data_step
         assert step is not None
         steps = self.settings.training.steps
         if not 1 <= step <= steps:
-            raise ConfigError(f"--step {step}: {self.path} has the steps 1 to {steps}")
+            raise ConfigError(
+                f"--step {step}: {self.path} has the steps 1 to {steps}; give one of them"
+            )
         for line in metrics.read_series(self.folder) if self.folder else ():
             if line["step"] == step and "train/data_step" in line:
                 return int(line["train/data_step"])
@@ -101,7 +105,9 @@ def open_traced(path: str) -> TracedRun:
     encoder = Encoder(tokenizer, storage.join(tokens, "tokenizer.json"))
     batches = _open_batches(run, encoder)
     if encoder.fingerprint != batches.shards.vocabulary.fingerprint:
-        raise DataError(f"{find_shards(run)}: its tokenizer.json is not that of its shards")
+        raise DataError(
+            f"{find_shards(run)}: its tokenizer.json does not belong to its shards; tokenize again"
+        )
     return TracedRun(path, run, folder, batches, encoder)
 
 
@@ -162,10 +168,14 @@ def _trace_stored(
     """Trace a step of a run that generates batches while it trains, from the stored batch."""
     made = [batch for batch in stored if batch.step < step <= batch.step + batch.updates]
     if not made:
-        raise ConfigError(f"--step {step}: {path} holds no batch of it")
+        raise ConfigError(
+            f"--step {step}: {path} has no batch of this step; give a step whose batch is kept"
+        )
     batch = max(made, key=lambda made_batch: (made_batch.step, made_batch.attempt))
     if source is not None and source not in batch.sources:
-        raise ConfigError(f"--source: no source '{source}'{suggest_choice(source, batch.sources)}")
+        raise ConfigError(
+            f"--source: the batch has no source '{source}'{suggest_choice(source, batch.sources)}"
+        )
     encoder = Encoder(checkpoint.describe(checkpoint.resolve(path))[1])
     micros = tuple(batch.read_micro_batch(index) for index in range(len(batch.files)))
     sequences = tuple(

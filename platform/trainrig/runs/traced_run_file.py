@@ -26,7 +26,7 @@ def read_traced_run_file(path: str) -> tuple[Traced, str | None]:
     found = config.parse(config.read_text(file), file).get("stage")
     if found not in (Pretraining.verb, FineTuning.verb):
         raise ConfigError(
-            f"{file}: a run of `{found}`; the steps of `{Pretraining.verb}` and of "
+            f"{file}: is for `{found}`; only steps of `{Pretraining.verb}` and of "
             f"`{FineTuning.verb}` can be traced"
         )
     run: Traced
@@ -39,7 +39,10 @@ def read_traced_run_file(path: str) -> tuple[Traced, str | None]:
         run = _find_moved(folder, run, field)
     there = find_shards(run)
     if not storage.list_files(there):
-        raise DataError(f"{file}: {field} = {there}: nothing there, seen from {Path.cwd()}")
+        raise DataError(
+            f"{file}: {field} = {there} does not exist, seen from {Path.cwd()}; run the "
+            "command where the run was started, or restore the folder"
+        )
     manifest.read_input(there, stage)
     return run, folder
 

@@ -64,10 +64,10 @@ class TracedStep:
         """Summary of the step in one line, with the result of the comparison with logs."""
         loss = "" if self.loss is None else f", loss {self.loss:.4f}"
         evidence = {
-            "agrees": "the workers' logs name the same samples",
-            "differs": "THE WORKERS' LOGS NAME OTHER SAMPLES: these are not what it was trained on",
-            "none": "no worker has logged it",
-            "not asked": "planned; name the run folder to compare with what workers logged",
+            "agrees": "the workers logged the same samples",
+            "differs": "THE WORKERS LOGGED OTHER SAMPLES: the run did not train on those below",
+            "none": "no worker logged this step",
+            "not asked": "planned; name the run folder to compare them with the workers' logs",
         }[self.log]
         if self.step is None:
             return f"data step {self.data_step}: {len(self.sequences)} sequences"

@@ -66,7 +66,8 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((ADDRESS, port), _Handler)
         except OSError as problem:
             raise ConfigError(
-                f"--port {port}: {problem.strerror or problem}; name another, or none"
+                f"--port {port}: {problem.strerror or problem}; give another port, or leave "
+                "--port out"
             ) from None
 
     @property

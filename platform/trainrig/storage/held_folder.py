@@ -93,6 +93,6 @@ def _read_inode(folder: str) -> int:
 
 def _describe_gone(folder: str, what: str) -> FolderGone:
     return FolderGone(
-        f"{folder}: {what} while the run was going on, so the run was ended and nothing more is "
-        "written there; the same command begins anew"
+        f"{folder}: {what} during the run, so the run stopped and writes nothing more; run "
+        "the same command to begin again"
     )

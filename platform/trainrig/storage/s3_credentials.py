@@ -46,7 +46,7 @@ class RenewableCredentials(Credentials):  # type: ignore[misc]
                 if time.monotonic() - began >= s3_retries.get_retry_seconds():
                     raise
                 if attempts == 0:
-                    log.warning("AWS credentials: not renewed (%s); trying again", problem)
+                    log.warning("AWS credentials: renewal failed (%s); trying again", problem)
             attempts += 1
             time.sleep(s3_retries.choose_pause(attempts))
             self.renew()
@@ -73,7 +73,7 @@ class RenewableCredentials(Credentials):  # type: ignore[misc]
             try:
                 found = Session().get_credentials()
             except BotoCoreError as problem:  # another program may be rewriting the file
-                log.debug("AWS credentials: not fetched: %s", problem)
+                log.debug("AWS credentials: could not be fetched: %s", problem)
                 return
             if found is not None:
                 self._found = found

@@ -59,17 +59,19 @@ def translate_errors(path: str) -> Iterator[None]:
         if _get_code(error) == "InvalidRange":
             raise NothingThere(path) from None
         if _get_code(error) == "NoSuchBucket":
-            raise DataError(f"{path}: no such bucket; create it, or name another") from None
+            raise DataError(
+                f"{path}: the bucket does not exist; create it, or name another"
+            ) from None
         if (code := _get_code(error)) in s3_retries.EXPIRED_CODES:
             raise ClusterError(
-                f"{path}: the AWS credentials of this machine have expired ({code}) and no newer "
-                "ones are there; renew them, and the same command goes on"
+                f"{path}: the AWS credentials of this machine have expired ({code}), and "
+                "there are no newer ones; renew them and run the same command, which continues"
             ) from error
         raise ClusterError(f"{path}: S3 answers {error}") from error
     except NoCredentialsError:
         raise ClusterError(
-            f"{path}: no AWS credentials on this machine; set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY there, or give it a role"
+            f"{path}: this machine has no AWS credentials; set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY on it, or give it a role"
         ) from None
     except (BotoCoreError, Boto3Error) as error:
         raise ClusterError(f"{path}: {error}") from error
@@ -174,7 +176,9 @@ def _retry_action(
             return action()
         except broken as error:
             if attempt == ATTEMPTS - 1:
-                raise ClusterError(f"{path}: {ATTEMPTS} attempts failed: {error}") from error
+                raise ClusterError(
+                    f"{path}: {ATTEMPTS} attempts failed; the last one with: {error}"
+                ) from error
             time.sleep(random.uniform(0, min(20.0, 0.1 * 2**attempt)))  # full jitter
     raise AssertionError("the last attempt returns or raises")
 
@@ -197,7 +201,10 @@ def create_object(path: str, data: bytes) -> bool:
             if code != "ConditionalRequestConflict":
                 raise
             time.sleep(random.uniform(0, 0.5))  # a concurrent write is about to finish
-    raise ClusterError(f"{path}: {ATTEMPTS} conditional writes met another writer each time")
+    raise ClusterError(
+        f"{path}: {ATTEMPTS} conditional writes collided with other writers; run the same "
+        "command again"
+    )
 
 
 def _get_code(error: Any) -> str:

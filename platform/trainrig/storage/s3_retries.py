@@ -144,7 +144,7 @@ def _say(url: str, problem: str, waited: float, allowed: float) -> None:
         return
     _said = time.monotonic()
     log.warning(
-        "%s: refused for %.0f s (%s); trying again for up to %.0f s",
+        "%s: requests have failed for %.0f s (%s); trying again for up to %.0f s",
         url.partition("?")[0],
         waited,
         problem,

@@ -64,7 +64,7 @@ def _explain_errors(folder: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL:
             raise
-        why = {errno.ENOENT: "no files can be made there"}.get(error.errno or 0, error.strerror)
+        why = {errno.ENOENT: "no file can be created there"}.get(error.errno or 0, error.strerror)
         raise ConfigError(f"{folder}: cannot be written: {why}; name another folder") from None
     except ValueError as error:  # the name contains a NUL byte
-        raise ConfigError(f"{folder!r}: no name of a folder: {error}") from None
+        raise ConfigError(f"{folder!r}: not a valid folder name: {error}") from None

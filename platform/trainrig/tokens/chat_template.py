@@ -54,13 +54,15 @@ def render_chat(
             **named,
         )
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{where}: line {error.lineno}: no Jinja: {error.message}") from None
+        raise ConfigError(
+            f"{where}: line {error.lineno}: not a valid Jinja template: {error.message}"
+        ) from None
     except jinja2.exceptions.SecurityError as error:
-        raise ConfigError(f"{where}: reaches out of its sandbox: {error}") from None
+        raise ConfigError(f"{where}: the template uses what its sandbox forbids: {error}") from None
     except (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError) as error:
-        raise TemplateRefusal(f"{where}: refuses the conversation: {error}") from None
+        raise TemplateRefusal(f"{where}: the template refuses the conversation: {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
-        raise TemplateRefusal(f"{where}: fails on the conversation: {error}") from None
+        raise TemplateRefusal(f"{where}: the template fails on the conversation: {error}") from None
 
 
 def find_reasoning(message: Mapping[str, Any]) -> Any:

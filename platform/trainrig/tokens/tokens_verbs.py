@@ -53,10 +53,10 @@ def inspect(
     borders: Borders = False,
     mask: Annotated[
         bool,
-        typer.Option("--mask", help="Show whole documents with what is trained on in colour."),
+        typer.Option("--mask", help="Show whole documents, with the tokens to train on in colour."),
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every byte and compare checksums.")
+        bool, typer.Option("--verify", help="Read every byte, and compare it with the checksums.")
     ] = False,
     as_json: Json = False,
 ) -> None:

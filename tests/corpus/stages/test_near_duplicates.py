@@ -575,5 +575,5 @@ def test_an_index_that_has_lost_a_file_is_refused(tmp_path: Path) -> None:
     curate(first)
     gone = next(Path(first.output).glob("copies/signatures/*"))
     gone.unlink()
-    with pytest.raises(DataError, match=rf"{gone}: gone, though manifest\.json lists it"):
+    with pytest.raises(DataError, match=rf"{gone}: missing, though manifest\.json lists it"):
         curate(make_run(tmp_path, NEW, name="new", against=(first.output,)))

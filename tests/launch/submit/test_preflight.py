@@ -408,7 +408,7 @@ def test_a_missing_bucket_and_one_without_rights_are_refused(
     request = make_request(home="s3://no-such-bucket/home")
     what, text = one_problem(examine(request))
     assert what == "home"
-    assert "no such bucket" in text
+    assert "bucket does not exist" in text
     request = make_request(place=f"{s3}/data", home=f"{s3}/home")
     _refuse_writes(monkeypatch)
     found = list_problems(examine(request))

@@ -53,5 +53,5 @@ def test_a_folder_without_rights(tmp_path: Path) -> None:
 def test_a_bucket_keeps_nothing_of_the_check(s3: str) -> None:
     check_writable(f"{s3}/home")
     assert s3_objects.get_client().list_objects_v2(Bucket=s3.removeprefix("s3://"))["KeyCount"] == 0
-    with pytest.raises(DataError, match="no such bucket"):
+    with pytest.raises(DataError, match="bucket does not exist"):
         check_writable("s3://not-there-at-all/home")

@@ -116,8 +116,8 @@ def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path, inputs):
     for name in made.files:
         assert storage.read(f"{run.output}/{name}") == storage.read(f"{tmp_path}/straight/{name}")
     log = b"\n".join(record.open_tail().read_new_lines()).decode()
-    assert "begun before; going on" in log and "stopped by SIGTERM" in log
-    assert "begun before; going on" in process.stdout, "Ray's job log has it too"
+    assert "continuing an earlier run" in log and "stopped by SIGTERM" in log
+    assert "continuing an earlier run" in process.stdout, "Ray's job log has it too"
 
 
 @pytest.mark.slow

@@ -109,12 +109,12 @@ def test_bad_rows_are_in_quarantine_with_file_and_place(encode, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"labels": ("a",)}, "two or more, each once"),
-        ({"labels": ("a", "a")}, "two or more, each once"),
+        ({"labels": ("a",)}, "two or more different"),
+        ({"labels": ("a", "a")}, "two or more different"),
         ({"rows": "pairs", "labels": ("a", "b")}, "labels: rows = \"pairs\" have no classes"),
-        ({"too_long": "drop_turns"}, "take \"refuse\" or \"cut\""),
-        ({"rows": "pairs", "too_long": "cut"}, "take \"refuse\" or \"drop_turns\""),
-        ({"template": "x"}, "are of conversations"),
+        ({"too_long": "drop_turns"}, "use \"refuse\" or \"cut\""),
+        ({"rows": "pairs", "too_long": "cut"}, "use \"refuse\" or \"drop_turns\""),
+        ({"template": "x"}, "are for conversations"),
     ],
 )  # fmt: skip
 def test_settings_of_other_rows_are_refused(encode, settings, message):
@@ -125,9 +125,9 @@ def test_settings_of_other_rows_are_refused(encode, settings, message):
 def test_labels_that_are_none_are_refused(encode):
     with pytest.raises(DataError, match="some rows have numbers"):
         encode([{"text": "a", "label": 1}, {"text": "a", "label": "b"}])
-    with pytest.raises(DataError, match="but one label, 'b'"):
+    with pytest.raises(DataError, match="only one label, 'b'"):
         encode([{"text": "a", "label": "b"}], "one")
-    with pytest.raises(DataError, match="must be named in the run file"):
+    with pytest.raises(DataError, match="1,001 different ones"):
         settle_labels({}, {f"{n:04d}": 1 for n in range(1001)})
 
 

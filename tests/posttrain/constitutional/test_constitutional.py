@@ -91,7 +91,7 @@ def test_principles_are_paragraphs(tmp_path):
     path.write_text("# a list\n\nOf two lines,\n  the first.\n# aside\n\n\nThe second.\n")
     assert read_principles(str(path)) == ["Of two lines, the first.", "The second."]
     path.write_text("# nothing\n\n")
-    with pytest.raises(ConfigError, match="not one principle"):
+    with pytest.raises(ConfigError, match="no principles"):
         read_principles(str(path))
     with pytest.raises(ConfigError, match="no such file; write one"):
         read_principles(str(tmp_path / "none.txt"))
@@ -260,11 +260,11 @@ def test_a_prompt_without_room_for_a_step_ends_no_run(chaining, tmp_path):
 
 
 def test_invalid_settings_are_one_line_errors(chaining, tmp_path):
-    with pytest.raises(ValueError, match=r'critic = "rules" has none to go by'):
+    with pytest.raises(ValueError, match=r'critic = "rules" needs'):
         chaining(critic="rules")
     with pytest.raises(ValueError, match="invalid template"):
         chaining(judgement="{{ a")
-    with pytest.raises(ValueError, match="no regular expression"):
+    with pytest.raises(ValueError, match="not a regular expression"):
         chaining(rules=({"pattern": "(", "says": "x"},))
     with pytest.raises(ConfigError, match="more than the model's 48 positions"):
         revise_answers(chaining(maximum_tokens=40))

@@ -191,7 +191,7 @@ def test_a_student_learns_the_predictions_of_its_teacher(
 def test_invalid_settings_are_one_line_errors(
     scoring, tuning, fresh, encode_rows, make_tokens, tmp_path, encoder
 ):
-    with pytest.raises(ConfigError, match=r"entries: 400, but the tokenizer has 320"):
+    with pytest.raises(ConfigError, match=r"entries .400. must be at most the 320"):
         store_teacher(scoring(entries=400))
     foreign = make_tokens(tmp_path / "foreign", entries=300)
     encode_rows(ROWS, "elsewhere", tokenizer=foreign, sequence_length=LENGTH)
@@ -208,11 +208,11 @@ def test_invalid_settings_are_one_line_errors(
     with pytest.raises(ConfigError, match=r"temperature: 1.0, but .* was made with 2.0"):
         prepare(tuning(objective={"kind": "Distillation"}))
     encode_rows(ROWS[:9], "changed", sequence_length=LENGTH, held_out=0.3)
-    with pytest.raises(ConfigError, match=r"made of other conversations than lie there now"):
+    with pytest.raises(ConfigError, match=r"conversations that have changed"):
         prepare(tuning(conversations=str(tmp_path / "changed")))
     for changes, told in (
-        ({"teacher": None}, "teacher: Distillation learns from the folder of one"),
-        ({"objective": {"kind": "SFT"}}, "teacher: SFT learns from the conversations alone"),
+        ({"teacher": None}, "teacher: objective Distillation needs"),
+        ({"objective": {"kind": "SFT"}}, "teacher: objective SFT uses no teacher"),
     ):
         with pytest.raises(ValueError, match=told):
             tuning(**changes)

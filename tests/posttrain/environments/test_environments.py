@@ -88,7 +88,7 @@ def test_episodes_know_nothing_of_each_other(source: str) -> None:
     [
         ("raise", "raised", "ValueError: no (line 12 of environment.py)"),
         ("nan", "not_finite", "the reward of a step is nan"),
-        ("short", "raised", "step gave 'only this', no (observation, reward, done)"),
+        ("short", "raised", "step returned 'only this', not (observation, reward, done)"),
     ],
 )
 def test_an_error_in_a_step_is_a_fault(text: str, kind: str, detail: str, source: str) -> None:
@@ -113,6 +113,6 @@ def test_an_episode_is_brought_back_where_anothers_step_was_ended(source: str) -
 
 
 def test_a_class_that_is_not_there_is_refused(source: str) -> None:
-    with pytest.raises(ConfigError, match="no 'Game'; it has Environment"):
+    with pytest.raises(ConfigError, match="no 'Game'; the code defines Environment"):
         PythonEnvironment(file=source, environment="Game").open()
     assert list(PythonEnvironment(file=source).hash_inputs()) == ["source"]

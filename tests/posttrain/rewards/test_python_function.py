@@ -53,9 +53,9 @@ def test_an_error_of_a_function_is_a_fault_and_scoring_continues(source: str) ->
     assert [fault.kind for fault in faults if isinstance(fault, Fault)] == ["raised"] * 4
     told = [fault.detail for fault in faults if isinstance(fault, Fault)]
     assert told[0] == "KeyError: 'what is this' (line 7 of rewards.py)"
-    assert "gave 'many', no number" in told[1]
+    assert "returned 'many', which is not a number" in told[1]
     assert told[2] == "SystemExit: 3 (line 12 of rewards.py)"
-    assert told[3] == "its process ended, with exit code 4"
+    assert told[3] == "the process of the code ended with exit code 4"
 
 
 def test_faults_are_counted_and_logged(source: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,7 +63,7 @@ def test_faults_are_counted_and_logged(source: str, caplog: pytest.LogCaptureFix
     scores = build_rewards([part]).score([completion(t) for t in ("abc", "nan", "raise")])
     assert scores.totals == (1.5, -1.0, -1.0)
     assert scores.faults == {"mine/not_finite": 1, "mine/raised": 1}
-    assert "reward 'mine': 2 of 3 without a score" in caplog.text
+    assert "reward 'mine': 2 of 3 completions have no score" in caplog.text
     with pytest.raises(DataError, match="'mine' scored none of 2 completions"):
         build_rewards([part]).score([completion("raise", "p"), completion("raise", "q")])
 
@@ -86,8 +86,8 @@ def test_the_process_ends_with_its_parent(source: str) -> None:
 @pytest.mark.parametrize(
     ("text", "function", "said"),
     [
-        ("def other(): pass", "reward", "no 'reward'; it has other"),
-        ("reward = 3", "reward", "no 'reward'; it has none"),
+        ("def other(): pass", "reward", "no 'reward'; the code defines other"),
+        ("reward = 3", "reward", "no 'reward'; the code defines none"),
         ("def reward(:", "reward", "SyntaxError: invalid syntax"),
         ("import no_such_package_of_mine", "reward", "No module named 'no_such_package_of_mine'"),
     ],
@@ -105,11 +105,11 @@ def test_a_function_that_cannot_be_loaded_is_a_one_line_error(
 
 def test_a_place_is_a_file_or_a_module(source: str) -> None:
     for given in ({}, {"file": source, "module": "os"}):
-        with pytest.raises(ValueError, match="file, module: give one of the two"):
+        with pytest.raises(ValueError, match="file, module: give exactly one"):
             PythonFunction.model_validate(given)
     with pytest.raises(ConfigError, match=r"nowhere\.py: no such file"):
         PythonFunction(file="nowhere.py").hash_inputs()
-    with pytest.raises(ConfigError, match="no package 'no_such' is installed here"):
+    with pytest.raises(ConfigError, match="'no_such' is not installed"):
         PythonFunction(module="no_such.rewards").hash_inputs()
 
 

@@ -12,7 +12,7 @@ def test_the_penalty_is_that_of_dapo(tokens: int, score: float) -> None:
 
 
 def test_a_margin_is_within_the_length() -> None:
-    with pytest.raises(ValueError, match="margin: 5 is more than longest, 4; give a smaller one"):
+    with pytest.raises(ValueError, match=r"at most longest \(4\)"):
         OverlongPenalty(longest=4, margin=5)
 
 
@@ -21,5 +21,5 @@ def test_a_form_is_matched_whole_or_anywhere() -> None:
     pattern = r"<think>.*</think> \d+"
     assert PatternShape(pattern=pattern).score(said) == [1.0, 0.0]
     assert PatternShape(pattern=pattern, whole=False).score(said) == [1.0, 1.0]
-    with pytest.raises(ValueError, match="is no regular expression"):
+    with pytest.raises(ValueError, match="not a regular expression"):
         PatternShape(pattern="[")

@@ -51,5 +51,5 @@ def test_a_row_without_an_answer_is_a_fault(row: dict[str, object]) -> None:
 
 
 def test_an_invalid_regular_expression_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"'\(' is no regular expression"):
+    with pytest.raises(ValueError, match=r"'\(' is not a regular expression"):
         ExactAnswer(extract="(")

@@ -33,7 +33,7 @@ def test_one_bad_row_is_counted_and_ends_nothing(caplog: pytest.LogCaptureFixtur
     scores = rewards.score([RIGHT, completion("7", "c")])
     assert scores.totals == (2.0, -1.0)
     assert scores.faults == {"exact/no_target": 1, "numeric/no_target": 1}
-    assert "reward 'exact': 1 of 2 without a score" in caplog.text
+    assert "reward 'exact': 1 of 2 completions have no score" in caplog.text
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
@@ -55,16 +55,15 @@ def test_rows_without_the_column_are_refused_before_anything_is_sampled() -> Non
     rewards = build_rewards([ExactAnswer(column="solution")])
     with pytest.raises(
         DataError,
-        match=r"rows.jsonl, row 1: no 'solution', which the reward 'exact' compares with; it has "
-        r"prompt; name its column by `column`",
+        match=r"rows.jsonl, row 1: no column 'solution', .* 'exact' .* has prompt; .* `column`",
     ):
         rewards.check_rows([{"solution": "1"}, {"prompt": "x"}], "rows.jsonl")
 
 
 def test_names_tell_parts_apart() -> None:
-    with pytest.raises(ConfigError, match=r"rewards: 2 are named 'exact'; give each"):
+    with pytest.raises(ConfigError, match=r"rewards: 2 have the name 'exact'"):
         build_rewards([ExactAnswer(), ExactAnswer()])
-    with pytest.raises(ConfigError, match=r"rewards: none; write one"):
+    with pytest.raises(ConfigError, match=r"rewards: none is given"):
         build_rewards([])
 
 
@@ -86,14 +85,12 @@ class Raising:
         (
             ValueError("no\nnumber"),
             DataError,
-            r"^rewards: 'own' raised ValueError: no number at the completion of row 7, prompt 'b'; "
-            r"mend or leave out that row, or leave out the reward$",
+            r"^rewards: 'own' raised ValueError: no number on the completion of row 7, prompt 'b'",
         ),
         (
             ConnectionError("refused"),
             ClusterError,
-            r"^rewards: 'own' raised ConnectionError: refused while it scored 2 completions; what "
-            r"was done stays done, and the same command goes on$",
+            r"^rewards: 'own' raised ConnectionError: refused while it scored 2 completions; ",
         ),
     ],
 )

@@ -85,9 +85,9 @@ def test_a_completion_too_long_for_the_reward_model_is_a_fault(reward_model):
 
 
 def test_a_model_of_the_wrong_kind_is_refused_in_one_line(reward_model, fresh, tmp_path):
-    with pytest.raises(ConfigError, match="is a language model, which scores nothing"):
+    with pytest.raises(ConfigError, match="is a language model, not a reward model"):
         RewardModel(checkpoint=fresh).open()
-    with pytest.raises(ConfigError, match="is a reward model, which does not speak"):
+    with pytest.raises(ConfigError, match="is a reward model, which generates no text"):
         JudgeModel(checkpoint=reward_model, question="?").open()
     with pytest.raises(DataError, match="no valid checkpoint there"):
         RewardModel(checkpoint=str(tmp_path)).open()
@@ -138,7 +138,7 @@ def test_a_judge_is_asked_and_its_verdict_read(fresh):
         ({"verdict": r"grade (\d)"}, "grade 3 of 5", 3.0),
         ({"verdict": "yes|no", "worth": {"yes": 1.0, "no": -1.0}}, "no. yes.", 1.0),
         ({"verdict": "yes|no", "worth": {"yes": 1.0}}, "no", "'no' is none of yes"),
-        ({"verdict": "[a-z]+"}, "fine", "'fine' is no number"),
+        ({"verdict": "[a-z]+"}, "fine", "'fine' is not a number"),
         ({}, "nothing", "said 'nothing'"),
         ({"verdict": "x(y)?"}, "x", "said 'x'"),
     ],

@@ -454,7 +454,7 @@ def test_a_critic_and_whole_ratios_learn_of_what_was_left_off(ranks, make_run, t
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rollouts": {"waves": 2}}, "partial and waves: which groups a batch is of"),
+        ({"rollouts": {"waves": 2}}, r"partial and waves: with \[rollouts.partial\]"),
         ({"rollouts": {"redraws": 1}}, "partial and redraws"),
         ({"rollouts": {"lag": 1}}, "partial and lag"),
         ({"training": {"spikes": {}}}, r"rollouts.partial and training.spikes"),

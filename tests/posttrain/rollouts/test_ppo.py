@@ -171,12 +171,12 @@ def test_check_counts_the_critic(make_ppo, fresh, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objective": {"kind": "GRPO"}}, "critic: GRPO has none; leave it out"),
+        ({"objective": {"kind": "GRPO"}}, "critic: objective GRPO has none"),
         (
             {"objective": {"kind": "RLOO"}, "critic": None, "rollouts": ALONE},
-            "RLOO compares the completions of a prompt with each other; give 2 or more",
+            "RLOO compares the completions .* set 2 or more",
         ),
-        ({"rollouts": {**ALONE, "redraws": 1}}, "a single completion is never worth"),
+        ({"rollouts": {**ALONE, "redraws": 1}}, "a single completion has no other"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):

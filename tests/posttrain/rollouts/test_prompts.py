@@ -40,7 +40,7 @@ def test_a_conversation_is_asked_whole_with_its_tools(read, encoder):
     text = encoder.decode(list(found.ids))
     assert text.startswith("<|end_of_text|><|system|>s\n\nTools") and '"default": null' in text
     assert '"unit": null' in text and text.endswith("</tool_response><|end_of_turn|><|assistant|>")
-    assert found.as_fields() == {"prompt": TURNS, "tools": TOOLS}
+    assert found.build_fields() == {"prompt": TURNS, "tools": TOOLS}
     assert found.text.startswith("developer: s\n\nuser: is it\n\n")
 
 
@@ -49,16 +49,20 @@ def test_a_single_message_is_a_plain_text_prompt(read):
     text, chat = read(rows, template=" {{ q }} ").prompts
     assert (text.text.strip(), chat.text) == ("is it", "is it")
     (same,) = read(rows[:1], template="{{ q }}").prompts
-    assert same.ids == chat.ids and same.as_fields() == {"prompt": "is it"}
+    assert same.ids == chat.ids and same.build_fields() == {"prompt": "is it"}
 
 
 @pytest.mark.parametrize(
     ("row", "files", "said"),
     [
-        ({"prompt": TURNS}, {"chat": False}, "`prompt` is messages; set prompts.chat = true"),
+        (
+            {"prompt": TURNS},
+            {"chat": False},
+            "`prompt` is a list of messages; set prompts.chat = true",
+        ),
         ({"prompt": TURNS}, {"template": "{{ prompt }}!"}, "is not a text; name a part of it"),
-        ({"prompt": TURNS[:3]}, {}, "`prompt` ends in no turn that the assistant answers"),
-        ({"prompt": []}, {}, "`prompt` ends in no turn"),
+        ({"prompt": TURNS[:3]}, {}, "`prompt` must not be empty or end in a turn of the assistant"),
+        ({"prompt": []}, {}, "`prompt` must not be empty"),
         ({"prompt": [{"role": "bot", "content": "a"}]}, {}, "unknown_role: `role` is 'bot'"),
         ({"prompt": TURNS, "tools": [1]}, {}, "bad_tools"),
     ],
@@ -66,7 +70,7 @@ def test_a_single_message_is_a_plain_text_prompt(read):
 def test_a_conversation_that_cannot_be_asked_is_left_out_and_says_why(
     read, row, files, said, caplog
 ):
-    with pytest.raises(DataError, match="not one row to ask, of 1"):
+    with pytest.raises(DataError, match="none of 1 rows has a usable prompt"):
         read([row], **files)
     assert said in caplog.text
 
@@ -74,8 +78,8 @@ def test_a_conversation_that_cannot_be_asked_is_left_out_and_says_why(
 def test_ignored_columns_of_prompts_are_logged_once(read, caplog):
     asked = [{"role": "user", "content": "a"}]
     read([{"prompt": "a", "tools": TOOLS}, {"prompt": asked, "images": ["x"]}, {"prompt": "b"}])
-    assert caplog.text.count("say what is not read") == 1
-    assert "images in 1, tools beside a prompt that is one text in 1" in caplog.text
+    assert caplog.text.count("fields that are not used") == 1
+    assert "images in 1, tools of a prompt that is one text in 1" in caplog.text
     caplog.clear()
     read([{"prompt": "a", "tools": TOOLS}], template="{{ prompt }} {{ tools | tojson }}")
     assert not caplog.text

@@ -39,7 +39,7 @@ def test_the_model_is_the_same_with_an_actor_as_without_also_of_adapters(make_ru
 
 def test_sampling_from_another_model_than_is_trained_ends_the_run(make_run, tmp_path):
     run = make_run(tmp_path / "run", rollouts={"actors": 1, "lag": 1, "largest_gap": 1e-12})
-    with pytest.raises(DataError, match="more than largest_gap"):
+    with pytest.raises(DataError, match=r"more than rollouts\.largest_gap"):
         reinforce(run)
     assert len(RunFolder(str(tmp_path / "run")).read_attempts()) == 1
 

@@ -250,7 +250,7 @@ def test_a_request_is_open_until_it_is_done_or_failed(tmp_path):
         ({"rollouts": {"importance_limit": 0.5}}, "greater than or equal to 1"),
         (
             {"rollouts": {"lag": 1}, "training": {"spikes": {}}},
-            r"rollouts.lag and training.spikes: weights from before data that is gone past",
+            r"rollouts.lag and training.spikes: skipping data would need weights",
         ),
         ({"rollouts": {"lag": 1}, "training": {"skip_data": ((1, 2),)}}, "training.skip_data"),
     ],

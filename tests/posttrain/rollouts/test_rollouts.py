@@ -241,17 +241,26 @@ def test_prompts_without_a_signal_are_redrawn(ranks, make_run, tmp_path):
 
 
 def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_run, tmp_path):
-    with pytest.raises(AssertionError, match=r"more than largest_gap = 1e-12: training would"):
+    with pytest.raises(AssertionError, match=r"more than rollouts.largest_gap = 1e-12"):
         train_run(ranks, make_run(tmp_path / "run", rollouts={"largest_gap": 1e-12}), 1)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rollouts": {"prompt_tokens": 44}}, r"prompt_tokens \(44\) and maximum_tokens \(5\) are"),
+        (
+            {"rollouts": {"prompt_tokens": 44}},
+            r"prompt_tokens \(44\) and maximum_tokens \(5\) add up to",
+        ),
         ({"prompts": {"paths": ("nowhere.jsonl",)}}, "nowhere.jsonl"),
-        ({"rewards": ({"kind": "ExactAnswer"}, {"kind": "ExactAnswer"})}, "2 are named 'exact'"),
-        ({"rewards": ({"kind": "ExactAnswer", "column": "gold"},)}, "not one row to ask, of 9"),
+        (
+            {"rewards": ({"kind": "ExactAnswer"}, {"kind": "ExactAnswer"})},
+            "2 have the name 'exact'",
+        ),
+        (
+            {"rewards": ({"kind": "ExactAnswer", "column": "gold"},)},
+            "none of 9 rows has a usable prompt",
+        ),
     ],
 )
 def test_invalid_settings_are_rejected_before_anything_starts(changes, said, make_run, tmp_path):
@@ -262,9 +271,9 @@ def test_invalid_settings_are_rejected_before_anything_starts(changes, said, mak
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rollouts": {"micro_batch": 6}}, r"splits a group of 4 samples; the nearest above: 8"),
+        ({"rollouts": {"micro_batch": 6}}, r"multiple of samples \(4\).* nearest above: 8"),
         ({"rollouts": {"prompts": 3}}, r"is not a multiple of micro_batch"),
-        ({"lora": {"rank": 2, "dropout": 0.1}}, "lora.dropout: what samples and what is trained"),
+        ({"lora": {"rank": 2, "dropout": 0.1}}, "lora.dropout: log-probabilities"),
         ({"rewards": ()}, "rewards"),
         ({"training": {"compile": {}}}, "training.compile: sampling calls"),
         ({"prompts": {"paths": ("a",), "template": "{{ x"}}, "invalid template"),
@@ -279,12 +288,12 @@ def test_rows_that_cannot_be_asked_are_left_out_and_counted(fresh, make_run, tmp
     encoder = PromptEncoder(load_checkpoint_encoder(fresh))
     run = make_run(tmp_path / "run")
     found = read_prompt_set(run.prompts, encoder, 32, ("answer",))
-    assert found.left_out == {"no 'answer'": 1, "not 1 to 32 tokens": 1}
-    assert "1 left out: no 'answer'; the first" in caplog.text and "line 3" in caplog.text
+    assert found.left_out == {"no 'answer'": 1, "the prompt does not have 1 to 32 tokens": 1}
+    assert "left out: 1 (no 'answer'); the first" in caplog.text and "line 3" in caplog.text
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"question": "a", "answer": "e"}) + "\n{torn\n")
     files = run.prompts.model_copy(update={"paths": (str(bad),)})
-    with pytest.raises(DataError, match=r"bad.jsonl, line 2: no JSON"):
+    with pytest.raises(DataError, match=r"bad.jsonl, line 2: not JSON"):
         read_prompt_set(files, encoder, 32)
 
 

@@ -165,8 +165,8 @@ def test_its_source_is_hashed_and_named_by_check(make_turns, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rollouts": {"stop": ("x",)}}, "a turn ends where the environment says"),
-        ({"environment": None, "rewards": ()}, "rewards: none; write one"),
+        ({"rollouts": {"stop": ("x",)}}, "environment decides where a turn ends"),
+        ({"environment": None, "rewards": ()}, "rewards: none is given"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
@@ -176,5 +176,5 @@ def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
 
 
 def test_names_tell_an_environment_from_rewards(make_turns, tmp_path):
-    with pytest.raises(ConfigError, match="2 are named 'pattern'"):
+    with pytest.raises(ConfigError, match="2 have the name 'pattern'"):
         prepare(make_turns(tmp_path / "run", environment={"name": "pattern"}))

@@ -203,7 +203,7 @@ def test_a_killed_run_continues_its_waves_with_the_same_samples(
     ("changes", "said"),
     [
         ({"rollouts": {"waves": 2, "redraws": 1}}, "waves and redraws: both replace prompts"),
-        ({"rollouts": {"waves": 2, "lag": 1}}, "waves and lag: how many waves"),
+        ({"rollouts": {"waves": 2, "lag": 1}}, "waves and lag: with a lag"),
         ({"rollouts": {"waves": 2}, "training": {"spikes": {}}}, r"rollouts.waves and training.sp"),
         ({"rollouts": {"waves": 2, "samples": 1, "micro_batch": 4}}, "compares the completions"),
         (
@@ -211,7 +211,7 @@ def test_a_killed_run_continues_its_waves_with_the_same_samples(
                 "rollouts": {"waves": 2, "samples": 1, "micro_batch": 4},
                 "objective": {"kind": "PPO"},
             },
-            "rollouts.waves: a single completion is never worth the same",
+            "rollouts.waves: a single completion has no other",
         ),
     ],
 )

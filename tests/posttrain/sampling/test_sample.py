@@ -181,7 +181,7 @@ def test_a_reward_that_raises_is_reported_with_its_row(sampling, tmp_path, monke
     path = tmp_path / "some.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = {"paths": (str(path),), "template": "{{ question }}"}
-    message = "'exact' raised ZeroDivisionError: .* at the completion of row 2, prompt 'is 2'"
+    message = "'exact' raised ZeroDivisionError: .* on the completion of row 2, prompt 'is 2'"
     with pytest.raises(DataError, match=message):
         sample_answers(sampling(prompts=asked, samples=2))
 
@@ -215,14 +215,14 @@ def test_the_best_are_chosen_by_reward_each_text_once(sampling):
 
 
 def test_invalid_settings_are_rejected_and_leave_nothing(sampling, tmp_path, problems, caplog):
-    with pytest.raises(ConfigError, match=r"are more than the model's 48 positions"):
+    with pytest.raises(ConfigError, match=r"more than the model's 48 positions"):
         sample_answers(sampling(maximum_tokens=40))
-    with pytest.raises(DataError, match=r"not one row to ask, of 11: .*no 'right'"):
+    with pytest.raises(DataError, match=r"none of 11 rows has a usable prompt: .*no 'right'"):
         sample_answers(sampling(rewards=({"kind": "ExactAnswer", "column": "right"},)))
-    with pytest.raises(DataError, match=r"not one row to ask, of 11: .*not 1 to 2 tokens"):
+    with pytest.raises(DataError, match=r"none of 11 rows has .* 1 to 2 tokens"):
         sample_answers(sampling(prompt_tokens=2))
     assert not (tmp_path / "sampled").exists()
     with caplog.at_level(logging.WARNING):
         made = sample_answers(sampling(least=9.0))
     assert made.counts["rows"] == 0
-    assert "not one of 36 answers became a row" in caplog.text
+    assert "none of 36 answers became a row" in caplog.text

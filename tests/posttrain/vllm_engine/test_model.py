@@ -74,8 +74,8 @@ def test_a_prompt_that_does_not_fit_is_refused(vllm, fresh):
     ("arguments", "told"),
     [
         (["--prompts", "{rows}", "--out", "{out}"], "--engine vllm: the package vllm can't be"),
-        (["--prompt", "the sea"], "it answers a file of prompts"),
-        (["--prompts", "{rows}", "--out", "{out}", "--workers", "2"], "and no --workers"),
+        (["--prompt", "the sea"], "vLLM answers a file of prompts"),
+        (["--prompts", "{rows}", "--out", "{out}", "--workers", "2"], "leave --workers out"),
     ],
 )
 def test_invalid_settings_are_one_line_errors(

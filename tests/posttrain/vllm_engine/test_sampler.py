@@ -78,8 +78,8 @@ def test_a_run_is_trained_on_what_it_samples(make_run, ranks, revived_ranks, sta
     ("changes", "told"),
     [
         ({"training": {}}, "set training.deterministic = false"),
-        ({"rollouts": {"vllm": {}}, "training": FAST}, "set rollouts.actors = 1 or more"),
-        ({"lora": {"rank": 2}, "training": FAST}, "vLLM is given whole models"),
+        ({"rollouts": {"vllm": {}}, "training": FAST}, "set rollouts.actors to 1 or more"),
+        ({"lora": {"rank": 2}, "training": FAST}, "vLLM loads whole models"),
     ],
 )
 def test_unsupported_settings_are_rejected(changes, told, make_run, tmp_path):

@@ -117,7 +117,7 @@ def test_another_run_file_is_not_written_over(planned: Callable[..., Path]) -> N
 
 def test_a_folder_without_tokens_is_refused(tmp_path: Path) -> None:
     wanted = RunWanted(str(tmp_path / "a.toml"), str(tmp_path), None)
-    with pytest.raises(DataError, match="no stage made it"):
+    with pytest.raises(DataError, match="not the output of a stage"):
         answer("kaplan", TINY, None, wanted)
     assert list(tmp_path.iterdir()) == []
 

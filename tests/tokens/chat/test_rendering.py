@@ -235,9 +235,9 @@ def test_thoughts_that_the_prompt_opens_and_the_template_drops_are_trained_on(en
 def test_a_whole_answer_without_its_words_is_an_error(encoder):
     """The end of turn and the answer's header are there to train on, but its words are not."""
     mute = CHATML.replace("m.content +", "('say' if m.role == 'assistant' else m.content) +")
-    with pytest.raises(BadRow, match=r"answer_lost: turn 1 is rendered without its words 'yes'"):
+    with pytest.raises(BadRow, match=r"answer_lost: the chat template leaves out the words 'yes'"):
         render(encoder, mute, [asks("hi"), says("yes")])
-    with pytest.raises(BadRow, match=r"answer_lost: turn 1 is rendered without its words 'get'"):
+    with pytest.raises(BadRow, match=r"answer_lost: the chat template leaves out the words 'get'"):
         render(encoder, CHATML, [asks("hi"), says("", tool_calls=[CALL])])
 
 
@@ -314,10 +314,10 @@ _ENCODED = _Encoded()
 @pytest.mark.parametrize(
     ("template", "problem"),
     [
-        ("{% for m in %}", "line 1: no Jinja"),
-        ("{{ messages.__class__.__mro__ }}", "reaches out of its sandbox"),
-        ("{{ namespace(_a=1) }}", "reaches out of its sandbox"),
-        ("{% set _ = messages.append(1) %}", "reaches out of its sandbox"),
+        ("{% for m in %}", "line 1: not a valid Jinja"),
+        ("{{ messages.__class__.__mro__ }}", "uses what its sandbox forbids"),
+        ("{{ namespace(_a=1) }}", "uses what its sandbox forbids"),
+        ("{% set _ = messages.append(1) %}", "uses what its sandbox forbids"),
     ],
 )
 def test_an_invalid_or_unsafe_template_is_refused_at_once(template, problem, encoder):

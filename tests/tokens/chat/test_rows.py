@@ -332,7 +332,7 @@ def chats(*turns):
         (chats({"from": "function_call", "value": "get()"}), None, "bad_tool_calls", r"'get\(\)'"),
         (chats({"from": "gpt", "value": "<functioncall> get"}), None, "bad_tool_calls", "'get'"),
         (chats({"value": "a"}), None, "not_messages", r"found \{'value': 'a'\}"),
-        (turn(tool_calls="get"), None, "not_messages", "`tool_calls` is text, and no JSON"),
+        (turn(tool_calls="get"), None, "not_messages", "`tool_calls` is text, but not JSON"),
         ({**turn(), "tools": [1]}, None, "bad_tools", r"`tools` is \[1\]"),
         ({"chat": "hello"}, None, "not_messages", "`chat` is 'hello'"),
         ({"chat": GLAIVE, "system": "SYSTEM: a {b"}, None, "bad_tools", "'{b'"),
@@ -356,7 +356,7 @@ def chats(*turns):
             },
             "pairs",
             "prompt_differs",
-            "behind the system turn 'y'",
+            "after another system turn 'y'",
         ),
     ],
 )

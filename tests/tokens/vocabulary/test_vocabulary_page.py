@@ -82,15 +82,15 @@ def test_the_same_report_gives_the_same_page():
 def test_the_page_shows_the_measurements():
     text = text_of(REPORT)
     for expected in (
-        "3.00 bytes per token on 30 held-out documents; every one comes back as it was.",
+        "3.00 bytes per token on 30 held-out documents; every document decodes to the same text.",
         "Tokens per word 2.00 tokens",
         "150 k bytes 500 documents of 2 sources",
-        "12 entries 1.2\u00a0% of the entries are in no token that it was trained on",
+        "12 entries 1.2\u00a0% of the entries are in no token of the training text",
         "1,000 entries × 64 channels × 2, for the head",
         "This one needs the fewest tokens: 3,000",
-        "24.3\u00a0% of the entries are not used here",
+        "24.3\u00a0% of the entries are not used in the measured text",
         "90.0\u00a0% of the entries are Latin",
-        "The commonest entry is 10.0\u00a0% of all tokens",
+        "The most common entry is 10.0\u00a0% of all tokens",
         "A│ text │&lt;b&gt;",
         "it changes texts first (NFC)",
         "5eed" * 16,
@@ -107,10 +107,10 @@ def test_nothing_that_strangers_wrote_becomes_markup():
 @pytest.mark.parametrize(
     ("report", "state", "said"),
     [
-        (REPORT, "done", "every one comes back"),
+        (REPORT, "done", "every document decodes"),
         (dataclasses.replace(REPORT, held_out=False), "warning", "No document was held out"),
-        (with_vocabulary(not_given_back=["d7"]), "failed", "1 does not come back"),
-        (with_vocabulary(not_given_back=["d7", "d8"]), "failed", "2 do not come back"),
+        (with_vocabulary(not_given_back=["d7"]), "failed", "1 does not decode"),
+        (with_vocabulary(not_given_back=["d7", "d8"]), "failed", "2 do not decode"),
     ],
 )
 def test_the_verdict_matches_the_findings(report, state, said):
@@ -129,7 +129,7 @@ def test_a_chart_of_many_sources_draws_the_largest_and_tables_all():
     many = {f"source {n:02d}": amount for n in range(15)}
     chart = build_compression_chart(with_vocabulary(sources=many))
     assert "source 11" in chart.svg and "source 12" not in chart.svg
-    assert "3 sources more below" in chart.caption
+    assert "3 sources more are not shown" in chart.caption
     assert len(chart.table.rows) == 15
 
 
@@ -138,7 +138,7 @@ def test_a_text_without_tokens_still_has_a_page():
         total=Amount(1), sources={"web": Amount(1)}, languages={"": Amount(1)}, frequencies=[],
         commonest=[], cut=[],
     )  # fmt: skip
-    assert "No token was made" in render_vocabulary_page(nothing)
+    assert "The measured text has no tokens" in render_vocabulary_page(nothing)
 
 
 def test_one_entry_is_written_in_the_singular():

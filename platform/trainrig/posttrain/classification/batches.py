@@ -86,9 +86,9 @@ class TextReading:
         ).tolist()
         if end - begin > self.longest:
             raise DataError(
-                f"{self.shards.folder}: {source}: a text of {end - begin} tokens is longer than "
-                f"the {self.longest} of a row; raise sequence_length, or run `conversations` with "
-                "this one"
+                f"{self.shards.folder}: {source}: a text of {end - begin} tokens is longer "
+                f"than a row of {self.longest}; raise sequence_length, or run `conversations` "
+                "with this sequence_length"
             )
         ids, weights = np.empty((2, end - begin), dtype=np.int64)
         self.shards.read_into(source, begin, ids)
@@ -109,7 +109,7 @@ class TextBatches(PretrainBatches):
         check_rows(shards, kind)
         self._reading = TextReading(shards, kind, sizes.sequence_length, padding)
         layout = Answers(shards, sizes.sequence_length, per_row=1)
-        super().__init__(shards, sizes.as_settings(sizes.weights), layout=layout)
+        super().__init__(shards, sizes.build_settings(sizes.weights), layout=layout)
 
     def data_before(self, step: int) -> dict[str, Any]:
         """Return everything that the samples before `step` depend on, as JSON by name."""
@@ -189,7 +189,10 @@ def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
     Raises ConfigError for settings that do not apply to whole texts.
     """
     if run.pretraining:
-        raise ConfigError("pretraining: text is mixed into conversations alone; leave it out here")
+        raise ConfigError(
+            "pretraining: text can be mixed into conversations alone; leave it out for this "
+            "objective"
+        )
     assert isinstance(run.objective, OfLabels)
     kind = find_row_kind(run.objective)
     length = run.batches.sequence_length

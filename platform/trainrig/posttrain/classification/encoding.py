@@ -135,7 +135,10 @@ def build_weights(encoded: EncodedTexts, answer: AnswerPlace | None, questions: 
     inside_T = encoded.of_second & (begins_T < answer.end) & (ends_T > answer.begin)
     last = int(ends_T[encoded.of_second].max(initial=0))
     if not inside_T.any() or last < answer.end:
-        raise BadRow("answer_cut", f"its answer ends at character {answer.end}, the rest at {last}")
+        raise BadRow(
+            "answer_cut",
+            f"the answer ends at character {answer.end}, but the text is cut at {last}",
+        )
     weights += IN_ANSWER * inside_T
     return weights
 

@@ -52,8 +52,8 @@ class TextPredictor:
         if opened.config.head != HEADS[rows]:
             wanted = "Classification" if rows == "classified" else "AnswerSpan"
             raise ConfigError(
-                f"checkpoint: {opened.path} is {opened.config.description}, which says nothing of "
-                f'rows = "{rows}"; train one that does by `trainrig posttrain` with '
+                f"checkpoint: {opened.path} is {opened.config.description}, which can't score "
+                f'rows = "{rows}"; train one that can by `trainrig posttrain` with '
                 f'objective.kind = "{wanted}"'
             )
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)

@@ -70,11 +70,11 @@ def read_question(
         return TextRow(question, context)
     answers = _read_field(row, columns, "answers")
     if not isinstance(answers, Mapping) or not {"text", "answer_start"} <= set(answers):
-        raise BadRow("no_label", "`answers` is no object with `text` and `answer_start`")
+        raise BadRow("no_label", "`answers` must be an object with `text` and `answer_start`")
     texts = answers["text"]
     starts = answers["answer_start"]
     if not isinstance(texts, Sequence) or not isinstance(starts, Sequence):
-        raise BadRow("bad_label", "`text` and `answer_start` of `answers` are no lists")
+        raise BadRow("bad_label", "`text` and `answer_start` of `answers` must be lists")
     if len(texts) != len(starts):
         raise BadRow("bad_label", f"`answers` has {len(texts)} texts and {len(starts)} starts")
     if not texts:
@@ -84,7 +84,7 @@ def read_question(
     if not isinstance(text, str) or not text.strip() or not isinstance(begin, int):
         raise BadRow("bad_label", f"answer {text!r} at {begin!r}")
     if context[begin : begin + len(text)] != text or begin < 0:
-        raise BadRow("bad_label", f"the context has not {text!r} at character {begin}")
+        raise BadRow("bad_label", f"the context does not have {text!r} at character {begin}")
     begin += len(text) - len(text.lstrip())
     return TextRow(question, context, answer=AnswerPlace(begin, begin + len(text.strip())))
 
@@ -95,10 +95,10 @@ def _read_field(row: Mapping[str, Any], columns: Mapping[str, str], name: str) -
 
 def _read_text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        found = "no text" if value is None else type(value).__name__
+        found = "missing or null" if value is None else type(value).__name__
         raise BadRow("missing_field" if value is None else "not_text", f"`{name}` is {found}")
     if not value.strip():
-        raise BadRow("empty_text", f"`{name}` has no letters")
+        raise BadRow("empty_text", f"`{name}` is empty or white space")
     check_unicode([value])
     return value
 
@@ -139,18 +139,16 @@ def settle_labels(numbers: Mapping[str, int], names: Mapping[str, int]) -> tuple
     """
     if numbers and names:
         raise DataError(
-            f"labels: some rows have numbers ({min(numbers)}), others names ({min(names)}); name "
-            "the labels in the run file, in the order of their numbers"
+            f"labels: some rows have numbers ({min(numbers)}), others names ({min(names)}); "
+            "write the names under `labels` in the run file, in the order of their numbers"
         )
     found = tuple(sorted(numbers, key=int)) if numbers else tuple(sorted(names))
     if len(found) < 2:
-        found_labels = f"but one label, {found[0]!r}" if found else "no label"
-        raise DataError(
-            f"labels: rows have {found_labels}; two are the fewest there is a choice between"
-        )
+        found_labels = f"only one label, {found[0]!r}" if found else "no label"
+        raise DataError(f"labels: the rows have {found_labels}; a classifier needs at least two")
     if len(found) > MOST_LABELS:
         raise DataError(
-            f"labels: {len(found):,} different ones, such as {found[0]!r}; above {MOST_LABELS:,} "
-            "they must be named in the run file"
+            f"labels: the rows have {len(found):,} different ones, more than {MOST_LABELS:,}, "
+            f"such as {found[0]!r}; write them under `labels` in the run file"
         )
     return found

@@ -227,7 +227,7 @@ def build_transcript(chain: Chain, critic: str, check: Check) -> dict[str, Any]:
     first, second = _pair_texts(chain)
     row: dict[str, Any] = {
         "prompt_number": chain.prompt.number,
-        **chain.prompt.as_fields(),
+        **chain.prompt.build_fields(),
         "critic": critic,
         "answer": chain.answer,
         "rounds": chain.steps,
@@ -247,7 +247,7 @@ def build_preference_pair(chain: Chain) -> Mapping[str, Any] | None:
         return None
     texts = _pair_texts(chain)
     return {
-        **chain.prompt.as_fields(),
+        **chain.prompt.build_fields(),
         "chosen": texts[preferred],
         "rejected": texts[1 - preferred],
         "judged_by": chain.judgement["by"],

@@ -107,5 +107,7 @@ class ConstitutionalChain(PromptedRunFile):
     @model_validator(mode="after")
     def _rules_are_there_if_wanted(self) -> Self:
         if self.critic == "rules" and not self.rules:
-            raise ValueError('rules: critic = "rules" has none to go by; write one under [[rules]]')
+            raise ValueError(
+                'rules: critic = "rules" needs at least one rule; write it under [[rules]]'
+            )
         return self

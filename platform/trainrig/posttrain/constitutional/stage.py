@@ -49,7 +49,7 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
     if stage.finished:
         return stage.finished
     if run.critic == "rules":
-        log.info("%s: rules criticise and judge in the place of a model", run.output)
+        log.info("%s: rules criticise and judge instead of a model", run.output)
     with stage.undo_if_refused():
         splits = asked.build_splits(run.shard_prompts)
         make = functools.partial(_make_work, run, model, principles)
@@ -63,7 +63,7 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
     counts["critic"] = run.critic
     for what in ("revisions", "pairs"):
         if not counts[what]:
-            log.warning("%s: %s/ has not one row; transcripts/ says why", run.output, what)
+            log.warning("%s: %s/ has no rows; see the reasons in transcripts/", run.output, what)
     return stage.finish(
         counts, {n: entry for record in records for n, entry in record.files.items()}
     )
@@ -79,15 +79,17 @@ def read_principles(path: str) -> list[str]:
         text = utf8.decode(storage.read(path))
     except FileNotFoundError:
         raise ConfigError(
-            f"principles: {path}: no such file; write one, a principle in each paragraph"
+            f"principles: {path}: no such file; write one, with a principle in each paragraph"
         ) from None
     except utf8.NotUtf8 as error:
-        raise ConfigError(f"principles: {path}: {error}; write it as text") from None
+        raise ConfigError(f"principles: {path}: {error}; write it as UTF-8 text") from None
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     paragraphs = "\n".join(line.strip() for line in lines).split("\n\n")
     found = [" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip()]
     if not found:
-        raise ConfigError(f"principles: {path}: not one principle; write one in each paragraph")
+        raise ConfigError(
+            f"principles: {path}: the file has no principles; write one in each paragraph"
+        )
     return found
 
 
@@ -120,7 +122,7 @@ def _write_chains(
     transcripts = [build_transcript(chain, run.critic, maker.find_broken_rules) for chain in chains]
     revisions = [
         {
-            **chain.prompt.as_fields(),
+            **chain.prompt.build_fields(),
             "completion": chain.last,
             "revised": chain.last != chain.answer,
             "prompt_number": chain.prompt.number,

@@ -190,12 +190,12 @@ def check_teacher(folder: str, conversations: Manifest, temperature: float) -> M
     written = manifest.read_input(folder, "teacher")
     if written.inputs["conversations"] != conversations.content:
         raise ConfigError(
-            f"teacher: {folder} was made of other conversations than lie there now; run `teacher` "
-            "again, with another `output`"
+            f"teacher: {folder} was made from conversations that have changed since; run "
+            "`teacher` again, with another `output`"
         )
     if (stored := written.config["temperature"]) != temperature:
         raise ConfigError(
-            f"objective.temperature: {temperature}, but {folder} was made with {stored}; give both "
-            "the same"
+            f"objective.temperature is {temperature}, but {folder} was made with {stored}; "
+            "give both the same temperature"
         )
     return written

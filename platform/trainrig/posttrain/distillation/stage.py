@@ -91,24 +91,26 @@ def _check(run: TeacherScoring, model: str, longest: int) -> None:
     config, _ = checkpoint.describe(model)
     if config.head != "tokens":
         raise ConfigError(
-            f"checkpoint: {model} is {config.description}, which expects no token; name a "
+            f"checkpoint: {model} is {config.description}, which predicts no tokens; name a "
             "language model"
         )
     encoder = Encoder.of(checkpoint.read_tokenizer_files(model))
     if encoder.fingerprint != shards.vocabulary.fingerprint:
         raise ConfigError(
-            f"checkpoint: {model} has another tokenizer than {run.conversations}, so its tokens "
-            "are others; let it write answers instead, which are text: `trainrig sample`"
+            f"checkpoint: {model} has another tokenizer than {run.conversations}, so its "
+            "probabilities are of other tokens; use its answers as text instead, with "
+            "`trainrig sample`"
         )
     if longest > config.positions:
         raise ConfigError(
-            f"checkpoint: {model} reads {config.positions} positions, but the conversations have "
-            f"up to {longest}; run `conversations` with sequence_length = {config.positions}"
+            f"checkpoint: {model} has {config.positions} positions, but the conversations "
+            f"have up to {longest} tokens; run `conversations` with sequence_length = "
+            f"{config.positions}"
         )
     if run.entries > encoder.vocabulary_size:
         raise ConfigError(
-            f"entries: {run.entries}, but the tokenizer has {encoder.vocabulary_size}; give at "
-            "most so many"
+            f"entries ({run.entries}) must be at most the {encoder.vocabulary_size} entries "
+            "of the tokenizer; lower it"
         )
 
 

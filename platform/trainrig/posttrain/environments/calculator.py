@@ -87,7 +87,7 @@ def _evaluate(node: ast.AST) -> Fraction:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             value = _OPERATIONS[type(op)](_evaluate(left), _evaluate(right))
         case _:
-            raise ValueError("no sum")
+            raise ValueError("not a sum")
     if abs(value) > LARGEST:
         raise ValueError("too large")
     return value

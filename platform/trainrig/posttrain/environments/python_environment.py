@@ -62,7 +62,7 @@ class PythonEpisodes:
         except UserCodeFault as fault:
             return Fault(fault.kind, fault.detail)
         if not isinstance(given, str | None):
-            return Fault("raised", f"reset gave {given!r:.60}, no text")
+            return Fault("raised", f"reset returned {given!r:.60}, which is not text")
         self._episodes[episode] = _Episode(row, [], self.code.starts)
         return given or ""
 
@@ -101,4 +101,4 @@ def _read_result(given: Any) -> StepResult | Fault:
             if math.isfinite(reward):
                 return StepResult(observation, float(reward), done)
             return Fault("not_finite", f"the reward of a step is {reward}")
-    return Fault("raised", f"step gave {given!r:.60}, no (observation, reward, done)")
+    return Fault("raised", f"step returned {given!r:.60}, not (observation, reward, done)")

@@ -33,7 +33,9 @@ def describe_tuning_memory(
     find = partial(estimate_tuning_memory, run, model, references, rows)
     left_out = []
     if isinstance(run.objective, Distillation):
-        left_out.append("what the teacher expects of each token, and its comparison")
+        left_out.append(
+            "the teacher's probabilities of each token, and their comparison with the student's"
+        )
     arguments = model, run.training, run.workers, machine, find, rows.tokens, run.lora
     return facts | describe_tuning(*arguments, left_out)
 

@@ -45,7 +45,9 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
         raise OutputTaken(f"{out}: not empty; name a new folder")
     opened = checkpoint.open_model(path)
     if opened.adapter is None:
-        raise DataError(f"{opened.path}: no adapter, but a whole model; export without --adapter")
+        raise DataError(
+            f"{opened.path}: holds a whole model, not an adapter; export it without --adapter"
+        )
     lora = opened.adapter.of.lora
     ours = opened.adapter.tensors
     layers = find_layers(opened.path, opened.config)
@@ -54,8 +56,8 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
         layers[name].parts == ("embedding",) for name in joined
     ):
         raise DataError(
-            f"{opened.path}: its adapter changes the embedding and the head that shares its "
-            "table, which PEFT can't; export without --adapter, which merges it"
+            f"{opened.path}: the adapter changes the embedding and the head that shares its "
+            "table, which PEFT can't do; export without --adapter, which merges it"
         )
     tensors = {}
     for name, adapter in joined.items():
@@ -140,7 +142,7 @@ def _join(
     adapted = {name.rpartition(".")[0] for name in ours if is_adapter(name)}
     if odd := sorted(adapted - met):
         raise DataError(
-            f"{path}: {odd[0]} is no matrix of its own in Transformers, where PEFT "
-            "could change it; export without --adapter, which merges it"
+            f"{path}: {odd[0]} is not a separate matrix in Transformers, so PEFT can't change "
+            "it; export without --adapter, which merges it"
         )
     return found

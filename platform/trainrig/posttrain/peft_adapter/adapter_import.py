@@ -55,8 +55,9 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
     adapters = _take_apart(folder, layers, settings, theirs)
     if "embedding" in adapters and config.tie_embeddings:
         raise DataError(
-            f"{folder}: changes the embedding but not the head that shares its table, which "
-            "can't be told apart here"
+            f"{folder}: the adapter changes the embedding but not the head that shares its "
+            "table, which trainrig can't do; merge it with PEFT's merge_and_unload(), and "
+            "import the merged model"
         )
     names = {part for layer in layers.values() for part in layer.parts}
     names = {name for name in names if not is_of_head(config, name)}
@@ -96,14 +97,14 @@ def _read_tensors(
         elif last is not None and name in layers:
             if any(map(is_router, layers[name].parts)):
                 raise DataError(
-                    f"{folder}: {name} is a router, which has no adapter here; leave "
-                    f"{name.rpartition('.')[2]!r} out of target_modules"
+                    f"{folder}: {name} is a router, which can have no adapter in trainrig; "
+                    f"leave {name.rpartition('.')[2]!r} out of target_modules"
                 )
             parts[name][last] = (value.T if "lora_embedding" in key else value).float()
         else:
             raise DataError(
-                f"{folder}: tensor {key!r} has no place in the model at {path}; is it an adapter "
-                "of another base?"
+                f"{folder}: tensor {key!r} has no place in the model at {path}; check that "
+                "the adapter belongs to this base"
             )
     found = {}
     for name, tensors in parts.items():
@@ -129,13 +130,13 @@ def _take_apart(
         if outputs != sum(layers[name].outputs) or rank != adapter.rank:
             raise DataError(
                 f"{folder}: {name} has matrices of {tuple(adapter.a_RI.shape)} and "
-                f"{tuple(adapter.b_OR.shape)}, the base {sum(layers[name].outputs)} outputs; is it "
-                "an adapter of another base?"
+                f"{tuple(adapter.b_OR.shape)}, but the base has {sum(layers[name].outputs)} "
+                "outputs; check that the adapter belongs to this base"
             )
         if rank != settings.find_rank(name):
             raise DataError(
-                f"{folder}: {name} has rank {rank}, by {CONFIG} {settings.find_rank(name)}; is it "
-                "an adapter of another base?"
+                f"{folder}: {name} has rank {rank}, but {CONFIG} says "
+                f"{settings.find_rank(name)}; check that the files belong to one adapter"
             )
         factor = settings.find_scale(name) / settings.scale
         if not math.isclose(factor, 1.0):
@@ -171,10 +172,10 @@ def _check_sizes(
 ) -> None:
     wanted = list_adapter_shapes(config, lora)
     if odd := sorted(wanted.keys() ^ tensors.keys()):
-        raise DataError(f"{folder}: {odd[0]} is {'missing' if odd[0] in wanted else 'too much'}")
+        raise DataError(f"{folder}: {odd[0]} is {'missing' if odd[0] in wanted else 'unexpected'}")
     for name, shape in wanted.items():
         if tensors[name].shape != shape:
             raise DataError(
-                f"{folder}: {name} is {tuple(tensors[name].shape)}, the base wants {tuple(shape)}; "
-                "is it an adapter of another base?"
+                f"{folder}: {name} has the shape {tuple(tensors[name].shape)}, but the base "
+                f"needs {tuple(shape)}; check that the adapter belongs to this base"
             )

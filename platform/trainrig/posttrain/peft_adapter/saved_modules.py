@@ -69,8 +69,8 @@ def find_head(
         if not config.bidirectional:
             return config.with_score_head()
         raise DataError(
-            f"{folder}: {name} makes one number of a text, which an encoder here does not; two "
-            "labels or more would do"
+            f"{folder}: {name} gives one number for each text, which an encoder in trainrig "
+            "can't; use a classifier with two labels or more"
         )
     return config
 
@@ -99,8 +99,8 @@ def fill_head(
             found[name] = whole[name].float()
         elif name in missing:
             raise DataError(
-                f"{folder}: {theirs[name]} is neither in it nor in the base at {base.path}; import "
-                "the whole model that PEFT had as its base, and name that"
+                f"{folder}: {theirs[name]} is neither in this folder nor in the base at "
+                f"{base.path}; import the whole model that was the base in PEFT, and name it"
             )
         else:
             module = name.rpartition(".")[0]
@@ -111,8 +111,8 @@ def fill_head(
         there = base.weights[name]
         if whole[name].shape != there.shape or not torch.equal(whole[name].float(), there):
             raise DataError(
-                f"{folder}: {theirs[name]} is saved whole, which here only modules of a head of "
-                "classes, scores or spans are; merge all with PEFT's merge_and_unload(), and "
-                "import that"
+                f"{folder}: {theirs[name]} is saved whole, which trainrig supports only for "
+                "heads of classes, scores or spans; merge the adapter with PEFT's "
+                "merge_and_unload(), and import the merged model"
             )
     return found

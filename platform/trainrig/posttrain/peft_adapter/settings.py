@@ -71,14 +71,19 @@ def read_settings(folder: str) -> PeftSettings:
     try:
         given: dict[str, Any] = json.loads(storage.read(path))
     except FileNotFoundError:
-        raise DataError(f"{path}: not there; name a folder that PEFT saved") from None
+        raise DataError(f"{path}: no such file; name a folder that PEFT saved") from None
     except ValueError:
-        raise DataError(f"{path}: not JSON") from None
+        raise DataError(f"{path}: not JSON; save the adapter again") from None
     if given.get("peft_type") != "LORA":
-        raise DataError(f"{path}: peft_type {given.get('peft_type')!r}; there is: 'LORA'")
+        raise DataError(
+            f"{path}: peft_type {given.get('peft_type')!r} is not supported; there is: 'LORA'"
+        )
     for key, plain in UNUSED.items():
         if key in given and given[key] not in plain:
-            raise DataError(f"{path}: {key} = {given[key]!r} would compute something else here")
+            raise DataError(
+                f"{path}: {key} = {given[key]!r} is not supported, because trainrig would "
+                "compute something else"
+            )
     return PeftSettings(
         task=given.get("task_type"),
         rank=given["r"],

@@ -74,8 +74,8 @@ class JudgeModel(RewardPart):
         path = checkpoint.resolve(self.checkpoint)
         if (found := checkpoint.describe(path)[0]).head != "tokens":
             raise ConfigError(
-                f"rewards: '{self.name}': {path} is {found.description}, which does not "
-                'speak; set kind = "RewardModel"'
+                f"rewards: '{self.name}': {path} is {found.description}, which generates no "
+                'text; name a language model, or set kind = "RewardModel"'
             )
         return JudgeScorer(self)
 
@@ -91,7 +91,7 @@ class JudgeModel(RewardPart):
         try:
             return float(found[-1])
         except ValueError:
-            return Fault("no_verdict", f"'{found[-1]:.40}' is no number")
+            return Fault("no_verdict", f"'{found[-1]:.40}' is not a number")
 
 
 @dataclass
@@ -141,7 +141,10 @@ class JudgeScorer:
                 requests.append(TextRequest(prompt, sampling))
                 scores.append(None)
             else:
-                detail = f"a question of {length} tokens, of {room} that the judge can read"
+                detail = (
+                    f"the question has {length} tokens, more than the {room} that the judge "
+                    "can read"
+                )
                 scores.append(Fault("unreadable", detail))
         said = iter(judge.speak_all(requests))
         return [self.settings.read(next(said).text) if s is None else s for s in scores]

@@ -24,7 +24,7 @@ class OverlongPenalty(RewardPart):
     def _margin_fits(self) -> Self:
         if self.margin > self.longest:
             raise ValueError(
-                f"margin: {self.margin} is more than longest, {self.longest}; give a smaller one"
+                f"margin ({self.margin}) must be at most longest ({self.longest}); lower it"
             )
         return self
 

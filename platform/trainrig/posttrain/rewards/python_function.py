@@ -57,5 +57,5 @@ class FunctionScorer:
         except UserCodeFault as fault:
             return Fault(fault.kind, fault.detail)
         if not isinstance(given, int | float):  # bool passes: True is 1.0
-            return Fault("raised", f"gave {given!r:.60}, no number")
+            return Fault("raised", f"the function returned {given!r:.60}, which is not a number")
         return float(given)

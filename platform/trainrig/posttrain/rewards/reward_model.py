@@ -52,8 +52,8 @@ class RewardModel(RewardPart):
         path = checkpoint.resolve(self.checkpoint)
         if (found := checkpoint.describe(path)[0]).head != "score":
             raise ConfigError(
-                f"rewards: '{self.name}': {path} is {found.description}, which scores nothing; "
-                'train one that does by `trainrig posttrain` with objective.kind = "Reward"'
+                f"rewards: '{self.name}': {path} is {found.description}, not a reward model; "
+                'train one by `trainrig posttrain` with objective.kind = "Reward"'
             )
         chat = open_chat(path)
         return ModelScorer(self.name, path, self.batch, chat.build_renderer(), chat.template)

@@ -41,7 +41,7 @@ class UserCodeSettings(Settings):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.file is None) == (self.module is None):
-            raise ValueError("file, module: give one of the two")
+            raise ValueError("file, module: give exactly one of the two")
         return self
 
     @property
@@ -56,13 +56,16 @@ class UserCodeSettings(Settings):
         """
         if self.file is not None:
             if not storage.exists(self.file):
-                raise ConfigError(f"{self.file}: no such file; name the one with your Python")
+                raise ConfigError(f"{self.file}: no such file; name a file with Python code")
             return storage.compute_content_key(self.file)
         assert self.module is not None
         top = self.module.partition(".")[0]
         found = importlib.util.find_spec(top)
         if found is None or found.origin is None:
-            raise ConfigError(f"module '{self.module}': no package '{top}' is installed here")
+            raise ConfigError(
+                f"module '{self.module}': the package '{top}' is not installed; install it, "
+                "or use `file`"
+            )
         first = Path(found.origin)
         files = sorted(first.parent.rglob("*.py")) if first.name == "__init__.py" else [first]
         texts = [[str(path.relative_to(first.parent)), path.read_text()] for path in files]
@@ -150,7 +153,7 @@ class UserCode:
         if not line:
             code = self._process.wait()
             self.close()
-            raise UserCodeFault("raised", f"its process ended, with exit code {code}")
+            raise UserCodeFault("raised", f"the process of the code ended with exit code {code}")
         answer = json.loads(line)
         if "error" in answer:
             raise UserCodeFault("raised", answer["error"])

@@ -92,7 +92,7 @@ class _Service:
             exec(compile(source, module, "exec"), there.__dict__)
         if not callable(getattr(there, name, None)):
             names = [n for n, value in vars(there).items() if callable(value) and n[0] != "_"]
-            raise _NotThere(f"no '{name}'; it has {', '.join(names) or 'none'}")
+            raise _NotThere(f"there is no '{name}'; the code defines {', '.join(names) or 'none'}")
         self._target = getattr(there, name)
 
 

@@ -49,7 +49,7 @@ class Verifier(RewardPart):
         value = completion.row.get(self.column)
         values = value if isinstance(value, list | tuple) else [value]
         texts = [
-            extract_answer(_as_text(v), self.extract_target, "last")
+            extract_answer(_format_value(v), self.extract_target, "last")
             for v in values
             if v is not None
         ]
@@ -65,9 +65,9 @@ def check_pattern(given: str) -> str:
     try:
         re.compile(given)
     except re.error as error:
-        raise ValueError(f"'{given}' is no regular expression: {error}") from None
+        raise ValueError(f"'{given}' is not a regular expression: {error}") from None
     return given
 
 
-def _as_text(value: object) -> str:
+def _format_value(value: object) -> str:
     return value if isinstance(value, str) else str(value)

@@ -104,8 +104,9 @@ class WeightedRewards:
             for name, column in wanted:
                 if row.get(column) is None:
                     raise DataError(
-                        f"{where}, row {number}: no '{column}', which the reward '{name}' compares "
-                        f"with; it has {', '.join(sorted(row))}; name its column by `column`"
+                        f"{where}, row {number}: no column '{column}', which the reward "
+                        f"'{name}' compares with; the row has {', '.join(sorted(row))}; name "
+                        "the reward's column by `column`"
                     )
 
     def _tell(self, name: str, found: Sequence[Fault], completions: Sequence[Completion]) -> None:
@@ -118,7 +119,7 @@ class WeightedRewards:
                 f"rewards: '{name}' scored none of {len(completions)} completions; the first, "
                 f"{first}"
             )
-        said = "reward '%s': %d of %d without a score; the first, %s"
+        said = "reward '%s': %d of %d completions have no score; the first, %s"
         log.warning(said, name, len(found), len(completions), first)
 
 
@@ -132,10 +133,14 @@ def build_rewards(
     an environment; only their names are checked.
     """
     if not (parts or further):
-        raise ConfigError('rewards: none; write one, such as [[rewards]] kind = "ExactAnswer"')
+        raise ConfigError(
+            'rewards: none is given; write one, such as [[rewards]] kind = "ExactAnswer"'
+        )
     for name, times in Counter(part.name for part in (*parts, *further)).items():
         if times > 1:
-            raise ConfigError(f"rewards: {times} are named '{name}'; give each its own `name`")
+            raise ConfigError(
+                f"rewards: {times} have the name '{name}'; give each of them another `name`"
+            )
     return WeightedRewards(tuple((part, part.open()) for part in parts))
 
 
@@ -160,21 +165,24 @@ def _compute_scores(
         raise
     except (OSError, MemoryError) as error:
         raise ClusterError(
-            f"rewards: '{name}' raised {_format_error(error)} while it scored {len(completions)} "
-            "completions; what was done stays done, and the same command goes on"
+            f"rewards: '{name}' raised {_format_error(error)} while it scored "
+            f"{len(completions)} completions; finished work is kept, and the same command "
+            "continues from it"
         ) from error
     except Exception as error:
-        where, own = _find_raising(reward, completions, rows) or ("of all together", error)
+        where, own = _find_raising(reward, completions, rows) or ("the whole batch", error)
         raise DataError(
-            f"rewards: '{name}' raised {_format_error(own)} at the completion {where}; mend or "
-            "leave out that row, or leave out the reward"
+            f"rewards: '{name}' raised {_format_error(own)} on {where}; correct or remove "
+            "that row, or remove the reward"
         ) from error
 
 
 def _score_all(reward: CompletionScorer, completions: Sequence[Completion]) -> Sequence[Score]:
     scores = reward.score(completions)
     if len(scores) != len(completions):
-        raise ValueError(f"{len(scores)} scores of {len(completions)} completions")
+        raise ValueError(
+            f"the reward returned {len(scores)} scores for {len(completions)} completions"
+        )
     return scores
 
 
@@ -190,7 +198,7 @@ def _find_raising(
             _score_all(reward, [completion])
         except Exception as error:
             row = f"row {rows[place]}, " if rows else ""
-            return f"of {row}prompt {completion.prompt!r:.60}", error
+            return f"the completion of {row}prompt {completion.prompt!r:.60}", error
     return None
 
 

@@ -308,10 +308,11 @@ class RolloutBatches(RolloutMaker):
         most = self._run.rollouts.largest_gap
         if not gap <= most:
             raise DataError(
-                f"rollouts: log-probabilities as sampled and as training reads them differ by "
-                f"{gap:.3g} nats a token, more than largest_gap = {most}: training would learn of "
-                "another model than it samples from. Train in a finer precision, or raise "
-                "rollouts.largest_gap if that much is meant to be"
+                "rollouts: log-probabilities from sampling and from training differ by "
+                f"{gap:.3g} nats a token, more than rollouts.largest_gap = {most}, so "
+                "training would optimise another model than the one that samples. Train in a "
+                "more precise number format, or raise rollouts.largest_gap if this difference "
+                "is expected"
             )
 
     @functools.cached_property

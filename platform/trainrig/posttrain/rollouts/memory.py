@@ -44,9 +44,9 @@ def describe_rollout_memory(
         facts["parameters_of_reward_models"] = sum(
             count_parameters(config).total for config in asked
         )
-        left_out.append("passes of reward models, whose weights are counted")
+        left_out.append("activations of reward models (their weights are counted)")
     if not rows.sampled_here:
-        left_out.append("devices of actors, which sample and ask reward models")
+        left_out.append("devices of actors, which sample and run reward models")
 
     def find(training: Training, workers: int, on_cpu: bool) -> Memory:
         return max(

@@ -48,7 +48,7 @@ class Prompt:
     row: Mapping[str, Any]
     chat: Conversation | None = None  # conversation that `text` transcribes; None: plain text
 
-    def as_fields(self) -> dict[str, Any]:
+    def build_fields(self) -> dict[str, Any]:
         """Return the prompt as fields of an output row: `prompt`, and `tools` if there are any."""
         if self.chat is None:
             return {"prompt": self.text}
@@ -100,10 +100,10 @@ def read_prompt_set(
                 try:
                     prompt = make.build(number, row, where, encoder)
                 except (DataError, BadRow) as error:
-                    why = f"no prompt ({error})"
+                    why = f"the row has no usable prompt ({error})"
                 else:
                     fits = 1 <= len(prompt.ids) <= longest
-                    why = None if fits else f"not 1 to {longest} tokens"
+                    why = None if fits else f"the prompt does not have 1 to {longest} tokens"
             if why is None:
                 found.append(prompt)
                 unread.update(make.list_unread(prompt))
@@ -112,13 +112,13 @@ def read_prompt_set(
                 left_out[kind] += 1
                 first.setdefault(kind, f"{where}: {why}")
     for kind, count in left_out.items():
-        log.warning("prompts: %d left out: %s; the first, %s", count, kind, first[kind])
+        log.warning("prompts: rows left out: %d (%s); the first, %s", count, kind, first[kind])
     if unread:
         said = ", ".join(f"{name} in {count:,}" for name, count in sorted(unread.items()))
-        log.warning("prompts: of %d rows, these say what is not read: %s", number + 1, said)
+        log.warning("prompts: of %d rows, some have fields that are not used: %s", number + 1, said)
     if not found:
         told = "; ".join(first.values()) or "the files are empty"
-        raise DataError(f"prompts.paths: not one row to ask, of {number + 1:,}: {told}")
+        raise DataError(f"prompts.paths: none of {number + 1:,} rows has a usable prompt: {told}")
     return PromptSet(tuple(found), dict(left_out))
 
 
@@ -150,14 +150,16 @@ class _PromptMaker:
         if prompt.chat is not None:
             return find_unread(prompt.row, prompt.row, {})
         beside = self._chat and self._column and prompt.row.get("tools")
-        return ("tools beside a prompt that is one text",) if beside else ()
+        return ("tools of a prompt that is one text",) if beside else ()
 
     def _read_chat(self, given: list[Any], row: Mapping[str, Any]) -> Conversation:
         if not self._chat:
-            raise DataError(f"`{self._column}` is messages; set prompts.chat = true to answer them")
+            raise DataError(
+                f"`{self._column}` is a list of messages; set prompts.chat = true to answer them"
+            )
         chat = Conversation(parse_messages(given, str(self._column)), parse_tools(row.get("tools")))
         if not chat.messages or chat.messages[-1].role == ASSISTANT:
-            raise DataError(f"`{self._column}` ends in no turn that the assistant answers")
+            raise DataError(f"`{self._column}` must not be empty or end in a turn of the assistant")
         return chat
 
 
@@ -180,9 +182,9 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: no JSON: {error}; write one object a line") from None
+        raise DataError(f"{where}: not JSON: {error}; write one object on each line") from None
     if not isinstance(row, dict):
         raise DataError(
-            f"{where}: {type(row).__name__} where an object was to be; write one a line"
+            f"{where}: found {type(row).__name__}, not an object; write one object on each line"
         )
     return row

@@ -115,36 +115,38 @@ class Rollouts(Settings):
         return "redraws" if self.redraws else "waves" if self.waves > 1 else ""
 
     @model_validator(mode="after")
-    def _groups_fit(self) -> Self:
+    def _check_group_sizes(self) -> Self:
         if self.micro_batch % self.samples:
             above = self.micro_batch + self.samples - self.micro_batch % self.samples
             raise ValueError(
-                f"micro_batch ({self.micro_batch} completions) splits a group of {self.samples} "
-                f"samples; the nearest above: {above}"
+                f"micro_batch ({self.micro_batch} completions) must be a multiple of samples "
+                f"({self.samples}), so that groups stay whole; the nearest above: {above}"
             )
         check_divides(self.prompts * self.samples, self.micro_batch)
         return self
 
     @model_validator(mode="after")
-    def _waves_are_of_now(self) -> Self:
+    def _check_waves(self) -> Self:
         if self.waves > 1 and self.redraws:
             raise ValueError(
-                "waves and redraws: both replace prompts that are flat; leave one of them out"
+                "waves and redraws: both replace prompts whose completions have equal "
+                "rewards; leave one of them out"
             )
         if self.waves > 1 and self.lag:
             raise ValueError(
-                "waves and lag: how many waves the batches before take is not known yet when a "
-                "later one is sampled; set lag = 0, or give redraws in place of waves"
+                "waves and lag: with a lag, a batch is sampled before the waves of earlier "
+                "batches are known; set lag = 0, or use redraws instead of waves"
             )
         return self
 
     @model_validator(mode="after")
-    def _what_is_left_off_goes_on(self) -> Self:
+    def _check_partial_groups(self) -> Self:
         for name, normal in (("waves", 1), ("redraws", 0), ("lag", 0)):
             if self.partial and getattr(self, name) != normal:
                 raise ValueError(
-                    f"partial and {name}: which groups a batch is of depends on what the batches "
-                    f"before have left, whole; leave {name} or [rollouts.partial] out"
+                    f"partial and {name}: with [rollouts.partial], the groups of a batch "
+                    f"depend on unfinished groups of earlier batches; leave out {name} or "
+                    "[rollouts.partial]"
                 )
         return self
 
@@ -212,120 +214,126 @@ class ReinforcementLearning(TrainingRunFile):
         return ResourceRequest.on_devices(total, there_are_gpus)
 
     @model_validator(mode="after")
-    def _a_lag_is_kept(self) -> Self:
+    def _check_lag_skips_no_data(self) -> Self:
         for name in ("spikes", "skip_data"):
             if self.rollouts.lag and getattr(self.training, name):
                 raise ValueError(
-                    f"rollouts.lag and training.{name}: weights from before data that is gone past "
-                    "are no longer there to sample with; leave one of them out"
+                    f"rollouts.lag and training.{name}: skipping data would need weights from "
+                    "before the skip to sample with, which are not kept; leave one of them out"
                 )
         return self
 
     @model_validator(mode="after")
-    def _waves_have_a_cursor(self) -> Self:
+    def _check_waves_skip_no_data(self) -> Self:
         for name in ("spikes", "skip_data"):
             if self.rollouts.waves > 1 and getattr(self.training, name):
                 raise ValueError(
-                    f"rollouts.waves and training.{name}: data that is gone past would be drawn by "
-                    "the next batch, as waves go on from the last one; leave one of them out"
+                    f"rollouts.waves and training.{name}: the next batch would draw the "
+                    "skipped prompts again, because waves continue after the last one; leave "
+                    "one of them out"
                 )
         return self
 
     @model_validator(mode="after")
-    def _what_is_left_off_is_there_to_go_on_with(self) -> Self:
+    def _validate_partial_rollouts(self) -> Self:
         if self.rollouts.partial is None:
             return self
         for name in ("spikes", "skip_data"):
             if getattr(self.training, name):
                 raise ValueError(
-                    f"rollouts.partial and training.{name}: what data that is gone past has left "
-                    "would be gone past, too; leave one of them out"
+                    f"rollouts.partial and training.{name}: skipping data would drop "
+                    "unfinished rollouts; leave one of them out"
                 )
         if self.environment:
             raise ValueError(
-                "rollouts.partial and [environment]: an environment's state is not kept from batch "
-                "to batch; leave one of them out"
+                "rollouts.partial and [environment]: the state of an environment is not kept "
+                "from batch to batch; leave one of them out"
             )
         return self
 
     @model_validator(mode="after")
-    def _groups_are_groups(self) -> Self:
+    def _check_groups(self) -> Self:
         kind = self.objective.kind
         if self.critic and not isinstance(self.objective, PPO):
             raise ValueError(
-                f"critic: {kind} has none; leave it out, or set objective.kind = 'PPO'"
+                f"critic: objective {kind} has none; leave it out, or set objective.kind = 'PPO'"
             )
         alone = isinstance(self.objective, PPO | OnPolicyDistillation) or (
             isinstance(self.objective, ReinforcePlusPlus) and self.objective.baseline == "none"
         )
         if self.rollouts.samples == 1 and not alone:
             raise ValueError(
-                f"rollouts.samples: {kind} compares the completions of a prompt with each other; "
-                "give 2 or more"
+                f"rollouts.samples: objective {kind} compares the completions of a prompt "
+                "with each other; set 2 or more"
             )
         if self.rollouts.samples == 1 and (name := self.rollouts.drops_flat_by):
             raise ValueError(
-                f"rollouts.{name}: a single completion is never worth the same as others; leave it "
-                "out, or give more samples"
+                f"rollouts.{name}: a single completion has no other rewards to be equal to; "
+                "leave it out, or set rollouts.samples to 2 or more"
             )
         return self
 
     @model_validator(mode="after")
-    def _a_teacher_for_who_learns_from_one(self) -> Self:
+    def _check_teacher(self) -> Self:
         taught = isinstance(self.objective, OnPolicyDistillation)
         if self.teacher and not taught:
             raise ValueError(
-                f"teacher: {self.objective.kind} learns from none; leave it out, or set "
-                "objective.kind = 'OnPolicyDistillation'"
+                f"teacher: objective {self.objective.kind} uses no teacher; leave it out, or "
+                "set objective.kind = 'OnPolicyDistillation'"
             )
         if taught and not self.teacher:
-            raise ValueError("teacher: none; name the checkpoint that OnPolicyDistillation is of")
+            raise ValueError("teacher: objective OnPolicyDistillation needs one; name a checkpoint")
         if taught and (name := self.rollouts.drops_flat_by):
             raise ValueError(
-                f"rollouts.{name}: a teacher has something to say of each completion, also where "
-                "all are worth the same; leave it out"
+                f"rollouts.{name}: the student learns from the teacher also where rewards are "
+                "equal; leave it out with objective OnPolicyDistillation"
             )
         return self
 
     @model_validator(mode="after")
-    def _vllm_samples_beside(self) -> Self:
+    def _check_vllm(self) -> Self:
         if self.rollouts.vllm is None:
             return self
         if self.training.deterministic:
             raise ValueError(
-                "rollouts.vllm: what vLLM samples depends on what else it samples, so no run is "
-                "repeated exactly; set training.deterministic = false, or leave it out"
+                "rollouts.vllm: samples of vLLM depend on the other requests that it runs, so "
+                "no run can be repeated exactly; set training.deterministic = false, or leave "
+                "rollouts.vllm out"
             )
         if not parse_bounds(self.rollouts.actors).least:
-            raise ValueError("rollouts.vllm: actors sample by it; set rollouts.actors = 1 or more")
+            raise ValueError("rollouts.vllm: vLLM runs in actors; set rollouts.actors to 1 or more")
         if self.lora:
             raise ValueError(
-                "rollouts.vllm and lora: vLLM is given whole models; leave one of them out"
+                "rollouts.vllm and lora: vLLM loads whole models, not adapters; leave one of "
+                "them out"
             )
         return self
 
     @model_validator(mode="after")
-    def _something_is_worth_something(self) -> Self:
+    def _check_rewards(self) -> Self:
         if not (self.rewards or self.environment or self.teacher):
-            raise ValueError('rewards: none; write one, such as [[rewards]] kind = "ExactAnswer"')
+            raise ValueError(
+                'rewards: none is given; write one, such as [[rewards]] kind = "ExactAnswer"'
+            )
         if self.environment and self.rollouts.stop:
             raise ValueError(
-                "rollouts.stop and [environment]: a turn ends where the environment says; leave "
-                "`stop` out"
+                "rollouts.stop and [environment]: the environment decides where a turn ends; "
+                "leave `stop` out"
             )
         return self
 
     @model_validator(mode="after")
-    def _only_what_can_be_sampled_from(self) -> Self:
+    def _check_sampled_model(self) -> Self:
         if self.lora and self.lora.dropout:
             raise ValueError(
-                "lora.dropout: what samples and what is trained would differ by it; leave it out"
+                "lora.dropout: log-probabilities from sampling and from training would differ "
+                "by dropout; leave it out"
             )
         if self.lora:
             self.training.check_adapters()
         if self.training.compile:
             raise ValueError(
-                "training.compile: sampling calls the model with another shape for each token, "
-                "which is compiled anew each time; leave it out"
+                "training.compile: sampling calls the model with another shape for each "
+                "token, and each one would be compiled; leave it out"
             )
         return self

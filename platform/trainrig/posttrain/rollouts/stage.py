@@ -179,8 +179,7 @@ def _find_teacher(run: ReinforcementLearning, encoder: Encoder) -> FrozenModel |
     there = _describe_reader(run, "teacher", path, encoder)
     if there.head != "tokens" or there.bidirectional or isinstance(there, EncoderDecoderConfig):
         raise ConfigError(
-            f"teacher: {path} goes on from no text, so there is no next token that it expects; "
-            "name a language model"
+            f"teacher: {path} does not predict the next token of a text; name a language model"
         )
     return FrozenModel(there, path)
 
@@ -196,19 +195,19 @@ def _describe_reader(
     there, _ = checkpoint.describe(path)
     if Encoder.of(checkpoint.read_tokenizer_files(path)).fingerprint != encoder.fingerprint:
         raise ConfigError(
-            f"{field}: {path} has another tokenizer than the model to be taught, so it can't read "
-            "what that says; name a model with the same one"
+            f"{field}: {path} has another tokenizer than the model to train, so it can't read "
+            "the completions; name a model with the same tokenizer"
         )
     if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
         raise ConfigError(
-            f"{field}: {path} holds an adapter alone; `trainrig export` merges it with its base "
-            "into a folder, which may be named here"
+            f"{field}: {path} holds an adapter alone; merge it with its base by `trainrig "
+            "export`, and name the folder that it writes"
         )
     longest = run.rollouts.prompt_tokens + run.rollouts.maximum_tokens
     if longest > there.positions:
         raise ConfigError(
-            f"{field}: {path} has {there.positions} positions, of {longest} that rollouts may "
-            "take; name another, or lower rollouts.maximum_tokens"
+            f"{field}: {path} has {there.positions} positions, but rollouts may need "
+            f"{longest}; name another model, or lower rollouts.maximum_tokens"
         )
     return there
 
@@ -216,24 +215,26 @@ def _describe_reader(
 def _check(run: ReinforcementLearning, path: str, model: DecoderConfig) -> None:
     if checkpoint.read_adapter(path, checkpoint.read_entries(path)):
         raise ConfigError(
-            f"checkpoint: {path} holds an adapter alone; `trainrig export` merges it with its base "
-            "into a folder, which may be named here"
+            f"checkpoint: {path} holds an adapter alone; merge it with its base by `trainrig "
+            "export`, and name the folder that it writes"
         )
     if model.head != "tokens":
         raise ConfigError(
-            f"checkpoint: {path} is {model.description}, which does not speak; name a "
+            f"checkpoint: {path} is {model.description}, which generates no text; name a "
             "language model"
         )
     if isinstance(model, EncoderDecoderConfig):
-        raise ConfigError(f"checkpoint: {path} has an encoder and a decoder; name a decoder's")
+        raise ConfigError(f"checkpoint: {path} has an encoder and a decoder; name a decoder")
     if model.bidirectional:
-        raise ConfigError(f"checkpoint: {path} is an encoder, which generates nothing")
+        raise ConfigError(
+            f"checkpoint: {path} is an encoder, which generates no text; name a language model"
+        )
     longest = run.rollouts.prompt_tokens + run.rollouts.maximum_tokens
     if longest > model.positions:
         raise ConfigError(
             f"rollouts: prompt_tokens ({run.rollouts.prompt_tokens}) and maximum_tokens "
-            f"({run.rollouts.maximum_tokens}) are more than the model's {model.positions} "
-            "positions; lower one of them"
+            f"({run.rollouts.maximum_tokens}) add up to more than the model's "
+            f"{model.positions} positions; lower one of them"
         )
     run.training.schedule.warmup_steps(run.training.steps)
     run.training.check_workers(run.workers)

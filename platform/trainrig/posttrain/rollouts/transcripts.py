@@ -115,7 +115,7 @@ class TranscriptSampler:
             transcript.fault = given
         elif given and not self._observe(transcript, given):
             most = self.run.rollouts.maximum_tokens
-            detail = f"reset gave {given!r:.60}, which leaves no room among {most} tokens"
+            detail = f"reset returned {given!r:.60}, which leaves no tokens of {most} for an answer"
             transcript.fault = Fault("unreadable", detail)
 
     def _take_turn(

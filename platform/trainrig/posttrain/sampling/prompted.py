@@ -60,13 +60,13 @@ def open_asked(run: PromptedRunFile, model: str, columns: Sequence[str] = ()) ->
     config, _ = checkpoint.describe(model)
     if config.head != "tokens":
         raise ConfigError(
-            f"checkpoint: {model} is {config.description}, which does not speak; name a "
+            f"checkpoint: {model} is {config.description}, which generates no text; name a "
             "language model"
         )
     if run.prompt_tokens + run.maximum_tokens > config.positions:
         raise ConfigError(
-            f"prompt_tokens ({run.prompt_tokens}) and maximum_tokens ({run.maximum_tokens}) are "
-            f"more than the model's {config.positions} positions; lower one of them"
+            f"prompt_tokens ({run.prompt_tokens}) and maximum_tokens ({run.maximum_tokens}) "
+            f"add up to more than the model's {config.positions} positions; lower one of them"
         )
     encoder = PromptEncoder(Encoder.of(checkpoint.read_tokenizer_files(model)))
     prompts = read_prompt_set(run.prompts, encoder, run.prompt_tokens, tuple(columns))

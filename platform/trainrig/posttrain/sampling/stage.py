@@ -62,7 +62,7 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
     counts = _summarise(sum_counts(record.counts for record in records), asked)
     if not counts["rows"]:
         log.warning(
-            "%s: not one of %d answers became a row; see samples/ for what they are worth, lower "
+            "%s: none of %d answers became a row; see their scores in samples/, lower "
             "`least`, or sample more",
             run.output,
             counts["samples"],
@@ -106,12 +106,12 @@ class ScoredAnswer:
     reward: float
     parts: Mapping[str, float]
 
-    def as_row(self) -> dict[str, Any]:
+    def build_row(self) -> dict[str, Any]:
         """Return the answer as a JSON row of samples/."""
         return {
             "prompt_number": self.prompt.number,
             "sample": self.sample,
-            **self.prompt.as_fields(),
+            **self.prompt.build_fields(),
             "completion": self.completion.text,
             "finished": self.completion.finished,
             "tokens": len(self.completion.ids),
@@ -140,7 +140,7 @@ def _make_work(run: AnswerSampling, model: str) -> Work:
         kept = [choose_best(run, group) for group in groups]
         pairs = [pair for group in groups if (pair := choose_pair(run, group))]
         files = {
-            "samples": [answer.as_row() for group in groups for answer in group],
+            "samples": [answer.build_row() for group in groups for answer in group],
             "rows": [_build_row(answer) for group in kept for answer in group],
             "pairs": [_build_pair(*pair) for pair in pairs],
         }
@@ -239,7 +239,7 @@ def _rank(run: AnswerSampling, group: Sequence[ScoredAnswer]) -> list[ScoredAnsw
 
 def _build_row(answer: ScoredAnswer) -> dict[str, Any]:
     return {
-        **answer.prompt.as_fields(),
+        **answer.prompt.build_fields(),
         "completion": answer.completion.text,
         "reward": answer.reward,
         "prompt_number": answer.prompt.number,
@@ -249,7 +249,7 @@ def _build_row(answer: ScoredAnswer) -> dict[str, Any]:
 
 def _build_pair(best: ScoredAnswer, worst: ScoredAnswer) -> dict[str, Any]:
     return {
-        **best.prompt.as_fields(),
+        **best.prompt.build_fields(),
         "chosen": best.completion.text,
         "rejected": worst.completion.text,
         "chosen_reward": best.reward,

@@ -36,8 +36,8 @@ class AnswerScorer:
         opened = checkpoint.open_model(path)
         if opened.config.head != "score":
             raise ConfigError(
-                f"checkpoint: {opened.path} is a language model, which scores nothing; train one "
-                'that does by `trainrig posttrain` with objective.kind = "Reward"'
+                f"checkpoint: {opened.path} is {opened.config.description}, not a reward "
+                'model; train one by `trainrig posttrain` with objective.kind = "Reward"'
             )
         return cls(opened.build().to(find_local_device()))
 
@@ -51,7 +51,9 @@ class AnswerScorer:
         found: Integers = there if steps else there[-1:] - 1
         if (longest := int(found[-1]) + 1) > self.model.config.positions:
             positions = self.model.config.positions
-            raise BadRow("too_long", f"{longest} tokens, of {positions} that the model can read")
+            raise BadRow(
+                "too_long", f"{longest} tokens, more than the {positions} that the model can read"
+            )
         return found
 
     @torch.no_grad()

@@ -72,18 +72,21 @@ class AnswerScoring(RunFile):
         try:
             return datetime.date.fromisoformat(given).isoformat()
         except ValueError:
-            raise ValueError(f"'{given}' is no day; write it as {TODAY.isoformat()}") from None
+            raise ValueError(f"'{given}' is not a date; write it as {TODAY.isoformat()}") from None
 
     @model_validator(mode="after")
     def _settings_are_of_these_rows(self) -> Self:
         texts = self.rows in ("classified", "questions")
         if texts and (self.template or self.variables or self.format):
             raise ValueError(
-                f'template, variables and format are of conversations; rows = "{self.rows}" are '
-                "read as they are; leave them out"
+                f'template, variables and format are for conversations; rows = "{self.rows}" '
+                "use no chat template, so leave them out"
             )
         if self.too_long == "cut" and not texts:
-            raise ValueError(f'too_long = "cut": an answer is never cut, and rows = "{self.rows}"')
+            raise ValueError(
+                f'too_long = "cut" does not fit rows = "{self.rows}", whose answers stay '
+                'whole; use "refuse"'
+            )
         return self
 
     @property

@@ -90,7 +90,8 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         if not counts["scored"]:
             reasons = ", ".join(f"{why} {n:,}" for why, n in counts["quarantined"].items())
             raise DataError(
-                f"paths: not one row to score, of {counts['rows']:,}: {reasons or 'none'}"
+                f"paths: none of {counts['rows']:,} rows can be scored: "
+                f"{reasons or 'the files are empty'}"
             )
         warn_of_unread(run.output, counts)
     if labels:
@@ -242,8 +243,8 @@ def _read(
                 continue
             if there := [name for name in run.new_columns if name in row]:
                 raise DataError(
-                    f"{part.path}, row {place}: has a column {there[0]!r} already; choose another "
-                    "`name`"
+                    f"{part.path}, row {place}: the row has a column {there[0]!r} already; "
+                    "choose another `name`"
                 )
             done.rows.append(row)
             done.scores.append(None)

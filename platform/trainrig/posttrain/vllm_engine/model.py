@@ -55,8 +55,8 @@ class VllmModel:
             import vllm
         except ImportError as error:
             raise ConfigError(
-                f"{named}: the package vllm can't be imported ({error}); `pip install vllm` on a "
-                "machine with a GPU, or leave it out"
+                f"{named}: the package vllm can't be imported ({error}); run `pip install "
+                f"vllm` on a machine with a GPU, or leave {named} out"
             ) from None
         self.config = config
         self._files = files
@@ -133,7 +133,8 @@ class VllmModel:
                 return
         raise ClusterError(
             f"vLLM ended a request after {len(answer.token_ids)} tokens "
-            f"({answer.finish_reason}, {answer.stop_reason}), before it was complete"
+            f"({answer.finish_reason}, {answer.stop_reason}), before it was complete; run the "
+            "same command again"
         )
 
     def _write(self, read: Callable[[str], Tensor]) -> str:

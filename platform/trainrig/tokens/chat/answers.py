@@ -84,10 +84,11 @@ class AnswerFinder:
         text = closed if follower else before + text[opening.begin :]
         if missing := words.find_missing(self._blank(closed[begin:])):
             raise BadRow(
-                "answer_lost", f"turn {number} is rendered without its words {missing[:60]!r}"
+                "answer_lost",
+                f"the chat template leaves out the words {missing[:60]!r} of turn {number}",
             )
         if len(closed) <= begin:
-            raise BadRow("empty_mask", f"turn {number} is rendered as nothing")
+            raise BadRow("empty_mask", f"the chat template leaves out turn {number}")
         return RenderedAnswer(number, begin, closed, text)
 
     def _find_opening(
@@ -146,7 +147,7 @@ class AnswerFinder:
         if at < 0:
             raise BadRow(
                 "template_rewrites",
-                f"what stands before turn {number} is rendered otherwise once it is there",
+                f"the chat template changes the text before turn {number} when that turn follows",
             )
         return at + len(header)
 
@@ -225,7 +226,9 @@ def _find_first_words(message: Mapping[str, Any], text: str) -> int:
     """Return where the content of `message`, an assistant's turn 0, begins in `text`."""
     at = text.find(message["content"])
     if not message["content"] or at < 0:
-        raise BadRow("template_rewrites", "turn 0 is the assistant's and is rendered otherwise")
+        raise BadRow(
+            "template_rewrites", "the chat template changes turn 0, which is the assistant's"
+        )
     return at
 
 

@@ -70,8 +70,9 @@ class ChatTokenizer:
         unprompted = turn is not None and bare.rstrip().endswith(turn.text)
         if turn and unprompted and renderer.render_text(asked, (), prompt=True) == bare:
             raise DataError(
-                f"{self.files.where}: the chat template has no prompt for the assistant: a "
-                f"user's turn ends in {turn.text} with and without add_generation_prompt; add "
-                "{% if add_generation_prompt %}…{% endif %} to its end"
+                f"{self.files.where}: the chat template writes nothing to prompt the "
+                f"assistant: a user's turn ends in {turn.text} with and without "
+                "add_generation_prompt; add {% if add_generation_prompt %}…{% endif %} to its "
+                "end"
             )
         return renderer

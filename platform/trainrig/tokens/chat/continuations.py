@@ -101,7 +101,9 @@ def _read_history(value: Any) -> Turns:
     turns: list[Message] = []
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise BadRow("bad_history", f"`history` has {shorten(pair)}, no pair of two texts")
+            raise BadRow(
+                "bad_history", f"`history` has {shorten(pair)}, which is not a pair of two texts"
+            )
         asked, answered = (check_string(text, "history") for text in pair)
         turns += [Message("user", asked), Message(ASSISTANT, answered)]
     return tuple(turns)
@@ -130,7 +132,7 @@ def _join(row: Mapping[str, Any], prompt: Turns, answer: Turns, name: str) -> Co
         if own and leading and _compare(own) != _compare(answer[:leading]):
             found = shorten(answer[0].content)
             raise BadRow(
-                "prompt_differs", f"`{name}` has the prompt behind the system turn {found}"
+                "prompt_differs", f"`{name}` repeats the prompt after another system turn {found}"
             )
         prompt = prompt if own else answer[:past]
         answer = answer[past:]

@@ -42,7 +42,9 @@ def read_glaive(chat: str, system: str) -> Conversation:
     """
     parts = _TURN.split(chat)
     if parts[0].strip() or len(parts) < 3:
-        raise BadRow("not_messages", f"`chat` is {shorten(chat)}, no text of USER: and ASSISTANT:")
+        raise BadRow(
+            "not_messages", f"`chat` is {shorten(chat)}, not a text with USER: and ASSISTANT:"
+        )
     turns = [
         {"role": _ROLES[name], "content": said.strip().removesuffix(_END).strip()}
         for name, said in zip(parts[1::2], parts[2::2], strict=True)
@@ -85,9 +87,11 @@ def _parse_call(text: str) -> dict[str, Any]:
     if isinstance(found, dict) and isinstance(found.get("arguments"), str):
         found["arguments"] = _parse_object(found["arguments"])
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        raise BadRow("bad_tool_calls", f"{CALL} {shorten(text.strip())} is no JSON of a call")
+        raise BadRow("bad_tool_calls", f"{CALL} {shorten(text.strip())} is not the JSON of a call")
     if not isinstance(found.setdefault("arguments", {}), Mapping):
-        raise BadRow("bad_tool_calls", f"{CALL} {shorten(text.strip())}: `arguments` is no object")
+        raise BadRow(
+            "bad_tool_calls", f"{CALL} {shorten(text.strip())}: `arguments` is not an object"
+        )
     return found
 
 
@@ -115,7 +119,9 @@ def _split_schemas(system: str) -> tuple[str, list[Any]]:
         try:
             schema, end = json.JSONDecoder().raw_decode(rest)
         except (ValueError, RecursionError):
-            raise BadRow("bad_tools", f"`system` lists {shorten(rest)}, no JSON schema") from None
+            raise BadRow(
+                "bad_tools", f"`system` lists {shorten(rest)}, which is not a JSON schema"
+            ) from None
         schemas.append(schema)
         rest = rest[end:]
     return told.strip(), schemas

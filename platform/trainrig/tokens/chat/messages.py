@@ -221,7 +221,7 @@ def parse_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadRow("not_messages", f"`{what}` is text, and no JSON: {error}") from None
+        raise BadRow("not_messages", f"`{what}` is text, but not JSON: {error}") from None
 
 
 def shorten(value: Any) -> str:
@@ -242,7 +242,9 @@ def parse_function_call(text: str) -> dict[str, Any] | list[Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict | list) or not found:
-        raise BadRow("bad_tool_calls", f"{shorten(text)} is no JSON of a call or of a list of them")
+        raise BadRow(
+            "bad_tool_calls", f"{shorten(text)} is not the JSON of a call or of a list of calls"
+        )
     return found
 
 
@@ -322,7 +324,7 @@ def _is_part(given: Any) -> bool:
 def _parse_part(part: Any) -> str:
     text = part.get("text") if isinstance(part, Mapping) else part
     if not isinstance(text, str):
-        raise BadRow("not_text", f"`content` has the part {shorten(part)}, which is no text")
+        raise BadRow("not_text", f"`content` has the part {shorten(part)}, which is not text")
     return text
 
 

@@ -149,7 +149,9 @@ class ChatRenderer:
         for step in steps:
             shown: str = self._break_special_names(step)
             if (found := sample.text.find(shown, at)) < 0:
-                raise BadRow("template_rewrites", f"the step {step[:40]!r} is rendered otherwise")
+                raise BadRow(
+                    "template_rewrites", f"the chat template changes the step {step[:40]!r}"
+                )
             at = found + len(shown)
             ends.append(at)
         _, offsets = self._encode_in_pieces(sample)
@@ -184,7 +186,7 @@ class ChatRenderer:
     def _find_samples(self, chat: Conversation) -> list[_Sample]:
         """Return the texts to train on, each with the answers rendered as at their own turns."""
         if not chat.trained_turns:
-            raise BadRow("empty_mask", "no turn of the assistant would be trained on")
+            raise BadRow("empty_mask", "the row has no turn of the assistant to train on")
         messages, tools = self._break_all(chat.messages, chat.tools)
         try:
             left = [self._answers.find(messages, tools, number) for number in chat.trained_turns]

@@ -38,7 +38,7 @@ from trainrig.tokens.chat.messages import (
     adapt_roles,
     parse_messages,
 )
-from trainrig.tokens.chat.unread_fields import NULLS, find_unread, has_nulls_inside
+from trainrig.tokens.chat.unread_fields import NULLS, contains_inner_nulls, find_unread
 from trainrig.tokens.documents.formats import find_value
 from trainrig.tokens.shards.shard_files import RowKind
 
@@ -138,7 +138,7 @@ def parse_example(
                 "no_answer", "no turn of the assistant with text and a weight: nothing to train on"
             )
     unread = find_unread(row, there, columns)
-    if parquet and has_nulls_inside(whole):
+    if parquet and contains_inner_nulls(whole):
         unread = (*unread, NULLS)
     return replace(example, unread=unread)
 
@@ -204,12 +204,12 @@ def _read_steps(row: Mapping[str, Any]) -> Example:
     given = row["completions"]
     labels = row.get("labels")
     if not isinstance(given, list) or not given:
-        raise BadRow("not_steps", "`completions` is no list of texts, one for each step")
+        raise BadRow("not_steps", "`completions` is not a list of texts, one for each step")
     steps = tuple(check_string(step, "completions").strip() for step in given)
     if not all(steps):
         raise BadRow("no_answer", "`completions` has a step without text")
     if labels is not None and (not isinstance(labels, list) or len(labels) != len(steps)):
-        raise BadRow("bad_label", f"`labels` is no list of {len(steps)}, one for each step")
+        raise BadRow("bad_label", f"`labels` is not a list of {len(steps)}, one for each step")
     right = tuple(map(_check_label, labels or ()))
     chat = read_continuation({**row, "completions": "\n".join(steps)}, "completions")
     return Example("steps", (chat,), steps=steps, step_labels=right)

@@ -67,8 +67,8 @@ def build_template(encoder: Encoder) -> str:
     for role, name in names.items():
         if name != role:
             raise DataError(
-                f"the tokenizer has {name} for {role}: another model's, whose chat template is to "
-                "be named"
+                f"the tokenizer has {name} for {role}, from another model; name that model's "
+                "chat template"
             )
     if find_role_id(encoder.special_ids, SYSTEM) is None:
         template = (

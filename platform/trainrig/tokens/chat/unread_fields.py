@@ -36,14 +36,14 @@ def find_unread(
     return tuple(dict.fromkeys(found))
 
 
-def has_nulls_inside(value: Any, inside: bool = False) -> bool:
+def contains_inner_nulls(value: Any, inside: bool = False) -> bool:
     """Return whether the arguments of calls or the parameters of schemas in `value` have a null."""
     if isinstance(value, Mapping):
         return any(
-            has_nulls_inside(held, inside or key in _PAYLOADS) for key, held in value.items()
+            contains_inner_nulls(held, inside or key in _PAYLOADS) for key, held in value.items()
         )
     if isinstance(value, list):
-        return any(has_nulls_inside(held, inside) for held in value)
+        return any(contains_inner_nulls(held, inside) for held in value)
     return inside and value is None
 
 

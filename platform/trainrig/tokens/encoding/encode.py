@@ -133,7 +133,9 @@ class Encoder:
             return self.special_tokens.of(ROLE_OF[role]).id
         if role not in self._special:
             there = ", ".join(sorted(self._special)) or "none"
-            raise DataError(f"{self.files.where}: no special token {role}; there are: {there}")
+            raise DataError(
+                f"{self.files.where}: there is no special token {role}; there are: {there}"
+            )
         return self._special[role]
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:

@@ -78,7 +78,10 @@ def _read(path: str) -> dict[str, Any]:
     except IsADirectoryError:
         raise DataError(f"tokenizer.path: {path}: is a folder; name the tokenizer.json") from None
     except (ValueError, RecursionError):
-        raise DataError(f"{path}: not JSON, so this is no tokenizer.json") from None
+        raise DataError(
+            f"{path}: not JSON, so this is not a tokenizer.json; name one that Transformers "
+            "or trainrig saved"
+        ) from None
     if not isinstance(description, dict) or "model" not in description:
         raise DataError(f"{path}: not a tokenizer.json: it has no model")
     return description

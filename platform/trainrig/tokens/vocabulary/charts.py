@@ -51,7 +51,10 @@ def build_compression_chart(results: TokenizerReport) -> Chart:
 def _describe_texts(results: TokenizerReport) -> str:
     if results.held_out:
         return "Documents held out by the hash of their URL, which training did not see."
-    return "The text it was trained on, for want of documents held out."
+    return (
+        "Measured on the text that the tokenizer was trained on, because no documents were "
+        "held out."
+    )
 
 
 def build_rivals_chart(results: TokenizerReport) -> Chart:
@@ -66,9 +69,9 @@ def build_rivals_chart(results: TokenizerReport) -> Chart:
     return Chart(
         title,
         figures.draw(partial(_plot_rivals, rivals=rivals), 250),
-        label="Points of bytes per token against embedding parameters, one a vocabulary.",
-        caption=f"n = {format_count(rivals[0].amount.documents, 'document')}, the same for each. "
-        f"Parameters: {formula}, at {results.channels:,} channels.",
+        label="Points of bytes per token against embedding parameters, one for each vocabulary.",
+        caption=f"n = {format_count(rivals[0].amount.documents, 'document')}, the same for "
+        f"each vocabulary. Parameters: {formula}, at {results.channels:,} channels.",
         table=ReportTable(
             "Vocabularies on the same text",
             ("vocabulary", "entries", "tokens", "bytes per token", "embedding parameters"),
@@ -120,11 +123,13 @@ def build_languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
     ]
     first, amount = next(iter(languages.items()))
     return Chart(
-        f"A word of the commonest language ({first}) takes {amount.tokens_per_word:.2f} tokens",
+        f"A word of the most common language ({first}) takes {amount.tokens_per_word:.2f} tokens",
         _draw_bars(rows, "tokens per word"),
         label="Bars of tokens per word by language.",
-        caption=f"n = {format_short(vocabulary.total.words)} words. A word is what white space "
-        "separates; where a language writes none, tokens per character (in the table) tell more. "
+        caption=(
+            f"n = {format_short(vocabulary.total.words)} words. Words are separated by white "
+            "space; for languages that write none, compare tokens per character in the table. "
+        )
         + _describe_rest(languages, "language"),
         table=_build_amounts_table("Text and tokens by language", "language", languages),
     )
@@ -134,11 +139,12 @@ def build_lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
     """Build the chart of entries by length in bytes."""
     lengths = _group_lengths(vocabulary.lengths)
     return Chart(
-        f"{format_percent(vocabulary.unused, vocabulary.entries)} of the entries are not used here",
+        f"{format_percent(vocabulary.unused, vocabulary.entries)} of the entries are not used "
+        "in the measured text",
         figures.draw(partial(_plot_lengths, lengths=lengths), 240),
         label="Bars of entries by their length in bytes, those not used hatched.",
-        caption=f"n = {vocabulary.entries - len(vocabulary.special):,} entries, special tokens "
-        "aside. Hatched: in no token of the measured text.",
+        caption=f"n = {vocabulary.entries - len(vocabulary.special):,} entries, without "
+        "special tokens. Hatched: in no token of the measured text.",
         table=_build_groups_table("Entries by length", "bytes", vocabulary.lengths),
     )
 
@@ -182,8 +188,8 @@ def build_scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
             rows, "entries", (BarPart("used", C1), BarPart("not used here", C2, hatched=True))
         ),
         label="Bars of entries by script, those not used hatched.",
-        caption="By the script of an entry's letters. Entries without letters go by what they "
-        f"have. {_describe_rest(vocabulary.scripts, 'kind')}",
+        caption="By the script of an entry's letters; entries without letters, by what "
+        f"they contain. {_describe_rest(vocabulary.scripts, 'kind')}",
         table=_build_groups_table("Entries by script", "script", vocabulary.scripts),
     )
 
@@ -193,9 +199,9 @@ def build_ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
     points = vocabulary.frequencies
     tokens = vocabulary.total.tokens
     return Chart(
-        f"The commonest entry is {format_percent(points[0][1], tokens)} of all tokens"
+        f"The most common entry is {format_percent(points[0][1], tokens)} of all tokens"
         if points
-        else "No token was made",
+        else "The measured text has no tokens",
         figures.draw(partial(_plot_ranks, points=points), 240),
         label="Line of occurrences against rank, both axes logarithmic.",
         caption=f"n = {tokens:,} tokens, at {len(points)} ranks.",
@@ -231,7 +237,7 @@ def _select_first(amounts: Mapping[str, Amount]) -> list[tuple[str, Amount]]:
 def _describe_rest(groups: Mapping[str, Amount] | Sequence[EntryGroup], kind: str) -> str:
     left_out = len(groups) - MOST_ROWS
     return (
-        f"The {MOST_ROWS} largest; {format_count(left_out, kind)} more below."
+        f"The {MOST_ROWS} largest; {format_count(left_out, kind)} more are not shown."
         if left_out > 0
         else ""
     )

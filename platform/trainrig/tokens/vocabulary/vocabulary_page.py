@@ -54,7 +54,7 @@ def render_vocabulary_page(results: TokenizerReport) -> str:
             report.PageCommand("trainrig tokenize RUN.toml", "Encode the documents with it"),
             report.PageCommand(
                 "trainrig tokenizer RUN.toml --set tokenizer.vocabulary=N --set output=FOLDER",
-                "Train one of another size",
+                "Train a tokenizer of another size",
             ),
         ),
         provenance={
@@ -84,16 +84,18 @@ def _build_verdict(results: TokenizerReport) -> report.Verdict:
     )
     wrong = len(vocabulary.not_given_back)
     if wrong:
-        sentence += f"; {wrong:,} {'does' if wrong == 1 else 'do'} not come back."
+        sentence += f"; {wrong:,} {'does' if wrong == 1 else 'do'} not decode to the same text."
     else:
-        sentence += "; every one comes back as it was."
+        sentence += "; every document decodes to the same text."
     warnings = []
     if wrong:
-        warnings.append(f"Not given back: {', '.join(vocabulary.not_given_back[:5])}.")
+        warnings.append(
+            f"Not decoded to the same text: {', '.join(vocabulary.not_given_back[:5])}."
+        )
     if not results.held_out:
         warnings.append(
-            "No document was held out, so all is measured on the text that it was trained on: "
-            "raise report.held_out, or give more documents."
+            "No document was held out, so all figures are measured on the text that the "
+            "tokenizer was trained on. Raise report.held_out, or give more documents."
         )
     state: Literal["done", "warning", "failed"]
     state = "failed" if wrong else "warning" if warnings else "done"
@@ -130,8 +132,8 @@ def _build_key_figures(results: TokenizerReport) -> tuple[report.KeyFigure, ...]
             "Never seen",
             f"{vocabulary.never_seen:,}",
             "entries",
-            f"{format_percent(vocabulary.never_seen, vocabulary.entries)} of the entries are in no "
-            "token that it was trained on",
+            f"{format_percent(vocabulary.never_seen, vocabulary.entries)} of the entries are in "
+            "no token of the training text",
         ),
         report.KeyFigure(
             "Embedding",
@@ -144,7 +146,7 @@ def _build_key_figures(results: TokenizerReport) -> tuple[report.KeyFigure, ...]
             "Special tokens",
             f"{len(vocabulary.special):,}",
             "entries",
-            "no text makes them",
+            "no text is encoded with them",
         ),
     )
 
@@ -152,8 +154,8 @@ def _build_key_figures(results: TokenizerReport) -> tuple[report.KeyFigure, ...]
 def _build_rivals_section(results: TokenizerReport) -> Section:
     chart = build_rivals_chart(results)
     note = Text(
-        "The first entries of a byte-pair encoding are what training stops at with a smaller "
-        "vocabulary: each merge goes by the counts after the merges before it."
+        "A smaller byte-pair encoding is the first entries of a larger one: each merge "
+        "depends only on the merges before it."
     )
     inside = (chart, note) if any("first" in one.name for one in results.rivals) else (chart,)
     return Section("vocabularies", "What another vocabulary would cost", inside)
@@ -172,7 +174,7 @@ def _build_examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:
     counts = ReportTable(
         "Tokens of the measured text", ("entry", "tokens"), tuple(vocabulary.commonest)
     )
-    yield Details("The commonest entries", (counts,))
+    yield Details("The most common entries", (counts,))
     yield Details("The longest entries", (_list_entries("by bytes", vocabulary.longest),))
     for where, count, examples in (
         ("not used in the measured text", vocabulary.unused, vocabulary.unused_examples),
