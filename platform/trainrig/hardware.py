@@ -235,7 +235,7 @@ def _find_gpu_name() -> str:
 
 
 @functools.cache
-def has_triton() -> bool:
+def is_triton_installed() -> bool:
     """Return whether this machine can compile GPU kernels with Triton.
 
     Triton comes with CUDA builds of torch, and needs a C compiler and this Python's header files.
@@ -252,6 +252,6 @@ def runs_kernels(device: "torch.device") -> bool:
     """Return whether `device` is a GPU of Ampere or newer that Triton can compile kernels for."""
     import torch
 
-    if device.type != "cuda" or not has_triton():
+    if device.type != "cuda" or not is_triton_installed():
         return False
     return torch.cuda.get_device_capability(device) >= AMPERE

@@ -22,8 +22,8 @@ METRICS_PAGE = "docs/metrics.md"
 
 _HEAD = """# Run files
 
-Every key of every run file: its type, its default and what it is. Generated from the comments
-beside the fields in the source by `make docs`; do not edit it here.
+Every key of every run file, with its type, default and description. `make docs` generates this page
+from the comments on the fields in the source; do not edit it.
 
 A run file is TOML and holds only what differs from the defaults. `trainrig check RUN.toml` prints
 it with every default; `--set a.b=value` changes one key for one run. An unknown key is refused,
@@ -44,7 +44,7 @@ This page is generated from `TABLE` in `platform/trainrig/train/run/metric_table
 do not edit it. Words in capitals are placeholders. [Monitoring](monitoring.md) explains how to use
 the metrics.
 
-| name | unit | measured by, when | what it is |
+| name | unit | measured by, when | description |
 | --- | --- | --- | --- |"""
 
 

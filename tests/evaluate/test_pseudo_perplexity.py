@@ -93,5 +93,5 @@ def test_an_encoder_is_refused_for_generation_and_causal_tasks(run, tokens, mode
     encoder = Encoder.load(tokens)  # this tokenizer has no mask token
     write_model(str(tmp_path / "plain"), CONFIG, encoder.text, model.state_dict())
     changed = {"checkpoint": str(tmp_path / "plain"), "tokens": tokens}
-    with pytest.raises(DataError, match="no special token is known to be 'mask'"):
+    with pytest.raises(DataError, match="no special token has the role 'mask'"):
         evaluate(run.model_copy(update=changed))

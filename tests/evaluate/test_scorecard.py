@@ -204,7 +204,7 @@ def test_a_chat_task_needs_a_tokenizer_with_turns(ask, tmp_path, tiny_model, tin
     text = tiny_encoder.text.replace("<|user|>", "<|somebody|>")
     write_model(str(tmp_path / "base"), tiny_model.config, text, tiny_model.state_dict())
     run = ask("card", "follow", chat=True).model_copy(update={"checkpoint": str(tmp_path / "base")})
-    with pytest.raises(DataError, match="no special token is known to be 'user'"):
+    with pytest.raises(DataError, match="no special token has the role 'user'"):
         evaluate(run)
     assert not Path(run.output).exists()
 

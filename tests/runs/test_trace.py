@@ -101,7 +101,7 @@ def test_a_corpus_row_leads_back_to_the_text(run: Pretraining, run_file: str) ->
     import pyarrow.parquet as pq
 
     kept = Path(run.tokens).parent / "curated" / "kept"
-    for sequence in trace(run_file, 1).as_json()["sequences"]:
+    for sequence in trace(run_file, 1).to_json()["sequences"]:
         first = sequence["documents"][0]
         row = pq.read_table(kept / first["corpus_file"]).to_pylist()[first["corpus_row"]]
         assert row["id"] == first["id"]
@@ -165,7 +165,7 @@ def test_the_view_shows_each_sequence_with_its_documents(run_file: str) -> None:
     for text, sequence in zip(texts, traced.sequences, strict=True):
         assert f"sample {sequence.sample} " in text
         assert all(f"┃ {document.url}: " in text for document in sequence.documents)
-    assert json.dumps(traced.as_json())
+    assert json.dumps(traced.to_json())
 
 
 @pytest.mark.parametrize(

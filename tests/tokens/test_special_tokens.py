@@ -77,7 +77,7 @@ def test_an_unknown_role_is_requested_in_one_line():
     bare = TokenizerFiles(brought("qwen").tokenizer.replace("<|endoftext|>", "<|fin|>"))
     found = find_special_tokens(bare)
     with pytest.raises(
-        DataError, match=r"no special token is known to be \'end\'.*<\|fin\|>"
+        DataError, match=r"no special token has the role \'end\'.*<\|fin\|>"
     ) as error:
         found.of("end")
     assert "\n" not in str(error.value)

@@ -148,7 +148,7 @@ def test_tokens_of_another_tokenizer_are_refused(make_continued, make_tokens, tm
     other = make_tokens(tmp_path / "other", entries=300)
     run = make_continued().model_copy(update={"tokens": other})
     with pytest.raises(
-        DataError, match=r"the tokenizer differs from that of continue_from; tokenize"
+        DataError, match=r"the tokenizer differs from the tokenizer of continue_from; tokenize"
     ):
         pretrain(run)
     assert not Path(run.output).exists()

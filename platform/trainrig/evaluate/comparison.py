@@ -39,7 +39,7 @@ class TaskComparison:
             return "within noise"
         return "B is better" if self.paired.difference.value * self.better > 0 else "A is better"
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain JSON, without the rows."""
         found = self.paired.difference
         low, high = found.interval or (None, None)
@@ -70,9 +70,9 @@ class EvaluationPair:
     tasks: tuple[TaskComparison, ...]
     left_out: tuple[str, ...]  # tasks in only one of the two
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain JSON, without the rows."""
-        tasks = [task.as_json() for task in self.tasks]
+        tasks = [task.to_json() for task in self.tasks]
         return {"a": self.a, "b": self.b, "tasks": tasks, "left_out": list(self.left_out)}
 
 

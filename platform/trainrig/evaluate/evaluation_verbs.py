@@ -40,7 +40,7 @@ def compare(
 
         storage.write(html, build_comparison_page(found).render_html().encode())
     if as_json:
-        print(json.dumps([pair.as_json() for pair in found]))
+        print(json.dumps([pair.to_json() for pair in found]))
         return
     for pair in found:
         print(f"A {pair.a}\nB {pair.b}")
@@ -78,7 +78,7 @@ def leaderboard(
     if html:
         storage.write(html, build_leaderboard_page(board, folder).render_html().encode())
     if as_json:
-        print(json.dumps(board.as_json()))
+        print(json.dumps(board.to_json()))
         return
     table = build_board_table(board)
     rows = [tuple(_format_cell(cell) for cell in row) for row in table.rows]

@@ -45,7 +45,7 @@ class Leaderboard:
                 found[name] = sorted(points, key=lambda point: point[0])
         return found
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the leaderboard as plain JSON."""
         return {
             "shared": list(self.shared),

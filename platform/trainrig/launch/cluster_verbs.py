@@ -60,7 +60,7 @@ def check(
 
     checked = check_cluster(find_cluster(name), hardware, checkpoint_seconds)
     if as_json:
-        print(json.dumps(checked.as_json()))
+        print(json.dumps(checked.to_json()))
     elif not checked.problems:
         print("\n".join(show_checked(checked)))
     if checked.problems:
@@ -104,7 +104,7 @@ def status(
     from trainrig.launch.record.run_record import Home
 
     found = read_cluster_status(open_cluster(name), Home.choose(home), hardware)
-    print(json.dumps(found.as_json()) if as_json else "\n".join(found.format_lines()))
+    print(json.dumps(found.to_json()) if as_json else "\n".join(found.format_lines()))
 
 
 @command(cluster_app, CLUSTERS, "trainrig cluster down aws")
@@ -158,7 +158,7 @@ def leaks(
 
     found = find_leaks(open_cluster(name), region, everything)
     if as_json:
-        print(json.dumps([machine.as_json() for machine in found]))
+        print(json.dumps([machine.to_json() for machine in found]))
     else:
         print("\n".join(map(str, found)) or "no machines found")
 

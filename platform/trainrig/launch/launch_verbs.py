@@ -185,13 +185,13 @@ def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
 
     Reads the records in storage, without asking a cluster.
     """
-    from trainrig.launch.follow.jobs_table import as_json as row_as_json
     from trainrig.launch.follow.jobs_table import build_rows, format_lines
+    from trainrig.launch.follow.jobs_table import to_json as row_to_json
     from trainrig.launch.record.run_record import Home as Records
 
     found = build_rows(Records.choose(home))
     if as_json:
-        print(json.dumps([row_as_json(row) for row in found]))
+        print(json.dumps([row_to_json(row) for row in found]))
         return
     for line in format_lines(found):
         print(line)
@@ -290,7 +290,7 @@ def _print_result(facts: Mapping[str, Any], as_json: bool) -> None:
 
 def _show_findings(found: Any, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"preflight": found.as_json(), "problems": len(found.problems)}))
+        print(json.dumps({"preflight": found.to_json(), "problems": len(found.problems)}))
     else:
         found.show(_say)
 

@@ -182,7 +182,7 @@ class RayJobs:
         """End a job: SIGTERM, then SIGKILL 3 s later. A job that has ended is left alone."""
         self._ask("POST", f"/api/jobs/{submission_id}/stop", b"", missing=True)
 
-    def has_package(self, name: str) -> bool:
+    def is_package_stored(self, name: str) -> bool:
         """Return whether the cluster has this package.
 
         If so, Ray keeps it for at least ten minutes.
@@ -191,7 +191,7 @@ class RayJobs:
 
     def upload(self, name: str, data: bytes) -> str:
         """Upload a package, unless it is there, and return its URI for runtime environments."""
-        if not self.has_package(name):
+        if not self.is_package_stored(name):
             self._ask("PUT", f"/api/packages/gcs/{name}", data, "application/octet-stream")
         return f"gcs://{name}"
 

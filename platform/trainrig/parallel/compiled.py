@@ -18,7 +18,7 @@ from pydantic import Field
 
 from trainrig.config import CACHE, Settings
 from trainrig.errors import ConfigError
-from trainrig.hardware import has_triton
+from trainrig.hardware import is_triton_installed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,7 +76,7 @@ def can_compile() -> bool:
         check_compiler(Compile())
     except ConfigError:
         return False
-    return has_triton()
+    return is_triton_installed()
 
 
 def compile_layers(

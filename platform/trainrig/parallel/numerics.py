@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from trainrig.hardware import has_triton, runs_kernels
+from trainrig.hardware import is_triton_installed, runs_kernels
 from trainrig.models.architecture.attention import TOGETHER
 from trainrig.parallel.compiled import Compile
 
@@ -92,7 +92,7 @@ def _read_driver() -> str:
 def _read_triton() -> str:
     """Return the version of Triton, which compiles layers and the kernel of the loss."""
     try:
-        return metadata.version("triton") if has_triton() else "none"
+        return metadata.version("triton") if is_triton_installed() else "none"
     except metadata.PackageNotFoundError:
         return "none"
 

@@ -66,11 +66,11 @@ class StoredReferences:
 
         Raises DataError if the file was changed.
         """
-        found_N2 = self._of_N2[self._first[source] + numbers]
+        found_N2 = self._values_N2[self._first[source] + numbers]
         return found_N2[:, 0], found_N2[:, 1]
 
     @functools.cached_property
-    def _of_N2(self) -> NDArray[np.float64]:
+    def _values_N2(self) -> NDArray[np.float64]:
         data = manifest.read_file(self.folder, f"{self.split}.npy")
         stored: NDArray[np.float64] = np.load(io.BytesIO(data))
         return stored

@@ -83,7 +83,7 @@ def build_cpu_selector(pools: Sequence[NodePool] | None) -> dict[str, str]:
     return wanted if any(matches(node_labels, wanted) for node_labels in labels) else {}
 
 
-def has_gpus(pools: Sequence[NodePool] | None) -> bool:
+def contains_gpus(pools: Sequence[NodePool] | None) -> bool:
     """Return whether a live node, or a node that may be started, has a GPU."""
     having = [pool.resources for pool in pools or () if pool.most]
     having += [node["Resources"] for node in _list_live_nodes()]

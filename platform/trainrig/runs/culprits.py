@@ -61,7 +61,7 @@ class Sightings:
     steps: tuple[int, ...]  # updates, counted from 1
     checkpoints: tuple[int, ...]  # steps of the existing checkpoints that have seen it
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the sightings as a JSON object."""
         return asdict(self)
 

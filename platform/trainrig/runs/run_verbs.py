@@ -78,7 +78,7 @@ def trace(
         from trainrig.runs.culprits import find_url
 
         seen = find_url(run, url)
-        print(json.dumps(seen.as_json()) if as_json else seen)
+        print(json.dumps(seen.to_json()) if as_json else seen)
     elif rules:
         from trainrig.runs.culprits import find_culprits
 
@@ -111,7 +111,7 @@ def _show_step(
 
     traced = trace_step(run, step, source, data_step)
     if as_json:
-        print(json.dumps(traced.as_json()))
+        print(json.dumps(traced.to_json()))
         return
     console = Console(highlight=False, soft_wrap=True)
     for text in traced.render_texts(tokens, borders):

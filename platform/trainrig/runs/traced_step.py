@@ -73,7 +73,7 @@ class TracedStep:
             return f"data step {self.data_step}: {len(self.sequences)} sequences"
         return f"step {self.step}: {len(self.sequences)} sequences{loss}; {evidence}"
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the step as a JSON object, with decoded text instead of ids."""
         rows = []
         for sequence in self.sequences:

@@ -90,7 +90,7 @@ def _pause(
 ) -> float | None:
     """Return the seconds to wait before the request is retried, or None if it is not retried."""
     problem = _explain_passing_error(response, caught_exception)
-    expired = response is not None and _has_expired(response, request_dict, credentials)
+    expired = response is not None and _is_expired(response, request_dict, credentials)
     if expired:
         problem = "the AWS credentials have expired"
     if problem is None:
@@ -109,7 +109,7 @@ def _pause(
     return choose_pause(attempts)
 
 
-def _has_expired(
+def _is_expired(
     response: tuple[Any, dict[str, Any]], request: dict[str, Any], credentials: Renewable | None
 ) -> bool:
     """Return whether S3 refuses the credentials as expired, and fetching again may help.

@@ -185,9 +185,9 @@ class SpecialTokens:
         if token is None:
             there = ", ".join(list(self.names)[:12]) or "none"
             raise DataError(
-                f"{self.where}: no special token is known to be {role!r} ({NAME_OF[role]}); there "
-                f'are: {there}; write {{"{role}": "<token>"}} to {ROLES} beside it, or import '
-                f"the model with --role {role}=TOKEN"
+                f"{self.where}: no special token has the role {role!r} ({NAME_OF[role]}); the "
+                f'tokenizer has {there}. Write {{"{role}": "<token>"}} to {ROLES} in the same '
+                f"folder, or import the model with --role {role}=TOKEN"
             )
         return token
 

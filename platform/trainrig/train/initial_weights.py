@@ -41,7 +41,7 @@ def find_initial_weights(
     there, tokenizer = checkpoint.describe(found)
     if Encoder(tokenizer).fingerprint != encoder.fingerprint:
         raise DataError(
-            f"{tokens}: the tokenizer differs from that of continue_from; tokenize "
+            f"{tokens}: the tokenizer differs from the tokenizer of continue_from; tokenize "
             f"the documents with {found}/tokenizer.json"
         )
     if model is not None:

@@ -263,7 +263,7 @@ class OnlineBatches:
 
     def _broadcast_made(self, found: StoredBatch | None) -> StoredBatch:
         stored = self._broadcast(found)
-        assert stored, "what was created is there"
+        assert stored, "rank 0 has the stored batch"
         return stored
 
     def _broadcast(self, found: StoredBatch | None) -> StoredBatch | None:

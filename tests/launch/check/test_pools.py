@@ -46,7 +46,7 @@ def test_an_unknown_price_gives_no_sum() -> None:
     found = estimate([HEAD, unknown], None, TABLE)
     assert found.usd_most is None
     assert found.usd_idle == usd("m7i.2xlarge")
-    assert found.as_json()["pools"]["odd"]["usd"] is None
+    assert found.to_json()["pools"]["odd"]["usd"] is None
 
 
 def test_a_machine_that_is_not_rented_costs_nothing() -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.launch.cost.metering import Kind, Meter, as_json
+from trainrig.launch.cost.metering import Kind, Meter, to_json
 
 GPU = Kind("gpu", "p5.48xlarge", "spot")
 CPU = Kind("cpu", "c7i.8xlarge", "on-demand")
@@ -58,4 +58,4 @@ def test_failed_readings_bound_the_sum_by_their_neighbours(counts):
     ],
 )
 def test_events_name_the_kinds_of_machines(seconds, shown):
-    assert as_json(seconds) == shown
+    assert to_json(seconds) == shown

@@ -64,7 +64,7 @@ KINDS = st.sampled_from([SMALL, SMALL_SPOT, LARGE, LARGE_SPOT, STRANGE])
 @given(st.lists(st.tuples(KINDS, st.floats(0, 1e6)), max_size=6))
 def test_parts_add_up_and_survive_being_written_down(parts):
     together = sum((compute_cost({kind: seconds}, TABLE) for kind, seconds in parts), Spent())
-    back = Spent.from_json(json.loads(json.dumps(together.as_json())))
+    back = Spent.from_json(json.loads(json.dumps(together.to_json())))
     assert (back.usd is None) == (together.usd is None)
     assert back.count_against_limit() == pytest.approx(together.count_against_limit(), abs=1e-3)
     if together.at_most is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainrig.launch.follow.jobs_table import as_text, build_row, build_rows, format_lines
+from trainrig.launch.follow.jobs_table import build_row, build_rows, format_lines, to_text
 from trainrig.launch.record.run_record import Home, RunRecord
 
 RUN = "[training]\nsteps = 40\n[model]\nlayers = 1\n"
@@ -48,10 +48,10 @@ def pretraining(home: Home, tmp_path: Path) -> RunRecord:
 def test_training_progress_is_in_steps(pretraining: RunRecord) -> None:
     row = build_row(pretraining)
     assert (row.verb, row.state, row.step, row.steps) == ("pretrain", "queued", 10, 40)
-    assert as_text(row)["progress"] == "10 of 40 steps"
+    assert to_text(row)["progress"] == "10 of 40 steps"
     assert row.goodput == pytest.approx(1.0)
-    assert as_text(row)["goodput"] == "100%"
-    assert as_text(row)["cost"] == ""
+    assert to_text(row)["goodput"] == "100%"
+    assert to_text(row)["cost"] == ""
 
 
 def test_no_id_is_cut_however_narrow_the_screen(
@@ -72,11 +72,11 @@ def test_cost_sums_all_attempts(pretraining: RunRecord) -> None:
     pretraining.take_attempt("job-2", "http://127.0.0.1:8265", "", {})
     pretraining.write_heartbeat(2, "running", usd=1.25)
     assert build_row(pretraining).usd == 3.75
-    assert as_text(build_row(pretraining))["cost"] == "3.75 USD"
+    assert to_text(build_row(pretraining))["cost"] == "3.75 USD"
     pretraining.record("ended", 2, state="failed", usd=None, usd_at_least=1.5, usd_at_most=None)
     row = build_row(pretraining)
     assert (row.usd, row.usd_at_least, row.state) == (None, 4.0, "failed")
-    assert as_text(row)["cost"] == "over 4.00 USD"
+    assert to_text(row)["cost"] == "over 4.00 USD"
 
 
 def test_a_cost_of_which_only_bounds_are_known_is_a_range(pretraining: RunRecord) -> None:
@@ -84,19 +84,19 @@ def test_a_cost_of_which_only_bounds_are_known_is_a_range(pretraining: RunRecord
     pretraining.record("ended", 1, state="failed", **bounds)
     row = build_row(pretraining)
     assert (row.usd, row.usd_at_least, row.usd_at_most) == (None, 4.03, 1554.0)
-    assert as_text(row)["cost"] == "4.03 to 1,554.00 USD"
+    assert to_text(row)["cost"] == "4.03 to 1,554.00 USD"
 
 
 def test_progress_of_other_stages_is_in_splits(home: Home, tmp_path: Path) -> None:
     run = home.create("tokenize", str(tmp_path / "tokens"))
     run.take_attempt("job-1", "http://127.0.0.1:8265", "", {})
-    assert as_text(build_row(run))["progress"] == ""
+    assert to_text(build_row(run))["progress"] == ""
     (tmp_path / "tokens" / "scratch").mkdir(parents=True)
     for number in range(3):
         (tmp_path / "tokens" / "scratch" / f"{number}.json").write_text("{}")
-    assert as_text(build_row(run))["progress"] == "3 splits done"
+    assert to_text(build_row(run))["progress"] == "3 splits done"
     run.record("ended", 1, state="done", usd=0.5)
-    assert as_text(build_row(run))["progress"] == "all"
+    assert to_text(build_row(run))["progress"] == "all"
 
 
 def test_the_newest_comes_first_and_one_that_cannot_be_read_hides_no_other(

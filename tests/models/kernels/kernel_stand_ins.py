@@ -17,7 +17,7 @@ import trainrig.models.kernels
 from trainrig.models.kernels import cards, varlen_attention
 from trainrig.models.kernels.choice import Card
 
-CARD = Card((9, 0), 232_448, has_triton=True)
+CARD = Card((9, 0), 232_448, is_triton_installed=True)
 KERNEL = "trainrig.models.kernels.attention_kernel"
 
 

@@ -55,7 +55,7 @@ def test_a_kernel_that_does_not_fit_on_the_card_is_reported_in_one_line(kernels,
 @pytest.mark.parametrize("limit", [101_376, 60_000])
 def test_smaller_tiles_give_the_same_within_rounding(limit, monkeypatch):
     given = Rows(width=200, queries=70, keys=70, cap=3.0, mean=40)
-    card = kernel_stand_ins.Card((8, 6), limit, has_triton=True)
+    card = kernel_stand_ins.Card((8, 6), limit, is_triton_installed=True)
     with kernel_stand_ins.stand_in(monkeypatch, card):
         drawn = given.draw("cpu", torch.float32)
         whole = drawn.attend_plainly(torch.float64)

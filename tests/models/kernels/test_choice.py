@@ -23,9 +23,9 @@ from trainrig.models.kernels.tiles import (
 )
 
 H100 = USUAL_GPU
-A100 = Card((8, 0), 166_912, has_triton=True)
-SMALL = Card((8, 9), 101_376, has_triton=True)
-TURING = Card((7, 5), 65_536, has_triton=True)
+A100 = Card((8, 0), 166_912, is_triton_installed=True)
+SMALL = Card((8, 9), 101_376, is_triton_installed=True)
+TURING = Card((7, 5), 65_536, is_triton_installed=True)
 BARE = Card((9, 0), 232_448)  # without Triton
 DOCUMENTS = AttentionCase(128, "bfloat16")
 WIDE = AttentionCase(256, "bfloat16")
@@ -84,7 +84,7 @@ REFUSED = [
     ("flex", DOCUMENTS, BARE, "Triton and a C compiler"),
     ("triton", DOCUMENTS, TURING, "8.0 or newer, but the device is a GPU of capability 7.5"),
     ("triton", AttentionCase(512, "float16"), H100, "at most 256 channels, but these have 512"),
-    ("triton", WIDE, Card((8, 6), 20_000, has_triton=True), "20,000 bytes of shared memory"),
+    ("triton", WIDE, Card((8, 6), 20_000, is_triton_installed=True), "20,000 bytes of shared memory"),
 ]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def read(row, kind="conversations", parquet=False, **columns):
 
 
 def find_reason(chat):
-    return [message.as_json() for message in chat.messages]
+    return [message.to_json() for message in chat.messages]
 
 
 @pytest.mark.parametrize(

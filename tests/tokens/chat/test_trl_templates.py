@@ -183,7 +183,7 @@ def apply_theirs(name, messages, tools, template=None, **given):
         text_arguments=name in TEXT_ARGUMENTS,
         null_content=name in NULL_CONTENT,
     )
-    shown = [form.apply(message.as_json()) for message in messages]
+    shown = [form.apply(message.to_json()) for message in messages]
     for turn in shown:
         if "reasoning_content" in turn:  # under the other name that templates read
             turn["thinking"] = turn["reasoning_content"]

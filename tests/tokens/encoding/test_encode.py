@@ -206,5 +206,5 @@ def test_a_tokenizer_without_end_of_text_encodes_and_fails_only_where_it_is_need
     encoder = Encoder(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 2}, [])).to_str())
     assert encoder.encode_batch(["ab"])[0].tolist() == [0, 2]
     assert encoder.vocabulary_size == 3  # ids may have a gap
-    with pytest.raises(DataError, match=r"no special token is known to be 'end'.*are: none"):
+    with pytest.raises(DataError, match=r"no special token has the role 'end'.*has none"):
         print(encoder.end_of_text)

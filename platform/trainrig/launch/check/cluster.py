@@ -76,21 +76,21 @@ class Checked:
             )
             raise ConfigError(f"{found[0]}{more}")
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
         return {
             "file": self.path,
             "name": self.name,
             "provider": self.provider,
-            "problems": [_as_json(problem) for problem in self.problems],
-            "to_put_in": [_as_json(problem) for problem in self.placeholders],
+            "problems": [_to_json(problem) for problem in self.problems],
+            "to_put_in": [_to_json(problem) for problem in self.placeholders],
             "warnings": list(self.warnings),
-            "price": self.price.as_json(),
-            "quotas": [quota.as_json() for quota in self.quotas],
+            "price": self.price.to_json(),
+            "quotas": [quota.to_json() for quota in self.quotas],
         }
 
 
-def _as_json(problem: Problem) -> dict[str, Any]:
+def _to_json(problem: Problem) -> dict[str, Any]:
     return {"line": problem.line, "where": problem.where, "what": problem.what}
 
 

@@ -26,7 +26,7 @@ class PricedPool:
     cpus: float  # number of CPUs of one machine, as Ray counts them
     gpus: float  # number of GPUs of one machine, as Ray counts them
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)
 
@@ -55,10 +55,10 @@ class PoolEstimate:
     usd_idle: float | None  # cost of the head and each pool's minimum
     usd_most: float | None  # cost of the maximum size, the most expensive pools first
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the estimate as a JSON object; null stands for unknown."""
         pools = {
-            price.pool.name: price.pool.as_json()
+            price.pool.name: price.pool.to_json()
             | {"usd": price.usd, "usd_most": price.usd_most}
             | {"list_price_for_spot": price.listed, "as_of": price.as_of}
             for price in self.prices

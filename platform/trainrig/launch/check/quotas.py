@@ -25,7 +25,7 @@ class Quota:
     unit: str  # vCPUs or GPUs
     pools: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)
 

@@ -38,7 +38,7 @@ class ClusterStatus:
         """The earliest expiry time of its machines; None: no machine has one."""
         return min((m.expires for m in self.machines if m.expires), default=None)
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the status as a JSON object."""
         return {
             "name": self.name,
@@ -49,7 +49,7 @@ class ClusterStatus:
             "expires": self.expires,
             "expired": any(machine.expired for machine in self.machines),
             "reached": dict(self.how),
-            "machines": [machine.as_json() for machine in self.machines],
+            "machines": [machine.to_json() for machine in self.machines],
         }
 
     def format_lines(self) -> list[str]:

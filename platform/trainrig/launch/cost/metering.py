@@ -69,7 +69,7 @@ class Meter:
         return self.clock() - self._began
 
 
-def as_json(seconds: Mapping[Kind, float] | None) -> dict[str, float] | None:
+def to_json(seconds: Mapping[Kind, float] | None) -> dict[str, float] | None:
     """Return node seconds keyed by `pool/instance/market`, for events and heartbeats."""
     if seconds is None:
         return None

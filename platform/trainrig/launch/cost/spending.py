@@ -44,7 +44,7 @@ class Spent:
         known = (value for value in (self.usd, self.at_most) if value is not None)
         return next(known, self.at_least)
 
-    def as_json(self) -> dict[str, float | None]:
+    def to_json(self) -> dict[str, float | None]:
         """Return the fields for events and heartbeats; the bounds only if the sum is unknown."""
         if self.usd is not None:
             return {"usd": round(self.usd, 4)}

@@ -116,12 +116,12 @@ def _count_splits(output: str) -> int | None:
         return None
 
 
-def as_json(row: JobRow) -> dict[str, Any]:
+def to_json(row: JobRow) -> dict[str, Any]:
     """Return the row as a JSON object."""
     return asdict(row)
 
 
-def as_text(row: JobRow) -> Mapping[str, str]:
+def to_text(row: JobRow) -> Mapping[str, str]:
     """Return the row as text, keyed by column."""
     return {
         "verb": row.verb,
@@ -136,7 +136,7 @@ def as_text(row: JobRow) -> Mapping[str, str]:
 
 def format_lines(found: Sequence[JobRow]) -> Iterator[str]:
     """Yield the lines of the table. No cell is cut, so that ids can be copied."""
-    texts = [as_text(row) for row in found]
+    texts = [to_text(row) for row in found]
     heads = list(texts[0]) if texts else []
     widths = {head: max(len(head), *(len(text[head]) for text in texts)) for head in heads}
     for text in [dict(zip(heads, heads, strict=True)), *texts] if texts else ():

@@ -83,7 +83,7 @@ class Preflight:
         except (TrainrigError, OSError):
             return None
 
-    def as_json(self) -> list[dict[str, str]]:
+    def to_json(self) -> list[dict[str, str]]:
         """Return the findings as JSON objects."""
         return [dataclasses.asdict(finding) for finding in self.findings]
 

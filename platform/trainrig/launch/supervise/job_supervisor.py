@@ -325,10 +325,10 @@ class JobSupervisor:
     def _collect_figures(self) -> dict[str, Any]:
         """Return what this attempt took so far, for heartbeats and events."""
         return {
-            **self._own().as_json(),
-            "node_seconds": metering.as_json(self._meter.seconds),
+            **self._own().to_json(),
+            "node_seconds": metering.to_json(self._meter.seconds),
             "attended": round(self._meter.wall, 1),
-            "total_usd": self._sum_spent().as_json()["usd"],  # with all earlier attempts
+            "total_usd": self._sum_spent().to_json()["usd"],  # with all earlier attempts
         }
 
     def _find_newer_attempt(self) -> int:

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from trainrig.hardware import has_triton
+from trainrig.hardware import is_triton_installed
 from trainrig.models.kernels.choice import CPU_CARD, Card
 
 
@@ -14,7 +14,7 @@ def read_card(device: torch.device) -> Card:
     if device.type != "cuda":
         return CPU_CARD
     capability = torch.cuda.get_device_capability(device)
-    return Card(capability, find_shared_memory(device), has_triton())
+    return Card(capability, find_shared_memory(device), is_triton_installed())
 
 
 @functools.cache

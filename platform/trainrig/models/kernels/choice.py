@@ -47,7 +47,7 @@ class Card:
 
     capability: tuple[int, int] | None = None  # CUDA capability; None on a CPU
     shared_memory: int = 0  # most bytes of shared memory for a thread block
-    has_triton: bool = False
+    is_triton_installed: bool = False
 
     @property
     def in_words(self) -> str:
@@ -59,7 +59,7 @@ class Card:
 
 CPU_CARD = Card()
 # The GPU that `check` assumes if there is none on this machine: an H100.
-USUAL_GPU = Card((9, 0), 232_448, has_triton=True)
+USUAL_GPU = Card((9, 0), 232_448, is_triton_installed=True)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def find_obstacle(kernel: WantedKernel, case: AttentionCase, card: Card) -> str 
         )
     if kernel == "flash":
         return _find_flash_obstacle(case, card.capability)
-    if not card.has_triton:
+    if not card.is_triton_installed:
         return "it needs Triton and a C compiler on the machine with the GPU"
     if kernel == "flex":
         if case.in_ring:

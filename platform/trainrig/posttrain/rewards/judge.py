@@ -83,7 +83,7 @@ class JudgeModel(RewardPart):
         """Return the reward of the verdict in the judge's answer `said`, or a Fault without one."""
         found = [match.group(match.re.groups and 1) for match in re.finditer(self.verdict, said)]
         if not found or found[-1] is None:
-            return Fault("no_verdict", f"said {said!r:.60}")
+            return Fault("no_verdict", f"no verdict in {said!r:.60}")
         if self.worth:
             if found[-1] in self.worth:
                 return self.worth[found[-1]]

@@ -52,7 +52,7 @@ class Prompt:
         """Return the prompt as fields of an output row: `prompt`, and `tools` if there are any."""
         if self.chat is None:
             return {"prompt": self.text}
-        fields: dict[str, Any] = {"prompt": [turn.as_json() for turn in self.chat.messages]}
+        fields: dict[str, Any] = {"prompt": [turn.to_json() for turn in self.chat.messages]}
         return fields | ({"tools": list(self.chat.tools)} if self.chat.tools else {})
 
 

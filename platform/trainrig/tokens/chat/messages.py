@@ -59,7 +59,7 @@ class Message:
         """True if the turn has content or tool calls."""
         return bool(self.content or self.more.get("tool_calls"))
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the message as a chat template reads it."""
         return {"role": self.role, "content": self.content, **self.more}
 

@@ -223,7 +223,7 @@ class ChatRenderer:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return messages and tools as templates read them, with BREAK in special tokens' names."""
         return (
-            [self._break_special_names(message.as_json()) for message in messages],
+            [self._break_special_names(message.to_json()) for message in messages],
             [self._break_special_names(tool) for tool in tools],
         )
 

@@ -98,8 +98,8 @@ class WholeRows:
         self._plan: PackingPlanFiles | None = None
         if together:
             remedy = (
-                f"run `conversations` with sequence_length = {sequence_length}, or give each "
-                'conversation a row of its own: packing = "none"'
+                f"run `conversations` with sequence_length = {sequence_length}, or put one "
+                'conversation into each row: packing = "none"'
             )
             name = name_whole_plan(sequence_length)
             self._plan = PackingPlanFiles(shards, name, ARRAYS, cache, remedy)

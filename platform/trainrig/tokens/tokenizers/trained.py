@@ -44,7 +44,7 @@ class Trained(Settings):
         if self.vocabulary < self.least:
             entries, what = self.always
             raise ValueError(
-                f"vocabulary ({self.vocabulary} entries) has no room for {entries} {what}, "
+                f"vocabulary ({self.vocabulary} entries) cannot hold {entries} {what}, "
                 f"{len(names) - self.reserved} special tokens and {self.reserved} reserved slots; "
                 f"set it to {self.least} or more"
             )

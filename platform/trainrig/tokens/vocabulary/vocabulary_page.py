@@ -167,7 +167,7 @@ def _build_entries_section(vocabulary: MeasuredVocabulary) -> Section:
         build_scripts_chart(vocabulary),
         build_ranks_chart(vocabulary),
     )
-    return Section("entries", "What the entries are", (*charts, *_build_examples(vocabulary)))
+    return Section("entries", "Kinds of entries", (*charts, *_build_examples(vocabulary)))
 
 
 def _build_examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:

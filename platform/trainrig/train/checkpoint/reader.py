@@ -65,9 +65,8 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
         check_entries(checkpoint, entries, batches)
         if opened.tokenizer != job.tokenizer:
             raise ConfigError(
-                f"{checkpoint}: the tokenizer differs from that of this run's tokens; use its "
-                "tokens, "
-                "or another `output`"
+                f"{checkpoint}: its tokenizer is not the one that this run's tokens were made "
+                "with; use tokens of its tokenizer, or another `output`"
             )
         wanted = rows if first else {n: t for n, t in rows.items() if n not in whole}
         read_tensors(checkpoint, wanted, opened.manifest)

@@ -31,9 +31,9 @@ from trainrig.ray_runtime.ray_pools import (
     ON_HEAD,
     Need,
     NodePool,
+    contains_gpus,
     find_capacity,
     find_pools,
-    has_gpus,
 )
 from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
@@ -87,12 +87,12 @@ def warn_of_emulation(precision: Precision) -> None:
     Raises ConfigError for a dtype that no CPU can emulate.
     """
     slow = precision.compute == "bfloat16" and not hardware.cpu_has_bfloat16()
-    if precision.compute == "float8" and not has_gpus(find_pools()):
+    if precision.compute == "float8" and not contains_gpus(find_pools()):
         raise ConfigError(
             "training.precision.compute = 'float8' needs an NVIDIA Ada, Hopper or newer, "
             "but there are only CPUs; use 'bfloat16'"
         )
-    if slow and not has_gpus(find_pools()):
+    if slow and not contains_gpus(find_pools()):
         log.warning("training.precision: %s", hardware.NO_BFLOAT16)
 
 
@@ -117,7 +117,7 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
 
 def _find_need(pools: Sequence[NodePool] | None) -> Need:
     """Return the resources of one worker: with a GPU where there are some or may be later."""
-    return {"CPU": 1, "GPU": 1} if has_gpus(pools) else {"CPU": 1}
+    return {"CPU": 1, "GPU": 1} if contains_gpus(pools) else {"CPU": 1}
 
 
 def start_fork_servers() -> dict[str, ServerAddress]:

@@ -266,7 +266,7 @@ class Training(Settings):
         if self.fuse_projections:
             raise ValueError(
                 "training.fuse_projections and [lora]: a frozen matrix with an adapter is "
-                "multiplied by itself; leave out one of the two"
+                "multiplied alone; leave out one of the two"
             )
 
     @property

@@ -29,7 +29,7 @@ LOOK_EVERY = 0.2  # s between two checks for a score
 class Next(Enum):
     """Decision of all ranks on how the run continues after a step."""
 
-    GO_ON = "go on"
+    GO_ON = "continue"
     STOP = "stop"  # because all ranks agreed to stop
     END = "end"  # the run ends before its last step
 

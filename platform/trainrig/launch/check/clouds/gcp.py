@@ -112,8 +112,8 @@ def _check_scheduling(
     if scheduling.get("automaticRestart") is not False:
         yield (*here, "automaticRestart"), "a spot machine cannot be restarted; write false"
     machine = str(config.get("machineType"))
-    has_gpus = machine in hardware.instances and hardware.count_accelerators(machine) > 0
-    if has_gpus and scheduling.get("onHostMaintenance") != "TERMINATE":
+    contains_gpus = machine in hardware.instances and hardware.count_accelerators(machine) > 0
+    if contains_gpus and scheduling.get("onHostMaintenance") != "TERMINATE":
         yield (*here, "onHostMaintenance"), "GPUs cannot move while they run; write TERMINATE"
 
 

@@ -42,7 +42,7 @@ class CloudMachine:
             word for word in [*words, self.pool and f"pool {self.pool}", until] if word
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the machine as a JSON object."""
         return asdict(self) | {"expired": self.expired}
 
