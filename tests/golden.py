@@ -303,7 +303,7 @@ def hash_training(chain: Chain) -> None:
 def hash_reading(chain: Chain) -> None:
     """Hash scores, a generation, and what the commands that only compute print."""
     chain.run_stage(EVALUATE)
-    scores = json.loads((chain.folder / "scores" / "scores.json").read_text(encoding="utf-8"))
+    scores = json.loads((chain.folder / "scores" / "scorecard.json").read_text(encoding="utf-8"))
     chain.record("scores", {key: scores[key] for key in sorted(scores) if "seconds" not in key})
     for words in (
         ("generate", "model-1", "--prompt", "The", "--tokens", "16", "--temperature", "0"),

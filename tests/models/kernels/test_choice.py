@@ -84,7 +84,7 @@ REFUSED = [
     ("flex", DOCUMENTS, BARE, "Triton and a C compiler"),
     ("triton", DOCUMENTS, TURING, "8.0 or newer, but the device is a GPU of capability 7.5"),
     ("triton", AttentionCase(512, "float16"), H100, "at most 256 channels, but these have 512"),
-    ("triton", WIDE, Card((8, 6), 20_000, is_triton_installed=True), "20,000 bytes of shared memory"),
+    ("triton", WIDE, Card((8, 6), 20_000, is_triton_installed=True), "20,000 bytes of shared"),
 ]  # fmt: skip
 
 
