@@ -35,7 +35,7 @@ def _list_fallen(split_index: int, there: DedupDecisions) -> Rows:
 
 
 def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
-    """Return the work that decides repeats of other partitions, where their first lies."""
+    """Return the work that decides each repeat in the partition of the document that it repeats."""
     partition_of = search.plan.find_partition(len(search.split_indexes))
 
     def write(task: Task) -> Done:
