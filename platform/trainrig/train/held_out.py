@@ -129,14 +129,16 @@ class HeldOutSets:
         return sum(int((m.targets != IGNORE).sum()) for _, m in self._list_batches(source))
 
     def corrupt(self, corruption: Corruption) -> "HeldOutSets":
-        """Return the same rows with `corruption` applied, identically at each call.
+        """Return the same rows, also the remembered ones, corrupted identically at each call.
 
         A mixture of corruptions is applied row by row rather than by micro-batch, so that even a
         few rows contain every kind.
         """
         if isinstance(corruption, MixedCorruption):
             corruption = corruption.choose_by_sample()
-        return HeldOutSets(self.sources, tuple(corruption.apply(m, 0) for m in self.batches))
+        batches = tuple(corruption.apply(micro, 0) for micro in self.batches)
+        remembered = self.remembered.corrupt(corruption) if self.remembered else None
+        return HeldOutSets(self.sources, batches, remembered)
 
     def _list_batches(self, source: str) -> Iterator[tuple[int, MicroBatch]]:
         number = self.sources.index(source)
