@@ -94,7 +94,6 @@ class Exporter:
     def __init__(self, folder: str, sinks: Sequence[Sink], spikes: Spikes | None) -> None:
         self._folder = RunFolder(folder)
         self._sinks = tuple(sinks)
-        self._spikes = spikes
         self._metrics = Tail(storage.join(folder, metrics.METRICS))
         self._events = Tail(storage.join(folder, EVENTS))
         self._steps = SettledSteps(spikes)
