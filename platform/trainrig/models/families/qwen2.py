@@ -53,7 +53,7 @@ def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, 32768, 1e-6)
+    sizes = read_sizes(config, positions=32768, epsilon=1e-6)
     return config.build(
         **sizes,
         position_embedding=read_rope(config),

@@ -24,7 +24,7 @@ TENSORS = (*LLAMA_TENSORS, *QK_NORMS)
 def read_settings(config: HubConfig) -> dict[str, Any]:
     """Return all settings except the feed-forward network, from a config.json."""
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, 32768, 1e-6)
+    sizes = read_sizes(config, positions=32768, epsilon=1e-6)
     biased = config.get("attention_bias", False)
     sizes["head_channels"] = config.get("head_dim", 128)
     return {
