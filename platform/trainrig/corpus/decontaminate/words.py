@@ -69,8 +69,8 @@ def _lower_sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
     found: list[int] = []
     for text in texts:
         if chr(CAPITAL_SIGMA) in text:
-            # The lower case of "İ" has two characters, which would shift positions. "I" has the same
-            # effect on the sigmas around it.
+            # The lower case of "İ" has two characters, which would shift positions. To the sigmas
+            # around it, "I" is the same.
             lowered = text.replace(chr(CAPITAL_I_WITH_DOT), "I").lower()
             found += (
                 ord(lowered[place])
