@@ -711,7 +711,7 @@ def test_the_card_of_an_exported_model_has_its_scores(
     (score,) = json.loads(Path(scores, "scorecard.json").read_text())["scores"].values()
     assert row.split(" | ")[1] == f"{score['bits_per_byte']:.4f}"
     line = refused(trainrig("export", made.at / "reward", tmp_path / "no", "--scores", scores))
-    assert line.startswith(f"--scores {scores}: of {made.at}/fresh/")
+    assert line.startswith(f"--scores {scores}: these are scores of {made.at}/fresh/")
     line = refused(trainrig("export", made.at / "fresh", tmp_path / "no", "--scores", tmp_path))
     assert str(tmp_path) in line
     assert not (tmp_path / "no").exists()

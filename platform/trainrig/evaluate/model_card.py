@@ -28,7 +28,8 @@ def describe_checkpoint(path: str, evaluations: Sequence[str] = ()) -> str:
         card = read_scorecard(folder)
         if _make_absolute(card.checkpoint) != _make_absolute(resolved):
             raise ConfigError(
-                f"--scores {folder}: of {card.checkpoint}, not of {resolved}; evaluate that one"
+                f"--scores {folder}: these are scores of {card.checkpoint}; give the scores of "
+                f"{resolved}, or evaluate it first"
             )
         sections += _describe_scores(card)
     return "\n".join([*sections, *_describe_training(resolved)])
@@ -40,8 +41,8 @@ def _describe_scores(card: Scorecard) -> list[str]:
         rows = (_format_task_row(name, score) for name, score in card.tasks.items())
         lines += ["## Scores", "", *_format_table(TASK_COLUMNS, rows), ""]
         lines += [
-            "± is the standard error. `seen` is how many rows the training data holds, of those",
-            "long enough to tell, where that was looked for.",
+            "± is the standard error. `seen` is the number of the task's rows that the training",
+            "data contains, of those long enough to be searched for; – means: not searched.",
             "",
         ]
     if card.scores:

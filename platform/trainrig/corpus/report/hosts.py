@@ -82,7 +82,7 @@ def build_hosts_section(rows: Sequence[HostRow]) -> Section:
 def _render_block(rows: Sequence[HostRow]) -> ReportTable | Text:
     worst = [row for row in rows if row.documents >= ENOUGH][:SHOWN]
     if not worst:
-        return Text(f"No host has {ENOUGH} pages whose extractor says how much it kept.")
+        return Text(f"No host has {ENOUGH} pages for which the extractor measured the share kept.")
     return ReportTable(
         f"Share of the main content kept (extracted_share); the {len(worst):,} lowest medians of "
         f"hosts with {ENOUGH} pages or more. Below {FAR_BELOW} the report warns of a host; "

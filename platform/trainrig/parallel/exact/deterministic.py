@@ -165,7 +165,9 @@ class SummedInTree:
 
     def finish(self) -> None:
         """Complete all transfers, and leave the sums in `grad`. See `Gradients.finish`."""
-        assert self._step_sum.sent or not self._units, "torch asks for no reduce-scatter any more"
+        assert self._step_sum.sent or not self._units, (
+            "torch no longer calls the custom reduce-scatter"
+        )
         while self._step_sum.under_way:
             self._step_sum.advance(0, self._clock)
         trees = self._whole_trees[::-1]

@@ -194,12 +194,14 @@ class RayAttempt:
         node = self._group.nodes.get(rank)
         heartbeat = self._heartbeats.get(rank)
         if node is None or heartbeat is None:
-            return "its Ray worker died before it had said anything"
+            return "its Ray worker died before its first heartbeat"
         if not self._all_reachable({node}):
             return f"{LOST_NODE} ({node[:8]})"
         if self._group.ended_for_memory(node, heartbeat.processes[-1].pid):
             return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
-        return "its Ray worker was killed or crashed; its node is well, and has memory"
+        return (
+            "its Ray worker was killed or crashed; its node responds and did not run out of memory"
+        )
 
     def _should_end(self) -> bool:
         """Return whether the attempt has ended or a rank has failed.

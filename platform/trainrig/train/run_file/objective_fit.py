@@ -24,21 +24,21 @@ def check_extra_parts(objective: CausalLM, model: DecoderConfig) -> None:
     heads = count_further_heads(objective)
     if heads != model.further_heads and not model.bidirectional:
         raise ValueError(
-            f"model.further_heads ({model.further_heads}) is not the {heads} further tokens that "
-            f"objective {objective.kind} predicts; set model.further_heads = {heads}"
+            f"model.further_heads ({model.further_heads}) is not {heads}, the number of further "
+            f"tokens that objective {objective.kind} predicts; set model.further_heads = {heads}"
             + ("" if heads else ', or objective.kind = "MultiTokenPrediction"')
         )
     detects = isinstance(objective, ReplacedTokenDetection)
     if detects and model.generator_model is None:
         raise ValueError(
-            "objective ReplacedTokenDetection trains a small generator beside the model, which has "
-            'none: set model.kind = "Encoder", model.head = "replaced" and [model.generator], or '
+            "objective ReplacedTokenDetection also trains a small generator, which the model "
+            'lacks; set model.kind = "Encoder", model.head = "replaced" and [model.generator], or '
             'begin with a preset, as "electra-small"'
         )
     if not detects and model.head == "replaced":
         raise ValueError(
-            f'model.head: "replaced" says whether a token was replaced, which objective '
-            f'{objective.kind} does not ask; set objective.kind = "ReplacedTokenDetection"'
+            f'model.head: "replaced" predicts whether a token was replaced, which objective '
+            f'{objective.kind} does not train; set objective.kind = "ReplacedTokenDetection"'
         )
 
 
@@ -54,9 +54,10 @@ def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
         remedy = f'model.kind = "{ENCODER_DECODER}", or joined = true of the objective'
         if not needs_encoder_decoder:
             remedy = "joined = false" if spans else 'objective.kind = "SpanCorruption"'
+        needs = "needs" if needs_encoder_decoder else "cannot train"
         raise ValueError(
-            f"objective {objective.kind} does not fit a model of kind {model.kind}: one "
-            f"reads a text and writes another; set {remedy}"
+            f"objective {objective.kind} does not fit a model of kind {model.kind}: it {needs} "
+            f"an encoder-decoder, which reads one text and writes another; set {remedy}"
         )
     masked = isinstance(objective, MaskedLM)  # true for ReplacedTokenDetection, too
     check_extra_parts(objective, model)
@@ -67,14 +68,14 @@ def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
         )
     if model.bidirectional and not masked:
         raise ValueError(
-            f"objective {objective.kind} predicts the next token, which an encoder sees; "
+            f"objective {objective.kind} predicts the next token, which an encoder can see; "
             'set objective.kind = "MaskedLM"'
         )
     setting = find_maskless_setting(model.attention, model.position_embedding)
     if (isinstance(objective, PrefixLM) or joined) and setting:
         raise ValueError(
-            f"objective {objective.kind}: model.{setting} is computed by a kernel that takes no "
-            "mask of prefixes; leave it out, or choose another objective"
+            f"objective {objective.kind}: model.{setting} uses a kernel that cannot mask "
+            "prefixes; leave it out, or choose another objective"
         )
 
 
@@ -91,7 +92,7 @@ def check_positions(
     """
     needed = row_length or sequence_length
     if needed > model.positions:
-        wider = f" in a row of {needed} places" if needed > sequence_length else ""
+        wider = f" in a row of {needed} positions" if needed > sequence_length else ""
         raise ValueError(
             f"sequence_length ({sequence_length} tokens{wider}) is beyond the model's "
             f"{model.positions} positions; lower it, or set {setting} = {needed}"
