@@ -180,6 +180,6 @@ def build_memory_chart(run_data: RunReportData) -> Chart | None:
         f"At most {held.max():.3g} GiB held by rank 0",
         figures.draw(plot, 180),
         label="Line of the peak memory against steps.",
-        caption=f"n = {len(lines)} measurements; begins anew with each attempt.",
+        caption=f"n = {len(lines)} measurements; begins again with each attempt.",
         table=ReportTable("Peak memory", ("step", "GiB"), rows),
     )
