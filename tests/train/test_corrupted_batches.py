@@ -388,9 +388,15 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
     ("changes", "message"),
     [
         ({"objective": {"kind": "PrefixLM", "prefix_tokens": 32}}, "set at most 31"),
-        ({**PREFIX, "model": {"attention": {"window": {"size": 5}}}}, "model.attention.window is"),
-        ({**PREFIX, "model": {"position_embedding": {"kind": "Alibi"}}}, r"\(Alibi\) is computed"),
-        ({**PREFIX, "model": {"kind": "Encoder"}}, "an encoder sees"),
+        (
+            {**PREFIX, "model": {"attention": {"window": {"size": 5}}}},
+            "model.attention.window uses",
+        ),
+        (
+            {**PREFIX, "model": {"position_embedding": {"kind": "Alibi"}}},
+            r"\(Alibi\) uses a kernel",
+        ),
+        ({**PREFIX, "model": {"kind": "Encoder"}}, "an encoder can see"),
         ({"objective": {"kind": "UL2"}}, "or joined = true of the objective"),
         ({"objective": {"kind": "UL2", "joined": True}, **T5}, "set joined = false"),
         (  # 32 tokens with 5 spans, their sentinels twice, a mode and two ends
