@@ -22,7 +22,7 @@ class Substrings:
         self._by_prefix: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for word in words:
             self._by_prefix[word[: self._width]].append(word)
-        self._may_begin = np.zeros(2**16, bool)  # by slot of a prefix
+        self._may_begin = np.zeros(2**16, bool)  # marks the slots of all prefixes
         for prefix in self._by_prefix:
             self._may_begin[_find_slots(prefix, self._width)] = True
 

@@ -332,7 +332,7 @@ def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: in
         shape = (count, max(array.shape[1] for array in there))
         fill = {IDS: padding, DECODER_IDS: padding, TARGETS: IGNORE}.get(name, 0)
         joined = np.full(shape, fill, dtype=there[0].dtype)
-        # in padding, positions count on, up to the highest position of any row
+        # Positions of padding continue to rise, up to the highest position of any row.
         if name == POSITIONS:
             farthest = max(int(array.max()) for array in there)
             joined += np.arange(shape[1]).clip(max=farthest)

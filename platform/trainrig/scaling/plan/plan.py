@@ -74,7 +74,7 @@ class Service(Settings):
 
     tokens_served: float
     best_trained: tuple[float, float]  # N and D that would be best if nothing were served
-    training_factor: float  # training compute, divided by that of `best_trained`
+    training_factor: float  # training compute / the training compute of `best_trained`
     saved: float  # share of the training and serving compute of `best_trained` that is saved
 
 

@@ -32,8 +32,8 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 CALL_TIMEOUT = 1.0  # s to wait for the coordinator's answer, beyond the wait it was asked for
 RETRY_SECONDS = 0.2  # s between two calls to a lost coordinator
 SETTLE_SECONDS = 0.05  # s in which further exits with the same cause arrive
-# When only ranks that lost a peer have exited: seconds to wait for the exit of the lost rank, or
-# for Ray to report that its worker agent is dead.
+# Seconds to wait, after ranks lost a peer, for the peer's exit or the report of Ray that its worker
+# agent is dead.
 BLAME_TIMEOUT = 2.0
 BLAME_POLL = 0.1  # s between two polls during that wait
 # Seconds for worker agents to end their ranks and stand by, before the agents are killed too; and

@@ -79,7 +79,7 @@ class SettledSteps:
 
     def _is_settled(self, line: Line) -> bool:
         data_step = line["train/data_step"]
-        # The newest step is never final: its held-out loss may still follow, in a line of its own.
+        # The newest step is never final: its held-out loss may still follow, in a separate line.
         if data_step >= self._newest - self._back:
             return False
         return not any(
