@@ -200,7 +200,7 @@ def evaluate(
             for slot, batch in batches():
                 if agreed_to_stop():
                     return None
-                computed = passes.look(objective, batch, statistics)
+                computed = passes.run_forward(objective, batch, statistics)
                 if computed is not None:
                     table.fill(slot, computed, batch.sources_B)
         table.expect_diagnostics(passes.share_names(table.diagnostics))

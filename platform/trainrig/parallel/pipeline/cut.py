@@ -21,7 +21,7 @@ def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
     costs = []
     for number, layer in enumerate(model.shapes.layers):
         size = window.size if window is not None and window.is_local(number) else None
-        keys = compute_mean_keys(model.positions, size, causal=True, around=False)
+        keys = compute_mean_keys(model.positions, size, causal=True, both_sides=False)
         costs.append(
             2.0 * count_multiplications(layer) + 4.0 * shape.heads * shape.head_channels * keys
         )

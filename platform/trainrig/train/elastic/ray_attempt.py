@@ -206,8 +206,8 @@ class RayAttempt:
     def _should_end(self) -> bool:
         """Return whether the attempt has ended or a rank has failed.
 
-        If only ranks that lost a peer have exited, wait up to BLAME_TIMEOUT for the lost rank's own
-        report, which names the cause.
+        If only ranks that lost a peer have exited, it returns False for up to BLAME_TIMEOUT, until
+        the report on the lost rank, which names the cause, has arrived.
         """
         if self._group.is_over() or self._have_all_exited() or self._any_failed_by_itself():
             return True

@@ -34,6 +34,7 @@ _SPELT_DOMAIN = re.compile(
 _INTRODUCTION = re.compile(
     rb"\b(?:e-?mails?|mail|contact|write|writes|reach(?:ed)?|address)\b[^.\n<>]{0,24}\Z"
 )
+_LONGEST_SPELT = 120  # characters of a spelt local part
 _LONGEST_INTRODUCTION = 48  # characters
 
 
@@ -69,7 +70,7 @@ def find_spelt(views: Views) -> Iterator[FindPosition]:
     while at >= 0:
         after = at + len(_SPELT_AT)
         domain = _SPELT_DOMAIN.match(text, after)
-        local = domain and _SPELT_LOCAL.match(text[max(end, at - 120) : at][::-1])
+        local = domain and _SPELT_LOCAL.match(text[max(end, at - _LONGEST_SPELT) : at][::-1])
         if domain and local:
             reversed_local = local.group()
             start = at - local.end()
