@@ -313,7 +313,7 @@ class MixtureCorruption:
 def take_rows(micro: MicroBatch, rows: Integers) -> MicroBatch:
     """Return the `rows` of `micro` as a micro-batch; the row numbers must be in ascending order."""
     mine = np.isin(micro.pieces[:, 0], rows)
-    pieces = micro.pieces[mine].copy()
+    pieces = micro.pieces[mine].copy()  # their first column is the row
     pieces[:, 0] = np.searchsorted(rows, pieces[:, 0])
     arrays = {name: array[rows] for name, array in micro.arrays.items()}
     return MicroBatch(arrays, micro.samples[rows], micro.sources[rows], pieces)
