@@ -128,14 +128,14 @@ def count_further_flops(model: DecoderConfig, sequence_length: int) -> float:
     return found * (1 + BACKWARD)
 
 
-def compute_mean_keys(length: int, window: int | None, causal: bool, around: bool) -> float:
+def compute_mean_keys(length: int, window: int | None, causal: bool, both_sides: bool) -> float:
     """Return the mean number of keys that a query attends to in a sequence of `length`.
 
-    `around` says that the query attends to keys on both sides, as in an encoder.
+    `both_sides` says that the query attends to keys on both sides, as in an encoder.
     """
     if not causal:
         return length
-    if around:
+    if both_sides:
         reach = length - 1 if window is None else min((window - 1) // 2, length - 1)
         return 2 * reach + 1 - reach * (reach + 1) / length
     if window is None or window >= length:

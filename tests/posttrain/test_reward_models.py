@@ -153,7 +153,7 @@ def test_a_reward_model_of_steps_learns_which_are_right(encode_rows, tuning, tmp
     batch = job.make_batches().micro_batch(0, 0)
     labels = batch.arrays[STEP_LABELS]
     assert ((labels != IGNORE).sum(1) == 3).all() and set(labels[labels != IGNORE]) <= {0, 1}
-    assert counted["solutions"] + job.make_held_out().micro_batches() == 16
+    assert counted["solutions"] + job.make_held_out().count_micro_batches() == 16
     posttrain(run)
     first = trace(str(tmp_path / "reward"), 1).sequences[0]
     trained = [at for at, target in enumerate(first.target_ids) if target != IGNORE]

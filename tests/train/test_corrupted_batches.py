@@ -399,23 +399,29 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
     ("changes", "message"),
     [
         ({"objective": {"kind": "PrefixLM", "prefix_tokens": 32}}, "set at most 31"),
-        ({**PREFIX, "model": {"attention": {"window": {"size": 5}}}}, "model.attention.window is"),
-        ({**PREFIX, "model": {"position_embedding": {"kind": "Alibi"}}}, r"\(Alibi\) is computed"),
-        ({**PREFIX, "model": {"kind": "Encoder"}}, "an encoder sees"),
+        (
+            {**PREFIX, "model": {"attention": {"window": {"size": 5}}}},
+            "model.attention.window uses",
+        ),
+        (
+            {**PREFIX, "model": {"position_embedding": {"kind": "Alibi"}}},
+            r"\(Alibi\) uses a kernel",
+        ),
+        ({**PREFIX, "model": {"kind": "Encoder"}}, "an encoder can see"),
         ({"objective": {"kind": "UL2"}}, "or joined = true of the objective"),
         ({"objective": {"kind": "UL2", "joined": True}, **T5}, "set joined = false"),
         (  # 32 tokens with 5 spans, their sentinels twice, a mode and two ends
             {"objective": {"kind": "UL2", "joined": True}, "model": {"positions": 43}},
-            r"\(32 tokens in a row of 44 places\) is beyond the model's 43 .*positions = 44",
+            r"\(32 tokens in a row of 44 positions\) is beyond the model's 43 .*positions = 44",
         ),
-        ({"objective": DETECTION["objective"]}, r"small generator .* set model.kind = .Encoder"),
-        ({"objective": SEVERAL["objective"]}, r"further_heads \(0\) is not the 2 .* = 2"),
+        ({"objective": DETECTION["objective"]}, r"small generator.* set model.kind = .Encoder"),
+        ({"objective": SEVERAL["objective"]}, r"further_heads \(0\) is not 2, .* = 2"),
         (
             {**SEVERAL, "batches": {"packing": {"kind": "BestFit"}}},
             'packed by BestFit; set batches.packing.kind = "Concatenate"',
         ),
         ({"model": SEVERAL["model"]}, "set model.further_heads = 0, or objective.kind"),
-        ({"model": DETECTION["model"]}, "which objective CausalLM does not ask; set objective"),
+        ({"model": DETECTION["model"]}, "which objective CausalLM does not train; set objective"),
         ({**DETECTION, "model": {**DETECTION["model"], "head": "tokens"}}, 'head = "replaced"'),
         (
             {

@@ -1,3 +1,4 @@
+import dataclasses
 import logging
 import math
 
@@ -48,6 +49,24 @@ def test_rows_are_windows_of_one_source_spread_over_all_of_it(shards, rows):
             assert set(targets[len(there) - 1 :].tolist()) <= {IGNORE}
         assert sets.count_targets(source) == sum((t != IGNORE).sum() for *_, t in found)
     assert all(len(set(micro.sources.tolist())) == 1 for micro in sets.batches)
+
+
+class Rotation:
+    """A corruption that rotates the ids of each row by one."""
+
+    def apply(self, micro, step):
+        ids = np.roll(micro.ids, 1, axis=1)
+        return dataclasses.replace(micro, arrays={**micro.arrays, "ids": ids})
+
+
+def test_corruption_reaches_the_remembered_rows(shards):
+    sets = open_held_out(shards, RowSizes(2, 32, 2, by_document=False))
+    corrupted = dataclasses.replace(sets, remembered=sets).corrupt(Rotation())
+    assert corrupted.remembered is not None
+    for both in zip(corrupted.batches, corrupted.remembered.batches, sets.batches, strict=True):
+        own, remembered, plain = both
+        np.testing.assert_array_equal(own.ids, np.roll(plain.ids, 1, axis=1))
+        np.testing.assert_array_equal(remembered.ids, own.ids)
 
 
 @pytest.mark.parametrize(("rows", "micro_batch"), [(3, 2), (10_000, 5)])

@@ -140,7 +140,7 @@ def test_a_decoder_becomes_an_encoder_only_on_request(
 
 
 def test_objectives_that_a_model_cannot_learn_are_refused(make_run, tmp_path, corrupted_tokens):
-    with pytest.raises(ValueError, match=r"an encoder sees; set objective\.kind"):
+    with pytest.raises(ValueError, match=r"an encoder can see; set objective\.kind"):
         make_run(tmp_path, model=ENCODER)
     with pytest.raises(ValueError, match=r'set model\.kind = "Encoder"'):
         make_run(tmp_path, objective={"kind": "MaskedLM"})

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
-from trainrig.objectives.denoising.mixture import DealtObjectives
+from trainrig.objectives.denoising.mixture import MixtureBase
 from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
 
 
@@ -14,7 +14,7 @@ def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]
     """
     stages = batches.resolve_stages()
     lengths = sorted({stage.sequence_length for stage in stages})
-    if isinstance(objective, DealtObjectives):
+    if isinstance(objective, MixtureBase):
         named = {f"rows_of_{part.name}": part.objective for part in objective.list_named()}
     else:
         named = {"rows": objective}
@@ -55,7 +55,7 @@ def compute_padded_share(objective: CausalLM, stage: StageSizes) -> float:
     Rows are padded to the widest row of their micro-batch. 0 if all rows of a micro-batch are of
     one objective.
     """
-    if not isinstance(objective, DealtObjectives) or objective.deals_micro_batches:
+    if not isinstance(objective, MixtureBase) or objective.one_per_micro_batch:
         return 0.0
     widths = [
         (share, _compute_widths(part, stage.sequence_length)) for share, part in objective.parts()

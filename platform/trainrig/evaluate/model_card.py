@@ -18,7 +18,7 @@ TEXT_COLUMNS = ("source", "bits per byte", "perplexity", "tokens")
 def describe_checkpoint(path: str, evaluations: Sequence[str] = ()) -> str:
     """Return the sections of a model card for the newest checkpoint at `path`.
 
-    They have the scores in the folders `evaluations`, and the settings and the fingerprints of the
+    They have the scores in the folders `evaluations`; then the settings and the fingerprints of the
     data of the run that made the checkpoint. Raises ConfigError for scores of another checkpoint,
     and DataError for a folder without scores.
     """
@@ -55,14 +55,14 @@ def _describe_scores(card: Scorecard) -> list[str]:
 
 
 def _format_task_row(name: str, score: TaskScore) -> tuple[str, ...]:
-    found = score.headline
-    error = "" if found.error is None else f" ± {found.error:.4f}"
-    bounds = "–" if found.low is None else f"{found.low:.4f} to {found.high:.4f}"
+    headline = score.headline
+    error = "" if headline.error is None else f" ± {headline.error:.4f}"
+    bounds = "–" if headline.low is None else f"{headline.low:.4f} to {headline.high:.4f}"
     seen = score.contamination
     return (
         name,
         score.metric,
-        f"{found.value:.4f}{error}",
+        f"{headline.value:.4f}{error}",
         bounds,
         f"{score.rows:,}",
         str(score.few_shot),
@@ -73,7 +73,7 @@ def _format_task_row(name: str, score: TaskScore) -> tuple[str, ...]:
 
 def _describe_training(resolved: str) -> list[str]:
     """Return the lines on the training run, or [] for an imported model, which has no run."""
-    try:
+    try:  # the claim records the run's settings and inputs
         claim = read_claim(resolved.rsplit("/", 2)[0])  # RUN/checkpoints/NAME
     except DataError:
         return []

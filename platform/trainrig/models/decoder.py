@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from trainrig.models.architecture.attention import hides_by_distance, takes_no_mask
+from trainrig.models.architecture.attention import find_maskless_setting, hides_by_distance
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.architecture.norms import PostNorm
 from trainrig.models.architecture.positions import Alibi, Rope
@@ -207,7 +207,7 @@ class Decoder(nn.Module):
             what = "branches" if prefixes_BT is None else "prefixes"
             if caches:
                 raise ValueError(f"{what} cannot be combined with caches")
-            setting = takes_no_mask(self.config.attention, self.config.position_embedding)
+            setting = find_maskless_setting(self.config.attention, self.config.position_embedding)
             if setting:
                 raise ValueError(
                     f"{setting} uses a kernel without masks, so it does not support {what}"
@@ -246,7 +246,7 @@ class Decoder(nn.Module):
         They do not where a kernel hides by distance in the row, or where experts or dropout depend
         on the row.
         """
-        if takes_no_mask(self.config.attention, self.config.position_embedding):
+        if find_maskless_setting(self.config.attention, self.config.position_embedding):
             return False
         if self.config.bidirectional or isinstance(self.config.feedforward, MixtureOfExperts):
             return False

@@ -52,7 +52,7 @@ class CausalLM(Settings):
         return {}
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
-        """Return the model output for `batch`, with the logits of the target at each position."""
+        """Return the model output for `batch`; its logits predict each position's target."""
         output: Output
         text = mark_text(model, batch)
         if (positions_BT := batch.arrays.get(POSITIONS)) is None:

@@ -52,7 +52,7 @@ class HeldOutSettings(Settings):
     # Steps between measurements. The last step is always measured.
     every: int = Field(default=100, ge=1)
     # Sequences of each source to measure on; 0 turns the held-out loss off. A row costs a third of
-    # a training row.
+    # a training row, as it has no backward pass.
     rows: int = Field(default=16, ge=0)
 
     def due(self, step: int, last: int) -> bool:
@@ -63,8 +63,8 @@ class HeldOutSettings(Settings):
 class Metrics(Settings):
     """Frequency of the costlier metrics. They do not change the trained weights."""
 
-    # Steps between measurements of the gradient noise scale and, on CPUs, of the slowest rank; 0
-    # means never.
+    # Steps between measurements of the gradient noise scale, and on CPUs also of the slowest rank;
+    # 0 means never.
     every: int = Field(default=10, ge=0)
     # Steps between the costliest measurements; 0 means never. They are gradient, weight and update
     # norms by layer and by kind, which need a copy of each rank's slices of the weights during the
@@ -111,12 +111,12 @@ class HeldOutSets:
     """Held-out rows of a run, in micro-batches of one source each."""
 
     sources: tuple[str, ...]
-    # Grouped by source, in the order of `sources`, which their source numbers index.
+    # Sorted by source, in the order of `sources`; `MicroBatch.sources` holds indices into it.
     batches: tuple[MicroBatch, ...]
-    # Held-out rows of earlier data: measured by source, not part of the total loss.
-    beside: "HeldOutSets | None" = None
+    # Held-out rows of earlier data, to measure forgetting: not part of the total loss.
+    remembered: "HeldOutSets | None" = None
 
-    def micro_batches(self) -> int:
+    def count_micro_batches(self) -> int:
         """Return the number of micro-batches of all sources together."""
         return len(self.batches)
 
@@ -129,14 +129,16 @@ class HeldOutSets:
         return sum(int((m.targets != IGNORE).sum()) for _, m in self._list_batches(source))
 
     def corrupt(self, corruption: Corruption) -> "HeldOutSets":
-        """Return the same rows with `corruption` applied, identically at each call.
+        """Return the same rows, also the remembered ones, corrupted identically at each call.
 
         A mixture of corruptions is applied row by row rather than by micro-batch, so that even a
         few rows contain every kind.
         """
         if isinstance(corruption, MixedCorruption):
             corruption = corruption.choose_by_sample()
-        return HeldOutSets(self.sources, tuple(corruption.apply(m, 0) for m in self.batches))
+        batches = tuple(corruption.apply(micro, 0) for micro in self.batches)
+        remembered = self.remembered.corrupt(corruption) if self.remembered else None
+        return HeldOutSets(self.sources, batches, remembered)
 
     def _list_batches(self, source: str) -> Iterator[tuple[int, MicroBatch]]:
         number = self.sources.index(source)
@@ -144,7 +146,7 @@ class HeldOutSets:
 
 
 def hold_nothing_out() -> HeldOutSets | None:
-    """Return None: the factory of held-out sets for runs that measure no held-out loss."""
+    """Return None: the `TrainingJob.make_held_out` of runs that measure no held-out loss."""
     return None
 
 
@@ -156,16 +158,17 @@ def evaluate(
     mesh: "WorkerMesh",
     others: "Mapping[str, torch.nn.Module] | None" = None,
 ) -> "Loss | None":
-    """Compute the loss of `model` on `sets`. Collective: every rank must call it.
+    """Compute the loss of `model` on `sets`, or return None if all ranks agreed to stop.
+
+    Collective: every rank must call it.
 
     Args:
         objective: The loss to compute.
         model: The model, sharded over `mesh`.
         sets: The held-out micro-batches; all ranks have the same.
-        agreed_to_stop: Called before each micro-batch; returns the same on all ranks. As soon as it
-        returns True, None is returned.
+        agreed_to_stop: Called before each micro-batch; returns the same on all ranks.
         mesh: The ranks that hold `model`.
-        others: The run's other models, by name.
+        others: The run's other models, by name, that compute inputs of the objective.
     """
     import torch
 
@@ -175,7 +178,7 @@ def evaluate(
     from trainrig.parallel.pipeline.passes import StagePasses
     from trainrig.train.loss_table import LossTable, measure_statistics
 
-    count = sets.micro_batches()
+    count = sets.count_micro_batches()
     device = find_local_device()
     split = find_row_split(mesh)
     passes = StagePasses(model, mesh)
@@ -197,7 +200,7 @@ def evaluate(
             for slot, batch in batches():
                 if agreed_to_stop():
                     return None
-                computed = passes.look(objective, batch, statistics)
+                computed = passes.run_forward(objective, batch, statistics)
                 if computed is not None:
                     table.fill(slot, computed, batch.sources_B)
         table.expect_diagnostics(passes.share_names(table.diagnostics))
@@ -218,10 +221,11 @@ class RowSizes:
 
 
 def open_held_out(shards: TokenShards, sizes: RowSizes) -> HeldOutSets:
-    """Cut rows from each source of `shards`, spread evenly from its first token to its last.
+    """Cut rows from each source of `shards`, at equal distances, from its first token on.
 
-    A source with fewer than two tokens is left out, as its first token is no target. So the result
-    may have no source at all.
+    A source consists of windows of one row each. Of 100 windows, 16 rows take windows 0, 6, 12, …,
+    93. A source with fewer than two tokens is left out, as its first token is no target. So the
+    result may have no source at all.
     """
     sources = tuple(source for source in shards.sources if shards.tokens(source) > 1)
     batches: list[MicroBatch] = []
@@ -237,15 +241,15 @@ def open_held_out(shards: TokenShards, sizes: RowSizes) -> HeldOutSets:
 def _read_micro_batch(
     shards: TokenShards, source: str, number: int, samples: Integers, sizes: RowSizes
 ) -> MicroBatch:
-    """Read the windows `samples` [B] of `source` into one micro-batch.
+    """Read the windows `samples` [B] of `source`, which has the source `number`, as a micro-batch.
 
-    Window n holds the T tokens from n * T on. Consecutive windows are read in one call.
+    Window n holds the T tokens from n * T on. Consecutive windows are read from the shards at once.
     """
     shape = (len(samples), sizes.length)
     ids_BT = np.zeros(shape, dtype=np.int64)
     targets_BT = np.full(shape, IGNORE, dtype=np.int64)
-    places_BT = np.zeros(shape, dtype=np.int64)
-    pieces_P3: list[NDArray[np.int64]] = []
+    begins_BT = np.zeros(shape, dtype=np.int64)  # the position where a document begins, else 0
+    pieces_P3: list[NDArray[np.int64]] = []  # (row, position in it, document's number)
     for rows in np.split(np.arange(len(samples)), np.flatnonzero(np.diff(samples) != 1) + 1):
         first = int(rows[0])
         past = int(rows[-1]) + 1
@@ -257,11 +261,11 @@ def _read_micro_batch(
         documents = shards.find_boundaries(source, start, length) - start
         begins = np.union1d(np.arange(0, length, sizes.length), documents)
         of_rows = first + begins // sizes.length
-        places = begins % sizes.length
+        positions = begins % sizes.length
         numbers = shards.find_document_numbers(source, begins + start)
-        pieces_P3.append(np.stack([of_rows, places, numbers], axis=1))
-        places_BT[of_rows, places] = places
-    positions_BT = np.arange(sizes.length) - np.maximum.accumulate(places_BT, axis=1)
+        pieces_P3.append(np.stack([of_rows, positions, numbers], axis=1))
+        begins_BT[of_rows, positions] = positions
+    positions_BT = np.arange(sizes.length) - np.maximum.accumulate(begins_BT, axis=1)
     return MicroBatch(
         build_token_arrays(ids_BT, targets_BT, positions_BT if sizes.by_document else None),
         samples=samples,
@@ -279,9 +283,9 @@ def open_held_out_conversations(
 ) -> HeldOutSets:
     """Open the held-out conversations of `folder`, one per row, source by source.
 
-    `rows` limits the number of conversations of each source, which are spread evenly from its first
-    to its last; None means all. Raises DataError if a conversation is longer than `sequence_length`
-    + 1 tokens.
+    `rows` limits the number of conversations of each source, which are taken at equal distances,
+    from its first on; None means all. Raises DataError if a conversation is longer than
+    `sequence_length` + 1 tokens.
     """
     shards = TokenShards.open(storage.join(folder, HELD_OUT), cache)
     check_rows(shards, "conversations")
@@ -308,5 +312,5 @@ def _read_conversation(layout: WholeRows, source: str, number: int, window: int)
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},
         samples=np.array([window]),
         sources=np.array([number]),
-        pieces=np.insert(pieces, 0, 0, axis=1),
+        pieces=np.insert(pieces, 0, 0, axis=1),  # all pieces are in row 0
     )

@@ -310,8 +310,8 @@ def _measure_held_out(
     )
     loss = measure(sets)
     averaged = dict[int, float]()
-    if loss and sets.beside:
-        remembered = measure(sets.beside)
+    if loss and sets.remembered:
+        remembered = measure(sets.remembered)
         if remembered is None:
             return None
         loss = replace(loss, by_source={**loss.by_source, **remembered.by_source})

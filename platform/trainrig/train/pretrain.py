@@ -310,7 +310,7 @@ def _add_remembered(
             raise ConfigError(f"remembered: two folders have the name of {sorted(twice)[0]!r}")
         batches += [replace(b, sources=b.sources + len(sources)) for b in found.batches]
         sources += names
-    return replace(sets, beside=HeldOutSets(tuple(sources), tuple(batches)))
+    return replace(sets, remembered=HeldOutSets(tuple(sources), tuple(batches)))
 
 
 def open_held_out_split(

@@ -116,14 +116,14 @@ class TrainState:
         For a fresh optimizer, torch creates the state of one step without an effect: it can be
         filled from a checkpoint, but not trained on.
         """
-        beside: dict[str, Tensor] = {}
+        others: dict[str, Tensor] = {}
         for name, optimizer in self.other_optimizers.items():
             model = self.others[name]
             named: dict[str, Any] = get_model_state_dict(model)
             own = {f"model.{n}": tensor for n, tensor in named.items()} | _list_memory(
                 model, optimizer
             )
-            beside |= {f"beside.{name}.{n}": tensor for n, tensor in own.items()}
+            others |= {f"beside.{name}.{n}": tensor for n, tensor in own.items()}
         memory = {
             name: self.whole(name.removeprefix(MEMORY).rpartition(".")[0], value)
             for name, value in _list_memory(self.model, self.optimizer).items()
@@ -132,7 +132,7 @@ class TrainState:
             name: self.whole(name.split(".", 2)[2], value)
             for name, value in self.averages.list_tensors().items()
         }
-        return self.list_weights() | memory | averages | beside
+        return self.list_weights() | memory | averages | others
 
     def rows(self, tensors: dict[str, Tensor], filled: bool = True) -> dict[str, Tensor]:
         """Return `tensors` in whole rows, as `SharedLayers.rows` does."""
@@ -185,15 +185,15 @@ def build_fresh_state(job: TrainingJob, device: torch.device, draw: bool = True)
             part.copy_(fresh)
     others: dict[str, nn.Module] = {}
     for name, frozen_model in job.frozen.items():
-        others[name], _ = _build_empty(job, frozen_model.model, mesh, beside=True, frozen=True)
+        others[name], _ = _build_empty(job, frozen_model.model, mesh, other=True, frozen=True)
     training = job.training
     other_optimizers = dict[str, OptimizerSet]()
     hosted = training.offload.optimizer
-    for name, beside in job.trained.items():
-        others[name], _ = _build_empty(job, beside.model, mesh, beside=True)
+    for name, trained in job.trained.items():
+        others[name], _ = _build_empty(job, trained.model, mesh, other=True)
         named = others[name].named_parameters()
-        scale = find_width_transfer(beside.model)
-        other_optimizers[name] = build_optimizer(named, beside.optimizer, (), scale, hosted)
+        scale = find_width_transfer(trained.model)
+        other_optimizers[name] = build_optimizer(named, trained.optimizer, (), scale, hosted)
     parameters = model.named_parameters()
     transfer = find_width_transfer(job.model)
     groups = _choose_groups(model, training)
@@ -248,13 +248,13 @@ def _build_empty(
     config: DecoderConfig,
     mesh: WorkerMesh,
     adapter: Adapter | None = None,
-    beside: bool = False,
+    other: bool = False,
     frozen: bool = False,
 ) -> tuple[Decoder, LayerSplit | None]:
     """Build a decoder over `mesh` with uninitialised parameters.
 
-    Also returns how its layers are split over ranks that share them; None if none do. `beside`:
-    whether it is another model than the one that the job is about.
+    Also returns how its layers are split over ranks that share them; None if none do. `other`:
+    whether it is another model than the job's own, such as a critic.
     """
     training = job.training
     with torch.device("meta"):
@@ -262,7 +262,7 @@ def _build_empty(
         model = _build_model(config, mesh, training, chunks).requires_grad_(not frozen)
         if adapter:
             adapt(model, adapter.lora, find_stream_type(training.precision))
-    if not (adapter or beside):
+    if not (adapter or other):
         freeze(model, _choose_groups(model, training))
         use_float8(model.every_layer, training.precision)
     if training.fuse_projections:
@@ -270,8 +270,8 @@ def _build_empty(
     _set_attention(model, training, mesh.devices.device_type)
     split = None
     tensor = training.parallel.tensor
-    kept = _choose_kept(job, model, mesh, beside)
-    if mesh.tensor.group and tensor and not beside:
+    kept = _choose_kept(job, model, mesh, other)
+    if mesh.tensor.group and tensor and not other:
         again = [number for number, what in enumerate(kept) if what != "all"]
         split = split_layers(model, mesh.tensor, tensor.sequence_parallel, again)
     if mesh.context.group and training.parallel.context:
@@ -311,18 +311,18 @@ def _list_stages(model: Decoder) -> list[list[nn.Module]]:
 
 
 def _choose_kept(
-    job: TrainingJob, model: Decoder, mesh: WorkerMesh, beside: bool
+    job: TrainingJob, model: Decoder, mesh: WorkerMesh, other: bool
 ) -> tuple[Kept, ...]:
     """Return which activations each layer of `model` keeps for the backward pass.
 
-    A memory budget applies to the job's own model; with one, models beside it keep the default.
+    A memory budget applies to the job's own model; with one, the other models keep the default.
     """
     training = job.training
     count = len(model.every_layer)
     settings = training.recompute
     if not isinstance(settings, Budget):
         return choose_kept(count, settings)
-    if beside:
+    if other:
         return choose_kept(count, None)
     lora = job.adapter.lora if job.adapter else None
     room = Room(settings, training.parallel, training.precision, job.tokens_at_once, lora)

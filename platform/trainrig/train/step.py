@@ -91,7 +91,7 @@ class Stepper:
         micro-batch and returns the same on all ranks; it may cache the answer.
         """
         self._objective, self._sources = job.objective, tuple(sources)
-        self._beside = job.trained
+        self._other_trained = job.trained
         training = job.training
         self._training = training
         self._state = state
@@ -387,7 +387,7 @@ class Stepper:
         _clip(self._parameters, figures.grad_norm, self._training.clip_norm)
         _step(self._state.optimizer, figures.rate)
         share = figures.rate / self._training.optimizer.lr
-        for name, trained in self._beside.items():
+        for name, trained in self._other_trained.items():
             _clip(self._others[name], figures.other_norms[name], trained.clip_norm)
             _step(self._state.other_optimizers[name], share * trained.optimizer.lr)
         if self._state.loss_scale:

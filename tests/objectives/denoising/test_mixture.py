@@ -59,7 +59,7 @@ def test_each_row_is_what_its_objective_alone_makes_of_it(given, encoder, make_r
     micro = make_rows(24, 64, padded=True, first=1000)
     found = corruption.apply(micro, 3)
     of_B = found.arrays[MEMBERS]
-    dealt = 1 if objective.deals_micro_batches else len(objective.members)
+    dealt = 1 if objective.one_per_micro_batch else len(objective.members)
     assert len(set(of_B.tolist())) == dealt
     for number, member in enumerate(objective.members):
         alone = find_corruption(member.objective, encoder, 64)
@@ -85,16 +85,16 @@ def test_each_row_is_what_its_objective_alone_makes_of_it(given, encoder, make_r
 def test_samples_are_dealt_by_weight_and_by_their_numbers_alone(encoder):
     corruption = MixtureOfObjectives.model_validate(DECODER).make_corruption(encoder)
     samples = np.arange(100_000)
-    of = corruption.deal(samples)
+    of = corruption.draw_members(samples)
     for number, share in enumerate((0.5, 0.25, 0.25)):
         sigma = math.sqrt(len(samples) * share * (1 - share))
         assert abs((of == number).sum() - share * len(samples)) < 4 * sigma
     dice = np.random.default_rng(0).permutation(samples)
-    np.testing.assert_array_equal(corruption.deal(dice), of[dice])
+    np.testing.assert_array_equal(corruption.draw_members(dice), of[dice])
     other = (
         MixtureOfObjectives.model_validate({**DECODER, "mixture_seed": 1})
         .make_corruption(encoder)
-        .deal(samples)
+        .draw_members(samples)
     )
     assert (other != of).mean() > 0.5
 
@@ -148,9 +148,11 @@ def test_micro_batches_are_dealt_by_weight_and_by_their_first_sample_alone(encod
     corruption = MixtureOfObjectives.model_validate(three).make_corruption(encoder)
     alone = corruption.choose_by_sample()
     firsts = np.arange(0, 40_000, 4)
-    of = np.array([corruption.deal(np.arange(first, first + 4)) for first in firsts.tolist()])
+    of = np.array(
+        [corruption.draw_members(np.arange(first, first + 4)) for first in firsts.tolist()]
+    )
     assert (of == of[:, :1]).all()
-    np.testing.assert_array_equal(of[:, 0], alone.deal(firsts))
+    np.testing.assert_array_equal(of[:, 0], alone.draw_members(firsts))
     sigma = math.sqrt(len(firsts) * 2 / 9)
     for number in range(3):
         assert abs((of[:, 0] == number).sum() - len(firsts) / 3) < 4 * sigma

@@ -260,7 +260,7 @@ def test_all_rows_of_a_micro_batch_are_of_one_denoiser_and_none_is_padded(
 
 def test_denoisers_are_as_likely_each_unless_weighed(encoder):
     corruption = UL2().make_corruption(encoder).choose_by_sample()
-    of = corruption.deal(np.arange(70_000))
+    of = corruption.draw_members(np.arange(70_000))
     sigma = math.sqrt(70_000 / 7 * 6 / 7)
     assert np.abs(np.bincount(of, minlength=7) - 10_000).max() < 4 * sigma
     weighed = UL2.model_validate(

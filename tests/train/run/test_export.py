@@ -22,15 +22,15 @@ def update(step, attempt=1, data_step=None, loss=1.0):
 
 
 def take_steps(steps, over=False):
-    return [line["step"] for line in steps.take(over)]
+    return [line["step"] for line in steps.take_final(over)]
 
 
 def test_a_step_is_given_once_a_spike_cannot_undo_it():
     steps = SettledSteps(SPIKES)
     for step in range(1, 8):
-        steps.hear(update(step))
+        steps.record(update(step))
     assert take_steps(steps) == [1, 2]
-    steps.hear(update(8))
+    steps.record(update(8))
     assert take_steps(steps) == [3]
     assert take_steps(steps, over=True) == [4, 5, 6, 7, 8]
 
@@ -38,33 +38,33 @@ def test_a_step_is_given_once_a_spike_cannot_undo_it():
 def test_an_outlier_holds_back_what_its_spike_may_undo():
     steps = SettledSteps(SPIKES)
     for step in range(1, 11):
-        steps.hear(update(step))
-    steps.hear({"event": "step_skipped", "data_step": 10, "attempt": 1})
+        steps.record(update(step))
+    steps.record({"event": "step_skipped", "data_step": 10, "attempt": 1})
     assert take_steps(steps) == [1, 2, 3, 4, 5]
     for step in range(11, 15):
-        steps.hear(update(step, data_step=step))  # data step 10 gave no update
+        steps.record(update(step, data_step=step))  # data step 10 gave no update
     assert take_steps(steps) == [6]  # all steps from 4 before the outlier on are held back
-    steps.hear(update(15, data_step=16))  # longer than a spike may be, so there was none
+    steps.record(update(15, data_step=16))  # longer than a spike may be, so there was none
     assert take_steps(steps) == [7, 8, 9, 10, 11]
 
 
 def test_steps_repeated_by_a_later_attempt_replace_waiting_ones():
     steps = SettledSteps(SPIKES)
     for step in range(1, 5):
-        steps.hear(update(step))
-    steps.hear(update(3, attempt=2, loss=3.0))
-    steps.hear(update(4, attempt=1, loss=9.0))  # an attempt that outlives its successor
-    losses = {line["step"]: line["train/loss"] for line in steps.take(over=True)}
+        steps.record(update(step))
+    steps.record(update(3, attempt=2, loss=3.0))
+    steps.record(update(4, attempt=1, loss=9.0))  # an attempt that outlives its successor
+    losses = {line["step"]: line["train/loss"] for line in steps.take_final(over=True)}
     assert losses == {1: 1.0, 2: 1.0, 3: 3.0}
 
 
 def test_a_held_out_loss_goes_with_its_step():
     steps = SettledSteps(None)
-    steps.hear(update(1))
-    steps.hear({"step": 1, "attempt": 1, "eval/loss": 2.0})
+    steps.record(update(1))
+    steps.record({"step": 1, "attempt": 1, "eval/loss": 2.0})
     assert take_steps(steps) == []
-    steps.hear(update(2))
-    assert steps.take() == [update(1) | {"eval/loss": 2.0}]
+    steps.record(update(2))
+    assert steps.take_final() == [update(1) | {"eval/loss": 2.0}]
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(1, 5))
@@ -75,7 +75,7 @@ def test_any_history_of_kills_gives_each_step_once_in_order(resumed, every):
     for attempt, start in enumerate(resumed, 1):
         start = min(start, at)
         for step in range(start + 1, start + 8):
-            steps.hear(update(step, attempt))
+            steps.record(update(step, attempt))
             at = step
             if step % every == 0:
                 given_steps += take_steps(steps)
@@ -136,8 +136,8 @@ def test_a_sink_that_fails_costs_nothing_and_gets_it_all_later(run, caplog):
     exporter = Exporter(run, [sink], None)
     log_steps(run, range(1, 6))
     sink.fails = 2
-    assert not exporter.look() and not exporter.look()
-    assert exporter.look(over=True)
+    assert not exporter.send_new() and not exporter.send_new()
+    assert exporter.send_new(over=True)
     assert [step for step, _ in sink.got] == [1, 2, 3, 4, 5]
     assert sink.got[0][1] == {"train/loss": 0.5, "train/data_step": 0.0}
     assert sink.opened == 3 and caplog.text.count("some metrics are not sent yet: no answer") == 2
@@ -146,10 +146,10 @@ def test_a_sink_that_fails_costs_nothing_and_gets_it_all_later(run, caplog):
 def test_a_driver_that_begins_again_sends_no_step_twice(run):
     sink = Recorder()
     log_steps(run, range(1, 6))
-    Exporter(run, [sink], None).look()
+    Exporter(run, [sink], None).send_new()
     RunFolder(run).take_attempt(2)
     log_steps(run, range(3, 9), attempt=2)
-    Exporter(run, [sink], None).look(over=True)
+    Exporter(run, [sink], None).send_new(over=True)
     assert [step for step, _ in sink.got] == list(range(1, 9))
     assert sink.run.name == "run-a" and sink.run.settings == {"stage": "pretrain"}
     assert len(sink.run.id) == 16
@@ -159,7 +159,7 @@ def test_a_live_sink_gets_the_newest_step_at_once(run):
     sink = Recorder(live=True)
     exporter = Exporter(run, [sink], SPIKES)
     log_steps(run, [1, 2])
-    exporter.look()
+    exporter.send_new()
     assert [step for step, _ in sink.got] == [2]
 
 
@@ -198,7 +198,7 @@ def test_prometheus_gets_a_gauge_for_each_family(run, monkeypatch):
     figures = {"train/loss": 2.5, "train/data_step": 6, "train/books/loss": 3.5}
     writer.write(7, figures | {"layers/01/grad_norm": 0.25})
     writer.close()
-    Exporter(run, [Prometheus()], SPIKES).look()
+    Exporter(run, [Prometheus()], SPIKES).send_new()
     label = '"run": "run-a"'
     assert seen == {
         ("trainrig_train_step", f"{{{label}}}"): 7,

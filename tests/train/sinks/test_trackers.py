@@ -25,7 +25,7 @@ KILLED = """
 import sys, time
 from test_trackers import exporter_of
 exporter = exporter_of(sys.argv[1], sys.argv[2])
-exporter.look()
+exporter.send_new()
 print("sent", flush=True)
 time.sleep(600)
 """
@@ -70,9 +70,9 @@ def log_disturbed_run(folder, kind):
     run.take_attempt(25, skip=(29, 34))
     run.take_attempt(25)
     last = make_exporter(folder, kind)
-    last.look()
+    last.send_new()
     log_steps(folder, range(26, 46), 4, 100.0)
-    assert last.look(over=True)
+    assert last.send_new(over=True)
     last.close()
 
 

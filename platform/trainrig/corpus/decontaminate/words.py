@@ -1,4 +1,4 @@
-"""Words as the GPT-3 filter compares them: lower-case, without punctuation.
+"""Words as GPT-3's decontamination filter compares them: lower-case, without punctuation.
 
 The source is Brown et al. 2020 (arXiv:2005.14165, appendix C). White space is Python's
 (`str.split`), lower case is Python's (`str.lower`). Punctuation is every Unicode punctuation mark
@@ -28,15 +28,15 @@ from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, mix_bits
 class NormalisedWords(NamedTuple):
     """Words of some texts, concatenated.
 
-    Array suffixes: L is the number of letters, W of words, D of texts.
+    Array suffixes: L is the number of letters, W of words, D of texts; D1 is D + 1.
     """
 
     letters_L: NDArray[np.uint32]  # code points of the words in lower case, without punctuation
     ends_W: NDArray[np.int64]  # where each word's letters end
     hashes_W: NDArray[np.uint64]  # hash of each word's letters
-    # character of its text at which each word begins, punctuation included
+    # Start and end of each word in its text, in characters; the punctuation around it is included.
     begins_W: NDArray[np.int64]
-    stops_W: NDArray[np.int64]  # character at which the white space after each word begins
+    stops_W: NDArray[np.int64]
     # [D + 1] index of the first word of each text; the last entry is W
     firsts_D1: NDArray[np.int64]
 
@@ -45,7 +45,7 @@ def split_words(texts: Sequence[str]) -> NormalisedWords:
     """Split `texts` into normalised words."""
     batch = build_batch(texts)
     room = len(batch.codes_C)
-    most = room // 2 + len(texts)  # most words: white space separates any two
+    most = room // 2 + len(texts)  # most words: each but a text's last has white space after it
     letters = np.empty(2 * room, np.uint32)  # lower case has at most two code points per character
     ends, begins, stops = (np.empty(most, np.int64) for _ in range(3))
     hashes = np.empty(most, np.uint64)
@@ -65,12 +65,12 @@ def split_words(texts: Sequence[str]) -> NormalisedWords:
 
 
 def _lower_sigmas(texts: Sequence[str]) -> NDArray[np.uint32]:
-    """Return the lower case of each capital sigma, in order: it depends on the neighbours."""
+    """Return the lower case of each capital sigma, in order: it depends on the letters around."""
     found: list[int] = []
     for text in texts:
         if chr(CAPITAL_SIGMA) in text:
-            # The lower case of "İ" has two characters, which would shift positions; "I" acts the
-            # same.
+            # The lower case of "İ" has two characters, which would shift positions. To the sigmas
+            # around it, "I" is the same.
             lowered = text.replace(chr(CAPITAL_I_WITH_DOT), "I").lower()
             found += (
                 ord(lowered[place])
@@ -94,6 +94,7 @@ def _split_normal_words(
     stops: NDArray[np.int64],
     firsts: NDArray[np.int64],
 ) -> None:
+    """Fill the arrays of NormalisedWords, from `letters` on, with the words of all texts."""
     word = letter = sigma = 0
     for text in range(len(starts) - 1):
         start = starts[text]
@@ -104,8 +105,8 @@ def _split_normal_words(
                 place += 1
                 continue
             begin = place
-            first = letter
-            found = SEED
+            first_letter = letter
+            hash_ = SEED
             while place < end and classes[place] & SPACE == 0:
                 if classes[place] & SYMBOL == 0:
                     code = lower[codes[place]]
@@ -113,16 +114,16 @@ def _split_normal_words(
                         code = sigmas[sigma]
                         sigma += 1
                     letters[letter] = code
-                    found = (found ^ np.uint64(code)) * PRIME
+                    hash_ = (hash_ ^ np.uint64(code)) * PRIME
                     letter += 1
                     if codes[place] == CAPITAL_I_WITH_DOT:
                         letters[letter] = DOT_ABOVE
-                        found = (found ^ np.uint64(DOT_ABOVE)) * PRIME
+                        hash_ = (hash_ ^ np.uint64(DOT_ABOVE)) * PRIME
                         letter += 1
                 place += 1
-            if letter > first:
+            if letter > first_letter:
                 ends[word] = letter
-                hashes[word] = mix_bits(found)
+                hashes[word] = mix_bits(hash_)
                 begins[word] = begin - start
                 stops[word] = place - start
                 word += 1

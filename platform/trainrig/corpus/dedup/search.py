@@ -15,7 +15,7 @@ from trainrig.corpus.dedup.passes.decision_rounds import decide
 from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.passes.final_decisions import finalise
 from trainrig.corpus.dedup.passes.propagation import propagate
-from trainrig.corpus.dedup.passes.repeats import write_equal_keys, write_repeats
+from trainrig.corpus.dedup.passes.repeats import write_digests, write_repeats
 from trainrig.corpus.dedup.passes.verification import fetch_remote, verify, write_edges
 from trainrig.splits import Phase, Split, Work, sum_counts
 
@@ -78,7 +78,7 @@ def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) 
     partitions = search.partitions
     parts = search.parts
     for kind in ("url", "text") if search.urls else ("text",):
-        run(f"{kind}-keys", write_equal_keys, partitions, kind)
+        run(f"{kind}-keys", write_digests, partitions, kind)
         run(f"{kind}-repeats", write_repeats, parts, kind)
     compared = {"candidates": 0, "evidence": 0}
     if not pairs_known:

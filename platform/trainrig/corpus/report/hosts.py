@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from trainrig.report import ReportTable, Section, Text
 
-FAR_BELOW = 0.5  # a median share below this is worth a warning
+FAR_BELOW = 0.5  # a median share below this is far below 1, and worth a warning
 ENOUGH = 5  # smallest number of pages; with fewer, one odd page decides the median
 SHOWN = 20  # hosts
 
 
 @dataclass(frozen=True)
 class HostRow:
-    """The pages of one host for which the extractor measured the share that it kept."""
+    """Pages (documents) of one host for which the extractor measured the share that it kept."""
 
     host: str
     documents: int
@@ -25,11 +25,14 @@ class HostRow:
     below: int  # documents whose share is below FAR_BELOW
 
 
-def build_host_rows(told: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...]:
-    """Build a row per host, lowest median first; `told`: documents by host and percent kept."""
+def build_host_rows(counts_by_host: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...]:
+    """Build a row per host, lowest median first.
+
+    `counts_by_host`: the number of documents of each host, by the percentage kept as a string.
+    """
     shares = {
         host: Counter({int(percent): documents for percent, documents in counts.items()})
-        for host, counts in told.items()
+        for host, counts in counts_by_host.items()
     }
     rows = (
         HostRow(
@@ -45,10 +48,10 @@ def build_host_rows(told: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...
 
 def _median(counts: Counter[int]) -> int:
     """Return the median, the lower of two middle values."""
-    left = (counts.total() + 1) // 2
+    remaining = (counts.total() + 1) // 2
     for percent in sorted(counts):
-        left -= counts[percent]
-        if left <= 0:
+        remaining -= counts[percent]
+        if remaining <= 0:
             return percent
     raise AssertionError("a host without pages")
 
@@ -72,7 +75,7 @@ def describe_doubtful(rows: Sequence[HostRow]) -> str | None:
 
 
 def build_hosts_section(rows: Sequence[HostRow]) -> Section:
-    """Build the report section with the hosts whose pages lost most, worst first."""
+    """Build the report section with the lowest hosts of `rows`, which `build_host_rows` sorted."""
     return Section("extraction", "How much of the pages was extracted", (_render_block(rows),))
 
 

@@ -1,4 +1,7 @@
-"""Counts lines by how they start and end: bullets, ellipses, ends of sentences."""
+"""Counts lines by how they start and end: bullets, ellipses, ends of sentences.
+
+Lines are `Pieces`: starts, ends and the first line of each text. They are never empty.
+"""
 
 from typing import NamedTuple
 
@@ -16,11 +19,11 @@ _ELLIPSIS = 0x2026
 
 
 class LineEnds(NamedTuple):
-    """Numbers of lines of each text."""
+    """Counts of lines of each text, by kind."""
 
     bullets: NDArray[np.int64]  # lines that start with a bullet
     ellipses: NDArray[np.int64]  # lines that end with "..." or "…"
-    terminals: NDArray[np.int64]  # lines that end as a sentence does, not in "..."
+    terminals: NDArray[np.int64]  # lines that end with a mark such as ".", but not "..."
     short: NDArray[np.int64]  # lines of at most SHORT_LINE characters
 
 

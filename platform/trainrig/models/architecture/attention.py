@@ -95,7 +95,7 @@ def hides_by_distance(window: int | None, seen: int, causal: bool) -> bool:
     return farthest < seen - 1
 
 
-def takes_no_mask(attention: AttentionSettings, positions: PositionEmbedding) -> str | None:
+def find_maskless_setting(attention: AttentionSettings, positions: PositionEmbedding) -> str | None:
     """Return the setting that makes some layer use a kernel without masks, or None."""
     settings = {
         "attention.window": attention.window is not None,

@@ -60,7 +60,7 @@ class EncoderConfig(DecoderConfig):
     bidirectional: ClassVar[bool] = True
     biased_when_tied: ClassVar[bool] = True
 
-    kind: Literal["Encoder"] = "Encoder"  # type: ignore[assignment]  # what tells the two apart
+    kind: Literal["Encoder"] = "Encoder"  # type: ignore[assignment]  # not the base class's kind
     feedforward: FeedForward = GEGLU(tanh=False)  # feed-forward network of a layer
     norm: Normalisation = LayerNorm(bias=False)  # kind of norm
     biases: Biases = Biases(head=True)  # linear layers that add a bias

@@ -39,7 +39,7 @@ def read_settings(
     `pattern` has the kinds of layers to repeat where the config names none.
     """
     config.check_only("hidden_activation", ACTIVATION, None)
-    sizes = read_sizes(config, positions, 1e-6)
+    sizes = read_sizes(config, positions=positions, epsilon=1e-6)
     kinds = config.layer_types(sizes["layers"]) or pattern
     window = SlidingWindow(
         size=min(config.get("sliding_window", 4096), sizes["positions"]),

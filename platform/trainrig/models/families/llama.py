@@ -99,7 +99,9 @@ def _read(config: HubConfig) -> DecoderConfig:
     attention = config.get("attention_bias", False)
     biases = Biases(qkv=attention, output=attention, feedforward=config.get("mlp_bias", False))
     return config.build(
-        **read_sizes(config, 2048, 1e-6), position_embedding=read_rope(config), biases=biases
+        **read_sizes(config, positions=2048, epsilon=1e-6),
+        position_embedding=read_rope(config),
+        biases=biases,
     )
 
 

@@ -28,7 +28,7 @@ def write_window(config: DecoderConfig) -> dict[str, Any] | None:
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, 4096 * 32, 1e-6)
+    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-6)
     return config.build(
         **sizes, position_embedding=read_rope(config), attention=read_window(config, sizes)
     )

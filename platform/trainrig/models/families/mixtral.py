@@ -35,7 +35,7 @@ TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *EXPERTS, *HEAD)
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, 4096 * 32, 1e-5)
+    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-5)
     experts = MixtureOfExperts(
         experts=config.get("num_local_experts", 8),
         active=config.get("num_experts_per_tok", 2),

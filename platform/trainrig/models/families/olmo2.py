@@ -32,7 +32,7 @@ def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     biased = config.get("attention_bias", False)
     return config.build(
-        **read_sizes(config, 2048, 1e-5),
+        **read_sizes(config, positions=2048, epsilon=1e-5),
         position_embedding=read_rope(config),
         attention=AttentionSettings(qk_norm="projection"),
         block=OutputNorm(),

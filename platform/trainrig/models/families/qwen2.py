@@ -1,6 +1,6 @@
 """Qwen 2 and 2.5: Llama with biases on queries, keys and values (arXiv:2407.10671).
 
-Source of 2.5: arXiv:2412.15115.
+The paper on Qwen 2.5 is arXiv:2412.15115.
 """
 
 from typing import Any
@@ -13,10 +13,11 @@ from trainrig.models.families.llama import TENSORS, read_sizes, write_sizes
 from trainrig.models.families.mapping import Family, HubConfig, read_rope, write_rope
 
 
-def read_upper_window(config: HubConfig, sizes: dict[str, Any]) -> SlidingWindow | None:
-    """Return the window of the layers from `max_window_layers` on, or None.
+def read_window_of_upper_layers(config: HubConfig, sizes: dict[str, Any]) -> SlidingWindow | None:
+    """Return the sliding window, which the layers from number `max_window_layers` on have.
 
-    None if `use_sliding_window` is off, or if the window covers every position.
+    Returns None if no layer has one: `use_sliding_window` is off, or the window covers every
+    position.
     """
     size = config.get("sliding_window")
     if not config.get("use_sliding_window", False) or size is None or size >= sizes["positions"]:
@@ -52,16 +53,20 @@ def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, 32768, 1e-6)
+    sizes = read_sizes(config, positions=32768, epsilon=1e-6)
     return config.build(
         **sizes,
         position_embedding=read_rope(config),
-        attention=AttentionSettings(window=read_upper_window(config, sizes)),
+        attention=AttentionSettings(window=read_window_of_upper_layers(config, sizes)),
         biases=Biases(qkv=True),
     )
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
+    """Return the config.json keys of `config`, or None if it is clearly not of this family.
+
+    `Family.holds` finds the other differences, such as other biases, by reading the keys again.
+    """
     if not isinstance(config.position_embedding, Rope) or not isinstance(
         config.feedforward, SwiGLU
     ):

@@ -9,7 +9,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families.llama import TENSORS as LLAMA_TENSORS
 from trainrig.models.families.llama import read_sizes, write_sizes
 from trainrig.models.families.mapping import Family, HubConfig, map_one, read_rope, write_rope
-from trainrig.models.families.qwen2 import read_upper_window, write_layer_types
+from trainrig.models.families.qwen2 import read_window_of_upper_layers, write_layer_types
 
 QK_NORMS = tuple(
     map_one(
@@ -24,13 +24,15 @@ TENSORS = (*LLAMA_TENSORS, *QK_NORMS)
 def read_settings(config: HubConfig) -> dict[str, Any]:
     """Return all settings except the feed-forward network, from a config.json."""
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, 32768, 1e-6)
+    sizes = read_sizes(config, positions=32768, epsilon=1e-6)
     biased = config.get("attention_bias", False)
     sizes["head_channels"] = config.get("head_dim", 128)
     return {
         **sizes,
         "position_embedding": read_rope(config),
-        "attention": AttentionSettings(window=read_upper_window(config, sizes), qk_norm="head"),
+        "attention": AttentionSettings(
+            window=read_window_of_upper_layers(config, sizes), qk_norm="head"
+        ),
         "biases": Biases(qkv=biased, output=biased),
     }
 

@@ -40,7 +40,7 @@ class MaskedLM(CausalLM):
     predicted unchanged.
     """
 
-    kind: Literal["MaskedLM"] = "MaskedLM"  # type: ignore[assignment]  # what tells the two apart
+    kind: Literal["MaskedLM"] = "MaskedLM"  # type: ignore[assignment]  # not the base class's kind
     rate: float = Field(default=0.15, gt=0, lt=1)  # share of tokens that are predicted
     # The share of predicted tokens from step `rate_steps` on, reached linearly from `rate` (30% to
     # 15%: Ankner et al. 2023, arXiv:2305.15096). None: `rate` throughout.

@@ -1,15 +1,18 @@
 """Mixture of several objectives in one run: each sample is assigned to one of them by weight.
 
 As in Tay et al. 2022, "UL2", arXiv:2205.05131, section 3.1. The objective of a sample is drawn by
-its number, so it is the same at any number of workers, and another in each epoch. The loss is the
-mean over the targets of the global batch, whatever their objectives: an objective's influence
-depends on its number of samples and on its number of targets in each.
+its number, so it is the same at any number of workers. A text gets a new sample number, and so a
+new draw, in each epoch. The loss is the mean over the targets of the global batch, whatever their
+objectives: an objective's influence depends on its number of samples and on its number of targets
+in each.
 
 If objectives make rows of different widths from the same text, all samples of a micro-batch get one
 objective, drawn by the number of the first sample. No row is then padded to the width of another
 objective, and no text is dropped to equalize widths.
 
-Shapes: B rows of a micro-batch, T positions of a row, R rows.
+A *member* is one of the objectives. Each row holds one sample.
+
+Shapes: B rows of a micro-batch, T positions of a row, R samples of a micro-batch.
 """
 
 from __future__ import annotations
@@ -56,19 +59,19 @@ from trainrig.tokens.permutation import Integers
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import nn
 
-MEMBERS = "members"  # [B] number of each row's objective
-# prefix of a member's name: a diagnostic, the mean loss over the member's targets
-LOSS_OF = "loss/"
+MEMBERS = "members"  # name of the array [B] with the number of each row's member
+# The metric of this name plus the member's name is the mean loss over the member's targets.
+MEMBER_LOSS = "loss/"
 
-Alone = Annotated[
+# Objectives that can be members.
+MemberObjective = Annotated[
     CausalLM | FillInTheMiddle | MaskedLM | PrefixLM | SpanCorruption,
     Field(discriminator="kind"),
     FitsSeveral(),
 ]
 
-
 # Objectives that cannot be members, and why.
-ALONE = {
+NOT_MEMBERS = {
     "ReplacedTokenDetection": (
         "its model has a generator and no head for tokens, so no other objective can train it; "
         "train it alone, or use MaskedLM here"
@@ -84,7 +87,7 @@ ALONE = {
 class MixtureMember(Settings):
     """One objective of a mixture."""
 
-    objective: Alone  # objective of the samples that are assigned to this member
+    objective: MemberObjective  # objective of the samples that are assigned to this member
     # Weight of the member: its share of samples is this over the sum of all weights.
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     # name in metrics; None: the objective's kind
@@ -92,10 +95,10 @@ class MixtureMember(Settings):
 
     @field_validator("objective", mode="before")
     @classmethod
-    def _check_alone(cls, given: Any) -> Any:
+    def _check_kind(cls, given: Any) -> Any:
         kind = given.get("kind") if isinstance(given, Mapping) else getattr(given, "kind", None)
-        if kind in ALONE:
-            raise ValueError(f"{kind} cannot be a member of a mixture: {ALONE[kind]}")
+        if kind in NOT_MEMBERS:
+            raise ValueError(f"{kind} cannot be a member of a mixture: {NOT_MEMBERS[kind]}")
         return given
 
     @property
@@ -106,14 +109,14 @@ class MixtureMember(Settings):
 
 @dataclass(frozen=True)
 class NamedObjective:
-    """One of the objectives that samples are assigned to."""
+    """A member, from the settings of any kind of mixture."""
 
     name: str  # name in metrics
     weight: float  # share of samples, relative to the sum of all weights
-    objective: Alone
+    objective: MemberObjective
 
 
-class DealtObjectives(CausalLM):
+class MixtureBase(CausalLM):
     """Base of mixtures: cross-entropy of several objectives, one for each sample."""
 
     mixture_seed: int = 0  # random seed for the assignment of samples
@@ -123,7 +126,7 @@ class DealtObjectives(CausalLM):
     deal: Literal["sample", "micro_batch"] | None = None
 
     def list_named(self) -> tuple[NamedObjective, ...]:
-        """Return the objectives of the mixture."""
+        """Return the members of the mixture."""
         raise NotImplementedError
 
     def parts(self) -> tuple[tuple[float, CausalLM], ...]:
@@ -132,22 +135,23 @@ class DealtObjectives(CausalLM):
         return tuple((member.weight / whole, member.objective) for member in self.list_named())
 
     @property
-    def deals_micro_batches(self) -> bool:
+    def one_per_micro_batch(self) -> bool:
         """True if all samples of a micro-batch get the same objective."""
         if self.deal is not None:
             return self.deal == "micro_batch"
+        # Only span corruption changes the width of rows.
         shapes = {
             member.objective.shape if isinstance(member.objective, SpanCorruption) else None
             for member in self.list_named()
         }
         return len(shapes) > 1
 
-    def make_corruption(self, encoder: Encoder) -> DealtRows:
-        """Return the corruption that assigns rows to objectives and applies the corruption of each.
+    def make_corruption(self, encoder: Encoder) -> MixtureCorruption:
+        """Return the corruption that assigns rows to members and applies the corruption of each.
 
         Raises DataError if the tokenizer lacks what one of them needs.
         """
-        return DealtRows(
+        return MixtureCorruption(
             kind=self.kind,
             names=tuple(member.name for member in self.list_named()),
             shares=tuple(share for share, _ in self.parts()),
@@ -158,12 +162,12 @@ class DealtObjectives(CausalLM):
                 for member in self.list_named()
             ),
             seed=self.mixture_seed,
-            by_micro_batch=self.deals_micro_batches,
+            by_micro_batch=self.one_per_micro_batch,
             padding=encoder.special_tokens.padding,
         )
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
-        """Return the model output for `batch`, with the logits of the target at each position."""
+        """Return the model output for `batch`; its logits predict each position's target."""
         arrays = batch.arrays
         if DECODER_IDS in arrays:
             return SpanCorruption.predict(self, model, batch)  # type: ignore[arg-type]
@@ -174,7 +178,7 @@ class DealtObjectives(CausalLM):
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
-        """Compute the cross-entropy of each target of `batch`, and each objective's mean loss."""
+        """Compute the cross-entropy of each target of `batch`, and each member's mean loss."""
         computed = super().compute(model, batch, statistics)
         found = computed.terms[CROSS_ENTROPY]
         rows_B = found.sum_rows_B()
@@ -182,17 +186,19 @@ class DealtObjectives(CausalLM):
         losses = {}
         for number, member in enumerate(self.list_named()):
             mine_B = members_B == number
-            losses[LOSS_OF + member.name] = Contributions(rows_B * mine_B, found.counts_B * mine_B)
+            losses[MEMBER_LOSS + member.name] = Contributions(
+                rows_B * mine_B, found.counts_B * mine_B
+            )
         return replace(computed, diagnostics=losses)
 
 
-class MixtureOfObjectives(DealtObjectives):
+class MixtureOfObjectives(MixtureBase):
     """Cross-entropy of several objectives, averaged over all targets of the global batch.
 
     Each sample is assigned to one objective.
     """
 
-    kind: Literal["MixtureOfObjectives"] = "MixtureOfObjectives"  # type: ignore[assignment]  # what tells the two apart
+    kind: Literal["MixtureOfObjectives"] = "MixtureOfObjectives"  # type: ignore[assignment]  # not the base class's kind
     # objectives of the mixture, with their weights
     members: tuple[MixtureMember, ...] = Field(min_length=2)
 
@@ -218,8 +224,8 @@ class MixtureOfObjectives(DealtObjectives):
 
 
 @dataclass(frozen=True)
-class DealtRows:
-    """Corruption that assigns each row to one of several objectives."""
+class MixtureCorruption:
+    """Corruption that assigns each row to a member, and applies that member's corruption."""
 
     kind: str  # kind of the mixture
     names: tuple[str, ...]
@@ -230,12 +236,12 @@ class DealtRows:
     by_micro_batch: bool  # True if all samples of a micro-batch get the same objective
     padding: int  # id of padding
 
-    def choose_by_sample(self) -> DealtRows:
+    def choose_by_sample(self) -> MixtureCorruption:
         """Return the same corruption, but with an objective drawn for each sample."""
         return replace(self, by_micro_batch=False)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that identify the corruption. See `Corruption`."""
+        """Return the settings that the corrupted rows depend on, to recognise the same data."""
         return {
             "kind": self.kind,
             **({"deal": "micro_batch"} if self.by_micro_batch else {}),
@@ -250,7 +256,7 @@ class DealtRows:
     def check_length(self, longest: int) -> None:
         """Raise DataError if rows of `longest` positions are too long for one of the corruptions.
 
-        The corruption that needs the most sentinels is checked first.
+        The corruption that needs the most sentinels is checked first, so that the error names it.
         """
         spans = [
             corruption for corruption in self.corruptions if isinstance(corruption, SpansLeftOut)
@@ -260,8 +266,12 @@ class DealtRows:
             if isinstance(corruption, LengthLimited):
                 corruption.check_length(longest)
 
-    def deal(self, samples: Integers) -> Integers:
-        """Return the number [R] of the objective of each of a micro-batch's `samples` [R]."""
+    def draw_members(self, samples: Integers) -> Integers:
+        """Draw the number [R] of the member for each of a micro-batch's `samples` [R].
+
+        A draw depends on the sample's number only. If all rows of the micro-batch get one member,
+        it is that of the lowest sample.
+        """
         if self.by_micro_batch:
             samples = np.full_like(samples, samples.min())
         key = RandomKey(self.seed, "objective of a sample")
@@ -270,11 +280,14 @@ class DealtRows:
         return np.searchsorted(ends, drawn, side="right").astype(np.int64)
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
-        """Return the number of targets over all objectives. See `Corruption`."""
-        of = self.deal(samples)
+        """Return the number of targets that the corruption leaves in one micro-batch.
+
+        `targets` [R] are the numbers of targets of its `samples` [R] before. See `Corruption`.
+        """
+        members = self.draw_members(samples)
         total = 0
         for number, corruption in enumerate(self.corruptions):
-            mine = of == number
+            mine = members == number
             if corruption is None:
                 total += int(targets[mine].sum())
             elif mine.any():
@@ -282,35 +295,35 @@ class DealtRows:
         return {TOKENS: total}
 
     def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
-        """Return `micro` with each row corrupted by its objective, as wide as the widest result."""
-        of_B = self.deal(micro.samples)
+        """Return `micro` with each row corrupted by its member, as wide as the widest result."""
+        members_B = self.draw_members(micro.samples)
         rows = []
         parts = []
-        for number in np.unique(of_B).tolist():
-            chosen = np.flatnonzero(of_B == number)
+        for number in np.unique(members_B).tolist():
+            chosen = np.flatnonzero(members_B == number)
             corruption = self.corruptions[number]
             part = take_rows(micro, chosen)
             rows.append(chosen)
             parts.append(part if corruption is None else corruption.apply(part, step))
         joined = join_rows(rows, parts, self.padding)
-        arrays = {**joined.arrays, MEMBERS: of_B}
+        arrays = {**joined.arrays, MEMBERS: members_B}
         return MicroBatch(arrays, micro.samples, micro.sources, joined.pieces)
 
 
 def take_rows(micro: MicroBatch, rows: Integers) -> MicroBatch:
-    """Return the `rows` of `micro`, in ascending order, as a micro-batch."""
+    """Return the `rows` of `micro` as a micro-batch; the row numbers must be in ascending order."""
     mine = np.isin(micro.pieces[:, 0], rows)
-    pieces = micro.pieces[mine].copy()
+    pieces = micro.pieces[mine].copy()  # their first column is the row
     pieces[:, 0] = np.searchsorted(rows, pieces[:, 0])
     arrays = {name: array[rows] for name, array in micro.arrays.items()}
     return MicroBatch(arrays, micro.samples[rows], micro.sources[rows], pieces)
 
 
 def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: int) -> MicroBatch:
-    """Join `parts` into one micro-batch with the given `rows`.
+    """Join `parts` into one micro-batch; `rows` holds, for each part, where its rows go.
 
-    Narrower rows are padded at their ends. Arrays that a part lacks are filled with zeros: a row
-    without prefixes has none.
+    Narrower rows are padded at their ends. Arrays that a part lacks are filled with zeros, such as
+    the lengths of prefixes.
     """
     count = sum(map(len, rows))
     arrays: dict[str, NDArray[Any]] = {}
@@ -319,19 +332,19 @@ def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: in
         shape = (count, max(array.shape[1] for array in there))
         fill = {IDS: padding, DECODER_IDS: padding, TARGETS: IGNORE}.get(name, 0)
         joined = np.full(shape, fill, dtype=there[0].dtype)
-        # positions continue into the padding, up to the last position of any text
+        # Positions of padding continue to rise, up to the highest position of any row.
         if name == POSITIONS:
             farthest = max(int(array.max()) for array in there)
             joined += np.arange(shape[1]).clip(max=farthest)
-        for of, part in zip(rows, parts, strict=True):
+        for part_rows, part in zip(rows, parts, strict=True):
             if name in part.arrays:
                 array = part.arrays[name]
-                joined[of, : array.shape[1]] = array
+                joined[part_rows, : array.shape[1]] = array
         arrays[name] = joined
     order = np.argsort(np.concatenate(rows))
     pieces = np.concatenate([part.pieces for part in parts])
     pieces[:, 0] = np.concatenate(
-        [of[part.pieces[:, 0]] for of, part in zip(rows, parts, strict=True)]
+        [part_rows[part.pieces[:, 0]] for part_rows, part in zip(rows, parts, strict=True)]
     )
     pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
     return MicroBatch(

@@ -44,7 +44,7 @@ def name_denominator(ahead: int) -> str:
 class MultiTokenPrediction(CausalLM):
     """Cross-entropy of the next token and several after it, each averaged over its targets."""
 
-    kind: Literal["MultiTokenPrediction"] = "MultiTokenPrediction"  # type: ignore[assignment]  # what tells the two apart
+    kind: Literal["MultiTokenPrediction"] = "MultiTokenPrediction"  # type: ignore[assignment]  # not the base class's kind
     # Weight of the cross-entropy of each token after the next, which has weight 1. The number of
     # weights must be the model's `further_heads`. The paper's four heads have equal weights.
     further_weights: tuple[Weight, ...] = Field(default=(1.0, 1.0, 1.0), min_length=1)

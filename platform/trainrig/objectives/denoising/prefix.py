@@ -36,7 +36,7 @@ class PrefixLM(CausalLM):
     the row is one text.
     """
 
-    kind: Literal["PrefixLM"] = "PrefixLM"  # type: ignore[assignment]  # what tells the two apart
+    kind: Literal["PrefixLM"] = "PrefixLM"  # type: ignore[assignment]  # not the base class's kind
     # Number of targets of each row that belong to prefixes and have no loss. None: drawn for each
     # row, uniformly over all numbers that leave at least one target.
     prefix_tokens: int | None = Field(default=None, ge=0)
@@ -71,7 +71,7 @@ class PrefixLM(CausalLM):
         return (length - 1) / 2 if self.prefix_tokens is None else self.prefix_tokens
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
-        """Return the model output for `batch`, with the logits of the target at each position."""
+        """Return the model output for `batch`; its logits predict each position's target."""
         arrays = batch.arrays
         output: Output = model(
             arrays[IDS],

@@ -48,7 +48,7 @@ class ReplacedTokenDetection(MaskedLM):
     over all tokens of text.
     """
 
-    kind: Literal["ReplacedTokenDetection"] = "ReplacedTokenDetection"  # type: ignore[assignment]  # what tells the two apart
+    kind: Literal["ReplacedTokenDetection"] = "ReplacedTokenDetection"  # type: ignore[assignment]  # not the base class's kind
     # Share of predicted tokens that the mask token replaces in the generator's input. ELECTRA's
     # paper uses 1, its code 0.85.
     masked: float = Field(default=1.0, ge=0, le=1)

@@ -15,7 +15,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.objectives.denoising.mixture import DealtObjectives, DealtRows, NamedObjective
+from trainrig.objectives.denoising.mixture import MixtureBase, MixtureCorruption, NamedObjective
 from trainrig.objectives.denoising.needed_tokens import find_modes
 from trainrig.objectives.denoising.span_corruption import Mode, SpanCorruption
 from trainrig.tokens.encoding.encode import Encoder
@@ -50,13 +50,13 @@ DENOISERS = (
 )
 
 
-class UL2(DealtObjectives):
+class UL2(MixtureBase):
     """Cross-entropy of what denoisers of several kinds removed from texts.
 
     Each sample gets one denoiser. The loss is averaged over all targets of the global batch.
     """
 
-    kind: Literal["UL2"] = "UL2"  # type: ignore[assignment]  # what tells the two apart
+    kind: Literal["UL2"] = "UL2"  # type: ignore[assignment]  # not the base class's kind
     # Denoisers with their weights; the default is the paper's seven.
     denoisers: tuple[Denoiser, ...] = Field(default=DENOISERS, min_length=2)
     # Whether text and spans are in one row, for a decoder that reads the text as a prefix.
@@ -78,7 +78,7 @@ class UL2(DealtObjectives):
             for denoiser in self.denoisers
         )
 
-    def make_corruption(self, encoder: Encoder) -> DealtRows:
+    def make_corruption(self, encoder: Encoder) -> MixtureCorruption:
         """Return the corruption that assigns rows to denoisers.
 
         Raises DataError if the tokenizer lacks the token of a mode.

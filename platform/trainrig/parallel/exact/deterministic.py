@@ -1,31 +1,35 @@
 """Gradients whose bits do not depend on the number of ranks.
 
-The micro-batches of a step are the leaves of one summation tree (`parallel.exact.tree`). Its runs
-of leaves belong to the virtual workers, whose number is a setting. A rank adds up those of its own
-micro-batches that are neighbours in the tree (`tree.plan_hand_over`). The remaining sums, whole
-gradients, are handed over in levels, and the rank that receives some adds them at their place in
-the tree (`parallel.exact.exchange`):
+The micro-batches of a step are the leaves of one summation tree (`parallel.exact.tree`). They are
+cut into runs of consecutive leaves, one for each *virtual worker*; the number of virtual workers is
+a setting, so the tree does not depend on the number of ranks. A rank adds up those of its own
+micro-batches that are neighbours in the tree (`tree.plan_hand_over`). The sums that remain have the
+size of a whole gradient. The rank hands them over in levels, and each receiver adds them at their
+place in the tree (`parallel.exact.exchange`):
 
-1. Each rank sends every other rank of its node the slices that the receiver sums: the receiver's
-own, and those of the ranks with the receiver's position on other nodes. If nodes have different
-numbers of ranks, or one rank each, every rank sends every other its own slices, and the levels
-below are skipped. 2. Each rank sends its node's sums to the ranks with its position on other nodes.
-A node's network card then carries one sum for the node instead of one for each rank. 3. With copies
-of the model (HSDP), each rank sends the other ranks with the same slice a part of it to add up, and
-then all of them the result of its part.
+1. Within a node, each rank sends every other rank the slices that the receiver sums: the receiver's
+   own, and those of the ranks with the receiver's position on other nodes.
+2. Each rank sends its node's sums to the ranks with its position on other nodes. A node's network
+   card then carries one sum for the node instead of one for each rank.
+3. With copies of the model (HSDP), each rank sends the other ranks with the same slice a part of it
+   to add up, and then all of them the result of its part.
+
+Levels 1 and 2 need several nodes with equally many ranks, at least two each, and no axis of the
+mesh but slices. Otherwise one level replaces them: every rank sends every other its own slices.
 
 If the number of ranks is that of the virtual workers, or a half, a quarter and so on of it, each
 rank hands over one gradient: as many bytes as a reduce-scatter.
 
-The cost beyond that is memory. A rank with k micro-batches holds several whole gradients, unit by
-unit (a unit is what FSDP gathers together), while it adds up the last: up to log2 of its number of
-virtual workers, one more if a virtual worker has several micro-batches, and one for each
-micro-batch of a virtual worker whose first ones are on another rank. With `by_micro_batch` it holds
-none: ranks take micro-batches in turn, hand over each unit's gradient in its backward pass, and
-keep slices of sums. Send and receive buffers exist for UNITS_UNDER_WAY units at a time (for later
-levels, slices of as many more): a unit is added up while those after it are sent. One worker for
-four virtual ones takes 1.07 times as long for a step as without exact sums; two workers for two
-take no longer (10.7M parameters, tests/benchmarks/test_data_parallel.py).
+The cost beyond that is memory. For each unit (what FSDP gathers together), a rank holds several
+whole gradients at the end of its micro-batches: up to log2 of its number of virtual workers, one
+more if a virtual worker has several micro-batches, and one for each micro-batch of a virtual worker
+that begins on another rank. With `by_micro_batch` it holds none: it hands over each unit's gradient
+in the backward pass of every micro-batch, and keeps slices of sums.
+
+Send and receive buffers exist for UNITS_UNDER_WAY units at a time (for later levels, slices of as
+many more): a unit is added up while those after it are sent. With one rank for four virtual workers
+a step takes 1.07 times as long as without exact sums; with two ranks for two virtual workers it
+takes no longer (10.7M parameters, tests/benchmarks/test_data_parallel.py).
 """
 
 import functools
@@ -55,17 +59,17 @@ from trainrig.parallel.norm import RowPlaces, compute_exact_norm
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.tokens.batches import MicroBatchSlot
 
-# Number of units whose transfer may be in progress: the oldest is added up once another has begun.
+# Number of units whose transfers may be in progress; when one more begins, the oldest is added up.
 UNITS_UNDER_WAY = 2
 
 
 class SummedInTree:
     """Gradients summed in the fixed order of a tree, with bits independent of the number of ranks.
 
-    It handles parameters that are sliced over all ranks, or whole on a single rank. A parameter of
-    divided experts is sliced over the replicas, and its gradient is that of the whole micro-batch,
-    so a virtual worker is one leaf of its tree. Of other parameters each rank of a replica has a
-    part, and a virtual worker is as many leaves.
+    It handles parameters that are sliced over all ranks, or whole on a single rank. If several
+    ranks share each micro-batch (`mesh.parts`), each of them has a part of its gradient, and each
+    part is a leaf of the tree. Parameters of divided experts are the exception: they are sliced
+    over the replicas, a rank has their gradient of the whole micro-batch, and that is one leaf.
     """
 
     def __init__(
@@ -84,11 +88,10 @@ class SummedInTree:
         Args:
             models: This rank's models; one backward pass goes through all of them.
             parameters: All trained parameters of `models`.
-            gather_once: The value given to `shard`.
-            mesh: The mesh over whose `slices` parameters are sliced. Each of the ranks that share
-                micro-batches has a part of a virtual worker's gradient.
+            gather_once: The value given to `fsdp.shard`.
+            mesh: The mesh over whose `slices` parameters are sliced.
             clock: Times the waiting for transfers.
-            alike: See `compute_exact_norm`.
+            alike: The `id` of each parameter that is the same on all ranks that share layers.
             places: Positions of the parameters' rows, if other ranks have other layers.
             by_micro_batch: Whether each micro-batch's gradient is handed over separately.
         """
@@ -99,12 +102,12 @@ class SummedInTree:
         self._alike = alike
         self._places = places
         self._peers = count_peers(mesh, by_micro_batch)
-        self._now = StepSum(1, 1, mesh)
+        self._step_sum = StepSum(1, 1, mesh)
         self._units: list[_Unit] = []
         self._clock = clock or PhaseClock(parameters[0].device)
         whole: set[int] = set()
         units = [unit for model in models for unit in list_units(model)]
-        self._by_chunk = _group_by_stage(models, parameters) if units else {}
+        self._by_stage = _group_by_stage(models, parameters) if units else {}
         if not units:  # a single rank without FSDP, see needs_sharding
             whole = set(map(id, parameters))
         for module in units:
@@ -120,26 +123,35 @@ class SummedInTree:
         # Parameters that are whole on this rank need no transfer: each complete gradient is added
         # up without waiting for other units.
         self._whole = [parameter for parameter in parameters if id(parameter) in whole]
-        self._alone: list[TreeSum[Tensor]] = []
+        self._whole_trees: list[TreeSum[Tensor]] = []
         # A weak reference, because Python's garbage collector does not see cycles through tensor
         # hooks: the model and its process groups would live as long as the process.
-        own = weakref.WeakMethod(self._collect_gradient)
+        collect = weakref.WeakMethod(self._collect_gradient)
         for number, parameter in enumerate(self._whole):
-            take = functools.partial(_call_method, own, number)
+            take = functools.partial(_call_method, collect, number)
             parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def begin(self, micro_batches: int, virtual: int, measured: bool = False) -> None:
-        """Reset the trees for a step. See `Gradients.begin`."""
-        self._now = now = StepSum(micro_batches, virtual, self._mesh, self._peers, measured)
-        # one leaf per virtual worker
-        self._alone = [now.of_experts.make_tree() for _ in self._whole]
+        """Reset the trees for a step with `virtual` virtual workers. See `Gradients.begin`.
+
+        `measured`: whether to measure the norms that `compute_part_squared` needs.
+        """
+        self._step_sum = step_sum = StepSum(
+            micro_batches, virtual, self._mesh, self._peers, measured
+        )
+        # Whole parameters have gradients of whole micro-batches, as divided experts do.
+        self._whole_trees = [step_sum.of_experts.make_tree() for _ in self._whole]
         for unit in self._units:
-            unit.begin(now)
+            unit.begin(step_sum)
 
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
-        """Run a backward pass and hand over complete sums. See `Gradients.backward`."""
-        self._now.slot = slot
-        self._now.last = last
+        """Run the backward pass of a micro-batch and hand over complete sums.
+
+        Sums are complete where `slot.closes`, at the end of a virtual worker on this rank, and at
+        the `last` micro-batch of the step. See `Gradients.backward`.
+        """
+        self._step_sum.slot = slot
+        self._step_sum.last = last
         self._backward_units.prepare(chunk, slot.closes or last, last, self._gather_once)
         torch.autograd.backward(loss)
         self._backward_units.finish_pass(last)
@@ -148,18 +160,20 @@ class SummedInTree:
                 if parameter.grad is not None:
                     self._collect_gradient(number, parameter)
         if self._units and slot.closes and not last:
-            for parameter in self._by_chunk[chunk]:  # the units keep what they need of the gradient
+            for parameter in self._by_stage[chunk]:  # the units' trees hold these gradients now
                 parameter.grad = None
 
     def finish(self) -> None:
         """Complete all transfers, and leave the sums in `grad`. See `Gradients.finish`."""
-        assert self._now.sent or not self._units, "torch asks for no reduce-scatter any more"
-        while self._now.under_way:
-            self._now.advance(0, self._clock)
-        alone = self._alone[::-1]
-        self._alone = []
+        assert self._step_sum.sent or not self._units, (
+            "torch no longer calls the custom reduce-scatter"
+        )
+        while self._step_sum.under_way:
+            self._step_sum.advance(0, self._clock)
+        trees = self._whole_trees[::-1]
+        self._whole_trees = []
         for parameter in self._whole:  # each tree is freed before the next is added up
-            parameter.grad = lay_out_like(self._sum_whole(alone.pop(), parameter), parameter)
+            parameter.grad = lay_out_like(self._sum_whole(trees.pop(), parameter), parameter)
 
     def _sum_whole(self, tree: TreeSum[Tensor], parameter: nn.Parameter) -> Tensor:
         """Return the sum of `tree` on this rank and on all other copies of the model."""
@@ -167,7 +181,7 @@ class SummedInTree:
             return tree.whole()
         assert isinstance(parameter, DTensor)
         found = torch.empty_like(parameter.to_local())
-        exchange = UnitReduction(self._now.summation.fill(found, tree))
+        exchange = UnitReduction(self._step_sum.summation.fill(found, tree))
         while not exchange.over:
             exchange.advance(self._clock)
         return found
@@ -177,16 +191,19 @@ class SummedInTree:
         return compute_exact_norm(parameters, self._mesh, self._alike, self._places)
 
     def compute_part_squared(self) -> Tensor | None:
-        """Return the mean squared norm of the virtual workers' gradients. See `Gradients`."""
-        if not self._now.measured:
+        """Return the mean squared norm of the virtual workers' gradients, or None if not measured.
+
+        The gradient noise scale is estimated from it. Collective.
+        """
+        if not self._step_sum.measured:
             return None
         device = self._parameters[0].device
         total = torch.zeros((), dtype=torch.float64, device=device)
-        if norms := [norm for _, norm in sorted(self._now.norms.items())]:
+        if norms := [norm for _, norm in sorted(self._step_sum.norms.items())]:
             total += torch.stack(norms).square().sum()
         if self._units or self._mesh.copies.size > 1:
             dist.all_reduce(total)
-        return total / self._now.virtual
+        return total / self._step_sum.virtual
 
     def _collect_gradient(self, number: int, parameter: Tensor) -> None:
         """Move the gradient of parameter number `number` into its tree once it is complete.
@@ -194,28 +211,28 @@ class SummedInTree:
         It is complete at the end of a virtual worker's micro-batches: without FSDP, autograd
         accumulates their gradients until then.
         """
-        slot = self._now.slot
-        if not slot.closes and not self._now.last:
+        slot = self._step_sum.slot
+        if not slot.closes and not self._step_sum.last:
             return  # autograd adds the next micro-batch to it
         assert parameter.grad is not None
         gradient = find_local_slice(parameter.grad)[0]
         parameter.grad = None
         if slot.real:
-            self._now.measure_own(gradient, (slot.first, number))
-            self._alone[number].add((slot.first, slot.index + 1), gradient)
+            self._step_sum.measure_own(gradient, (slot.first, number))
+            self._whole_trees[number].add((slot.first, slot.index + 1), gradient)
 
 
 def _call_method(method: weakref.WeakMethod[Callable[..., None]], *arguments: Any) -> None:
     """Call `method` if its object still exists."""
-    alive = method()
-    if alive is not None:
-        alive(*arguments)
+    bound = method()
+    if bound is not None:
+        bound(*arguments)
 
 
 def count_peers(mesh: WorkerMesh, by_micro_batch: bool) -> int:
-    """Return how many neighbouring ranks add up each round of micro-batches together.
+    """Return how many neighbouring ranks take micro-batches in turn and hand each over at once.
 
-    It is 1 unless micro-batches are handed over separately; see
+    1 means that a rank has consecutive micro-batches, adds them up, and hands over once a step; see
     tokens.batches.assign_micro_batches.
     """
     return mesh.slices.size if by_micro_batch else 1
@@ -224,7 +241,10 @@ def count_peers(mesh: WorkerMesh, by_micro_batch: bool) -> int:
 def _group_by_stage(
     models: Sequence[nn.Module], parameters: Sequence[nn.Parameter]
 ) -> dict[int, list[nn.Parameter]]:
-    """Return the parameters of each of this rank's pipeline stages."""
+    """Return the parameters of each of this rank's pipeline stages, by the stage's `chunk` number.
+
+    It is 0 for a rank with one stage.
+    """
     stages: dict[int, int] = {}
     for model in models:
         for unit in list_units(model):  # the whole model comes first, then its layers override it
@@ -239,8 +259,8 @@ def _group_by_stage(
 class _Unit:
     """Replacement for FSDP's reduce-scatter of one group of parameters.
 
-    FSDP calls it in the backward pass of each micro-batch after which sums are handed over, with
-    the gradients of the whole group laid out as [world, slice].
+    FSDP calls it in the backward pass of each micro-batch after which sums are complete, with the
+    gradients of the whole group, laid out as [world, slice] and flattened.
     """
 
     def __init__(self, experts: bool, clock: PhaseClock) -> None:
@@ -255,11 +275,13 @@ class _Unit:
         self._step = step
         self._turn = 0
         self._summation: Summation = step.of_experts if self._experts else step.summation
-        self._mine = self._summation.make_tree()
-        self._kept = self._summation.make_tree_of_received()  # sums of this rank's slice
+        # sums of this rank's micro-batches that are not handed over yet
+        self._own_tree = self._summation.make_tree()
+        # sums of this rank's slice that it received
+        self._slice_tree = self._summation.make_tree_of_received()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate a buffer that FSDP fills or reads."""
+        """Allocate a buffer for FSDP's gradients, as its reduce-scatter interface requires."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -270,9 +292,11 @@ class _Unit:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Add `input_tensor` [world x slice] to the kept sums, and send them when complete.
+        """Add `input_tensor` [world * slice] to this rank's sums, and hand them over if due.
 
-        `output_tensor` [slice], of which FSDP makes the gradients views, is filled later.
+        They are due at the last micro-batch of a step, and with `by_micro_batch` at each. FSDP
+        makes the gradients views of `output_tensor` [slice], which is filled when the transfers of
+        the last micro-batch complete.
         """
         step = self._step
         assert step is not None
@@ -280,7 +304,7 @@ class _Unit:
             input_tensor.record_stream(torch.cuda.current_stream())
         if step.slot.real:
             step.measure_own(input_tensor)
-            self._mine.add(self._summation.find_span(step.slot), input_tensor)
+            self._own_tree.add(self._summation.find_span(step.slot), input_tensor)
         # NaN shows up in any result that reads the output too early.
         output_tensor.fill_(torch.nan)
         if step.last or step.peers > 1:
@@ -289,13 +313,17 @@ class _Unit:
             step.advance(UNITS_UNDER_WAY, self._clock)
 
     def _hand_over(self, output: Tensor, last: bool) -> Waits:
-        """Hand over the kept sums; the last time in a step, fill `output` with the result."""
-        own = self._mine.parts()
-        kept = self._kept
+        """Hand over this rank's sums; if `last`, then fill `output` with the step's sum.
+
+        Yields each transfer that must complete before it continues.
+        """
+        own = self._own_tree.parts()
+        received = self._slice_tree
         turn = self._turn
-        self._mine = self._summation.make_tree()  # frees the old tree once its sums are sent
+        # `add_up` empties `own` once its sums are sent, so the old tree must not hold them.
+        self._own_tree = self._summation.make_tree()
         self._turn += 1
-        yield from self._summation.add_up(own, kept, output, turn, last)
+        yield from self._summation.add_up(own, received, output, turn, last)
         if last:
-            self._kept = self._summation.make_tree_of_received()
-            yield from self._summation.fill(output, kept)
+            self._slice_tree = self._summation.make_tree_of_received()
+            yield from self._summation.fill(output, received)

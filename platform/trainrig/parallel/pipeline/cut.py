@@ -1,7 +1,8 @@
 """Division of layers into pipeline stages: neighbouring layers, with costs as equal as possible.
 
-Costs are counted, not measured: the FLOPs of a token's forward pass (`trainrig.flops`) in rows of
-the model's full length; the backward pass takes twice that everywhere. The embedding lookup costs
+Costs are counted, not measured: the FLOPs of a token's forward pass (`trainrig.flops`), in rows as
+long as the model's positions. The backward pass takes twice that in every layer, so it does not
+change the division. The embedding lookup costs
 nothing, and the last stage has the head. The division therefore depends on the model alone, the
 same on every machine.
 """
@@ -20,7 +21,7 @@ def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
     costs = []
     for number, layer in enumerate(model.shapes.layers):
         size = window.size if window is not None and window.is_local(number) else None
-        keys = compute_mean_keys(model.positions, size, causal=True, around=False)
+        keys = compute_mean_keys(model.positions, size, causal=True, both_sides=False)
         costs.append(
             2.0 * count_multiplications(layer) + 4.0 * shape.heads * shape.head_channels * keys
         )
@@ -36,7 +37,7 @@ def cut_layers(model: DecoderConfig, stages: int) -> tuple[range, ...]:
 
 
 def cut_for_ranks(model: DecoderConfig, ranks: int, chunks: int) -> tuple[tuple[range, ...], ...]:
-    """Return the layers of `chunks` stages for each of `ranks`; stages go round the ranks."""
+    """Return the layers of the `chunks` stages of each rank: rank r has stages r, r + ranks, …."""
     stages = cut_layers(model, ranks * chunks)
     return tuple(stages[rank::ranks] for rank in range(ranks))
 
@@ -85,10 +86,10 @@ def _fill(
     ranges = []
     end = len(costs)
     room = most - last
-    for left in range(parts - 1, -1, -1):
+    for stages_before in range(parts - 1, -1, -1):
         begin = end - 1
         spent = costs[begin]
-        while begin > left and spent + costs[begin - 1] <= room:
+        while begin > stages_before and spent + costs[begin - 1] <= room:
             begin -= 1
             spent += costs[begin]
         if spent > room:

@@ -141,7 +141,7 @@ class StagePasses:
             self._names = told[0]
         return self._names
 
-    def look(
+    def run_forward(
         self, objective: Objective, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed | None:
         """Run `batch` forward only, and return its loss terms on the rank of the last stage."""

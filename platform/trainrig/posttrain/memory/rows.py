@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainrig import manifest, storage
-from trainrig.models.architecture.attention import takes_no_mask
+from trainrig.models.architecture.attention import find_maskless_setting
 from trainrig.models.architecture.feedforward import MixtureOfExperts
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives import (
@@ -110,7 +110,7 @@ def _find_pairs(run: FineTuning, model: DecoderConfig, lengths: _Lengths | None)
     apart = LargestRows(2 * count, width, places)
     parallel = run.training.parallel
     if (
-        takes_no_mask(model.attention, model.position_embedding)
+        find_maskless_setting(model.attention, model.position_embedding)
         or model.bidirectional
         or isinstance(model.feedforward, MixtureOfExperts)
         or (run.lora is not None and run.lora.dropout)

@@ -1,7 +1,7 @@
 """Schema of a plan: size, tokens, predicted loss, recipe, placement and cost of a run.
 
-`plan.json` holds one plan. It is written next to the run file made from it, which names it, and is
-copied into the run folder. The run's report compares measured losses with the predicted ones.
+`plan.json` holds one plan. It is written next to the run file made from it, which has its path, and
+is copied into the run folder. The run's report compares measured losses with the predicted ones.
 """
 
 import json
@@ -22,9 +22,12 @@ Target = Literal["flops", "gpu_days", "budget_usd", "parameters", "tokens"]
 
 
 class Size(Settings):
-    """Size of the model, and the number of tokens to train it on."""
+    """Size of the model, and the number of tokens to train it on.
 
-    parameters: float  # N, as the law counts parameters
+    The law's draws are its fits to bootstrap samples of the fitted runs.
+    """
+
+    parameters: float  # N; `ScalingPlan.parameters_count` says which parameters it counts
     tokens: float  # D, repeats included
     parameters_interval: Interval | None  # interval of the best N under the law's draws
     tokens_interval: Interval | None  # interval of the best D under the law's draws
@@ -41,7 +44,10 @@ class Size(Settings):
 
 
 class PredictedLoss(Settings):
-    """Loss that the law predicts for a run that ends after a number of tokens."""
+    """Loss that the law predicts for a run that ends after a number of tokens.
+
+    `low` and `high` bound it at the level of `ScalingPlan.loss_interval`.
+    """
 
     tokens: float
     loss: float  # nats per token
@@ -54,19 +60,22 @@ class TokenBudget(Settings):
 
     unique_tokens: float
     epochs: float
-    worth: float  # number of new tokens that would be worth as much as all epochs
+    worth: float  # number of new tokens that would train the model as well as all epochs do
     loss_if_new: float  # loss if no token were seen twice, in nats per token
-    wall: float  # number of new tokens that repeats can never exceed in value
+    wall: float  # upper bound of `worth`, whatever the number of epochs
     fading: float  # R_D*: repeats after which a token has lost 1 - 1/e of its value
 
 
 class Service(Settings):
-    """Cost of serving the model, and the saving of a smaller model that is trained longer."""
+    """Cost of serving the model.
+
+    A smaller model that is trained longer costs less to serve.
+    """
 
     tokens_served: float
     best_trained: tuple[float, float]  # N and D that would be best if nothing were served
-    training_factor: float  # training compute as a multiple of what `best_trained` takes
-    saved: float  # share of the compute of training and serving that is saved
+    training_factor: float  # training compute / the training compute of `best_trained`
+    saved: float  # share of the training and serving compute of `best_trained` that is saved
 
 
 class Recipe(Settings):
@@ -89,8 +98,8 @@ class Recipe(Settings):
 class MemoryRow(Settings):
     """Bytes of a device in one layout, by what is recomputed: `nothing`, `selective` or `full`."""
 
-    layout: str  # ZeRO stage, with the layout's name if a run file can ask for it
-    offered: bool  # true if run files can ask for this layout
+    layout: str  # ZeRO stage; if `offered`, also the layout's name in run files
+    offered: bool  # true if run files can select this layout
     bytes_by_recompute: dict[str, float]
 
 
@@ -116,17 +125,17 @@ class ScalingPlan(Settings):
     law_source: str
     parameters_count: Literal["non-embedding", "total"]  # parameters that N counts
     target: Target
-    asked: float  # value of the target
+    asked: float  # value of the target, in the unit that `target` names
     size: Size
     loss: float  # predicted loss at the end, in nats per token
     loss_interval: Interval | None  # None: `no_interval` gives the reason
     no_interval: str = "the law has no draws"
-    curve: tuple[PredictedLoss, ...]
+    curve: tuple[PredictedLoss, ...]  # predicted losses of runs that end earlier
     objective: str = ""  # objective of the run, as the law names it; "": next-token prediction
     model: Model
     recipe: Recipe
-    data: TokenBudget | None = None
-    service: Service | None = None
+    data: TokenBudget | None = None  # None: the number of available tokens was not given
+    service: Service | None = None  # None: no tokens to serve were given
     placement: Placement
     cost: Cost
     saving: Saving

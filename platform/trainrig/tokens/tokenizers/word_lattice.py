@@ -2,7 +2,7 @@
 
 A word of L characters has L + 1 boundaries, numbered across all words. A piece at a place in a word
 is an edge between two boundaries. Sums are computed for all words together, one boundary of each
-word at a time, always in the same order.
+word at a time, always in the same order, so that their bits are always the same.
 
 Shapes: B boundaries of all words, W words, E edges, P pieces.
 """
@@ -29,7 +29,7 @@ class Lattice:
     first: Integers  # [W] first boundary of the word
     last: Integers  # [W] last boundary of the word
     count: Integers  # [W] occurrences of the word
-    pieces: int
+    pieces: int  # number of pieces: P
 
     @classmethod
     def from_edges(
@@ -107,7 +107,10 @@ class Lattice:
         return np.full(int(self.last[-1]) + 1 if len(self.last) else 0, value)
 
     def _list_steps(self) -> list[tuple[slice, Integers, Integers]]:
-        """Return, for each depth, its edges, the indices where their end changes, and the ends."""
+        """Return, for each depth, its edges, the start of each group with one end, and those ends.
+
+        The starts are indices into the depth's edges; the first is 0.
+        """
         cuts = np.flatnonzero(np.diff(self.depth)) + 1
         borders = [0, *cuts.tolist(), len(self.depth)] if len(self.depth) else [0]
         steps = []
@@ -121,10 +124,11 @@ class Lattice:
 def find_inner_spans(
     place: Integers, length: Integers, start: Integers, edge_length: Integers, piece: Integers
 ) -> Lattice:
-    """Return all ways to cut each piece into other pieces: the edges inside one occurrence of it.
+    """Return the lattice of all ways to cut each piece into other pieces: each piece is a word.
 
-    `place` and `length` [P] locate one occurrence of each piece. `start`, `edge_length` and `piece`
-    [E] are the edges of the text, sorted by `start`.
+    The edges are those inside one occurrence of the piece, without the piece itself. `place` and
+    `length` [P] locate an occurrence of each piece. `start`, `edge_length` and `piece` [E] are the
+    edges of the concatenated words, sorted by `start`.
     """
     begin = np.searchsorted(start, place, side="left")
     count = np.searchsorted(start, place + length, side="left") - begin

@@ -133,8 +133,8 @@ def _find_fresh_head(entries: Mapping[str, Any], model: DecoderConfig) -> tuple[
 def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
     """Raise ConfigError unless `model` may start with the weights of `checkpoint`.
 
-    `entries` are those of the checkpoint. The models must be equal, except for heads that are drawn
-    anew.
+    `entries` are those of the checkpoint. The models must be equal, except for heads that get new
+    random weights.
     """
     if _find_fresh_head(entries, model):
         there = read_settings(entries, checkpoint).with_head(model.head, model.labels)

@@ -1,4 +1,7 @@
-"""Which rows of each tensor this rank holds, and which of them it writes."""
+"""This rank's share of a checkpoint: the rows of each tensor that it holds, and that it writes.
+
+A *replica* of a tensor is a whole copy, on one rank or sharded over several.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 
 
 def find_held(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return the rows of `tensor` on this rank, not a copy, and the index of the first.
+    """Return a view of the rows of `tensor` on this rank, and the index of its first row.
 
     Only dim 0 may be sharded, as FSDP does it.
     """
@@ -30,9 +33,9 @@ def find_written(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, tupl
     """Return the rows of `tensors` that this rank writes, with the first row's index, by name.
 
     Sharded rows are written by the rank that holds them; if several replicas hold the same rows,
-    the tensors are spread over them evenly by bytes. Tensors that are not sharded at all (a few
-    numbers) are written by rank `lead`, the first of their holders. Together, all ranks write each
-    row once.
+    the tensors are spread over them evenly by bytes. Tensors that are no DTensors, which are small,
+    are written by rank `lead`, the first of the ranks that hold them. Together, all ranks write
+    each row once.
     """
     mine = {}
     for name, writer in _assign_writers(tensors, lead).items():
@@ -63,7 +66,7 @@ def index_all(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, Indexed
 
 
 def index_stages(tensors: Mapping[str, Tensor], mesh: WorkerMesh) -> dict[str, IndexedTensor]:
-    """Return the index of the tensors of all pipeline stages, as `index_all` does for one.
+    """Return the index of the tensors of all pipeline stages, as `index_all` does for one stage.
 
     Collective over the pipeline ranks of `mesh`, each of which holds some of the tensors.
     """
@@ -77,7 +80,10 @@ def index_stages(tensors: Mapping[str, Tensor], mesh: WorkerMesh) -> dict[str, I
 
 
 def _assign_writers(tensors: Mapping[str, Tensor], lead: int) -> dict[str, int]:
-    """Return the replica that writes each of `tensors`, by name in order."""
+    """Return the number of the replica that writes each of `tensors`, keyed by name, in order.
+
+    A tensor that is no DTensor is whole on every rank, so its replica `lead` is rank `lead`.
+    """
     # bytes that each replica writes, by number of replicas
     loads: dict[int, list[int]] = defaultdict(list)
     writers = {}
@@ -95,9 +101,10 @@ def _assign_writers(tensors: Mapping[str, Tensor], lead: int) -> dict[str, int]:
 
 
 def _find_ranks(tensor: Tensor, replica: int) -> tuple[list[int], int]:
-    """Return the ranks that hold a replica of `tensor`, in the order of rows; and the parts.
+    """Return the ranks that hold a replica of `tensor`, in the order of rows, and the parts.
 
-    The rows are first cut into that number of parts, then each part over its share of the ranks.
+    The rows are first cut into that number of parts, and then each part is cut further over its
+    ranks; see `compute_partitions`.
     """
     if not isinstance(tensor, DTensor):
         return [replica], 1
@@ -113,8 +120,8 @@ def _find_ranks(tensor: Tensor, replica: int) -> tuple[list[int], int]:
     ranks = tensor.device_mesh.mesh[tuple(places)]
     if sliced < 2:
         return ranks.flatten().tolist(), 1
-    # For expert parallelism, the last axis cuts first, and the one before it cuts the parts; for
-    # tensor parallelism, the first axis cuts first.
+    # Rows of divided experts, which have a _StridedShard, are cut along the last axis first, and
+    # each part along the one before it. Tensor parallelism cuts along the first axis first.
     if any(isinstance(placement, _StridedShard) for placement in tensor.placements):
         ranks = ranks.T
     return ranks.flatten().tolist(), ranks.shape[0]

@@ -15,7 +15,7 @@ class Command(IntEnum):
     """Command of the driver to the ranks of an attempt."""
 
     TRAIN = 0
-    STOP = 1  # after saving, at a step that all ranks agree on
+    STOP = 1  # save and stop, at a step that all ranks agree on
     END = 2  # exit at once: the attempt has failed
 
 

@@ -1,4 +1,8 @@
-"""One attempt of a worker group on Ray, as the supervisor sees it."""
+"""One attempt of a worker group on Ray, as the supervisor sees it.
+
+A Ray worker is a *worker agent*: it starts the process of a rank and watches it. After a rank's
+failure, its agent *stands by*: it waits for the assignment of the next attempt.
+"""
 
 import pickle
 import threading
@@ -28,12 +32,12 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 CALL_TIMEOUT = 1.0  # s to wait for the coordinator's answer, beyond the wait it was asked for
 RETRY_SECONDS = 0.2  # s between two calls to a lost coordinator
 SETTLE_SECONDS = 0.05  # s in which further exits with the same cause arrive
-# Seconds to wait for Ray to report a dead worker agent, after ranks lost their connection to its
-# rank.
+# Seconds to wait, after ranks lost a peer, for the peer's exit or the report of Ray that its worker
+# agent is dead.
 BLAME_TIMEOUT = 2.0
 BLAME_POLL = 0.1  # s between two polls during that wait
-# Seconds for worker agents to end their ranks and stand by, before they are killed too; plus
-# seconds per rank, as the coordinator takes 0.8 ms for each
+# Seconds for worker agents to end their ranks and stand by, before the agents are killed too; and
+# more seconds per rank, as the coordinator takes 0.8 ms for each rank's messages
 # (tests/benchmarks/test_control_plane.py).
 STAND_BY_TIMEOUT = 2.0
 STAND_BY_PER_RANK = 0.001
@@ -50,8 +54,9 @@ class RayAttempt:
         group: WorkerGroup,
         reachable: Callable[[Set[str]], bool],
     ) -> None:
-        """Set up the handle of an attempt; `assign` or the group's start gives it work.
+        """Set up the handle of an attempt.
 
+        A new group already has the attempt's task; a group that stands by gets it by `assign`.
         `coordinator`: handle of the Coordinator actor. `reachable`: returns whether all given nodes
         are reachable.
         """
@@ -64,7 +69,7 @@ class RayAttempt:
         self._assignment: Assignment | None = None
         self._heartbeats: Mapping[int, Heartbeat] = {}
         self._exits: Mapping[int, RankExit] = {}
-        self._lost_since: float | None = None
+        self._lost_since: float | None = None  # when it was seen that ranks had lost a peer
         # (node id, process) pairs that were sent SIGKILL
         self._killed: set[tuple[str, Process]] = set()
         self._killed_since: float | None = None
@@ -78,7 +83,10 @@ class RayAttempt:
         self._coordinator.assign.remote(self._assignment)
 
     def poll_end(self, wait: float) -> bool:
-        """Wait up to `wait` seconds for the end; see AttemptHandle."""
+        """Return whether the attempt has ended or cannot go on; wait up to `wait` seconds for that.
+
+        It cannot go on once a rank has failed. See AttemptHandle.
+        """
         until = time.monotonic() + wait
         while not self._should_end():
             left = until - time.monotonic()
@@ -89,7 +97,11 @@ class RayAttempt:
         return True
 
     def find_failure(self) -> Failure | None:
-        """Return why the attempt failed; see AttemptHandle."""
+        """Return why the attempt failed, or None if it succeeded; see AttemptHandle.
+
+        Raises InputError for a problem that the user must fix, and whatever else ended the worker
+        group that is not an error of Ray.
+        """
         if not self._exits and self._group.is_over() and self._group.read_error() is None:
             return None
         # Imported here, as Ray Train imports pandas.
@@ -135,7 +147,10 @@ class RayAttempt:
         self._coordinator.poll.remote(self._attempt.number, self._command, 0, 0.0)
 
     def kill(self) -> None:
-        """Kill the ranks, and later also worker agents that do not respond; see AttemptHandle."""
+        """Kill the ranks; when called again after the stand-by timeout, kill their agents too.
+
+        See AttemptHandle.
+        """
         now = time.monotonic()
         self._killed_since = self._killed_since or now
         self._kill(agents_too=now - self._killed_since > self._stand_by_timeout)
@@ -172,7 +187,7 @@ class RayAttempt:
         return end.node if end else self._group.nodes.get(rank)
 
     def _describe_agent_death(self, rank: int) -> str:
-        """Return how the Ray worker of `rank` died, as far as its node shows.
+        """Return how the worker agent of `rank` died, as far as its node shows.
 
         Ray does not report the signal.
         """
@@ -187,7 +202,11 @@ class RayAttempt:
         return "its Ray worker was killed or crashed; its node is alive and has free memory"
 
     def _should_end(self) -> bool:
-        """Return whether there is a reason not to wait any longer."""
+        """Return whether the attempt has ended or a rank has failed.
+
+        If only ranks that lost a peer have exited, it returns False for up to BLAME_TIMEOUT, until
+        the report on the lost rank, which names the cause, has arrived.
+        """
         if self._group.is_over() or self._have_all_exited() or self._any_failed_by_itself():
             return True
         if not self._exits:
@@ -204,7 +223,10 @@ class RayAttempt:
         return len(self._exits) == self._group.workers
 
     def _any_failed_by_itself(self) -> bool:
-        """Return whether a rank failed by itself, not because it lost a peer."""
+        """Return whether a rank failed by itself, not because it lost a peer.
+
+        Exits are failures only: ranks that finished their work are not among them.
+        """
         reasons = [end.reason for end in self._exits.values()]
         return any(isinstance(reason, str) or not follows_peer(reason.line) for reason in reasons)
 
@@ -212,8 +234,8 @@ class RayAttempt:
         """Fetch heartbeats and exits from the coordinator.
 
         Returns as soon as more than `exits` ranks have exited (default: more than are known), the
-        worker group is over, or `wait` seconds have passed. It runs in a thread of its own, as Ray
-        swallows some exceptions that signal handlers raise inside its code.
+        worker group is over, or `wait` seconds have passed. The call to Ray runs in another thread,
+        as Ray swallows some exceptions that signal handlers raise inside its code.
         """
         polled: Future[None] = Future()
 
@@ -231,32 +253,34 @@ class RayAttempt:
         import ray
         import ray.exceptions
 
-        asked = self._coordinator.poll.remote(self._attempt.number, self._command, exits, wait)
-        news = [asked] if self._group.is_over() else [asked, self._group.fit]
-        if asked not in ray.wait(news, timeout=wait + CALL_TIMEOUT)[0]:
+        reports = self._coordinator.poll.remote(self._attempt.number, self._command, exits, wait)
+        # The first of them to complete ends the wait: the reports, or the end of the worker group.
+        awaited = [reports] if self._group.is_over() else [reports, self._group.fit]
+        if reports not in ray.wait(awaited, timeout=wait + CALL_TIMEOUT)[0]:
             return
         try:
-            seen = ray.get(asked)
-        # Ray restarts the coordinator, which then knows nothing
+            polled = ray.get(reports)
+        # The coordinator died. Ray restarts it with no state, so it needs the assignment again.
         except ray.exceptions.RayActorError:
             time.sleep(min(wait, RETRY_SECONDS))
             if self._assignment:
                 self._coordinator.assign.remote(self._assignment)
             return
-        self._heartbeats = seen.heartbeats or self._heartbeats
-        self._exits = {**self._exits, **seen.exits}
+        self._heartbeats = polled.heartbeats or self._heartbeats
+        self._exits = {**self._exits, **polled.exits}
         self._group.nodes.update(
             {rank: heartbeat.node for rank, heartbeat in self._heartbeats.items()}
         )
 
     def _kill(self, agents_too: bool) -> None:
-        wanted = {
+        # The first process of a heartbeat is the rank, the others are its worker agent's.
+        targets = {
             (heartbeat.node, process)
             for heartbeat in self._heartbeats.values()
             for process in (heartbeat.processes if agents_too else heartbeat.processes[:1])
         }
-        self._group.kill(wanted - self._killed)
-        self._killed |= wanted
+        self._group.kill(targets - self._killed)
+        self._killed |= targets
 
     def _read_raised_steps(self) -> Mapping[int, int]:
         """Return the number of updates that each rank had made when it raised, by rank."""
@@ -270,7 +294,7 @@ class RayAttempt:
 def _unpickle_error(raised: RankError) -> Exception:
     """Return the exception that the rank raised, or its text as a RuntimeError."""
     try:
-        own: Exception = pickle.loads(raised.error)
+        error: Exception = pickle.loads(raised.error)
     except Exception:  # the exception's class cannot be imported here
         return RuntimeError(raised.line)
-    return own
+    return error

@@ -67,16 +67,16 @@ def check_fit(workers: int | tuple[int, int], actors: int | tuple[int, int] = 0)
     join()
     pools = find_pools()
     least = parse_bounds(workers).least
-    beside = parse_bounds(actors).least
+    least_actors = parse_bounds(actors).least
     need = _find_need(pools)
     check_capacity(least, need, "workers", pools)
     found = find_capacity(need, {}, pools)
     room = max(found.live, found.later or 0)
-    if beside and found.later is not None and least + beside > room:
+    if least_actors and found.later is not None and least + least_actors > room:
         left = f"set rollouts.actors = {room - least} or fewer" if room > least else "leave it out"
         raise ConfigError(
             f"rollouts.actors: Ray has space for {room} processes, not for {least} workers and "
-            f"{beside} actors in "
+            f"{least_actors} actors in "
             f"all; {left}, or add nodes"
         )
 
@@ -107,7 +107,7 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     with (
         StopRequests(job.folder) as stop,
         contextlib.closing(RayCluster(wanted, parse_bounds(job.rollout_actors).most)) as cluster,
-        RolloutPool(job, _find_need(find_pools()), cluster.count_room_beside),
+        RolloutPool(job, _find_need(find_pools()), cluster.count_room_for_actors),
         ScoringTasks(job) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
@@ -139,10 +139,10 @@ def start_fork_servers() -> dict[str, ServerAddress]:
 class RayCluster:
     """Ray cluster that this process is connected to, and its successor if it is lost."""
 
-    def __init__(self, wanted: WorkerBounds, beside: int = 0) -> None:
-        """Connect; `beside` is the largest number of rollout actors, which need nodes too."""
+    def __init__(self, wanted: WorkerBounds, most_actors: int = 0) -> None:
+        """Connect; `most_actors` is the largest number of rollout actors, which need nodes too."""
         self._wanted = wanted
-        self._beside = beside
+        self._most_actors = most_actors
         self._avoid = frozenset[str]()  # node ids that the last attempt avoids
         self._faulty = frozenset[str]()  # node ids for which replacements are requested
         self._lost: ClusterLost | None = None  # set while the cluster is lost
@@ -225,7 +225,7 @@ class RayCluster:
         with contextlib.suppress(ClusterLost):
             call_while_ray_lives(self._close)
 
-    def count_room_beside(self) -> int:
+    def count_room_for_actors(self) -> int:
         """Return the number of free places, less those that the run's workers may still need."""
         unfit = {*ray_private.list_draining_nodes(), *self._avoid}
         free = ray_private.list_free_resources()
@@ -267,7 +267,7 @@ class RayCluster:
         beyond = set[str]()
         if self._scaled:
             lost = sum(node.slots for node in nodes if node.id in self._faulty)
-            self._autoscaler_request.request(self._most + self._beside + lost, self._need)
+            self._autoscaler_request.request(self._most + self._most_actors + lost, self._need)
             beyond = find_idle_surplus(nodes, ours, self._most, self._avoid)
             self._warm_actors.fork_servers.leave(beyond)
         self._warm_actors.fork_servers.serve(node.id for node in nodes if node.id not in beyond)

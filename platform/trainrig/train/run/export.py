@@ -3,10 +3,14 @@
 The run's driver reads what the ranks have written, so no rank ever waits for a sink. A sink that
 fails does not affect the run: it is opened again at the next try.
 
-Each step is sent once, in order, and only when it is final. A step is held back while a spike may
-still undo it: while a spike that began near it is open, and for the few steps by which a spike may
-begin before its first outlier. Steps repeated after a kill have the same values and are not sent
-again. Nor are steps that were sent before a roll-back that reached further back.
+Each step is sent once, in order, and only when it is final. A step is held back while the
+roll-back after a spike of the loss may still undo it: until a spike that began near it has ended,
+and for the few steps by which a spike may begin before its first outlier. Steps repeated after a
+kill have the same values and are not sent again. A third roll-back to the same place may reach
+steps that were already sent; these are not sent again either.
+
+A *data step* counts the global batches of the data order, also those that a roll-back skipped; a
+*step* counts the updates.
 """
 
 import json
@@ -32,30 +36,30 @@ Line = Mapping[str, Any]
 
 LOOK_SECONDS = 5.0
 GIVE_UP_SECONDS = 60.0  # s after the end of the run to wait for sinks that do not respond
-NOT_FIGURES = {"step", "attempt", "time"}
+NOT_FIGURES = {"step", "attempt", "time"}  # keys of a line that are no metrics
 
 
 class SettledSteps:
     """Reads a run's metrics and events, and returns each step once no roll-back can undo it."""
 
     def __init__(self, spikes: Spikes | None) -> None:
-        # Data steps that a spike may reach back from its first outlier (at the second roll-back),
-        # and forward until it has ended.
+        # Most data steps from the begin of a spike to its first outlier, up to the second roll-back
+        # to the same place; and from an outlier to the end of its spike.
         self._back = spikes.margin * WIDER if spikes else 0
-        self._on = spikes.longest + spikes.margin if spikes else 0
+        self._ahead = spikes.longest + spikes.margin if spikes else 0
         self._lines: dict[int, dict[str, Any]] = {}  # lines not returned yet, by step
         self._attempt = 0  # attempt of the newest line
         self._newest = -1  # data step of the newest line
         self._outliers: list[int] = []  # data steps
 
-    def hear(self, line: Line) -> None:
+    def record(self, line: Line) -> None:
         """Record a line of metrics, or an event."""
         if line.get("event") == "step_skipped":
             self._outliers.append(line["data_step"])
         if "event" in line or line["attempt"] < self._attempt:
             return
         step = line["step"]
-        # the new attempt repeats what comes after its first step
+        # a new attempt repeats all steps from its first line's on, this step included
         if line["attempt"] > self._attempt:
             self._attempt = line["attempt"]
             self._lines = {at: held for at, held in self._lines.items() if at < step}
@@ -65,7 +69,7 @@ class SettledSteps:
         elif step in self._lines:
             self._lines[step] |= line
 
-    def take(self, over: bool = False) -> list[dict[str, Any]]:
+    def take_final(self, over: bool = False) -> list[dict[str, Any]]:
         """Return the steps that became final since the last call, in order.
 
         If the run is `over`, all remaining steps are final.
@@ -75,11 +79,11 @@ class SettledSteps:
 
     def _is_settled(self, line: Line) -> bool:
         data_step = line["train/data_step"]
-        # The held-out loss of a step is written after its line and before the next.
+        # The newest step is never final: its held-out loss may still follow, in a separate line.
         if data_step >= self._newest - self._back:
             return False
         return not any(
-            outlier - self._back <= data_step and self._newest <= outlier + self._on
+            outlier - self._back <= data_step and self._newest <= outlier + self._ahead
             for outlier in self._outliers
         )
 
@@ -90,7 +94,6 @@ class Exporter:
     def __init__(self, folder: str, sinks: Sequence[Sink], spikes: Spikes | None) -> None:
         self._folder = RunFolder(folder)
         self._sinks = tuple(sinks)
-        self._spikes = spikes
         self._metrics = Tail(storage.join(folder, metrics.METRICS))
         self._events = Tail(storage.join(folder, EVENTS))
         self._steps = SettledSteps(spikes)
@@ -98,13 +101,15 @@ class Exporter:
         self._waiting: dict[int, list[Line]] = {at: [] for at in range(len(self._sinks))}
         self._reported: set[int] = set()
 
-    def look(self, over: bool = False) -> bool:
-        """Send the new lines since the last call, or all if the run is `over`.
+    def send_new(self, over: bool = False) -> bool:
+        """Send the steps that became final since the last call, or all if the run is `over`.
+
+        Live sinks get the newest step instead, even if it is not final.
 
         Returns whether nothing is left to send.
         """
         live = self._read()
-        settled = self._steps.take(over)
+        settled = self._steps.take_final(over)
         for at in range(len(self._sinks)):
             self._waiting[at] += settled
             self._send(at, live)
@@ -114,22 +119,23 @@ class Exporter:
         """Close every sink."""
         for at, writer in self._writers.items():
             try:
-                writer.close()  # a third-party client may raise anything
-            except Exception as problem:  # whatever a stranger's client may raise
-                self._tell(at, problem)
+                writer.close()
+            except Exception as problem:  # a third-party client may raise anything
+                self._warn(at, problem)
         self._writers = {}
 
     def _read(self) -> Line | None:
-        """Read the new lines and events; return the newest line of an update, if any."""
+        """Record the new lines and events; return the newest line with a training loss, if any."""
         newest = None
-        # Metrics are read first: an outlier's event is written before the lines after it.
+        # Metrics are read first. An outlier's event is written before the lines after it, so no
+        # line is recorded whose earlier outliers are not.
         for tail in (self._metrics, self._events):
             for raw in tail.read_new_lines():
                 try:
                     line = json.loads(raw)
                 except ValueError:  # a torn line; other readers warn of it
                     continue
-                self._steps.hear(line)
+                self._steps.record(line)
                 newest = line if "train/loss" in line else newest
         return newest
 
@@ -139,7 +145,7 @@ class Exporter:
             return
         try:
             writer = self._writers.get(at) or self._open(at)
-            if writer.live:
+            if writer.live:  # a gauge, which shows the newest step only
                 waiting.clear()
                 if live is not None:
                     _write(writer, live)
@@ -149,7 +155,7 @@ class Exporter:
                 waiting.pop(0)
         except Exception as problem:  # a third-party client may raise anything
             self._writers.pop(at, None)
-            self._tell(at, problem)
+            self._warn(at, problem)
 
     def _open(self, at: int) -> SinkWriter:
         folder = self._folder.path
@@ -164,7 +170,7 @@ class Exporter:
         self._reported.discard(at)
         return writer
 
-    def _tell(self, at: int, problem: Exception) -> None:
+    def _warn(self, at: int, problem: Exception) -> None:
         if at not in self._reported:
             kind = self._sinks[at].kind
             log.warning(
@@ -184,26 +190,26 @@ def _write(writer: SinkWriter, line: Line) -> None:
 
 @contextmanager
 def export_figures(folder: str, sinks: Sequence[Sink], spikes: Spikes | None) -> Iterator[None]:
-    """Send the metrics of the run in `folder` to `sinks` while the block, which drives it, runs."""
+    """Send the metrics of the run in `folder` to `sinks` while the block runs, which drives it."""
     if not sinks:
         yield
         return
     exporter = Exporter(folder, sinks, spikes)
     over = threading.Event()
 
-    def look(last: bool) -> bool:
+    def send(last: bool) -> bool:
         try:
             with s3_retries.briefly():
-                return exporter.look(last)
+                return exporter.send_new(last)
         except Exception as problem:  # the run's own storage may fail; the next try follows soon
             log.debug("%s: not sent: %s", folder, problem)
             return False
 
     def follow() -> None:
         while not over.wait(LOOK_SECONDS):
-            look(last=False)
+            send(last=False)
         end = time.monotonic() + GIVE_UP_SECONDS
-        while not look(last=True) and time.monotonic() < end:
+        while not send(last=True) and time.monotonic() < end:
             time.sleep(1)
         exporter.close()
 

@@ -1,7 +1,7 @@
-"""Checks that a model can learn what an objective asks, on rows of their length."""
+"""Checks that a model fits an objective: its kind, its additional parts and its positions."""
 
 from trainrig.models import ENCODER_DECODER
-from trainrig.models.architecture.attention import takes_no_mask
+from trainrig.models.architecture.attention import find_maskless_setting
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.objectives import (
@@ -16,7 +16,7 @@ from trainrig.objectives.denoising.row_shapes import (
 )
 
 
-def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
+def check_extra_parts(objective: CausalLM, model: DecoderConfig) -> None:
     """Raise ValueError unless `model` has exactly the additional parts that `objective` trains.
 
     They are the generator of ReplacedTokenDetection and further prediction heads.
@@ -24,8 +24,8 @@ def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
     heads = count_further_heads(objective)
     if heads != model.further_heads and not model.bidirectional:
         raise ValueError(
-            f"model.further_heads ({model.further_heads}) is not the {heads} further tokens that "
-            f"objective {objective.kind} predicts; set model.further_heads = {heads}"
+            f"model.further_heads ({model.further_heads}) is not {heads}, the number of further "
+            f"tokens that objective {objective.kind} predicts; set model.further_heads = {heads}"
             + ("" if heads else ', or objective.kind = "MultiTokenPrediction"')
         )
     detects = isinstance(objective, ReplacedTokenDetection)
@@ -37,29 +37,30 @@ def check_beside(objective: CausalLM, model: DecoderConfig) -> None:
         )
     if not detects and model.head == "replaced":
         raise ValueError(
-            f'model.head: "replaced" says whether a token was replaced, which objective '
-            f'{objective.kind} does not ask; set objective.kind = "ReplacedTokenDetection"'
+            f'model.head: "replaced" predicts whether a token was replaced, which objective '
+            f'{objective.kind} does not train; set objective.kind = "ReplacedTokenDetection"'
         )
 
 
 def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
     """Raise ValueError if `model` cannot learn what `objective` asks.
 
-    `convert`: whether the model is a decoder that becomes an encoder first.
+    `convert`: whether the model is a decoder that is made an encoder before the training.
     """
     spans = isinstance(objective, SpanCorruption)
     joined = isinstance(objective, SpanCorruption) and objective.joined
-    asked = spans and not joined
-    if asked != isinstance(model, EncoderDecoderConfig):
-        wanted = f'model.kind = "{ENCODER_DECODER}", or joined = true of the objective'
-        if not asked:
-            wanted = "joined = false" if spans else 'objective.kind = "SpanCorruption"'
+    needs_encoder_decoder = spans and not joined
+    if needs_encoder_decoder != isinstance(model, EncoderDecoderConfig):
+        remedy = f'model.kind = "{ENCODER_DECODER}", or joined = true of the objective'
+        if not needs_encoder_decoder:
+            remedy = "joined = false" if spans else 'objective.kind = "SpanCorruption"'
+        needs = "needs" if needs_encoder_decoder else "cannot train"
         raise ValueError(
             f"objective {objective.kind} does not fit a model of kind {model.kind}: only "
             f"one of the two has separate input and output texts; set {wanted}"
         )
-    masked = isinstance(objective, MaskedLM)
-    check_beside(objective, model)
+    masked = isinstance(objective, MaskedLM)  # true for ReplacedTokenDetection, too
+    check_extra_parts(objective, model)
     if masked and not model.bidirectional and not convert:
         raise ValueError(
             "objective MaskedLM needs the context on both sides, which a decoder does not "
@@ -67,14 +68,14 @@ def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
         )
     if model.bidirectional and not masked:
         raise ValueError(
-            f"objective {objective.kind} predicts the next token, which an encoder sees; "
+            f"objective {objective.kind} predicts the next token, which an encoder can see; "
             'set objective.kind = "MaskedLM"'
         )
-    setting = takes_no_mask(model.attention, model.position_embedding)
+    setting = find_maskless_setting(model.attention, model.position_embedding)
     if (isinstance(objective, PrefixLM) or joined) and setting:
         raise ValueError(
-            f"objective {objective.kind}: model.{setting} is computed by a kernel that takes no "
-            "mask of prefixes; leave it out, or choose another objective"
+            f"objective {objective.kind}: model.{setting} uses a kernel that cannot mask "
+            "prefixes; leave it out, or choose another objective"
         )
 
 
@@ -82,16 +83,16 @@ def check_positions(
     sequence_length: int,
     model: DecoderConfig,
     setting: str = "model.positions",
-    places: int | None = None,
+    row_length: int | None = None,
 ) -> None:
     """Raise ValueError if sequences are longer than the model's positions.
 
-    `setting`: the setting to raise, for the message. `places`: length of the row that the objective
-    makes of a sequence; None means the same length.
+    `setting`: name of the setting that the message says to increase. `row_length`: length of the
+    row that the objective makes of a sequence; None means the same length.
     """
-    needed = places or sequence_length
+    needed = row_length or sequence_length
     if needed > model.positions:
-        wider = f" in a row of {needed} places" if needed > sequence_length else ""
+        wider = f" in a row of {needed} positions" if needed > sequence_length else ""
         raise ValueError(
             f"sequence_length ({sequence_length} tokens{wider}) is beyond the model's "
             f"{model.positions} positions; lower it, or set {setting} = {needed}"

@@ -42,23 +42,24 @@ def build_decided_rows(decided: DecidedPartition) -> Rows:
 def build_repeat_rows(repeats: Rows, known: Rows, kind: int) -> Rows:
     """Build the DECISION rows of `repeats`, given the rows `known` of some of their firsts.
 
-    `known` must be sorted by ref. Equal texts (BY_TEXT) share all of their first's decision. For
-    equal URLs (BY_URL) the similarity is unknown.
+    A repeat's *first* is the document that it repeats; see `passes/repeats.py`. `known` must be
+    sorted by ref. Equal texts (BY_TEXT) share all of their first's decision. For equal URLs
+    (BY_URL) the similarity is unknown.
     """
     rows = np.zeros(len(repeats), DECISION)
     rows["ref"] = repeats["ref"]
     at, there = find(known["ref"], repeats["first"])
-    fell = there.copy()
-    fell[there] = known["kind"][at[there]] != KEPT
+    dropped = there.copy()
+    dropped[there] = known["kind"][at[there]] != KEPT
     for name in _REPEATED:
         rows[name] = repeats[name]
-        rows[name][fell] = known[name][at[fell]]
+        rows[name][dropped] = known[name][at[dropped]]
     rows["kind"] = kind
     rows["similarity"] = np.nan
     if kind == BY_TEXT:
-        rows["kind"][fell] = known["kind"][at[fell]]
+        rows["kind"][dropped] = known["kind"][at[dropped]]
         rows["similarity"] = 1.0
-        rows["similarity"][fell] = known["similarity"][at[fell]]
+        rows["similarity"][dropped] = known["similarity"][at[dropped]]
         for name, own in zip(_CLUSTER, _REPEATED, strict=True):
             rows[name] = repeats[own]  # a first without pairs is alone in its cluster
             rows[name][there] = known[name][at[there]]
@@ -67,15 +68,15 @@ def build_repeat_rows(repeats: Rows, known: Rows, kind: int) -> Rows:
     return rows
 
 
-def build_own_repeat_rows(repeats: Rows, told: Rows, known: Rows, kind: int) -> Rows:
+def build_own_repeat_rows(repeats: Rows, decided: Rows, known: Rows, kind: int) -> Rows:
     """Build the DECISION rows of repeats whose first lies in the same partition.
 
-    If the first was itself dropped as a repeat by `told` (sorted by ref), its row is copied.
+    If the first was itself dropped as a repeat by `decided` (sorted by ref), its row is copied.
     Otherwise the row comes from `build_repeat_rows`.
     """
-    at, there = find(told["ref"], repeats["first"])
-    there[there] = told["kind"][at[there]] != KEPT
-    rows = np.take(told, at[there])
+    at, there = find(decided["ref"], repeats["first"])
+    there[there] = decided["kind"][at[there]] != KEPT
+    rows = np.take(decided, at[there])
     rows["ref"] = repeats["ref"][there]
     return np.concatenate([rows, build_repeat_rows(repeats[~there], known, kind)])
 

@@ -92,18 +92,18 @@ class DedupDecisions:
 
     def build_verdicts(self) -> dict[int, dict[str, str | float | None]]:
         """Return the verdict columns of each dropped or clustered document, keyed by position."""
-        tells = np.flatnonzero((self.kinds != KEPT) | self.clusters.any(axis=1))
-        clusters = format_ids(self.clusters[tells])
-        repeated = format_ids(self.repeated[tells])
-        told: dict[int, dict[str, str | float | None]] = {}
-        for nth, place in enumerate(tells.tolist()):
+        shown = np.flatnonzero((self.kinds != KEPT) | self.clusters.any(axis=1))
+        clusters = format_ids(self.clusters[shown])
+        repeated = format_ids(self.repeated[shown])
+        verdicts: dict[int, dict[str, str | float | None]] = {}
+        for nth, place in enumerate(shown.tolist()):
             kind = int(self.kinds[place])
             similarity = float(self.similarities[place])
-            fell = kind != KEPT
-            told[place] = {
-                "dropped_by": COPIES[kind - 1] if fell else None,
-                "duplicate_of": repeated[nth] if fell else None,
+            is_dropped = kind != KEPT
+            verdicts[place] = {
+                "dropped_by": COPIES[kind - 1] if is_dropped else None,
+                "duplicate_of": repeated[nth] if is_dropped else None,
                 "similarity": None if np.isnan(similarity) else similarity,
                 "cluster": clusters[nth] if self.clusters[place].any() else None,
             }
-        return told
+        return verdicts

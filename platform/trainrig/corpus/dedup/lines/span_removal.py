@@ -72,12 +72,12 @@ def _mark_cut_units(
 
 def _find_spans(units: Units, goes_U: NDArray[np.bool_]) -> RemovedSpans:
     """Merge runs of consecutive removed units into spans."""
-    gone = np.flatnonzero(goes_U)
-    follows = np.zeros(len(gone), bool)  # true if the unit before is removed as well
-    documents = units.documents_U[gone]
-    follows[1:] = (np.diff(gone) == 1) & (documents[1:] == documents[:-1])
-    heads = gone[~follows]
-    tails = gone[np.append(~follows[1:], True)[: len(gone)]]
+    removed = np.flatnonzero(goes_U)
+    follows = np.zeros(len(removed), bool)  # true if the unit before is removed as well
+    documents = units.documents_U[removed]
+    follows[1:] = (np.diff(removed) == 1) & (documents[1:] == documents[:-1])
+    heads = removed[~follows]
+    tails = removed[np.append(~follows[1:], True)[: len(removed)]]
     starts = units.starts_U[heads]
     ends = units.nexts_U[tails]
     # At the end of a text without a final newline, the newline before it is removed.

@@ -7,6 +7,7 @@ from trainrig.corpus.dedup.pairs.document_reference import group_equal_keys
 from trainrig.corpus.dedup.pairs.sorted_runs import Rows
 
 DIGEST = np.dtype([(name, "u8") for name in ("key", "more", "rank", "id0", "id1", "ref")])
+# `first`: ref of the first document in the keep order with the same digest; `id0`, `id1`: its id
 REPEAT = np.dtype([(name, "u8") for name in ("ref", "first", "id0", "id1")])
 
 
@@ -31,10 +32,7 @@ def digest_rows(
 
 
 def find_repeated_documents(rows: Rows) -> Rows:
-    """Return a REPEAT row for each document whose digest an earlier one in the keep order has.
-
-    The row names the first document with that digest.
-    """
+    """Return a REPEAT row for each document whose digest one earlier in the keep order has, too."""
     shared, _ = group_equal_keys(np.ascontiguousarray(rows["key"]))
     rows = np.take(rows, shared)
     rows = np.take(rows, np.lexsort([rows[name] for name in reversed(DIGEST.names or ())]))
@@ -50,5 +48,5 @@ def find_repeated_documents(rows: Rows) -> Rows:
 
 
 def pick_one_per_first(repeats: Rows) -> Rows:
-    """Return one repeat of each first, sorted by first."""
+    """Return one repeat of each document that has repeats, sorted by that document's ref."""
     return np.take(repeats, np.unique(repeats["first"], return_index=True)[1])

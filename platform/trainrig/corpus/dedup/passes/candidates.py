@@ -8,19 +8,19 @@ from trainrig.corpus.dedup.pairs import shared_keys as sharing
 from trainrig.corpus.dedup.pairs.document_reference import find_splits
 from trainrig.corpus.dedup.pairs.remote_documents import DedupBuffer, find_remote_documents
 from trainrig.corpus.dedup.pairs.sorted_runs import RunPart, write_grouped, writing_run
-from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch, mark_left
+from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch, mark_absent
 from trainrig.corpus.dedup.signatures.signature_file import load_columns
 from trainrig.splits import Done, Task, Work
 
 
 def _list_searched(search: DuplicateSearch, partition: int) -> list[sharing.Searched]:
     """Return the documents to search in each split index: kept ones that are no exact repeats."""
-    gone = search.read_repeats("text", partition)
+    repeats = search.read_repeats("text", partition)
     if search.urls:
-        gone = np.concatenate([gone, search.read_repeats("url", partition)])
+        repeats = np.concatenate([repeats, search.read_repeats("url", partition)])
     found = []
     for number, split_index in search.list_own_indexes(partition):
-        wanted = mark_left(gone, number, split_index)
+        wanted = mark_absent(repeats, number, split_index)
         if split_index.earlier:
             wanted &= DedupDecisions.load(split_index.documents).kinds == KEPT
         keys = load_columns(split_index.signatures, ["keys"])["keys"]

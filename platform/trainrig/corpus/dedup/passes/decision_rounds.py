@@ -15,11 +15,11 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
 
     def decide_partition(task: Task) -> Done:
         partition = task["number"]
-        told = None
+        states = None
         cluster_messages = RunPart(decision.CLUSTER_MESSAGE, ())
         if turn:
             before = f"{turn - 1:05d}"
-            told = search.find_part(
+            states = search.find_part(
                 f"words-{before}", search.partitions, partition, decision.STATE_MESSAGE
             ).read()
             cluster_messages = search.find_part(
@@ -31,7 +31,7 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
             ),
             search.find_part("edges", search.partitions, partition, decision.EDGE).read(),
             search.compute_ref_bounds(partition),
-            told,
+            states,
             cluster_messages.iterate_pieces,
         )
         search.write(

@@ -110,8 +110,10 @@ class DuplicateSearch:
             yield number, self.split_indexes[number]
 
 
-def mark_left(gone: NDArray[np.uint64], number: int, split_index: SplitIndex) -> NDArray[np.bool_]:
-    """Return whether each document of a split index is absent from `gone` (refs in any order)."""
-    there = np.ones(split_index.count, bool)
-    there[find_positions(gone[find_splits(gone) == number])] = False
-    return there
+def mark_absent(
+    refs: NDArray[np.uint64], number: int, split_index: SplitIndex
+) -> NDArray[np.bool_]:
+    """Return whether each document of split index `number` is absent from `refs` (in any order)."""
+    absent = np.ones(split_index.count, bool)
+    absent[find_positions(refs[find_splits(refs) == number])] = False
+    return absent

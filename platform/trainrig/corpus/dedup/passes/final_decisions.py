@@ -45,15 +45,15 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
             clusters += int(names_one.sum())
             if split_index.earlier:
                 kept = DedupDecisions.load(split_index.documents).kinds == KEPT
-                falls = np.flatnonzero(kept & (found.kinds != KEPT))
-                arrays = {name: array[falls] for name, array in found.collect_arrays().items()}
-                ids = documents.ids[falls]
+                revoked = np.flatnonzero(kept & (found.kinds != KEPT))
+                arrays = {name: array[revoked] for name, array in found.collect_arrays().items()}
+                ids = documents.ids[revoked]
                 save_arrays(name_revoked_file(search, number), {"ids": ids, **arrays})
-                counts[str(number)] = {"revoked": len(falls)}
+                counts[str(number)] = {"revoked": len(revoked)}
             else:
                 documents.save(search.path_of("decided", f"{split_index.name}.npz"), found)
-                fell = np.bincount(found.kinds, minlength=BY_LIKENESS + 1)[1:].tolist()
-                counts[str(number)] = dict(zip(COPIES, fell, strict=True))
+                dropped = np.bincount(found.kinds, minlength=BY_LIKENESS + 1)[1:].tolist()
+                counts[str(number)] = dict(zip(COPIES, dropped, strict=True))
         return {"by_split": counts, "clusters": clusters}, {}
 
     return finalise_partition

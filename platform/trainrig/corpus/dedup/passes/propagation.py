@@ -19,23 +19,23 @@ def read_decided(search: DuplicateSearch, turn: int, partition: int) -> Rows:
     tables = [read_part([path], partition, dedup_decisions.DECISION)]
     for number, split_index in search.list_own_indexes(partition):
         if split_index.earlier:
-            tables.append(_list_fallen(number, DedupDecisions.load(split_index.documents)))
+            tables.append(_list_dropped(number, DedupDecisions.load(split_index.documents)))
     return dedup_decisions.merge_in_order(*tables)
 
 
-def _list_fallen(split_index: int, there: DedupDecisions) -> Rows:
-    fell = np.flatnonzero(there.kinds != KEPT)
-    rows = np.zeros(len(fell), dedup_decisions.DECISION)
-    rows["ref"] = make_refs(split_index, fell)
-    rows["kind"] = there.kinds[fell]
-    rows["similarity"] = there.similarities[fell]
-    rows["id0"], rows["id1"] = there.repeated[fell].T
-    rows["cluster0"], rows["cluster1"] = there.clusters[fell].T
+def _list_dropped(split_index: int, there: DedupDecisions) -> Rows:
+    dropped = np.flatnonzero(there.kinds != KEPT)
+    rows = np.zeros(len(dropped), dedup_decisions.DECISION)
+    rows["ref"] = make_refs(split_index, dropped)
+    rows["kind"] = there.kinds[dropped]
+    rows["similarity"] = there.similarities[dropped]
+    rows["id0"], rows["id1"] = there.repeated[dropped].T
+    rows["cluster0"], rows["cluster1"] = there.clusters[dropped].T
     return rows
 
 
 def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
-    """Return the work that decides repeats of other partitions, where their first lies."""
+    """Return the work that decides each repeat in the partition of the document that it repeats."""
     partition_of = search.plan.find_partition(len(search.split_indexes))
 
     def write(task: Task) -> Done:
@@ -66,13 +66,16 @@ def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
 
 
 def read_propagated(search: DuplicateSearch, kind: Kind, partition: int, known: Rows) -> Rows:
-    """Return DECISION rows for the repeats of a partition and their firsts, sorted by ref."""
-    told = dedup_decisions.merge_in_order(
+    """Return DECISION rows of a partition's repeats and of their firsts, sorted by ref.
+
+    A repeat's *first* is the document that it repeats; see `passes/repeats.py`.
+    """
+    received = dedup_decisions.merge_in_order(
         read_part(
             search.list_runs(f"{kind}-told", search.partitions), partition, dedup_decisions.DECISION
         )
     )
     own = dedup_decisions.build_own_repeat_rows(
-        search.read_own_repeats(kind, partition), told, known, _REPEAT_KINDS[kind]
+        search.read_own_repeats(kind, partition), received, known, _REPEAT_KINDS[kind]
     )
-    return dedup_decisions.merge_in_order(told, own)
+    return dedup_decisions.merge_in_order(received, own)

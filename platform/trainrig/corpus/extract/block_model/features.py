@@ -1,6 +1,8 @@
 """Features of a block and its neighbours: the inputs of the decision trees.
 
-Shapes: N blocks of a page, in order. All features are whole numbers; shares are in thousandths.
+Shapes: N blocks of a page, in order. All features are whole numbers; shares are in thousandths. A
+*prose-like* block ("good") is long, has few links and ends as a sentence does. Its *topics* count
+its words that menus, adverts and so on use (`blocks.TOPICS`).
 """
 
 from typing import Final
@@ -26,9 +28,9 @@ from trainrig.corpus.extract.block_model.blocks import (
 FAR: Final = 60  # largest distance, in blocks; larger ones are set to this
 _REACH: Final = 3  # neighbours on each side that have separate features
 _AROUND: Final = 5  # neighbours on each side whose features are summed
-_ABOUT_NEIGHBOUR: Final = 5
-_CONTEXT: Final = 27
-FEATURES: Final = WIDTH + 3 + 2 * _REACH * _ABOUT_NEIGHBOUR + _CONTEXT
+_NEIGHBOUR_FEATURES: Final = 5  # features of each separate neighbour
+_CONTEXT_FEATURES: Final = 27  # features of the surroundings and the page; see `fill`
+FEATURES: Final = WIDTH + 3 + 2 * _REACH * _NEIGHBOUR_FEATURES + _CONTEXT_FEATURES
 
 
 def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
@@ -49,7 +51,7 @@ def _compute_share(part: int, whole: int) -> int:
 def _count_repeats(
     sorted_digests: NDArray[np.uint64], order: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Count how many blocks of the page have the same words, for each block: [N]."""
+    """Return [N] the number of blocks with the words of each block, itself included."""
     n = len(order)
     repeats = np.zeros(n, np.int64)
     i = 0
@@ -100,7 +102,10 @@ def _find_next(
 def _write_neighbours(
     i: int, numbers: NDArray[np.int32], topics: NDArray[np.int64], result: NDArray[np.int32]
 ) -> None:
-    """Write the features of each neighbour of block `i`; rows before `i` must be filled already."""
+    """Write the features of each neighbour of block `i`.
+
+    The link shares of blocks before `i` are read from `result`, so they must be filled already.
+    """
     n = len(numbers)
     out = result[i]
     column = WIDTH + 3
@@ -120,7 +125,7 @@ def _write_neighbours(
             out[column + 4] = topics[j]
         else:
             out[column] = -1
-        column += _ABOUT_NEIGHBOUR
+        column += _NEIGHBOUR_FEATURES
 
 
 @compile_nogil
@@ -133,6 +138,7 @@ def fill(
     """Write the features of all blocks of a page into `result`."""
     n = len(numbers)
     repeats = _count_repeats(sorted_digests, order)
+    # Prefix sums, so that a difference of two entries is the sum over the blocks between.
     size = np.zeros(n + 1, np.int64)  # characters before each block
     linked = np.zeros(n + 1, np.int64)  # characters in links before each block
     prose = np.zeros(n + 1, np.int64)  # characters in prose-like blocks before each block
@@ -150,9 +156,9 @@ def fill(
     title = _find_title(numbers)
     next_good, next_heading = _find_next(numbers, good)
     good_blocks = max(1, good.sum())
-    distance = FAR
-    heading = -1
-    run = 0
+    distance = FAR  # distance back to the last prose-like block
+    heading = -1  # index of the last heading
+    run = 0  # consecutive blocks of the same kind, up to this one
     for i in range(n):
         row = numbers[i]
         out = result[i]
@@ -161,7 +167,7 @@ def fill(
         out[WIDTH + 1] = _compute_share(int(row[TITLE_WORDS]), int(row[WORDS]))
         out[WIDTH + 2] = topics[i]
         _write_neighbours(i, numbers, topics, result)
-        column = WIDTH + 3 + 2 * _REACH * _ABOUT_NEIGHBOUR
+        column = WIDTH + 3 + 2 * _REACH * _NEIGHBOUR_FEATURES
         if H1 <= row[KIND] <= H4:
             heading = i
         run = run + 1 if i and numbers[i - 1, KIND] == row[KIND] else 1

@@ -1,4 +1,8 @@
-"""Finds e-mail addresses, including those spelt out such as "ann [at] example.org"."""
+"""Finds e-mail addresses, including those spelt out such as "ann [at] example.org".
+
+`Views.lower` and `Views.raw` are bytes with one entry per character, so their positions are those
+of the text.
+"""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +11,7 @@ from trainrig.corpus.rewrite.pii.views import FindPosition, Views
 
 _DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}([^\W\d_]{2,24})(?![\w@-])")
 _LOCAL_LENGTH = 64  # characters (RFC 5321, section 4.5.3.1)
-# For the reversed text before the "@"; a longer match is not a local part.
+# Matches the reversed text before the "@". Text that goes on after 64 characters is no local part.
 _LOCAL = re.compile(rf"[\w.%+-]{{1,{_LOCAL_LENGTH}}}(?![\w.%+-])")
 _FILE_ENDINGS = frozenset({"png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js"})  # "a@2x.png"
 # One pattern per bracket: a pattern that begins with a fixed character is searched much faster.
@@ -20,16 +24,18 @@ _IN_WORDS = re.compile(
     r"(?![\w@-])"
 )
 _SPELT_AT = b" at "
-_SPELT_LOCAL = re.compile(r"(?:[\w+-]{1,30} tod ){0,3}[\w+-]{1,30}(?!\w)")  # matches reversed text
+# Matches the reversed text before " at ", where " dot " reads " tod ".
+_SPELT_LOCAL = re.compile(r"(?:[\w+-]{1,30} tod ){0,3}[\w+-]{1,30}(?!\w)")
 _SPELT_DOMAIN = re.compile(
     r"[^\W_][\w-]{0,62}(?: dot [^\W_][\w-]{0,62}){0,3} dot"
     r" (?:com|org|net|edu|gov|info|io|me|eu|de|uk|fr|es|it|nl|ch|at|pl|ca|au|in|us)(?![\w@-])"
 )
 # "Look at example dot com" is no address, but "write to ann at example dot com" contains one.
-_TOLD = re.compile(
+_INTRODUCTION = re.compile(
     rb"\b(?:e-?mails?|mail|contact|write|writes|reach(?:ed)?|address)\b[^.\n<>]{0,24}\Z"
 )
-_LONGEST_BEFORE = 48  # characters
+_LONGEST_SPELT = 120  # characters of a spelt local part
+_LONGEST_INTRODUCTION = 48  # characters
 
 
 def find(views: Views) -> Iterator[FindPosition]:
@@ -64,12 +70,14 @@ def find_spelt(views: Views) -> Iterator[FindPosition]:
     while at >= 0:
         after = at + len(_SPELT_AT)
         domain = _SPELT_DOMAIN.match(text, after)
-        local = domain and _SPELT_LOCAL.match(text[max(end, at - 120) : at][::-1])
+        local = domain and _SPELT_LOCAL.match(text[max(end, at - _LONGEST_SPELT) : at][::-1])
         if domain and local:
-            said = local.group()
+            reversed_local = local.group()
             start = at - local.end()
-            is_name = " tod " in said or any(map(str.isdigit, said))
-            if is_name or _TOLD.search(views.lower, max(0, start - _LONGEST_BEFORE), start):
+            is_name = " tod " in reversed_local or any(map(str.isdigit, reversed_local))
+            if is_name or _INTRODUCTION.search(
+                views.lower, max(0, start - _LONGEST_INTRODUCTION), start
+            ):
                 end = domain.end()
                 yield start, end
         at = views.lower.find(_SPELT_AT, max(end, at + 1))

@@ -1,7 +1,8 @@
 """Provider for Ray's processes on this machine, for a cluster that is one laptop.
 
-Each process that `up` starts, and each of its descendants, has a mark in its environment. Processes
-are found and ended by that mark, so that no other Ray on this machine is touched.
+Each process that `trainrig cluster up` starts, and each of its descendants, has a mark in its
+environment: the variable MARK with the cluster's name. Processes are found and ended by that mark,
+so that no other Ray on this machine is touched. Each process counts as a machine of the cluster.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from trainrig.launch.clusters.providers.machine import CloudMachine
 from trainrig.processes.process_identity import read_user
 
 MARK = "TRAINRIG_LOCAL_CLUSTER"
-# Variables with a node's labels: the first on nodes started by the autoscaler.
+# Variables with the labels of a node that the autoscaler started, and of the head.
 LABELS = "RAY_OVERRIDE_LABELS"
 HEAD_LABELS = "TRAINRIG_LOCAL_HEAD_LABELS"
 PROC = Path("/proc")
@@ -29,7 +30,7 @@ class Processes:
         self._asked: set[str] = set()  # ids of processes that were asked to end
 
     def machines(self, cluster: str | None) -> Sequence[CloudMachine]:
-        """List processes; see Provider."""
+        """List the processes of `cluster`, or of all clusters; see Provider."""
         return [
             machine for machine in _find_marked() if cluster is None or machine.cluster == cluster
         ]
@@ -72,7 +73,8 @@ def _find_marked() -> Iterator[CloudMachine]:
 def _read_mark(pid: int) -> str | None:
     """Return the mark of process `pid`; None if it has none, or belongs to another user.
 
-    Root can read every environment, and any user can set any mark.
+    Any user can set any mark, and root reads every process's environment: without the check of the
+    user, root could end a process of another user.
     """
     mark = _read_environment(pid).get(MARK)
     return mark if read_user(pid) == os.getuid() else None
