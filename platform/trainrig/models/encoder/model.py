@@ -126,21 +126,23 @@ class BidirectionalEncoder(Decoder):
                 model then reads the result. Both run in one pass, so that FSDP gathers and reduces
                 the parameters that they share one time.
 
-        Raises ValueError for caches and for branches.
+        Raises ValueError for caches and for branches, and with `replace` for places and segments.
         """
         if branches_BT is not None:
             raise ValueError(
                 "an encoder attends to whole documents, so it does not support branches"
             )
+        if caches is not None:
+            raise ValueError("an encoder reads whole rows, so it does not support caches")
         if replace is not None:
+            if places_N is not None or segments_BT is not None:
+                raise ValueError("with `replace`, an encoder supports neither places nor segments")
             assert self.generator is not None, "a model without one is refused"
             generated = self.generator(ids_BT, None, positions_BT, documents_BS)
             ids_BT = replace(generated)
             detected = self.forward(ids_BT, None, positions_BT, documents_BS)
             assert isinstance(detected, ModelOutput)
             return Detection(generated, ids_BT, detected)
-        if caches is not None:
-            raise ValueError("an encoder reads whole rows, so it does not support caches")
         states = self._embed_rows(ids_BT, positions_BT, documents_BS, segments_BT)
         return self._predict(*states, None, places_N)
 
