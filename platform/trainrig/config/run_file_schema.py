@@ -81,9 +81,9 @@ def _read_comments(model: type[Settings]) -> dict[str, str]:
 
 def _format_sentence(comment: str) -> str:
     """Format a comment as a sentence, replacing None, True and False by TOML's terms."""
-    text = re.sub(r"\bNone(?=[:,;. ])", "absent", comment)
+    text = re.sub(r"\bNone(?=[:,;. ]|$)", "absent", comment)
     text = re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), text)
-    text = text if text[:2].isupper() or "`" in text[:1] else text[:1].upper() + text[1:]
+    text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
