@@ -17,7 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from trainrig.config import RunFile, Settings
 
-FOR_CHECKERS = re.compile(r"# (type: ignore|noqa)")  # these comments document no field
+FOR_CHECKERS = re.compile(r"# (type: ignore|noqa)")  # comments that are not part of a description
 
 
 def build_json_schema(model: type[RunFile]) -> dict[str, Any]:
@@ -29,7 +29,8 @@ def build_json_schema(model: type[RunFile]) -> dict[str, Any]:
 def collect_descriptions(model: type[Settings]) -> dict[str, str]:
     """Return the description of each documented field of `model`, inherited fields included.
 
-    The description of `kind`, which selects the table, is taken from the docstring of the model.
+    The description of `kind`, the key that selects the model of a TOML table, is taken from the
+    docstring of the model.
     """
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):

@@ -2,7 +2,14 @@
 
 Overlap is counted in units. For PaLM a unit is an n-gram of an example, identified by the position
 of its first word. For Llama a unit is a word of an example. Each unit that a document contains is
-counted once, however many matches cover it.
+counted once, however many matches cover it. An example is dirty in a document that contains enough
+of its units.
+
+An order is the n of an n-gram. A place is a position among the words of all benchmarks. An example
+consists of one or more texts, such as a question and its choices.
+
+Array suffixes: B words of all benchmarks, P texts of all benchmarks, E examples, G different
+n-grams, W words and D documents of a batch; a 1 marks one entry more.
 """
 
 from typing import NamedTuple
@@ -20,12 +27,12 @@ _Whole = int | np.int64
 
 
 class OverlapSpans(NamedTuple):
-    """Spans in which documents contain enough of an example.
+    """Spans of documents that match a dirty example.
 
     Positions are words of a batch of documents. Spans may overlap.
     """
 
-    documents: NDArray[np.int64]
+    documents: NDArray[np.int64]  # counted from the first document of the batch
     examples: NDArray[np.uint32]  # one example of the benchmark that the span matches
     begins: NDArray[np.int64]
     stops: NDArray[np.int64]
@@ -43,10 +50,11 @@ class BenchmarkOverlap:
         self._whole_words = not isinstance(style, PaLM)
         self._skips = style.skips if isinstance(style, Llama2) else 0
         self._needed_E = find_unit_thresholds(index, style)
-        # the last document that contained each word
+        # A stamp is the number of the last document that contained the word, example or n-gram.
+        # Numbers count all documents from 1.
         self._stamps_B = np.zeros(len(index.words_B), np.int64)
         self._stamps_E = np.zeros(len(index.lines_E), np.int64)
-        self._units_E = np.zeros(len(index.lines_E), np.int64)
+        self._units_E = np.zeros(len(index.lines_E), np.int64)  # units in the stamped document
         self._touched_E = np.empty(len(index.lines_E), np.int64)
         grams = len(index.grams.firsts_G1) - 1
         self._stamps_G = np.zeros(grams, np.int64)
@@ -57,7 +65,10 @@ class BenchmarkOverlap:
     def add(
         self, hits: Hits, numbers_W: NDArray[np.uint32], firsts_D1: NDArray[np.int64]
     ) -> OverlapSpans:
-        """Add a batch of documents and return the spans that match contained examples."""
+        """Add a batch of documents and return the spans that match dirty examples.
+
+        `numbers_W` are the vocabulary numbers of the words; `firsts_D1` are offsets into it.
+        """
         index = self._index
         # This upper bound is generous, but untouched pages of memory are never allocated.
         room = len(hits.texts) * len(index.names)
@@ -96,7 +107,7 @@ class BenchmarkOverlap:
             full = touched[self._units_E[touched] >= self._needed_E[touched]]
             if not len(full):
                 continue
-            self._stamps_E[full] = -document
+            self._stamps_E[full] = -document  # the minus sign marks dirty examples
             filled = _find_longest_spans(
                 hits.words[begin:end],
                 hits.grams[begin:end],
@@ -135,21 +146,22 @@ def count_units(index: Index, style: BySize) -> NDArray[np.int64]:
 
 
 def list_thresholds(index: Index, style: BySize) -> list[float]:
-    """Return the share from which an example counts as dirty, for each benchmark."""
+    """Return the smallest share of units that makes an example dirty, for each benchmark."""
     own = style.thresholds if isinstance(style, Llama3) else {}
     return [own.get(name, style.dirty_from) for name in index.names]
 
 
 def find_unit_thresholds(index: Index, style: BySize) -> NDArray[np.int64]:
-    """Return the number of units from which each example is dirty.
+    """Return the smallest number of units that makes each example dirty.
 
-    Shares are rounded to 1e-4 before they are compared with the threshold. An example without units
-    gets the largest int64, so it is never dirty.
+    Shares are rounded to 1 / STEPS before they are compared with the threshold. An example without
+    units gets the largest int64, so it is never dirty.
     """
     wholes = count_units(index, style)
     least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
-    # the first rounded share that reaches the threshold
+    # lowest rounded share that reaches the threshold, in steps of 1 / STEPS
     steps = np.ceil(np.round(least * STEPS, 6))
+    # Rounding makes the result one of `near`, `near + 1` and `near + 2`.
     near = np.floor((steps - 0.5) / STEPS * wholes).astype(np.int64)
     enough = near + 2
     for units in (near + 1, near):
@@ -172,7 +184,8 @@ def _measure_span(
 ) -> _Whole:
     """Return the length in words of the match at `word` and `place`.
 
-    The result is 0 if the match starts earlier, so the same match is not counted twice.
+    With skips, a match extends to the right over up to `skips` different words. The result is then
+    0 if the word before also matches, so the same match is not counted twice.
     """
     if skips == 0:
         return order
@@ -284,7 +297,7 @@ def _find_longest_spans(
     begins: NDArray[np.int64],
     stops: NDArray[np.int64],
 ) -> int:
-    """Record the longest match with a contained example, at each hit and for each benchmark.
+    """Record the longest match with a dirty example, at each hit and for each benchmark.
 
     The matches of one document are appended to `documents`, `examples`, `begins` and `stops`, which
     hold `filled` entries. Returns the new number of entries.

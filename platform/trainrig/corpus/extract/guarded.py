@@ -1,5 +1,8 @@
 """Child process of a Guard: extracts pages until its parent exits or a page kills it.
 
+The parent treats the signal that ends this process as the outcome of the current page: SIGPROF
+means that its time ran out, and SIGABRT its memory. See `Guard`.
+
 python -m trainrig.corpus.extract.guarded DESCRIPTOR
 """
 
@@ -29,7 +32,7 @@ def main(shared: int) -> None:
     if task is None:
         return
     extract, settings, cpu_seconds, memory = pickle.loads(task)
-    # A first extraction loads lazy imports, so that no page is charged for their time and memory.
+    # This extraction loads lazy imports, so their time and memory do not count for a page.
     extract(RawPage("", "text/html", b"<p>A first page.", "", None), settings)
     _limit_memory(memory)
     without_pages = read_peak_memory()
@@ -56,7 +59,7 @@ def main(shared: int) -> None:
 
 
 def read_peak_memory() -> int:
-    """Return the peak memory of this process, in bytes."""
+    """Return the peak memory of this process in bytes (Linux)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,7 +1,8 @@
 """The stages that train quality models: `classifier` and `ngrams`.
 
-CLASSIFIER/  classifier.safetensors  report.json
-NGRAMS/      ngrams.safetensors      report.json   (and ngrams.arpa.gz if asked for)
+The output folder of `classifier` holds classifier.safetensors, report.json and report.html. That of
+`ngrams` holds ngrams.safetensors, report.json and, with `arpa`, ngrams.arpa.gz. The manifest lists
+all but report.html, which is drawn from the facts in report.json.
 """
 
 import json
@@ -92,7 +93,7 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
     with stage.undo_if_refused():
         made = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
     made.save(stage.build_path(CLASSIFIER_FILE))
-    # Imported here because `check` imports this module and would load matplotlib.
+    # Imported here because `trainrig check` imports this module and would load matplotlib.
     from trainrig.corpus.models.classifier.classifier_page import render_classifier_page
 
     storage.write(stage.build_path(REPORT_PAGE), render_classifier_page(made.facts).encode())

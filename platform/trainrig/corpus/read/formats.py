@@ -1,4 +1,4 @@
-"""Detects a file's format by its first bytes or, if they do not tell, by its name."""
+"""Detection of a file's format by its first bytes or, if they match no format, by its name."""
 
 import io
 import json
@@ -18,7 +18,8 @@ from trainrig.corpus.read.web_archives.packed import ZSTD_MAGIC
 from trainrig.errors import DataError
 
 _HEAD = 2**14  # bytes at the start that are examined
-# Prefixes in which to look for a second gzip member; nearly always the first is enough.
+# Bytes at the start in which to look for a second gzip member; the smaller number nearly always
+# suffices.
 _FIRST_MEMBERS = (2**18, 2**24)
 
 _HTML = re.compile(
@@ -42,7 +43,10 @@ def recognise(file: File) -> Format:
 
 
 def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
-    """Return whether a part of the file (not Parquet) can be read without the bytes before it."""
+    """Return whether a part of the file can be read without the bytes before it.
+
+    For Parquet the result is False: it is divided by row groups instead.
+    """
     head = read_first_bytes(path, _HEAD)
     if format_ in ("warc", "arc"):
         grammar = warc.GRAMMAR if format_ == "warc" else arc.GRAMMAR

@@ -1,8 +1,9 @@
 """Preemption notices of Kubernetes: SIGTERM to the pod, and its `preStop` hook before that.
 
-SIGTERM reaches the agent and Ray at the same moment, and Ray then ends its workers. So the agent
-should run as the `preStop` hook of the container with Ray. Kubernetes waits for the hook before it
-sends SIGTERM: `python -m trainrig.launch.spot --provider kubernetes --now`.
+The agent is the process that passes notices on to the run. SIGTERM reaches the agent and Ray at the
+same moment, and Ray then ends its workers. So the agent should be the `preStop` hook of the
+container that runs Ray. Kubernetes waits for the hook before it sends SIGTERM:
+`python -m trainrig.launch.spot --provider kubernetes --now`.
 """
 
 import signal
@@ -20,7 +21,7 @@ LEFT_FOR_RAY = 3.0  # seconds of the grace in which Ray ends its own processes
 class PodEnd:
     """Notice of the end of this pod, from SIGTERM."""
 
-    pause = 0.2  # seconds between two polls of a variable
+    pause = 0.2  # seconds between two polls, which only read a variable
 
     def __init__(self, grace: float, now: bool) -> None:
         """Install a handler of SIGTERM.

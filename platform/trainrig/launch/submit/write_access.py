@@ -1,4 +1,4 @@
-"""Checks that a run may write to its output, by writing there."""
+"""Checks of a run's output folder: whether it can be written to, and whether machines share it."""
 
 import secrets
 from pathlib import Path
@@ -15,8 +15,8 @@ SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs"
 def check_writable(folder: str) -> None:
     """Raise ConfigError or DataError if `folder` cannot be written to.
 
-    The folder need not exist. In a bucket, an object is created exclusively, as for locks and
-    manifests, and removed.
+    The folder need not exist. In a bucket, an object is created, on condition that none has its
+    name (as runs do for locks and manifests), and deleted.
     """
     if not folder.startswith(storage.S3):
         check_folder(folder)
@@ -32,7 +32,7 @@ def check_writable(folder: str) -> None:
 
 
 def find_shared_disk(path: str) -> str | None:
-    """Return the type and source of the file system of `path`, if machines can share it."""
+    """Return the file system of `path` as "type (source)", or None if machines cannot share it."""
     try:
         lines = Path(MOUNTS).read_text().splitlines()
     except OSError:

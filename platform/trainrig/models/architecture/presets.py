@@ -1,4 +1,4 @@
-"""Presets of known models and of a ladder of small ones: the values of `[model] preset`.
+"""Presets of published models and of a series of small ones (the ladder), by `[model] preset`.
 
 Sizes and constants are those of each model's published config.json, or of its paper where there is
 none. A preset without a vocabulary size takes the tokenizer's.
@@ -52,7 +52,7 @@ _GPT: Preset = {
     "biases": {"qkv": True, "output": True, "feedforward": True},
 }
 
-# Llama 2: arXiv:2307.09288. 3 to 3.3: arXiv:2407.21783.
+# Llama 2: arXiv:2307.09288. 3 to 3.3: arXiv:2407.21783; the only Llama 3 with 405B is 3.1.
 _LLAMA_2: Preset = _LLAMA | {"tie_embeddings": False, "norm": _rms(1e-5)}
 _LLAMA_3: Preset = _LLAMA_2 | {"position_embedding": _rope(500_000.0)}
 _LLAMA_3_1: Preset = _LLAMA_2 | {
@@ -169,7 +169,7 @@ _ROBERTA = _bert(1, 1e-5, 2)
 def _electra(embedded: int, heads: int, generator: int) -> Preset:
     """Return the preset of an ELECTRA model (arXiv:2003.10555, table 6).
 
-    The heads of generators are those of the published models.
+    The generator's number of attention heads is that of the published checkpoints.
     """
     return _BERT | {
         "head": "replaced",
@@ -185,7 +185,7 @@ _MODERNBERT: Preset = _LLAMA | {
     "position_embedding": _rope(160_000.0),
     "attention": {
         "window": {
-            "size": 129,
+            "size": 129,  # 64 tokens to each side, and the token itself
             "pattern": ("global", "local", "local"),
             "rope": {"theta": 10_000.0},
         }
@@ -194,7 +194,7 @@ _MODERNBERT: Preset = _LLAMA | {
 
 
 def _rung(layers: int, channels: int, heads: int, between: int) -> Preset:
-    """Return the preset of a ladder model: Llama's parts with SmallInit."""
+    """Return the preset of a ladder model: the default (Llama-like) parts with SmallInit."""
     return {
         "layers": layers,
         "channels": channels,

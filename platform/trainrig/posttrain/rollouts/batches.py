@@ -5,6 +5,17 @@ and scored. The prompts and all random numbers follow from the seed, the number 
 number of the micro-batch. So a micro-batch is a function of these and the weights: every worker
 makes the same one, also when it is made again after a failure.
 
+- A *group* is the completions of one prompt. It is *flat* if all have the same total reward: then
+  all advantages are 0.
+- A *wave* is one round of sampling for a batch, with as many prompts as a batch has. With
+  `rollouts.waves` above 1, a batch is chosen from the groups of several waves.
+- `rollouts.lag` is the number of batches that sampling runs ahead. With a lag, the weights that
+  sampled a batch are older than those that it updates.
+
+A token has up to three log-probabilities: SAMPLED as the sampler reported it, BEHAVIOUR under the
+same weights but computed as in training (only with a lag), and OLD under the weights that the batch
+updates.
+
 Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each.
 """
 
@@ -112,7 +123,7 @@ class RolloutBatches(RolloutMaker):
         return wanted.prompts * wanted.samples // wanted.micro_batch
 
     def denominators(self, micro: MicroBatch) -> dict[str, int]:
-        """Return the number of trained tokens, of completions, and the completions' token limit."""
+        """Return the numbers of trained tokens and of completions, and the sum of token limits."""
         return {
             TOKENS: int((micro.targets != IGNORE).sum()),
             EXAMPLES: len(micro.ids),
@@ -120,7 +131,10 @@ class RolloutBatches(RolloutMaker):
         }
 
     def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
-        """Sample and score micro-batch `index` of batch or wave `number`.
+        """Sample and score micro-batch `index` of batch `number` (of wave `number` with waves).
+
+        A prompt whose group is flat is replaced up to `redraws` times. `asked` is not used: whole
+        completions need no input (see `RolloutMaker.sample`).
 
         With a lag, raises DataError if the log-probabilities of sampling and of training differ by
         more than `largest_gap`.
@@ -143,7 +157,7 @@ class RolloutBatches(RolloutMaker):
         return arrays
 
     def take_weights(self) -> None:
-        """Tell vLLM, if it samples, that the model's weights have changed."""
+        """Make vLLM, if it samples, copy the model's weights before it samples again."""
         if self._vllm:
             self._vllm.take_weights()
 
@@ -153,7 +167,7 @@ class RolloutBatches(RolloutMaker):
         return fill_batch(drawn, self._run.rollouts, padding)
 
     def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[CompletionGroup]:
-        """Sample and score the groups of the prompts at `places` in one batch.
+        """Sample and score one group for each of `places` in the run's order of prompts.
 
         `draw` is the number of times that these places were drawn before.
         """
@@ -218,8 +232,9 @@ class RolloutBatches(RolloutMaker):
     ) -> MicroBatch:
         """Add the log-probabilities of training and the advantages to a sampled micro-batch.
 
-        Raises DataError if the log-probabilities of sampling and of training differ by more than
-        `largest_gap`.
+        `others` are the reference, teacher and critic models that the objective uses, by name.
+        Without a lag, raises DataError if the log-probabilities of sampling and of training differ
+        by more than `largest_gap`.
         """
         wanted = self._run.rollouts
         arrays = dict(sampled)
@@ -239,7 +254,7 @@ class RolloutBatches(RolloutMaker):
         )
 
     def _weigh(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Add importance weights if the model has been trained since the tokens were sampled.
+        """Add importance weights to `arrays` if there is a lag.
 
         Without a lag, raises DataError if the log-probabilities of sampling and of training differ
         by more than `largest_gap`.
@@ -360,9 +375,9 @@ def open_rewards(run: ReinforcementLearning) -> WeightedRewards:
 
 
 def _cut(scores: RewardScores, begin: int, end: int) -> RewardScores:
-    """Return the scores of completions `begin` to `end`, with the fault counts of all.
+    """Return the scores of completions `begin` to `end`, and the fault counts of all completions.
 
-    `_build_arrays` spreads the fault counts evenly over the completions.
+    Faults are not counted by completion, so `_build_arrays` divides them by the number of all.
     """
     parts = {name: values[begin:end] for name, values in scores.parts.items()}
     return RewardScores(scores.totals[begin:end], parts, scores.faults)

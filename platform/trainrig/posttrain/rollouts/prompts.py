@@ -146,7 +146,7 @@ class _PromptMaker:
         return Prompt(number, text, tuple(encoder.encode(asked)), row)
 
     def list_unread(self, prompt: Prompt) -> tuple[str, ...]:
-        """Return the names of fields of the prompt's row that are meant for a model but ignored."""
+        """Return descriptions of what the prompt's row holds for a model, but is not read."""
         if prompt.chat is not None:
             return find_unread(prompt.row, prompt.row, {})
         beside = self._chat and self._column and prompt.row.get("tools")

@@ -28,7 +28,7 @@ from trainrig.train.elastic.trainer import start_fork_servers
 log = logging.getLogger(__name__)
 # Environment variables that Tune reads when it starts. Values set by the user are kept.
 ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # run folders have everything that these would write
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # Tune's loggers would only repeat the run folders
     "RAY_AIR_NEW_OUTPUT": "0",  # turns off Tune's own progress output
 }
 
@@ -55,7 +55,11 @@ def connect_for_trials(run: Sweep) -> None:
 
 
 class TrialsOnTune:
-    """Set of trials of one kind, trained on Ray Tune."""
+    """Set of trials trained on Ray Tune: the points of a law, or the pairs of a search.
+
+    A trial *fails* if its processes died more than `trials.retries` times; the other trials go on.
+    A *problem* is an error that the user must fix; it stops all trials.
+    """
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class TrialsOnTune:
         self._work = work
         self._progress = progress
         self._failed = failed
-        # name of this call, because Tune would continue one of the same name
+        # Name of the Tune experiment. Tune would continue an earlier experiment of the same name.
         self._call = f"{os.getpid()}-{time.time_ns()}"
         self._records = stage.build_path(SCRATCH, "failures", self._call)
         self.trials = 0  # number of trials that have ended
@@ -86,7 +90,11 @@ class TrialsOnTune:
     def train(
         self, names: Sequence[str], settings: Mapping[str, Any], stop: StopRequests, show: Show
     ) -> None:
-        """Train the trials of these names, or those whose factors `settings` draw."""
+        """Train the trials called `names`, or those that a search draws.
+
+        `settings` are arguments for Tune. A search gives a "space" of factors for the learning rate
+        and the batch size; each pair that is drawn from it is a trial.
+        """
         finished = threading.Event()
 
         def fit() -> None:
@@ -242,7 +250,7 @@ class TrialsOnTune:
 
 
 def build_search_settings(search: RateSearch) -> dict[str, Any]:
-    """Return the arguments for Tune of a search: its space, its searcher and its scheduler."""
+    """Return the arguments for Tune of a search: its space, searcher and scheduler."""
     from ray import tune
     from ray.tune.schedulers import AsyncHyperBandScheduler
 
@@ -252,7 +260,7 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
             time_attr="percent",
             max_t=101,  # above 100, so that no trial is stopped for having reached its end
             grace_period=max(1, round(100 * search.scheduler.first)),
-            reduction_factor=search.scheduler.keep,
+            reduction_factor=search.scheduler.keep,  # one trial in `keep` continues at each rung
         )
     if not isinstance(search.searcher, Optuna):
         return settings

@@ -1,4 +1,7 @@
-"""A tokenizer with its own chat template, or with trainrig's if it has none."""
+"""A tokenizer with its own chat template, or with trainrig's if it has none.
+
+The *generation prompt* is the text that opens the assistant's turn at the end of a conversation.
+"""
 
 import functools
 import hashlib
@@ -17,14 +20,14 @@ from trainrig.tokens.special_tokens import MAP, TEMPLATE, TOKENIZER_CONFIG, Toke
 
 @dataclass(frozen=True)
 class ChatTokenizer:
-    """A tokenizer with its files and extra variables for its chat template; can be pickled."""
+    """Files of a tokenizer, and variables that the user adds to its chat template; picklable."""
 
     files: TokenizerFiles
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
     def encoder(self) -> Encoder:
-        """The tokenizer."""
+        """The encoder that is built from the files."""
         return Encoder.of(self.files)
 
     @functools.cached_property
@@ -58,10 +61,10 @@ class ChatTokenizer:
         return ChatRenderer(self.encoder, self.template, self.named, where)
 
     def build_prompting_renderer(self) -> ChatRenderer:
-        """Return a renderer of prompts for a model to answer.
+        """Return a renderer of conversations for a model to continue with the assistant's turn.
 
-        Raises DataError if the template does not open the assistant's turn in a prompt: the model
-        would then have to generate the turn's header itself.
+        Raises DataError if the template closes the user's turn and adds no generation prompt: the
+        model would then have to generate the header of its turn itself.
         """
         renderer = self.build_renderer()
         turn = self.encoder.special_tokens.end_of_turn

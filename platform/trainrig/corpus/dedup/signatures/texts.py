@@ -18,17 +18,18 @@ _CAPITALS = np.array([list(capital.encode()) for capital in CAPITALS], np.uint8)
 
 
 class NormalisedTexts(NamedTuple):
-    """Texts in UTF-8, concatenated, for which lower-casing character by character is correct."""
+    """Texts in UTF-8, concatenated, that compiled loops can lower-case character by character.
+
+    Texts with one of `CAPITALS`, whose lower case needs more than a table, are in lower case
+    already. All others are unchanged.
+    """
 
     data: NDArray[np.uint8]
     starts: NDArray[np.int64]  # [texts + 1] start of each text; the last entry is the end of all
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "NormalisedTexts":
-        """Convert strings.
-
-        A lone surrogate is a character like others, but not a letter.
-        """
+        """Convert strings, which may contain lone surrogates."""
         encoded = [_lower_case(text).encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(text) for text in encoded], out=starts[1:])
@@ -86,11 +87,11 @@ def _find_capitals(
     capitals: NDArray[np.uint8],
     found: NDArray[np.bool_],
 ) -> None:
-    """Mark the texts that contain one of `capitals`, which are two bytes of UTF-8 each."""
+    """Mark in `found` the texts that contain one of `capitals`, of two bytes of UTF-8 each."""
     for text in range(len(found)):
-        # with positions from 0 the compiler vectorises the loop
+        # The compiler vectorises the loop over a view whose positions start at 0.
         here = data[starts[text] : starts[text + 1]]
-        seen = False  # a bool, because numba would widen a number and vectorise an eighth as much
+        seen = False  # a bool, because numba would widen a number to 8 bytes and be slower
         for capital in capitals:
             first = capital[0]
             second = capital[1]

@@ -19,16 +19,13 @@ REPEATED_TEXT = np.dtype(
 class RepeatedText:
     """A text that was removed as one span, once or more often."""
 
-    copies: int  # number of removed copies: one less than existed, if all were separate spans
+    copies: int  # number of removed spans with this text; the kept occurrence is not counted
     length: int  # length in bytes
     excerpt: str  # the beginning of the text
 
 
 def save_repeated_texts(path: str, repeated_texts: Sequence[bytes]) -> None:
-    """Count the texts removed from a split and write the counts to `path`.
-
-    Each element of `repeated_texts` counts once.
-    """
+    """Count how often each text was removed from a split, and write the counts to `path`."""
     records = np.zeros(len(repeated_texts), REPEATED_TEXT)
     digests = [
         hashlib.blake2b(repeated_text, digest_size=8).digest() for repeated_text in repeated_texts
