@@ -17,13 +17,13 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from trainrig.config import RunFile, Settings
 
-FOR_CHECKERS = re.compile(r"# (type: ignore|noqa)")  # comments that are not part of a description
+_LINTER_COMMENT = re.compile(r"# (type: ignore|noqa)")  # these describe no field
 
 
 def build_json_schema(model: type[RunFile]) -> dict[str, Any]:
     """Build the JSON schema of `model`, with a description for each documented key."""
-    made = model.model_json_schema(schema_generator=_Described)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+    schema = model.model_json_schema(schema_generator=_Described)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def collect_descriptions(model: type[Settings]) -> dict[str, str]:
@@ -48,12 +48,12 @@ class _Described(GenerateJsonSchema):
     """Generator of pydantic's JSON schemas that adds `description` to each property."""
 
     def model_schema(self, schema: Any) -> dict[str, Any]:
-        made = super().model_schema(schema)
+        described = super().model_schema(schema)
         descriptions = collect_descriptions(schema["cls"])
-        for name, key in made.get("properties", {}).items():
+        for name, key in described.get("properties", {}).items():
             if name in descriptions:
                 key["description"] = descriptions[name]
-        return made
+        return described
 
 
 def _read_comments(model: type[Settings]) -> dict[str, str]:
@@ -61,23 +61,23 @@ def _read_comments(model: type[Settings]) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(model))
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    at_line: dict[int, str] = {}  # line -> comment
-    alone: set[int] = set()  # lines that hold only a comment
+    comments: dict[int, str] = {}  # line -> comment
+    comment_lines: set[int] = set()  # lines that hold only a comment
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not FOR_CHECKERS.match(token.string):
-            at_line[token.start[0]] = token.string.lstrip("#").strip()
+        if token.type == tokenize.COMMENT and not _LINTER_COMMENT.match(token.string):
+            comments[token.start[0]] = token.string.lstrip("#").strip()
             if token.line.lstrip().startswith("#"):
-                alone.add(token.start[0])
-    found: dict[str, str] = {}
+                comment_lines.add(token.start[0])
+    descriptions: dict[str, str] = {}
     for field in definition.body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             first = field.lineno
-            while first - 1 in alone:
+            while first - 1 in comment_lines:
                 first -= 1
             lines = range(first, (field.end_lineno or field.lineno) + 1)
-            if words := " ".join(at_line[line] for line in lines if line in at_line):
-                found[field.target.id] = _format_sentence(words)
-    return found
+            if words := " ".join(comments[line] for line in lines if line in comments):
+                descriptions[field.target.id] = _format_sentence(words)
+    return descriptions
 
 
 def _format_sentence(comment: str) -> str:

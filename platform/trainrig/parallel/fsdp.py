@@ -75,8 +75,9 @@ def shard(
     root = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=casts)
     for module in list_units(model):
         module.set_force_sum_reduction_for_comms(True)  # gloo does not support pre-multiplied sums
-        over = experts if experts and isinstance(module, Experts) else mesh
-        if over.size() > 1:  # one rank sums nothing, and a factor would cost a pass over gradients
+        unit_mesh = experts if experts and isinstance(module, Experts) else mesh
+        # One rank sums nothing, and a factor would cost a pass over the gradients.
+        if unit_mesh.size() > 1:
             module.set_gradient_divide_factor(1.0)
     return root
 
@@ -96,8 +97,8 @@ def _shard_ends(
         if end is None:  # another pipeline stage holds it
             continue
         # The backward pass begins with the head, so a forward pass frees only the embedding.
-        again = name == "embedding" and not gather_once
-        fully_shard(end, mesh=mesh, reshard_after_forward=again, mp_policy=casts)
+        frees = name == "embedding" and not gather_once
+        fully_shard(end, mesh=mesh, reshard_after_forward=frees, mp_policy=casts)
         if name == "head":
             register_fsdp_forward_method(end, "finish_streams")
         # The backward pass of an embedding needs no weight, unless it is a low-rank one.
@@ -164,18 +165,18 @@ def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[
     Forward passes in the block send nothing, so ranks may run different numbers of them. The end of
     the block frees nothing: call `reshard`. `gather_once` must be the value given to `shard`.
     """
-    found = list_units(model)
+    units = list_units(model)
     for cast_unit in list_cast_units(model):
         cast_unit.cast()
-    for unit in found:
+    for unit in units:
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
     try:
         yield
     finally:
-        for unit in found:
-            again = not gather_once and not _stays_gathered(model, unit)
-            unit.set_reshard_after_forward(again, recurse=False)
+        for unit in units:
+            frees = not gather_once and not _stays_gathered(model, unit)
+            unit.set_reshard_after_forward(frees, recurse=False)
 
 
 def find_local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -223,8 +224,8 @@ class BackwardUnits:
         With `gather_once`, units are freed after the last pass of their chunk. Torch gathers the
         root unit for every pass, so it is freed after the last pass of chunk 0, which ends a step.
         """
-        for unit, its_chunk, root in self._units:
-            mine = its_chunk == chunk
+        for unit, unit_chunk, root in self._units:
+            mine = unit_chunk == chunk
             unit.set_requires_gradient_sync(mine and reduces, recurse=False)
             # Gradients are added over the copies of the model once a step.
             unit.set_requires_all_reduce(mine and last, recurse=False)
@@ -379,7 +380,7 @@ def _are_sliced_apart(parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def _compute_norm_of_slices(
-    parameters: Sequence[nn.Parameter], alike: Set[int] = frozenset(), sharing: int = 1
+    parameters: Sequence[nn.Parameter], alike: Set[int] = frozenset(), tensor_ranks: int = 1
 ) -> Tensor:
     """Return the norm of gradients that are sliced over several meshes.
 
@@ -392,7 +393,7 @@ def _compute_norm_of_slices(
             continue
         assert isinstance(parameter.grad, DTensor)
         norm = torch.linalg.vector_norm(parameter.grad.to_local(), dtype=torch.float64)
-        held = count_copies(parameter.grad) * (sharing if id(parameter) in alike else 1)
-        total += norm.square() / held
+        copies = count_copies(parameter.grad) * (tensor_ranks if id(parameter) in alike else 1)
+        total += norm.square() / copies
     dist.all_reduce(total)
     return total.sqrt()

@@ -23,7 +23,7 @@ from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import BySize, Llama2, Llama3, PaLM
 from trainrig.corpus.signals.shares import STEPS, compute_shares
 
-_Whole = int | np.int64
+_Integer = int | np.int64
 
 
 class OverlapSpans(NamedTuple):
@@ -49,7 +49,7 @@ class BenchmarkOverlap:
         self._examples_B = index.examples_B
         self._whole_words = not isinstance(style, PaLM)
         self._skips = style.skips if isinstance(style, Llama2) else 0
-        self._needed_E = find_unit_thresholds(index, style)
+        self._least_units_E = find_unit_thresholds(index, style)
         # A stamp is the number of the last document that contained the word, example or n-gram.
         # Numbers count all documents from 1.
         self._stamps_B = np.zeros(len(index.words_B), np.int64)
@@ -71,15 +71,15 @@ class BenchmarkOverlap:
         """
         index = self._index
         # This upper bound is generous, but untouched pages of memory are never allocated.
-        room = len(hits.texts) * len(index.names)
-        documents, begins, stops = (np.empty(room, np.int64) for _ in range(3))
-        spans = OverlapSpans(documents, np.empty(room, np.uint32), begins, stops)
+        capacity = len(hits.texts) * len(index.names)
+        documents, begins, stops = (np.empty(capacity, np.int64) for _ in range(3))
+        spans = OverlapSpans(documents, np.empty(capacity, np.uint32), begins, stops)
         filled = 0
         # Documents run one after another, because each must be complete before its share is known.
         bounds = np.flatnonzero(np.diff(hits.texts, prepend=-1, append=-2))
         for begin, end in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
-            text = int(hits.texts[begin])
-            document = self._documents + text + 1
+            position = int(hits.texts[begin])
+            document = self._documents + position + 1
             count = _mark_overlap(
                 hits.words[begin:end],
                 hits.grams[begin:end],
@@ -91,8 +91,8 @@ class BenchmarkOverlap:
                 index.ends_P,
                 self._examples_B,
                 numbers_W,
-                int(firsts_D1[text]),
-                int(firsts_D1[text + 1]),
+                int(firsts_D1[position]),
+                int(firsts_D1[position + 1]),
                 document,
                 self._whole_words,
                 self._skips,
@@ -104,10 +104,10 @@ class BenchmarkOverlap:
                 self.marks_B,
             )
             touched = np.sort(self._touched_E[:count])
-            full = touched[self._units_E[touched] >= self._needed_E[touched]]
-            if not len(full):
+            dirty = touched[self._units_E[touched] >= self._least_units_E[touched]]
+            if not len(dirty):
                 continue
-            self._stamps_E[full] = -document  # the minus sign marks dirty examples
+            self._stamps_E[dirty] = -document  # the minus sign marks dirty examples
             filled = _find_longest_spans(
                 hits.words[begin:end],
                 hits.grams[begin:end],
@@ -119,13 +119,13 @@ class BenchmarkOverlap:
                 index.ends_P,
                 self._examples_B,
                 numbers_W,
-                int(firsts_D1[text]),
-                int(firsts_D1[text + 1]),
+                int(firsts_D1[position]),
+                int(firsts_D1[position + 1]),
                 document,
                 self._skips,
                 self._stamps_E,
                 self._benchmarks_E,
-                text,
+                position,
                 filled,
                 *spans,
             )
@@ -140,8 +140,8 @@ class BenchmarkOverlap:
 
 def count_units(index: Index, style: BySize) -> NDArray[np.int64]:
     """Return the number of units (n-grams or words) of each example."""
-    counted = index.grams.orders_B > 0 if isinstance(style, PaLM) else None
-    examples = index.examples_B if counted is None else index.examples_B[counted]
+    begins_gram_B = index.grams.orders_B > 0 if isinstance(style, PaLM) else None
+    examples = index.examples_B if begins_gram_B is None else index.examples_B[begins_gram_B]
     return np.bincount(examples, minlength=len(index.lines_E)).astype(np.int64)
 
 
@@ -157,23 +157,23 @@ def find_unit_thresholds(index: Index, style: BySize) -> NDArray[np.int64]:
     Shares are rounded to 1 / STEPS before they are compared with the threshold. An example without
     units gets the largest int64, so it is never dirty.
     """
-    wholes = count_units(index, style)
-    least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
+    all_units_E = count_units(index, style)
+    thresholds_E = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
     # lowest rounded share that reaches the threshold, in steps of 1 / STEPS
-    steps = np.ceil(np.round(least * STEPS, 6))
+    steps = np.ceil(np.round(thresholds_E * STEPS, 6))
     # Rounding makes the result one of `near`, `near + 1` and `near + 2`.
-    near = np.floor((steps - 0.5) / STEPS * wholes).astype(np.int64)
+    near = np.floor((steps - 0.5) / STEPS * all_units_E).astype(np.int64)
     enough = near + 2
     for units in (near + 1, near):
-        enough = np.where(compute_shares(units, wholes) >= least, units, enough)
-    return np.where(wholes > 0, np.maximum(enough, 1), np.iinfo(np.int64).max)
+        enough = np.where(compute_shares(units, all_units_E) >= thresholds_E, units, enough)
+    return np.where(all_units_E > 0, np.maximum(enough, 1), np.iinfo(np.int64).max)
 
 
 @compile_nogil
 def _measure_span(
-    word: _Whole,
-    place: _Whole,
-    order: _Whole,
+    word: _Integer,
+    place: _Integer,
+    order: _Integer,
     skips: int,
     words_B: NDArray[np.uint32],
     texts_B: NDArray[np.uint32],
@@ -181,7 +181,7 @@ def _measure_span(
     numbers: NDArray[np.uint32],
     first: int,
     end: int,
-) -> _Whole:
+) -> _Integer:
     """Return the length in words of the match at `word` and `place`.
 
     With skips, a match extends to the right over up to `skips` different words. The result is then
@@ -290,7 +290,7 @@ def _find_longest_spans(
     skips: int,
     stamps_E: NDArray[np.int64],
     benchmarks_E: NDArray[np.int64],
-    text: int,
+    position: int,
     filled: int,
     documents: NDArray[np.int64],
     examples: NDArray[np.uint32],
@@ -306,7 +306,7 @@ def _find_longest_spans(
         word = hit_words[hit]
         gram = np.int64(hit_grams[hit])
         order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
-        last = np.int64(-1)  # the last benchmark seen: places ascend, so benchmarks ascend too
+        last_benchmark = np.int64(-1)  # places ascend, so benchmarks ascend too
         for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
             place = np.int64(gram_places[index])
             example = np.int64(examples_B[place])
@@ -317,9 +317,9 @@ def _find_longest_spans(
             )
             if length == 0:
                 continue
-            if benchmarks_E[example] != last:
-                last = benchmarks_E[example]
-                documents[filled] = text
+            if benchmarks_E[example] != last_benchmark:
+                last_benchmark = benchmarks_E[example]
+                documents[filled] = position
                 examples[filled] = example
                 begins[filled] = word
                 stops[filled] = word + length

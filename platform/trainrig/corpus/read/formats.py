@@ -20,7 +20,7 @@ from trainrig.errors import DataError
 _HEAD = 2**14  # bytes at the start that are examined
 # Bytes at the start in which to look for a second gzip member; the smaller number nearly always
 # suffices.
-_FIRST_MEMBERS = (2**18, 2**24)
+_MEMBER_SEARCH_BYTES = (2**18, 2**24)
 
 _HTML = re.compile(
     rb"(?:\s|<!--.*?-->|<\?xml[^>]*>)*<(?:!doctype\s+html|html|head|body)\b",
@@ -30,12 +30,12 @@ _HTML = re.compile(
 
 def recognise(file: File) -> Format:
     """Detect the format of `file`. Raises DataError, with a remedy, if it is unknown."""
-    packed = read_first_bytes(file.path, _HEAD)
-    by_content = _recognise_content(unpack_head(packed))
+    head = read_first_bytes(file.path, _HEAD)
+    by_content = _recognise_content(unpack_head(head))
     format_ = by_content or format_by_name(file.name)
     if format_ is None:
         raise DataError(
-            f"{file.path}: its format is unknown: it begins with {packed[:24]!r}, and its name has "
+            f"{file.path}: its format is unknown: it begins with {head[:24]!r}, and its name has "
             f"no known ending; set `format` to one of {', '.join(NAMES)}, "
             "or leave the file out of `paths`"
         )
@@ -53,7 +53,7 @@ def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
         if head.startswith(GZIP_MAGIC):
             return any(
                 is_compressed_by_record(io.BytesIO(read_first_bytes(path, count)), grammar)
-                for count in _FIRST_MEMBERS
+                for count in _MEMBER_SEARCH_BYTES
             )
         return not head.startswith(ZSTD_MAGIC)
     if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)) or is_wide(head, reading.encoding):

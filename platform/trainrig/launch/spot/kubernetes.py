@@ -30,20 +30,20 @@ class PodEnd:
         come already.
         """
         self._grace = grace
-        self._ended: float | None = time.time() + grace if now else None
+        self._end_time: float | None = time.time() + grace if now else None
         signal.signal(signal.SIGTERM, self._end)
 
     def look(self) -> Notice | None:
         """Return the notice once SIGTERM has come; see NoticeSource."""
-        return None if self._ended is None else Notice("the pod ends", self._ended)
+        return None if self._end_time is None else Notice("the pod ends", self._end_time)
 
     def over(self) -> bool:
         """Return whether the agent should end; see NoticeSource.
 
         A `preStop` hook that returns earlier makes Kubernetes send SIGTERM to Ray earlier.
         """
-        return self._ended is not None and time.time() > self._ended - LEFT_FOR_RAY
+        return self._end_time is not None and time.time() > self._end_time - LEFT_FOR_RAY
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        if self._ended is None:
-            self._ended = time.time() + self._grace
+        if self._end_time is None:
+            self._end_time = time.time() + self._grace

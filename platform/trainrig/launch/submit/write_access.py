@@ -38,10 +38,10 @@ def find_shared_disk(path: str) -> str | None:
     except OSError:
         return None
     mounts = [line.split()[:3] for line in lines]
-    on = [mount for mount in mounts if _is_below(path, mount[1].replace("\\040", " "))]
-    if not on:
+    containing = [mount for mount in mounts if _is_below(path, mount[1].replace("\\040", " "))]
+    if not containing:
         return None
-    source, _, kind = max(on, key=lambda mount: len(mount[1]))
+    source, _, kind = max(containing, key=lambda mount: len(mount[1]))
     return f"{kind} ({source})" if kind in SHARED or kind.startswith("fuse.") else None
 
 

@@ -95,8 +95,8 @@ class BidirectionalEncoder(Decoder):
     @property
     def every_layer(self) -> list[nn.Module]:
         """The layers of the encoder, and of its generator if it has one."""
-        beside = [] if self.generator is None else self.generator.every_layer
-        return [*super().every_layer, *beside]
+        generator_layers = [] if self.generator is None else self.generator.every_layer
+        return [*super().every_layer, *generator_layers]
 
     def forward(  # type: ignore[override]
         self,
@@ -202,12 +202,12 @@ class BidirectionalEncoder(Decoder):
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
         rows_N = places_N // x_BTC.shape[1]
         length = x_BTC.shape[1]
-        there_NT = x_BTC.new_ones(len(places_N), length)
+        in_document_NT = x_BTC.new_ones(len(places_N), length)
         if documents_BS is not None:
             document_N = documents_BS.flatten()[places_N]
-            there_NT = (documents_BS[rows_N] == document_N[:, None]).to(x_BTC.dtype)
-        sums_NC = (x_BTC[rows_N] * there_NT[:, :, None]).sum(1)
-        return sums_NC / there_NT.sum(1, keepdim=True)
+            in_document_NT = (documents_BS[rows_N] == document_N[:, None]).to(x_BTC.dtype)
+        sums_NC = (x_BTC[rows_N] * in_document_NT[:, :, None]).sum(1)
+        return sums_NC / in_document_NT.sum(1, keepdim=True)
 
     def _prepare_head_input(self, x_BTC: Tensor) -> Tensor:
         if self.pooler is not None:

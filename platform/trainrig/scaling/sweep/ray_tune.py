@@ -76,8 +76,8 @@ class TrialsOnTune:
         self._progress = progress
         self._failed = failed
         # Name of the Tune experiment. Tune would continue an earlier experiment of the same name.
-        self._call = f"{os.getpid()}-{time.time_ns()}"
-        self._records = stage.build_path(SCRATCH, "failures", self._call)
+        self._experiment = f"{os.getpid()}-{time.time_ns()}"
+        self._records = stage.build_path(SCRATCH, "failures", self._experiment)
         self.trials = 0  # number of trials that have ended
         self.seconds = 0.0  # sum of the trials' durations, from start to end
         self.training_seconds = 0.0  # the part of it that updates and held-out losses took
@@ -187,7 +187,7 @@ class TrialsOnTune:
                 reuse_actors=True, max_concurrent_trials=wanted.at_once, **tune_settings
             ),
             run_config=tune.RunConfig(
-                name=self._call,
+                name=self._experiment,
                 storage_path=self._stage.build_path(SCRATCH, "tune"),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=wanted.retries),
@@ -231,21 +231,21 @@ class TrialsOnTune:
 
         return Listener()
 
-    def _begin(self, name: str, config: Config) -> None:
-        self._began.setdefault(name, time.monotonic())
+    def _begin(self, trial_id: str, config: Config) -> None:
+        self._began.setdefault(trial_id, time.monotonic())
         self._progress.begin_trial(self._work.find_trial(config))
 
-    def _end(self, name: str, config: Config, last: Config) -> None:
+    def _end(self, trial_id: str, config: Config, result: Config) -> None:
         self.trials += 1
-        self.seconds += time.monotonic() - self._began.pop(name)
-        self.training_seconds += last.get("training", 0.0)
-        self._stopped |= last.get("stopped", False)
-        if "problem" in last and not self._problem:
-            self._problem = getattr(errors, last["kind"])(last["problem"])
+        self.seconds += time.monotonic() - self._began.pop(trial_id)
+        self.training_seconds += result.get("training", 0.0)
+        self._stopped |= result.get("stopped", False)
+        if "problem" in result and not self._problem:
+            self._problem = getattr(errors, result["kind"])(result["problem"])
         trial = self._work.find_trial(config)
-        if "failed" in last:
-            self._failed[trial.name] = last["failed"]
-            log.warning("trial %s failed: %s", trial.name, last["failed"])
+        if "failed" in result:
+            self._failed[trial.name] = result["failed"]
+            log.warning("trial %s failed: %s", trial.name, result["failed"])
         self._progress.end_trial(trial)
 
 
@@ -267,7 +267,7 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
     try:
         from ray.tune.search.optuna import OptunaSearch
 
-        drawn = OptunaSearch(metric="loss", mode="min", seed=search.searcher.seed)
+        searcher = OptunaSearch(metric="loss", mode="min", seed=search.searcher.seed)
     except (ImportError, AssertionError):
         raise ConfigError(
             "search.searcher: Optuna is not installed; pip install 'trainrig[optuna]', or use "
@@ -280,6 +280,6 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
             for name, factors in bounds.items()
             if len(set(factors)) > 1
         },
-        "search_alg": drawn,
+        "search_alg": searcher,
         "num_samples": search.searcher.draws,
     }

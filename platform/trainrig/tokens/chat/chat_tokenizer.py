@@ -41,11 +41,12 @@ class ChatTokenizer:
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the template and its variables."""
-        named = json.dumps({k: str(v) for k, v in self.named.items()}, sort_keys=True)
-        return hashlib.sha256(f"{self.template}\0{named}".encode()).hexdigest()
+        variables = {name: str(value) for name, value in self.template_variables.items()}
+        packed = json.dumps(variables, sort_keys=True)
+        return hashlib.sha256(f"{self.template}\0{packed}".encode()).hexdigest()
 
     @functools.cached_property
-    def named(self) -> dict[str, Any]:
+    def template_variables(self) -> dict[str, Any]:
         """Variables of the template: the special tokens of the tokenizer, and `variables`."""
         given = self.files.parse_json(MAP) | self.files.parse_json(TOKENIZER_CONFIG)
         tokens = {
@@ -58,7 +59,7 @@ class ChatTokenizer:
     def build_renderer(self) -> ChatRenderer:
         """Return the renderer of the chat template. Raises ConfigError for an invalid template."""
         where = TEMPLATE if self.files.chat_template else "trainrig's chat template"
-        return ChatRenderer(self.encoder, self.template, self.named, where)
+        return ChatRenderer(self.encoder, self.template, self.template_variables, where)
 
     def build_prompting_renderer(self) -> ChatRenderer:
         """Return a renderer of conversations for a model to continue with the assistant's turn.
@@ -68,10 +69,10 @@ class ChatTokenizer:
         """
         renderer = self.build_renderer()
         turn = self.encoder.special_tokens.end_of_turn
-        asked = (Message("user", "a"),)
-        bare = renderer.render_text(asked, ())
-        unprompted = turn is not None and bare.rstrip().endswith(turn.text)
-        if turn and unprompted and renderer.render_text(asked, (), prompt=True) == bare:
+        question = (Message("user", "a"),)
+        bare = renderer.render_text(question, ())
+        closes_turn = turn is not None and bare.rstrip().endswith(turn.text)
+        if turn and closes_turn and renderer.render_text(question, (), prompt=True) == bare:
             raise DataError(
                 f"{self.files.where}: the chat template has no prompt for the assistant: a "
                 f"user's turn ends in {turn.text} with and without add_generation_prompt; add "

@@ -20,7 +20,7 @@ from trainrig.config import Settings
 RANKS_BITS = 48
 WORST: int = 2**RANKS_BITS - 1
 # Bits of the source's number in a rank of `Earliest(by="crawl")`; the crawl's number is above them.
-_CRAWL_BITS = 24
+_SOURCE_BITS = 24
 _SOURCES = 2**16
 
 
@@ -160,7 +160,7 @@ def rank_across_crawls(rule: KeepRule, ranks: NDArray[np.uint64], crawl: int) ->
     inner = rule.next if isinstance(rule, SourcePriority) else rule
     if not isinstance(inner, Earliest) or inner.by != "crawl":
         return ranks
-    return ranks | np.uint64(crawl << _CRAWL_BITS)
+    return ranks | np.uint64(crawl << _SOURCE_BITS)
 
 
 def _parse_seconds(date: str | None) -> int:
@@ -171,5 +171,5 @@ def _parse_seconds(date: str | None) -> int:
         return WORST
     if np.isnat(moment):
         return WORST
-    since = moment - np.datetime64("0000-01-01", "s")
-    return min(max(0, int(since / np.timedelta64(1, "s"))), WORST)
+    elapsed = moment - np.datetime64("0000-01-01", "s")
+    return min(max(0, int(elapsed / np.timedelta64(1, "s"))), WORST)

@@ -30,7 +30,7 @@ class NormalisedTexts(NamedTuple):
     @classmethod
     def of(cls, texts: Sequence[str]) -> "NormalisedTexts":
         """Convert strings, which may contain lone surrogates."""
-        encoded = [_lower_case(text).encode("utf-8", "surrogatepass") for text in texts]
+        encoded = [_lower_if_special(text).encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(text) for text in encoded], out=starts[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
@@ -47,7 +47,7 @@ class NormalisedTexts(NamedTuple):
         strings.validate(full=True)
         texts = _read_buffers(strings)
         found = np.zeros(len(strings), np.bool_)
-        _find_capitals(texts.data, texts.starts, _CAPITALS, found)
+        _find_special_capitals(texts.data, texts.starts, _CAPITALS, found)
         if not found.any():
             return texts
         mask = pa.array(found)
@@ -68,7 +68,7 @@ class NormalisedTexts(NamedTuple):
         return list(itertools.pairwise(cuts))
 
 
-def _lower_case(text: str) -> str:
+def _lower_if_special(text: str) -> str:
     return text.lower() if any(capital in text for capital in CAPITALS) else text
 
 
@@ -76,12 +76,12 @@ def _read_buffers(strings: pa.LargeStringArray) -> NormalisedTexts:
     if not len(strings):
         return NormalisedTexts.of([])
     _, starts, data = strings.buffers()
-    here = np.frombuffer(starts, np.int64)[strings.offset :][: len(strings) + 1]
-    return NormalisedTexts(np.frombuffer(data or b"", np.uint8), here.copy())
+    offsets = np.frombuffer(starts, np.int64)[strings.offset :][: len(strings) + 1]
+    return NormalisedTexts(np.frombuffer(data or b"", np.uint8), offsets.copy())
 
 
 @compile_nogil
-def _find_capitals(
+def _find_special_capitals(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     capitals: NDArray[np.uint8],
@@ -90,11 +90,11 @@ def _find_capitals(
     """Mark in `found` the texts that contain one of `capitals`, of two bytes of UTF-8 each."""
     for text in range(len(found)):
         # The compiler vectorises the loop over a view whose positions start at 0.
-        here = data[starts[text] : starts[text + 1]]
-        seen = False  # a bool, because numba would widen a number to 8 bytes and be slower
+        encoded = data[starts[text] : starts[text + 1]]
+        has_capital = False  # a bool, because numba would widen a number to 8 bytes and be slower
         for capital in capitals:
             first = capital[0]
             second = capital[1]
-            for place in range(len(here) - 1):
-                seen |= (here[place] == first) & (here[place + 1] == second)
-        found[text] = seen
+            for place in range(len(encoded) - 1):
+                has_capital |= (encoded[place] == first) & (encoded[place + 1] == second)
+        found[text] = has_capital
