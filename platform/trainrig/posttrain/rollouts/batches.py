@@ -5,8 +5,8 @@ and scored. The prompts and all random numbers follow from the seed, the number 
 number of the micro-batch. So a micro-batch is a function of these and the weights: every worker
 makes the same one, also when it is made again after a failure.
 
-- A *group* is the completions of one prompt. It is *flat* if all have the same total reward: then
-  all advantages are 0.
+- A *group* is the completions of one prompt. It is *flat* if all have the same total reward, which
+  gives no gradient where advantages compare the completions of a group.
 - A *wave* is one round of sampling for a batch, with as many prompts as a batch has. With
   `rollouts.waves` above 1, a batch is chosen from the groups of several waves.
 - `rollouts.lag` is the number of batches that sampling runs ahead. With a lag, the weights that
@@ -130,11 +130,11 @@ class RolloutBatches(RolloutMaker):
             LIMIT_TOKENS: int(micro.arrays[LIMIT_TOKENS].sum()),
         }
 
-    def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
+    def sample(self, model: Any, number: int, index: int, wave_input: Arrays = NO_ARRAYS) -> Arrays:
         """Sample and score micro-batch `index` of batch `number` (of wave `number` with waves).
 
-        A prompt whose group is flat is replaced up to `redraws` times. `asked` is not used: whole
-        completions need no input (see `RolloutMaker.sample`).
+        A prompt whose group is flat is replaced up to `redraws` times. `wave_input` is not used,
+        because completions start from their prompts alone (see `RolloutMaker.sample`).
 
         With a lag, raises DataError if the log-probabilities of sampling and of training differ by
         more than `largest_gap`.
@@ -152,7 +152,7 @@ class RolloutBatches(RolloutMaker):
                 groups[place] = group
         arrays = self._build_arrays(groups)
         if self.lag:
-            arrays[BEHAVIOUR] = self._read(model, *move_to_device(model, arrays))
+            arrays[BEHAVIOUR] = self._read_log_probabilities(model, *move_to_device(model, arrays))
             self._check_gap(arrays[BEHAVIOUR], arrays)
         return arrays
 
@@ -172,20 +172,22 @@ class RolloutBatches(RolloutMaker):
         `draw` is the number of times that these places were drawn before.
         """
         samples = self._run.rollouts.samples
-        asked = [
+        placed_prompts = [
             (place, self._prompts.find(place, self._run.rollouts.seed, draw)) for place in places
         ]
-        said = self._sampler.sample(model, asked, draw)
-        completions = [transcript.build_completion() for transcript in said]
+        transcripts = self._sampler.sample(model, placed_prompts, draw)
+        completions = [transcript.build_completion() for transcript in transcripts]
         environment = self._run.environment
-        given = [(environment, [transcript.score for transcript in said])] if environment else []
-        rows = [transcript.prompt.number for transcript in said]
-        scores = self._rewards.score(completions, given, rows)
+        environment_scores = (
+            [(environment, [transcript.score for transcript in transcripts])] if environment else []
+        )
+        rows = [transcript.prompt.number for transcript in transcripts]
+        scores = self._rewards.score(completions, environment_scores, rows)
         return [
             CompletionGroup(
-                tuple(said[begin : begin + samples]), _cut(scores, begin, begin + samples)
+                tuple(transcripts[begin : begin + samples]), _cut(scores, begin, begin + samples)
             )
-            for begin in range(0, len(said), samples)
+            for begin in range(0, len(transcripts), samples)
         ]
 
     def _build_arrays(self, groups: Sequence[CompletionGroup]) -> dict[str, NDArray[Any]]:
@@ -241,8 +243,8 @@ class RolloutBatches(RolloutMaker):
         rewards_GS = arrays.pop(TOTALS)
         numbers_B = arrays.pop(PROMPTS)
         read = move_to_device(model, arrays)
-        arrays[OLD] = self._read(model, *read)
-        self._weigh(arrays)
+        arrays[OLD] = self._read_log_probabilities(model, *read)
+        self._weigh_or_check(arrays)
         arrays |= self._assign_credit(others, rewards_GS, arrays, read)
         places = np.arange(len(numbers_B))
         first = number * wanted.prompts * wanted.samples + index * wanted.micro_batch
@@ -250,10 +252,11 @@ class RolloutBatches(RolloutMaker):
             arrays,
             samples=first + places,
             sources=np.zeros(len(places), dtype=np.int64),
+            # one piece a row: (row, position 0, number of the prompt)
             pieces=np.stack([places, np.zeros_like(places), numbers_B], axis=1),
         )
 
-    def _weigh(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def _weigh_or_check(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Add importance weights to `arrays` if there is a lag.
 
         Without a lag, raises DataError if the log-probabilities of sampling and of training differ
@@ -285,27 +288,29 @@ class RolloutBatches(RolloutMaker):
         """
         mask_BT = arrays[TARGETS] != IGNORE
         objective = self._run.objective
-        found: dict[str, NDArray[Any]] = {}
+        credited: dict[str, NDArray[Any]] = {}
         penalties_BT: Floats | None = None
         values_BT: Floats | None = None
-        if held := objective.reference:
-            found[REFERENCE_TOKENS] = self._read(others[REFERENCE_MODEL], *read)
-            weight = self.carried.get(DIVERGENCE_WEIGHT, held.weight)
-            if held.place == "reward":
-                away_BT = (arrays[OLD] - found[REFERENCE_TOKENS]).astype(np.float64)
-                penalties_BT = weight * held.estimate(away_BT) * mask_BT
-            if held.adaptive:
-                found[DIVERGENCE_WEIGHT] = np.full(len(mask_BT), weight, dtype=np.float32)
+        if reference := objective.reference:
+            credited[REFERENCE_TOKENS] = self._read_log_probabilities(
+                others[REFERENCE_MODEL], *read
+            )
+            weight = self.carried.get(DIVERGENCE_WEIGHT, reference.weight)
+            if reference.place == "reward":
+                away_BT = (arrays[OLD] - credited[REFERENCE_TOKENS]).astype(np.float64)
+                penalties_BT = weight * reference.estimate(away_BT) * mask_BT
+            if reference.adaptive:
+                credited[DIVERGENCE_WEIGHT] = np.full(len(mask_BT), weight, dtype=np.float32)
         if isinstance(objective, OnPolicyDistillation) and objective.estimator == "sampled":
-            found[TEACHER_TOKENS] = self._read(others[TEACHER_MODEL], *read)
-            away_BT = (arrays[OLD] - found[TEACHER_TOKENS]).astype(np.float64)
+            credited[TEACHER_TOKENS] = self._read_log_probabilities(others[TEACHER_MODEL], *read)
+            away_BT = (arrays[OLD] - credited[TEACHER_TOKENS]).astype(np.float64)
             penalties_BT = away_BT * mask_BT
         if CRITIC_MODEL in others:
             values, _ = read_values(others[CRITIC_MODEL], *read)
             values_BT = values.double().cpu().numpy()
-        return found | objective.credit(rewards_GS, mask_BT, penalties_BT, values_BT)
+        return credited | objective.credit(rewards_GS, mask_BT, penalties_BT, values_BT)
 
-    def _read(
+    def _read_log_probabilities(
         self, model: "nn.Module", ids_BT: "Tensor", targets_BT: "Tensor"
     ) -> NDArray[np.float32]:
         """Return the [B, T] log-probabilities of the targets, computed as in training."""
@@ -313,9 +318,9 @@ class RolloutBatches(RolloutMaker):
 
         entries = self._encoder.encoder.vocabulary_size
         temperature = float(np.float32(self._run.rollouts.temperature))
-        read = read_tokens(model, ids_BT, targets_BT, temperature, entries)
-        found: NDArray[np.float32] = read.log_probabilities_BT.cpu().numpy()
-        return found
+        scored = read_tokens(model, ids_BT, targets_BT, temperature, entries)
+        log_probabilities_BT: NDArray[np.float32] = scored.log_probabilities_BT.cpu().numpy()
+        return log_probabilities_BT
 
     def _check_gap(self, read_BT: NDArray[np.float32], arrays: Arrays) -> None:
         mask_BT = arrays[TARGETS] != IGNORE
