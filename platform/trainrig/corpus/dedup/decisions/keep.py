@@ -100,7 +100,7 @@ class BestSignal(Settings):
 
 
 class Earliest(Settings):
-    """Keep the document that was fetched first, or that is of the crawl listed first.
+    """Keep the document that was fetched first, or whose crawl or source is listed first.
 
     `by = "date"` compares the column `date` to the second; a document without a date comes last.
     `by = "crawl"` compares the position of the crawl in the run file's list `against` of earlier
