@@ -218,14 +218,14 @@ def test_parquet_loses_the_nulls_of_its_objects_alone_and_says_so_once(tokens, t
         else:
             assert '"arguments": {"a": 1}' in text and "default" not in text
             assert list(made.counts["unread"].values()) == [2]
-    assert caplog.text.count("say what is not read: null keys of tools") == 1
+    assert caplog.text.count("hold fields that are ignored: null keys of tools") == 1
 
 
 def test_what_changes_the_meaning_and_is_not_read_is_said_once_a_stage(encode_rows, caplog):
     rows = [{**GOOD, "images": ["a.png"]}, {**GOOD, "margin": 1.0}, {**GOOD, "images": ["b.png"]}]
     made = encode_rows(rows)
     assert made.counts["unread"] == {"images": 2, "margin": 1}
-    assert "of 3 rows, these say what is not read: images in 2, margin in 1" in caplog.text
+    assert "of 3 rows, some hold fields that are ignored: images in 2, margin in 1" in caplog.text
     assert "unread" not in encode_rows([GOOD], output="plain").counts
 
 

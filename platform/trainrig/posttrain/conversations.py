@@ -398,7 +398,7 @@ def warn_of_unread(output: str, counts: Mapping[str, Any]) -> None:
     if unread := counts.get("unread", {}):
         fields = ", ".join(f"{name} in {count:,}" for name, count in unread.items())
         log.warning(
-            "%s: of %d rows, these say what is not read: %s", output, counts["rows"], fields
+            "%s: of %d rows, some hold fields that are ignored: %s", output, counts["rows"], fields
         )
 
 

@@ -57,8 +57,8 @@ def test_one_message_is_asked_as_the_text_that_it_is(read):
     [
         ({"prompt": TURNS}, {"chat": False}, "`prompt` is messages; set prompts.chat = true"),
         ({"prompt": TURNS}, {"template": "{{ prompt }}!"}, "is no text; name a part of it"),
-        ({"prompt": TURNS[:3]}, {}, "`prompt` ends in no turn that the assistant answers"),
-        ({"prompt": []}, {}, "`prompt` ends in no turn"),
+        ({"prompt": TURNS[:3]}, {}, "`prompt` must end with a turn that the assistant answers"),
+        ({"prompt": []}, {}, "`prompt` must end with a turn"),
         ({"prompt": [{"role": "bot", "content": "a"}]}, {}, "unknown_role: `role` is 'bot'"),
         ({"prompt": TURNS, "tools": [1]}, {}, "bad_tools"),
     ],
@@ -66,7 +66,7 @@ def test_one_message_is_asked_as_the_text_that_it_is(read):
 def test_a_conversation_that_cannot_be_asked_is_left_out_and_says_why(
     read, row, files, said, caplog
 ):
-    with pytest.raises(DataError, match="not one row to ask, of 1"):
+    with pytest.raises(DataError, match="no usable prompt in 1 rows"):
         read([row], **files)
     assert said in caplog.text
 
@@ -74,7 +74,7 @@ def test_a_conversation_that_cannot_be_asked_is_left_out_and_says_why(
 def test_what_is_not_read_beside_prompts_is_said_once(read, caplog):
     asked = [{"role": "user", "content": "a"}]
     read([{"prompt": "a", "tools": TOOLS}, {"prompt": asked, "images": ["x"]}, {"prompt": "b"}])
-    assert caplog.text.count("say what is not read") == 1
+    assert caplog.text.count("hold fields that are ignored") == 1
     assert "images in 1, tools beside a prompt that is one text in 1" in caplog.text
     caplog.clear()
     read([{"prompt": "a", "tools": TOOLS}], template="{{ prompt }} {{ tools | tojson }}")

@@ -239,7 +239,7 @@ def test_flat_prompts_are_drawn_anew(ranks, make_run, tmp_path):
 
 
 def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_run, tmp_path):
-    with pytest.raises(AssertionError, match=r"more than largest_gap = 1e-12: training would"):
+    with pytest.raises(AssertionError, match=r"more than largest_gap = 1e-12: the model"):
         trained(ranks, make_run(tmp_path / "run", rollouts={"largest_gap": 1e-12}), 1)
 
 
@@ -249,7 +249,7 @@ def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_ru
         ({"rollouts": {"prompt_tokens": 44}}, r"prompt_tokens \(44\) and maximum_tokens \(5\) are"),
         ({"prompts": {"paths": ("nowhere.jsonl",)}}, "nowhere.jsonl"),
         ({"rewards": ({"kind": "ExactAnswer"}, {"kind": "ExactAnswer"})}, "2 are named 'exact'"),
-        ({"rewards": ({"kind": "ExactAnswer", "column": "gold"},)}, "not one row to ask, of 9"),
+        ({"rewards": ({"kind": "ExactAnswer", "column": "gold"},)}, "no usable prompt in 9 rows"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(changes, said, make_run, tmp_path):
@@ -282,7 +282,7 @@ def test_rows_that_cannot_be_asked_are_left_out_and_counted(fresh, make_run, tmp
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"question": "a", "answer": "e"}) + "\n{torn\n")
     files = run.prompts.model_copy(update={"paths": (str(bad),)})
-    with pytest.raises(DataError, match=r"bad.jsonl, line 2: no JSON"):
+    with pytest.raises(DataError, match=r"bad.jsonl, line 2: not valid JSON"):
         read_prompt_set(files, encoder, 32)
 
 

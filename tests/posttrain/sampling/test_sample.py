@@ -215,9 +215,9 @@ def test_the_best_are_chosen_by_reward_each_text_once(sampling):
 def test_what_cannot_work_is_refused_and_leaves_nothing(sampling, tmp_path, problems, caplog):
     with pytest.raises(ConfigError, match=r"are more than the model's 48 positions"):
         sample_answers(sampling(maximum_tokens=40))
-    with pytest.raises(DataError, match=r"not one row to ask, of 11: .*no 'right'"):
+    with pytest.raises(DataError, match=r"no usable prompt in 11 rows: .*no 'right'"):
         sample_answers(sampling(rewards=({"kind": "ExactAnswer", "column": "right"},)))
-    with pytest.raises(DataError, match=r"not one row to ask, of 11: .*not 1 to 2 tokens"):
+    with pytest.raises(DataError, match=r"no usable prompt in 11 rows: .*not 1 to 2 tokens"):
         sample_answers(sampling(prompt_tokens=2))
     assert not (tmp_path / "sampled").exists()
     with caplog.at_level(logging.WARNING):

@@ -328,10 +328,10 @@ class RolloutBatches(RolloutMaker):
         most = self._run.rollouts.largest_gap
         if not gap <= most:
             raise DataError(
-                f"rollouts: log-probabilities as sampled and as training reads them differ by "
-                f"{gap:.3g} nats a token, more than largest_gap = {most}: training would learn of "
-                "another model than it samples from. Train in a finer precision, or raise "
-                "rollouts.largest_gap if that much is meant to be"
+                f"rollouts: log-probabilities of sampling and of training differ by {gap:.3g} nats "
+                f"per token, more than largest_gap = {most}: the model that samples would differ "
+                "from the model that is trained. Train in a higher precision, or raise "
+                "rollouts.largest_gap if this difference is acceptable"
             )
 
     @functools.cached_property

@@ -115,10 +115,12 @@ def read_prompt_set(
         log.warning("prompts: %d left out: %s; the first, %s", count, kind, first_skipped[kind])
     if unread:
         fields = ", ".join(f"{name} in {count:,}" for name, count in sorted(unread.items()))
-        log.warning("prompts: of %d rows, these say what is not read: %s", number + 1, fields)
+        log.warning(
+            "prompts: of %d rows, some hold fields that are ignored: %s", number + 1, fields
+        )
     if not prompts:
         reasons = "; ".join(first_skipped.values()) or "the files are empty"
-        raise DataError(f"prompts.paths: not one row to ask, of {number + 1:,}: {reasons}")
+        raise DataError(f"prompts.paths: no usable prompt in {number + 1:,} rows: {reasons}")
     return PromptSet(tuple(prompts), dict(left_out))
 
 
@@ -155,7 +157,7 @@ class _PromptMaker:
             raise DataError(f"`{self._column}` is messages; set prompts.chat = true to answer them")
         chat = Conversation(parse_messages(given, str(self._column)), parse_tools(row.get("tools")))
         if not chat.messages or chat.messages[-1].role == ASSISTANT:
-            raise DataError(f"`{self._column}` ends in no turn that the assistant answers")
+            raise DataError(f"`{self._column}` must end with a turn that the assistant answers")
         return chat
 
 
@@ -178,9 +180,9 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: no JSON: {error}; write one object a line") from None
+        raise DataError(f"{where}: not valid JSON: {error}; write one object a line") from None
     if not isinstance(row, dict):
         raise DataError(
-            f"{where}: {type(row).__name__} where an object was to be; write one a line"
+            f"{where}: must be a JSON object, but is a {type(row).__name__}; write one a line"
         )
     return row
