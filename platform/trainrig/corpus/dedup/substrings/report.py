@@ -1,4 +1,7 @@
-"""Report of the texts that were removed most often, and of the longest."""
+"""Report of the texts that were removed most often, and of the longest.
+
+A split is the part of the corpus that one task processes. `save_repeated_texts` is called for each.
+"""
 
 import hashlib
 from collections.abc import Sequence
