@@ -36,7 +36,7 @@ def main(shared: int) -> None:
     extract(RawPage("", "text/html", b"<p>A first page.", "", None), settings)
     _limit_memory(memory)
     without_pages = read_peak_memory()
-    send(answers, str(without_pages).encode())
+    send(answers, str(without_pages).encode())  # the parent, too, subtracts it from the peak
     while (message := receive(requests)) is not None:
         pages = pickle.loads(message)
         with mmap.mmap(shared, 0, access=mmap.ACCESS_READ) as bodies:
@@ -49,7 +49,7 @@ def main(shared: int) -> None:
                 try:
                     outcome = extract(dataclasses.replace(page, body=body), settings)
                 except MemoryError:
-                    os.abort()
+                    os.abort()  # the parent counts this as a page that needs too much memory
                 except Exception:  # an exception of a library costs only this page
                     if read_peak_memory() - without_pages > FULL * memory:
                         os.abort()  # some libraries raise other exceptions when memory runs out

@@ -90,7 +90,7 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
     )
     if stage.finished:
         return stage.finished
-    with stage.undo_if_refused():
+    with stage.undo_if_refused():  # an InputError gives the output folder up again
         trained = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
     trained.save(stage.build_path(CLASSIFIER_FILE))
     # Imported here because `trainrig check` imports this module and would load matplotlib.

@@ -81,7 +81,7 @@ def _compute_kind_cost(kind: Kind, seconds: float, table: Hardware) -> Spent:
     price = table.find_price(kind.instance, kind.market)
     if price is None:
         return UNKNOWN if seconds else Spent()
-    if price.listed:
+    if price.listed:  # only the on-demand price of a spot machine is known
         return Spent(None, 0.0, hours * price.usd)
     return Spent(hours * price.usd, hours * price.usd, hours * price.usd)
 

@@ -109,6 +109,7 @@ class RolloutBatches(RolloutMaker):
         run = self._run
         return {
             "prompts": self._fingerprint,
+            # The key "asked" (how prompts are read) cannot be renamed: it is stored in runs.
             "asked": run.prompts.model_dump(mode="json", exclude={"paths"}),
             "rollouts": extract_identity(run.rollouts),
             "rewards": [extract_identity(part) for part in run.rewards],
@@ -295,6 +296,7 @@ class RolloutBatches(RolloutMaker):
             credited[REFERENCE_TOKENS] = self._read_log_probabilities(
                 others[REFERENCE_MODEL], *read
             )
+            # `carried` has the values that the objective carries from batch to batch
             weight = self.carried.get(DIVERGENCE_WEIGHT, reference.weight)
             if reference.place == "reward":
                 away_BT = (arrays[OLD] - credited[REFERENCE_TOKENS]).astype(np.float64)

@@ -37,7 +37,7 @@ def connect_for_trials(run: Sweep) -> None:
     """Connect to Ray or start it; raise ConfigError if it lacks resources for one trial."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    connect(1, "trials")
+    connect(1, "trials")  # checks that one CPU is available at least
     import ray
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # this module logs what matters
@@ -112,6 +112,7 @@ class TrialsOnTune:
             self._raise_if_lost()
             self._progress.show(show)
             if not stop_requested and (stop.read_request() or self._problem):
+                # The processes of trials watch for this file.
                 storage.write(storage.join(self._run.output, FILE), b"")
                 stop_requested = True
         self._progress.show(show)
@@ -241,6 +242,7 @@ class TrialsOnTune:
         self.training_seconds += result.get("training", 0.0)
         self._stopped |= result.get("stopped", False)
         if "problem" in result and not self._problem:
+            # a result names the class of its error
             self._problem = getattr(errors, result["kind"])(result["problem"])
         trial = self._work.find_trial(config)
         if "failed" in result:
