@@ -339,7 +339,7 @@ class SummedByRank:
 
     def compute_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Return the norm of the summed gradients. See `Gradients.compute_norm`."""
-        if self._shared.group is self._stages is None:
+        if self._shared.group is None and self._stages is None:
             return _compute_norm(parameters)
         if _are_sliced_apart(parameters):  # expert parallelism, which excludes a pipeline
             return _compute_norm_of_slices(parameters, self._alike, self._shared.size)

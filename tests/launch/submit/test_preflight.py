@@ -398,7 +398,7 @@ def test_a_bucket_that_is_not_there_and_one_without_rights(
     _refuse_writes(monkeypatch)
     found = problems(examine(request))
     assert {what for what, _ in found} == {"home", "output"}
-    assert all("may not be written from here" in text for _, text in found)
+    assert all("cannot be written to from this machine" in text for _, text in found)
 
 
 def _refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:

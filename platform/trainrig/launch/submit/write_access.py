@@ -28,7 +28,7 @@ def check_writable(folder: str) -> None:
     except DataError:
         raise  # the bucket does not exist
     except ClusterError as error:
-        raise ConfigError(f"{folder}: may not be written from here: {error}") from None
+        raise ConfigError(f"{folder}: cannot be written to from this machine: {error}") from None
 
 
 def find_shared_disk(path: str) -> str | None:

@@ -138,7 +138,7 @@ class BidirectionalEncoder(Decoder):
         if replace is not None:
             if places_N is not None or segments_BT is not None:
                 raise ValueError("with `replace`, an encoder supports neither places nor segments")
-            assert self.generator is not None, "a model without one is refused"
+            assert self.generator is not None, "objectives refuse a model without a generator"
             generated = self.generator(ids_BT, None, positions_BT, documents_BS)
             ids_BT = replace(generated)
             detected = self.forward(ids_BT, None, positions_BT, documents_BS)

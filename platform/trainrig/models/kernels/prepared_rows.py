@@ -87,7 +87,7 @@ def attend_prepared(
     """
     parts = query_BHTD, key_BKSD, value_BKSD
     if isinstance(rows, VarlenRows):
-        assert cap is None and slopes_H is None and sinks_H is None, "refused by find_obstacle"
+        assert cap is None and slopes_H is None and sinks_H is None, "find_obstacle refuses these"
         return varlen_attention(*parts, rows, scale=scale, window=window, causal=causal)
     rest: dict[str, Any] = {"cap": cap, "slopes_H": slopes_H, "sinks_H": sinks_H}
     if isinstance(rows, FlexRows):

@@ -131,7 +131,7 @@ class TrialsOnTune:
             end_own()
             raise Unfinished(
                 f"{self._run.output}: {lost}; each trial is saved up to its last checkpoint, and "
-                "the same command goes on"
+                "the same command resumes them"
             ) from None
 
     def _conclude(self, stopped_by: str | None) -> None:
@@ -222,11 +222,10 @@ class TrialsOnTune:
 
             def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
                 failures = outer._open_record(trial.trial_id).read_failures()
-                limit = f"more than trials.retries = {outer._run.trials.retries} failures"
+                last = failures[-1].problem if failures else "its node or its actor died"
+                retries = outer._run.trials.retries
                 reason = (
-                    f"{limit}; the last: {failures[-1].problem}"
-                    if failures
-                    else f"{limit} of nodes"
+                    f"failed more often than trials.retries = {retries} allows; the last: {last}"
                 )
                 outer._end(trial.trial_id, trial.config, {"failed": reason})
 
