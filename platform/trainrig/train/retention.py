@@ -36,7 +36,7 @@ class Checkpoints(Settings):
     def select_kept(
         self, steps: Iterable[int], held: Set[int] = frozenset(), passing: Set[int] = frozenset()
     ) -> set[int]:
-        """Return those of `steps` whose checkpoints are kept; all of them are complete.
+        """Return the steps whose checkpoints are kept, among `steps` with complete checkpoints.
 
         The newest is always kept, and the one before it if no other is kept.
 

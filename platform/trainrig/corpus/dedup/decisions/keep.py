@@ -153,9 +153,9 @@ KeepRule = Longest | ContentHash | BestSignal | Earliest | SourcePriority
 
 
 def rank_across_crawls(rule: KeepRule, ranks: NDArray[np.uint64], crawl: int) -> NDArray[np.uint64]:
-    """Return `ranks` of documents of one crawl, made comparable with those of other crawls.
+    """Return `ranks`, made comparable with the ranks of documents of other crawls.
 
-    `rule` gave the ranks; `crawl` is the number of the crawl.
+    `rule` gave `ranks` to documents of the crawl with number `crawl`.
     """
     inner = rule.next if isinstance(rule, SourcePriority) else rule
     if not isinstance(inner, Earliest) or inner.by != "crawl":
