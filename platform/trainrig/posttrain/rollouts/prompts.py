@@ -146,7 +146,7 @@ class _PromptMaker:
         return Prompt(number, text, tuple(encoder.encode(content)), row)
 
     def list_unread(self, prompt: Prompt) -> tuple[str, ...]:
-        """Return descriptions of the ignored parts of the prompt's row that are meant for a model."""
+        """Return descriptions of what a model should read in the prompt's row but does not."""
         if prompt.chat is not None:
             return find_unread(prompt.row, prompt.row, {})
         has_tools = self._chat and self._column and prompt.row.get("tools")
