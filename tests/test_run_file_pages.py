@@ -20,6 +20,7 @@ CONFIGS = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
 
 class Base(Settings):
     kept: int = 1  # steps; None: no end
+    ended: int = 1  # steps or None
     changed: int = 2  # of the base
 
 
@@ -43,6 +44,7 @@ class Part(Base):
 def test_a_comment_on_a_field_is_its_description() -> None:
     assert collect_descriptions(Part) == {
         "kept": "Steps; absent: no end.",
+        "ended": "Steps or absent.",
         "changed": "`of` the part, true or not.",
         "kind": 'Choose this table by `kind = "Part"`: A part.',
         "above": "Two lines of it.",

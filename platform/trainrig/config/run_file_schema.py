@@ -17,19 +17,20 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from trainrig.config import RunFile, Settings
 
-FOR_CHECKERS = re.compile(r"# (type: ignore|noqa)")  # these comments document no field
+_LINTER_COMMENT = re.compile(r"# (type: ignore|noqa)")  # these describe no field
 
 
 def build_json_schema(model: type[RunFile]) -> dict[str, Any]:
     """Build the JSON schema of `model`, with a description for each documented key."""
-    made = model.model_json_schema(schema_generator=_Described)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+    schema = model.model_json_schema(schema_generator=_Described)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def collect_descriptions(model: type[Settings]) -> dict[str, str]:
     """Return the description of each documented field of `model`, inherited fields included.
 
-    The description of `kind`, which selects the table, is taken from the docstring of the model.
+    The description of `kind`, the key that selects the model of a TOML table, is taken from the
+    docstring of the model.
     """
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
@@ -47,12 +48,12 @@ class _Described(GenerateJsonSchema):
     """Generator of pydantic's JSON schemas that adds `description` to each property."""
 
     def model_schema(self, schema: Any) -> dict[str, Any]:
-        made = super().model_schema(schema)
+        described = super().model_schema(schema)
         descriptions = collect_descriptions(schema["cls"])
-        for name, key in made.get("properties", {}).items():
+        for name, key in described.get("properties", {}).items():
             if name in descriptions:
                 key["description"] = descriptions[name]
-        return made
+        return described
 
 
 def _read_comments(model: type[Settings]) -> dict[str, str]:
@@ -60,30 +61,30 @@ def _read_comments(model: type[Settings]) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(model))
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    at_line: dict[int, str] = {}  # line -> comment
-    alone: set[int] = set()  # lines that hold only a comment
+    comments: dict[int, str] = {}  # line -> comment
+    comment_lines: set[int] = set()  # lines that hold only a comment
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not FOR_CHECKERS.match(token.string):
-            at_line[token.start[0]] = token.string.lstrip("#").strip()
+        if token.type == tokenize.COMMENT and not _LINTER_COMMENT.match(token.string):
+            comments[token.start[0]] = token.string.lstrip("#").strip()
             if token.line.lstrip().startswith("#"):
-                alone.add(token.start[0])
-    found: dict[str, str] = {}
+                comment_lines.add(token.start[0])
+    descriptions: dict[str, str] = {}
     for field in definition.body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             first = field.lineno
-            while first - 1 in alone:
+            while first - 1 in comment_lines:
                 first -= 1
             lines = range(first, (field.end_lineno or field.lineno) + 1)
-            if words := " ".join(at_line[line] for line in lines if line in at_line):
-                found[field.target.id] = _format_sentence(words)
-    return found
+            if words := " ".join(comments[line] for line in lines if line in comments):
+                descriptions[field.target.id] = _format_sentence(words)
+    return descriptions
 
 
 def _format_sentence(comment: str) -> str:
     """Format a comment as a sentence, replacing None, True and False by TOML's terms."""
-    text = re.sub(r"\bNone(?=[:,;. ])", "absent", comment)
+    text = re.sub(r"\bNone(?=[:,;. ]|$)", "absent", comment)
     text = re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), text)
-    text = text if text[:2].isupper() or "`" in text[:1] else text[:1].upper() + text[1:]
+    text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 

@@ -1,8 +1,14 @@
 """Fully sharded data parallelism (FSDP2): each rank keeps a slice of every parameter.
 
 ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054), with torch's `fully_shard`. On a mesh of
-two axes it is HSDP: parameters are sliced along the last axis and replicated along the first. With
-slices that hold the whole parameter, it is DDP.
+two axes it is HSDP: parameters are sliced along the last axis and replicated along the first. If
+the last axis has size 1, each rank has whole parameters: this is DDP.
+
+- A *unit* is a module whose parameters FSDP gathers together.
+- A *copy* of the model is the ranks that together hold each parameter once.
+- A *chunk* is the number of a pipeline stage among the stages of one rank, from 0.
+- A *virtual worker* is a fixed share of a step's micro-batches. The number of virtual workers is a
+  setting, so sums over them do not depend on the number of ranks.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -45,13 +51,14 @@ def shard(
 ) -> FSDPModule:
     """Shard `model` in place with FSDP2.
 
-    Each of `layers` is one unit that is gathered on its own. A separate embedding and head are
-    units too, and the rest is one unit. Experts that are divided over ranks are sharded over the
-    mesh `experts`, apart from the rest of their layer.
+    Each of `layers` is one unit. The embedding and the head are units too if they do not share
+    parameters. The *root unit* is `model` itself, with all other parameters. Experts that are
+    divided over ranks are sharded over the mesh `experts`, apart from the rest of their layer.
 
     Gradients are *summed* over ranks: the loss of a micro-batch is already divided by the global
     batch's number of targets, so a mean over ranks would depend on the number of ranks.
-    `gather_once`: a forward pass leaves parameters gathered, and a backward pass frees them.
+    `gather_once`: parameters are gathered once a step, and freed after its last backward pass;
+    otherwise they are freed after each pass (see `BackwardUnits.prepare`).
     """
     casts = make_policy(precision)
     for expert_layer in list_expert_layers(model) if experts else ():
@@ -64,12 +71,13 @@ def shard(
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=not gather_once, mp_policy=casts)
     _shard_ends(model, mesh, gather_once, casts)
-    # The backward pass begins with the rest, so it stays gathered.
+    # The backward pass begins with the root unit, so it stays gathered.
     root = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=casts)
     for module in list_units(model):
         module.set_force_sum_reduction_for_comms(True)  # gloo does not support pre-multiplied sums
-        over = experts if experts and isinstance(module, Experts) else mesh
-        if over.size() > 1:  # with one rank the division would be wasted work
+        unit_mesh = experts if experts and isinstance(module, Experts) else mesh
+        # One rank sums nothing, and a factor would cost a pass over the gradients.
+        if unit_mesh.size() > 1:
             module.set_gradient_divide_factor(1.0)
     return root
 
@@ -77,10 +85,10 @@ def shard(
 def _shard_ends(
     model: nn.Module, mesh: DeviceMesh, gather_once: bool, casts: MixedPrecisionPolicy
 ) -> None:
-    """Shard the embedding and the head of `model`, if it has them, as separate units.
+    """Shard the embedding and the head of `model` as separate units, if they share no parameters.
 
-    The head is gathered while the layers before it compute, and its gradient is sent while they go
-    backward.
+    The head is gathered while the layers before it compute, and its gradient is sent during their
+    backward passes.
     """
     if not isinstance(model, Decoder):
         return
@@ -88,12 +96,12 @@ def _shard_ends(
         end = getattr(model, name, None)
         if end is None:  # another pipeline stage holds it
             continue
-        # The backward pass needs the head's weight at once; the embedding's needs no weight.
-        again = name == "embedding" and not gather_once
-        fully_shard(end, mesh=mesh, reshard_after_forward=again, mp_policy=casts)
+        # The backward pass begins with the head, so a forward pass frees only the embedding.
+        frees = name == "embedding" and not gather_once
+        fully_shard(end, mesh=mesh, reshard_after_forward=frees, mp_policy=casts)
         if name == "head":
             register_fsdp_forward_method(end, "finish_streams")
-        # a low-rank embedding needs its matrix in the backward pass
+        # The backward pass of an embedding needs no weight, unless it is a low-rank one.
         elif not isinstance(end, LowRankEmbedding):
             end.set_unshard_in_backward(False)
 
@@ -106,9 +114,9 @@ def _stays_gathered(model: nn.Module | FSDPModule, unit: FSDPModule) -> bool:
 def prepare_unsharded(
     model: nn.Module, layers: Sequence[nn.Module], precision: Precision = FLOAT32
 ) -> None:
-    """Make an unsharded `model` compute in `precision`, with the gradient bits of a sharded one.
+    """Make an unsharded `model` compute in `precision`, with gradients bit-identical to FSDP's.
 
-    `layers` are the layers of `model`. Use this where `needs_sharding` returns False.
+    `layers` are the layers of `model`. Use this where `layout.needs_sharding` returns False.
     """
     if precision.casts:
         cast_weights(model, layers, find_stream_type(precision))
@@ -152,24 +160,23 @@ def reshard(model: nn.Module | FSDPModule) -> None:
 
 @contextmanager
 def keep_gathered(model: nn.Module | FSDPModule, gather_once: bool) -> Iterator[None]:
-    """Gather all parameters of `model` and keep them gathered through the block. Collective.
+    """Gather all parameters of `model`, and let no forward pass in the block free them. Collective.
 
-    Forward passes in the block send nothing, so ranks may run different numbers of them.
-    `gather_once` must be the value given to `shard`. The parameters stay gathered until they are
-    resharded.
+    Forward passes in the block send nothing, so ranks may run different numbers of them. The end of
+    the block frees nothing: call `reshard`. `gather_once` must be the value given to `shard`.
     """
-    found = list_units(model)
+    units = list_units(model)
     for cast_unit in list_cast_units(model):
         cast_unit.cast()
-    for unit in found:
+    for unit in units:
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
     try:
         yield
     finally:
-        for unit in found:
-            again = not gather_once and not _stays_gathered(model, unit)
-            unit.set_reshard_after_forward(again, recurse=False)
+        for unit in units:
+            frees = not gather_once and not _stays_gathered(model, unit)
+            unit.set_reshard_after_forward(frees, recurse=False)
 
 
 def find_local_slice(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -197,10 +204,9 @@ def count_copies(tensor: DTensor) -> int:
 
 
 class BackwardUnits:
-    """FSDP units of a rank's models, with the pipeline stage that each unit belongs to.
+    """FSDP units of a rank's models, with the pipeline stage (chunk) that each unit belongs to.
 
-    A backward pass runs one stage, and the other stages of this rank keep the gradients they have
-    accumulated.
+    A backward pass runs one chunk, and the other chunks keep the gradients they have accumulated.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -212,17 +218,16 @@ class BackwardUnits:
         self._cast = [unit for model in models for unit in list_cast_units(model)]
 
     def prepare(self, chunk: int, reduces: bool, last: bool, gather_once: bool) -> None:
-        """Configure all units for a backward pass of stage `chunk`.
+        """Configure all units for a backward pass of `chunk`.
 
-        `reduces`: the pass sends its gradients. `last`: it is the step's last pass of the stage.
-        Parameters gathered for a step are freed after the last pass. The root unit of a model
-        (embedding and head), which torch gathers for any pass, is freed after the pass of the first
-        stage, which comes last.
+        `reduces`: the pass sends its gradients. `last`: it is the step's last pass of the chunk.
+        With `gather_once`, units are freed after the last pass of their chunk. Torch gathers the
+        root unit for every pass, so it is freed after the last pass of chunk 0, which ends a step.
         """
-        for unit, its_chunk, root in self._units:
-            mine = its_chunk == chunk
+        for unit, unit_chunk, root in self._units:
+            mine = unit_chunk == chunk
             unit.set_requires_gradient_sync(mine and reduces, recurse=False)
-            # Copies of a slice are reduced once a step.
+            # Gradients are added over the copies of the model once a step.
             unit.set_requires_all_reduce(mine and last, recurse=False)
             done = last and (chunk == 0 if root else mine)
             unit.set_reshard_after_backward(done or not gather_once, recurse=False)
@@ -238,7 +243,7 @@ class BackwardUnits:
 
 
 def find_stage(model: nn.Module | FSDPModule, module: nn.Module | FSDPModule) -> int:
-    """Return the number of this rank's stage of `model` that holds the unit `module`."""
+    """Return the chunk of `model` that holds the unit `module`; 0 without a pipeline."""
     assert isinstance(module, nn.Module)
     return model.find_chunk(module) if isinstance(model, StageDecoder) else 0
 
@@ -256,8 +261,8 @@ class Gradients(Protocol):
     def backward(self, loss: Tensor, slot: MicroBatchSlot, last: bool, chunk: int = 0) -> None:
         """Run the backward pass from the `loss` of one micro-batch.
 
-        `last`: it is this rank's last micro-batch of the step. `chunk`: number of this rank's stage
-        that the loss belongs to.
+        `last`: it is this rank's last micro-batch of the step. `chunk`: stage of this rank that the
+        loss belongs to.
         """
         ...
 
@@ -268,14 +273,15 @@ class Gradients(Protocol):
     def compute_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Return the norm of the summed gradients of `parameters` on every rank: a float64 scalar.
 
-        The result has not been waited for.
+        A GPU may still compute the value when this returns.
         """
         ...
 
     def compute_part_squared(self) -> Tensor | None:
-        """Return the mean squared norm of the virtual workers' parts of the summed gradient.
+        """Return the mean squared norm of the virtual workers' own gradients.
 
-        A float64 scalar on every rank, or None if it is not known. Collective.
+        A float64 scalar on every rank for the gradient noise scale, or None if it is not known.
+        Collective.
         """
         ...
 
@@ -299,14 +305,14 @@ class SummedByRank:
         """Prepare the units of `models`.
 
         Args:
-            models: This rank's models, one for each virtual copy of the run's model.
+            models: The models that this rank trains.
             gather_once: The value given to `shard`.
-            shared: Ranks that share layers (tensor parallelism).
-            alike: The `id` of each parameter that is the same on all of `shared`.
+            shared: Ranks that each hold a part of the same layers (tensor parallelism).
+            alike: The `id` of each parameter that all ranks of `shared` hold whole.
             reduce_each: Whether each micro-batch's gradients are reduced and sliced unit by unit in
                 its own backward pass, so that no rank ever holds a whole gradient; otherwise once a
                 step.
-            stages: Ranks that hold other layers of the model.
+            stages: Ranks that hold the other stages of a pipeline, and this rank.
             counted: For each parameter given to `compute_norm`, whether this rank counts it;
                 another rank counts the others.
         """
@@ -333,14 +339,14 @@ class SummedByRank:
 
     def compute_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Return the norm of the summed gradients. See `Gradients.compute_norm`."""
-        if self._shared.group is self._stages is None:
+        if self._shared.group is None and self._stages is None:
             return _compute_norm(parameters)
-        if _are_sliced_apart(parameters):  # expert parallelism has no pipeline stages
+        if _are_sliced_apart(parameters):  # expert parallelism, which excludes a pipeline
             return _compute_norm_of_slices(parameters, self._alike, self._shared.size)
         counted = self._counted or [True] * len(parameters)
         mine = [parameter for parameter, own in zip(parameters, counted, strict=True) if own]
         own = _compute_norm([parameter for parameter in mine if id(parameter) not in self._alike])
-        # the norm of no tensors at all is on the host
+        # The norm of an empty list of tensors is on the CPU.
         square = own.square().to(parameters[0].device)
         if self._shared.group is not None:
             dist.all_reduce(square, group=self._shared.group)
@@ -374,12 +380,12 @@ def _are_sliced_apart(parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def _compute_norm_of_slices(
-    parameters: Sequence[nn.Parameter], alike: Set[int] = frozenset(), sharing: int = 1
+    parameters: Sequence[nn.Parameter], alike: Set[int] = frozenset(), tensor_ranks: int = 1
 ) -> Tensor:
     """Return the norm of gradients that are sliced over several meshes.
 
-    The last bits depend on the slicing. `alike`: the `id` of each parameter that is the same on
-    `sharing` ranks that share layers. Collective; sends 8 bytes.
+    The last bits depend on the slicing. `alike`: the `id` of each parameter that all of `sharing`
+    tensor-parallel ranks hold whole. Collective; sends 8 bytes.
     """
     total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
     for parameter in parameters:
@@ -387,7 +393,7 @@ def _compute_norm_of_slices(
             continue
         assert isinstance(parameter.grad, DTensor)
         norm = torch.linalg.vector_norm(parameter.grad.to_local(), dtype=torch.float64)
-        held = count_copies(parameter.grad) * (sharing if id(parameter) in alike else 1)
-        total += norm.square() / held
+        copies = count_copies(parameter.grad) * (tensor_ranks if id(parameter) in alike else 1)
+        total += norm.square() / copies
     dist.all_reduce(total)
     return total.sqrt()

@@ -1,4 +1,7 @@
-"""The norm of a sharded gradient, with the same bits for every sharding."""
+"""The norm of a sharded gradient, with the same bits for every sharding.
+
+Shapes: R rows of a parameter, C elements of a row.
+"""
 
 import itertools
 from collections.abc import Sequence, Set

@@ -2,6 +2,8 @@
 
 Training is bit-identical with or without them. The squares of a rank's slices are added over ranks
 in float64: the figures of different layouts agree to rounding, not to the last bit.
+
+Shapes: P parameters.
 """
 
 import re

@@ -66,7 +66,7 @@ class RolloutMaker(BatchMaker):
     # Number of batches by which sampling is ahead. Batch n is sampled from the weights with which
     # training on batch n - lag begins; the first `lag` batches from the initial weights.
     lag: int = 0
-    # Maximum waves of sampling for a batch; each has as many units as the batch has micro-batches.
+    # Maximum waves (rounds of sampling) for a batch; each has a unit for each of its micro-batches.
     # Above 1, the waves of a run are numbered, and `fill` makes a batch of those sampled for it.
     waves: int = 1
     # Whether a batch leaves unfinished samples that the next batch continues.
@@ -78,11 +78,12 @@ class RolloutMaker(BatchMaker):
         return self.waves > 1 or self.carries_over
 
     @abstractmethod
-    def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
+    def sample(self, model: Any, number: int, index: int, wave_input: Arrays = NO_ARRAYS) -> Arrays:
         """Return what `model` samples for unit `index` of batch or wave `number`.
 
-        A unit is a micro-batch's worth of samples. `asked` is the input of a wave. The result is a
-        function of these and the weights alone. Runs without gradients, with `model` gathered.
+        A unit is a micro-batch's worth of samples. `wave_input` is what `Waves.next` returned for
+        the wave. The result is a function of these and the weights alone. Runs without gradients,
+        with `model` gathered.
         """
 
     def begin(self, number: int, left: Arrays) -> "Waves":

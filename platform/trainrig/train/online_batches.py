@@ -104,7 +104,7 @@ class OnlineBatches:
                     "it; restore that folder, or remove the checkpoints after it"
                 )
             if at_once:
-                at_once.check_asked(number)
+                at_once.check_requested(number)
             stored = self._make(state, number, folder, alive)
         if at_once:
             at_once.forget(number)

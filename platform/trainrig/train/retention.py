@@ -36,11 +36,13 @@ class Checkpoints(Settings):
     def select_kept(
         self, steps: Iterable[int], held: Set[int] = frozenset(), passing: Set[int] = frozenset()
     ) -> set[int]:
-        """Return the steps whose checkpoints are kept, of those at `steps`, all complete.
+        """Return the steps whose checkpoints are kept, among `steps` with complete checkpoints.
 
-        `held`: steps whose checkpoints are needed for something else, such as an evaluation.
-        `passing`: steps saved only for such a purpose, which do not count among the `keep` newest;
-        but the newest of all is always kept.
+        The newest is always kept, and the one before it if no other is kept.
+
+        `held`: steps whose checkpoints are still needed, for example by an evaluation in progress.
+        `passing`: steps that were saved only for evaluations; they do not count among the `keep`
+        newest.
         """
         ordered = sorted(set(steps), reverse=True)
         for_good = {s for s in ordered if self.keep_every and s % self.keep_every == 0}

@@ -413,7 +413,7 @@ def test_a_missing_bucket_and_one_without_rights_are_refused(
     _refuse_writes(monkeypatch)
     found = list_problems(examine(request))
     assert {what for what, _ in found} == {"home", "output"}
-    assert all("cannot be written from here" in text for _, text in found)
+    assert all("cannot be written to from this machine" in text for _, text in found)
 
 
 def _refuse_writes(monkeypatch: pytest.MonkeyPatch) -> None:

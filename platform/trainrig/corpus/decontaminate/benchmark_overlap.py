@@ -2,7 +2,14 @@
 
 Overlap is counted in units. For PaLM a unit is an n-gram of an example, identified by the position
 of its first word. For Llama a unit is a word of an example. Each unit that a document contains is
-counted once, however many matches cover it.
+counted once, however many matches cover it. An example is dirty in a document that contains enough
+of its units.
+
+An order is the n of an n-gram. A place is a position among the words of all benchmarks. An example
+consists of one or more texts, such as a question and its choices.
+
+Array suffixes: B words of all benchmarks, P texts of all benchmarks, E examples, G different
+n-grams, W words and D documents of a batch; a 1 marks one entry more.
 """
 
 from typing import NamedTuple
@@ -16,16 +23,16 @@ from trainrig.corpus.decontaminate.index import Index
 from trainrig.corpus.decontaminate.settings import BySize, Llama2, Llama3, PaLM
 from trainrig.corpus.signals.shares import STEPS, compute_shares
 
-_Whole = int | np.int64
+_Integer = int | np.int64
 
 
 class OverlapSpans(NamedTuple):
-    """Spans in which documents contain enough of an example.
+    """Spans of documents that match a dirty example.
 
     Positions are words of a batch of documents. Spans may overlap.
     """
 
-    documents: NDArray[np.int64]
+    documents: NDArray[np.int64]  # counted from the first document of the batch
     examples: NDArray[np.uint32]  # one example of the benchmark that the span matches
     begins: NDArray[np.int64]
     stops: NDArray[np.int64]
@@ -42,11 +49,12 @@ class BenchmarkOverlap:
         self._examples_B = index.examples_B
         self._whole_words = not isinstance(style, PaLM)
         self._skips = style.skips if isinstance(style, Llama2) else 0
-        self._needed_E = find_unit_thresholds(index, style)
-        # the last document that contained each word
+        self._least_units_E = find_unit_thresholds(index, style)
+        # A stamp is the number of the last document that contained the word, example or n-gram.
+        # Numbers count all documents from 1.
         self._stamps_B = np.zeros(len(index.words_B), np.int64)
         self._stamps_E = np.zeros(len(index.lines_E), np.int64)
-        self._units_E = np.zeros(len(index.lines_E), np.int64)
+        self._units_E = np.zeros(len(index.lines_E), np.int64)  # units in the stamped document
         self._touched_E = np.empty(len(index.lines_E), np.int64)
         grams = len(index.grams.firsts_G1) - 1
         self._stamps_G = np.zeros(grams, np.int64)
@@ -57,18 +65,21 @@ class BenchmarkOverlap:
     def add(
         self, hits: Hits, numbers_W: NDArray[np.uint32], firsts_D1: NDArray[np.int64]
     ) -> OverlapSpans:
-        """Add a batch of documents and return the spans that match contained examples."""
+        """Add a batch of documents and return the spans that match dirty examples.
+
+        `numbers_W` are the vocabulary numbers of the words; `firsts_D1` are offsets into it.
+        """
         index = self._index
         # This upper bound is generous, but untouched pages of memory are never allocated.
-        room = len(hits.texts) * len(index.names)
-        documents, begins, stops = (np.empty(room, np.int64) for _ in range(3))
-        spans = OverlapSpans(documents, np.empty(room, np.uint32), begins, stops)
+        capacity = len(hits.texts) * len(index.names)
+        documents, begins, stops = (np.empty(capacity, np.int64) for _ in range(3))
+        spans = OverlapSpans(documents, np.empty(capacity, np.uint32), begins, stops)
         filled = 0
         # Documents run one after another, because each must be complete before its share is known.
         bounds = np.flatnonzero(np.diff(hits.texts, prepend=-1, append=-2))
         for begin, end in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
-            text = int(hits.texts[begin])
-            document = self._documents + text + 1
+            position = int(hits.texts[begin])
+            document = self._documents + position + 1
             count = _mark_overlap(
                 hits.words[begin:end],
                 hits.grams[begin:end],
@@ -80,8 +91,8 @@ class BenchmarkOverlap:
                 index.ends_P,
                 self._examples_B,
                 numbers_W,
-                int(firsts_D1[text]),
-                int(firsts_D1[text + 1]),
+                int(firsts_D1[position]),
+                int(firsts_D1[position + 1]),
                 document,
                 self._whole_words,
                 self._skips,
@@ -93,10 +104,10 @@ class BenchmarkOverlap:
                 self.marks_B,
             )
             touched = np.sort(self._touched_E[:count])
-            full = touched[self._units_E[touched] >= self._needed_E[touched]]
-            if not len(full):
+            dirty = touched[self._units_E[touched] >= self._least_units_E[touched]]
+            if not len(dirty):
                 continue
-            self._stamps_E[full] = -document
+            self._stamps_E[dirty] = -document  # the minus sign marks dirty examples
             filled = _find_longest_spans(
                 hits.words[begin:end],
                 hits.grams[begin:end],
@@ -108,13 +119,13 @@ class BenchmarkOverlap:
                 index.ends_P,
                 self._examples_B,
                 numbers_W,
-                int(firsts_D1[text]),
-                int(firsts_D1[text + 1]),
+                int(firsts_D1[position]),
+                int(firsts_D1[position + 1]),
                 document,
                 self._skips,
                 self._stamps_E,
                 self._benchmarks_E,
-                text,
+                position,
                 filled,
                 *spans,
             )
@@ -129,39 +140,40 @@ class BenchmarkOverlap:
 
 def count_units(index: Index, style: BySize) -> NDArray[np.int64]:
     """Return the number of units (n-grams or words) of each example."""
-    counted = index.grams.orders_B > 0 if isinstance(style, PaLM) else None
-    examples = index.examples_B if counted is None else index.examples_B[counted]
+    begins_gram_B = index.grams.orders_B > 0 if isinstance(style, PaLM) else None
+    examples = index.examples_B if begins_gram_B is None else index.examples_B[begins_gram_B]
     return np.bincount(examples, minlength=len(index.lines_E)).astype(np.int64)
 
 
 def list_thresholds(index: Index, style: BySize) -> list[float]:
-    """Return the share from which an example counts as dirty, for each benchmark."""
+    """Return the smallest share of units that makes an example dirty, for each benchmark."""
     own = style.thresholds if isinstance(style, Llama3) else {}
     return [own.get(name, style.dirty_from) for name in index.names]
 
 
 def find_unit_thresholds(index: Index, style: BySize) -> NDArray[np.int64]:
-    """Return the number of units from which each example is dirty.
+    """Return the smallest number of units that makes each example dirty.
 
-    Shares are rounded to 1e-4 before they are compared with the threshold. An example without units
-    gets the largest int64, so it is never dirty.
+    Shares are rounded to 1 / STEPS before they are compared with the threshold. An example without
+    units gets the largest int64, so it is never dirty.
     """
-    wholes = count_units(index, style)
-    least = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
-    # the first rounded share that reaches the threshold
-    steps = np.ceil(np.round(least * STEPS, 6))
-    near = np.floor((steps - 0.5) / STEPS * wholes).astype(np.int64)
+    all_units_E = count_units(index, style)
+    thresholds_E = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
+    # lowest rounded share that reaches the threshold, in steps of 1 / STEPS
+    steps = np.ceil(np.round(thresholds_E * STEPS, 6))
+    # Rounding makes the result one of `near`, `near + 1` and `near + 2`.
+    near = np.floor((steps - 0.5) / STEPS * all_units_E).astype(np.int64)
     enough = near + 2
     for units in (near + 1, near):
-        enough = np.where(compute_shares(units, wholes) >= least, units, enough)
-    return np.where(wholes > 0, np.maximum(enough, 1), np.iinfo(np.int64).max)
+        enough = np.where(compute_shares(units, all_units_E) >= thresholds_E, units, enough)
+    return np.where(all_units_E > 0, np.maximum(enough, 1), np.iinfo(np.int64).max)
 
 
 @compile_nogil
 def _measure_span(
-    word: _Whole,
-    place: _Whole,
-    order: _Whole,
+    word: _Integer,
+    place: _Integer,
+    order: _Integer,
     skips: int,
     words_B: NDArray[np.uint32],
     texts_B: NDArray[np.uint32],
@@ -169,10 +181,11 @@ def _measure_span(
     numbers: NDArray[np.uint32],
     first: int,
     end: int,
-) -> _Whole:
+) -> _Integer:
     """Return the length in words of the match at `word` and `place`.
 
-    The result is 0 if the match starts earlier, so the same match is not counted twice.
+    With skips, a match extends to the right over up to `skips` different words. The result is then
+    0 if the word before also matches, so the same match is not counted twice.
     """
     if skips == 0:
         return order
@@ -277,14 +290,14 @@ def _find_longest_spans(
     skips: int,
     stamps_E: NDArray[np.int64],
     benchmarks_E: NDArray[np.int64],
-    text: int,
+    position: int,
     filled: int,
     documents: NDArray[np.int64],
     examples: NDArray[np.uint32],
     begins: NDArray[np.int64],
     stops: NDArray[np.int64],
 ) -> int:
-    """Record the longest match with a contained example, at each hit and for each benchmark.
+    """Record the longest match with a dirty example, at each hit and for each benchmark.
 
     The matches of one document are appended to `documents`, `examples`, `begins` and `stops`, which
     hold `filled` entries. Returns the new number of entries.
@@ -293,7 +306,7 @@ def _find_longest_spans(
         word = hit_words[hit]
         gram = np.int64(hit_grams[hit])
         order = np.int64(orders_B[gram_places[gram_firsts[gram]]])
-        last = np.int64(-1)  # the last benchmark seen: places ascend, so benchmarks ascend too
+        last_benchmark = np.int64(-1)  # places ascend, so benchmarks ascend too
         for index in range(gram_firsts[gram], gram_firsts[gram + 1]):
             place = np.int64(gram_places[index])
             example = np.int64(examples_B[place])
@@ -304,9 +317,9 @@ def _find_longest_spans(
             )
             if length == 0:
                 continue
-            if benchmarks_E[example] != last:
-                last = benchmarks_E[example]
-                documents[filled] = text
+            if benchmarks_E[example] != last_benchmark:
+                last_benchmark = benchmarks_E[example]
+                documents[filled] = position
                 examples[filled] = example
                 begins[filled] = word
                 stops[filled] = word + length

@@ -1,4 +1,7 @@
-"""Choice of documents to drop and spans to remove because they overlap with benchmarks."""
+"""Choice of documents to drop and spans to remove because they overlap with benchmarks.
+
+Array suffixes: B words of all benchmarks, P texts of all benchmarks.
+"""
 
 import functools
 from collections import Counter, defaultdict

@@ -8,6 +8,9 @@ match(index, texts)              for each split  →  Matches, a file
     decide(index, Matches, Totals)   for each split  →  Decision (decide.py)
 
 The totals are sums, so they do not depend on how the corpus is split or in which order.
+
+Array suffixes: B words of all benchmarks, G different n-grams, W words and D documents of a batch.
+A 1 marks one entry more.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,7 @@
-"""Results of decontamination by benchmark: counts and a few samples, ready for JSON."""
+"""Results of decontamination by benchmark: counts and a few samples, ready for JSON.
+
+Array suffixes: B words, P texts and E examples of all benchmarks.
+"""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence

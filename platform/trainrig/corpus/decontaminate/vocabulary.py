@@ -1,6 +1,8 @@
 """Numbering of the words of all benchmarks.
 
 Words are compared letter by letter, so equal hashes do not confuse them.
+
+Array suffixes: V different words, L letters, W words and D texts; a 1 marks one entry more.
 """
 
 from typing import NamedTuple

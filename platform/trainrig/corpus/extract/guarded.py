@@ -1,5 +1,8 @@
 """Child process of a Guard: extracts pages until its parent exits or a page kills it.
 
+The parent treats the signal that ends this process as the outcome of the current page: SIGPROF
+means that its time ran out, and SIGABRT its memory. See `Guard`.
+
 python -m trainrig.corpus.extract.guarded DESCRIPTOR
 """
 
@@ -29,11 +32,11 @@ def main(shared: int) -> None:
     if task is None:
         return
     extract, settings, cpu_seconds, memory = pickle.loads(task)
-    # A first extraction loads lazy imports, so that no page is charged for their time and memory.
+    # This extraction loads lazy imports, so their time and memory do not count for a page.
     extract(RawPage("", "text/html", b"<p>A first page.", "", None), settings)
     _limit_memory(memory)
     without_pages = read_peak_memory()
-    send(answers, str(without_pages).encode())
+    send(answers, str(without_pages).encode())  # the parent, too, subtracts it from the peak
     while (message := receive(requests)) is not None:
         pages = pickle.loads(message)
         with mmap.mmap(shared, 0, access=mmap.ACCESS_READ) as bodies:
@@ -46,7 +49,7 @@ def main(shared: int) -> None:
                 try:
                     outcome = extract(dataclasses.replace(page, body=body), settings)
                 except MemoryError:
-                    os.abort()
+                    os.abort()  # the parent counts this as a page that needs too much memory
                 except Exception:  # an exception of a library costs only this page
                     if read_peak_memory() - without_pages > FULL * memory:
                         os.abort()  # some libraries raise other exceptions when memory runs out
@@ -56,7 +59,7 @@ def main(shared: int) -> None:
 
 
 def read_peak_memory() -> int:
-    """Return the peak memory of this process, in bytes."""
+    """Return the peak memory of this process in bytes (Linux)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,7 +1,8 @@
 """The stages that train quality models: `classifier` and `ngrams`.
 
-CLASSIFIER/  classifier.safetensors  report.json
-NGRAMS/      ngrams.safetensors      report.json   (and ngrams.arpa.gz if asked for)
+The output folder of `classifier` holds classifier.safetensors, report.json and report.html. That of
+`ngrams` holds ngrams.safetensors, report.json and, with `arpa`, ngrams.arpa.gz. The manifest lists
+all but report.html, which is drawn from the facts in report.json.
 """
 
 import json
@@ -89,16 +90,16 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
     )
     if stage.finished:
         return stage.finished
-    with stage.undo_if_refused():
-        made = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
-    made.save(stage.build_path(CLASSIFIER_FILE))
-    # Imported here because `check` imports this module and would load matplotlib.
+    with stage.undo_if_refused():  # an InputError gives the output folder up again
+        trained = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
+    trained.save(stage.build_path(CLASSIFIER_FILE))
+    # Imported here because `trainrig check` imports this module and would load matplotlib.
     from trainrig.corpus.models.classifier.classifier_page import render_classifier_page
 
-    storage.write(stage.build_path(REPORT_PAGE), render_classifier_page(made.facts).encode())
-    counts = {name: made.facts[name] for name in ("positives", "negatives", "auc")}
+    storage.write(stage.build_path(REPORT_PAGE), render_classifier_page(trained.facts).encode())
+    counts = {name: trained.facts[name] for name in ("positives", "negatives", "auc")}
     report_progress(1, 1)
-    return _finish(stage, made.facts, counts, [CLASSIFIER_FILE])
+    return _finish(stage, trained.facts, counts, [CLASSIFIER_FILE])
 
 
 def train_language_model(run: NgramTraining, progress: Progress | None = None) -> Manifest:
@@ -119,14 +120,14 @@ def train_language_model(run: NgramTraining, progress: Progress | None = None) -
         tokenizer = make_tokenizer(run.pieces, _take_sample(run.texts.read(), run.sample_bytes))
         report_progress(1, 3)
         least = run.least_counts or (1,) * run.order
-        made = language_model.train(run.texts.read(), tokenizer, run.order, least)
+        trained = language_model.train(run.texts.read(), tokenizer, run.order, least)
     report_progress(2, 3)
     names = [NGRAMS_FILE, ARPA_FILE] if run.arpa else [NGRAMS_FILE]
     for name in names:
-        made.save(stage.build_path(name))
-    counts = {name: made.facts[name] for name in ("texts", "bytes", "pieces", "n_grams")}
+        trained.save(stage.build_path(name))
+    counts = {name: trained.facts[name] for name in ("texts", "bytes", "pieces", "n_grams")}
     report_progress(3, 3)
-    return _finish(stage, made.facts, counts, names)
+    return _finish(stage, trained.facts, counts, names)
 
 
 def _take_sample(texts: Iterator[str], most: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Detects a file's format by its first bytes or, if they do not tell, by its name."""
+"""Detection of a file's format by its first bytes or, if they match no format, by its name."""
 
 import io
 import json
@@ -18,8 +18,9 @@ from trainrig.corpus.read.web_archives.packed import ZSTD_MAGIC
 from trainrig.errors import DataError
 
 _HEAD = 2**14  # bytes at the start that are examined
-# Prefixes in which to look for a second gzip member; nearly always the first is enough.
-_FIRST_MEMBERS = (2**18, 2**24)
+# Bytes at the start in which to look for a second gzip member; the smaller number nearly always
+# suffices.
+_MEMBER_SEARCH_BYTES = (2**18, 2**24)
 
 _HTML = re.compile(
     rb"(?:\s|<!--.*?-->|<\?xml[^>]*>)*<(?:!doctype\s+html|html|head|body)\b",
@@ -29,12 +30,12 @@ _HTML = re.compile(
 
 def recognise(file: File) -> Format:
     """Detect the format of `file`. Raises DataError, with a remedy, if it is unknown."""
-    packed = read_first_bytes(file.path, _HEAD)
-    by_content = _recognise_content(unpack_head(packed))
+    head = read_first_bytes(file.path, _HEAD)
+    by_content = _recognise_content(unpack_head(head))
     format_ = by_content or format_by_name(file.name)
     if format_ is None:
         raise DataError(
-            f"{file.path}: unknown format: the file begins with {packed[:24]!r}, and its name "
+            f"{file.path}: unknown format: the file begins with {head[:24]!r}, and its name "
             f"has no known ending; set `format` to one of {', '.join(NAMES)}, or remove the file "
             "from `paths`"
         )
@@ -42,14 +43,17 @@ def recognise(file: File) -> Format:
 
 
 def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
-    """Return whether a part of the file (not Parquet) can be read without the bytes before it."""
+    """Return whether a part of the file can be read without the bytes before it.
+
+    For Parquet the result is False: it is divided by row groups instead.
+    """
     head = read_first_bytes(path, _HEAD)
     if format_ in ("warc", "arc"):
         grammar = warc.GRAMMAR if format_ == "warc" else arc.GRAMMAR
         if head.startswith(GZIP_MAGIC):
             return any(
                 is_compressed_by_record(io.BytesIO(read_first_bytes(path, count)), grammar)
-                for count in _FIRST_MEMBERS
+                for count in _MEMBER_SEARCH_BYTES
             )
         return not head.startswith(ZSTD_MAGIC)
     if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)) or is_wide(head, reading.encoding):

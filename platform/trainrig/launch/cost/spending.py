@@ -1,10 +1,12 @@
 """Cost of a run, by kind of machine and by how the time was used.
 
 The cost is node seconds times the prices of the hardware table. If a price is missing, the sum is
-unknown (None), never smaller. The parts with a price give a lower bound. As long as only spot
-prices are missing, list prices give an upper bound.
+unknown (None), never smaller. The sum over the machines with a price is a lower bound. As long as
+only spot prices are missing, on-demand (list) prices give an upper bound.
 
-The bill splits the cost over the seconds in which a supervisor ran, each at the mean price.
+The supervisor starts the run's command as a child process, and again if it fails: each start is a
+*try*. An *attempt* is one start of the run's workers; a try has one or more. The bill splits the
+cost of the seconds in which the supervisor ran, in proportion to time.
 `useful` is time for steps that count, `redone` for steps that a later attempt repeated, `waiting`
 for nodes and between tries, `start-up` from the start of a try to its first step, and `stall` for
 steps held up by checkpoints. `idle` is the rest: faults before their detection, and the time after
@@ -79,13 +81,16 @@ def _compute_kind_cost(kind: Kind, seconds: float, table: Hardware) -> Spent:
     price = table.find_price(kind.instance, kind.market)
     if price is None:
         return UNKNOWN if seconds else Spent()
-    if price.listed:
+    if price.listed:  # only the on-demand price of a spot machine is known
         return Spent(None, 0.0, hours * price.usd)
     return Spent(hours * price.usd, hours * price.usd, hours * price.usd)
 
 
 def list_unpriced(kinds: Iterable[Kind], table: Hardware) -> list[str]:
-    """Return the names of the kinds of machines that have no price, sorted."""
+    """Return the names of the kinds of machines without a price in their market, sorted.
+
+    A spot machine of which only the list price is known is one of them.
+    """
     return sorted({str(kind) for kind in kinds if _compute_kind_cost(kind, 1.0, table).usd is None})
 
 
@@ -99,8 +104,8 @@ def split_cost(
 ) -> dict[str, float] | None:
     """Return `usd` split by how a training run used its `supervised` seconds.
 
-    `events` are those of the run's record, `output` is its run folder. None without a price or a
-    start.
+    `events` are the supervisor's; those of the attempts are in the run folder `output`. Returns
+    None if `usd` is None or no try has started.
     """
     starts = [event["time"] for event in events if event["event"] == "started"]
     if usd is None or not starts or supervised <= 0:
@@ -130,7 +135,7 @@ def _sum_seconds(starts: Sequence[float], output: str) -> dict[str, float]:
         "start-up": 0.0,
         "stall": whole.stall,
     }
-    # The time between two tries is in the record, so each try is counted alone.
+    # The caller adds the waiting between two tries, so each try is counted alone.
     for begin, end in zip(starts, [*starts[1:], float("inf")], strict=True):
         own = [event for event in events if begin <= event["time"] < end]
         attempts = [e["time"] for e in own if e["event"] == "attempt_started"]

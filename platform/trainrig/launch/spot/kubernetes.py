@@ -1,8 +1,9 @@
 """Preemption notices of Kubernetes: SIGTERM to the pod, and its `preStop` hook before that.
 
-SIGTERM reaches the agent and Ray at the same moment, and Ray then ends its workers. So the agent
-should run as the `preStop` hook of the container with Ray. Kubernetes waits for the hook before it
-sends SIGTERM: `python -m trainrig.launch.spot --provider kubernetes --now`.
+The agent is the process that passes notices on to the run. SIGTERM reaches the agent and Ray at the
+same moment, and Ray then ends its workers. So the agent should be the `preStop` hook of the
+container that runs Ray. Kubernetes waits for the hook before it sends SIGTERM:
+`python -m trainrig.launch.spot --provider kubernetes --now`.
 """
 
 import signal
@@ -20,7 +21,7 @@ LEFT_FOR_RAY = 3.0  # seconds of the grace in which Ray ends its own processes
 class PodEnd:
     """Notice of the end of this pod, from SIGTERM."""
 
-    pause = 0.2  # seconds between two polls of a variable
+    pause = 0.2  # seconds between two polls, which only read a variable
 
     def __init__(self, grace: float, now: bool) -> None:
         """Install a handler of SIGTERM.
@@ -29,20 +30,20 @@ class PodEnd:
         come already.
         """
         self._grace = grace
-        self._ended: float | None = time.time() + grace if now else None
+        self._end_time: float | None = time.time() + grace if now else None
         signal.signal(signal.SIGTERM, self._end)
 
     def look(self) -> Notice | None:
         """Return the notice once SIGTERM has come; see NoticeSource."""
-        return None if self._ended is None else Notice("the pod ends", self._ended)
+        return None if self._end_time is None else Notice("the pod ends", self._end_time)
 
     def over(self) -> bool:
         """Return whether the agent should end; see NoticeSource.
 
         A `preStop` hook that returns earlier makes Kubernetes send SIGTERM to Ray earlier.
         """
-        return self._ended is not None and time.time() > self._ended - LEFT_FOR_RAY
+        return self._end_time is not None and time.time() > self._end_time - LEFT_FOR_RAY
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        if self._ended is None:
-            self._ended = time.time() + self._grace
+        if self._end_time is None:
+            self._end_time = time.time() + self._grace

@@ -1,4 +1,4 @@
-"""Checks that a run may write to its output, by writing there."""
+"""Checks of a run's output folder: whether it can be written to, and whether machines share it."""
 
 import secrets
 from pathlib import Path
@@ -15,8 +15,8 @@ SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs"
 def check_writable(folder: str) -> None:
     """Raise ConfigError or DataError if `folder` cannot be written to.
 
-    The folder need not exist. In a bucket, an object is created exclusively, as for locks and
-    manifests, and removed.
+    The folder need not exist. In a bucket, an object is created, on condition that none has its
+    name (as runs do for locks and manifests), and deleted.
     """
     if not folder.startswith(storage.S3):
         check_folder(folder)
@@ -28,20 +28,20 @@ def check_writable(folder: str) -> None:
     except DataError:
         raise  # the bucket does not exist
     except ClusterError as error:
-        raise ConfigError(f"{folder}: cannot be written from here: {error}") from None
+        raise ConfigError(f"{folder}: cannot be written to from this machine: {error}") from None
 
 
 def find_shared_disk(path: str) -> str | None:
-    """Return the type and source of the file system of `path`, if machines can share it."""
+    """Return the file system of `path` as "type (source)", or None if machines cannot share it."""
     try:
         lines = Path(MOUNTS).read_text().splitlines()
     except OSError:
         return None
     mounts = [line.split()[:3] for line in lines]
-    on = [mount for mount in mounts if _is_below(path, mount[1].replace("\\040", " "))]
-    if not on:
+    containing = [mount for mount in mounts if _is_below(path, mount[1].replace("\\040", " "))]
+    if not containing:
         return None
-    source, _, kind = max(on, key=lambda mount: len(mount[1]))
+    source, _, kind = max(containing, key=lambda mount: len(mount[1]))
     return f"{kind} ({source})" if kind in SHARED or kind.startswith("fuse.") else None
 
 

@@ -1,4 +1,4 @@
-"""Presets of known models and of a ladder of small ones: the values of `[model] preset`.
+"""Presets of published models and of a series of small ones (the ladder), by `[model] preset`.
 
 Sizes and constants are those of each model's published config.json, or of its paper where there is
 none. A preset without a vocabulary size takes the tokenizer's.
@@ -10,7 +10,7 @@ from typing import Any
 
 Preset = dict[str, Any]
 
-_LLAMA: Preset = {"initialisation": {"kind": "LlamaInit"}}
+_LLAMA_INIT: Preset = {"initialisation": {"kind": "LlamaInit"}}
 
 
 def _rope(theta: float, **scaling: Any) -> Preset:
@@ -52,8 +52,8 @@ _GPT: Preset = {
     "biases": {"qkv": True, "output": True, "feedforward": True},
 }
 
-# Llama 2: arXiv:2307.09288. 3 to 3.3: arXiv:2407.21783.
-_LLAMA_2: Preset = _LLAMA | {"tie_embeddings": False, "norm": _rms(1e-5)}
+# Llama 2: arXiv:2307.09288. 3 to 3.3: arXiv:2407.21783; the only Llama 3 with 405B is 3.1.
+_LLAMA_2: Preset = _LLAMA_INIT | {"tie_embeddings": False, "norm": _rms(1e-5)}
 _LLAMA_3: Preset = _LLAMA_2 | {"position_embedding": _rope(500_000.0)}
 _LLAMA_3_1: Preset = _LLAMA_2 | {
     "position_embedding": _rope(500_000.0, kind="Llama3Scaling", factor=8.0)
@@ -64,7 +64,7 @@ _LLAMA_3_2: Preset = _LLAMA_2 | {
 }
 
 # Qwen2.5: arXiv:2412.15115. Qwen3: arXiv:2505.09388.
-_QWEN_3: Preset = _LLAMA | {
+_QWEN_3: Preset = _LLAMA_INIT | {
     "position_embedding": _rope(1_000_000.0),
     "norm": _rms(1e-6),
     "attention": {"qk_norm": "head"},
@@ -86,7 +86,7 @@ def _qwen_3_experts(expert_channels: int) -> Preset:
 
 def _gemma_2(channels: int, query_channels: int) -> Preset:
     """Return the preset of a Gemma 2 model (arXiv:2408.00118)."""
-    return _LLAMA | {
+    return _LLAMA_INIT | {
         "norm": _rms(1e-6, unit_offset=True),
         "block": {"kind": "SandwichNorm"},
         "feedforward": {"kind": "GEGLU"},
@@ -103,7 +103,7 @@ def _gemma_2(channels: int, query_channels: int) -> Preset:
 def _gemma_3(channels: int, query_channels: int, window: int, factor: float) -> Preset:
     """Return the preset of a Gemma 3 language model (arXiv:2503.19786)."""
     scaling = {"kind": "LinearInterpolation", "factor": factor} if factor > 1 else {}
-    return _LLAMA | {
+    return _LLAMA_INIT | {
         "norm": _rms(1e-6, unit_offset=True),
         "block": {"kind": "SandwichNorm"},
         "feedforward": {"kind": "GEGLU"},
@@ -122,7 +122,7 @@ def _gemma_3(channels: int, query_channels: int, window: int, factor: float) -> 
 
 
 # arXiv:2501.00656.
-_OLMO_2: Preset = _LLAMA | {
+_OLMO_2: Preset = _LLAMA_INIT | {
     "position_embedding": _rope(500_000.0),
     "norm": _rms(1e-6),
     "block": {"kind": "OutputNorm"},
@@ -144,12 +144,12 @@ _MIXTRAL: Preset = _LLAMA_2 | {
 }
 
 # arXiv:2502.02737.
-_SMOLLM_2: Preset = _LLAMA | {"position_embedding": _rope(100_000.0), "norm": _rms(1e-5)}
+_SMOLLM_2: Preset = _LLAMA_INIT | {"position_embedding": _rope(100_000.0), "norm": _rms(1e-5)}
 
 
 def _bert(segments: int, epsilon: float, offset: int) -> Preset:
     """Return the preset of a BERT (arXiv:1810.04805) or RoBERTa model (arXiv:1907.11692)."""
-    return _LLAMA | {
+    return _LLAMA_INIT | {
         "kind": "Encoder",
         "segments": segments,
         "position_embedding": {"kind": "LearnedPositions"},
@@ -166,26 +166,30 @@ _BERT = _bert(2, 1e-12, 0)
 _ROBERTA = _bert(1, 1e-5, 2)
 
 
-def _electra(embedded: int, heads: int, generator: int) -> Preset:
+def _electra(embedding_channels: int, heads: int, generator_channels: int) -> Preset:
     """Return the preset of an ELECTRA model (arXiv:2003.10555, table 6).
 
-    The heads of generators are those of the published models.
+    `heads` are the generator's attention heads, as in the published checkpoints.
     """
     return _BERT | {
         "head": "replaced",
-        "embedding_channels": embedded,
+        "embedding_channels": embedding_channels,
         "pooler": "GELU",
-        "generator": {"channels": generator, "heads": heads, "feedforward_channels": 4 * generator},
+        "generator": {
+            "channels": generator_channels,
+            "heads": heads,
+            "feedforward_channels": 4 * generator_channels,
+        },
     }
 
 
 # arXiv:2412.13663.
-_MODERNBERT: Preset = _LLAMA | {
+_MODERNBERT: Preset = _LLAMA_INIT | {
     "kind": "Encoder",
     "position_embedding": _rope(160_000.0),
     "attention": {
         "window": {
-            "size": 129,
+            "size": 129,  # 64 tokens to each side, and the token itself
             "pattern": ("global", "local", "local"),
             "rope": {"theta": 10_000.0},
         }
@@ -193,13 +197,13 @@ _MODERNBERT: Preset = _LLAMA | {
 }
 
 
-def _rung(layers: int, channels: int, heads: int, between: int) -> Preset:
-    """Return the preset of a ladder model: Llama's parts with SmallInit."""
+def _rung(layers: int, channels: int, heads: int, feedforward_channels: int) -> Preset:
+    """Return the preset of a ladder model: the default (Llama-like) parts with SmallInit."""
     return {
         "layers": layers,
         "channels": channels,
         "heads": heads,
-        "feedforward_channels": between,
+        "feedforward_channels": feedforward_channels,
         "initialisation": {"kind": "SmallInit"},
     }
 
@@ -284,10 +288,10 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     return merged if name is None else _merge_tables(PRESETS[name], merged)
 
 
-def _merge_tables(below: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**below, **given}
+def _merge_tables(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**defaults, **given}
     for key, value in given.items():
-        table = below.get(key)
+        table = defaults.get(key)
         if isinstance(table, Mapping) and isinstance(value, Mapping):
             same = "kind" not in table or value.get("kind", table["kind"]) == table["kind"]
             merged[key] = _merge_tables(table, value) if same else value

@@ -3,7 +3,8 @@
 Sources: Devlin et al. 2018, arXiv:1810.04805; Warner et al. 2024, arXiv:2412.13663. Layers,
 attention and feed-forward networks are the decoder's.
 
-Shapes: B batch, T positions, C channels, V vocabulary entries, N chosen places, K classes.
+Shapes: B rows, T positions of a row, S positions of the keys (here the same as T), C channels, V
+vocabulary entries, K classes. N places are positions of all rows together, from 0 to B * T - 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ class Detection(NamedTuple):
 
     generated: ModelOutput  # output of the generator for the masked ids
     ids_BT: Tensor  # ids with tokens replaced by the generator's
-    detected: ModelOutput  # one logit for each place of `ids_BT`
+    detected: ModelOutput  # one logit for each position of `ids_BT`
 
 
 class BidirectionalEncoder(Decoder):
@@ -94,8 +95,8 @@ class BidirectionalEncoder(Decoder):
     @property
     def every_layer(self) -> list[nn.Module]:
         """The layers of the encoder, and of its generator if it has one."""
-        beside = [] if self.generator is None else self.generator.every_layer
-        return [*super().every_layer, *beside]
+        generator_layers = [] if self.generator is None else self.generator.every_layer
+        return [*super().every_layer, *generator_layers]
 
     def forward(  # type: ignore[override]
         self,
@@ -108,39 +109,41 @@ class BidirectionalEncoder(Decoder):
         branches_BT: Tensor | None = None,
         replace: Callable[[ModelOutput], Tensor] | None = None,
     ) -> ModelOutput | Detection:
-        """Return the hidden states and the head that give the logits [B, T, V] of each token.
+        """Return the hidden states and the head, from which the logits [B, T, V] are computed.
 
         Args:
             ids_BT: Token ids [B, T].
             caches: Not supported, because later tokens change the states of earlier ones.
             positions_BT: Each token's position in its own document, [B, T], for rows that hold
                 several documents. Tokens attend only to their own document.
-            documents_BS: Number of the document of each position, [B, T], as in rows with padding.
-            places_N: Indices into the B * T places. Only their logits are computed, [N, V]; or
-                [N, K] with a head for classes, where `pooling` "mean" averages over the document
-                of each place.
+            documents_BS: Document to which each position belongs, as a number. Padding can be a
+                document of its own.
+            places_N: Places whose logits are computed, [N, V]; None: all. With a head for classes
+                they are [N, K], and `pooling` "mean" averages over the document of each place.
             segments_BT: Number of the text of a pair that each token belongs to, [B, T]; None: all
                 belong to the first text.
-            branches_BT: Not supported.
-            replace: Makes replaced ids from the output of the generator, which reads `ids_BT`; the
-                model then reads the result. Both run in one pass, so that FSDP gathers and reduces
+            branches_BT: Not supported; in a decoder, several branches can continue one text.
+            replace: Function from the output of the generator, which reads `ids_BT`, to the ids
+                that the model then reads. Both run in one pass, so that FSDP gathers and reduces
                 the parameters that they share one time.
 
-        Raises ValueError for caches and for branches.
+        Raises ValueError for caches and for branches, and with `replace` for places and segments.
         """
         if branches_BT is not None:
             raise ValueError(
                 "an encoder attends to whole documents, so it does not support branches"
             )
+        if caches is not None:
+            raise ValueError("an encoder reads whole rows, so it does not support caches")
         if replace is not None:
-            assert self.generator is not None, "replace needs a model with a generator"
+            if places_N is not None or segments_BT is not None:
+                raise ValueError("with `replace`, an encoder supports neither places nor segments")
+            assert self.generator is not None, "objectives refuse a model without a generator"
             generated = self.generator(ids_BT, None, positions_BT, documents_BS)
             ids_BT = replace(generated)
             detected = self.forward(ids_BT, None, positions_BT, documents_BS)
             assert isinstance(detected, ModelOutput)
             return Detection(generated, ids_BT, detected)
-        if caches is not None:
-            raise ValueError("an encoder reads whole rows, so it does not support caches")
         states = self._embed_rows(ids_BT, positions_BT, documents_BS, segments_BT)
         return self._predict(*states, None, places_N)
 
@@ -171,6 +174,7 @@ class BidirectionalEncoder(Decoder):
             positions = positions_BT
             if documents_BS is None:
                 documents_BS = number_documents(positions_BT)
+        # Positions start at 0 in each document, so a row of several may be longer.
         if length > self.config.positions and documents_BS is None:
             raise ValueError(
                 f"a row has {length} tokens, but the model has only {self.config.positions} "
@@ -190,17 +194,21 @@ class BidirectionalEncoder(Decoder):
     def _read_places(
         self, x_BTC: Tensor, places_N: Tensor | None, documents_BS: Tensor | None
     ) -> Tensor:
+        """Return normalised hidden states, [N, C]; [B, T, C] without places.
+
+        With `pooling` "mean", each is the mean over the document of its place.
+        """
         if not self._pools_all or places_N is None:
             return super()._read_places(x_BTC, places_N, documents_BS)
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
         rows_N = places_N // x_BTC.shape[1]
         length = x_BTC.shape[1]
-        there_NT = x_BTC.new_ones(len(places_N), length)
+        in_document_NT = x_BTC.new_ones(len(places_N), length)
         if documents_BS is not None:
             document_N = documents_BS.flatten()[places_N]
-            there_NT = (documents_BS[rows_N] == document_N[:, None]).to(x_BTC.dtype)
-        sums_NC = (x_BTC[rows_N] * there_NT[:, :, None]).sum(1)
-        return sums_NC / there_NT.sum(1, keepdim=True)
+            in_document_NT = (documents_BS[rows_N] == document_N[:, None]).to(x_BTC.dtype)
+        sums_NC = (x_BTC[rows_N] * in_document_NT[:, :, None]).sum(1)
+        return sums_NC / in_document_NT.sum(1, keepdim=True)
 
     def _prepare_head_input(self, x_BTC: Tensor) -> Tensor:
         if self.pooler is not None:
@@ -219,14 +227,14 @@ class Generator(BidirectionalEncoder):
         super().__init__(config)
         for name in SHARED:
             delattr(self, name)
-            # Set in `__dict__`, because torch would register a second name for a shared submodule.
+            # In `__dict__`, because torch would register a shared submodule under a second name.
             self.__dict__[name] = getattr(owner, name)
 
 
 def read_generator_tensor(read: Callable[[str], Tensor], name: str) -> Tensor:
-    """Return the tensor `name` of a stand-alone generator.
+    """Return the tensor that a stand-alone generator calls `name`.
 
-    `read` gives the tensors of the model that the generator was trained with.
+    `read` returns a tensor of the whole model, which contains the generator, by its name there.
     """
     shared = name.partition(".")[0] in SHARED
     return read(name if shared else f"{GENERATOR}{name}")

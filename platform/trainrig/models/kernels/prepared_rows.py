@@ -1,7 +1,10 @@
-"""Preparation of rows for an attention kernel, done one time for all layers of a kind.
+"""Preparation of rows for an attention kernel, done one time for all global or all local layers.
 
-Shapes: B rows, T queries (the last of S places), S keys, H query heads, K key heads, D channels of
-one head.
+The *reach* of a query is the range of keys that it attends to. It follows from the document, the
+window and causality.
+
+Shapes: B rows, S positions with keys, T queries (the last T of the S positions), H query heads, K
+key heads, D channels of one head.
 """
 
 from typing import Any, assert_never
@@ -30,9 +33,10 @@ def prepare_rows(
     window: int | None,
     causal: bool,
 ) -> PreparedRows | None:
-    """Return what `kernel` needs to know of rows of `sizes` (queries, keys), or None if nothing.
+    """Return what `kernel` needs to know of rows, or None if it needs nothing.
 
-    The queries are the last places.
+    `sizes` are T and S. `kernel` is None where a mask or torch's own attention is used, and "plain"
+    for plain products in blocks.
     """
     queries, keys = sizes
     if kernel is None or kernel == "plain":
@@ -56,6 +60,7 @@ def _find_reach(
     window: int | None,
     causal: bool,
 ) -> Reach:
+    """Return the range of keys of each query, and the range of queries of each key."""
     queries, keys = sizes
     ends = find_document_ends(documents_BS, keys, device)
     return find_reach(ends, range(keys - queries, keys), range(keys), window, causal)
@@ -76,7 +81,9 @@ def attend_prepared(
 ) -> Tensor:
     """Return the attention output of each query, [B, H, T, D], by the kernel of `rows`.
 
-    `blocked_attention` describes the arguments.
+    Arguments as in `blocked_attention`: `cap` limits logits by tanh, `slopes_H` are ALiBi's, and
+    `sinks_H` are logits of an extra key. The reach in `rows` already contains `window` and
+    `causal`; only FlashAttention takes them as arguments.
     """
     parts = query_BHTD, key_BKSD, value_BKSD
     if isinstance(rows, VarlenRows):

@@ -5,6 +5,17 @@ and scored. The prompts and all random numbers follow from the seed, the number 
 number of the micro-batch. So a micro-batch is a function of these and the weights: every worker
 makes the same one, also when it is made again after a failure.
 
+- A *group* is the completions of one prompt. It is *flat* if all have the same total reward, which
+  gives no gradient where advantages compare the completions of a group.
+- A *wave* is one round of sampling for a batch, with as many prompts as a batch has. With
+  `rollouts.waves` above 1, a batch is chosen from the groups of several waves.
+- `rollouts.lag` is the number of batches that sampling runs ahead. With a lag, the weights that
+  sampled a batch are older than those that it updates.
+
+A token has up to three log-probabilities: SAMPLED as the sampler reported it, BEHAVIOUR under the
+same weights but computed as in training (only with a lag), and OLD under the weights that the batch
+updates.
+
 Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each.
 """
 
@@ -98,6 +109,7 @@ class RolloutBatches(RolloutMaker):
         run = self._run
         return {
             "prompts": self._fingerprint,
+            # The key "asked" (how prompts are read) cannot be renamed: it is stored in runs.
             "asked": run.prompts.model_dump(mode="json", exclude={"paths"}),
             "rollouts": extract_identity(run.rollouts),
             "rewards": [extract_identity(part) for part in run.rewards],
@@ -112,15 +124,18 @@ class RolloutBatches(RolloutMaker):
         return wanted.prompts * wanted.samples // wanted.micro_batch
 
     def denominators(self, micro: MicroBatch) -> dict[str, int]:
-        """Return the number of trained tokens, of completions, and the completions' token limit."""
+        """Return the numbers of trained tokens and of completions, and the sum of token limits."""
         return {
             TOKENS: int((micro.targets != IGNORE).sum()),
             EXAMPLES: len(micro.ids),
             LIMIT_TOKENS: int(micro.arrays[LIMIT_TOKENS].sum()),
         }
 
-    def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
-        """Sample and score micro-batch `index` of batch or wave `number`.
+    def sample(self, model: Any, number: int, index: int, wave_input: Arrays = NO_ARRAYS) -> Arrays:
+        """Sample and score micro-batch `index` of batch `number` (of wave `number` with waves).
+
+        A prompt whose group is flat is replaced up to `redraws` times. `wave_input` is not used,
+        because completions start from their prompts alone (see `RolloutMaker.sample`).
 
         With a lag, raises DataError if the log-probabilities of sampling and of training differ by
         more than `largest_gap`.
@@ -138,12 +153,12 @@ class RolloutBatches(RolloutMaker):
                 groups[place] = group
         arrays = self._build_arrays(groups)
         if self.lag:
-            arrays[BEHAVIOUR] = self._read(model, *move_to_device(model, arrays))
+            arrays[BEHAVIOUR] = self._read_log_probabilities(model, *move_to_device(model, arrays))
             self._check_gap(arrays[BEHAVIOUR], arrays)
         return arrays
 
     def take_weights(self) -> None:
-        """Tell vLLM, if it samples, that the model's weights have changed."""
+        """Make vLLM, if it samples, copy the model's weights before it samples again."""
         if self._vllm:
             self._vllm.take_weights()
 
@@ -153,25 +168,27 @@ class RolloutBatches(RolloutMaker):
         return fill_batch(drawn, self._run.rollouts, padding)
 
     def _draw(self, model: Any, places: Sequence[int], draw: int) -> list[CompletionGroup]:
-        """Sample and score the groups of the prompts at `places` in one batch.
+        """Sample and score one group for each of `places` in the run's order of prompts.
 
         `draw` is the number of times that these places were drawn before.
         """
         samples = self._run.rollouts.samples
-        asked = [
+        placed_prompts = [
             (place, self._prompts.find(place, self._run.rollouts.seed, draw)) for place in places
         ]
-        said = self._sampler.sample(model, asked, draw)
-        completions = [transcript.build_completion() for transcript in said]
+        transcripts = self._sampler.sample(model, placed_prompts, draw)
+        completions = [transcript.build_completion() for transcript in transcripts]
         environment = self._run.environment
-        given = [(environment, [transcript.score for transcript in said])] if environment else []
-        rows = [transcript.prompt.number for transcript in said]
-        scores = self._rewards.score(completions, given, rows)
+        environment_scores = (
+            [(environment, [transcript.score for transcript in transcripts])] if environment else []
+        )
+        rows = [transcript.prompt.number for transcript in transcripts]
+        scores = self._rewards.score(completions, environment_scores, rows)
         return [
             CompletionGroup(
-                tuple(said[begin : begin + samples]), _cut(scores, begin, begin + samples)
+                tuple(transcripts[begin : begin + samples]), _cut(scores, begin, begin + samples)
             )
-            for begin in range(0, len(said), samples)
+            for begin in range(0, len(transcripts), samples)
         ]
 
     def _build_arrays(self, groups: Sequence[CompletionGroup]) -> dict[str, NDArray[Any]]:
@@ -218,16 +235,17 @@ class RolloutBatches(RolloutMaker):
     ) -> MicroBatch:
         """Add the log-probabilities of training and the advantages to a sampled micro-batch.
 
-        Raises DataError if the log-probabilities of sampling and of training differ by more than
-        `largest_gap`.
+        `others` are the reference, teacher and critic models that the objective uses, by name.
+        Without a lag, raises DataError if the log-probabilities of sampling and of training differ
+        by more than `largest_gap`.
         """
         wanted = self._run.rollouts
         arrays = dict(sampled)
         rewards_GS = arrays.pop(TOTALS)
         numbers_B = arrays.pop(PROMPTS)
         read = move_to_device(model, arrays)
-        arrays[OLD] = self._read(model, *read)
-        self._weigh(arrays)
+        arrays[OLD] = self._read_log_probabilities(model, *read)
+        self._weigh_or_check(arrays)
         arrays |= self._assign_credit(others, rewards_GS, arrays, read)
         places = np.arange(len(numbers_B))
         first = number * wanted.prompts * wanted.samples + index * wanted.micro_batch
@@ -235,11 +253,12 @@ class RolloutBatches(RolloutMaker):
             arrays,
             samples=first + places,
             sources=np.zeros(len(places), dtype=np.int64),
+            # one piece a row: (row, position 0, number of the prompt)
             pieces=np.stack([places, np.zeros_like(places), numbers_B], axis=1),
         )
 
-    def _weigh(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Add importance weights if the model has been trained since the tokens were sampled.
+    def _weigh_or_check(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Add importance weights to `arrays` if there is a lag.
 
         Without a lag, raises DataError if the log-probabilities of sampling and of training differ
         by more than `largest_gap`.
@@ -270,27 +289,30 @@ class RolloutBatches(RolloutMaker):
         """
         mask_BT = arrays[TARGETS] != IGNORE
         objective = self._run.objective
-        found: dict[str, NDArray[Any]] = {}
+        credited: dict[str, NDArray[Any]] = {}
         penalties_BT: Floats | None = None
         values_BT: Floats | None = None
-        if held := objective.reference:
-            found[REFERENCE_TOKENS] = self._read(others[REFERENCE_MODEL], *read)
-            weight = self.carried.get(DIVERGENCE_WEIGHT, held.weight)
-            if held.place == "reward":
-                away_BT = (arrays[OLD] - found[REFERENCE_TOKENS]).astype(np.float64)
-                penalties_BT = weight * held.estimate(away_BT) * mask_BT
-            if held.adaptive:
-                found[DIVERGENCE_WEIGHT] = np.full(len(mask_BT), weight, dtype=np.float32)
+        if reference := objective.reference:
+            credited[REFERENCE_TOKENS] = self._read_log_probabilities(
+                others[REFERENCE_MODEL], *read
+            )
+            # `carried` has the values that the objective carries from batch to batch
+            weight = self.carried.get(DIVERGENCE_WEIGHT, reference.weight)
+            if reference.place == "reward":
+                away_BT = (arrays[OLD] - credited[REFERENCE_TOKENS]).astype(np.float64)
+                penalties_BT = weight * reference.estimate(away_BT) * mask_BT
+            if reference.adaptive:
+                credited[DIVERGENCE_WEIGHT] = np.full(len(mask_BT), weight, dtype=np.float32)
         if isinstance(objective, OnPolicyDistillation) and objective.estimator == "sampled":
-            found[TEACHER_TOKENS] = self._read(others[TEACHER_MODEL], *read)
-            away_BT = (arrays[OLD] - found[TEACHER_TOKENS]).astype(np.float64)
+            credited[TEACHER_TOKENS] = self._read_log_probabilities(others[TEACHER_MODEL], *read)
+            away_BT = (arrays[OLD] - credited[TEACHER_TOKENS]).astype(np.float64)
             penalties_BT = away_BT * mask_BT
         if CRITIC_MODEL in others:
             values, _ = read_values(others[CRITIC_MODEL], *read)
             values_BT = values.double().cpu().numpy()
-        return found | objective.credit(rewards_GS, mask_BT, penalties_BT, values_BT)
+        return credited | objective.credit(rewards_GS, mask_BT, penalties_BT, values_BT)
 
-    def _read(
+    def _read_log_probabilities(
         self, model: "nn.Module", ids_BT: "Tensor", targets_BT: "Tensor"
     ) -> NDArray[np.float32]:
         """Return the [B, T] log-probabilities of the targets, computed as in training."""
@@ -298,9 +320,9 @@ class RolloutBatches(RolloutMaker):
 
         entries = self._encoder.encoder.vocabulary_size
         temperature = float(np.float32(self._run.rollouts.temperature))
-        read = read_tokens(model, ids_BT, targets_BT, temperature, entries)
-        found: NDArray[np.float32] = read.log_probabilities_BT.cpu().numpy()
-        return found
+        scored = read_tokens(model, ids_BT, targets_BT, temperature, entries)
+        log_probabilities_BT: NDArray[np.float32] = scored.log_probabilities_BT.cpu().numpy()
+        return log_probabilities_BT
 
     def _check_gap(self, read_BT: NDArray[np.float32], arrays: Arrays) -> None:
         mask_BT = arrays[TARGETS] != IGNORE
@@ -361,9 +383,9 @@ def open_rewards(run: ReinforcementLearning) -> WeightedRewards:
 
 
 def _cut(scores: RewardScores, begin: int, end: int) -> RewardScores:
-    """Return the scores of completions `begin` to `end`, with the fault counts of all.
+    """Return the scores of completions `begin` to `end`, and the fault counts of all completions.
 
-    `_build_arrays` spreads the fault counts evenly over the completions.
+    Faults are not counted by completion, so `_build_arrays` divides them by the number of all.
     """
     parts = {name: values[begin:end] for name, values in scores.parts.items()}
     return RewardScores(scores.totals[begin:end], parts, scores.faults)

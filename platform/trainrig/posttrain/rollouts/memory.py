@@ -35,14 +35,14 @@ def describe_rollout_memory(
     number of tokens of the longest prompt.
     """
     rows = describe_rows(run, longest)
-    asked = find_reward_models(run) if rows.sampled_here else []
+    reward_models = find_reward_models(run) if rows.sampled_here else []
     facts: TuningFacts = {
         "largest_micro_batch": f"{rows.rows} rows of {rows.length} places, logits of {rows.places}"
     }
     left_out = []
-    if asked:
+    if reward_models:
         facts["parameters_of_reward_models"] = sum(
-            count_parameters(config).total for config in asked
+            count_parameters(config).total for config in reward_models
         )
         left_out.append("activations of reward models (their weights are counted)")
     if not rows.sampled_here:
@@ -50,8 +50,8 @@ def describe_rollout_memory(
 
     def find(training: Training, workers: int, on_cpu: bool) -> Memory:
         return max(
-            estimate_making(run, job, rows, asked, training, workers, on_cpu),
-            estimate_step(run, job, rows, asked, training, workers),
+            estimate_making(run, job, rows, reward_models, training, workers, on_cpu),
+            estimate_step(run, job, rows, reward_models, training, workers),
             key=lambda memory: memory.total,
         )
 
@@ -85,36 +85,36 @@ def estimate_making(
     run: ReinforcementLearning,
     job: TrainingJob,
     rows: SampledRows,
-    asked: Sequence[DecoderConfig],
+    reward_models: Sequence[DecoderConfig],
     training: Training,
     workers: int,
     on_cpu: bool,
 ) -> Memory:
     """Estimate the peak memory of one of `workers` that makes a batch.
 
-    `asked` are the reward models that it holds.
+    `reward_models` are the reward models that it holds.
     """
     others = _list_others(run, job)
     made = estimate_batch_making_memory(
         job.model, training, workers, rows, run.lora, others, on_cpu
     )
-    return replace(made, weights=made.weights + _count_bytes(asked))
+    return replace(made, weights=made.weights + _count_bytes(reward_models))
 
 
 def estimate_step(
     run: ReinforcementLearning,
     job: TrainingJob,
     rows: SampledRows,
-    asked: Sequence[DecoderConfig],
+    reward_models: Sequence[DecoderConfig],
     training: Training,
     workers: int,
 ) -> Memory:
     """Estimate the peak memory of one of `workers` in a training step.
 
-    `asked` are the reward models that it holds.
+    `reward_models` are the reward models that it holds.
     """
     size = training.precision.bytes
-    reward_model_bytes = _count_bytes(asked)
+    reward_model_bytes = _count_bytes(reward_models)
     beside = HeldParameters(
         0, 0, EndParts(0), 0, 0, reward_model_bytes, 0.0, 0.0, False, NOT_GATHERED
     )
@@ -144,5 +144,5 @@ def _list_others(run: ReinforcementLearning, job: TrainingJob) -> list[ModelBesi
     ]
 
 
-def _count_bytes(asked: Sequence[DecoderConfig]) -> float:
-    return float(MASTER * sum(count_parameters(config).total for config in asked))
+def _count_bytes(reward_models: Sequence[DecoderConfig]) -> float:
+    return float(MASTER * sum(count_parameters(config).total for config in reward_models))

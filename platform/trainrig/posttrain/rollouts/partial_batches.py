@@ -72,16 +72,16 @@ class PartialRolloutBatches(RolloutBatches):
         parts = [part.name for part in self._run.rewards]
         return PartialWaves(self._run.rollouts, parts, number, left, self._assemble)
 
-    def sample(self, model: Any, number: int, index: int, asked: Arrays = NO_ARRAYS) -> Arrays:
+    def sample(self, model: Any, number: int, index: int, wave_input: Arrays = NO_ARRAYS) -> Arrays:
         """Continue the completions of unit `index` of a wave by up to the budget of tokens.
 
         Raises DataError if the log-probabilities of sampling and of training with the same weights
         differ by more than `largest_gap`.
         """
-        unit = select_unit(asked, index, self._run.rollouts.micro_batch)
+        unit = select_unit(wave_input, index, self._run.rollouts.micro_batch)
         said = [self._build_transcript(unit, row) for row in range(len(unit[PLACE]))]
         self._sampler.go_on(model, said, self._budget)
-        found = self._extend_completions(unit, said, int(asked[NUMBER][0]))
+        found = self._extend_completions(unit, said, int(wave_input[NUMBER][0]))
         self._read_new(model, said, unit[LENGTH], found)
         self._score(said, found)
         return found
@@ -141,7 +141,7 @@ class PartialRolloutBatches(RolloutBatches):
             targets_RT[row, new[-1]] = transcript.ids[before:]
             sampled_RT[row, new[-1]] = transcript.log_probabilities[before:]
         arrays: Rows = {IDS: ids_RT, TARGETS: targets_RT, SAMPLED: sampled_RT}
-        read_RT = self._read(model, *move_to_device(model, arrays))
+        read_RT = self._read_log_probabilities(model, *move_to_device(model, arrays))
         self._check_gap(read_RT, arrays)
         for row, (transcript, before) in enumerate(zip(said, before_R.tolist(), strict=True)):
             found[BEHAVIOUR][row, before : len(transcript.ids)] = read_RT[row, new[row]]
@@ -210,7 +210,7 @@ class PartialRolloutBatches(RolloutBatches):
             UNFINISHED: ones_B * np.float32(unfinished),
         }
 
-    def _weigh(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def _weigh_or_check(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Add importance weights for the tokens that were sampled from earlier weights."""
         fresh_BT = arrays[STALENESS] == 0
         arrays[BEHAVIOUR] = np.where(fresh_BT, arrays[OLD], arrays[BEHAVIOUR])

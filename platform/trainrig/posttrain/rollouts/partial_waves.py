@@ -67,22 +67,22 @@ class PartialWaves(Waves):
         self._assemble = assemble
         self._rows: Rows = {name: array for name, array in left.items() if name != NEXT}
         self._next = int(left[NEXT][0]) if left else 0
-        self._asked = np.zeros(0, dtype=np.int64)
+        self._unfinished = np.zeros(0, dtype=np.int64)
         self._waves = 0
 
     def next(self) -> tuple[int, Arrays]:
         """Start new groups, and return the number of units and the completions to continue."""
         self._begin_groups()
-        self._asked = np.flatnonzero(self._rows[OVER] == 0)
-        units = -(-len(self._asked) // self._wanted.micro_batch)
-        asked = _trim(_select_rows(self._rows, self._asked))
-        return units, {**asked, NUMBER: np.array([self._number])}
+        self._unfinished = np.flatnonzero(self._rows[OVER] == 0)
+        units = -(-len(self._unfinished) // self._wanted.micro_batch)
+        to_continue = _trim(_select_rows(self._rows, self._unfinished))
+        return units, {**to_continue, NUMBER: np.array([self._number])}
 
     def take(self, units: Sequence[Arrays]) -> None:
         """Store the continued completions of the wave that `next` described."""
-        rest = np.delete(np.arange(len(self._rows[PLACE])), self._asked)
+        rest = np.delete(np.arange(len(self._rows[PLACE])), self._unfinished)
         # Restore the order of the completions from before the wave.
-        back = np.argsort(np.concatenate([rest, self._asked]), kind="stable")
+        back = np.argsort(np.concatenate([rest, self._unfinished]), kind="stable")
         self._rows = _select_rows(_concatenate([_select_rows(self._rows, rest), *units]), back)
         self._waves += 1
 
@@ -110,10 +110,10 @@ class PartialWaves(Waves):
         """Start the new groups that fit into a wave and can be trained on within the staleness."""
         wanted = self._wanted
         rows = len(self._rows[PLACE]) if self._rows else 0
-        asked = int((self._rows[OVER] == 0).sum()) if self._rows else 0
-        room = wanted.prompts - -(-asked // wanted.samples)
+        unfinished = int((self._rows[OVER] == 0).sum()) if self._rows else 0
+        free_groups = wanted.prompts - -(-unfinished // wanted.samples)
         in_time = wanted.prompts * (self._staleness + 1) - rows // wanted.samples
-        count = max(0, min(room, in_time))
+        count = max(0, min(free_groups, in_time))
         begun = self._build_rows(np.arange(self._next, self._next + count))
         self._rows = _concatenate([self._rows, begun]) if self._rows else begun
         self._next += count
@@ -166,9 +166,9 @@ def choose_groups(
     return chosen if all(within) else None
 
 
-def select_unit(asked: Arrays, index: int, micro_batch: int) -> Rows:
+def select_unit(wave_input: Arrays, index: int, micro_batch: int) -> Rows:
     """Return the completions of unit `index` of a wave."""
-    rows = {name: array for name, array in asked.items() if name != NUMBER}
+    rows = {name: array for name, array in wave_input.items() if name != NUMBER}
     return _trim(_select_rows(rows, slice(index * micro_batch, (index + 1) * micro_batch)))
 
 

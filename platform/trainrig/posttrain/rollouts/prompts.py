@@ -83,10 +83,10 @@ def read_prompt_set(
     no row has a usable prompt.
     """
     make = _PromptMaker(files)
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     left_out: Counter[str] = Counter()
     unread: Counter[str] = Counter()
-    first: dict[str, str] = {}
+    first_skipped: dict[str, str] = {}
     number = -1
     for path in find_paths(FORMAT, files.paths):
         for line_number, line in enumerate(_read_lines(path), start=1):
@@ -95,31 +95,37 @@ def read_prompt_set(
             number += 1
             where = f"{path}, line {line_number}"
             row = _parse_line(line, where)
-            why = next((f"no '{name}'" for name in wanted if row.get(name) in (None, "")), None)
-            if why is None:
+            reason = next((f"no '{name}'" for name in wanted if row.get(name) in (None, "")), None)
+            if reason is None:
                 try:
                     prompt = make.build(number, row, where, encoder)
                 except (DataError, BadRow) as error:
-                    why = f"the row has no usable prompt ({error})"
+                    reason = f"the row has no usable prompt ({error})"
                 else:
                     fits = 1 <= len(prompt.ids) <= longest
-                    why = None if fits else f"the prompt does not have 1 to {longest} tokens"
-            if why is None:
-                found.append(prompt)
+                    reason = None if fits else f"the prompt does not have 1 to {longest} tokens"
+            if reason is None:
+                prompts.append(prompt)
                 unread.update(make.list_unread(prompt))
             else:
-                kind = why.split(" (")[0]
+                kind = reason.split(" (")[0]
                 left_out[kind] += 1
-                first.setdefault(kind, f"{where}: {why}")
+                first_skipped.setdefault(kind, f"{where}: {reason}")
     for kind, count in left_out.items():
-        log.warning("prompts: rows left out: %d (%s); the first, %s", count, kind, first[kind])
+        log.warning(
+            "prompts: rows left out: %d (%s); the first, %s", count, kind, first_skipped[kind]
+        )
     if unread:
-        said = ", ".join(f"{name} in {count:,}" for name, count in sorted(unread.items()))
-        log.warning("prompts: of %d rows, some have fields that are not used: %s", number + 1, said)
-    if not found:
-        told = "; ".join(first.values()) or "the files are empty"
-        raise DataError(f"prompts.paths: none of {number + 1:,} rows has a usable prompt: {told}")
-    return PromptSet(tuple(found), dict(left_out))
+        fields = ", ".join(f"{name} in {count:,}" for name, count in sorted(unread.items()))
+        log.warning(
+            "prompts: of %d rows, some have fields that are not used: %s", number + 1, fields
+        )
+    if not prompts:
+        reasons = "; ".join(first_skipped.values()) or "the files are empty"
+        raise DataError(
+            f"prompts.paths: none of {number + 1:,} rows has a usable prompt: {reasons}"
+        )
+    return PromptSet(tuple(prompts), dict(left_out))
 
 
 class _PromptMaker:
@@ -129,9 +135,7 @@ class _PromptMaker:
         self._chat = files.chat
         self._make = compile_template(files.template, "prompts.template")
         column = _COLUMN.fullmatch(files.template)
-        self._column = (
-            column and column[1]
-        )  # name of the only column of the template, if it is nothing else
+        self._column = column and column[1]  # column of a template that is only `{{ column }}`
 
     def build(
         self, number: int, row: Mapping[str, Any], where: str, encoder: PromptEncoder
@@ -142,15 +146,15 @@ class _PromptMaker:
             chat = self._read_chat(given, row)
             return Prompt(number, transcribe(chat), tuple(encoder.encode(chat)), row, chat)
         text = self._make(row, where)
-        asked = (Message("user", text),) if self._chat else text
-        return Prompt(number, text, tuple(encoder.encode(asked)), row)
+        content = (Message("user", text),) if self._chat else text
+        return Prompt(number, text, tuple(encoder.encode(content)), row)
 
     def list_unread(self, prompt: Prompt) -> tuple[str, ...]:
-        """Return the names of fields of the prompt's row that are meant for a model but ignored."""
+        """Return descriptions of what a model should read in the prompt's row but does not."""
         if prompt.chat is not None:
             return find_unread(prompt.row, prompt.row, {})
-        beside = self._chat and self._column and prompt.row.get("tools")
-        return ("tools of a prompt that is one text",) if beside else ()
+        has_tools = self._chat and self._column and prompt.row.get("tools")
+        return ("tools of a prompt that is one text",) if has_tools else ()
 
     def _read_chat(self, given: list[Any], row: Mapping[str, Any]) -> Conversation:
         if not self._chat:

@@ -74,14 +74,14 @@ def prepare_with_prompts(
     at_paths = tuple(map(storage.make_absolute, paths))
     run = run.model_copy(update={"prompts": run.prompts.model_copy(update={"paths": at_paths})})
     columns = tuple(name for part in run.rewards for name in part.columns)
-    asked = read_prompt_set(run.prompts, encoder, run.rollouts.prompt_tokens, columns)
+    prompt_set = read_prompt_set(run.prompts, encoder, run.rollouts.prompt_tokens, columns)
     keys = zip(name_files(paths), map(storage.compute_content_key, paths), strict=True)
     prompts = manifest.digest([list(pair) for pair in keys])
     frozen = {REFERENCE_MODEL: FrozenModel(model, path)} if run.objective.reference else {}
     if teacher := _find_teacher(run, encoder.encoder):
         frozen[TEACHER_MODEL] = teacher
     critic = _find_critic(run, path, encoder.encoder)
-    longest = max(len(prompt.ids) for prompt in asked.prompts)
+    longest = max(len(prompt.ids) for prompt in prompt_set.prompts)
     job = TrainingJob(
         folder=storage.make_absolute(run.output),
         model=model,
@@ -101,7 +101,10 @@ def prepare_with_prompts(
     )
     job.check_budget()
     inputs = _hash_inputs(run, path, prompts)
-    counted = {"prompts": len(asked.prompts), "prompts_left_out": sum(asked.left_out.values())}
+    counted = {
+        "prompts": len(prompt_set.prompts),
+        "prompts_left_out": sum(prompt_set.left_out.values()),
+    }
     if run.lora:
         # Imported here: this imports torch, which takes seconds, and only adapters need it.
         from trainrig.models.lora.layers import count_adapter

@@ -76,9 +76,9 @@ class TranscriptSampler:
     generate: Generate
 
     def sample(
-        self, model: "Decoder", asked: Sequence[tuple[int, Prompt]], draw: int
+        self, model: "Decoder", placed_prompts: Sequence[tuple[int, Prompt]], draw: int
     ) -> list[Transcript]:
-        """Sample `samples` transcripts for each of `asked`, pairs of a place and its prompt.
+        """Sample `samples` transcripts for each of `placed_prompts`, (place, prompt).
 
         All transcripts are sampled in one batch; those of one prompt are consecutive in the result.
         `draw` is the number of times that these places were drawn before.
@@ -86,7 +86,7 @@ class TranscriptSampler:
         samples = self.run.rollouts.samples
         found = [
             Transcript(prompt, place * samples + number)
-            for place, prompt in asked
+            for place, prompt in placed_prompts
             for number in range(samples)
         ]
         turns = 1

@@ -28,7 +28,7 @@ from trainrig.train.elastic.trainer import start_fork_servers
 log = logging.getLogger(__name__)
 # Environment variables that Tune reads when it starts. Values set by the user are kept.
 ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # run folders have everything that these would write
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # Tune's loggers would only repeat the run folders
     "RAY_AIR_NEW_OUTPUT": "0",  # turns off Tune's own progress output
 }
 
@@ -37,7 +37,7 @@ def connect_for_trials(run: Sweep) -> None:
     """Connect to Ray or start it; raise ConfigError if it lacks resources for one trial."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    connect(1, "trials")
+    connect(1, "trials")  # checks that one CPU is available at least
     import ray
 
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # this module logs what matters
@@ -55,7 +55,11 @@ def connect_for_trials(run: Sweep) -> None:
 
 
 class TrialsOnTune:
-    """Set of trials of one kind, trained on Ray Tune."""
+    """Set of trials trained on Ray Tune: the points of a law, or the pairs of a search.
+
+    A trial *fails* if its processes died more than `trials.retries` times; the other trials go on.
+    A *problem* is an error that the user must fix; it stops all trials.
+    """
 
     def __init__(
         self,
@@ -71,9 +75,9 @@ class TrialsOnTune:
         self._work = work
         self._progress = progress
         self._failed = failed
-        # name of this call, because Tune would continue one of the same name
-        self._call = f"{os.getpid()}-{time.time_ns()}"
-        self._records = stage.build_path(SCRATCH, "failures", self._call)
+        # Name of the Tune experiment. Tune would continue an earlier experiment of the same name.
+        self._experiment = f"{os.getpid()}-{time.time_ns()}"
+        self._records = stage.build_path(SCRATCH, "failures", self._experiment)
         self.trials = 0  # number of trials that have ended
         self.seconds = 0.0  # sum of the trials' durations, from start to end
         self.training_seconds = 0.0  # the part of it that updates and held-out losses took
@@ -86,7 +90,11 @@ class TrialsOnTune:
     def train(
         self, names: Sequence[str], settings: Mapping[str, Any], stop: StopRequests, show: Show
     ) -> None:
-        """Train the trials of these names, or those whose factors `settings` draw."""
+        """Train the trials called `names`, or those that a search draws.
+
+        `settings` are arguments for Tune. A search gives a "space" of factors for the learning rate
+        and the batch size; each pair that is drawn from it is a trial.
+        """
         finished = threading.Event()
 
         def fit() -> None:
@@ -104,6 +112,7 @@ class TrialsOnTune:
             self._raise_if_lost()
             self._progress.show(show)
             if not stop_requested and (stop.read_request() or self._problem):
+                # The processes of trials watch for this file.
                 storage.write(storage.join(self._run.output, FILE), b"")
                 stop_requested = True
         self._progress.show(show)
@@ -179,7 +188,7 @@ class TrialsOnTune:
                 reuse_actors=True, max_concurrent_trials=wanted.at_once, **tune_settings
             ),
             run_config=tune.RunConfig(
-                name=self._call,
+                name=self._experiment,
                 storage_path=self._stage.build_path(SCRATCH, "tune"),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=wanted.retries),
@@ -213,36 +222,36 @@ class TrialsOnTune:
 
             def on_trial_error(self, iteration: int, trials: Any, trial: Any, **more: Any) -> None:
                 failures = outer._open_record(trial.trial_id).read_failures()
-                limit = f"more than trials.retries = {outer._run.trials.retries} failures"
+                last = failures[-1].problem if failures else "its node or its actor died"
+                retries = outer._run.trials.retries
                 reason = (
-                    f"{limit}; the last: {failures[-1].problem}"
-                    if failures
-                    else f"{limit} of nodes"
+                    f"failed more often than trials.retries = {retries} allows; the last: {last}"
                 )
                 outer._end(trial.trial_id, trial.config, {"failed": reason})
 
         return Listener()
 
-    def _begin(self, name: str, config: Config) -> None:
-        self._began.setdefault(name, time.monotonic())
+    def _begin(self, trial_id: str, config: Config) -> None:
+        self._began.setdefault(trial_id, time.monotonic())
         self._progress.begin_trial(self._work.find_trial(config))
 
-    def _end(self, name: str, config: Config, last: Config) -> None:
+    def _end(self, trial_id: str, config: Config, result: Config) -> None:
         self.trials += 1
-        self.seconds += time.monotonic() - self._began.pop(name)
-        self.training_seconds += last.get("training", 0.0)
-        self._stopped |= last.get("stopped", False)
-        if "problem" in last and not self._problem:
-            self._problem = getattr(errors, last["kind"])(last["problem"])
+        self.seconds += time.monotonic() - self._began.pop(trial_id)
+        self.training_seconds += result.get("training", 0.0)
+        self._stopped |= result.get("stopped", False)
+        if "problem" in result and not self._problem:
+            # a result names the class of its error
+            self._problem = getattr(errors, result["kind"])(result["problem"])
         trial = self._work.find_trial(config)
-        if "failed" in last:
-            self._failed[trial.name] = last["failed"]
-            log.warning("trial %s failed: %s", trial.name, last["failed"])
+        if "failed" in result:
+            self._failed[trial.name] = result["failed"]
+            log.warning("trial %s failed: %s", trial.name, result["failed"])
         self._progress.end_trial(trial)
 
 
 def build_search_settings(search: RateSearch) -> dict[str, Any]:
-    """Return the arguments for Tune of a search: its space, its searcher and its scheduler."""
+    """Return the arguments for Tune of a search: its space, searcher and scheduler."""
     from ray import tune
     from ray.tune.schedulers import AsyncHyperBandScheduler
 
@@ -252,14 +261,14 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
             time_attr="percent",
             max_t=101,  # above 100, so that no trial is stopped for having reached its end
             grace_period=max(1, round(100 * search.scheduler.first)),
-            reduction_factor=search.scheduler.keep,
+            reduction_factor=search.scheduler.keep,  # one trial in `keep` continues at each rung
         )
     if not isinstance(search.searcher, Optuna):
         return settings
     try:
         from ray.tune.search.optuna import OptunaSearch
 
-        drawn = OptunaSearch(metric="loss", mode="min", seed=search.searcher.seed)
+        searcher = OptunaSearch(metric="loss", mode="min", seed=search.searcher.seed)
     except (ImportError, AssertionError):
         raise ConfigError(
             "search.searcher: Optuna is not installed; pip install 'trainrig[optuna]', or use "
@@ -272,6 +281,6 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
             for name, factors in bounds.items()
             if len(set(factors)) > 1
         },
-        "search_alg": drawn,
+        "search_alg": searcher,
         "num_samples": search.searcher.draws,
     }

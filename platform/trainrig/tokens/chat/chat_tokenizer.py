@@ -1,4 +1,7 @@
-"""A tokenizer with its own chat template, or with trainrig's if it has none."""
+"""A tokenizer with its own chat template, or with trainrig's if it has none.
+
+The *generation prompt* is the text that opens the assistant's turn at the end of a conversation.
+"""
 
 import functools
 import hashlib
@@ -17,14 +20,14 @@ from trainrig.tokens.special_tokens import MAP, TEMPLATE, TOKENIZER_CONFIG, Toke
 
 @dataclass(frozen=True)
 class ChatTokenizer:
-    """A tokenizer with its files and extra variables for its chat template; can be pickled."""
+    """Files of a tokenizer, and variables that the user adds to its chat template; picklable."""
 
     files: TokenizerFiles
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
     def encoder(self) -> Encoder:
-        """The tokenizer."""
+        """The encoder that is built from the files."""
         return Encoder.of(self.files)
 
     @functools.cached_property
@@ -38,11 +41,12 @@ class ChatTokenizer:
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the template and its variables."""
-        named = json.dumps({k: str(v) for k, v in self.named.items()}, sort_keys=True)
-        return hashlib.sha256(f"{self.template}\0{named}".encode()).hexdigest()
+        variables = {name: str(value) for name, value in self.template_variables.items()}
+        packed = json.dumps(variables, sort_keys=True)
+        return hashlib.sha256(f"{self.template}\0{packed}".encode()).hexdigest()
 
     @functools.cached_property
-    def named(self) -> dict[str, Any]:
+    def template_variables(self) -> dict[str, Any]:
         """Variables of the template: the special tokens of the tokenizer, and `variables`."""
         given = self.files.parse_json(MAP) | self.files.parse_json(TOKENIZER_CONFIG)
         tokens = {
@@ -55,20 +59,20 @@ class ChatTokenizer:
     def build_renderer(self) -> ChatRenderer:
         """Return the renderer of the chat template. Raises ConfigError for an invalid template."""
         where = TEMPLATE if self.files.chat_template else "trainrig's chat template"
-        return ChatRenderer(self.encoder, self.template, self.named, where)
+        return ChatRenderer(self.encoder, self.template, self.template_variables, where)
 
     def build_prompting_renderer(self) -> ChatRenderer:
-        """Return a renderer of prompts for a model to answer.
+        """Return a renderer of conversations for a model to continue with the assistant's turn.
 
-        Raises DataError if the template does not open the assistant's turn in a prompt: the model
-        would then have to generate the turn's header itself.
+        Raises DataError if the template closes the user's turn and adds no generation prompt: the
+        model would then have to generate the header of its turn itself.
         """
         renderer = self.build_renderer()
         turn = self.encoder.special_tokens.end_of_turn
-        asked = (Message("user", "a"),)
-        bare = renderer.render_text(asked, ())
-        unprompted = turn is not None and bare.rstrip().endswith(turn.text)
-        if turn and unprompted and renderer.render_text(asked, (), prompt=True) == bare:
+        question = (Message("user", "a"),)
+        bare = renderer.render_text(question, ())
+        closes_turn = turn is not None and bare.rstrip().endswith(turn.text)
+        if turn and closes_turn and renderer.render_text(question, (), prompt=True) == bare:
             raise DataError(
                 f"{self.files.where}: the chat template writes nothing to prompt the "
                 f"assistant: a user's turn ends in {turn.text} with and without "

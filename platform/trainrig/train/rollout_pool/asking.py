@@ -117,16 +117,21 @@ class RolloutsAhead:
         while (filled := waves.find_filled()) is None:
             if self._actors and wave == first:
                 self._writer.write(state, weights, self._attempt.number)
-            count, asked = waves.next()
+            count, wave_input = waves.next()
             if not self._actors:
                 mine = [slot.index for slot in slots(count) if slot.real]
-                self._sample(state, wave, mine, gather_once, asked)
+                self._sample(state, wave, mine, gather_once, wave_input)
                 dist.barrier(self._group)  # wait for the samples of the other ranks
             elif dist.get_rank() == 0:
                 request = RolloutRequest(
-                    self._name_folder(wave), wave, count, weights, self._attempt.number, bool(asked)
+                    self._name_folder(wave),
+                    wave,
+                    count,
+                    weights,
+                    self._attempt.number,
+                    bool(wave_input),
                 )
-                request.write(asked)
+                request.write(wave_input)
             units = self.wait(wave, range(count), alive)
             waves.take([units[index] for index in range(count)])
             wave += 1
@@ -135,17 +140,17 @@ class RolloutsAhead:
             self.forget(drawn)
         return filled, wave - first
 
-    def check_asked(self, number: int) -> None:
+    def check_requested(self, number: int) -> None:
         """Raise DataError unless what batch `number` still lacks can be sampled. Collective."""
         folder = self._name_folder(number)
         count = self.maker.micro_batches(number)
-        missing, asked = self._broadcast(
+        missing, is_requested = self._broadcast(
             lambda: (
                 find_missing_units(folder, count),
                 storage.exists(storage.join(folder, REQUEST)),
             )
         )
-        if missing and not asked:
+        if missing and not is_requested:
             raise DataError(
                 f"{folder}: gone, and so are the weights of {self.lag} batches ago to "
                 "sample it with; restore that folder, or remove the checkpoints after them"
@@ -195,12 +200,12 @@ class RolloutsAhead:
         number: int,
         indices: Sequence[int],
         gather_once: bool,
-        asked: Arrays = NO_ARRAYS,
+        wave_input: Arrays = NO_ARRAYS,
     ) -> None:
         try:
             with torch.no_grad(), keep_gathered(state.model, gather_once):
                 for index in indices:
-                    arrays = self.maker.sample(state.model, number, index, asked)
+                    arrays = self.maker.sample(state.model, number, index, wave_input)
                     write_unit(self._name_folder(number), index, arrays)
         finally:  # no backward pass follows that would release the gathered parameters
             reshard(state.model)

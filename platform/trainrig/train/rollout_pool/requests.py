@@ -6,7 +6,7 @@ Workers and actors, which may die at any time, communicate only through these fi
     online/rollouts/batch_00000007-c0ffee01/attempt-2/  without a lag, one folder per attempt
         weights-attempt-2/  weights to sample with, in the format of a checkpoint
         request.json        written once the weights are complete; all waves of a batch share them
-        asked.npz           further input of the request, for batches that continue completions
+        asked.npz           input of the wave, for batches that continue completions
         00001.npz           the samples of one unit; appears only when complete
         failed.json         why there will be none
 
@@ -42,10 +42,10 @@ class RolloutRequest:
     attempt: int  # the attempt that asks
     has_asked: bool = False  # True if the folder has a file ASKED
 
-    def write(self, asked: Arrays = NO_ARRAYS) -> None:
-        """Write the request, replacing an earlier attempt's; `asked`: more input of the units."""
+    def write(self, wave_input: Arrays = NO_ARRAYS) -> None:
+        """Write the request, replacing an earlier attempt's, and its `wave_input`."""
         if self.has_asked:
-            storage.write(storage.join(self.folder, ASKED), pack_arrays(asked))
+            storage.write(storage.join(self.folder, ASKED), pack_arrays(wave_input))
         entries = {name: value for name, value in asdict(self).items() if name != "folder"}
         storage.write(storage.join(self.folder, REQUEST), json.dumps(entries, indent=1).encode())
 
@@ -54,8 +54,8 @@ class RolloutRequest:
         """Read the request in `folder`. Raise FileNotFoundError if there is none."""
         return cls(folder, **json.loads(storage.read(storage.join(folder, REQUEST))))
 
-    def read_asked(self) -> Arrays:
-        """Read the further input of its units.
+    def read_wave_input(self) -> Arrays:
+        """Read the input of the wave, for batches that continue completions.
 
         Raises ClusterError if it is gone, because the request was withdrawn.
         """

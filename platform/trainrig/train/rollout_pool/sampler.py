@@ -71,7 +71,7 @@ class RolloutSampler:
             self._loaded = request.weights
         with self._keep_gathered():
             arrays = self._maker.sample(
-                self._state.model, request.number, index, request.read_asked()
+                self._state.model, request.number, index, request.read_wave_input()
             )
         write_unit(request.folder, index, arrays)
 

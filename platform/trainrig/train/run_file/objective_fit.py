@@ -54,10 +54,9 @@ def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
         remedy = f'model.kind = "{ENCODER_DECODER}", or joined = true of the objective'
         if not needs_encoder_decoder:
             remedy = "joined = false" if spans else 'objective.kind = "SpanCorruption"'
-        needs = "needs" if needs_encoder_decoder else "cannot train"
         raise ValueError(
             f"objective {objective.kind} does not fit a model of kind {model.kind}: only "
-            f"one of the two has separate input and output texts; set {wanted}"
+            f"one of the two has separate input and output texts; set {remedy}"
         )
     masked = isinstance(objective, MaskedLM)  # true for ReplacedTokenDetection, too
     check_extra_parts(objective, model)

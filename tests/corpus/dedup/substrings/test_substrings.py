@@ -255,6 +255,15 @@ def test_of_equally_frequent_passages_the_longest_are_listed(tmp_path: Path):
         assert read_repeated_texts(paths, 2, memory) == {"frequent": expected, "long": expected}
 
 
+def test_ties_in_the_report_are_broken_alike_with_any_memory(tmp_path: Path):
+    path = str(tmp_path / "keys")
+    save_repeated_texts(path, [f"text {number:03}".encode() for number in range(200)])
+    expected = read_repeated_texts([path], 5, 10**6)
+    assert len(set(expected["frequent"])) == 5
+    for memory in (1, 10_000, 50_000):
+        assert read_repeated_texts([path], 5, memory) == expected
+
+
 def test_partitions_and_ranges_grow_with_the_corpus_and_shrink_with_memory():
     rules = ExactSubstrings(min_bytes=200, memory=11 * 10**6)
     assert [choose_partition_count(copies, rules) for copies in (0, 4000, 4001, 40_000)] == [

@@ -1,7 +1,7 @@
 """Keep order: which of several similar documents is kept, whatever the order of the inputs.
 
 A rule gives each document a *rank*; of two similar documents the one with the lower rank is kept.
-Equal ranks are ordered by id, a digest of the document, so the input order does not matter. To add
+Documents of equal rank are ordered by their ids, which do not depend on the input order. To add
 a rule, add a class to this module and its name to `KeepRule`.
 
 A rank has 64 bits: 16 for the source's position, and 48 for the comparison within a source.
@@ -19,7 +19,8 @@ from trainrig.config import Settings
 
 RANKS_BITS = 48
 WORST: int = 2**RANKS_BITS - 1
-_CRAWL_BITS = 24  # bits of the source in `Earliest(by="crawl")`; the crawl's number is above them
+# Bits of the source's number in a rank of `Earliest(by="crawl")`; the crawl's number is above them.
+_SOURCE_BITS = 24
 _SOURCES = 2**16
 
 
@@ -99,11 +100,11 @@ class BestSignal(Settings):
 
 
 class Earliest(Settings):
-    """Keep the document that was fetched first, or whose crawl or source is named first.
+    """Keep the document that was fetched first, or whose crawl or source is listed first.
 
     `by = "date"` compares the column `date` to the second; a document without a date comes last.
-    `by = "crawl"` compares the position of the crawl in `against`, then of the source in the run
-    file.
+    `by = "crawl"` compares the position of the crawl in the run file's list `against` of earlier
+    outputs, then that of the source in the run file.
     """
 
     kind: Literal["Earliest"] = "Earliest"
@@ -117,7 +118,7 @@ class Earliest(Settings):
 
     def rank_documents(self, documents: KeepFeatures) -> NDArray[np.uint64]:
         """Compute the rank of each document; the lowest is kept."""
-        if self.by == "crawl":
+        if self.by == "crawl":  # `rank_across_crawls` adds the crawl
             return np.full(len(documents), documents.source_number, np.uint64)
         return np.array([_parse_seconds(date) for date in documents.columns["date"]], np.uint64)
 
@@ -152,14 +153,14 @@ KeepRule = Longest | ContentHash | BestSignal | Earliest | SourcePriority
 
 
 def rank_across_crawls(rule: KeepRule, ranks: NDArray[np.uint64], crawl: int) -> NDArray[np.uint64]:
-    """Return the ranks among several crawls, from the `ranks` that `rule` gave within one crawl.
+    """Return `ranks`, made comparable with the ranks of documents of other crawls.
 
-    `crawl` is that crawl's number.
+    `rule` gave `ranks` to documents of the crawl with number `crawl`.
     """
     inner = rule.next if isinstance(rule, SourcePriority) else rule
     if not isinstance(inner, Earliest) or inner.by != "crawl":
         return ranks
-    return ranks | np.uint64(crawl << _CRAWL_BITS)
+    return ranks | np.uint64(crawl << _SOURCE_BITS)
 
 
 def _parse_seconds(date: str | None) -> int:
@@ -170,5 +171,5 @@ def _parse_seconds(date: str | None) -> int:
         return WORST
     if np.isnat(moment):
         return WORST
-    since = moment - np.datetime64("0000-01-01", "s")
-    return min(max(0, int(since / np.timedelta64(1, "s"))), WORST)
+    elapsed = moment - np.datetime64("0000-01-01", "s")
+    return min(max(0, int(elapsed / np.timedelta64(1, "s"))), WORST)

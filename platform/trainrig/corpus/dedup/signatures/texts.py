@@ -18,18 +18,19 @@ _CAPITALS = np.array([list(capital.encode()) for capital in CAPITALS], np.uint8)
 
 
 class NormalisedTexts(NamedTuple):
-    """Texts in UTF-8, concatenated, for which lower-casing character by character is correct."""
+    """Texts in UTF-8, concatenated, that compiled loops can lower-case character by character.
+
+    Texts with one of `CAPITALS`, whose lower case needs more than a table, are in lower case
+    already. All others are unchanged.
+    """
 
     data: NDArray[np.uint8]
     starts: NDArray[np.int64]  # [texts + 1] start of each text; the last entry is the end of all
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "NormalisedTexts":
-        """Convert strings.
-
-        A lone surrogate is a character like others, but not a letter.
-        """
-        encoded = [_lower_case(text).encode("utf-8", "surrogatepass") for text in texts]
+        """Convert strings, which may contain lone surrogates."""
+        encoded = [_lower_if_special(text).encode("utf-8", "surrogatepass") for text in texts]
         starts = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(text) for text in encoded], out=starts[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
@@ -46,7 +47,7 @@ class NormalisedTexts(NamedTuple):
         strings.validate(full=True)
         texts = _read_buffers(strings)
         found = np.zeros(len(strings), np.bool_)
-        _find_capitals(texts.data, texts.starts, _CAPITALS, found)
+        _find_special_capitals(texts.data, texts.starts, _CAPITALS, found)
         if not found.any():
             return texts
         mask = pa.array(found)
@@ -67,7 +68,7 @@ class NormalisedTexts(NamedTuple):
         return list(itertools.pairwise(cuts))
 
 
-def _lower_case(text: str) -> str:
+def _lower_if_special(text: str) -> str:
     return text.lower() if any(capital in text for capital in CAPITALS) else text
 
 
@@ -75,25 +76,25 @@ def _read_buffers(strings: pa.LargeStringArray) -> NormalisedTexts:
     if not len(strings):
         return NormalisedTexts.of([])
     _, starts, data = strings.buffers()
-    here = np.frombuffer(starts, np.int64)[strings.offset :][: len(strings) + 1]
-    return NormalisedTexts(np.frombuffer(data or b"", np.uint8), here.copy())
+    offsets = np.frombuffer(starts, np.int64)[strings.offset :][: len(strings) + 1]
+    return NormalisedTexts(np.frombuffer(data or b"", np.uint8), offsets.copy())
 
 
 @compile_nogil
-def _find_capitals(
+def _find_special_capitals(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     capitals: NDArray[np.uint8],
     found: NDArray[np.bool_],
 ) -> None:
-    """Mark the texts that contain one of `capitals`, which are two bytes of UTF-8 each."""
+    """Mark in `found` the texts that contain one of `capitals`, of two bytes of UTF-8 each."""
     for text in range(len(found)):
-        # with positions from 0 the compiler vectorises the loop
-        here = data[starts[text] : starts[text + 1]]
-        seen = False  # a bool, because numba would widen a number and vectorise an eighth as much
+        # The compiler vectorises the loop over a view whose positions start at 0.
+        encoded = data[starts[text] : starts[text + 1]]
+        has_capital = False  # a bool, because numba would widen a number to 8 bytes and be slower
         for capital in capitals:
             first = capital[0]
             second = capital[1]
-            for place in range(len(here) - 1):
-                seen |= (here[place] == first) & (here[place + 1] == second)
-        found[text] = seen
+            for place in range(len(encoded) - 1):
+                has_capital |= (encoded[place] == first) & (encoded[place + 1] == second)
+        found[text] = has_capital
