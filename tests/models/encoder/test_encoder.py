@@ -161,7 +161,7 @@ def test_an_encoder_has_no_use_for_caches():
 
 
 def test_replaced_token_detection_rejects_arguments_that_it_ignores():
-    model = made(head="replaced", biases={}, generator={"channels": 16, "heads": 2})
+    model = make_encoder(head="replaced", biases={}, generator={"channels": 16, "heads": 2})
     with pytest.raises(ValueError, match="whole rows"):
         model(IDS, [KeyValueCache() for _ in range(3)], replace=lambda _: IDS)
     for ignored in ({"places_N": torch.tensor([0])}, {"segments_BT": torch.zeros_like(IDS)}):
