@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-
 # Each commit starts with another file of slow tests, so that in time all of them run.
 WITHIN = $(if $(MINUTES),--slow-minutes $(MINUTES) --slow-from $(shell git rev-list --count HEAD))
 
-.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray docs clean
+.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -50,6 +50,10 @@ gpu: ## Tests that need a GPU, then a table of how fast a step is, by PYTHON's o
 gpu-ray: OUT = gpu-results
 gpu-ray: .venv/installed ## Runs on Ray over two GPUs of this machine, killed and resized; not run anywhere yet
 	$(BIN)/python tests/gpu/ray_runs.py --out $(OUT)
+
+golden: COMMIT = HEAD~1
+golden: .venv/installed ## Hashes of what every stage makes, here and at COMMIT: they must be equal
+	$(BIN)/python tests/golden.py --against $(COMMIT)
 
 docs: .venv/installed ## docs/run-files.md, docs/metrics.md, the schemas, the tables of evidence, and the pictures
 	$(BIN)/python -m trainrig.run_file_pages

@@ -337,7 +337,7 @@ def test_a_run_continues_in_another_layout(trained, ranks, contents, tmp_path):
             "needs whole rows, but parallel.context cuts",
         ),
         ({"training": {"recompute": {"kind": "Selective"}}}, "set recompute.kind = 'Full'"),
-        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM"),
+        ({"objective": {"kind": "PrefixLM"}}, "objective PrefixLM does not support divided rows"),
     ],
 )
 def test_experts_that_cannot_be_divided_are_rejected_by_the_run_file(
