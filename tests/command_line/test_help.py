@@ -83,7 +83,13 @@ def test_each_option_has_a_sentence_a_unit_and_a_default(path: tuple[str, ...], 
     is_explained = (
         "[default: " in param.help or "repeatable" in param.help or "Budget: " in param.help
     )
-    assert is_explained or param.required or param.default is not None or "instead." in param.help
+    assert (
+        is_explained
+        or param.required
+        or param.default is not None
+        or "instead" in param.help
+        or "--" in param.help
+    )
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -139,7 +139,7 @@ def test_a_run_is_submitted_followed_and_done_once(user: User) -> None:
     found = json.loads(submitted.stdout)
     assert (found["state"], found["exit_code"], found["attempt"]) == ("done", 0, 1)
     assert found["output"] == str(user.folder / "tokenizer")
-    assert re.search(r"ok +resources +nothing of its own", submitted.stderr)
+    assert re.search(r"ok +resources +no workers", submitted.stderr)
     said = user.does("logs", found["id"][:9])  # the beginning of the id is enough
     assert said.returncode == 0
     assert said.stdout.splitlines()[-1].startswith(f"tokenizer: {user.folder}/tokenizer: ")
@@ -196,7 +196,9 @@ def test_a_run_under_way_is_joined_and_stopped(user: User) -> None:
     run = json.loads(detached.stdout)["id"]
     other = user.does("submit", "curate", "curate.toml", "--set", "sources.0.name=other")
     assert other.returncode == 2
-    assert "is under way there with another run file (sources[0].name: 'pages'" in other.stderr
+    assert (
+        "is already running there with another run file (sources[0].name: 'pages'" in other.stderr
+    )
     user.cluster.ray = "1.0"  # a client that only connects has nothing to upload
     with user.start("submit", "curate", "curate.toml") as joined:
         assert joined.stderr is not None
@@ -317,7 +319,7 @@ def test_an_attendant_that_dies_is_sent_again_and_no_more_often_than_allowed(use
     assert follower.returncode == 1, err
     found = json.loads(out)
     assert (found["state"], found["cause"], found["attempt"]) == ("failed", "lost node", 2)
-    assert "its job ended (FAILED) and left no end on record" in found["message"]
+    assert "its job ended (FAILED) without recording an end" in found["message"]
     assert err.count("submitted again") == 1
     assert [attempt.number for attempt in user.run().read_attempts()] == [1, 2]
 

@@ -126,7 +126,9 @@ def test_a_template_without_a_prompt_for_the_assistant_is_refused(tmp_path):
     template = BROUGHT["CHATML"].partition("{% if add_generation_prompt")[0]
     hub = folder_of("qwen", tmp_path / "hub", **{"chat_template.jinja": template})
     import_checkpoint(str(hub), str(tmp_path / "run"))
-    with pytest.raises(DataError, match=r"no prompt for the assistant: .* <\|im_end\|>") as told:
+    with pytest.raises(
+        DataError, match=r"nothing to prompt the assistant: .* <\|im_end\|>"
+    ) as told:
         TextGenerator.open(str(tmp_path / "run")).speak("sea?", DRAWN, chat=True)
     assert "\n" not in str(told.value)
 

@@ -94,7 +94,7 @@ def test_a_page_is_traced_to_the_steps_and_checkpoints_that_saw_it(trained: str)
 def test_untraceable_steps_are_rejected(trained: str) -> None:
     with pytest.raises(ConfigError, match="has this URL"):
         find_url(trained, "https://nowhere.example/")
-    with pytest.raises(ConfigError, match="name the run folder"):
+    with pytest.raises(ConfigError, match="needs a run folder"):
         find_url(f"{trained}/run.toml", "https://books.example/1")
     for options in ([], ["--step", "1", "--data-step", "1"], ["--url", "u", "--step", "1"]):
         done = CliRunner().invoke(app, ["trace", trained, *options])

@@ -87,7 +87,7 @@ def test_the_page_is_read_only(server: PageServer, method: str) -> None:
 
 
 def test_a_port_that_is_taken_is_the_users_to_change(server: PageServer) -> None:
-    with pytest.raises(ConfigError, match=r"--port \d+: .* name another"):
+    with pytest.raises(ConfigError, match=r"--port \d+: .* give another port"):
         PageServer(lambda: "", server.server_address[1])
 
 

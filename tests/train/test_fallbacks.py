@@ -124,7 +124,11 @@ def test_copies_of_the_model_come_and_go_together():
             "fallbacks[0]: sequences of 64 tokens are not a multiple of 6",
         ),
         ([lay_out(tensor=2)], {"workers": 8}, "fallbacks[0] is never used: workers = 8"),
-        ([lay_out(tensor=2)], {"workers": (1, 8)}, "the minimum (1) is not a multiple of the replica size"),
+        (
+            [lay_out(tensor=2)],
+            {"workers": (1, 8)},
+            "the minimum (1) is not a multiple of the replica size",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_one_line(fallbacks, changes, said):
@@ -192,7 +196,8 @@ def test_tuning_falls_back_on_what_it_can_be_trained_in():
         build(FineTuning, TUNING | {"training": training}, "run.toml").check_layouts(model)
 
     check(tensor=2)
-    said = r"^training\.fallbacks\[0\]: training\.parallel\.pipeline: objective KTO cannot be computed in stages"
+    where = r"^training\.fallbacks\[0\]: training\.parallel\.pipeline: "
+    said = rf"{where}objective KTO cannot be computed in stages"
     with pytest.raises(ValueError, match=said):
         check(pipeline=2)
 

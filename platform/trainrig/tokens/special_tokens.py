@@ -88,8 +88,8 @@ class TokenizerFiles:
         text = _read_text(where)
         if text is None:
             raise DataError(
-                f"{where}: no such file; `trainrig tokenizer` makes one, and `save_pretrained` of "
-                "Transformers' AutoTokenizer writes that of any published tokenizer"
+                f"{where}: no such file; `trainrig tokenizer` makes one, and so does "
+                "`save_pretrained` of Transformers' AutoTokenizer for any published tokenizer"
             )
         brought = _read_text(storage.join(folder, BROUGHT))
         if brought is not None:

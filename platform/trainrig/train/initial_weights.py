@@ -62,9 +62,8 @@ def warn_of_high_rate(path: str, peak: float) -> None:
     before = _read_peak_rate(path)
     if before is not None and peak > HIGH_RATE * before:
         log.warning(
-            "training.optimizer.lr is %g, %.0f%% of the earlier run's %g: some of what it learnt "
-            "may be "
-            "lost; %g to %g (10%% to 30%%) is a good start",
+            "training.optimizer.lr is %g, %.0f%% of the earlier run's %g: the model may "
+            "forget; %g to %g (10%% to 30%%) is a good start",
             peak,
             100 * peak / before,
             before,

@@ -129,6 +129,6 @@ def test_a_page_whose_tree_outgrows_all_memory_is_given_up():
 
 def test_a_child_that_cannot_start_blames_no_page(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with make_guard() as under, pytest.raises(RuntimeError, match="ended with 1"):
+    with make_guard() as under, pytest.raises(RuntimeError, match="ended with exit code 1"):
         list(under.extract([page(b"a")]))
     assert under.failed_pages == []

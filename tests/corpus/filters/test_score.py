@@ -76,7 +76,7 @@ def test_a_cut_that_was_not_placed_cannot_decide() -> None:
             "by_language applies only to keep_high",
         ),
         ({"signal": "words", "keep_highest": 1.5}, r"keep_highest: .*less than 1"),
-        ({"signal": "wordz", "most": 2.0}, r"'wordz', which nothing .* did you mean 'words'\?"),
+        ({"signal": "wordz", "most": 2.0}, r"'wordz', but source .* did you mean 'words'\?"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(score: dict[str, object], message: str) -> None:

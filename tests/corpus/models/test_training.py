@@ -55,7 +55,7 @@ def test_a_classifier_from_files_scores_as_its_report_says(folder):
     report = json.loads((folder / "classifier/report.json").read_text())
     assert report["reliability"] and report["thresholds"]
     page = (folder / "classifier/report.html").read_text()
-    assert "Calibration" in page and f"{report['measured_texts']:,} measured" in page
+    assert "Calibration" in page and f"{report['measured_texts']:,} held out to measure" in page
     scorer = Classifier(path=str(folder / "classifier/classifier.safetensors"))
     good, bad = scorer.score(["a good text about seas", "click to win prizes"], ["en", "en"])
     assert good > 0.5 > bad

@@ -99,7 +99,7 @@ def test_no_line_is_lost_or_repeated_when_storage_fails(followed, monkeypatch):
 
     def end():
         if clock.now > 6.0 and b"third" not in followed.lines:
-            monkeypatch.setattr(clock, "each", lambda: None)
+            monkeypatch.setattr(clock, "after_sleep", lambda: None)
             followed.log(b"third\n")
             followed.run.record("ended", 1, state="done", exit_code=0)
 

@@ -217,7 +217,7 @@ def test_routers_stay_as_they_are(build):
     assert {name.split(".")[2] for name in LoRA().choose(alone)} == {"attention"}
     for targets, said in (
         (("attention.*", "feedforward.router"), "'feedforward.router' names routers.*leave it out"),
-        (("router",), "'router' names routers.*this model has: attention.key"),
+        (("router",), "'router' names routers.*layers of this model are: attention.key"),
         (("feedforward.*",), r"'feedforward.\*' matches only routers"),
     ):
         with pytest.raises(ConfigError, match=said):

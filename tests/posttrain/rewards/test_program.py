@@ -36,5 +36,5 @@ def test_a_row_that_lacks_what_is_run_is_a_fault() -> None:
 
 
 def test_an_invalid_template_is_rejected() -> None:
-    with pytest.raises(ValueError, match="program: no template"):
+    with pytest.raises(ValueError, match="program: invalid template"):
         ProgramAnswer(program="{{ completion")

@@ -81,7 +81,7 @@ def test_a_completion_too_long_for_the_reward_model_is_a_fault(reward_model):
     first, long, empty = scorer.score([completion("a"), completion("a b " * 90), completion("")])
     assert isinstance(first, float)
     assert [f.kind for f in (long, empty) if isinstance(f, Fault)] == ["unreadable"] * 2
-    assert "of 96 that the model can read" in long.detail
+    assert "more than the 96 that the model can read" in long.detail
 
 
 def test_a_model_of_the_wrong_kind_is_refused_in_one_line(reward_model, fresh, tmp_path):
@@ -139,8 +139,8 @@ def test_a_judge_is_asked_and_its_verdict_read(fresh):
         ({"verdict": "yes|no", "worth": {"yes": 1.0, "no": -1.0}}, "no. yes.", 1.0),
         ({"verdict": "yes|no", "worth": {"yes": 1.0}}, "no", "'no' is none of yes"),
         ({"verdict": "[a-z]+"}, "fine", "'fine' is not a number"),
-        ({}, "nothing", "said 'nothing'"),
-        ({"verdict": "x(y)?"}, "x", "said 'x'"),
+        ({}, "nothing", "no verdict in 'nothing'"),
+        ({"verdict": "x(y)?"}, "x", "no verdict in 'x'"),
     ],
 )
 def test_a_verdict_is_a_number_or_worth_one(settings, said, score):

@@ -364,7 +364,7 @@ def test_a_reward_that_is_fooled_is_seen_by_what_is_only_measured(whole, measure
     )  # fmt: skip
     titles = [chart.title for chart in build_rollout_charts(run_data)]
     # Means of three steps at either end: the true score falls by .15, the reward rises by .3.
-    expected = "Fooled: the reward rose by 0.3, 'exact' fell by 0.15"
+    expected = "Possible reward hacking: the reward rose by 0.3, but 'exact' fell by 0.15"
     assert (expected in titles) == bool(measured)
     liked = StoredAnswer("1+1=", "3", 0.9, 1.0, {"model": 0.9, "exact": 0.0})
     right = StoredAnswer("1+1=", "2", 0.2, -1.0, {"model": 0.2, "exact": 1.0})

@@ -149,7 +149,7 @@ def test_rows_that_cannot_be_scored_keep_their_place_and_are_reported(scoring, t
     (bad,) = (tmp_path / "scored" / "quarantine").iterdir()
     told = [json.loads(line) for line in bad.read_text().splitlines()]
     assert [row["reason"] for row in told[:3]] == ["no_known_format", "not_json", "too_long"]
-    assert "of 48" in told[2]["detail"] and told[1]["file"].endswith("rows.jsonl")
+    assert "more than the 48" in told[2]["detail"] and told[1]["file"].endswith("rows.jsonl")
 
 
 def test_invalid_settings_are_rejected_and_leave_nothing(scoring, fresh, tmp_path):

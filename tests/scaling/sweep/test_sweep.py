@@ -158,8 +158,11 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trials": {"gpus": 64}}, "trials.gpus = 64, but Ray has 0 GPUs; lower it"),
-        ({"large": {"parameters": 1e4, "workers": 999}}, "large.workers = 999, but Ray has"),
+        ({"trials": {"gpus": 64}}, "trials.gpus = 64, but the Ray cluster has only 0 GPU"),
+        (
+            {"large": {"parameters": 1e4, "workers": 999}},
+            "large.workers = 999, but the Ray cluster has",
+        ),
         (
             {"trials": {"instance": "p5.49xlarge"}},
             "no instance 'p5.49xlarge' in the table of hardware; did you mean",

@@ -73,7 +73,9 @@ def test_a_pickled_encoder_still_makes_no_special_tokens(encoder):
 
 def test_a_missing_special_token_is_refused_with_the_existing_ones():
     encoder = pickle.loads(pickle.dumps(Encoder(tokenizer_json(), "a/tokenizer.json")))
-    with pytest.raises(DataError, match=r"^a/tokenizer.json: no special token <\|bos\|>; .*assist"):
+    with pytest.raises(
+        DataError, match=r"^a/tokenizer.json: there is no special token <\|bos\|>; .*assist"
+    ):
         encoder.find_special("<|bos|>")
 
 

@@ -172,7 +172,7 @@ def test_repeated_updates_are_marked(tmp_path):
 
 
 def test_a_folder_without_a_run_or_without_an_update_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"no run.toml in it"):
+    with pytest.raises(DataError, match=r"no run.toml"):
         write_report(str(tmp_path))
     (tmp_path / "run.toml").write_text('stage = "pretrain"\n')
     with pytest.raises(DataError, match="the run has no update yet"):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # Run files are checked without importing torch.
 class TuningComparison:
     """Comparison of held-out answers and pretraining loss; it can be pickled.
 
-    It implements `trainrig.train.evaluations.comparison.Comparison`.
+    It implements `trainrig.train.evaluations.comparison.ModelComparison`.
     """
 
     settings: ComparisonSettings
