@@ -40,9 +40,11 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     mix_bits,
 )
 
-# returned in place of a number of tokens
+# Returned in place of a number of tokens: the caller must split the chunk, or say whether a rest of
+# it is a URL.
 UNKNOWN = 0
 MAYBE_URL = -1
+# The caller's answer, or that it was not asked yet.
 NOT_ASKED = -1
 NO_URL = 0
 URL = 1
