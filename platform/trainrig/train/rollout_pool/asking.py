@@ -1,7 +1,8 @@
-"""Requests of a run's ranks for rollouts ahead of the batch that they train on.
+"""Requests of a run's ranks for rollouts of later batches than the one that they train on.
 
 All ranks call the same methods. With actors, they write the weights and a request. Without actors,
-they sample themselves, and the samples of later batches wait in the run folder.
+they sample themselves, and the samples of later batches wait in the run folder. For waves, units
+and the lag, see rollout_pool/requests.py.
 """
 
 import contextlib
