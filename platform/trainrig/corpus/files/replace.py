@@ -16,7 +16,7 @@ from trainrig.manifest import MANIFEST, SCRATCH, Below, Manifest
 
 
 class _Note(BaseModel):
-    """Note of a replacement in progress."""
+    """What remains of a replacement in progress."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,4 +1,4 @@
-"""The plan of the synthetic website that the quickstart crawls.
+"""The plan of the quickstart's synthetic website, whose pages are written to web archives.
 
 It lists all pages, each with a URL, an article and a frame: everything on the page except the
 article. It also lists the *faults* (`Plant`) that curation should remove: copies, pages in other
