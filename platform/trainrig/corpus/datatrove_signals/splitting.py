@@ -40,11 +40,11 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     mix_bits,
 )
 
-# Returned in place of a number of tokens: the caller must split the chunk, or say whether a rest of
-# it is a URL.
+# Returned in place of a number of tokens. For UNKNOWN, the caller must split the chunk; for
+# MAYBE_URL, the caller must decide whether a rest of the chunk is a URL.
 UNKNOWN = 0
 MAYBE_URL = -1
-# The caller's answer, or that it was not asked yet.
+# The caller's answer; NOT_ASKED before there is one.
 NOT_ASKED = -1
 NO_URL = 0
 URL = 1

@@ -16,12 +16,12 @@ from trainrig.manifest import MANIFEST, SCRATCH, Below, Manifest
 
 
 class _Note(BaseModel):
-    """What remains of a replacement in progress."""
+    """List of the moves and deletions of a replacement in progress."""
 
     model_config = ConfigDict(frozen=True)
 
     new: Below  # folder of the new files, relative to the output
-    old: list[Below]  # files to delete: those of the old manifest that the new one lacks
+    old: list[Below]  # files to delete: in the old manifest and not in the new one
     unlisted: list[Below]  # new files that no manifest lists, such as the report
     manifest: Manifest  # manifest of the new files
 

@@ -20,7 +20,7 @@ NO_LANGUAGE = "none"
 # Lower edges of histogram bins. Integer signals, such as word counts, have bins by powers of two.
 # Most other signals are shares: bins are 0.02 wide up to 1; above, each doubling has four bins.
 INTEGER_EDGES = np.concatenate([[0], 2.0 ** np.arange(0, 41)])
-# A share of exactly 1 has a bin of its own, [1, 1.02).
+# A share of exactly 1 has a separate bin, [1, 1.02).
 EDGES = np.concatenate([np.arange(0, 52) / 50, 2.0 ** (np.arange(1, 81) / 4)])
 
 

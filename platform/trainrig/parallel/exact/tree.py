@@ -154,7 +154,7 @@ def _find_parents(leaves: int, runs: int, parts: int) -> dict[Span, tuple[Span, 
         last = cuts[end]
         if end - begin > 1:
             step = runs_of_a_part if end - begin > runs_of_a_part else 1
-            count = (end - begin) // step  # of parts, or of the runs of one part
+            count = (end - begin) // step  # number of parts, or of runs within one part
             middle = begin + step * (1 << ((count - 1).bit_length() - 1))
             divide((first, last), cuts[middle])
             open_nodes += [(begin, middle), (middle, end)]

@@ -275,9 +275,9 @@ class StopFile:
 
 
 def check_sane(job: TrainingJob) -> None:
-    """Raise Diverged if the final held-out loss is not finite, or above that of a uniform guess.
+    """Raise Diverged if the final held-out loss is not finite or above log(vocabulary) nats.
 
-    A uniform guess over the vocabulary has a loss of log(vocabulary) nats.
+    That is the loss of a uniform guess over the vocabulary.
     """
     measured = metrics.read_held_out_series(job.folder)
     if not measured:

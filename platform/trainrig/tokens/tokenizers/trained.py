@@ -19,8 +19,8 @@ class Trained(Settings):
     file, byte for byte, for the same texts in any order and on any number of threads.
     """
 
-    # Number of entries that every vocabulary of this kind has, so that it can encode any text, and
-    # what they are: (256, "bytes").
+    # Number and description of the entries that every vocabulary of this kind has, so that it can
+    # encode any text, such as (256, "bytes").
     required_entries: ClassVar[tuple[int, str]]
 
     # Number of entries in the vocabulary, including special tokens and reserved slots.

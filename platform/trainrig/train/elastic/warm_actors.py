@@ -94,7 +94,7 @@ class WarmActors:
         import ray
 
         busy = self._busy_until is not None and not ray.wait([self._busy_until], timeout=0)[0]
-        if self._controller and busy:  # its worker group was abandoned and has not ended
+        if self._controller and busy:  # with a worker group that the driver no longer waits for
             ray.kill(self._controller)
             self._controller = None
         self._busy_until = None

@@ -48,7 +48,7 @@ class RolloutRequest:
     has_asked: bool = False  # True if the folder has the input of the wave, in the file ASKED
 
     def write(self, wave_input: Arrays = NO_ARRAYS) -> None:
-        """Write `wave_input`, then the request; both replace those of an earlier attempt."""
+        """Write `wave_input`, then the request; replace the files of an earlier attempt."""
         if self.has_asked:
             storage.write(storage.join(self.folder, ASKED), pack_arrays(wave_input))
         entries = {name: value for name, value in asdict(self).items() if name != "folder"}
