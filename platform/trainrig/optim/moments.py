@@ -48,7 +48,7 @@ class TwoMoments(Settings):
     # Decay rates of the averages of the gradient and of its square.
     betas: tuple[Momentum, Momentum] = (0.9, 0.95)
     epsilon: Positive = 1e-8  # number added to the denominator, against division by 0
-    # Weight decay. AdamW multiplies it by the learning rate; Adam adds it to the gradient.
+    # Weight decay: each step shrinks the weights by this share times the learning rate.
     weight_decay: Decay = 0.1
     # Number format of both averages between steps; bfloat16 halves their memory.
     state: StateDtype = "float32"
