@@ -250,6 +250,17 @@ def test_a_damaged_tokenizer_or_document_file_leaves_no_claimed_output(table, tm
     assert storage.list_files(str(tmp_path / "out")) == []
 
 
+def test_a_tokenizer_without_documents_is_refused_and_leaves_nothing(tmp_path):
+    """The smallest vocabulary needs no text to train, but the report has nothing to measure."""
+    tokenizer = ByteLevelBPE(vocabulary=ByteLevelBPE().least)
+    documents = write(tmp_path / "documents", [])
+    with pytest.raises(DataError, match="documents: there are none"):
+        make_tokenizer(
+            training(documents, tmp_path / "t", tokenizer=tokenizer, report=Reporting(held_out=0.2))
+        )
+    assert storage.list_files(str(tmp_path / "t")) == []
+
+
 def test_a_refusal_by_the_encoder_leaves_no_claimed_output(table, tmp_path, monkeypatch):
     monkeypatch.setattr("trainrig.tokens.tokenizer.train_tokenizer", lambda *_: b"{}")
     with pytest.raises(DataError):

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from trainrig import storage
 from trainrig.errors import Diverged
 from trainrig.train.checkpoint import find_newest_valid, open_model
+from trainrig.train.loss_table import Loss
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.sample_log import read_trained_samples
 from trainrig.train.spikes import DataRange, SpikeDetector, Spikes
+from trainrig.train.step import StepFigures
 
 FEW = Spikes(window=16, confirm=3, margin=2, longest=20)
 
@@ -123,6 +125,19 @@ def test_nothing_is_judged_before_the_window_is_full_or_where_it_is_off():
     series = make_series_with_window(3, 9)
     assert detect_spikes(SpikeDetector(FEW), series[:16]) == ([], None, None)
     assert detect_spikes(SpikeDetector(None), make_series_with_window(20, 30)) == ([], None, None)
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (3.0, math.nan)])
+def test_a_step_before_the_window_is_full_makes_no_update_if_it_is_not_finite(loss, norm):
+    series = list(draw_calm_run(40))
+    detector = SpikeDetector(FEW)
+    assert detector.observe(0, loss, norm) is None  # no outlier: there is no reference yet
+    figures = StepFigures(Loss(loss, {}, {}), norm, rate=0.1, tokens=1, outlier=None)
+    assert figures.why_skipped
+    detect_spikes(detector, series, first=1)
+    straight = SpikeDetector(FEW)
+    detect_spikes(straight, series, first=1)
+    assert detector.build_entries() == straight.build_entries()
 
 
 @given(st.integers(0, 59))

@@ -1,4 +1,7 @@
-"""Common part of Adam and AdamW: two moments of the gradient, in float32 or bfloat16."""
+"""Base class of Adam and AdamW, whose two moments are stored in float32 or bfloat16.
+
+The moments are the running averages of the gradient and of its square (`exp_avg`, `exp_avg_sq`).
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -27,7 +30,7 @@ VECTOR = 16
 
 
 def check_rounded(state: StateDtype, *decays: float) -> None:
-    """Raise ValueError if averages with such decay rates would stop changing in `state`."""
+    """Raise ValueError if rounding to `state` would stop averages with these decay rates."""
     if state == "bfloat16" and max(decays) > LARGEST_ROUNDED_DECAY:
         raise ValueError(
             "state = 'bfloat16' rounds away the changes of an average with decay rate "
@@ -45,7 +48,7 @@ class TwoMoments(Settings):
     # Decay rates of the averages of the gradient and of its square.
     betas: tuple[Momentum, Momentum] = (0.9, 0.95)
     epsilon: Positive = 1e-8  # number added to the denominator, against division by 0
-    # Weight decay, multiplied by the learning rate.
+    # Weight decay: each step shrinks the weights by this share times the learning rate.
     weight_decay: Decay = 0.1
     # Number format of both averages between steps; bfloat16 halves their memory.
     state: StateDtype = "float32"
@@ -65,11 +68,11 @@ class TwoMoments(Settings):
     def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer | OptimizerSet":
         """Build the optimizer over `groups` at its peak rate; the training loop sets the rates.
 
-        Weights must not depend on sharding, so the update of a piece of a tensor must have the same
-        bits as that piece of the whole update. torch's fused CUDA kernel has this property. On the
-        CPU it may round the last elements, those that do not fill a vector, differently. There it
-        updates the matrices whose rows are whole vectors, which have no such elements wherever they
-        are cut between rows. torch's plain steps update the rest.
+        Weights must not depend on sharding: the update of a shard must have the same bits as that
+        part of the whole tensor's update. torch's fused CUDA kernel has this property. The fused
+        CPU kernel may round the last elements of a tensor differently if they do not fill a vector.
+        Shards are cut between rows, so the CPU kernel gets only matrices with rows of whole
+        vectors. torch's unfused steps update the other tensors.
         """
         if self.state != "float32":
             from trainrig.optim.elementwise import ElementwiseOptimizer
@@ -77,15 +80,17 @@ class TwoMoments(Settings):
             return ElementwiseOptimizer(groups, self)
         from trainrig.optim.optimizer_set import OptimizerSet
 
-        wide: list[ParameterGroup] = []
+        fusable: list[ParameterGroup] = []
         rest: list[ParameterGroup] = []
         for group in groups:
-            taken = [_is_fused(parameter) for _, parameter in group["params"]]
-            for part, fused in ((wide, True), (rest, False)):
-                pairs = [p for p, own in zip(group["params"], taken, strict=True) if own is fused]
+            flags = [_is_fused(parameter) for _, parameter in group["params"]]
+            for part, fused in ((fusable, True), (rest, False)):
+                pairs = [p for p, flag in zip(group["params"], flags, strict=True) if flag is fused]
                 if pairs:
                     part.append(group | {"params": pairs})
-        parts = [self._build_torch_optimizer(part, part is wide) for part in (wide, rest) if part]
+        parts = [
+            self._build_torch_optimizer(part, part is fusable) for part in (fusable, rest) if part
+        ]
         return OptimizerSet(parts)
 
     def _build_torch_optimizer(
@@ -109,7 +114,10 @@ class TwoMoments(Settings):
     def update(
         self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
     ) -> None:
-        """Take one step on a piece of a parameter; the averages are rounded after the step."""
+        """Take one step on a piece of a parameter, in place.
+
+        The step uses the new averages in float32; `state` stores them rounded to its number format.
+        """
         beta1, beta2 = self.betas
         rate = group["lr"]
         decay = group["weight_decay"]
@@ -127,10 +135,7 @@ class TwoMoments(Settings):
 
 
 def _is_fused(parameter: "nn.Parameter") -> bool:
-    """Return whether torch's fused kernel rounds all pieces of `parameter` alike.
-
-    Pieces are cut between rows.
-    """
+    """Return whether torch's fused kernel gives each shard the bits of the whole `parameter`."""
     from trainrig.optim.elementwise import to_local
 
     if parameter.is_cuda:

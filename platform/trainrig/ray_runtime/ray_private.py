@@ -2,8 +2,8 @@
 
 Each function documents the public alternative and why it does not suffice.
 `tests/ray_runtime/test_ray_private.py` detects private names that a release of Ray has moved, and
-private imports in other modules. Only `ray_pools`, which a cluster's head runs alone, may have
-some.
+private imports in other modules. Only `ray_pools` may have some: the head of a cluster runs that
+file without the rest of trainrig.
 
 Imports are local: Ray Train imports pandas, which takes a second.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-# Node provider that starts raylets on this machine instead of machines. Public way: none; Ray's
-# documentation uses the same provider to test the autoscaler locally.
+# Node provider of the autoscaler that starts raylets on this machine, but no machines. Public way:
+# none; Ray's documentation uses the same provider to test the autoscaler locally.
 LOCAL_NODE_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 
 # Processes that `ray.init` starts and trainrig does not need: the autoscaler, the server of the
@@ -84,11 +84,12 @@ def without_sigterm_handler() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_clusters() -> Iterator[None]:
+def listening_on_loopback() -> Iterator[None]:
     """Make a Ray that starts in the block, and its processes, listen at 127.0.0.1 only.
 
-    The switch is meant for systems on which Ray supports no clusters. Public way: none; the address
-    given to `ray.init` is the node's address, not the one that Ray listens at.
+    Ray's switch ENABLE_RAY_CLUSTER is meant for systems on which Ray supports no clusters. Public
+    way: none; the address given to `ray.init` is the node's address, not the one that Ray listens
+    at.
     """
     from ray._private import ray_constants
 
@@ -128,7 +129,7 @@ def get_local_node() -> Any:
 def filter_driver_output(pass_on: Callable[[str], bool]) -> None:
     """Print only the messages from Ray's processes for which `pass_on` returns True.
 
-    Other messages go to a log file in the session folder. The first call in a process decides.
+    Other messages go to a log file in the session folder. Further calls in a process do nothing.
 
     Ray prints forty lines for a lost node. Public way: `log_to_driver=False`, which also drops what
     users' code prints in workers.
@@ -154,7 +155,7 @@ def filter_driver_output(pass_on: Callable[[str], bool]) -> None:
 
 
 def list_draining_nodes() -> Mapping[str, Any]:
-    """Return the nodes that are being drained, by node id.
+    """Return the nodes that are being drained, by node id, with Ray's record of each drain.
 
     Public way: the State API (`ray.util.state`), which needs the dashboard, which is off.
     """
@@ -304,8 +305,8 @@ def get_preemption_reason() -> Any:
 class _NoBarrier:
     """Replacement for Ray Train's SynchronizationActor, which trainrig's workers do not use.
 
-    The actor would take one busy process for each worker group, which starts with the worker
-    agents: on two cores, two worker agents were up after 2.1 s instead of 1.5 s.
+    Ray would start the actor's process together with the worker agents of each worker group: on two
+    cores, two worker agents were up after 2.1 s instead of 1.5 s.
     """
 
     def options(self, **options: Any) -> "_NoBarrier":
@@ -386,9 +387,9 @@ def fit_in_this_process(
             The driver removes the placement groups of a failed attempt itself, and no training data
             is read through Ray.
             """
-            idle = (PlacementGroupCleanerCallback, DatasetsCallback)
+            unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
             every = super()._create_default_callbacks()
-            return [callback for callback in every if not isinstance(callback, idle)]
+            return [callback for callback in every if not isinstance(callback, unneeded)]
 
     with (
         order_workers(order),

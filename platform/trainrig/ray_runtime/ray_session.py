@@ -142,7 +142,7 @@ def _alone() -> Iterator[Path]:
 
     Yields its private folder. If the start fails, nothing is left behind; see `whole_or_nothing`.
     """
-    with ray_private.without_clusters(), whole_or_nothing() as folder:
+    with ray_private.listening_on_loopback(), whole_or_nothing() as folder:
         yield folder
 
 

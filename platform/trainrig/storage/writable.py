@@ -10,7 +10,7 @@ from pathlib import Path
 from trainrig import storage
 from trainrig.errors import ConfigError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk is no mistake in the run file
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk is no ConfigError: the run file is right
 
 
 def check_folder(folder: str) -> None:
@@ -27,7 +27,7 @@ def check_folder(folder: str) -> None:
             raise ConfigError(
                 f"{folder}: {_name_place(there, folder)} is a file; name another folder"
             )
-        _make_file(there)
+        _try_file(there)
 
 
 def check_file(path: str) -> None:
@@ -50,7 +50,8 @@ def _name_place(there: Path, folder: str) -> str:
     return "it" if there == Path(folder) else str(there)
 
 
-def _make_file(folder: Path) -> None:
+def _try_file(folder: Path) -> None:
+    """Create a file in `folder` and remove it again."""
     # Permissions are not enough: root has them all, even on a disk that is mounted read-only.
     probe = folder / f".probe-{secrets.token_hex(8)}"
     os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -64,6 +65,7 @@ def _explain_errors(folder: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL:
             raise
+        # some folders, such as /proc, answer that a new file does not exist
         why = {errno.ENOENT: "no file can be created there"}.get(error.errno or 0, error.strerror)
         raise ConfigError(f"{folder}: cannot be written: {why}; name another folder") from None
     except ValueError as error:  # the name contains a NUL byte

@@ -21,6 +21,7 @@ from pydantic import model_validator
 
 from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, RunFile, Settings
+from trainrig.errors import DataError
 from trainrig.manifest import Manifest
 from trainrig.tokens.documents.document_set import Documents, DocumentSet, open_documents
 from trainrig.tokens.encoding.encode import Encoder
@@ -110,11 +111,14 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     with stage.undo_if_refused():
         collector = HeldOutCollector(run.report)
         sample = draw_sample(collector.filter_rows(_iterate_rows(documents)), run.sample)
+        texts = collector.list_texts()
+        if not (sample.texts or texts):
+            raise DataError("documents: there are none; name files that contain documents")
         trained = train_tokenizer(run.tokenizer, sample.texts)
         encoder = Encoder(trained.decode(), stage.build_path(TOKENIZER_FILE))
     storage.write(stage.build_path(TOKENIZER_FILE), trained)
     others = [*_build_smaller(run, encoder), *others]
-    results = _build_report(run, encoder, sample, collector.list_texts(), others)
+    results = _build_report(run, encoder, sample, texts, others)
     storage.write(stage.build_path(REPORT), _serialise_report(results))
     # Imported here: workers and `check` import this module, and must not load matplotlib.
     from trainrig.tokens.vocabulary.vocabulary_page import render_vocabulary_page

@@ -88,7 +88,8 @@ class TrainingJob:
     # Ray actors that sample rollouts in addition to the workers (train/rollout_pool/): a number or
     # (fewest, most); 0 if the workers sample themselves.
     rollout_actors: int | tuple[int, int] = 0
-    # Opens the questions asked before the first step and after the last; None if there are none.
+    # Opens the comparison of the model's answers before the first step with those after the last;
+    # returns None if there is none.
     make_comparison: Callable[[], ModelComparison | None] = compare_nothing
 
     tokens_at_once: int = 0  # tokens of the largest micro-batch that the model is given

@@ -90,9 +90,9 @@ class _StopRequests:
         return self.consensus.any(self._heartbeats.stop_wanted())
 
     def agree_to_stop_in_step(self) -> bool:
-        """Return whether all ranks have agreed to stop, asked before a micro-batch.
+        """Return whether all ranks have agreed to stop before the next micro-batch.
 
-        Usually, the ranks ask each other only once a step.
+        Usually, the ranks agree only once a step.
         """
         self.report_phase("train")
         return self._questions.ask(self._state.data_step, self._heartbeats.stop_wanted())

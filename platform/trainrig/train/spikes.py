@@ -3,8 +3,13 @@
 A step is an *outlier* if its loss or its gradient norm lies far above those of the updates before
 it, measured in robust deviations (median and median absolute deviation, which outliers hardly
 shift). No update is made from an outlier. Several outliers close together are a *spike*. Once it
-has ended, or lasted too long, the run rolls back to a checkpoint before the spike and skips its
-data (PaLM, arXiv:2204.02311, section 5.1), as the updates just before a spike may have caused it.
+has ended, or lasted too long, the run rolls back to a checkpoint before the spike and skips the
+data of the spike and of some steps around it (PaLM, arXiv:2204.02311, section 5.1). The updates
+just before a spike may have caused it.
+
+A *data step* is the index of a batch in the order of the data. Skipped batches count, so it is not
+the number of updates. A spike is at the *same place* as an earlier one if the range skipped for the
+earlier one ends at most `window` data steps before it.
 
 The detector is a pure function of the losses and norms that it observed, in the order of data
 steps, and these are equal on all ranks. So every rank reaches the same decision, and a run that
@@ -29,7 +34,7 @@ LEAST_LOSS_DEVIATION = 0.01
 LEAST_LOSS_NATS = 0.005
 LEAST_NORM_DEVIATION = 0.1
 TINY = 1e-30  # replaces 0, which has no logarithm
-WIDER = 4  # factor on the margin for each earlier roll-back to the same place
+WIDER = 4  # factor on the margin before a spike, for each earlier roll-back to the same place
 
 
 class Spikes(Settings):
@@ -115,10 +120,11 @@ class SpikeDetector:
         self._seen = 0  # the newest data step that was observed
 
     def observe(self, data_step: int, loss: float, norm: float) -> str | None:
-        """Return why no update should be made from `data_step`, in words; None if one should.
+        """Return in words why `data_step` is an outlier, or None if it is not.
 
         Call it once for each step that is computed, in order. An outlier counts towards a spike;
-        any other finite step becomes part of the reference.
+        any other finite step becomes part of the reference. Until the reference is full, even a
+        loss that is not finite is no outlier; `step.StepFigures.fault` prevents its update.
         """
         if self._settings is None:
             return None
@@ -160,7 +166,7 @@ class SpikeDetector:
         return Spike(there.first, there.last, there.outliers, skip, again)
 
     def gives_up(self, spike: Spike) -> bool:
-        """Return whether the run has rolled back to the place of `spike` as often as it may."""
+        """Return whether the run has already used all its roll-backs to the place of `spike`."""
         return self._settings is not None and spike.again >= self._settings.rollbacks
 
     def compute_rate_share(self, data_step: int) -> float:
@@ -213,7 +219,7 @@ def _take_logarithm(norm: float) -> float:
 def _measure_deviations(value: float, series: Sequence[float], least: float) -> tuple[float, float]:
     """Return how many robust deviations `value` lies above the median of `series`; and the median.
 
-    A deviation counts as at least `least`.
+    The unit is one robust deviation of `series`, or `least` if that is larger.
     """
     usual = statistics.median(series)
     spread = NORMAL * statistics.median(abs(element - usual) for element in series)

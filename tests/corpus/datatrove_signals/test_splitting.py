@@ -11,10 +11,10 @@ from resiliparse.extract.html2text import extract_plain_text
 
 pytest.importorskip("spacy")
 
-from trainrig.corpus.datatrove_signals import vocabulary
+from trainrig.corpus.datatrove_signals import chunk_cache
+from trainrig.corpus.datatrove_signals.chunk_cache import ChunkCache
 from trainrig.corpus.datatrove_signals.chunks import find_chunks
 from trainrig.corpus.datatrove_signals.spacy_words import load_spacy_words
-from trainrig.corpus.datatrove_signals.vocabulary import ChunkCache
 from trainrig.corpus.signals.text_arrays.batch import build_batch
 
 WORDS = (
@@ -30,16 +30,15 @@ any_chunks = st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filt
 
 
 @pytest.fixture(scope="module")
-def vocabularies() -> tuple[ChunkCache, ChunkCache]:
-    """Return trainrig's vocabulary, and one that always asks spaCy."""
+def caches() -> tuple[ChunkCache, ChunkCache]:
+    """Return a cache that splits by trainrig's rules, and one that always calls spaCy."""
     return ChunkCache(load_spacy_words().grammar), ChunkCache(None)
 
 
-def assert_equal(vocabularies: tuple[ChunkCache, ChunkCache], some: list[str]) -> None:
+def assert_equal(caches: tuple[ChunkCache, ChunkCache], some: list[str]) -> None:
     batch = build_batch([f" {chunk} " for chunk in some])
     ours, spacys = (
-        list_tokens(vocabulary, vocabulary._find_places(batch, find_chunks(batch)))
-        for vocabulary in vocabularies
+        list_tokens(cache, cache._find_slots(batch, find_chunks(batch))) for cache in caches
     )
     for chunk, own, theirs in zip(some, ours, spacys, strict=True):
         assert own == theirs, chunk
@@ -60,14 +59,14 @@ def list_tokens(of: ChunkCache, places: Any) -> list[list[tuple[int, ...]]]:
 @given(st.lists(chunks | any_chunks, min_size=1, max_size=20, unique=True))
 @example(['"can\'t"', "(the)", "):", ":)x", "x-dont", "..a", "end..", "10km.", "U.S.A.'s", "“”"])
 @settings(max_examples=200)
-def test_chunks_are_split_as_by_spacy(vocabularies: Any, some: list[str]):
-    assert_equal(vocabularies, some)
+def test_chunks_are_split_as_by_spacy(caches: Any, some: list[str]):
+    assert_equal(caches, some)
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, text: str) -> list[str]:
     """Return the chunks of `text` that are passed to spaCy."""
     asked: list[str] = []
-    own = vocabulary.load_spacy_words()
+    own = chunk_cache.load_spacy_words()
     answer = own.tokenize
     known = ChunkCache(own.grammar)
     monkeypatch.setattr(own, "tokenize", lambda some: asked.extend(some) or answer(some))
@@ -91,7 +90,7 @@ def test_rules_of_a_kind_not_known_here_are_left_to_spacy(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_chunks_of_real_pages_are_split_as_by_spacy(vocabularies: Any, test_data: Path):
+def test_chunks_of_real_pages_are_split_as_by_spacy(caches: Any, test_data: Path):
     some: set[str] = set()
     for archive in sorted((test_data / "crawl").glob("*.warc.gz"))[::3]:
         with archive.open("rb") as stream:
@@ -100,7 +99,7 @@ def test_chunks_of_real_pages_are_split_as_by_spacy(vocabularies: Any, test_data
                 page = record.reader.read().decode("utf-8", "replace")
                 some |= set(extract_plain_text(page, main_content=True).split())
     assert len(some) > 50_000
-    assert_equal(vocabularies, sorted(some))
+    assert_equal(caches, sorted(some))
 
 
 def test_forgetting_changes_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -108,7 +107,7 @@ def test_forgetting_changes_nothing(monkeypatch: pytest.MonkeyPatch):
     found = find_chunks(batch)
     known = ChunkCache(load_spacy_words().grammar)
     first = known.tokenize(batch, found)
-    monkeypatch.setattr(vocabulary, "_MOST_KNOWN", 1)
+    monkeypatch.setattr(chunk_cache, "_MOST_CHUNKS", 1)
     for ours, again in zip(first, known.tokenize(batch, found), strict=True):
         assert ours.tolist() == again.tolist()
 

@@ -43,7 +43,7 @@ def add_up(plan):
             if slot.closes or slot is slots[-1]:
                 own.add(plan.find_span(part, slot.first, slot.index + 1), added)
                 added = None
-        for span, value in own.parts():
+        for span, value in own.list_sums():
             whole.add(span, value)
     return whole.whole()
 

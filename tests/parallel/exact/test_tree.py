@@ -70,7 +70,7 @@ def test_any_deal_in_any_order_gives_the_bits_of_one_worker(case):
         worker = TreeSum(len(values))
         for number in (position for position in order if begin <= position < end):
             worker.add((number, number + 1), leaf(number))
-        sums |= dict(worker.parts())
+        sums |= dict(worker.list_sums())
     assert sorted(sums) == sorted(pieces)
     together = TreeSum(len(values))
     for span in pieces:

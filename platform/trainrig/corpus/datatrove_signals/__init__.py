@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.datatrove_signals.chunk_cache import Tokens, get_thread_cache
 from trainrig.corpus.datatrove_signals.chunks import Chunks, find_chunks
 from trainrig.corpus.datatrove_signals.lines import (
     measure_fineweb_lines,
@@ -27,7 +28,6 @@ from trainrig.corpus.datatrove_signals.repetition import measure_repetition
 from trainrig.corpus.datatrove_signals.sentences import count_sentences
 from trainrig.corpus.datatrove_signals.spacy_words import load_spacy_words
 from trainrig.corpus.datatrove_signals.token_flags import LETTERED, STOP_WORD_SHIFT, SYMBOLS_ONLY
-from trainrig.corpus.datatrove_signals.vocabulary import Tokens, get_thread_vocabulary
 from trainrig.corpus.rewrite.c4 import C4Lines
 from trainrig.corpus.signals.marks import Marks, count_marks
 from trainrig.corpus.signals.n_grams import DUPLICATES, TOPS
@@ -44,7 +44,7 @@ def measure_datatrove(texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return every column of DATATROVE_SIGNALS for `texts`, which are read as English."""
     batch = build_batch(texts)
     chunks = find_chunks(batch)
-    tokens = get_thread_vocabulary().tokenize(batch, chunks)
+    tokens = get_thread_cache().tokenize(batch, chunks)
     marks = count_marks(batch)
     columns = (
         _measure_gopher_quality(batch, chunks, tokens, marks)
@@ -126,7 +126,7 @@ def _measure_c4(texts: Sequence[str], batch: TextBatch) -> dict[str, NDArray[Any
     (suspects,) = np.nonzero(any_end[_LOREM_IPSUM] | any_end[_CURLY_BRACKETS])
     _, ended = _ENDED.apply_to_batch(build_batch([texts[number] for number in suspects.tolist()]))
     chunks = find_chunks(cut)
-    tokens = get_thread_vocabulary().tokenize(cut, chunks)
+    tokens = get_thread_cache().tokenize(cut, chunks)
     sentences = count_sentences(cut, chunks, tokens)
     columns: dict[str, NDArray[Any]] = {
         "c4_sentences": sentences[1],

@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.datatrove_signals.chunk_cache import Tokens
 from trainrig.corpus.datatrove_signals.chunks import Chunks
 from trainrig.corpus.datatrove_signals.token_flags import ENDS_SENTENCE, PUNCTUATION
-from trainrig.corpus.datatrove_signals.vocabulary import Tokens
 from trainrig.corpus.signals.line_ends import ends_in_dots
 from trainrig.corpus.signals.text_arrays.batch import TextBatch
 

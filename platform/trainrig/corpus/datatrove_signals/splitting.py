@@ -40,9 +40,11 @@ from trainrig.corpus.signals.text_arrays.hashing import (
     mix_bits,
 )
 
-# returned in place of a number of tokens
+# Returned in place of a number of tokens. For UNKNOWN, the caller must split the chunk; for
+# MAYBE_URL, the caller must decide whether a rest of the chunk is a URL.
 UNKNOWN = 0
 MAYBE_URL = -1
+# The caller's answer; NOT_ASKED before there is one.
 NOT_ASKED = -1
 NO_URL = 0
 URL = 1

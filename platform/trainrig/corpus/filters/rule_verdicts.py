@@ -1,4 +1,4 @@
-"""Apply rules to stored columns, without reading any text, so new thresholds take seconds.
+"""Apply rules to stored signals of documents, without their text, so new thresholds take seconds.
 
 Every rule is applied to every document, even if an earlier rule dropped it: tallies count both what
 a rule was the first to drop and what it would drop alone.
@@ -17,10 +17,10 @@ from trainrig.corpus.limits import LANGUAGE, Among, Columns, Limit
 BYTES = "bytes"  # column with the UTF-8 bytes of a document's text
 NO_LANGUAGE = "none"
 
-# Edges of histogram bins. Counts have bins by powers of two; other values, most of which are
-# shares, have fine bins up to 1 and four bins an octave above.
+# Lower edges of histogram bins. Integer signals, such as word counts, have bins by powers of two.
+# Most other signals are shares: bins are 0.02 wide up to 1; above, each doubling has four bins.
 INTEGER_EDGES = np.concatenate([[0], 2.0 ** np.arange(0, 41)])
-# The last bin of shares is for 1 itself.
+# A share of exactly 1 has a separate bin, [1, 1.02).
 EDGES = np.concatenate([np.arange(0, 52) / 50, 2.0 ** (np.arange(1, 81) / 4)])
 
 
@@ -60,7 +60,7 @@ Thresholds = Mapping[str, Mapping[str, float]]
 
 
 def select_unbound(rules: Sequence[Rule]) -> list[Rule]:
-    """Return the rules whose thresholds depend on the corpus."""
+    """Return the rules whose thresholds are percentiles of the corpus, not numbers yet."""
     return [rule for rule in rules if isinstance(rule.limit, PercentileThreshold)]
 
 
@@ -108,10 +108,12 @@ def decide(rules: Sequence[Rule], columns: Columns, documents: int) -> Verdicts:
 
 
 def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
-    """Count documents and bytes by language: seen, kept, and dropped by each rule.
+    """Count documents and bytes by language: all, those that break no rule, and by broken rule.
 
     The result is {"seen": {language: {"documents", "bytes"}}, "passed": the same, "rules": {rule:
-    {language: {"first_documents", "first_bytes", "any_documents", "any_bytes"}}}}.
+    {language: {"any_documents", "any_bytes", "first_documents", "first_bytes"}}}}. `any` counts all
+    documents that break the rule, `first` those that break no earlier one. Counts of no document
+    are left out: languages, and the `first` counts of a language.
     """
     names, which = np.unique(columns[LANGUAGE].astype(str), return_inverse=True)
     languages = [name or NO_LANGUAGE for name in names.tolist()]
@@ -120,7 +122,7 @@ def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
 
     def by_language(chosen: NDArray[np.bool_], prefix: str = "") -> dict[str, dict[str, int]]:
         documents = np.bincount(which[chosen], minlength=len(languages))
-        # Weights are summed as doubles, which are exact up to 2**53 bytes.
+        # numpy sums the sizes as doubles, which are exact up to 2**53 bytes.
         sums = np.bincount(which[chosen], weights=sizes[chosen], minlength=len(languages))
         return {
             name: {f"{prefix}documents": int(documents[n]), f"{prefix}bytes": int(sums[n])}
@@ -139,7 +141,7 @@ def tally(verdicts: Verdicts, columns: Columns) -> dict[str, Any]:
 
 
 def build_histograms(verdicts: Verdicts, columns: Columns) -> dict[str, dict[str, int]]:
-    """Count documents by bin, for each signal that a rule bounds.
+    """Count documents by bin, for each numeric signal with a rule; leave NaN and infinity out.
 
     The result is signal → index of a bin of `choose_edges` → documents.
     """
@@ -155,9 +157,9 @@ def build_histograms(verdicts: Verdicts, columns: Columns) -> dict[str, dict[str
     return found
 
 
-def choose_edges(counts: bool) -> NDArray[np.float64]:
-    """Return the lower edges of the bins of a count column, or of another; the last bin is open."""
-    return INTEGER_EDGES if counts else EDGES
+def choose_edges(is_integer: bool) -> NDArray[np.float64]:
+    """Return the lower edges of a signal's bins; the last bin has no upper edge."""
+    return INTEGER_EDGES if is_integer else EDGES
 
 
 @dataclass(frozen=True)

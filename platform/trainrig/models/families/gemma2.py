@@ -1,4 +1,7 @@
-"""Gemma 2: norms around each part, soft-capped logits, alternating windows (arXiv:2408.00118)."""
+"""Gemma 2: norms before and after attention and feedforward, soft-capped logits, sliding windows.
+
+The windows are in every second layer (arXiv:2408.00118).
+"""
 
 import math
 from typing import Any
@@ -34,9 +37,11 @@ ACTIVATION = "gelu_pytorch_tanh"
 def read_settings(
     config: HubConfig, positions: int, pattern: tuple[str, ...], rope: Rope | None = None
 ) -> dict[str, Any]:
-    """Return the settings that Gemma 2 and 3 share, from a config.json.
+    """Return the `DecoderConfig` settings that Gemma 2 and 3 share, from a config.json.
 
-    `pattern` has the kinds of layers to repeat where the config names none.
+    `positions`: number of positions if the config has none. `pattern`: kinds of the layers if it
+    has none, repeated over all layers. `rope`: positions of the layers with a window; None: those
+    of all layers.
     """
     config.check_only("hidden_activation", ACTIVATION, None)
     sizes = read_sizes(config, positions=positions, epsilon=1e-6)
@@ -66,7 +71,11 @@ def read_settings(
 
 
 def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
-    """Return the config.json keys that `read_settings` reads, or None without a GELU gate."""
+    """Return the config.json keys of the settings that Gemma 2 and 3 share.
+
+    Returns None for a model without GEGLU or without a query scale: it is neither. `hidden_act`,
+    which `read_settings` ignores, has the value of `hidden_activation`.
+    """
     attention = config.attention
     window = config.attention.window
     if not isinstance(config.feedforward, GEGLU) or attention.query_scale is None:

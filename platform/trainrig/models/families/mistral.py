@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window in the first release (arXiv:2310.06825)."""
+"""Mistral: Llama's architecture, in the first release with a sliding window (arXiv:2310.06825)."""
 
 from typing import Any
 
@@ -19,7 +19,10 @@ def read_window(config: HubConfig, sizes: dict[str, Any]) -> AttentionSettings:
 
 
 def write_window(config: DecoderConfig) -> dict[str, Any] | None:
-    """Return the key for the window of all layers, or None if only some layers have it."""
+    """Return the config.json key of the window; its value is None if no layer has a window.
+
+    Returns None instead if only some layers have one: then the model is no Mistral.
+    """
     window = config.attention.window
     if window is None:
         return {"sliding_window": None}

@@ -38,7 +38,7 @@ def read_settings(config: HubConfig) -> dict[str, Any]:
 
 
 def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
-    """Return the config.json keys that `read_settings` reads, or None without rotary positions."""
+    """Return the config.json keys of Qwen 3's settings, or None without rotary positions."""
     if not isinstance(config.position_embedding, Rope):
         return None
     return {

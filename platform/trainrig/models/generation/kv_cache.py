@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class PreallocatedCache:
-    """Keys and values of one layer for up to `capacity` positions, which are never moved."""
+    """Keys and values of one layer for up to `capacity` positions in all."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -19,7 +19,7 @@ class PreallocatedCache:
         self._keys = self._values = torch.empty(0)
 
     def __len__(self) -> int:
-        """Return the number of positions read."""
+        """Return the number of positions that were appended."""
         return self._length
 
     def extend(self, keys_BKTD: Tensor, values_BKTD: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,37 +47,38 @@ class PreallocatedCache:
 
 
 class WindowCache:
-    """Keys and values of a layer with a sliding window, in memory for up to 2 * `window` positions.
+    """Keys and values of a layer with a sliding window, held for at most 2 * `window` positions.
 
     Positions are appended until the memory is full; then those still needed are moved to its start.
-    That happens at most one time in `window` positions.
+    That happens at most one time in `window` positions. `capacity` is the largest number of
+    positions ever appended; it is not checked.
     """
 
     def __init__(self, window: int, capacity: int) -> None:
         self._window = window
-        self._room = min(capacity, 2 * window)
-        self._read = self._held = 0
+        self._size = min(capacity, 2 * window)
+        self._appended = self._held = 0
         self._keys = self._values = torch.empty(0)
 
     def __len__(self) -> int:
-        """Return the number of positions read, including those no longer held."""
-        return self._read
+        """Return the number of positions that were appended, including those no longer held."""
+        return self._appended
 
     def extend(self, keys_BKTD: Tensor, values_BKTD: Tensor) -> tuple[Tensor, Tensor]:
         """Append the newest keys and values, and return all that the new positions attend to."""
         new = keys_BKTD.shape[2]
-        if self._read == 0:
+        if self._appended == 0:
             rows, heads, _, channels = keys_BKTD.shape
-            size = (rows, heads, self._room, channels)
+            size = (rows, heads, self._size, channels)
             self._keys = keys_BKTD.new_empty(size)
             self._values = values_BKTD.new_empty(size)
-        self._read += new
-        # Earlier positions that the first new one attends to.
-        seen = min(self._held, self._window - 1)
-        if self._held + new > self._room:
-            keys = torch.cat((self._read_last(self._keys, seen), keys_BKTD), dim=2)
-            values = torch.cat((self._read_last(self._values, seen), values_BKTD), dim=2)
-            self._held = min(keys.shape[2], self._window)
+        self._appended += new
+        # number of earlier positions that the first new one attends to
+        past = min(self._held, self._window - 1)
+        if self._held + new > self._size:
+            keys = torch.cat((self._view_last(self._keys, past), keys_BKTD), dim=2)
+            values = torch.cat((self._view_last(self._values, past), values_BKTD), dim=2)
+            self._held = min(keys.shape[2], self._window)  # later positions need no more
             self._keys[:, :, : self._held] = keys[:, :, keys.shape[2] - self._held :]
             self._values[:, :, : self._held] = values[:, :, keys.shape[2] - self._held :]
             return keys, values
@@ -86,7 +87,7 @@ class WindowCache:
         self._keys[:, :, begin:end] = keys_BKTD
         self._values[:, :, begin:end] = values_BKTD
         self._held = end
-        return self._read_last(self._keys, seen + new), self._read_last(self._values, seen + new)
+        return self._view_last(self._keys, past + new), self._view_last(self._values, past + new)
 
     def select(self, rows_R: Tensor) -> "WindowCache":
         """Return a cache of the batch rows `rows_R`, each repeated as often as its index occurs."""
@@ -95,5 +96,5 @@ class WindowCache:
         chosen._values = self._values.index_select(0, rows_R)
         return chosen
 
-    def _read_last(self, held_BKSD: Tensor, count: int) -> Tensor:
+    def _view_last(self, held_BKSD: Tensor, count: int) -> Tensor:
         return held_BKSD[:, :, self._held - count : self._held]

@@ -317,7 +317,7 @@ class _Unit:
 
         Yields each transfer that must complete before it continues.
         """
-        own = self._own_tree.parts()
+        own = self._own_tree.list_sums()
         received = self._slice_tree
         turn = self._turn
         # `add_up` empties `own` once its sums are sent, so the old tree must not hold them.

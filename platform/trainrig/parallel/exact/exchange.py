@@ -150,7 +150,7 @@ class Summation:
         tree = self.make_tree_of_received()
         for span, piece in zip(_flatten(spans), sent.incoming, strict=True):
             tree.add(span, piece)
-        return tree.parts()
+        return tree.list_sums()
 
     def fill(self, output: Tensor, kept: TreeSum[Tensor]) -> Waits:
         """Fill `output` with the sum of `kept` over all copies of the model.
@@ -167,7 +167,7 @@ class Summation:
         padding = (0, width * count - elements)
         own = [
             (span, torch.nn.functional.pad(piece.reshape(-1), padding))
-            for span, piece in kept.parts()
+            for span, piece in kept.list_sums()
         ]
         sent = PendingTransfer.to_all(
             own, width, [len(copy_spans) for copy_spans in spans], self._copies, output

@@ -1,5 +1,8 @@
 """Plan of which sums the ranks of a step hand over to each other, and a check of the plan.
 
+A rank *hands over* a sum by sending it to the ranks that add it to theirs. It has one *turn* to do
+so in a step or, with `peers` above 1, one after each of its micro-batches.
+
 A sender and its receivers must agree on the number of sums before the first byte travels. Both read
 this plan, which depends on numbers alone, so it runs without torch and without ranks.
 """
@@ -15,7 +18,7 @@ class SumPlan:
     """Plan of the sums that the ranks with slices of the same gradients hand over in a step.
 
     The leaves of the tree are the micro-batches of the first part, then those of the second, and so
-    on: what a rank adds up itself are neighbours.
+    on. So the leaves that a rank adds up itself are neighbours.
     """
 
     micro_batches: int  # micro-batches of the global batch

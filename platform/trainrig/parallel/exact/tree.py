@@ -1,10 +1,18 @@
 """A fixed order of addition: a binary tree over numbered leaves.
 
-Floating-point addition is not associative, so a sum is reproducible only if its brackets are. Here
-they depend on three numbers alone: of leaves, of the runs that the leaves are cut into, and of the
-parts that the runs are cut into. They depend neither on the owner of a leaf nor on the order of
-arrival. Leaves of a run are added one after another, runs of a part by halves, and parts by halves.
-A subtree of one part alone is therefore a subtree of all parts, whatever their numbers.
+In training, a leaf is the gradient of one micro-batch. Floating-point addition is not associative,
+so the sum has the same bits only if the leaves are always added in the same order. The order
+depends on the numbers of leaves, runs and parts. It depends neither on the worker that computes a
+leaf nor on the order of arrival.
+
+- A *run* holds the leaves of one virtual worker (`parallel.exact.deterministic`). They are added
+  one after another.
+- A *part* holds equally many runs: one part for each of the ranks that share each micro-batch
+  (context or expert parallelism). With a single part, all runs are in it.
+
+Runs are added as a binary tree in which the left child of a node holds the largest power of two of
+runs that leaves at least one to the right: 6 runs are 4 + 2, 7 are 4 + (2 + 1). The sums
+of parts are added in the same way. So the tree of one part alone is a subtree of the whole tree.
 """
 
 import functools
@@ -13,7 +21,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from trainrig.tokens.batches import assign_micro_batches
 
-Span = tuple[int, int]  # range of leaves: the first, and the one after the last
+Span = tuple[int, int]  # leaves below a node of the tree: the first, and the one after the last
 
 
 class Addend(Protocol):
@@ -39,9 +47,9 @@ class TreeSum(Generic[Value]):
     ) -> None:
         """Build an empty sum.
 
-        `runs`: number of runs that the leaves are cut into; None: each leaf is a run. `parts`:
-        number of parts that the runs are cut into, with equally many runs and leaves each. `formed`
-        is called with each sum that is completed here, before anything else is added to it.
+        `runs`: number of runs; None: each leaf is a run. `parts`: number of parts, with equally
+        many runs and leaves each. `formed` is called with the sum of each node as soon as both its
+        children are added, before anything else is added to it.
         """
         self._parents = _find_parents(leaves, runs or leaves, parts)
         self._whole: Span = (0, leaves)
@@ -66,8 +74,8 @@ class TreeSum(Generic[Value]):
         """Replace each sum so far by the result of `change`."""
         self._nodes = {span: change(value) for span, value in self._nodes.items()}
 
-    def parts(self) -> list[tuple[Span, Value]]:
-        """Return the sums of the largest complete subtrees, from left to right."""
+    def list_sums(self) -> list[tuple[Span, Value]]:
+        """Return the sums so far, of the largest complete subtrees, left to right."""
         return sorted(self._nodes.items(), key=lambda node: node[0])
 
     def whole(self) -> Value:
@@ -77,7 +85,7 @@ class TreeSum(Generic[Value]):
 
 
 def find_largest_subtrees(begin: int, end: int, leaves: int, runs: int | None = None) -> list[Span]:
-    """Return the fewest subtrees that hold exactly the leaves `begin` to `end`, left to right."""
+    """Return the fewest subtrees with exactly the leaves `begin` … `end` - 1, left to right."""
     return join_spans([(leaf, leaf + 1) for leaf in range(begin, end)], leaves, runs)
 
 
@@ -88,7 +96,7 @@ def join_spans(
     tree: TreeSum[_Nothing] = TreeSum(leaves, runs, parts)
     for span in spans:
         tree.add(span, _Nothing())
-    return [span for span, _ in tree.parts()]
+    return [span for span, _ in tree.list_sums()]
 
 
 class _Nothing:
@@ -102,36 +110,36 @@ class _Nothing:
 def plan_hand_over(
     micro_batches: int, virtual: int, rank: int, world: int, peers: int = 1
 ) -> tuple[tuple[Span, ...], ...]:
-    """Return the subtrees of micro-batches whose sums worker `rank` of `world` hands over.
+    """Return the spans of micro-batches whose gradient sums worker `rank` of `world` sends.
 
-    The runs of the tree belong to the `virtual` virtual workers. There is one tuple for each time
-    that the worker hands over: once a step, or once a round with `peers`
-    (`tokens.batches.assign_micro_batches`).
+    It sends them to the workers that add up all sums of the step. `virtual` is the number of
+    virtual workers, and so of runs. The result has one tuple for each time that the worker sends:
+    one for the step, or with `peers` above 1 one for each micro-batch, since then a worker adds up
+    none itself. See `tokens.batches.assign_micro_batches` for the micro-batches of a worker.
     """
     slots = assign_micro_batches(micro_batches, virtual, rank, world, peers)
     spans = [((slot.first, slot.index + 1),) if slot.real else () for slot in slots]
     if peers > 1:
         return tuple(spans)
-    closed = (
-        closed_spans[0]
-        for closed_spans, slot in zip(spans, slots, strict=True)
-        if closed_spans and slot.closes
+    complete = (
+        slot_spans[0]
+        for slot_spans, slot in zip(spans, slots, strict=True)
+        if slot_spans and slot.closes
     )
-    return (tuple(join_spans(closed, micro_batches, virtual)),)
+    return (tuple(join_spans(complete, micro_batches, virtual)),)
 
 
 @functools.lru_cache(maxsize=64)
 def _find_parents(leaves: int, runs: int, parts: int) -> dict[Span, tuple[Span, Span, Span]]:
     """Return, for each node except the root, its parent and the parent's left and right child.
 
-    The left child of a node above the parts holds the largest power of two of them that leaves at
-    least one to the right. The same holds for the left child of a node above the runs of a part. A
-    subtree among few runs is therefore one among many. The right child of a node within a run is
-    the node's last leaf.
+    Of n runs, or n parts, the left child holds the largest power of two below n. So 1, 2, 4, 8 …
+    runs that form a node still form it if more runs follow. The right child of a node within a run
+    is the node's last leaf.
     """
     found: dict[Span, tuple[Span, Span, Span]] = {}
     cuts = [leaves * number // runs for number in range(runs + 1)]
-    of_a_part = runs // parts
+    runs_of_a_part = runs // parts
 
     def divide(node: Span, middle: int) -> tuple[Span, Span]:
         left = (node[0], middle)
@@ -145,9 +153,9 @@ def _find_parents(leaves: int, runs: int, parts: int) -> dict[Span, tuple[Span, 
         first = cuts[begin]
         last = cuts[end]
         if end - begin > 1:
-            unit = of_a_part if end - begin > of_a_part else 1
-            count = (end - begin) // unit
-            middle = begin + unit * (1 << ((count - 1).bit_length() - 1))
+            step = runs_of_a_part if end - begin > runs_of_a_part else 1
+            count = (end - begin) // step  # number of parts, or of runs within one part
+            middle = begin + step * (1 << ((count - 1).bit_length() - 1))
             divide((first, last), cuts[middle])
             open_nodes += [(begin, middle), (middle, end)]
             continue

@@ -1,4 +1,9 @@
-"""The plan of the site: URLs, frames, and the faults injected into each page."""
+"""The plan of the quickstart's synthetic website, whose pages are written to web archives.
+
+It lists all pages, each with a URL, an article and a frame: everything on the page except the
+article. It also lists the *faults* (`Plant`) that curation should remove: copies, pages in other
+languages and personal data.
+"""
 
 import random
 from collections.abc import Sequence
@@ -26,7 +31,8 @@ NOTES = "https://notes.trainrig.example/"  # Host of pages in other languages.
 CODE = "https://code.trainrig.example/"
 
 _MENU = 8  # Links in a menu.
-_ITEMS_A_PAGE = 4 / 3  # Mean items of personal data in a page that has any: some pages have two.
+# Mean number of items of personal data on the pages that have any. Most have one, some two.
+_ITEMS_A_PAGE = 4 / 3
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class PlannedPage:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Number of faults of each kind to inject; too few suitable pages give fewer."""
+    """Number of faults of each kind to inject; fewer are injected if too few pages are suitable."""
 
     exact_duplicates: int
     near_duplicates: int
@@ -56,12 +62,12 @@ def plan_site(
     A page is the original of at most one copy, and a page with personal data is not copied.
     """
     frames = _make_frames(articles, seed)
-    hosts = max(1, round(wanted.personal_data / _ITEMS_A_PAGE))  # Pages that get personal data.
+    private = max(1, round(wanted.personal_data / _ITEMS_A_PAGE))  # Pages that get personal data.
     copies = wanted.exact_duplicates + wanted.near_duplicates
-    originals = choose_originals(articles, frames, copies + hosts, seed)
-    found = min(1.0, len(originals) / (copies + hosts))  # Share of the wanted originals that exist.
-    exact, rest = _divide(originals, int(found * wanted.exact_duplicates))
-    near, rest = _divide(rest, int(found * wanted.near_duplicates))
+    suitable = choose_originals(articles, frames, copies + private, seed)
+    share = min(1.0, len(suitable) / (copies + private))  # Share of the wanted pages that exist.
+    exact, rest = _divide(suitable, int(share * wanted.exact_duplicates))
+    near, rest = _divide(rest, int(share * wanted.near_duplicates))
     changed, personal = _plant_personal_data(articles, rest, wanted.personal_data, seed)
     pages = [
         PlannedPage(DOCS + article.path, changed.get(index, article), frames[index])
@@ -104,7 +110,7 @@ def _make_near_copy(page: PlannedPage, level: float, seed: int) -> tuple[Planned
     """Make a near copy in another frame; `level` is from 0 (least changed) to 1 (most)."""
     draw = random.Random(f"near/{seed}/{page.url}")
     share = SMALLEST_EDIT + level * (LARGEST_EDIT - SMALLEST_EDIT)
-    article, changed = edit_article(page.article, share, draw)
+    article, changed_share = edit_article(page.article, share, draw)
     frame = Frame(page.frame.layout + draw.randrange(1, 5), "The handbook", page.frame.menu[:4])
     copy = PlannedPage(HANDBOOK + article.path, article, frame)
     jaccard = compute_shingle_jaccard(build_main_text(page.article), build_main_text(article))
@@ -112,7 +118,7 @@ def _make_near_copy(page: PlannedPage, level: float, seed: int) -> tuple[Planned
         "near_duplicate",
         copy.url,
         original_url=page.url,
-        words_changed=round(changed, 4),
+        words_changed=round(changed_share, 4),
         jaccard=round(jaccard, 4),
     )
 

@@ -1,4 +1,9 @@
-"""Computation of a plan from a law and one given quantity."""
+"""Computation of a training plan from a scaling law and one given quantity.
+
+The quantity is one of parameters, tokens, operations, device days and dollars (`PlanRequest`). A
+law has one fitted form, and draws: forms fitted to resampled data, whose spread gives intervals.
+The model *ladder* is the series of model sizes from which a plan chooses.
+"""
 
 from collections.abc import Callable
 
@@ -42,11 +47,12 @@ from trainrig.scaling.plan.planned_model import (
     plan_model,
 )
 
-CURVE_POINTS = 40
-CURVE_BEGINS = 0.02  # first point of the loss curve, as a share of the tokens
+CURVE_POINTS = 40  # points of the curve of predicted loss against tokens
+CURVE_BEGINS = 0.02  # share of the tokens at the curve's first point
 # Fewest steps that leave enough of them for warm-up and decay.
 FEWEST_STEPS = 100
-SETTLING_ROUNDS = 4  # rounds in which 6ND and the exact count of operations are reconciled
+# Rounds in which the allocation is adjusted until its exact number of operations is the budget.
+SETTLING_ROUNDS = 4
 
 
 def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan:
@@ -138,15 +144,15 @@ def _build_size(
 def _divide_budget(
     law: Law, form: Form, request: PlanRequest, where: PlanHardware
 ) -> tuple[Allocation, Service | None]:
-    """Return the best allocation by the law, and the effect of serving on it if there is any."""
+    """Return the best allocation by the law, and what serving changes in it, if it does."""
     trained = _allocate_training(law, form, request, where)
     if not request.tokens_served:
         return trained, None
     served = request.tokens_served
     found = allocation.allocate_for_serving(form, trained, served, request.tokens_available)
     total_flops = [
-        division.flops + allocation.FLOPS_PER_SERVED * division.parameters * served
-        for division in (found, trained)
+        one.flops + allocation.FLOPS_PER_SERVED * one.parameters * served
+        for one in (found, trained)
     ]
     return found, Service(
         tokens_served=served,
@@ -159,28 +165,32 @@ def _divide_budget(
 def _allocate_training(
     law: Law, form: Form, request: PlanRequest, where: PlanHardware
 ) -> Allocation:
-    target, asked = request.target
+    target, amount = request.target
     unique = request.tokens_available
     if target == "parameters":
-        return allocation.allocate_for_parameters(law.form, asked)
+        return allocation.allocate_for_parameters(law.form, amount)
     if target == "tokens":
-        return allocation.allocate_for_tokens(law.form, asked)
+        return allocation.allocate_for_tokens(law.form, amount)
     if target == "flops":
-        return allocation.allocate_for_flops(form, asked, unique)
-    days = asked
+        return allocation.allocate_for_flops(form, amount, unique)
+    device_days = amount
     if target == "budget_usd":
-        days = compute_device_days(
-            asked, where.hardware, where.device, where.instance, request.devices
+        device_days = compute_device_days(
+            amount, where.hardware, where.device, where.instance, request.devices
         )
     share = request.assumptions.utilisation
-    budget = compute_affordable_flops(days, where.hardware, where.device, request.compute, share)
+    budget = compute_affordable_flops(
+        device_days, where.hardware, where.device, request.compute, share
+    )
     return _settle_allocation(law, form, request, budget)
 
 
 def _settle_allocation(law: Law, form: Form, request: PlanRequest, budget: float) -> Allocation:
     """Return the best allocation of exactly `budget` operations.
 
-    6ND leaves some operations out, so the budget in 6ND is adjusted until the exact count agrees.
+    The law counts 6 operations per parameter and token, which leaves out attention and others. So
+    the budget given to the law is adjusted until the exact count agrees. The tokens then take up
+    what difference remains.
     """
     found = allocation.allocate_for_flops(form, budget, request.tokens_available)
     for _ in range(SETTLING_ROUNDS):
@@ -236,6 +246,12 @@ def _estimate_cost(flops: float, where: PlanHardware, request: PlanRequest, devi
 def _build_token_budget(
     form: Form, request: PlanRequest, parameters: float, tokens: float
 ) -> TokenBudget | None:
+    """Return what repeated tokens are worth to the run, or None if its data is unlimited.
+
+    By Muennighoff et al. (2023, arXiv:2305.16264), each repeat of a token is worth less than the
+    one before. Training on all epochs is worth as much as `worth` new tokens would be; no number of
+    epochs is worth more than `wall`. `fading` is their constant R_D*.
+    """
     unique = request.tokens_available
     if unique is None:
         return None
@@ -254,7 +270,7 @@ def _build_token_budget(
 def _make_loss_quantity(
     request: PlanRequest, parameters: float, tokens: float
 ) -> Callable[[Form], float]:
-    """Return the function that computes the loss of the planned run under a draw of the law."""
+    """Return a function that computes the loss of the planned run by one draw of the law."""
     unique = request.tokens_available
 
     def loss(form: Form) -> float:
@@ -267,9 +283,10 @@ def _make_loss_quantity(
 def _compute_best_interval(
     law: Law, request: PlanRequest, wanted: Allocation, quantity: Callable[[Allocation], float]
 ) -> Interval | None:
-    """Return the interval of the best size, or None if the request fixes it.
+    """Return the interval over the law's draws of the best size for the compute of `wanted`.
 
-    The interval is taken over the law's draws, for the compute of `wanted`.
+    Returns None if the request fixes the size, or if tokens are served: then the best size does not
+    depend on the compute alone.
     """
     if request.tokens_served or request.target[0] in ("parameters", "tokens"):
         return None

@@ -1,5 +1,8 @@
 """Training of one sweep trial in this process, as the only rank.
 
+A trial is one model with one seed, and runs of several lengths. The longest run is the *trunk*; the
+others *branch* from its checkpoints where their own learning rates begin to decay (trials.py).
+
 Run folders alone record what has finished: a run with a manifest has finished, and one with
 `diverged.json` was given up. Therefore an interrupted trial resumes from its last checkpoint, and
 nothing is trained twice.
@@ -53,15 +56,15 @@ from trainrig.train.run_file.run_files import Pretraining
 
 DIVERGED = "diverged.json"
 Train = Callable[[Stage, TrainingJob], None]
-"""Function that trains a claimed run to its end, so that its folder gets a manifest."""
+"""Function that trains the run of a claimed folder to its end and writes the folder's manifest."""
 
 
 def train_trial(sweep: Sweep, trial: Trial, data: SweepTokens, train_run: Train) -> None:
     """Train all unfinished runs of `trial`, and evaluate each model on the sweep's tasks.
 
     The trunk is trained first, then the branches from it. Raises Unfinished on a stop request, and
-    InputError for what no trial can work with. A run that diverges is recorded as such and raises
-    no error.
+    InputError for mistakes of the user that every trial would meet. A run that diverges is recorded
+    as such and raises no error.
     """
     for length in reversed(trial.lengths):
         folder = name_run_folder(sweep, trial, length)
@@ -123,7 +126,7 @@ def read_diverged(folder: str) -> dict[str, Any] | None:
 
 
 def claim_output(run: Pretraining, branch_from: str | None = None) -> tuple[Stage, TrainingJob]:
-    """Claim the run folder of `run`, and return the claim and the training job.
+    """Record in the folder of `run` that it belongs to this run; return the claim and its job.
 
     A branch starts from the state of the checkpoint `branch_from`.
     """
@@ -173,7 +176,7 @@ class SingleRankTrainer:
     def __init__(self, heartbeats: HeartbeatSink = UNSUPERVISED) -> None:
         self._heartbeats = heartbeats
         self.training_seconds = 0.0  # time that updates and held-out losses took
-        self.run, self.step = "", 0  # folder of the current run, and the number of its updates
+        self.run, self.step = "", 0  # folder of the current run, and its number of updates so far
 
     def __call__(self, stage: Stage, job: TrainingJob) -> None:
         """Train the run of `job` to its end; raise Unfinished on a stop request."""
@@ -235,7 +238,8 @@ class _StopAfterStep:
     def heartbeat(self, step: int, doing: str) -> None:
         """Note whether the last update is done, and pass the heartbeat on.
 
-        A measurement after the last update finishes before the stop.
+        A heartbeat of a measurement after the last update takes the note back, so the measurement
+        finishes before the stop.
         """
         self._reached = step >= self._step and doing == "train"
         self._other.heartbeat(step, doing)
@@ -257,7 +261,7 @@ class StopFile:
         self._looked = float("-inf")
 
     def heartbeat(self, step: int, doing: str) -> None:
-        """Ignore the heartbeat; the run folder has all that followers of a trial read."""
+        """Ignore the heartbeat; the sweep's progress is read from the run folders."""
 
     def stop_wanted(self) -> bool:
         """Return whether the file exists, or has existed.
@@ -271,9 +275,9 @@ class StopFile:
 
 
 def check_sane(job: TrainingJob) -> None:
-    """Raise Diverged if the final loss is above the loss of a uniform guess.
+    """Raise Diverged if the final held-out loss is not finite or above log(vocabulary) nats.
 
-    The guess is uniform over the vocabulary.
+    That is the loss of a uniform guess over the vocabulary.
     """
     measured = metrics.read_held_out_series(job.folder)
     if not measured:

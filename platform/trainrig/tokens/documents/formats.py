@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 BATCH_ROWS = 1_024  # rows decoded at a time
 LINE_BYTES = 2**28  # a longer line is refused instead of being held in memory
 PEEKED_LINES = 100  # lines of a JSONL file that are read to see which columns exist
-# Assumed compression ratio of text: a compressed file counts for this many times its size when
-# files are assigned to splits.
+# Assumed compression ratio of text: a compressed file counts for this many times its size when the
+# work is divided among workers.
 UNPACKED = 3
 
 Row = Mapping[str, Any] | str  # a row, or the reason why it cannot be read
@@ -48,11 +48,11 @@ class FilePart:
 
 @dataclass(frozen=True)
 class StagePart:
-    """A part of one of the files of a stage; a JSON-serializable set of plain values."""
+    """A part of one of the files that a run reads; all values can be written as JSON."""
 
-    table: int  # index of the `[[documents]]` table in the run file
+    table: int  # index of the `[[documents]]` table in the run file that names the file
     path: str
-    file: str  # name of the file in shards (`name_files`)
+    file: str  # short name of the file in the output (`name_files`)
     begin: int
     end: int
     weight: int
@@ -64,7 +64,8 @@ class Format:
     """Functions that read one kind of file."""
 
     endings: tuple[str, ...]  # suffixes of the files that are read from a folder
-    # (path, columns, maximum bytes of a part) -> parts. No columns means all, here and below.
+    # (path, columns, maximum bytes of a part) -> parts. The first column is the text. No columns
+    # means all, in every function of this module.
     cut: Callable[[str, Sequence[str], int], list[FilePart]]
     read: Callable[[StagePart, Sequence[str]], Rows]
     # (path, columns): checks in the first rows that the columns exist, for formats in which each
@@ -223,7 +224,7 @@ def _read_arrow(piece: StagePart, columns: Sequence[str]) -> Rows:
         for batch in batches:
             for start in range(0, len(batch), BATCH_ROWS):
                 part = batch.slice(start, BATCH_ROWS).select(names)
-                part.validate(full=True)  # a damaged offset would be read outside the file
+                part.validate(full=True)  # a damaged offset would point outside the file
                 yield from enumerate(iterate_rows(part, piece.path), place + start)
             place += len(batch)
 
@@ -257,6 +258,9 @@ def _peek(path: str, columns: Sequence[str]) -> None:
         _check_columns(path, columns, there)
 
 
+TORN = b""  # stands for the rest of a compressed file that is truncated or damaged
+
+
 def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
     del columns  # each line is parsed completely
     for place, line in _read_lines(piece):
@@ -266,9 +270,6 @@ def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
             yield place, "torn_file"
         elif not line.isspace():
             yield place, _parse_line(line, first=place == 0)
-
-
-TORN = b""  # stands for the rest of a compressed file that is truncated or damaged
 
 
 def _parse_line(line: bytes, first: bool) -> Row:
@@ -282,12 +283,16 @@ def _parse_line(line: bytes, first: bool) -> Row:
 
 
 def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (position, line) for each line that begins in the part; None for a line too long."""
+    """Yield (position, line) for each line that begins in the part; None for a line too long.
+
+    Positions are in bytes, of the decompressed content if the file is compressed.
+    """
     try:
         with storage.open_read(piece.path) as packed, unpack_file(piece.path, packed) as stream:
             place = piece.begin
             end = None if stream is not packed else piece.end
             if place > 0:  # a line that begins before this part belongs to the part before
+                # From the last byte before: if it ends a line, the part's own first line is kept.
                 stream.seek(place - 1)
                 place += _skip_line(stream) - 1
             while end is None or place < end:

@@ -23,7 +23,7 @@ class ByteLevelBPE(Trained):
     Of equally common pairs the one with the lower ids is merged first (see `reference_bpe.py`).
     """
 
-    always: ClassVar[tuple[int, str]] = (256, "bytes")
+    required_entries: ClassVar[tuple[int, str]] = (256, "bytes")
 
     kind: Literal["ByteLevelBPE"] = "ByteLevelBPE"
     # Rule that splits texts into words, which no entry crosses: "gpt2" keeps a number whole,

@@ -19,8 +19,9 @@ class Trained(Settings):
     file, byte for byte, for the same texts in any order and on any number of threads.
     """
 
-    # Number of entries that this kind needs to encode any text, and a description of them.
-    always: ClassVar[tuple[int, str]]
+    # Number and description of the entries that every vocabulary of this kind has, so that it can
+    # encode any text, such as (256, "bytes").
+    required_entries: ClassVar[tuple[int, str]]
 
     # Number of entries in the vocabulary, including special tokens and reserved slots.
     vocabulary: int = 32_768
@@ -42,7 +43,7 @@ class Trained(Settings):
         if "" in self.extra:
             raise ValueError("extra: a special token has an empty name; leave it out")
         if self.vocabulary < self.least:
-            entries, what = self.always
+            entries, what = self.required_entries
             raise ValueError(
                 f"vocabulary ({self.vocabulary} entries) cannot hold {entries} {what}, "
                 f"{len(names) - self.reserved} special tokens and {self.reserved} reserved slots; "
@@ -53,7 +54,7 @@ class Trained(Settings):
     @property
     def least(self) -> int:
         """Number of entries of the smallest vocabulary that can encode any text."""
-        return self.always[0] + len(self.special)
+        return self.required_entries[0] + len(self.special)
 
     @property
     def special(self) -> list[str]:
@@ -77,7 +78,10 @@ class CountedTexts:
 
 
 def check_vocabulary_reached(settings: Trained, reached: int, counted: CountedTexts) -> None:
-    """Raise DataError if `reached`, the entries that the texts allow, is less than requested."""
+    """Raise DataError if training reached fewer entries than `settings.vocabulary`.
+
+    `reached` is the number of entries of the trained tokenizer: short texts allow few.
+    """
     if reached < settings.vocabulary:
         raise DataError(
             f"tokenizer.vocabulary: {counted.texts} texts of {counted.bytes} bytes allow at most "

@@ -36,7 +36,7 @@ class Unigram(Trained):
     Training on 14 MB of text in many languages took 15 s on one core and 0.6 GB of memory.
     """
 
-    always: ClassVar[tuple[int, str]] = (
+    required_entries: ClassVar[tuple[int, str]] = (
         len(BYTE_ENTRIES) + len(PRINTABLE_ASCII),
         "bytes and printable ASCII characters",
     )

@@ -33,7 +33,10 @@ class WordPiece(Trained):
     chosen as in byte-pair encoding, not by likelihood, as in the tokenizers library.
     """
 
-    always: ClassVar[tuple[int, str]] = (512, "bytes (256 at the start of a word, 256 inside)")
+    required_entries: ClassVar[tuple[int, str]] = (
+        512,
+        "bytes (256 at the start of a word, 256 inside)",
+    )
 
     kind: Literal["WordPiece"] = "WordPiece"
     # Rule that splits texts into words, which no entry crosses: "gpt2" keeps a number whole,

@@ -21,8 +21,9 @@ from trainrig.tokens.encoding.probe import build_probe_texts
 EXAMPLES = 40  # entries shown of each kind
 POINTS = 200  # points of the rank-frequency curve
 BATCH_TEXTS = 256  # texts encoded at a time
-CUT_TOKENS = 200  # tokens of the text that is shown cut into tokens
-CUT_CHARACTERS = 1_000  # minimum length of that text, if there is one
+# The report shows the beginning of one text with its tokens marked.
+CUT_TOKENS = 200  # number of tokens shown
+CUT_CHARACTERS = 1_000  # minimum length of the text, if any text is as long
 
 Counts = NDArray[np.int64]
 
@@ -97,8 +98,8 @@ class MeasuredVocabulary:
 
     entries: int
     fingerprint: str  # fingerprint of tokenizer.json
-    engine: str
-    why_not_fast: str
+    engine: str  # library that encodes: "tiktoken", which is fast, or "tokenizers"
+    why_not_fast: str  # why the engine is "tokenizers"; "" with "tiktoken"
     special: Mapping[str, int]
     total: Amount
     sources: Mapping[str, Amount]
@@ -107,13 +108,13 @@ class MeasuredVocabulary:
     scripts: Sequence[EntryGroup]
     unused: int  # entries not in the measured text; here and below without special tokens
     unused_examples: Sequence[str]
-    never_seen: int  # entries not in the training text, which served only to build longer ones
+    never_seen: int  # entries in no token of the training text: parts of longer entries only
     never_seen_examples: Sequence[str]
     frequencies: Sequence[tuple[int, int]]  # (rank from 1, occurrences in the measured text)
     commonest: Sequence[tuple[str, int]]
     longest: Sequence[str]
-    not_given_back: Sequence[str]  # ids of texts that encoding and decoding changes
-    cut: Sequence[str]  # tokens at the beginning of one text
+    not_given_back: Sequence[str]  # ids of texts that differ after encoding and decoding
+    cut: Sequence[str]  # first tokens of the text that the report shows
     cut_id: str  # id of that text
 
 
@@ -124,15 +125,18 @@ class TokenizerReport:
     kind: str
     held_out: bool  # True if the measured text was held out of training
     sampled_documents: int
-    sampled_bytes_of: Mapping[str, int]  # source → bytes
+    sampled_bytes_of: Mapping[str, int]  # source → bytes of its training text
     channels: int  # width of the model whose embedding is counted
     tied: bool  # True if that model's head shares the parameters of its embedding
     vocabulary: MeasuredVocabulary
-    rivals: tuple[Rival, ...]  # this vocabulary first
+    rivals: tuple[Rival, ...]  # this vocabulary, then those that it is compared with
 
 
 def measure(encoder: Encoder, texts: Sequence[MeasuredText], seen: Counts) -> MeasuredVocabulary:
-    """Measure `encoder` on `texts`; `seen` [entries] are occurrences in its training text."""
+    """Measure `encoder` on `texts`, at least one.
+
+    `seen` [entries] are the numbers of occurrences of each entry in the training text.
+    """
     ids = _encode_texts(encoder, [text.text for text in texts])
     amounts = [
         _measure_text(text.text, len(text_ids)) for text, text_ids in zip(texts, ids, strict=True)
@@ -195,10 +199,11 @@ def count_occurrences(encoder: Encoder, texts: Iterable[str]) -> Counts:
 
 
 def keep_first_entries(tokenizer_json: str, entries: int) -> str:
-    """Return the byte-pair encoding of the first `entries` entries of one that trainrig trained.
+    """Return the `tokenizer.json` of a byte-pair tokenizer, reduced to its first `entries` entries.
 
-    It equals a tokenizer trained with that vocabulary size: each merge depends on the counts of
-    pairs after the merges before it, and the size only decides when training stops.
+    trainrig must have trained the tokenizer. The result equals a tokenizer trained with that
+    vocabulary size: each merge depends on the counts of pairs after the merges before it, and the
+    size only decides when training stops.
     """
     tokenizer = json.loads(tokenizer_json)
     vocabulary = tokenizer["model"]["vocab"]

@@ -223,7 +223,7 @@ class RayAttempt:
         return len(self._exits) == self._group.workers
 
     def _any_failed_by_itself(self) -> bool:
-        """Return whether a rank failed by itself, not because it lost a peer.
+        """Return whether a rank failed for another reason than the loss of a peer.
 
         Exits are failures only: ranks that finished their work are not among them.
         """

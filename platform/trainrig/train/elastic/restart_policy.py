@@ -125,12 +125,12 @@ class Failure:
     problem: str  # description in one line
     seen_by: str  # observer: "agents", "Ray", "heartbeats", "grace", "storage"
     step: int  # updates done when it failed, as far as is known
-    # Type and message of an exception that a worker raised by itself, not because of a lost peer.
+    # Type and message of an exception that a worker raised, not because of a lost peer.
     exception: str | None = None
     # The checkpoint to resume from was unreadable; the next attempt uses the one before it.
     damaged: bool = False
     memory: bool = False  # True if a device or a node ran out of memory
-    # The rank that died or whose device broke, by itself, and its node; None if no single rank did.
+    # The rank that died or whose device broke, and its node; None if it was not exactly one.
     rank: int | None = None
     node: str | None = None
 

@@ -55,7 +55,7 @@ class _Actor:
     handle: Any
     node: str = ""  # node id; empty until the actor has started
     leaving: bool = False  # True if it must end, as its node is going away or its place is needed
-    asked: Any = None  # Ray object reference of the call in progress
+    call: Any = None  # Ray object reference of the call in progress
     unit: tuple[RolloutRequest, int] | None = None  # unit of that call; None: its start, or no call
     since: float = 0.0  # when that call began
 
@@ -132,23 +132,23 @@ class RolloutPool:
                 self._looked = time.monotonic()
                 self._resize()
             self._assign_units()
-            asked = [actor.asked for actor in self._actors if actor.asked]
-            if asked:
-                ray.wait(asked, timeout=pause)
+            calls = [actor.call for actor in self._actors if actor.call]
+            if calls:
+                ray.wait(calls, timeout=pause)
                 self._collect()
             else:
                 self._closing.wait(pause)
 
     def _assign_units(self) -> None:
         free = [
-            actor for actor in self._actors if actor.node and not actor.asked and not actor.leaving
+            actor for actor in self._actors if actor.node and not actor.call and not actor.leaving
         ]
         if not free:
             return
         for actor, (request, index) in zip(free, self._list_units(), strict=False):
             actor.unit = (request, index)
             actor.since = time.monotonic()
-            actor.asked = actor.handle.sample.remote(request, index)
+            actor.call = actor.handle.sample.remote(request, index)
 
     def _list_units(self) -> Iterator[tuple[RolloutRequest, int]]:
         under_way = {(actor.unit[0].folder, actor.unit[1]) for actor in self._actors if actor.unit}
@@ -162,12 +162,12 @@ class RolloutPool:
         import ray
         import ray.exceptions
 
-        asked = {actor.asked: actor for actor in self._actors if actor.asked}
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0) if asked else ([], [])
+        actors = {actor.call: actor for actor in self._actors if actor.call}
+        done, _ = ray.wait(list(actors), num_returns=len(actors), timeout=0) if actors else ([], [])
         for reference in done:
-            actor = asked[reference]
+            actor = actors[reference]
             unit = actor.unit
-            actor.asked = None
+            actor.call = None
             actor.unit = None
             try:
                 answer = ray.get(reference)
@@ -251,7 +251,7 @@ class RolloutPool:
         for actor in list(self._actors):
             if actor.node in draining and not actor.leaving:
                 self._leave(actor)
-            if actor.leaving and not actor.asked:
+            if actor.leaving and not actor.call:
                 self._end(actor)
         surviving = [actor for actor in self._actors if not actor.leaving]
         wanted = self._wanted.least
@@ -280,7 +280,7 @@ class RolloutPool:
         number = next(self._numbers)
         gpus = self._need.get("GPU", 0)
         handle = kind.options(num_cpus=self._need["CPU"], num_gpus=gpus, max_restarts=0).remote()
-        return _Actor(number, handle, asked=handle.begin.remote(self._job, number))
+        return _Actor(number, handle, call=handle.begin.remote(self._job, number))
 
     def _fail_all(self, error: TrainrigError) -> None:
         """Have the ranks raise `error`, for every request that they wait for."""

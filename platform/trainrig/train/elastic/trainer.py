@@ -131,7 +131,7 @@ def start_fork_servers() -> dict[str, ServerAddress]:
     here = ray.get_runtime_context()
     servers = get_fork_servers(here.get_node_id(), here.get_job_id())
     nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
-    servers.serve(node["NodeID"] for node in nodes if node["Alive"])
+    servers.start_missing(node["NodeID"] for node in nodes if node["Alive"])
     addresses = ray.get([server.get_address.remote() for server in servers.by_node.values()])
     return dict(zip(servers.by_node, addresses, strict=True))
 
@@ -269,8 +269,10 @@ class RayCluster:
             lost = sum(node.slots for node in nodes if node.id in self._faulty)
             self._autoscaler_request.request(self._most + self._most_actors + lost, self._need)
             beyond = find_idle_surplus(nodes, ours, self._most, self._avoid)
-            self._warm_actors.fork_servers.leave(beyond)
-        self._warm_actors.fork_servers.serve(node.id for node in nodes if node.id not in beyond)
+            self._warm_actors.fork_servers.end(beyond)
+        self._warm_actors.fork_servers.start_missing(
+            node.id for node in nodes if node.id not in beyond
+        )
         return nodes
 
     def _close(self) -> None:
@@ -282,7 +284,7 @@ class RayCluster:
             self._group.leave()
         if self._scaled:
             self._autoscaler_request.cancel()
-            self._warm_actors.fork_servers.leave(list(self._warm_actors.fork_servers.by_node))
+            self._warm_actors.fork_servers.end(list(self._warm_actors.fork_servers.by_node))
 
     def _start(
         self, job: TrainingJob, attempt: TrainingAttempt, resume_from: str | None, workers: int

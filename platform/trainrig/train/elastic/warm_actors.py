@@ -1,6 +1,9 @@
-"""Warm actors: fork servers and train controllers that outlive attempts.
+"""Warm actors: fork servers and train controllers that outlive attempts to train.
 
-They keep the modules that they have imported, which makes restarts fast.
+A run makes a new attempt with other workers after each failure or change of size. Warm actors keep
+the modules that they have imported, which makes that fast. A *fork server* is a process that forks
+the workers of its node (processes/fork_server.py). The *train controller* runs Ray Train's
+controller, which starts the worker group: the workers of an attempt.
 """
 
 import functools
@@ -22,10 +25,10 @@ def find_idle_surplus(
     most: int,
     avoid: frozenset[str] = frozenset(),
 ) -> set[str]:
-    """Return idle nodes that the run does not need even at its largest size.
+    """Return nodes without any worker that the run does not need even at its largest size.
 
-    Ray's autoscaler does not remove a node with an actor on it, so an unneeded node with a fork
-    server would cost money for nothing.
+    Idle nodes that are draining or to be avoided are among them. Ray's autoscaler does not remove a
+    node with an actor on it, so an unneeded node with a fork server would cost money for nothing.
 
     Args:
         nodes: The nodes of the cluster.
@@ -33,27 +36,27 @@ def find_idle_surplus(
         most: Largest number of workers of the run.
         avoid: Nodes that the run does not use.
     """
-    left = most - sum(ours.values())
-    beyond = set()
+    needed = most - sum(ours.values())  # workers that the run may still add
+    surplus = set()
     for node in nodes:
         free = node.capacity - ours[node.id]
-        if left > 0 and free > 0 and not node.draining and node.id not in avoid:
-            left -= free
-        elif free == node.slots:
-            beyond.add(node.id)
-    return beyond
+        if needed > 0 and free > 0 and not node.draining and node.id not in avoid:
+            needed -= free
+        elif free == node.slots:  # nothing runs there
+            surplus.add(node.id)
+    return surplus
 
 
 @functools.cache
 def get_warm_actors(node: str, job: str) -> "WarmActors":
-    """Return the warm actors of the driver on `node` with the Ray job id `job`."""
+    """Return the warm actors of this driver, cached by its `node` and Ray job id `job`."""
     return WarmActors(get_fork_servers(node, job))
 
 
 @functools.cache
 def get_fork_servers(node: str, job: str) -> "ForkServerPool":
-    """Return the fork servers of the driver on `node` with the Ray job id `job`."""
-    del node, job
+    """Return the fork servers of this driver, cached by its `node` and Ray job id `job`."""
+    del node, job  # only keys of the cache
     return ForkServerPool()
 
 
@@ -63,13 +66,13 @@ class ForkServerPool:
     def __init__(self) -> None:
         self.by_node: dict[str, Any] = {}
 
-    def serve(self, nodes: Iterable[str]) -> None:
+    def start_missing(self, nodes: Iterable[str]) -> None:
         """Start a fork server on each of `nodes` that has none."""
         for node in nodes:
             if node not in self.by_node:
                 self.by_node[node] = _start_fork_server(node)
 
-    def leave(self, nodes: Iterable[str]) -> None:
+    def end(self, nodes: Iterable[str]) -> None:
         """End the fork servers on `nodes`."""
         import ray
 
@@ -91,7 +94,7 @@ class WarmActors:
         import ray
 
         busy = self._busy_until is not None and not ray.wait([self._busy_until], timeout=0)[0]
-        if self._controller and busy:  # with a worker group that was abandoned
+        if self._controller and busy:  # with a worker group that the driver no longer waits for
             ray.kill(self._controller)
             self._controller = None
         self._busy_until = None
@@ -103,7 +106,7 @@ class WarmActors:
         self._busy_until = until
 
     def mark_controller_lost(self) -> None:
-        """Forget the train controller, as it died or was killed; the next call starts another."""
+        """Forget the train controller, which died; `take_controller` then starts another."""
         self._controller = None
 
 
@@ -119,7 +122,7 @@ class TrainController:
         self._fit = controller.fit
 
     def fit(self, group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
-        """Run a worker group; see `train_controller.fit`."""
+        """Run a worker group to its end and return its error, if any: `train_controller.fit`."""
         return self._fit(group, config)
 
 
@@ -127,11 +130,12 @@ def _start_controller() -> Any:
     import ray
 
     actor: Any = ray.remote(TrainController)
-    blocks = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}  # Ray Train sets it for its controller too
+    # Ray Train sets this variable for its own controller, too.
+    no_warning = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}
     return actor.options(
         num_cpus=0,
         scheduling_strategy=place_only_on(ray.get_runtime_context().get_node_id()),
-        runtime_env={"env_vars": WORKER_ENVIRONMENT | _read_train_settings() | blocks},
+        runtime_env={"env_vars": WORKER_ENVIRONMENT | _read_train_settings() | no_warning},
     ).remote()
 
 

@@ -1,7 +1,8 @@
-"""Requests of a run's ranks for rollouts ahead of the batch that they train on.
+"""Requests of a run's ranks for rollouts of later batches than the one that they train on.
 
 All ranks call the same methods. With actors, they write the weights and a request. Without actors,
-they sample themselves, and the samples of later batches wait in the run folder.
+they sample themselves, and the samples of later batches wait in the run folder. For waves, units
+and the lag, see rollout_pool/requests.py.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from trainrig.train.rollout_pool.weights import WeightWriter
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState
 
-TELL_AFTER = 30.0  # s of waiting until an event records it
+RECORD_AFTER = 30.0  # s of waiting until an event records it
 
 
 class RolloutsAhead:
@@ -141,7 +142,7 @@ class RolloutsAhead:
         return filled, wave - first
 
     def check_requested(self, number: int) -> None:
-        """Raise DataError unless what batch `number` still lacks can be sampled. Collective."""
+        """Raise DataError unless the missing units of batch `number` can be sampled. Collective."""
         folder = self._name_folder(number)
         count = self.maker.micro_batches(number)
         missing, is_requested = self._broadcast(
@@ -171,14 +172,14 @@ class RolloutsAhead:
         """
         folder = self._name_folder(number)
         began = time.monotonic()
-        told = False
+        recorded = False
         found: dict[int, Arrays] = {}
         for index in indices:
             while (sampled := read_unit(folder, index)) is None:
                 raise_failure(folder)
                 alive()
-                if not told and time.monotonic() - began > TELL_AFTER:
-                    told = True
+                if not recorded and time.monotonic() - began > RECORD_AFTER:
+                    recorded = True
                     details = {"attempt": self._attempt.number, "batch": number, "unit": index}
                     self._folder.record("waiting_for_rollouts", **details)
                 time.sleep(choose_poll_interval(folder))

@@ -1,16 +1,21 @@
 """Requests for rollouts, and their samples, as files in the run folder.
 
-Workers and actors, which may die at any time, communicate only through these files:
+Training workers write requests; rollout actors sample for them. Either may die at any time, so they
+communicate only through these files:
 
-    online/rollouts/batch_00000007-c0ffee01/            for batches with a lag
+    online/rollouts/batch_00000007-c0ffee01/            with a lag; the suffix is a hash of settings
     online/rollouts/batch_00000007-c0ffee01/attempt-2/  without a lag, one folder per attempt
-        weights-attempt-2/  weights to sample with, in the format of a checkpoint
-        request.json        written once the weights are complete; all waves of a batch share them
+        weights-attempt-2/  weights to sample with, in the format of a checkpoint; in the folder of
+                            a batch's first wave, for all its waves
+        request.json        written once the weights are complete
         asked.npz           input of the wave, for batches that continue completions
         00001.npz           the samples of one unit; appears only when complete
         failed.json         why there will be none
 
-All of it is deleted once the batch is stored.
+A *unit* is the samples of one micro-batch. A *wave* is one round of sampling for a batch; some
+batches take several waves until they are full. The *lag* is the number of batches by which sampling
+is ahead of training (`tokens.batch_makers.RolloutMaker`). All files are deleted once the batch is
+stored in the run folder.
 """
 
 import json
@@ -27,7 +32,7 @@ from trainrig.train.run.stored_batches import FOLDER, pack_arrays, unpack_arrays
 ROLLOUTS = "rollouts"
 REQUEST = "request.json"
 FAILED = "failed.json"
-ASKED = "asked.npz"
+ASKED = "asked.npz"  # input of the wave
 UNIT = ".npz"
 
 
@@ -39,11 +44,11 @@ class RolloutRequest:
     number: int  # number of the batch, or of the wave if batches take several waves
     units: int  # number of units, with indices from 0
     weights: str  # folder of the weights
-    attempt: int  # the attempt that asks
-    has_asked: bool = False  # True if the folder has a file ASKED
+    attempt: int  # the training attempt that wrote the request
+    has_asked: bool = False  # True if the folder has the input of the wave, in the file ASKED
 
     def write(self, wave_input: Arrays = NO_ARRAYS) -> None:
-        """Write the request, replacing an earlier attempt's, and its `wave_input`."""
+        """Write `wave_input`, then the request; replace the files of an earlier attempt."""
         if self.has_asked:
             storage.write(storage.join(self.folder, ASKED), pack_arrays(wave_input))
         entries = {name: value for name, value in asdict(self).items() if name != "folder"}
@@ -82,7 +87,7 @@ def choose_poll_interval(folder: str) -> float:
 def find_open(rollouts: str) -> list[tuple[RolloutRequest, list[int]]]:
     """Return the requests below `rollouts` that lack units, with the missing unit indices.
 
-    The next batch to train on comes first; of its requests, the newest attempt's.
+    They are sorted by batch, the next one to train on first, then by attempt, the newest first.
     """
     by_folder: dict[str, set[str]] = {}
     for path in storage.list_files(rollouts):
@@ -117,7 +122,7 @@ def unit_name(index: int) -> str:
 
 
 def find_missing_units(folder: str, units: int) -> list[int]:
-    """Return the indices of `units` units that are missing in `folder`."""
+    """Return the indices from 0 to `units` - 1 whose units are missing in `folder`."""
     names = {path.rpartition("/")[2] for path in storage.list_files(folder, UNIT)}
     return [n for n in range(units) if unit_name(n) not in names]
 
@@ -137,7 +142,7 @@ def read_unit(folder: str, index: int) -> Arrays | None:
 
 
 def write_failure(folder: str, error: TrainrigError) -> None:
-    """Have those that wait for units of `folder` raise `error`."""
+    """Record that sampling for `folder` failed; waiting workers then raise `error`."""
     entries = {"kind": type(error).__name__, "problem": str(error)}
     storage.write(storage.join(folder, FAILED), json.dumps(entries).encode())
 

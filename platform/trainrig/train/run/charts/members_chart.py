@@ -9,11 +9,16 @@ from trainrig.report import Chart, ReportTable, escape_invisible
 from trainrig.train.run.charts.run_charts import RunReportData, list_values
 
 COLOURS = (C1, C2, C3, C4)  # more lines would be hard to tell apart
-OF_MEMBER = "diagnostics/loss/"  # prefix of metric names, between the split and the member's name
+# The objectives of a mixture are its members. A metric "eval/diagnostics/loss/NAME" is the held-out
+# loss of the member NAME.
+OF_MEMBER = "diagnostics/loss/"
 
 
 def build_members_chart(run_data: RunReportData) -> Chart | None:
-    """Plot the loss of each objective by step, held out if measured; None for a single one."""
+    """Plot the loss of each objective by step, held out if measured.
+
+    Returns None if no loss by objective is logged, as in a run with a single objective.
+    """
     held = _find_names(run_data, "eval") if run_data.held_out else []
     split, lines = ("eval", run_data.held_out) if held else ("train", run_data.updates)
     names = held or _find_names(run_data, split)
@@ -35,14 +40,14 @@ def build_members_chart(run_data: RunReportData) -> Chart | None:
         ax.set(xlabel="step", ylabel=f"loss ({run_data.unit})")
 
     what = "Held-out loss" if held else "Training loss"
-    told = ", ".join(f"{escape_invisible(name[begin:])} {last[name]:.2f}" for name in shown)
+    losses = ", ".join(f"{escape_invisible(name[begin:])} {last[name]:.2f}" for name in shown)
     more = (
         f" The {len(shown)} objectives with the highest loss are drawn."
         if len(ordered) > len(shown)
         else ""
     )
     return Chart(
-        f"{what} by objective: {told}",
+        f"{what} by objective: {losses}",
         figures.draw(plot, 260),
         label=f"Lines of the {what.lower()} against steps, one per objective.",
         caption=(
