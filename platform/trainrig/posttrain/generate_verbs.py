@@ -54,7 +54,7 @@ Seed = Annotated[
 ]
 Prompt = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="Text to continue or to answer."),
+    typer.Option(metavar="TEXT", help="Text to continue or to answer; or give --prompts instead."),
 ]
 PromptFile = Annotated[
     str | None,
