@@ -100,4 +100,4 @@ def test_untraceable_steps_are_rejected(trained: str) -> None:
         done = CliRunner().invoke(app, ["trace", trained, *options])
         assert "one of --step, --data-step and --url" in str(done.exception)
     done = CliRunner().invoke(app, ["trace", trained, "--data-step", "-1"])
-    assert "counted from 0" in str(done.exception)
+    assert "numbered from 0" in str(done.exception)

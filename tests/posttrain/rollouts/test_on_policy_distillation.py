@@ -153,7 +153,7 @@ def test_a_teacher_that_cannot_teach_is_refused_in_one_line(
     refused = {
         folder("other", other): "has another tokenizer",
         folder("short", encoder.text, positions=20): "20 positions, but rollouts may need 37",
-        folder("score", encoder.text, head="score"): "goes on from no text",
+        folder("score", encoder.text, head="score"): "does not predict the next token",
     }
     for path, said in refused.items():
         with pytest.raises(ConfigError, match=f"^teacher: {path}.*{said}") as raised:

@@ -59,7 +59,7 @@ def test_the_ten_fastest_are_printed_fastest_first(run_file):
     assert all(candidate.prediction.memory.fits(room) for candidate in found.best)
     degrees = [candidate.prediction.layout.degrees for candidate in found.best]
     assert len(set(degrees)) == 10 and {choice.devices for choice in degrees} == {16}
-    assert "16 h100 (450 GB/s inside a machine of 8, 400 GB/s a machine" in lines[0]
+    assert "16 h100 (450 GB/s inside a machine of 8, 400 GB/s per machine" in lines[0]
     assert sum(line.split()[0].isdigit() for line in lines) >= 10
     assert any("USD" in line and "kWh" in line and "kW" in line for line in lines)
 
