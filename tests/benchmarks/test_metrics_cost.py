@@ -119,8 +119,8 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
     found = {}
     for layers, micro_batch in ((4, 1), (4, 8), (12, 1), (12, 8)):
         folder = tmp_path / f"{layers}-{micro_batch}"
-        counts = counted.counts_of_steps(
-            make_job, folder, monkeypatch, **counted.shape_of(layers, micro_batch)
+        counts = counted.count_work(
+            make_job, folder, monkeypatch, **counted.make_shape(layers, micro_batch)
         )
         plain = counts["plain"]
         found[f"{layers} layers, {8 // micro_batch} micro-batches"] = {
