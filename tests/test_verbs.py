@@ -116,4 +116,4 @@ def test_a_verb_is_added_by_one_file_and_one_line(tmp_path: Path) -> None:
     done = trainrig("words", "words.toml", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["words"] == 2
-    assert "made before" in trainrig("words", "words.toml").stderr
+    assert "the output is finished" in trainrig("words", "words.toml").stderr

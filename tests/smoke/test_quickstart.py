@@ -343,7 +343,9 @@ def test_the_commands_of_the_pages_work_one_after_the_other(
     followed: dict[str, Walk], installed: Installed
 ) -> None:
     for stage in ("curate", "tokenizer", "tokenize", "conversations", "posttrain", "evaluate"):
-        assert "made before" in followed[stage].stderr, "the quickstart's own run files differ"
+        assert "the output is finished" in followed[stage].stderr, (
+            "the quickstart's own run files differ"
+        )
     for made in (
         "runs/documents",
         "runs/shorter/report.html",

@@ -74,7 +74,9 @@ def test_the_standard_form_stays_within_one_standard_error_and_where_nothing_is_
     assert found([0.012, 0.012, 0.012, 0.0124], kaplan).chosen == "Kaplan"
     assert found([0.03] * 4, kaplan, "aabb").chosen == "Parametric"  # two training runs
     none = fit_law(runs, FEW.model_copy(update={"hold_out": HoldOut(share=0)}), "web").law
-    assert none.choice == "Parametric, the standard form, because no runs were held out"
+    assert (
+        none.choice == "Parametric, the standard form, because no runs were held out to choose by"
+    )
 
 
 def test_the_forms_are_named_in_the_options() -> None:

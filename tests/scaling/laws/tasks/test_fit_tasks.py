@@ -110,4 +110,4 @@ def test_a_fit_has_the_law_of_each_task_and_predicts_by_it(tmp_path: Path) -> No
     expected = float(law.tasks[0].form.compute_score(10 * FLOPS.max()))
     assert f"{expected:.3f} " in "\n".join(describe_law(law))
     page = build_fit_page(fitted, str(tmp_path))
-    assert f"made_up: {expected:.3f} " in page and "Predicted task scores" in page
+    assert f"made_up: expected score {expected:.3f} " in page and "Predicted task scores" in page
