@@ -267,7 +267,11 @@ def test_sigterm_ends_a_ray_driver_as_unfinished_with_its_splits_kept(tmp_path):
         timeout=120,
     )
     assert done.returncode == 75, done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("trainrig: stopped by SIGTERM; the same")
+    assert (
+        done.stderr.strip()
+        .splitlines()[-1]
+        .startswith("trainrig: stopped by SIGTERM; run the same command")
+    )
     assert sorted(path.name for path in (tmp_path / "done").iterdir()) == ["s0.json", "s1.json"]
 
 
