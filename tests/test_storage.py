@@ -500,7 +500,7 @@ def test_a_body_that_is_always_cut_off_is_given_up(
     proxy.how = "cut"
     proxy.times = 1_000
     proxy.spoil = lambda method, path: method == "GET"
-    with pytest.raises(ClusterError, match=r"/file: 10 attempts failed: "):
+    with pytest.raises(ClusterError, match=r"/file: 10 attempts failed; the last one with: "):
         storage.read(f"{s3}/file")
     assert len(waits) == s3_objects.ATTEMPTS - 1
 

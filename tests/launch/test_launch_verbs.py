@@ -223,7 +223,7 @@ def test_joining_a_run_needs_its_own_settings_or_none(user: User) -> None:
     other = user.does(*command, "--grace", "2m", "--deadline", "12h", "--environment", "pinned")
     assert other.returncode == 2
     said = other.stderr.splitlines()[-1]
-    assert f"{user.run().id}: is under way with --deadline none, not 12h, --grace 5m" in said
+    assert f"{user.run().id}: already running with --deadline none, not 12h, --grace 5m" in said
     assert "--grace 5m, not 2m, --environment cluster, not pinned; to change that, " in said
     assert f"`trainrig stop {user.run().id} --home {user.run().home}`" in said
     for given in ([], limits):

@@ -205,7 +205,9 @@ def test_invalid_settings_are_one_line_errors(
     with pytest.raises(OutputTaken, match="input `checkpoint` has other contents"):
         other = write_model(encoder, str(tmp_path / "other"))
         store_teacher(scoring(temperature=2.0, checkpoint=other))
-    with pytest.raises(ConfigError, match=r"temperature: 1.0, but .* was made with 2.0"):
+    with pytest.raises(
+        ConfigError, match=r"objective.temperature is 1.0, but .* was made with 2.0"
+    ):
         prepare(tuning(objective={"kind": "Distillation"}))
     encode_rows(ROWS[:9], "changed", sequence_length=LENGTH, held_out=0.3)
     with pytest.raises(ConfigError, match=r"conversations that have changed"):
