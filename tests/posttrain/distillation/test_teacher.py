@@ -198,7 +198,7 @@ def test_invalid_settings_are_one_line_errors(
     with pytest.raises(ConfigError, match=r"another tokenizer than .*`trainrig sample`"):
         store_teacher(scoring(conversations=str(tmp_path / "elsewhere")))
     encode_rows(ROWS, "long", sequence_length=64)
-    with pytest.raises(ConfigError, match=r"reads 48 positions, .* sequence_length = 48"):
+    with pytest.raises(ConfigError, match=r"has 48 positions, .* sequence_length = 48"):
         store_teacher(scoring(conversations=str(tmp_path / "long")))
     assert not (tmp_path / "taught").exists()
     store_teacher(scoring(temperature=2.0))
