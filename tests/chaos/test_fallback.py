@@ -1,5 +1,6 @@
 """A run whose replica spans two nodes: one node dies, and another joins."""
 
+import numpy as np
 import pytest
 import trouble
 
@@ -49,8 +50,13 @@ def test_a_replica_that_loses_a_node_continues_in_a_smaller_layout_and_grows_bac
     assert found["samples"] == wanted["samples"]
     steps = [update[0] for update in found["updates"]]
     assert steps == list(range(1, STEPS + 1))
-    for mine, others in zip(found["updates"], wanted["updates"], strict=True):
-        assert mine[1] == pytest.approx(others[1], rel=1e-5)  # the loss
-        # Norms at spikes (steps 12 and 31) amplify rounding: a learning rate that is higher by 3e-7
-        # of itself moves them by 5e-5 in one layout, the other layout by up to 1.3e-4.
-        assert mine[2:] == pytest.approx(others[2:], rel=5e-4)
+    found_values, expected_values = (
+        np.array([update[1:] for update in results["updates"]]) for results in (found, wanted)
+    )
+    losses, norms, rates, tokens = np.abs(found_values / expected_values - 1).T
+    assert losses.max() < 1e-5
+    assert not rates.any() and not tokens.any()
+    # Norms at spikes (steps 12 and 31) amplify rounding: a learning rate that is higher by 3e-7
+    # of itself moves them by 5e-5 in one layout, the other layout by up to 1.3e-4.
+    assert np.quantile(norms, 0.9) < 1e-4
+    assert norms.max() < 5e-4
