@@ -254,7 +254,7 @@ def test_a_tokenizer_without_documents_is_refused_and_leaves_nothing(tmp_path):
     """The smallest vocabulary needs no text to train, but the report has nothing to measure."""
     tokenizer = ByteLevelBPE(vocabulary=ByteLevelBPE().least)
     documents = write(tmp_path / "documents", [])
-    with pytest.raises(DataError, match="documents: there are none"):
+    with pytest.raises(DataError, match="documents: no document"):
         make_tokenizer(
             training(documents, tmp_path / "t", tokenizer=tokenizer, report=Reporting(held_out=0.2))
         )

@@ -113,7 +113,7 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
         sample = draw_sample(collector.filter_rows(_iterate_rows(documents)), run.sample)
         texts = collector.list_texts()
         if not (sample.texts or texts):
-            raise DataError("documents: there are none; name files that contain documents")
+            raise DataError("documents: no document was found; name files that contain documents")
         trained = train_tokenizer(run.tokenizer, sample.texts)
         encoder = Encoder(trained.decode(), stage.build_path(TOKENIZER_FILE))
     storage.write(stage.build_path(TOKENIZER_FILE), trained)

@@ -240,5 +240,5 @@ def test_a_file_that_is_no_plan_is_refused_before_the_run_begins(tmp_path):
     path = tmp_path / "other.json"
     path.write_text('{"law": "x"}')
     run = Pretraining.model_construct(plan=str(path))
-    with pytest.raises(DataError, match=r"other\.json: no plan"):
+    with pytest.raises(DataError, match=r"other\.json: not a plan"):
         pretrain._read_plan(run, str(tmp_path))
