@@ -11,7 +11,14 @@ import pytest
 from trainrig import manifest, storage
 from trainrig.config import EXTENDABLE, NOT_IDENTITY, RunFile, Settings
 from trainrig.errors import DataError, OutputTaken
-from trainrig.manifest import CLAIM, MANIFEST, FileSum, Manifest, Stage, environment
+from trainrig.manifest import (
+    CLAIM,
+    MANIFEST,
+    FileSum,
+    Manifest,
+    Stage,
+    stage_folder,
+)
 
 
 class Pile(Settings):
@@ -461,7 +468,7 @@ def test_a_change_of_versions_is_announced_and_not_refused(
 
 
 def test_libraries_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "LIBRARIES", ("numpy", "no-such-library"))
+    monkeypatch.setattr(stage_folder, "LIBRARIES", ("numpy", "no-such-library"))
     assert set(manifest.collect_environment()) == {"trainrig", "python", "machine", "numpy"}
 
 

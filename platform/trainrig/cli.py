@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from trainrig import config, job
-from trainrig.command_line.help import (
+from trainrig.command_line import (
     CLUSTERS,
     CONTEXT,
     DATA,
@@ -21,18 +21,16 @@ from trainrig.command_line.help import (
     SCALING,
     SECTION_OF,
     START,
-    HelpGroup,
-    command,
-)
-from trainrig.command_line.options import (
     Changes,
     Device,
     HardwareTable,
+    HelpGroup,
     Json,
     Notify,
     RunPath,
     Utilisation,
     Verb,
+    command,
 )
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError

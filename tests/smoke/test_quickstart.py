@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from trainrig import config
-from trainrig.config.toml_text import to_toml
+from trainrig.config.run_file_text import to_toml
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.quickstart.path import PageMaking
 from trainrig.train import checkpoint

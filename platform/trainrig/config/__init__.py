@@ -4,19 +4,23 @@ A run file holds only the keys that differ from their defaults. Each model docum
 every default is written there, with its unit and source. A choice is a union whose members have a
 `kind` field; the union is the registry. The loader adds to pydantic's errors the file, the line,
 the path of the key and the nearest valid name.
+
+`with_absolute_paths` converts a run file's paths to absolute ones, which mean the same in any
+directory.
 """
 
 import copy
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainrig import storage
+from trainrig import storage as utf8
 from trainrig.config.field_marks import (
     CACHE,
     EXTENDABLE,
@@ -25,13 +29,47 @@ from trainrig.config.field_marks import (
     Extendable,
     NotIdentity,
 )
-from trainrig.config.key_lines import Location, find_line, format_location
-from trainrig.config.key_places import describe_places
-from trainrig.config.overrides import set_key
 from trainrig.config.resource_request import ResourceRequest
-from trainrig.config.toml_text import format_toml_value, to_toml
+from trainrig.config.run_file_text import (
+    Location,
+    describe_places,
+    find_line,
+    format_location,
+    format_toml_value,
+    set_key,
+    to_toml,
+)
 from trainrig.errors import ConfigError
-from trainrig.storage import utf8
+
+__all__ = [
+    "CACHE",
+    "EXTENDABLE",
+    "NOT_IDENTITY",
+    "OUTPUT",
+    "Field",
+    "Model",
+    "ProgressUnit",
+    "ResourceRequest",
+    "Run",
+    "RunFile",
+    "Settings",
+    "SomeSettings",
+    "build",
+    "extract_identity",
+    "find_line",
+    "find_path_fields",
+    "format_location",
+    "format_toml_value",
+    "list_fields",
+    "load",
+    "parse",
+    "read_text",
+    "set_key",
+    "suggest_choice",
+    "to_toml",
+    "with_absolute_paths",
+]
+
 
 ProgressUnit = Literal["steps", "splits", "trials", "none"]
 
@@ -173,7 +211,7 @@ def _find_fault(error: ValidationError) -> tuple[Any, str]:
 def read_text(path: str, what: str = "run file") -> str:
     """Read the text of a TOML file, which messages call `what`. Raises ConfigError."""
     try:
-        return utf8.decode(storage.read(path))
+        return utf8.decode_utf8(storage.read(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such {what}") from None
     except IsADirectoryError:
@@ -306,25 +344,48 @@ def _extract_identity_of_value(value: Any, extendable: bool) -> Any:
     return value
 
 
-__all__ = [
-    "CACHE",
-    "EXTENDABLE",
-    "NOT_IDENTITY",
-    "OUTPUT",
-    "Field",
-    "ProgressUnit",
-    "ResourceRequest",
-    "RunFile",
-    "Settings",
-    "build",
-    "extract_identity",
-    "find_line",
-    "format_location",
-    "format_toml_value",
-    "load",
-    "parse",
-    "read_text",
-    "set_key",
-    "suggest_choice",
-    "to_toml",
-]
+SomeSettings = TypeVar("SomeSettings", bound=Settings)
+
+
+def with_absolute_paths(run: SomeSettings) -> SomeSettings:
+    """Return a copy of `run` with all paths absolute, in its inner tables too."""
+    changed: dict[str, Any] = {}
+    for name, value in list_fields(run):
+        if name in find_path_fields(run):
+            new = _map_paths(value, lambda v: storage.make_absolute(v) if isinstance(v, str) else v)
+        else:
+            new = _map_paths(
+                value, lambda v: with_absolute_paths(v) if isinstance(v, Settings) else v
+            )
+        if new != value:
+            changed[name] = new
+    return run.model_copy(update=changed) if changed else run
+
+
+def list_fields(settings: Settings) -> list[tuple[str, Any]]:
+    """Return the name and value of each field of `settings`."""
+    return [(name, getattr(settings, name)) for name in type(settings).model_fields]
+
+
+def find_path_fields(settings: Settings) -> set[str]:
+    """Return the names of the fields of `settings` that hold paths."""
+    return {
+        name
+        for name, field in type(settings).model_fields.items()
+        if any(isinstance(mark, NotIdentity) for mark in field.metadata)
+        if _holds_text(field.annotation)
+    }
+
+
+def _holds_text(annotation: Any) -> bool:
+    if get_origin(annotation) is Literal:
+        return False
+    return annotation is str or any(map(_holds_text, get_args(annotation)))
+
+
+def _map_paths(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_map_paths(item, change) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _map_paths(item, change) for key, item in value.items()}
+    return change(value)

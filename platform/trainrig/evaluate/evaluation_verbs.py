@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainrig.command_line.options import Json
+from trainrig.command_line import Json
 
 Page = Annotated[
     str | None,

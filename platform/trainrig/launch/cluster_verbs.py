@@ -5,9 +5,16 @@ from typing import Annotated
 
 import typer
 
-from trainrig.command_line import completion
-from trainrig.command_line.help import CLUSTERS, CONTEXT, HelpGroup, command
-from trainrig.command_line.options import HardwareTable, Json, RecordsHome
+from trainrig import command_line
+from trainrig.command_line import (
+    CLUSTERS,
+    CONTEXT,
+    HardwareTable,
+    HelpGroup,
+    Json,
+    RecordsHome,
+    command,
+)
 from trainrig.job import if_stopped
 
 cluster_app = typer.Typer(
@@ -23,7 +30,7 @@ def _complete_names(incomplete: str) -> list[str]:
     from trainrig.launch.check.shipped import list_shipped_clusters
 
     known = [name for name in list_shipped_clusters() if name.startswith(incomplete)]
-    return known or completion.complete_files(incomplete, (".yaml", ".yml"))
+    return known or command_line.complete_files(incomplete, (".yaml", ".yml"))
 
 
 ClusterName = Annotated[

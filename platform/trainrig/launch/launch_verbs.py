@@ -11,9 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from trainrig import config
-from trainrig.command_line import completion
-from trainrig.command_line.options import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
+from trainrig import command_line, config
+from trainrig.command_line import (
+    Changes,
+    HardwareTable,
+    Json,
+    RecordsHome,
+    RunPath,
+    Verb,
+)
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.job import if_stopped
 from trainrig.launch.submit.limit_options import (
@@ -83,7 +89,7 @@ def submit(
                 "Libraries to use: `cluster` for its own, or `pinned` to install this "
                 "machine's versions."
             ),
-            autocompletion=completion.make_word_completion("cluster", "pinned"),
+            autocompletion=command_line.make_word_completion("cluster", "pinned"),
         ),
     ] = "cluster",
     as_json: Json = False,

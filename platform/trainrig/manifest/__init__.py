@@ -5,27 +5,32 @@ stage as finished and lists the hashes of its files. Once the manifest is writte
 does nothing. A different run is refused, and a killed run resumes under its own claim.
 """
 
-from trainrig.manifest.differences import describe_difference, describe_table_difference
-from trainrig.manifest.environment import LIBRARIES, collect_environment
-from trainrig.manifest.file_checks import (
-    check_sum,
-    compute_file_sum,
-    read_file,
-    read_input,
-    verify_files,
+from trainrig.manifest.stage_folder import (
+    LIBRARIES,
+    SCRATCH,
+    Stage,
+    build_claim,
+    claim,
+    collect_environment,
 )
-from trainrig.manifest.records import (
+from trainrig.manifest.stage_records import (
     CLAIM,
     MANIFEST,
     Below,
     Claim,
     FileSum,
     Manifest,
+    check_sum,
+    compute_file_sum,
+    describe_difference,
+    describe_table_difference,
     digest,
     read_claim,
+    read_file,
+    read_input,
     read_manifest,
+    verify_files,
 )
-from trainrig.manifest.stage import SCRATCH, Stage, build_claim, claim
 
 __all__ = [
     "CLAIM",

@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
-from trainrig import config
-from trainrig.command_line import completion
-from trainrig.command_line.options import Checkpoint, Json
+from trainrig import command_line, config
+from trainrig.command_line import (
+    Checkpoint,
+    Json,
+)
 from trainrig.errors import ConfigError
 
 NumberFormat = Annotated[
@@ -20,7 +22,7 @@ NumberFormat = Annotated[
         metavar="DTYPE",
         help="Number format of the weights: float32, bfloat16 or float16.  "
         "[default: as imported, else float32]",
-        autocompletion=completion.make_word_completion("float32", "bfloat16", "float16"),
+        autocompletion=command_line.make_word_completion("float32", "bfloat16", "float16"),
     ),
 ]
 License = Annotated[

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainrig.command_line import completion
-from trainrig.command_line.options import Borders, Json
+from trainrig import command_line
+from trainrig.command_line import (
+    Borders,
+    Json,
+)
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import format_short
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 Folder = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="Folder of a training run.", autocompletion=completion.run_files
+        metavar="RUN", help="Folder of a training run.", autocompletion=command_line.run_files
     ),
 ]
 
@@ -29,7 +32,7 @@ def trace(
         typer.Argument(
             metavar="RUN",
             help="Run folder, or a run file.",
-            autocompletion=completion.run_files,
+            autocompletion=command_line.run_files,
         ),
     ],
     step: Annotated[
@@ -125,7 +128,7 @@ def watch(
         typer.Argument(
             metavar="RUN",
             help="Folder of a training run; give several to compare them.",
-            autocompletion=completion.run_files,
+            autocompletion=command_line.run_files,
         ),
     ],
     port: Annotated[

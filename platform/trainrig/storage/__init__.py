@@ -4,6 +4,8 @@ A location is a `str`: a path, or `s3://bucket/key`. Writes are atomic, so a rea
 a file. On disk a file is written under a temporary name, synced and renamed. On S3 an object is put
 by one request, or by one multipart upload. `create` is exclusive on both, which locks and manifests
 need. boto3 honours `AWS_ENDPOINT_URL` and the other `AWS_*` variables.
+
+Text files are decoded from UTF-8, with or without a byte order mark.
 """
 
 import contextlib
@@ -341,3 +343,22 @@ def _sync_folder(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+MARK = b"\xef\xbb\xbf"
+OTHERS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+class NotUtf8(ValueError):
+    """Some bytes are not UTF-8; the message names their encoding or the first invalid byte."""
+
+
+def decode_utf8(data: bytes) -> str:
+    """Decode `data` from UTF-8, dropping a byte order mark. Raises NotUtf8."""
+    if other := OTHERS.get(data[:2]):
+        raise NotUtf8(f"{other} by its first two bytes; save it as UTF-8")
+    try:
+        return data.removeprefix(MARK).decode("utf-8")
+    except UnicodeDecodeError as error:
+        marked = len(MARK) if data.startswith(MARK) else 0
+        raise NotUtf8(f"not UTF-8 at byte {error.start + marked}") from None

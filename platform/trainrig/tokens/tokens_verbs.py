@@ -5,9 +5,15 @@ from typing import Annotated
 
 import typer
 
-from trainrig.command_line import completion
-from trainrig.command_line.help import CONTEXT, DATA, HelpGroup, command
-from trainrig.command_line.options import Borders, Json
+from trainrig import command_line
+from trainrig.command_line import (
+    CONTEXT,
+    DATA,
+    Borders,
+    HelpGroup,
+    Json,
+    command,
+)
 
 tokens_app = typer.Typer(
     cls=HelpGroup,
@@ -41,7 +47,7 @@ def inspect(
         typer.Option(
             metavar="KIND",
             help="How rows are packed: Concatenate or BestFit.",
-            autocompletion=completion.make_word_completion("Concatenate", "BestFit"),
+            autocompletion=command_line.make_word_completion("Concatenate", "BestFit"),
         ),
     ] = "Concatenate",
     shuffled: Annotated[

@@ -8,8 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from trainrig import manifest, storage
-from trainrig.config import RunFile, to_toml
-from trainrig.config.absolute_paths import with_absolute_paths
+from trainrig.config import RunFile, to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.architecture.feedforward import MixtureOfExperts

@@ -104,7 +104,7 @@ def test_five_tasks_have_the_harness_verdicts_row_by_row(
 ):
     evaluator = pytest.importorskip("lm_eval.evaluator")
     manager = pytest.importorskip("lm_eval.tasks").TaskManager
-    import trainrig.evaluate.harness.model  # noqa: F401  # registers the model class
+    from trainrig.evaluate.harness import model  # noqa: F401  # registers the model class
 
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setitem(os.environ, variable, "1")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainrig import cli
-from trainrig.command_line.quantity import parse_quantity
+from trainrig.command_line import parse_quantity
 from trainrig.errors import ConfigError
 from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Law, write_law

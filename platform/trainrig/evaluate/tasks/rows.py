@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import storage
+from trainrig import storage as utf8
 from trainrig.errors import DataError
-from trainrig.storage import utf8
 
 _GZIP = b"\x1f\x8b"
 
@@ -60,7 +60,7 @@ def _parse_json_lines(path: str, data: bytes) -> tuple[TaskRow, ...]:
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path}: damaged: {error}") from None
     try:
-        text = utf8.decode(data)
+        text = utf8.decode_utf8(data)
     except utf8.NotUtf8 as error:
         raise DataError(f"{path}: {error}") from None
     rows = []

@@ -5,7 +5,7 @@ from importlib import resources
 from typing import Any
 
 from trainrig import config, storage
-from trainrig.config.absolute_paths import with_absolute_paths
+from trainrig.config import with_absolute_paths
 from trainrig.errors import ConfigError
 from trainrig.evaluate.run_file import TaskChoice
 from trainrig.evaluate.tasks.definition import Task

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainrig import hardware
+from trainrig import hardware, storage
 from trainrig.errors import ConfigError
 from trainrig.hardware import Hardware
 from trainrig.launch.check.clouds.aws import check_aws
@@ -35,7 +35,6 @@ from trainrig.launch.check.quotas import Quota, compute_quotas
 from trainrig.launch.check.ray_file import check_ray_file, list_ray_pools
 from trainrig.launch.check.secrets import find_secrets
 from trainrig.launch.check.spot_agent import check_agent
-from trainrig.storage import utf8
 
 KUBERNETES = "kubernetes"
 LAPTOP = "fake_multinode"
@@ -142,8 +141,8 @@ def _read(path: Path) -> str:
             f"{path}: {len(data):,} bytes; a cluster file may have at most {LARGEST:,}"
         )
     try:
-        return utf8.decode(data)
-    except utf8.NotUtf8 as error:
+        return storage.decode_utf8(data)
+    except storage.NotUtf8 as error:
         raise ConfigError(f"{path}: {error}; write YAML") from None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from trainrig.config import suggest_choice
-from trainrig.config.key_lines import Location
+from trainrig.config.run_file_text import Location
 
 # Values of one file, with aliases counted each time; the shipped files have about 500.
 MOST_VALUES = 50_000

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trainrig.config.key_lines import Location
+from trainrig.config.run_file_text import Location
 from trainrig.launch.check.document import Found
 from trainrig.launch.redaction import NAMES, SHORTEST
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 
-from trainrig.config.key_lines import Location
+from trainrig.config.run_file_text import Location
 from trainrig.launch.check.document import Found, suggest_nearest
 
 Schema = Mapping[str, Any]

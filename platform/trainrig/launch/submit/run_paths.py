@@ -10,13 +10,26 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainrig import storage
-from trainrig.config import CACHE, OUTPUT, Settings, format_location
-from trainrig.config.absolute_paths import find_path_fields, list_fields, with_absolute_paths
+from trainrig.config import (
+    CACHE,
+    OUTPUT,
+    Settings,
+    find_path_fields,
+    format_location,
+    list_fields,
+    with_absolute_paths,
+)
 from trainrig.config.field_marks import SHIPPED
 from trainrig.corpus.read import find_files
 from trainrig.errors import DataError
 
-__all__ = ["NamedPath", "find_paths", "is_there", "with_absolute_paths"]
+__all__ = [
+    "NamedPath",
+    "Use",
+    "find_paths",
+    "is_there",
+    "with_absolute_paths",
+]
 
 
 Use = Literal["input", "output", "cache", "shipped"]

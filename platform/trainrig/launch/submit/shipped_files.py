@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from trainrig import storage
-from trainrig.config import Settings
-from trainrig.config.absolute_paths import list_fields
+from trainrig.config import Settings, list_fields
 from trainrig.config.field_marks import SHIPPED
 
 Run = TypeVar("Run", bound=Settings)

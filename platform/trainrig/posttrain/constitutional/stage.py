@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainrig import manifest, storage
+from trainrig import storage as utf8
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.constitutional.run_file import ConstitutionalChain
@@ -23,7 +24,6 @@ from trainrig.posttrain.sampling.prompted import (
 )
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, sum_counts
-from trainrig.storage import utf8
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # Importing torch takes seconds.
@@ -76,7 +76,7 @@ def read_principles(path: str) -> list[str]:
     principle.
     """
     try:
-        text = utf8.decode(storage.read(path))
+        text = utf8.decode_utf8(storage.read(path))
     except FileNotFoundError:
         raise ConfigError(
             f"principles: {path}: no such file; write one, with a principle in each paragraph"

@@ -11,8 +11,7 @@ from typing import Literal, Protocol, Self
 
 from pydantic import Field
 
-from trainrig.config import Settings
-from trainrig.config.absolute_paths import with_absolute_paths
+from trainrig.config import Settings, with_absolute_paths
 from trainrig.tokens.chat.messages import Conversation
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import config, storage
+from trainrig import storage as utf8
 from trainrig.errors import DataError
 from trainrig.scaling.laws.runs_table import NEEDED, NUMBERS, TEXTS, RunsTable
-from trainrig.storage import utf8
 
 # Other headers that are accepted for our columns.
 SYNONYMS = {
@@ -81,7 +81,7 @@ def parse(path: str) -> Csv:
     Raises DataError if the file is missing, not UTF-8, empty, or has rows of another length.
     """
     try:
-        text = utf8.decode(storage.read(path))
+        text = utf8.decode_utf8(storage.read(path))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; give the path of a CSV of runs") from None
     except IsADirectoryError:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trainrig.command_line import completion
-from trainrig.command_line.options import Json
+from trainrig import command_line
+from trainrig.command_line import Json
 
 
 def fit(
@@ -31,7 +31,7 @@ def fit(
         typer.Option(
             metavar="WHAT",
             help="What compared recipes share: `exponents` or `nothing`.  [default: exponents]",
-            autocompletion=completion.make_word_completion("exponents", "nothing"),
+            autocompletion=command_line.make_word_completion("exponents", "nothing"),
         ),
     ] = None,
     column: Annotated[
@@ -47,7 +47,7 @@ def fit(
             metavar="FORM",
             help="Form of the law: Parametric, Kaplan, DataConstrained or OverTraining.  "
             "[default: chosen by the runs held out]",
-            autocompletion=completion.make_word_completion(
+            autocompletion=command_line.make_word_completion(
                 "Parametric", "Kaplan", "DataConstrained", "OverTraining"
             ),
         ),
@@ -71,7 +71,7 @@ def fit(
             metavar="drop|keep",
             help="Drop or keep outliers: runs whose loss is 10% higher than for a run with no more "
             "parameters and tokens.  [default: drop]",
-            autocompletion=completion.make_word_completion("drop", "keep"),
+            autocompletion=command_line.make_word_completion("drop", "keep"),
         ),
     ] = None,
     hold_out: Annotated[
@@ -85,7 +85,7 @@ def fit(
         typer.Option(
             metavar="WHAT",
             help="Hold out the largest runs by flops, parameters or tokens.  [default: flops]",
-            autocompletion=completion.make_word_completion("flops", "parameters", "tokens"),
+            autocompletion=command_line.make_word_completion("flops", "parameters", "tokens"),
         ),
     ] = None,
     counts: Annotated[
@@ -93,7 +93,7 @@ def fit(
         typer.Option(
             metavar="WHAT",
             help="Parameters that N counts: non-embedding or total.  [default: as the table does]",
-            autocompletion=completion.make_word_completion("non-embedding", "total"),
+            autocompletion=command_line.make_word_completion("non-embedding", "total"),
         ),
     ] = None,
     tokenizer: Annotated[

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainrig import config
-from trainrig.command_line import completion
-from trainrig.command_line.options import Json
+from trainrig import command_line, config
+from trainrig.command_line import Json
 from trainrig.errors import ConfigError
 
 if TYPE_CHECKING:  # type checking only: `--help` should not wait for numpy
@@ -52,7 +51,7 @@ def mixture(
         typer.Option(
             metavar="RUN.toml",
             help="Run file to copy with the proposed weights.  [default: none]",
-            autocompletion=completion.run_files,
+            autocompletion=command_line.run_files,
         ),
     ] = None,
     candidates: Annotated[

@@ -6,9 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from trainrig.command_line import completion
-from trainrig.command_line.options import HardwareTable, Json, Utilisation
-from trainrig.command_line.quantity import make_quantity_parser
+from trainrig import command_line
+from trainrig.command_line import (
+    HardwareTable,
+    Json,
+    Utilisation,
+    make_quantity_parser,
+)
 from trainrig.errors import ConfigError
 
 Degree = Annotated[
@@ -31,7 +35,7 @@ def plan(
         typer.Option(
             metavar="RUN.toml",
             help="Find the fastest layouts of this run file over --nodes or --devices instead.",
-            autocompletion=completion.run_files,
+            autocompletion=command_line.run_files,
         ),
     ] = None,
     flops: Annotated[
@@ -95,7 +99,7 @@ def plan(
         typer.Option(
             metavar="DEVICE",
             help="Device to train on.  [default: h100]",
-            autocompletion=completion.complete_devices,
+            autocompletion=command_line.complete_devices,
         ),
     ] = None,
     devices: Annotated[
@@ -114,7 +118,7 @@ def plan(
         typer.Option(
             metavar="NAME",
             help="With --layout: link between machines.  [default: the machine's own]",
-            autocompletion=completion.complete_interconnects,
+            autocompletion=command_line.complete_interconnects,
         ),
     ] = None,
     tensor: Degree = None,
@@ -126,7 +130,7 @@ def plan(
         typer.Option(
             metavar="NAME",
             help="Machine to rent.  [default: the cheapest with that device]",
-            autocompletion=completion.complete_instances,
+            autocompletion=command_line.complete_instances,
         ),
     ] = None,
     mfu: Utilisation = None,
@@ -136,7 +140,7 @@ def plan(
         typer.Option(
             metavar="FORMAT",
             help="Number format to compute in: float32, tf32 or bfloat16.  [default: bfloat16]",
-            autocompletion=completion.make_word_completion("float32", "tf32", "bfloat16"),
+            autocompletion=command_line.make_word_completion("float32", "tf32", "bfloat16"),
         ),
     ] = None,
     vocabulary: Annotated[
@@ -151,7 +155,7 @@ def plan(
             metavar="RULE",
             help="Rule for batch size and learning rate: DeepSeek, Porian, StepLaw or Kaplan.  "
             "[default: DeepSeek]",
-            autocompletion=completion.make_word_completion(
+            autocompletion=command_line.make_word_completion(
                 "DeepSeek", "Porian", "StepLaw", "Kaplan"
             ),
         ),

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trainrig.command_line.options import Json
-from trainrig.command_line.quantity import make_quantity_parser
+from trainrig.command_line import Json, make_quantity_parser
 
 
 def predict(

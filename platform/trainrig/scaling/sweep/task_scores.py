@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainrig import manifest, storage
-from trainrig.config.absolute_paths import with_absolute_paths
+from trainrig.config import with_absolute_paths
 from trainrig.errors import ConfigError
 from trainrig.evaluate.engine.shards import TaskPlan, read_scored
 from trainrig.evaluate.run_file import Evaluation, TaskChoice

@@ -21,8 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainrig import manifest, storage
-from trainrig.config import to_toml
-from trainrig.config.absolute_paths import with_absolute_paths
+from trainrig.config import to_toml, with_absolute_paths
 from trainrig.errors import ClusterError, Diverged, Unfinished
 from trainrig.manifest import Stage
 from trainrig.objectives.causal import CROSS_ENTROPY

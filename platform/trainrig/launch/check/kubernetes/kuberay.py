@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from trainrig.config.key_lines import Location
+from trainrig.config.run_file_text import Location
 from trainrig.launch.check.clouds.expiry import EXPIRY
 from trainrig.launch.check.document import Found, at, ensure_list, ensure_table
 from trainrig.launch.check.kubernetes.pods import check_pod_template

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from trainrig.config.key_lines import Location
+from trainrig.config.run_file_text import Location
 from trainrig.launch.check.containers import check_image
 from trainrig.launch.check.document import Found, at, ensure_list, ensure_table
 from trainrig.launch.check.kubernetes.quantities import parse_quantity

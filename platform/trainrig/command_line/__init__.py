@@ -1,1 +1,0 @@
-"""Parts of the command line that several commands share."""
