@@ -20,7 +20,10 @@ from trainrig.parallel.layout import FSDP
 from trainrig.parallel.precision import Precision
 from trainrig.posttrain.batches import ConversationBatching
 from trainrig.posttrain.sft import FineTuning
-from trainrig.tokens.mixing.stages import BatchSettings, BatchStage
+from trainrig.tokens.rows.batch_stages import (
+    BatchSettings,
+    BatchStage,
+)
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.training import Training

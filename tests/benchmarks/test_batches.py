@@ -22,12 +22,20 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.optim import AdamW
 from trainrig.optim.groups import group_by_decay
+from trainrig.tokens.batch_makers import Prefetch
 from trainrig.tokens.batches import read_local_batch
-from trainrig.tokens.mixing.mixture import Mixture, carry_over
-from trainrig.tokens.mixing.prefetch import Prefetch
-from trainrig.tokens.mixing.pretraining import PretrainBatches
-from trainrig.tokens.mixing.stages import BatchSettings
-from trainrig.tokens.shards.block_sums import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
+from trainrig.tokens.rows.batch_stages import BatchSettings
+from trainrig.tokens.rows.pretraining import PretrainBatches
+from trainrig.tokens.rows.timeline import (
+    Mixture,
+    carry_over,
+)
+from trainrig.tokens.shards.flat_arrays import (
+    SUM_DTYPE,
+    SUMMED,
+    SUMS,
+    compute_block_sums,
+)
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,

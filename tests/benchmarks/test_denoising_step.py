@@ -26,8 +26,8 @@ from trainrig.tokens.batches import (
     build_token_arrays,
     read_local_batch,
 )
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file.training import Training
 from trainrig.train.state import build_fresh_state

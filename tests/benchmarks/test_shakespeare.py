@@ -22,10 +22,10 @@ import torch.nn.functional as F
 
 from trainrig.models.decoder import DecoderConfig
 from trainrig.parallel import numerics
-from trainrig.tokens.held_out import is_held_out
+from trainrig.tokens.document_set import is_held_out
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.loop import train
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics

@@ -28,8 +28,7 @@ from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.huggingface import export_checkpoint
 from trainrig.posttrain.run_file import FineTuning
-from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
-from trainrig.tokens.tokenizers.train import train_tokenizer
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import metrics
 

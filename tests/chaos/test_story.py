@@ -27,7 +27,7 @@ from trainrig.runs.culprits import find_culprits, find_url
 from trainrig.runs.watch import build_live_page
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

@@ -127,7 +127,7 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     from trainrig.scaling.laws import fit, runs_table
     from trainrig.scaling.laws.comparisons import recipes
     from trainrig.scaling.laws.regression import held_out
-    from trainrig.tokens.packing.choices import Packing
+    from trainrig.tokens.rows.packing import Packing
 
     def offered(command: str, option: str) -> set[str]:
         (param,) = [

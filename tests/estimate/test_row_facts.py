@@ -20,7 +20,7 @@ from trainrig.objectives import (
 )
 from trainrig.objectives.contract import find_corruption
 from trainrig.tokens.batches import DECODER_IDS, IGNORE, PREFIXES, SEGMENTS
-from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.rows.batch_stages import BatchSettings
 
 denoising = Path(__file__).parents[1] / "objectives" / "denoising" / "conftest.py"
 globals().update(runpy.run_path(str(denoising)))

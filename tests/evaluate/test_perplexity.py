@@ -22,8 +22,8 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
 VOCABULARY = 384  # more than the tokenizer's 320 entries

@@ -17,7 +17,7 @@ from trainrig.models.decoder import initialise
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
 from trainrig.posttrain.text_generator import TextGenerator
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
 WINDOW = {"window": {"size": 9, "pattern": ("global", "local")}}

@@ -17,7 +17,7 @@ from trainrig.evaluate.engine.chat_prompts import encode_chat_prompt
 from trainrig.evaluate.run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecard import evaluate
 from trainrig.evaluate.scores.card import read_scorecard
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
 DEFINITIONS = {

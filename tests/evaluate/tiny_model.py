@@ -8,8 +8,8 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.special import SPECIAL_TOKENS
+from trainrig.tokens.special_tokens import SPECIAL_TOKENS
+from trainrig.tokens.tokenizers.encode import Encoder
 
 CONFIG = DecoderConfig(
     layers=2, channels=32, heads=4, kv_heads=2, positions=96, vocabulary=320, initial_std=0.3

@@ -12,7 +12,7 @@ from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
 TRAIN = Path(__file__).parents[1] / "train"

@@ -16,9 +16,8 @@ from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain
 from trainrig.posttrain.text_generator import TextGenerator, TextRequest
-from trainrig.tokens.chat.messages import Message
-from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
-from trainrig.tokens.tokenizers.train import train_tokenizer
+from trainrig.tokens.chat.chat_messages import Message
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import metrics
 

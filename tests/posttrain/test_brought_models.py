@@ -17,7 +17,7 @@ from trainrig.posttrain.huggingface import export_checkpoint, import_checkpoint
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain
 from trainrig.posttrain.text_generator import TextGenerator, TextRequest
-from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.chat_messages import Message
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.train.checkpoint import StoredModel
 from trainrig.train.pretrain import pretrain

@@ -14,8 +14,8 @@ from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.runs.trace import trace
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "is it"}]}
 

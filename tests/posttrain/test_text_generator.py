@@ -9,7 +9,7 @@ from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.chat import Message
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
-from trainrig.tokens.special import END_OF_TURN
+from trainrig.tokens.special_tokens import END_OF_TURN
 from trainrig.train.checkpoint import open_model, write_model
 
 LIKELIEST = Sampling(temperature=0.0, maximum_tokens=24)

@@ -12,8 +12,8 @@ from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.runs.trace import trace
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.packing.plans import PackingPlan
 from trainrig.tokens.prepare import Tokenization, tokenize
+from trainrig.tokens.rows.packing import PackingPlan
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run.metrics import read_series

@@ -14,16 +14,20 @@ from trainrig.corpus.curate import Curation
 from trainrig.corpus.run_file import CurationSource
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
-from trainrig.tokens.documents.document_set import JSONL, Column, Parquet
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.held_out import normalise_url
-from trainrig.tokens.packing.plans import PackingPlan
+from trainrig.tokens.document_set import (
+    JSONL,
+    Column,
+    Parquet,
+    normalise_url,
+)
 from trainrig.tokens.prepare import BATCH_ROWS, QUARANTINE, Tokenization, tokenize
+from trainrig.tokens.rows.packing import PackingPlan
 from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
-from trainrig.tokens.special import BEGIN_OF_TEXT
+from trainrig.tokens.special_tokens import BEGIN_OF_TEXT
 from trainrig.tokens.tokenizer import TOKENIZER_FILE, TokenizerTraining, make_tokenizer
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 WORDS = ["the", "sea", "is", "a", "grey", "mirror", "and", "nobody", "sleeps", "é", "猫", "\n\n"]
 SMALL = ByteLevelBPE(vocabulary=300)

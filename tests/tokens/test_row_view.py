@@ -3,10 +3,13 @@ import functools
 import numpy as np
 
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.row_view import RowPiece, count_padding, render_row
-from trainrig.tokens.special import PAD
-from trainrig.tokens.tokenizers.train import ByteLevelBPE, train_tokenizer
+from trainrig.tokens.special_tokens import PAD
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import (
+    ByteLevelBPE,
+    train_tokenizer,
+)
 
 
 @functools.cache

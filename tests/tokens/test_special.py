@@ -1,7 +1,7 @@
 import pytest
 
-from trainrig.tokens import special
-from trainrig.tokens.special import (
+from trainrig.tokens import special_tokens
+from trainrig.tokens.special_tokens import (
     BEGIN_OF_TEXT,
     END_OF_TEXT,
     END_OF_TURN,
@@ -17,7 +17,7 @@ from trainrig.tokens.special import (
 
 def test_the_ids_of_trainrigs_special_tokens_are_fixed():
     names = ["END_OF_TEXT", "PAD", "USER", "ASSISTANT", "END_OF_TURN", "BEGIN_OF_TEXT", "SYSTEM"]
-    assert [getattr(special, name) for name in names] == list(SPECIAL_TOKENS)
+    assert [getattr(special_tokens, name) for name in names] == list(SPECIAL_TOKENS)
     assert len(set(SPECIAL_TOKENS)) == 7
 
 

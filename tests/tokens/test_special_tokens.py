@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.special_tokens import ROLES, TokenizerFiles, find_special_tokens
+from trainrig.tokens.tokenizers.encode import Encoder
 
 globals().update(runpy.run_path(str(Path(__file__).with_name("brought.py"))))
 brought = globals()["brought"]

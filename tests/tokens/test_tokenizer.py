@@ -9,9 +9,12 @@ import pytest
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
-from trainrig.tokens.documents.document_set import JSONL, Column, Parquet
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.held_out import is_held_out
+from trainrig.tokens.document_set import (
+    JSONL,
+    Column,
+    Parquet,
+    is_held_out,
+)
 from trainrig.tokens.tokenizer import (
     REPORT,
     REPORT_PAGE,
@@ -21,11 +24,10 @@ from trainrig.tokens.tokenizer import (
     TokenizerTraining,
     make_tokenizer,
 )
-from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.imported import Imported
-from trainrig.tokens.tokenizers.sample import TextSampling
-from trainrig.tokens.tokenizers.train import train_tokenizer
-from trainrig.tokens.tokenizers.wordpiece import WordPiece
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, WordPiece, train_tokenizer
+from trainrig.tokens.tokenizers.training_sample import TextSampling
 
 SMALL = ByteLevelBPE(vocabulary=320, min_frequency=1)
 REPORTING = Reporting(held_out=0.2, smaller=(300,))
@@ -276,7 +278,7 @@ def test_a_killed_training_resumes_to_the_same_files(table, folder, tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("trainrig.tokens.vocabulary.vocabulary_page.render_vocabulary_page", killed)
+        patched.setattr("trainrig.tokens.tokenizers.vocabulary_page.render_vocabulary_page", killed)
         with pytest.raises(KeyboardInterrupt):
             make_tokenizer(run)
     assert not storage.exists(str(tmp_path / "killed" / MANIFEST))

@@ -14,7 +14,7 @@ from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder

@@ -31,7 +31,7 @@ from trainrig.tokens.batches import (
     TOKENS,
     MicroBatchSlot,
 )
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.loss_table import LossTable
 from trainrig.train.pretrain import open_batches, prepare

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.masked import MaskedTokens
 from trainrig.tokens.batches import IGNORE, TARGETS, TEXT_PLACES, Corruption
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import open_batches, prepare
 from trainrig.train.run import metrics

@@ -10,8 +10,8 @@ from trainrig.errors import ConfigError
 from trainrig.evaluate.perplexity import score, score_source
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.held_out import HeldOutSets, HeldOutSettings, RowSizes, open_held_out
 from trainrig.train.pretrain import prepare

@@ -30,7 +30,7 @@ from trainrig.parallel.mesh import join_group
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ServerAddress
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.elastic import trainer
 from trainrig.train.job import TrainingJob

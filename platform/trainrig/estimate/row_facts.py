@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
 from trainrig.objectives.denoising.mixture import MixtureBase
-from trainrig.tokens.mixing.stages import BatchSettings, StageSizes
+from trainrig.tokens.rows.batch_stages import (
+    BatchSettings,
+    StageSizes,
+)
 
 
 def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]:

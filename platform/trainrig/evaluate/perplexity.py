@@ -28,9 +28,9 @@ from trainrig.models.decoder import Decoder
 from trainrig.objectives.cross_entropy import token_nats
 from trainrig.splits import Split, Work
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.held_out import open_held_out_conversations
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.scores.card import SourceScore
 from trainrig.models.decoder import Decoder
 from trainrig.objectives.cross_entropy import token_nats
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 
 
 def score_masked_source(

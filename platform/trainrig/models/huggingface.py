@@ -47,7 +47,7 @@ from trainrig.tokens.special_tokens import (
     MODEL_CONFIG,
     NEW_TOKENS,
     ROLES,
-    TEMPLATE,
+    TEMPLATE_FILE,
     TOKENIZER,
     TOKENIZER_CONFIG,
     SpecialTokens,
@@ -302,7 +302,7 @@ def _write_tokenizer_files(
     speaks = special.end_of_turn and special.user and special.assistant
     if template is not None and speaks:
         settings["chat_template"] = template
-        texts[TEMPLATE] = template
+        texts[TEMPLATE_FILE] = template
     return texts | {TOKENIZER_CONFIG: _to_json(settings)}
 
 

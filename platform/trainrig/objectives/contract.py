@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from trainrig.on_host import remember_copy
 from trainrig.tokens.batches import IGNORE, POSITIONS, TARGETS, Corruption, MicroBatch
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     import torch

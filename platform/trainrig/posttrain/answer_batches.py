@@ -35,8 +35,8 @@ from trainrig.tokens.batches import (
     TOKENS,
     MicroBatch,
 )
-from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS, RIGHT_STEP
 from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
 from trainrig.tokens.shards.token_shards import TokenShards, check_rows

@@ -26,12 +26,22 @@ from trainrig.tokens.batches import (
     BatchSizes,
     MicroBatch,
 )
-from trainrig.tokens.mixing.pretraining import DocumentSources, PretrainBatches
-from trainrig.tokens.mixing.stages import BatchSettings, Weights
-from trainrig.tokens.packing.choices import Concatenate, Layout, open_layout
-from trainrig.tokens.packing.whole_rows import WholeRows
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.rows.batch_stages import (
+    BatchSettings,
+    Weights,
+)
+from trainrig.tokens.rows.packing import (
+    Concatenate,
+    Layout,
+    open_layout,
+)
+from trainrig.tokens.rows.pretraining import (
+    DocumentSources,
+    PretrainBatches,
+)
+from trainrig.tokens.rows.whole_rows import WholeRows
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import FULL_WEIGHT
 from trainrig.tokens.shards.token_shards import (
     TRAIN,

@@ -7,7 +7,11 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
-from trainrig.tokens.special_tokens import TEMPLATE, TOKENIZER, TokenizerFiles
+from trainrig.tokens.special_tokens import (
+    TEMPLATE_FILE,
+    TOKENIZER,
+    TokenizerFiles,
+)
 from trainrig.train import checkpoint
 
 
@@ -26,7 +30,7 @@ def open_chat_tokenizer(
                 f"template: {template}: no such file; name a file with a Jinja template"
             )
         text = storage.read(template).decode()
-        files = replace(files, beside={**files.beside, TEMPLATE: text})
+        files = replace(files, beside={**files.beside, TEMPLATE_FILE: text})
     found = ChatTokenizer(files, dict(variables or {}))
     found.build_renderer()  # Refuses an invalid template before any row is read.
     return found

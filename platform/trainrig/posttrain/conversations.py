@@ -29,17 +29,32 @@ from trainrig.posttrain.classification.rows import settle_labels
 from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
+from trainrig.tokens.chat.chat_messages import BadRow
+from trainrig.tokens.chat.chat_samples import (
+    SampleRules,
+    Samples,
+    build_samples,
+)
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
-from trainrig.tokens.chat.messages import BadRow
+from trainrig.tokens.chat.example_rows import (
+    Example,
+    parse_example,
+)
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
-from trainrig.tokens.chat.rows import Example, parse_example
-from trainrig.tokens.chat.samples import SampleRules, Samples, build_samples
 from trainrig.tokens.chat_template import DATE
-from trainrig.tokens.documents.document_set import OPENERS, group_parts
-from trainrig.tokens.documents.files import find_paths, name_files
-from trainrig.tokens.documents.formats import FORMATS, StagePart, name_place
-from trainrig.tokens.held_out import is_held_out
-from trainrig.tokens.packing.whole_rows import write_whole_plan
+from trainrig.tokens.document_formats import (
+    FORMATS,
+    StagePart,
+    name_place,
+)
+from trainrig.tokens.document_set import (
+    OPENERS,
+    find_paths,
+    group_parts,
+    is_held_out,
+    name_files,
+)
+from trainrig.tokens.rows.whole_rows import write_whole_plan
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import (
     HELD_OUT,

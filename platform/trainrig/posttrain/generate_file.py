@@ -17,7 +17,12 @@ from trainrig.models.generation.sampling import Sampling
 from trainrig.posttrain.text_generator import TextGenerator, TextRequest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work
-from trainrig.tokens.chat.messages import BadRow, Conversation, parse_messages, parse_tools
+from trainrig.tokens.chat.chat_messages import (
+    BadRow,
+    Conversation,
+    parse_messages,
+    parse_tools,
+)
 
 Row = Mapping[str, Any]
 

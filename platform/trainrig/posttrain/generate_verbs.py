@@ -230,7 +230,7 @@ def chat(
     An empty line starts a new conversation. The end of the input (Ctrl-D) ends the chat.
     """
     from trainrig.posttrain.text_generator import TextGenerator
-    from trainrig.tokens.chat.messages import Message
+    from trainrig.tokens.chat.chat_messages import Message
 
     sampling = _build_sampling(
         "chat",

@@ -39,9 +39,9 @@ from trainrig.tokens.batches import (
     TARGETS,
     MicroBatch,
 )
-from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.rows.pretraining import PretrainBatches
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
 from trainrig.train import checkpoint

@@ -23,10 +23,10 @@ from trainrig.config import OUTPUT, Field, RunFile
 from trainrig.errors import ConfigError
 from trainrig.posttrain.answer_batches import Answers, fill_row
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # Importing torch takes seconds.

@@ -21,7 +21,7 @@ from trainrig.objectives import (
 )
 from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
 from trainrig.posttrain.comparison.settings import ComparisonSettings
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.run_files import TrainingRunFile
 from trainrig.train.run_file.training import Training
 from trainrig.train.worker_bounds import Workers, parse_bounds

@@ -41,10 +41,10 @@ from trainrig.posttrain.preference_rows import (
 )
 from trainrig.posttrain.references import compute_references, find_reference
 from trainrig.posttrain.run_file import FineTuning
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.changed_run import claim_run
 from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing

@@ -18,8 +18,11 @@ from trainrig.models.generation.sampling import Sampling
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
 from trainrig.posttrain.prompt_text import AnyPrompt, Gap, PromptEncoder, TextListener
 from trainrig.posttrain.vllm_engine.model import VllmModel
-from trainrig.tokens.chat.messages import Conversation, Message
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.chat.chat_messages import (
+    Conversation,
+    Message,
+)
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 

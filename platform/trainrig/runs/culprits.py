@@ -19,9 +19,9 @@ from trainrig.corpus.signals import SIGNALS, measure
 from trainrig.errors import ConfigError
 from trainrig.runs.trace import TracedRun, open_traced
 from trainrig.tokens.batches import MicroBatch
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import list_committed
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

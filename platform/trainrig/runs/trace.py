@@ -38,10 +38,10 @@ from trainrig.tokens.batches import (
     TARGETS,
     MicroBatch,
 )
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.row_view import count_padding
+from trainrig.tokens.rows.pretraining import PretrainBatches
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

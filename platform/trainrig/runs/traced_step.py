@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from rich.text import Text
 
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.row_view import RowPiece, render_row
+from trainrig.tokens.tokenizers.encode import Encoder
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,18 @@ from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import escape_invisible
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.documents.formats import name_place
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.packing.choices import BestFit, Concatenate, Packing, open_layout
+from trainrig.tokens.document_formats import name_place
 from trainrig.tokens.permutation import Integers, permute_indices
 from trainrig.tokens.row_view import RowPiece, render_row
+from trainrig.tokens.rows.packing import (
+    BestFit,
+    Concatenate,
+    Packing,
+    open_layout,
+)
 from trainrig.tokens.shards.shard_files import LABELS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 
 CHUNK = 2**20  # documents whose lengths are in memory at a time: 8 MiB
 BAR = 40  # characters of the longest bar

@@ -20,21 +20,23 @@ from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, sum_counts
-from trainrig.tokens.documents.document_set import (
+from trainrig.tokens.document_set import (
     SPLIT_BYTES,
     Documents,
     DocumentSet,
     RefusedRow,
+    is_held_out,
     open_documents,
 )
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.held_out import is_held_out
-from trainrig.tokens.packing.plans import PackingPlan, write_plans
+from trainrig.tokens.rows.packing import (
+    PackingPlan,
+    write_plans,
+)
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, ShardVocabulary
-from trainrig.tokens.special import BEGIN_OF_TEXT
-from trainrig.tokens.special_tokens import BROUGHT, TokenizerFiles
+from trainrig.tokens.special_tokens import BEGIN_OF_TEXT, BROUGHT, TokenizerFiles
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
+from trainrig.tokens.tokenizers.encode import Encoder
 
 QUARANTINE = "quarantine"
 BATCH_ROWS = 256  # documents encoded at a time: enough to spend the time in the library's Rust code

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trainrig.report import escape_invisible
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 
 COLOURS = ("cyan", "yellow", "green", "magenta")  # adjacent pieces use them in rotation
 UNTRAINED = ("‹", "›")

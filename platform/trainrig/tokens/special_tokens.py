@@ -1,4 +1,6 @@
-"""Detection of the special token for each role, from the files that a tokenizer comes with.
+"""Special tokens: their names, and detection of each role's token in the files of a tokenizer.
+
+Special tokens are inserted by code and never produced from text.
 
 A role is what code asks for, such as the end of a text, padding or the end of a turn. These places
 are searched in order, and the first token that the tokenizer has is used:
@@ -7,11 +9,11 @@ are searched in order, and the first token that the tokenizer has is used:
 2. `tokenizer_config.json` and `special_tokens_map.json`, which name tokens;
 3. `generation_config.json` and `config.json`, which give ids;
 4. the rendered chat template: the token after an answer ends a turn;
-5. the names in published tokenizers (`trainrig.tokens.special`).
+5. the names in published tokenizers.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -21,30 +23,113 @@ import tokenizers
 from trainrig import storage
 from trainrig.errors import DataError, InputError
 from trainrig.tokens.chat_template import render_chat
-from trainrig.tokens.special import (
-    ASSISTANT,
-    BEGIN_OF_TEXT,
-    END_OF_TEXT,
-    END_OF_TURN,
-    MASK,
-    PAD,
-    PUBLISHED_NAMES,
-    SYSTEM,
-    USER,
-)
+
+END_OF_TEXT = "<|end_of_text|>"
+PAD = "<|pad|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+END_OF_TURN = "<|end_of_turn|>"
+BEGIN_OF_TEXT = "<|begin_of_text|>"
+SYSTEM = "<|system|>"
+MASK = "<|mask|>"  # only in tokenizers trained with it among their `extra` tokens
+# In tokenizers that trainrig trains, the ids are the indices in this tuple: 0 … 6.
+SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END_OF_TURN, BEGIN_OF_TEXT, SYSTEM)
+
+# Names of these roles in published tokenizers, which may not use trainrig's names.
+PUBLISHED_NAMES: Mapping[str, tuple[str, ...]] = {
+    END_OF_TEXT: (
+        "<|endoftext|>",  # GPT-2, GPT-NeoX, OLMo, Qwen
+        "</s>",  # Llama 2, Mistral
+        "<eos>",  # Gemma
+        "<｜end▁of▁sentence｜>",  # DeepSeek
+    ),
+    PAD: (
+        "<pad>",  # Gemma
+        "[PAD]",
+        "<|padding|>",  # GPT-NeoX, OLMo
+        "<|finetune_right_pad_id|>",  # Llama 3.1
+        "<｜▁pad▁｜>",  # DeepSeek
+    ),
+    USER: ("<｜User｜>",),  # DeepSeek
+    ASSISTANT: ("<｜Assistant｜>",),  # DeepSeek
+    END_OF_TURN: (
+        "<|eot_id|>",  # Llama 3
+        "<|im_end|>",  # Qwen
+        "<end_of_turn>",  # Gemma
+    ),
+    BEGIN_OF_TEXT: (
+        "<s>",  # Llama 2, Mistral
+        "<bos>",  # Gemma
+        "<｜begin▁of▁sentence｜>",  # DeepSeek
+    ),
+    SYSTEM: (),
+    MASK: (
+        "[MASK]",  # BERT, ModernBERT
+        "<mask>",  # RoBERTa
+    ),
+}
+
+
+# Tokens that objectives other than next-token prediction need. They have no role in a text, so they
+# are found by these names alone: names in published tokenizers, where there are any.
+# Fill in the middle (arXiv:2207.14255): before the prefix, before the suffix, before the middle.
+FIM_PREFIX = ("<|fim_prefix|>", "<fim_prefix>", "<｜fim▁begin｜>")  # Qwen; StarCoder; DeepSeek
+FIM_SUFFIX = ("<|fim_suffix|>", "<fim_suffix>", "<｜fim▁hole｜>")
+FIM_MIDDLE = ("<|fim_middle|>", "<fim_middle>", "<｜fim▁end｜>")
+# Denoisers of UL2, which mark a row: names in the paper (arXiv:2205.05131) and its checkpoints.
+MODES: Mapping[str, tuple[str, ...]] = {
+    "R": ("[R]", "[NLU]"),
+    "S": ("[S]", "[S2S]"),
+    "X": ("[X]", "[NLG]"),
+}
+
+
+def name_sentinel(number: int) -> str:
+    """Return T5's name for the token that replaces left-out span `number`, counted from 0."""
+    return f"<extra_id_{number}>"
+
+
+def list_special_tokens(reserved: int, sentinels: int = 0, extra: Sequence[str] = ()) -> list[str]:
+    """Return the special tokens of a tokenizer that trainrig trains, in the order of their ids.
+
+    These are trainrig's own, `reserved` slots, `sentinels` for spans, and the `extra` ones. A slot
+    is a special token without a meaning. A model can be taught one later without new entries in
+    its vocabulary.
+    """
+    slots = (f"<|reserved_{slot}|>" for slot in range(reserved))
+    return [*SPECIAL_TOKENS, *slots, *map(name_sentinel, range(sentinels)), *extra]
+
+
+def find_named(tokens: Mapping[str, int], names: Sequence[str]) -> int | None:
+    """Return the id of the first of `names` that is among `tokens`, or None."""
+    return next((tokens[name] for name in names if name in tokens), None)
+
+
+def find_role_id(tokens: Mapping[str, int], role: str) -> int | None:
+    """Return the id of the token with `role` (`END_OF_TEXT`, `PAD`, …) among `tokens`, or None.
+
+    trainrig's own name takes precedence over published names: an imported tokenizer's `</s>` is its
+    end of text unless it also has `<|end_of_text|>`. A special token that is not a role is found by
+    its own name.
+    """
+    for name in (role, *PUBLISHED_NAMES.get(role, ())):
+        if name in tokens:
+            return tokens[name]
+    return None
+
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MAP = "special_tokens_map.json"
 GENERATION = "generation_config.json"
 MODEL_CONFIG = "config.json"
-TEMPLATE = "chat_template.jinja"
+TEMPLATE_FILE = "chat_template.jinja"
 ROLES = "roles.json"  # trainrig's own: role → token, for roles that the other files do not give
 NEW_TOKENS = "new_tokens.json"  # trainrig's own: the tokens that `import --add-token` added
 # One file with the content of all others, in folders that trainrig writes: file name → text.
 BROUGHT = "brought.json"
 # Files beside a tokenizer.json that are read and carried along with it.
-BESIDE = (TOKENIZER_CONFIG, MAP, GENERATION, MODEL_CONFIG, TEMPLATE, ROLES)
+BESIDE = (TOKENIZER_CONFIG, MAP, GENERATION, MODEL_CONFIG, TEMPLATE_FILE, ROLES)
 
 Role = Literal["begin", "end", "pad", "mask", "end_of_turn", "user", "assistant", "system"]
 # The role of each of trainrig's own special tokens.
@@ -133,8 +218,8 @@ class TokenizerFiles:
     @cached_property
     def chat_template(self) -> str | None:
         """The Jinja template for conversations, or None; of several, the one named "default"."""
-        if TEMPLATE in self.beside:
-            return self.beside[TEMPLATE]
+        if TEMPLATE_FILE in self.beside:
+            return self.beside[TEMPLATE_FILE]
         found = self.parse_json(TOKENIZER_CONFIG).get("chat_template")
         if isinstance(found, list):  # older files have several named templates
             named = {entry["name"]: entry["template"] for entry in found}

@@ -23,13 +23,25 @@ from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, RunFile, Settings
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest
-from trainrig.tokens.documents.document_set import Documents, DocumentSet, open_documents
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.held_out import is_held_out
+from trainrig.tokens.document_set import (
+    Documents,
+    DocumentSet,
+    is_held_out,
+    open_documents,
+)
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.imported import Imported
-from trainrig.tokens.tokenizers.sample import DrawnTexts, TextSampling, draw_sample
-from trainrig.tokens.tokenizers.train import ByteLevelBPE, Tokenizer, train_tokenizer
-from trainrig.tokens.vocabulary.measures import (
+from trainrig.tokens.tokenizers.tokenizer_kinds import (
+    ByteLevelBPE,
+    Tokenizer,
+    train_tokenizer,
+)
+from trainrig.tokens.tokenizers.training_sample import (
+    DrawnTexts,
+    TextSampling,
+    draw_sample,
+)
+from trainrig.tokens.tokenizers.vocabulary_measures import (
     MeasuredText,
     TokenizerReport,
     count_occurrences,
@@ -121,7 +133,7 @@ def make_tokenizer(run: TokenizerTraining) -> Manifest:
     results = _build_report(run, encoder, sample, texts, others)
     storage.write(stage.build_path(REPORT), _serialise_report(results))
     # Imported here: workers and `check` import this module, and must not load matplotlib.
-    from trainrig.tokens.vocabulary.vocabulary_page import render_vocabulary_page
+    from trainrig.tokens.tokenizers.vocabulary_page import render_vocabulary_page
 
     storage.write(stage.build_path(REPORT_PAGE), render_vocabulary_page(results).encode())
     counts = {

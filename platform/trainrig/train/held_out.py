@@ -30,9 +30,9 @@ from trainrig.tokens.batches import (
     assign_micro_batches,
     build_token_arrays,
 )
-from trainrig.tokens.packing.whole_rows import WholeRows
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.rows.whole_rows import WholeRows
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards, check_rows
 from trainrig.train.sinks import Sink
 

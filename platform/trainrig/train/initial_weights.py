@@ -10,7 +10,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import describe_table_difference
 from trainrig.models.decoder_config import DecoderConfig
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 log = logging.getLogger(__name__)

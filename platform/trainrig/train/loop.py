@@ -15,9 +15,8 @@ from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
-from trainrig.tokens.batch_makers import BatchMaker
+from trainrig.tokens.batch_makers import BatchMaker, Prefetch
 from trainrig.tokens.batches import Batches, DataHistory, LocalBatch, read_local_batch
-from trainrig.tokens.mixing.prefetch import Prefetch
 from trainrig.train import checkpoint
 from trainrig.train.held_out import HeldOutSets, evaluate
 from trainrig.train.job import TrainingJob

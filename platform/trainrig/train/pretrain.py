@@ -22,12 +22,12 @@ from trainrig.parallel.pipeline.schedule import compute_idle_share
 from trainrig.processes import lease
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.batches import Corruption, MicroBatch
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.mixing.pretraining import PretrainBatches
-from trainrig.tokens.mixing.stages import BatchSettings
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.rows.batch_stages import BatchSettings
+from trainrig.tokens.rows.pretraining import PretrainBatches
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.changed_run import check_claim_stands, claim_run
 from trainrig.train.disk_space import check_disk_space

@@ -14,8 +14,8 @@ from trainrig.models.decoder import initialise
 from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train import checkpoint
 
 TOKENIZER = ByteLevelBPE(vocabulary=264, extra=("<|mask|>",)).train([]).decode()

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from trainrig.evaluate.engine.chat_prompts import encode_chat_prompt
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 
 transformers = pytest.importorskip("transformers")
 SPECIAL = [

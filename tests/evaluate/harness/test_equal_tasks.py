@@ -20,8 +20,8 @@ from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain.huggingface import export_checkpoint
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.special import SPECIAL_TOKENS
+from trainrig.tokens.special_tokens import SPECIAL_TOKENS
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
 pytestmark = [pytest.mark.soak, pytest.mark.data, pytest.mark.slow]

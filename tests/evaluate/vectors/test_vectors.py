@@ -19,7 +19,7 @@ from trainrig.evaluate.vectors.ranking import compute_ranks, score_ranks
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder.config import EncoderConfig
 from trainrig.models.encoder.model import build_model
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train import checkpoint
 
 TOKENIZER = ByteLevelBPE(vocabulary=264, extra=("<|mask|>",)).train([]).decode()

@@ -21,7 +21,7 @@ from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
 from trainrig.launch.supervise.limits import Limits
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 PATIENCE = 120.0  # s: ends a broken test
 FILES = 80  # each becomes a split

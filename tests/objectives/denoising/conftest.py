@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from trainrig.tokens.batches import IGNORE, MicroBatch, build_token_arrays
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 EXTRA = ("<|mask|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "[R]", "[S]", "[X]")
 SENTINELS = 100

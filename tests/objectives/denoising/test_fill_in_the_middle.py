@@ -10,8 +10,8 @@ from trainrig.errors import DataError
 from trainrig.objectives import FillInTheMiddle
 from trainrig.posttrain.prompt_text import Gap, PromptEncoder
 from trainrig.tokens.batches import IGNORE, TOKENS
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 
 def list_pieces(micro):

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from trainrig.errors import DataError
 from trainrig.objectives import MaskedLM
 from trainrig.tokens.batches import IGNORE, TOKENS
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 UNITS = ("token", "word", "span")
 

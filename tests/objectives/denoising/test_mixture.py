@@ -20,8 +20,8 @@ from trainrig.tokens.batches import (
     TOKENS,
     MicroBatch,
 )
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 DECODER = {
     "members": (

@@ -23,8 +23,8 @@ from trainrig.tokens.batches import (
     TOKENS,
     build_token_arrays,
 )
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 WORDS = ["Preheat", "the", "oven", "to", "350°F", "and", "grease", "the", "pan"]
 X0 = 100

@@ -30,8 +30,8 @@ from trainrig.tokens.batches import (
     TARGETS,
     TOKENS,
 )
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.tokenizers.train import ByteLevelBPE
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 # (mode, corruption rate, mean span) of table 1 of the paper; None is the text's end, L / 4 of it.
 TABLE = (

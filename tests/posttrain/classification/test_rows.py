@@ -10,9 +10,12 @@ from trainrig.errors import DataError
 from trainrig.posttrain.classification.rows import settle_labels
 from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.encoding.text_pairs import TextPairEncoder, TooLong
 from trainrig.tokens.shards.token_shards import TokenShards
+from trainrig.tokens.tokenizers.encode import (
+    Encoder,
+    TextPairEncoder,
+    TooLong,
+)
 
 TEXTS = ["the sea is grey", "Unknown ships, 1870.", "a", "the team wins by three " * 4, "[SEP] ?"]
 ROWS = [

@@ -140,7 +140,7 @@ def test_every_step_is_asked_of_the_model_and_kept(chaining, tmp_path, monkeypat
 
 
 def open_encoder(path):
-    from trainrig.tokens.encoding.encode import Encoder
+    from trainrig.tokens.tokenizers.encode import Encoder
 
     return Encoder.of(checkpoint.read_tokenizer_files(checkpoint.resolve(path)))
 

@@ -16,8 +16,11 @@ from trainrig.posttrain.rewards.weighted import build_rewards
 from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import REWARD_PART, REWARDS
+from trainrig.tokens.chat.chat_messages import (
+    Conversation,
+    Message,
+)
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
-from trainrig.tokens.chat.messages import Conversation, Message
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run.run_folder import RunFolder

@@ -10,7 +10,7 @@ from trainrig.posttrain.generate_file import read_request
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.prompts import read_prompt_set
 from trainrig.posttrain.rollouts.run_file import PromptFiles
-from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.chat_messages import Message
 
 CALLED = {"name": "get", "arguments": {"city": "a", "unit": None}}
 TURNS = [

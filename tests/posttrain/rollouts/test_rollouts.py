@@ -151,7 +151,7 @@ def test_trace_shows_each_completion_with_its_reward(whole):
 
 
 def load_checkpoint_encoder(path):
-    from trainrig.tokens.encoding.encode import Encoder
+    from trainrig.tokens.tokenizers.encode import Encoder
 
     return Encoder.of(checkpoint.read_tokenizer_files(checkpoint.resolve(path)))
 

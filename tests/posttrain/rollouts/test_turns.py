@@ -20,7 +20,7 @@ from trainrig.tokens.batches import (
     TOKENS,
     TURNS,
 )
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

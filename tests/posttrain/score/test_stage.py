@@ -14,7 +14,7 @@ from trainrig.models.decoder import Decoder, initialise
 from trainrig.posttrain.chat_source import open_chat_tokenizer
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows
-from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.chat_messages import Message
 from trainrig.train import checkpoint
 
 PAIRS = [

@@ -16,7 +16,7 @@ from trainrig.errors import ClusterError, DataError
 from trainrig.models.generation.sampling import Sampling
 from trainrig.posttrain.generate_file import generate_file
 from trainrig.posttrain.text_generator import TextGenerator, TextRequest
-from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.chat_messages import Message
 
 GREEDY = Sampling(temperature=0, maximum_tokens=12)
 DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=7, maximum_tokens=12)

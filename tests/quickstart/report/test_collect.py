@@ -21,7 +21,7 @@ from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.report import collect, results
 from trainrig.quickstart.site.planted import Kind, Plant
 from trainrig.tokens.batches import IDS, MicroBatch
-from trainrig.tokens.mixing.pretraining import BatchSettings
+from trainrig.tokens.rows.pretraining import BatchSettings
 from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run.run_folder import RunFolder

@@ -11,11 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.tokens.chat.messages import BREAK, BadRow, Conversation, parse_messages, parse_tools
+from trainrig.tokens.chat.chat_messages import (
+    BREAK,
+    BadRow,
+    Conversation,
+    parse_messages,
+    parse_tools,
+)
+from trainrig.tokens.chat.chat_tokenizer import (
+    TEMPLATE,
+    build_template,
+)
 from trainrig.tokens.chat.rendering import ChatRenderer
-from trainrig.tokens.chat.template import TEMPLATE, build_template
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.special import SPECIAL_TOKENS
+from trainrig.tokens.special_tokens import SPECIAL_TOKENS
+from trainrig.tokens.tokenizers.encode import Encoder
 
 SPECIAL = [
     *SPECIAL_TOKENS,

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from trainrig.tokens.chat.messages import BadRow
-from trainrig.tokens.chat.rows import parse_example
+from trainrig.tokens.chat.chat_messages import BadRow
+from trainrig.tokens.chat.example_rows import parse_example
 
 ASKED = {"role": "user", "content": "weather in Paris?"}
 CALLED = {"name": "get", "arguments": {"city": "Paris", "unit": None}}

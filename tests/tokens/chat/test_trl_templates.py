@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import tokenizers
 
-from trainrig.tokens.chat.message_forms import MessageForm
-from trainrig.tokens.chat.messages import BadRow, Conversation, Message
-from trainrig.tokens.chat.rendering import ChatRenderer
+from trainrig.tokens.chat.chat_messages import (
+    BadRow,
+    Conversation,
+    Message,
+)
+from trainrig.tokens.chat.rendering import ChatRenderer, MessageForm
 from trainrig.tokens.chat_template import DATE
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 
 transformers = pytest.importorskip("transformers")
 NAMED = {"bos_token": "<bos>", "eos_token": "<eos>"}

@@ -16,7 +16,7 @@ from trainrig import config, storage
 from trainrig.config import RunFile, extract_identity
 from trainrig.corpus.document import compute_document_id
 from trainrig.errors import ConfigError, DataError
-from trainrig.tokens.documents.document_set import (
+from trainrig.tokens.document_set import (
     JSONL,
     Arrow,
     Column,
@@ -249,7 +249,7 @@ def test_bad_rows_of_parquet_are_reported_too(tmp_path):
 
 
 def test_a_line_too_long_to_hold_is_stepped_over(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainrig.tokens.documents.formats.LINE_BYTES", 40)
+    monkeypatch.setattr("trainrig.tokens.document_formats.LINE_BYTES", 40)
     lines = ['{"text": "one"}', json.dumps({"text": "x" * 200}), '{"text": "two"}']
     storage.write(f"{tmp_path}/a.jsonl", "\n".join(lines).encode())
     documents, refused = read(JSONL(paths=(f"{tmp_path}/a.jsonl",), source="s"))

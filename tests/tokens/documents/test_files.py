@@ -4,8 +4,12 @@ import os
 import pytest
 
 from trainrig import storage
-from trainrig.tokens.documents.document_set import JSONL, open_documents
-from trainrig.tokens.documents.files import find_paths, name_files
+from trainrig.tokens.document_set import (
+    JSONL,
+    find_paths,
+    name_files,
+    open_documents,
+)
 
 
 @pytest.fixture

@@ -15,8 +15,13 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from trainrig.tokens.encoding import engine
-from trainrig.tokens.encoding.engine import (
+from trainrig.tokens.special_tokens import SPECIAL_TOKENS
+from trainrig.tokens.tokenizers import fast_engine
+from trainrig.tokens.tokenizers.entry_bytes import (
+    list_byte_characters,
+    list_entry_bytes,
+)
+from trainrig.tokens.tokenizers.fast_engine import (
     GPT_2,
     LLAMA_3,
     QWEN_2,
@@ -26,10 +31,7 @@ from trainrig.tokens.encoding.engine import (
     build_fast_engine,
     find_long_runs,
 )
-from trainrig.tokens.special import SPECIAL_TOKENS
-from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
-from trainrig.tokens.tokenizers.entries import list_byte_characters, list_entry_bytes
-from trainrig.tokens.tokenizers.train import train_tokenizer
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
 
 PROSE = [
     f"the cat {n} sat on the mat, naïve; the hat's {n % 7} is flat 猫が好き\n" for n in range(200)
@@ -99,7 +101,7 @@ def encode_by_library(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 @given(text=any_mixture)
 def test_any_text_gets_the_ids_that_the_library_gives(words, size, text):
     # Long runs of white space are split at once, or never.
-    for longest_run in (3, engine.LONGEST_RUN):
+    for longest_run in (3, fast_engine.LONGEST_RUN):
         found = fast(words, size, longest_run).encode(text)
         assert found.dtype == np.uint32
         assert found.tolist() == encode_by_library(trained(words, size), text)
@@ -122,7 +124,7 @@ def test_runs_of_white_space_are_cut_without_changing_an_id(words, parts):
 
 def build_without_probe(tokenizer: tokenizers.Tokenizer) -> FastEngine:
     """Return the fast engine, built without probing the tokenizer."""
-    with mock.patch.object(engine, "_compare"):
+    with mock.patch.object(fast_engine, "_compare"):
         return build_fast_engine(tokenizer, entries_of(tokenizer))
 
 
@@ -363,7 +365,7 @@ def test_the_engines_do_differ_where_an_entry_is_out_of_reach(pairs, text):
 @pytest.mark.parametrize(("words", "other"), [("gpt2", LLAMA_3), ("llama3", QWEN_2)])
 def test_the_probe_finds_a_wrong_pattern(words, other, monkeypatch):
     tokenizer = trained(words, 500)
-    monkeypatch.setattr(engine, "_find_word_pattern", lambda settings: other)
+    monkeypatch.setattr(fast_engine, "_find_word_pattern", lambda settings: other)
     with pytest.raises(NotEquivalent, match="the two engines differ on"):
         build_fast_engine(tokenizer, entries_of(tokenizer))
 
@@ -394,14 +396,14 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_a_million_characters_of_a_kind_get_the_same_ids(name):
     for words in ("gpt2", "llama3"):
-        found = fast(words, 500, engine.LONGEST_RUN).encode(LONG[name])
+        found = fast(words, 500, fast_engine.LONGEST_RUN).encode(LONG[name])
         assert np.array_equal(found, encode_by_library(trained(words, 500), LONG[name]))
 
 
 @pytest.mark.slow
 def test_long_runs_that_fail_in_the_library_are_encoded():
     text = "a" + " " * 12_000_000 + "b"  # looks back ten million times at most
-    found = fast("llama3", 500, engine.LONGEST_RUN).encode(text)
+    found = fast("llama3", 500, fast_engine.LONGEST_RUN).encode(text)
     entries = entries_of(trained("llama3", 500))
     lengths = np.array([len(entry) for entry in entries])
     assert lengths[found].sum() == len(text)
@@ -411,7 +413,7 @@ def test_long_runs_that_fail_in_the_library_are_encoded():
 
 @pytest.mark.parametrize("unit", [" ", "\n", "ab", "7"])
 def test_four_times_the_run_takes_about_four_times_as_long(unit):
-    quick = fast("llama3", 500, engine.LONGEST_RUN)
+    quick = fast("llama3", 500, fast_engine.LONGEST_RUN)
     sizes = (150_000, 600_000)
 
     def seconds(size: int) -> float:
@@ -425,7 +427,7 @@ def test_four_times_the_run_takes_about_four_times_as_long(unit):
 
 
 def test_encoding_starts_no_thread():
-    quick = fast("llama3", 500, engine.LONGEST_RUN)
+    quick = fast("llama3", 500, fast_engine.LONGEST_RUN)
     before = psutil.Process().num_threads()
     quick.encode("the cat " * 100_000)
     assert psutil.Process().num_threads() <= before
@@ -433,11 +435,11 @@ def test_encoding_starts_no_thread():
 
 def test_half_a_surrogate_pair_is_no_text():
     with pytest.raises(UnicodeEncodeError):
-        fast("llama3", 500, engine.LONGEST_RUN).encode("a\ud800b")
+        fast("llama3", 500, fast_engine.LONGEST_RUN).encode("a\ud800b")
 
 
 def test_the_name_of_the_token_that_no_text_makes_is_text():
-    text = engine._NO_TOKEN * 3 + "é" + engine._NO_TOKEN
-    assert fast("llama3", 500, engine.LONGEST_RUN).encode(text).tolist() == encode_by_library(
+    text = fast_engine._NO_TOKEN * 3 + "é" + fast_engine._NO_TOKEN
+    assert fast("llama3", 500, fast_engine.LONGEST_RUN).encode(text).tolist() == encode_by_library(
         trained("llama3", 500), text
     )

@@ -15,10 +15,13 @@ import pytest
 from trainrig import storage
 from trainrig.config import build
 from trainrig.tokens.batches import MicroBatch
-from trainrig.tokens.mixing.pretraining import PretrainBatches
-from trainrig.tokens.mixing.stages import BatchSettings
-from trainrig.tokens.packing.plans import PackingPlan, write_plans
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.rows.batch_stages import BatchSettings
+from trainrig.tokens.rows.packing import (
+    PackingPlan,
+    write_plans,
+)
+from trainrig.tokens.rows.pretraining import PretrainBatches
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
     ShardVocabulary,

@@ -18,9 +18,9 @@ from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import describe_table_difference
 from trainrig.tokens.batches import MicroBatch
-from trainrig.tokens.mixing.pretraining import PretrainBatches
-from trainrig.tokens.mixing.stages import BatchSettings
 from trainrig.tokens.permutation import permute_indices
+from trainrig.tokens.rows.batch_stages import BatchSettings
+from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
     ShardVocabulary,

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.packing.choices import BestFit, Concatenate, Layout, Packing, open_layout
-from trainrig.tokens.packing.plans import PackingPlan, write_plans
+from trainrig.tokens.rows.packing import (
+    BestFit,
+    Concatenate,
+    Layout,
+    Packing,
+    PackingPlan,
+    open_layout,
+    write_plans,
+)
 from trainrig.tokens.shards.shard_files import ShardVocabulary
 from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
 from trainrig.tokens.shards.token_shards import TokenShards

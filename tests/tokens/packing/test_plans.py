@@ -12,12 +12,27 @@ from hypothesis import strategies as st
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.tokens.packing import best_fit_plan, shuffle_plan
-from trainrig.tokens.packing.choices import BestFit, Concatenate, open_layout
-from trainrig.tokens.packing.plans import PackingPlan, write_plans
 from trainrig.tokens.permutation import permute_indices
-from trainrig.tokens.shards.block_sums import SUMS, compute_block_sums
-from trainrig.tokens.shards.blocks import BLOCK, WAYS, BlockCache
+from trainrig.tokens.rows import (
+    best_fit,
+    concatenated,
+)
+from trainrig.tokens.rows.packing import (
+    BestFit,
+    Concatenate,
+    PackingPlan,
+    open_layout,
+    write_plans,
+)
+from trainrig.tokens.shards.block_cache import (
+    BLOCK,
+    WAYS,
+    BlockCache,
+)
+from trainrig.tokens.shards.flat_arrays import (
+    SUMS,
+    compute_block_sums,
+)
 from trainrig.tokens.shards.shard_files import ShardVocabulary
 from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
 from trainrig.tokens.shards.token_shards import TokenShards
@@ -122,7 +137,7 @@ def test_a_shuffle_plan_has_16_bytes_a_document_and_is_a_permutation_of_them(fol
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_plans_made_in_pieces_are_the_plans_made_at_once(folder, monkeypatch, chunk):
     _, at_once = write_plans(folder, PackingPlan(shuffle_documents=True), padding=PADDING)
-    monkeypatch.setattr(shuffle_plan, "CHUNK", chunk)
+    monkeypatch.setattr(concatenated, "CHUNK", chunk)
     _, in_pieces = write_plans(folder, PackingPlan(shuffle_documents=True), padding=PADDING)
     assert in_pieces == at_once
 
@@ -130,7 +145,7 @@ def test_plans_made_in_pieces_are_the_plans_made_at_once(folder, monkeypatch, ch
 @pytest.mark.parametrize(("name", "bound"), [("BLOCK_DOCUMENTS", 2), ("BLOCK_ROWS", 1)])
 def test_documents_packed_in_blocks_are_all_packed(folder, monkeypatch, name, bound):
     at_once = rows(folder, BestFit(), 4)
-    monkeypatch.setattr(best_fit_plan, name, bound)
+    monkeypatch.setattr(best_fit, name, bound)
     counts, _ = write_plans(folder, PLANS, padding=PADDING)
     assert counts["best_fit"]["4"]["documents"] == 8
     found = rows(folder, BestFit(), 4)

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.tokens.shards.block_sums import (
+from trainrig.tokens.shards.flat_arrays import (
     SUM_DTYPE,
     SUMMED,
     compute_block_sums,

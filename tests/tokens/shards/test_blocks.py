@@ -11,7 +11,11 @@ import pytest
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.shards.blocks import BLOCK, WAYS, BlockCache
+from trainrig.tokens.shards.block_cache import (
+    BLOCK,
+    WAYS,
+    BlockCache,
+)
 
 SMALLEST = WAYS * BLOCK
 DATA = np.random.default_rng(0).integers(0, 256, 6 * BLOCK + 100, dtype=np.uint8).tobytes()

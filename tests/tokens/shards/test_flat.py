@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.shards import flat
-from trainrig.tokens.shards.block_sums import SUMMED, SUMS, compute_block_sums
-from trainrig.tokens.shards.blocks import BLOCK, BlockCache
-from trainrig.tokens.shards.flat import MAPS, FlatArray
+from trainrig.tokens.shards import flat_arrays
+from trainrig.tokens.shards.block_cache import (
+    BLOCK,
+    BlockCache,
+)
+from trainrig.tokens.shards.flat_arrays import (
+    MAPS,
+    SUMMED,
+    SUMS,
+    FlatArray,
+    compute_block_sums,
+)
 
 INT64 = np.dtype("<i8")
 
@@ -257,7 +265,7 @@ def test_more_arrays_than_file_descriptors_are_read_in_any_order(tmp_path):
 
 
 def test_the_least_recently_read_array_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(flat, "MAPS", 2)
+    monkeypatch.setattr(flat_arrays, "MAPS", 2)
     first, second, third = (store_array(str(tmp_path / n), np.arange(3)) for n in "abc")
     for array in (first, second, first, third):
         array.read(0, 1)

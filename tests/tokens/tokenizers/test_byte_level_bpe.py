@@ -3,7 +3,7 @@ import json
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 LEAST = 263  # 256 bytes and 7 special tokens
 

@@ -5,7 +5,11 @@ import tokenizers
 from tokenizers import decoders, models
 
 from trainrig.errors import DataError
-from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES, list_byte_characters, list_entry_bytes
+from trainrig.tokens.tokenizers.entry_bytes import (
+    BYTE_ENTRIES,
+    list_byte_characters,
+    list_entry_bytes,
+)
 
 
 def with_decoder(vocabulary: list[str], decoder: object = None) -> tokenizers.Tokenizer:

@@ -8,10 +8,18 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.special import END_OF_TEXT, PAD, SPECIAL_TOKENS, find_role_id
-from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES, list_entry_bytes
+from trainrig.tokens.special_tokens import (
+    END_OF_TEXT,
+    PAD,
+    SPECIAL_TOKENS,
+    find_role_id,
+)
+from trainrig.tokens.tokenizers.entry_bytes import (
+    BYTE_ENTRIES,
+    list_entry_bytes,
+)
 from trainrig.tokens.tokenizers.imported import Imported
-from trainrig.tokens.tokenizers.words import make_word_splitter
+from trainrig.tokens.tokenizers.tokenizer_kinds import make_word_splitter
 
 TEXTS = [f"the cat {n} sat on the  mat, naïve 猫\n" for n in range(50)]
 

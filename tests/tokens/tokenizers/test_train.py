@@ -13,16 +13,22 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from trainrig.errors import DataError
-from trainrig.tokens.special import END_OF_TEXT, SPECIAL_TOKENS
-from trainrig.tokens.tokenizers.entries import BYTE_ENTRIES, list_entry_bytes
-from trainrig.tokens.tokenizers.train import (
+from trainrig.tokens.special_tokens import (
+    END_OF_TEXT,
+    SPECIAL_TOKENS,
+)
+from trainrig.tokens.tokenizers.entry_bytes import (
+    BYTE_ENTRIES,
+    list_entry_bytes,
+)
+from trainrig.tokens.tokenizers.tokenizer_kinds import (
     ByteLevelBPE,
     Tokenizer,
+    Trained,
     Unigram,
     WordPiece,
     train_tokenizer,
 )
-from trainrig.tokens.tokenizers.trained import Trained
 
 TEXTS = [f"the cat {n} sat on the mat, naïve; the hat {n % 7} is flat 猫\n" for n in range(200)]
 # Texts from which an unrestricted trainer could merge special tokens.

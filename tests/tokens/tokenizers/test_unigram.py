@@ -9,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, trainers
 
-from trainrig.tokens.tokenizers.unigram import PRINTABLE_ASCII, Unigram
-from trainrig.tokens.tokenizers.unigram_em import _digamma, choose_pieces
-from trainrig.tokens.tokenizers.word_lattice import Lattice, find_inner_spans
-from trainrig.tokens.tokenizers.words import make_plain_splitter
+from trainrig.tokens.tokenizers.tokenizer_kinds import (
+    PRINTABLE_ASCII,
+    Unigram,
+    make_plain_splitter,
+)
+from trainrig.tokens.tokenizers.unigram_training import (
+    Lattice,
+    _digamma,
+    choose_pieces,
+    find_inner_spans,
+)
 
 PIECES = ["a", "b", "ab", "ba", "aba", "bb"]
 some_words = st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=5, unique=True)

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.special import SPECIAL_TOKENS
-from trainrig.tokens.tokenizers.byte_level_bpe import ByteLevelBPE
-from trainrig.tokens.tokenizers.train import train_tokenizer
-from trainrig.tokens.vocabulary.measures import (
+from trainrig.tokens.special_tokens import SPECIAL_TOKENS
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
+from trainrig.tokens.tokenizers.vocabulary_measures import (
     Amount,
     MeasuredText,
     count_occurrences,

@@ -3,19 +3,19 @@ import re
 
 import pytest
 
-from trainrig.tokens.vocabulary.charts import (
+from trainrig.tokens.tokenizers.vocabulary_charts import (
     build_compression_chart,
     build_lengths_chart,
     format_count,
 )
-from trainrig.tokens.vocabulary.measures import (
+from trainrig.tokens.tokenizers.vocabulary_measures import (
     Amount,
     EntryGroup,
     MeasuredVocabulary,
     Rival,
     TokenizerReport,
 )
-from trainrig.tokens.vocabulary.vocabulary_page import render_vocabulary_page
+from trainrig.tokens.tokenizers.vocabulary_page import render_vocabulary_page
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 

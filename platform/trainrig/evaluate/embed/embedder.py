@@ -16,8 +16,8 @@ from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder
 from trainrig.models.encoder.model import BidirectionalEncoder
 from trainrig.parallel.mesh import find_local_device
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 

@@ -10,7 +10,7 @@ from trainrig.config import (
     ResourceRequest,
     RunFile,
 )
-from trainrig.tokens.documents.document_set import Documents
+from trainrig.tokens.document_set import Documents
 
 SPLIT_BYTES = 2**22  # bytes of text: about a minute on a core with a model of 100M parameters
 

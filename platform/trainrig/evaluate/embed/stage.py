@@ -22,7 +22,11 @@ from trainrig.evaluate.embed.run_file import DocumentEmbedding
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, sum_counts
-from trainrig.tokens.documents.document_set import DocumentSet, RefusedRow, open_documents
+from trainrig.tokens.document_set import (
+    DocumentSet,
+    RefusedRow,
+    open_documents,
+)
 from trainrig.train import checkpoint
 
 TEXTS = 256  # documents that are embedded together; batches do not cross them

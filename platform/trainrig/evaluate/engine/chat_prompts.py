@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trainrig.tokens.chat import ChatRenderer, Message
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 
 
 def encode_chat_prompt(encoder: Encoder, turns: Sequence[tuple[str, str]]) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 
 
 @dataclass(frozen=True)

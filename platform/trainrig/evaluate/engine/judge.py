@@ -18,7 +18,7 @@ from trainrig.evaluate.tasks.prompts import Question
 from trainrig.evaluate.tasks.scoring import PreferredAnswer
 from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.models.decoder import Decoder
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 LETTERS = (" A", " B")  # a language model's verdict: the first answer is better, or the second

@@ -9,7 +9,7 @@ from trainrig.evaluate.run_file import Evaluation
 from trainrig.models.decoder import Decoder
 from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.parallel.mesh import find_local_device
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 

@@ -24,9 +24,13 @@ from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.denoising.needed_tokens import need_tokens
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS, MicroBatch
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.special import FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
+from trainrig.tokens.special_tokens import (
+    FIM_MIDDLE,
+    FIM_PREFIX,
+    FIM_SUFFIX,
+)
+from trainrig.tokens.tokenizers.encode import Encoder
 
 SENTINELS = 3  # sentinels added to a document
 DRAWS = 4  # random draws per piece: whether to rearrange, which form, and two cuts

@@ -22,9 +22,12 @@ from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.denoising.needed_tokens import need_tokens
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS, MicroBatch
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.special import MASK, PUBLISHED_NAMES
+from trainrig.tokens.special_tokens import (
+    MASK,
+    PUBLISHED_NAMES,
+)
+from trainrig.tokens.tokenizers.encode import Encoder
 
 Unit = Literal["token", "word", "span"]
 # added to draws below 1, so that these tokens are chosen last

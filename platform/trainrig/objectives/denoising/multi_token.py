@@ -21,9 +21,9 @@ from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
 from trainrig.objectives.padding import mark_text
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS, MicroBatch
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.packing.choices import Packing
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.rows.packing import Packing
+from trainrig.tokens.tokenizers.encode import Encoder
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn

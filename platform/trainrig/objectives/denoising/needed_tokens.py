@@ -4,8 +4,12 @@ import itertools
 from collections.abc import Sequence
 
 from trainrig.errors import DataError
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.special import MODES, find_named, name_sentinel
+from trainrig.tokens.special_tokens import (
+    MODES,
+    find_named,
+    name_sentinel,
+)
+from trainrig.tokens.tokenizers.encode import Encoder
 
 
 def need_tokens(encoder: Encoder, kind: str, wanted: Sequence[Sequence[str]]) -> list[int]:

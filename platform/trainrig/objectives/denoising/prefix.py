@@ -21,8 +21,8 @@ from trainrig.objectives.contract import DeviceBatch, Output
 from trainrig.objectives.padding import mark_text
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, PREFIXES, TARGETS, TOKENS, MicroBatch
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.tokenizers.encode import Encoder
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import nn

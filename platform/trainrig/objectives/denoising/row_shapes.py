@@ -6,7 +6,7 @@ from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.multi_token import MultiTokenPrediction
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
-from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.rows.batch_stages import BatchSettings
 
 
 def check_rows(objective: CausalLM, batches: BatchSettings) -> None:

@@ -54,8 +54,8 @@ from trainrig.tokens.batches import (
     TOKENS,
     MicroBatch,
 )
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.tokenizers.encode import Encoder
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import nn

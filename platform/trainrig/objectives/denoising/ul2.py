@@ -18,7 +18,7 @@ from trainrig.config import Settings
 from trainrig.objectives.denoising.mixture import MixtureBase, MixtureCorruption, NamedObjective
 from trainrig.objectives.denoising.needed_tokens import find_modes
 from trainrig.objectives.denoising.span_corruption import Mode, SpanCorruption
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.tokenizers.encode import Encoder
 
 
 class Denoiser(Settings):

@@ -11,7 +11,7 @@ from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives import OF_ANSWERS, OF_PLACES
 from trainrig.optim import Adafactor, Muon, Optimizer
 from trainrig.optim.named_groups import NamedGroup
-from trainrig.tokens.mixing.stages import StageSizes
+from trainrig.tokens.rows.batch_stages import StageSizes
 
 BY_ROW = (*OF_PLACES, *OF_ANSWERS)  # objectives whose rows may be on several workers
 EXPERTS = ".experts."  # part of the names of parameters that are divided

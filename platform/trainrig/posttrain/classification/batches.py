@@ -33,9 +33,9 @@ from trainrig.tokens.batches import (
     TOKENS,
     MicroBatch,
 )
-from trainrig.tokens.mixing.pretraining import PretrainBatches
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.rows.pretraining import PretrainBatches
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import CLASSES as CLASS_ARRAY
 from trainrig.tokens.shards.shard_files import IN_ANSWER, IN_CONTEXT, SECOND_SEGMENT, RowKind
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows

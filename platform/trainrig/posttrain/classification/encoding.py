@@ -22,14 +22,21 @@ from trainrig.posttrain.classification.rows import (
 )
 from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
 from trainrig.splits import Work
-from trainrig.tokens.chat.messages import BadRow
-from trainrig.tokens.documents.formats import FORMATS, StagePart
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.encoding.text_pairs import EncodedTexts, TextPairEncoder, TooLong
-from trainrig.tokens.held_out import is_held_out
+from trainrig.tokens.chat.chat_messages import BadRow
+from trainrig.tokens.document_formats import (
+    FORMATS,
+    StagePart,
+)
+from trainrig.tokens.document_set import is_held_out
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.shard_files import IN_ANSWER, IN_CONTEXT, SECOND_SEGMENT
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument
+from trainrig.tokens.tokenizers.encode import (
+    EncodedTexts,
+    Encoder,
+    TextPairEncoder,
+    TooLong,
+)
 
 TEXT_ROWS = ("classified", "questions")
 

@@ -18,8 +18,7 @@ from trainrig.parallel.mesh import find_local_device
 from trainrig.posttrain.classification.encoding import TextReader
 from trainrig.posttrain.classification.rows import TextRow
 from trainrig.tokens.batches import IDS, SEGMENTS, TEXTS
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.encoding.text_pairs import EncodedTexts
+from trainrig.tokens.tokenizers.encode import EncodedTexts, Encoder
 from trainrig.train import checkpoint
 
 HEADS = {"classified": "classes", "questions": "spans"}

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainrig.errors import DataError
-from trainrig.tokens.chat.messages import BadRow, check_unicode
-from trainrig.tokens.chat.rows import find_field
+from trainrig.tokens.chat.chat_messages import (
+    BadRow,
+    check_unicode,
+)
+from trainrig.tokens.chat.example_rows import find_field
 
 MOST_LABELS = 1_000  # With more labels, the column most likely holds free text.
 

@@ -11,9 +11,9 @@ from trainrig.objectives import CausalLM
 from trainrig.posttrain.answer_batches import Answers
 from trainrig.posttrain.comparison.settings import ComparisonSettings
 from trainrig.posttrain.prompt_text import TextListener
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.evaluations.comparison import GivenAnswer, ModelView
 from trainrig.train.held_out import RowSizes, evaluate, open_held_out
 

@@ -23,7 +23,7 @@ from trainrig.posttrain.prompt_text import TextListener
 from trainrig.posttrain.rollouts.prompts import Prompt
 from trainrig.posttrain.sampling.prompted import Asked, build_sampling
 from trainrig.randomness import RandomKey, draw_words
-from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.chat_messages import Message
 
 JUDGED_TOKENS = 2**13  # Largest number of tokens in a forward pass of judgements.
 

@@ -7,7 +7,7 @@ from trainrig import manifest, storage
 from trainrig.posttrain.batches import ConversationBatches, ConversationBatching
 from trainrig.posttrain.distillation.parts import StoredTeacher
 from trainrig.tokens.batches import MicroBatch
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.train.held_out import HeldOutSets, open_held_out_conversations
 

@@ -4,7 +4,7 @@ OUT/SPLIT-NNNNN.ids    [targets, E] uint16, or uint32 above 65,536 entries, like
     OUT/SPLIT-NNNNN.log    [targets, E] float32, their log-probabilities
     OUT/SPLIT-NNNNN.rest   [targets] float32, the log-probability of all other entries together
 
-Each file has its block checksums beside it (tokens/shards/block_sums.py). A part holds the targets
+Each file has its block checksums beside it (tokens/shards/flat_arrays.py). A part holds the targets
 of neighbouring conversations of one source, in order. The shards alone determine which
 conversations a part holds.
 
@@ -29,9 +29,12 @@ from trainrig.tokens.batches import (
     MicroBatch,
 )
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.block_sums import SUMS, compute_block_sums
-from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.flat import FlatArray
+from trainrig.tokens.shards.block_cache import BlockCache
+from trainrig.tokens.shards.flat_arrays import (
+    SUMS,
+    FlatArray,
+    compute_block_sums,
+)
 from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS
 from trainrig.tokens.shards.token_shards import TokenShards
 

@@ -32,9 +32,9 @@ from trainrig.posttrain.distillation.run_file import TeacherScoring
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
 from trainrig.tokens.batches import IGNORE
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # Importing torch takes seconds.

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, Self
 from pydantic import Field
 
 from trainrig.config import Settings, with_absolute_paths
-from trainrig.tokens.chat.messages import Conversation
+from trainrig.tokens.chat.chat_messages import Conversation
 
 
 @dataclass(frozen=True)

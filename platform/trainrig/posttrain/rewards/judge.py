@@ -13,7 +13,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.posttrain.rewards.contract import Completion, Fault, RewardPart, Score
 from trainrig.posttrain.rewards.verifier import check_pattern
-from trainrig.tokens.chat.messages import Message
+from trainrig.tokens.chat.chat_messages import Message
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # torch takes seconds to import

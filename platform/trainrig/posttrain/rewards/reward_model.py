@@ -10,7 +10,12 @@ from trainrig import storage
 from trainrig.config import NOT_IDENTITY
 from trainrig.errors import ConfigError
 from trainrig.posttrain.rewards.contract import Completion, Fault, RewardPart, Score
-from trainrig.tokens.chat.messages import BadRow, Conversation, Message, adapt_roles
+from trainrig.tokens.chat.chat_messages import (
+    BadRow,
+    Conversation,
+    Message,
+    adapt_roles,
+)
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # torch takes seconds to import

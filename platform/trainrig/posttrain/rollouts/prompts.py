@@ -20,7 +20,7 @@ from trainrig.errors import DataError
 from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.run_file import PromptFiles
-from trainrig.tokens.chat.messages import (
+from trainrig.tokens.chat.chat_messages import (
     ASSISTANT,
     BadRow,
     Conversation,
@@ -28,9 +28,9 @@ from trainrig.tokens.chat.messages import (
     parse_messages,
     parse_tools,
 )
-from trainrig.tokens.chat.unread_fields import find_unread
-from trainrig.tokens.documents.files import find_paths
-from trainrig.tokens.documents.formats import unpack_file
+from trainrig.tokens.chat.example_rows import find_unread
+from trainrig.tokens.document_formats import unpack_file
+from trainrig.tokens.document_set import find_paths
 from trainrig.tokens.permutation import permute_indices
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,11 @@ from trainrig.posttrain.rollouts.memory import describe_rollout_memory, describe
 from trainrig.posttrain.rollouts.partial_batches import open_rollouts
 from trainrig.posttrain.rollouts.prompts import FORMAT, read_prompt_set
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
-from trainrig.tokens.documents.files import find_paths, name_files
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.document_set import (
+    find_paths,
+    name_files,
+)
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.changed_run import claim_run
 from trainrig.train.job import Adapter, FrozenModel, TrainedModel, TrainingJob

@@ -19,8 +19,11 @@ from trainrig.posttrain.rollouts.prompts import FORMAT, PromptSet, read_prompt_s
 from trainrig.posttrain.sampling.run_file import PromptedRunFile
 from trainrig.randomness import RandomKey, draw_words
 from trainrig.splits import Split
-from trainrig.tokens.documents.files import find_paths, name_files
-from trainrig.tokens.encoding.encode import Encoder
+from trainrig.tokens.document_set import (
+    find_paths,
+    name_files,
+)
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # torch takes seconds to import

@@ -13,7 +13,7 @@ import torch
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder
 from trainrig.parallel.mesh import find_local_device
-from trainrig.tokens.chat.messages import BadRow
+from trainrig.tokens.chat.chat_messages import BadRow
 from trainrig.tokens.chat.rendering import Rendered
 from trainrig.tokens.permutation import Integers
 from trainrig.train import checkpoint

@@ -13,9 +13,9 @@ from trainrig.config import (
     ResourceRequest,
     RunFile,
 )
-from trainrig.tokens.chat.rows import RowFormat
+from trainrig.tokens.chat.example_rows import RowFormat
 from trainrig.tokens.chat_template import TODAY
-from trainrig.tokens.documents.document_set import SPLIT_BYTES
+from trainrig.tokens.document_set import SPLIT_BYTES
 
 
 class AnswerScoring(RunFile):

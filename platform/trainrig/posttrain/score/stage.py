@@ -30,19 +30,22 @@ from trainrig.posttrain.conversations import (
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, sum_counts
+from trainrig.tokens.chat.chat_messages import BadRow
+from trainrig.tokens.chat.chat_samples import render_example
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
-from trainrig.tokens.chat.messages import BadRow
+from trainrig.tokens.chat.example_rows import parse_example
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
-from trainrig.tokens.chat.rows import parse_example
-from trainrig.tokens.chat.samples import render_example
 from trainrig.tokens.chat_template import DATE
-from trainrig.tokens.documents.files import find_paths, name_files
-from trainrig.tokens.documents.formats import (
+from trainrig.tokens.document_formats import (
     FORMATS,
     Row,
     StagePart,
     iterate_rows,
     read_parquet_batches,
+)
+from trainrig.tokens.document_set import (
+    find_paths,
+    name_files,
 )
 from trainrig.tokens.permutation import Integers
 from trainrig.train import checkpoint

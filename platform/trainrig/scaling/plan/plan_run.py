@@ -11,8 +11,11 @@ from trainrig.parallel.precision import Precision
 from trainrig.scaling.laws.objective_names import read
 from trainrig.scaling.plan.plan import ScalingPlan, write_plan
 from trainrig.scaling.plan.plan_request import PlanRequest
-from trainrig.tokens.encoding.encode import Encoder
-from trainrig.tokens.mixing.stages import EPOCHS, BatchSettings
+from trainrig.tokens.rows.batch_stages import (
+    EPOCHS,
+    BatchSettings,
+)
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.pretrain import open_batches
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run_file.run_files import Pretraining

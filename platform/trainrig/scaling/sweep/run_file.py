@@ -33,9 +33,17 @@ from trainrig.scaling.batch_rate_rules import DeepSeek, SweepRule
 from trainrig.scaling.model_ladder import SMALLEST, find_ladder_model_of, with_further_heads
 from trainrig.scaling.sweep.designs import Design, IsoFLOP
 from trainrig.scaling.sweep.search_settings import RateSearch
-from trainrig.tokens.mixing.stages import EPOCHS, BatchSettings, Cap, Weights
-from trainrig.tokens.packing.choices import Concatenate, Packing
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.rows.batch_stages import (
+    EPOCHS,
+    BatchSettings,
+    Cap,
+    Weights,
+)
+from trainrig.tokens.rows.packing import (
+    Concatenate,
+    Packing,
+)
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.objective_fit import check_fit
 
 Seed = Annotated[int, Field(ge=0)]

@@ -31,8 +31,8 @@ from trainrig.scaling.model_ladder import LadderModel, find_ladder_model_of, wit
 from trainrig.scaling.sweep.designs import DesignPoint, ModelShape
 from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateBatchPair, RateSearch, list_rungs
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.held_out import HeldOutSettings
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run_file.run_files import Pretraining

@@ -36,9 +36,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
-from trainrig.tokens.shards.block_sums import SUMS, count_sums_bytes
-from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.flat import FlatArray
+from trainrig.tokens.shards.block_cache import BlockCache
+from trainrig.tokens.shards.flat_arrays import (
+    SUMS,
+    FlatArray,
+    count_sums_bytes,
+)
 
 # Version of the shard format; incremented when an older reader could misread a newer shard.
 FORMAT = 3

@@ -5,12 +5,13 @@ documents likewise, numbered from 0. Opening reads the header of each shard and 
 its files. The cost of a read grows with what is read; finding a document takes logarithmic time.
 """
 
+import bisect
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.shards.runs import DocumentRuns, build_runs, group_by_run, split_by_run
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import (
     ENDINGS,
     ENDS,
@@ -36,6 +36,105 @@ from trainrig.tokens.shards.shard_files import (
     ShardVocabulary,
 )
 from trainrig.tokens.shards.shard_writer import EncodedDocument, ShardSummary, write_shard
+
+__all__ = [
+    "HELD_OUT",
+    "INDEX",
+    "OPENERS",
+    "TOKENS",
+    "TRAIN",
+    "DocumentRuns",
+    "EncodedDocument",
+    "Ids",
+    "IndexedDocument",
+    "ShardSummary",
+    "ShardVocabulary",
+    "TokenShards",
+    "build_runs",
+    "check_rows",
+    "group_by_run",
+    "split_by_run",
+    "write_shard",
+]
+
+
+@dataclass(frozen=True)
+class DocumentRuns:
+    """The runs of one source; a run is its adjacent documents in one shard. All lists: [runs]."""
+
+    shards: list[int] = field(default_factory=list)  # index of the shard
+    # First token and first document of each run, counted from the start of the shard.
+    first_tokens: list[int] = field(default_factory=list)
+    first_documents: list[int] = field(default_factory=list)
+    # End (exclusive) of each run in tokens and documents, counted from the start of the source.
+    token_ends: list[int] = field(default_factory=list)
+    document_ends: list[int] = field(default_factory=list)
+
+    def add(self, shard: int, token: int, document: int, tokens: int, documents: int) -> None:
+        """Append the run that begins at `token` and `document` of a shard.
+
+        `tokens` and `documents` are the lengths of the run.
+        """
+        self.shards.append(shard)
+        self.first_tokens.append(token)
+        self.first_documents.append(document)
+        self.token_ends.append((self.token_ends[-1] if self.token_ends else 0) + tokens)
+        self.document_ends.append((self.document_ends[-1] if self.document_ends else 0) + documents)
+
+    def count_tokens_before(self, run: int) -> int:
+        """Return the number of tokens of the source before this run."""
+        return self.token_ends[run - 1] if run else 0
+
+    def count_documents_before(self, run: int) -> int:
+        """Return the number of documents of the source before this run."""
+        return self.document_ends[run - 1] if run else 0
+
+
+def split_by_run(ends: list[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the part of each run that lies in `start` to `end`: (run, begin, end within the run).
+
+    `ends` are the cumulative ends of the runs, in the unit of `start` and `end`.
+    """
+    run = bisect.bisect_right(ends, start)
+    while start < end:
+        before = ends[run - 1] if run else 0
+        past = min(end, ends[run])
+        yield run, start - before, past - before
+        start = past
+        run = run + 1
+
+
+def group_by_run(ends: list[int], places: Integers) -> Iterator[tuple[int, Any]]:
+    """Yield each run that `places` fall into, with a numpy index that selects those places.
+
+    `ends` are the cumulative ends of the runs. A place at or beyond the last end is left out.
+    """
+    if not places.size:
+        return
+    first = bisect.bisect_right(ends, int(places.min()))
+    if first < len(ends) and places.max() < ends[first]:  # the common case: all in one run
+        yield first, slice(None)
+        return
+    runs = np.searchsorted(np.array(ends, dtype=np.int64), places, side="right")
+    for run in np.unique(runs[runs < len(ends)]).tolist():
+        yield run, runs == run
+
+
+def build_runs(shards: Sequence[Iterable[tuple[str, int, int]]]) -> dict[str, DocumentRuns]:
+    """Return the runs of each source, keyed by source in alphabetical order.
+
+    `shards` holds, for each shard, its runs as (source, documents, tokens) in file order.
+    """
+    found: dict[str, DocumentRuns] = {}
+    for number, shard in enumerate(shards):
+        token = 0
+        document = 0
+        for source, documents, tokens in shard:
+            found.setdefault(source, DocumentRuns()).add(number, token, document, tokens, documents)
+            token = token + tokens
+            document = document + documents
+    return dict(sorted(found.items()))
+
 
 # The two folders of a tokenized data set.
 TRAIN = "train"
@@ -327,21 +426,6 @@ def _shard_paths(folder: str) -> list[str]:
     # A header without any other file is a shard too: opening it reports what is missing.
     heads = {path.removesuffix(HEAD) for path, ending in ending_of.items() if ending == HEAD}
     return sorted(here | {path for path in heads if path.rpartition("/")[0] == folder.rstrip("/")})
-
-
-__all__ = [
-    "HELD_OUT",
-    "INDEX",
-    "TOKENS",
-    "TRAIN",
-    "EncodedDocument",
-    "Ids",
-    "IndexedDocument",
-    "ShardSummary",
-    "ShardVocabulary",
-    "TokenShards",
-    "write_shard",
-]
 
 
 def check_rows(shards: TokenShards, wanted: str) -> None:

@@ -15,8 +15,8 @@ from trainrig.tokens.batches import (
     TARGETS,
     MicroBatch,
 )
-from trainrig.tokens.encoding.encode import Encoder
 from trainrig.tokens.special_tokens import TOKENIZER, TokenizerFiles
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, choose_moments
 from trainrig.train.run.stored_batches import StoredBatch, list_stored_batches

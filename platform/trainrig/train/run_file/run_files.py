@@ -27,8 +27,8 @@ from trainrig.objectives.denoising.row_shapes import (
     check_rows,
     compute_widest_row,
 )
-from trainrig.tokens.mixing.stages import BatchSettings
-from trainrig.tokens.shards.blocks import BlockCache
+from trainrig.tokens.rows.batch_stages import BatchSettings
+from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.model_stages import build_model_stages, find_model
 from trainrig.train.run_file.objective_fit import check_fit, check_positions
 from trainrig.train.run_file.training import Training, name_setting

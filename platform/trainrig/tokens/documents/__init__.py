@@ -1,1 +1,0 @@
-"""Readers of the documents that tokenizers are trained on and shards are made of."""

@@ -1,1 +1,0 @@
-"""Encoding of text to token ids, and decoding."""

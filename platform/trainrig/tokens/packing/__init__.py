@@ -1,1 +1,0 @@
-"""Packing of documents into rows of equal length."""

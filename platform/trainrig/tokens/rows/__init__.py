@@ -1,0 +1,1 @@
+"""Rows that training reads: packing of documents, mixing of sources, and their order."""

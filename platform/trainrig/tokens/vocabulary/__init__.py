@@ -1,1 +1,0 @@
-"""The report on a trained tokenizer: measurements, charts, and the page."""
