@@ -174,8 +174,11 @@ class ScaledAttention(AttentionSettings):
 }
 # The text after which a name is added, and the addition, for each file that lists members.
 NAMES = {
-    "corpus/signals/__init__.py": (
-        ("import split_words\n", "from trainrig.corpus.signals.vowels import vowel_shares\n"),
+    "corpus/signals/text_signals.py": (
+        (
+            "import split_words\n",
+            "from trainrig.corpus.signals.text_signals.vowels import vowel_shares\n",
+        ),
         ('    "characters": _COUNT,\n', '    "vowels": _RATIO,\n'),
         ('        "characters": characters,\n', '        "vowels": vowel_shares(texts),\n'),
     ),

@@ -31,7 +31,7 @@ from trainrig.corpus.decontaminate import (
     match,
     merge,
 )
-from trainrig.corpus.decontaminate.benchmarks import read_examples
+from trainrig.corpus.decontaminate.benchmark_index import read_examples
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

@@ -16,16 +16,19 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.corpus.curate import curate
-from trainrig.corpus.dedup.decisions.documents import BY_URL
-from trainrig.corpus.dedup.pairs.buckets import CANDIDATE
-from trainrig.corpus.dedup.pairs.document_reference import find_positions
-from trainrig.corpus.dedup.pairs.sorted_runs import read_part
-from trainrig.corpus.dedup.pairs.verify import count_common_shingles
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.sign_split import Signatures, compute_keys_and_shingles
-from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
+from trainrig.corpus.dedup.candidates import CANDIDATE
+from trainrig.corpus.dedup.document_refs import find_positions
+from trainrig.corpus.dedup.documents import BY_URL
+from trainrig.corpus.dedup.sorted_runs import read_part
 from trainrig.corpus.document import compute_document_id
 from trainrig.corpus.run_file import Curation, CurationSource
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.normalised_texts import NormalisedTexts
+from trainrig.corpus.signatures.shingle_similarity import count_common_shingles
+from trainrig.corpus.signatures.signatures import (
+    Signatures,
+    compute_keys_and_shingles,
+)
 
 pytestmark = pytest.mark.bench
 

@@ -23,7 +23,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.datatrove_signals import measure_datatrove
+from trainrig.corpus.datatrove_signals.datatrove_columns import measure_datatrove
 from trainrig.corpus.filters import (
     C4,
     Filter,
@@ -34,8 +34,8 @@ from trainrig.corpus.filters import (
     find_first_broken_rule,
 )
 from trainrig.corpus.language import identify_all, list_language_codes
-from trainrig.corpus.signals import measure
-from trainrig.corpus.signals.text_arrays.batch import build_batch
+from trainrig.corpus.signals.text_arrays import build_batch
+from trainrig.corpus.signals.text_signals import measure
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

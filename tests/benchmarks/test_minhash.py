@@ -22,13 +22,16 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.dedup.signatures.by_datasketch import split_words
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.shingles import shingle_texts
-from trainrig.corpus.dedup.signatures.sign_split import Signatures, compute_keys_and_shingles
-from trainrig.corpus.dedup.signatures.signature import compute_signatures
-from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
 from trainrig.corpus.files.row_files import ROW_GROUP, read_columns
+from trainrig.corpus.signatures.datasketch_signatures import split_words
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.normalised_texts import NormalisedTexts
+from trainrig.corpus.signatures.shingles import shingle_texts
+from trainrig.corpus.signatures.signatures import (
+    Signatures,
+    compute_keys_and_shingles,
+    compute_signatures,
+)
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

@@ -25,10 +25,15 @@ import side_by_side
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.dedup.lines import CommonLines, count_lines, cut_lines, find_common_lines
-from trainrig.corpus.dedup.lines.normal_form import NormalForm
-from trainrig.corpus.dedup.lines.units import find_units
-from trainrig.corpus.dedup.substrings import (
+from trainrig.corpus.repeated_text.common_lines import (
+    CommonLines,
+    NormalForm,
+    count_lines,
+    cut_lines,
+    find_common_lines,
+    find_units,
+)
+from trainrig.corpus.repeated_text.exact_substrings import (
     ExactSubstrings,
     choose_partition_count,
     count_anchors,

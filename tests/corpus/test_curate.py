@@ -17,8 +17,7 @@ from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
 from trainrig.corpus.curate import DROPPED, KEPT, REPORT_PAGE, Curation, curate, read_rows
 from trainrig.corpus.dedup import MinHash
-from trainrig.corpus.dedup.search import list_steps
-from trainrig.corpus.dedup.signatures.shingles import jaccard, shingle
+from trainrig.corpus.dedup.search_passes import list_steps
 from trainrig.corpus.extract import PlainText
 from trainrig.corpus.files.measured_documents import QUARANTINE
 from trainrig.corpus.filters import GopherQuality, Language, Length, Score
@@ -29,6 +28,10 @@ from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
 from trainrig.corpus.row_schema import build_row_schema
 from trainrig.corpus.run_file import Buckets, CurationSource, WipeOut
+from trainrig.corpus.signatures.shingles import (
+    jaccard,
+    shingle,
+)
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 

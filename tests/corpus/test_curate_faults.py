@@ -22,7 +22,7 @@ from trainrig.corpus.curate import curate
 from trainrig.corpus.filters import C4, Length
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.run_file import Curation, CurationSource
-from trainrig.corpus.signals import SIGNALS
+from trainrig.corpus.signals.text_signals import SIGNALS
 from trainrig.errors import DataError
 
 _proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from trainrig.cli import app
 from trainrig.config import to_toml
-from trainrig.corpus.signals import measure
+from trainrig.corpus.signals.text_signals import measure
 from trainrig.errors import ConfigError
 from trainrig.runs.culprits import find_culprits, find_url, list_broken_rules
 from trainrig.train.run.metrics import read_series

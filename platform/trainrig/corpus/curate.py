@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 from trainrig import manifest, storage
 from trainrig.config import extract_identity
 from trainrig.corpus.decontaminate import check_examples, fingerprint
-from trainrig.corpus.dedup.decisions.documents import COPIES
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
-from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
-from trainrig.corpus.dedup.search import (
+from trainrig.corpus.dedup.document_refs import SplitIndex
+from trainrig.corpus.dedup.documents import COPIES
+from trainrig.corpus.dedup.duplicate_search import DuplicateSearch
+from trainrig.corpus.dedup.search_passes import (
     DuplicatesFound,
     find_duplicates,
     find_step_number,
@@ -55,8 +55,10 @@ from trainrig.corpus.stages.apply_rules import (
     find_thresholds,
     list_deciding_columns,
     list_source_rules,
+    refuse_cut_away,
+    refuse_rules_that_wipe_out,
+    refuse_wiped_out,
 )
-from trainrig.corpus.stages.inputs import plan_splits
 from trainrig.corpus.stages.near_duplicates import (
     build_paths,
     check_earlier,
@@ -66,22 +68,33 @@ from trainrig.corpus.stages.near_duplicates import (
     read_known_splits,
     search_for,
 )
-from trainrig.corpus.stages.read_pages import read_all_pages
-from trainrig.corpus.stages.read_tallies import RULES_TALLY, read_tallies
+from trainrig.corpus.stages.read_pages import plan_splits, read_all_pages
 from trainrig.corpus.stages.span_removal import SpanRemoval, list_removal_passes
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
-from trainrig.corpus.stages.wipe_out import (
-    refuse_cut_away,
-    refuse_rules_that_wipe_out,
-    refuse_wiped_out,
+from trainrig.corpus.stages.write_documents import (
+    RULES_TALLY,
+    read_tallies,
+    write_signatures,
+    write_split,
 )
-from trainrig.corpus.stages.write_documents import write_signatures, write_split
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
 
-__all__ = ["DROPPED", "KEPT", "Curation", "curate", "read_rows"]
+__all__ = [
+    "DROPPED",
+    "JUDGED_HERE",
+    "KEPT",
+    "PASSES_FORMAT",
+    "READ",
+    "REPORT_PAGE",
+    "Curation",
+    "curate",
+    "log",
+    "read_rows",
+]
+
 
 log = logging.getLogger(__name__)
 

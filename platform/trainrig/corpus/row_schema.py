@@ -2,9 +2,9 @@
 
 import pyarrow as pa
 
-from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS
+from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
 from trainrig.corpus.run_file import Curation
-from trainrig.corpus.signals import SIGNALS
+from trainrig.corpus.signals.text_signals import SIGNALS
 from trainrig.corpus.urls.blocklist import URL_COLUMNS
 
 REMOVED = pa.struct([("at", pa.int64()), ("text", pa.string()), ("by", pa.string())])

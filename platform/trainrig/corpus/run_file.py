@@ -16,13 +16,14 @@ from trainrig.config import (
     Settings,
     suggest_choice,
 )
-from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS
+from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
-from trainrig.corpus.dedup.decisions.keep import KeepRule, Longest, SourcePriority
-from trainrig.corpus.dedup.lines import CommonLines
-from trainrig.corpus.dedup.pairs.verify import Verification
-from trainrig.corpus.dedup.substrings import ExactSubstrings
+from trainrig.corpus.dedup.keep_rules import (
+    KeepRule,
+    Longest,
+    SourcePriority,
+)
 from trainrig.corpus.extract import Extractor, MainContent
 from trainrig.corpus.filters import (
     Filters,
@@ -37,9 +38,12 @@ from trainrig.corpus.filters import (
 )
 from trainrig.corpus.models import BadWords, Scorer
 from trainrig.corpus.read import ReadSettings
+from trainrig.corpus.repeated_text.common_lines import CommonLines
+from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
 from trainrig.corpus.rewrite import C4Lines, RefinedWebLines, Rewrite
 from trainrig.corpus.rewrite.pii import PII
-from trainrig.corpus.signals import SIGNALS
+from trainrig.corpus.signals.text_signals import SIGNALS
+from trainrig.corpus.signatures.shingle_similarity import Verification
 from trainrig.corpus.urls.blocklist import URL_COLUMNS, UrlLists
 
 # Numeric columns that every document has.

@@ -22,8 +22,8 @@ from trainrig.corpus.decontaminate import (
     match,
     merge,
 )
+from trainrig.corpus.decontaminate.benchmark_index import Examples
 from trainrig.corpus.decontaminate.benchmark_overlap import find_unit_thresholds
-from trainrig.corpus.decontaminate.benchmarks import Examples
 from trainrig.evaluate.engine.shards import TaskRun, load_questions
 from trainrig.evaluate.scores.task_score import RowsSeen, compute_headline_score
 from trainrig.evaluate.tasks.prompts import Question

@@ -15,7 +15,10 @@ import numpy as np
 from trainrig.corpus.filters import Filter, find_broken_rules, list_read_columns
 from trainrig.corpus.filters.presets import Preset
 from trainrig.corpus.limits import LANGUAGE
-from trainrig.corpus.signals import SIGNALS, measure
+from trainrig.corpus.signals.text_signals import (
+    SIGNALS,
+    measure,
+)
 from trainrig.errors import ConfigError
 from trainrig.runs.trace import TracedRun, open_traced
 from trainrig.tokens.batches import MicroBatch

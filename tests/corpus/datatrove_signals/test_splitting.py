@@ -12,10 +12,9 @@ from resiliparse.extract.html2text import extract_plain_text
 pytest.importorskip("spacy")
 
 from trainrig.corpus.datatrove_signals import chunk_cache
-from trainrig.corpus.datatrove_signals.chunk_cache import ChunkCache
-from trainrig.corpus.datatrove_signals.chunks import find_chunks
-from trainrig.corpus.datatrove_signals.spacy_words import load_spacy_words
-from trainrig.corpus.signals.text_arrays.batch import build_batch
+from trainrig.corpus.datatrove_signals.chunk_cache import ChunkCache, find_chunks
+from trainrig.corpus.datatrove_signals.spacy_splitting import load_spacy_words
+from trainrig.corpus.signals.text_arrays import build_batch
 
 WORDS = (
     *("the", "cannot", "can't", "dont", "Inc.", "e.g.", "n't", "no", "I", "x", "D", "s", "S", "ım"),

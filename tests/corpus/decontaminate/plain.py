@@ -4,8 +4,14 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from trainrig.corpus.decontaminate.benchmarks import Examples
-from trainrig.corpus.decontaminate.settings import GPT3, BySize, Llama2, Llama3, PaLM
+from trainrig.corpus.decontaminate.benchmark_index import Examples
+from trainrig.corpus.decontaminate.decontamination_settings import (
+    GPT3,
+    BySize,
+    Llama2,
+    Llama3,
+    PaLM,
+)
 
 
 class Word(NamedTuple):

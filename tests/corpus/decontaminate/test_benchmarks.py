@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 
 from trainrig.config import build
-from trainrig.corpus.decontaminate.benchmarks import (
+from trainrig.corpus.decontaminate.benchmark_index import (
+    Index,
     check_examples,
     fingerprint,
     list_benchmarks,
     read_examples,
 )
-from trainrig.corpus.decontaminate.index import Index
-from trainrig.corpus.decontaminate.settings import GPT3, Benchmark, Decontamination
+from trainrig.corpus.decontaminate.decontamination_settings import (
+    GPT3,
+    Benchmark,
+    Decontamination,
+)
 from trainrig.errors import ConfigError, DataError
 
 ROWS = [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.decontaminate.benchmarks import Examples
+from trainrig.corpus.decontaminate.benchmark_index import Examples, Index
 from trainrig.corpus.decontaminate.decide import (
     CONTAMINATED,
     Decision,
@@ -13,15 +13,17 @@ from trainrig.corpus.decontaminate.decide import (
     decide,
     find_kept_pieces,
 )
-from trainrig.corpus.decontaminate.index import Index
-from trainrig.corpus.decontaminate.matching import match, merge
-from trainrig.corpus.decontaminate.settings import (
+from trainrig.corpus.decontaminate.decontamination_settings import (
     GPT3,
     Decontamination,
     Llama2,
     Llama3,
     PaLM,
     Style,
+)
+from trainrig.corpus.decontaminate.document_matches import (
+    match,
+    merge,
 )
 from trainrig.corpus.files.removed_spans import RemovedSpan, remove_spans
 

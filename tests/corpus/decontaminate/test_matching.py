@@ -7,13 +7,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.decontaminate import matching
+from trainrig.corpus.decontaminate import document_matches
+from trainrig.corpus.decontaminate.benchmark_grams import (
+    find_hits,
+    index_grams,
+)
+from trainrig.corpus.decontaminate.benchmark_index import Examples, Index
 from trainrig.corpus.decontaminate.benchmark_overlap import find_unit_thresholds
-from trainrig.corpus.decontaminate.benchmarks import Examples
-from trainrig.corpus.decontaminate.grams import find_hits, index_grams
-from trainrig.corpus.decontaminate.index import Index
-from trainrig.corpus.decontaminate.matching import Matches, Totals, match, merge
-from trainrig.corpus.decontaminate.settings import (
+from trainrig.corpus.decontaminate.benchmark_words import (
+    UNKNOWN,
+    NormalisedWords,
+    build_vocabulary,
+    split_words,
+)
+from trainrig.corpus.decontaminate.decontamination_settings import (
     GPT3,
     Decontamination,
     Llama2,
@@ -21,8 +28,12 @@ from trainrig.corpus.decontaminate.settings import (
     PaLM,
     Style,
 )
-from trainrig.corpus.decontaminate.vocabulary import UNKNOWN, build_vocabulary
-from trainrig.corpus.decontaminate.words import NormalisedWords, split_words
+from trainrig.corpus.decontaminate.document_matches import (
+    Matches,
+    Totals,
+    match,
+    merge,
+)
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader
@@ -137,7 +148,7 @@ def test_matches_do_not_depend_on_the_batch(style, monkeypatch):
     texts = ["a b", "x", "", "b d a b", "d", "a b"]
     together = match(index, texts)
     assert together.span_documents.tolist() == [0, 3, 3, 5]
-    monkeypatch.setattr(matching, "_CHARACTERS", 4)
+    monkeypatch.setattr(document_matches, "_CHARACTERS", 4)
     for name, value in vars(match(index, texts)).items():
         assert np.array_equal(getattr(together, name), value)
 

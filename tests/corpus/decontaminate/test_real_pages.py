@@ -20,7 +20,7 @@ from trainrig.corpus.decontaminate import (
     match,
     merge,
 )
-from trainrig.corpus.decontaminate.benchmarks import read_examples
+from trainrig.corpus.decontaminate.benchmark_index import read_examples
 from trainrig.corpus.files.removed_spans import remove_spans
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))

@@ -2,20 +2,28 @@ import dataclasses
 import json
 from pathlib import Path
 
-from trainrig.corpus.decontaminate.benchmarks import Examples
-from trainrig.corpus.decontaminate.decide import Touch, decide
-from trainrig.corpus.decontaminate.decontamination_page import build_contamination_section
-from trainrig.corpus.decontaminate.index import Index
-from trainrig.corpus.decontaminate.matching import match, merge
-from trainrig.corpus.decontaminate.settings import GPT3, Decontamination, Llama2, PaLM, Style
-from trainrig.corpus.decontaminate.tallies import (
+from trainrig.corpus.decontaminate.benchmark_index import Examples, Index
+from trainrig.corpus.decontaminate.contamination_report import (
     CONTEXT,
     SAMPLES,
     CommonRow,
     ContaminationTallies,
+    build_contamination_section,
     pick_samples,
     sample,
     tally_contamination,
+)
+from trainrig.corpus.decontaminate.decide import Touch, decide
+from trainrig.corpus.decontaminate.decontamination_settings import (
+    GPT3,
+    Decontamination,
+    Llama2,
+    PaLM,
+    Style,
+)
+from trainrig.corpus.decontaminate.document_matches import (
+    match,
+    merge,
 )
 
 TWENTY = [f"w{i}" for i in range(20)]

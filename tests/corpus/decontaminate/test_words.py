@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.decontaminate.vocabulary import (
+from trainrig.corpus.decontaminate.benchmark_words import (
     NOT_ASKED,
     UNKNOWN,
+    NormalisedWords,
     WordNumbers,
     ask_numbers,
     build_vocabulary,
+    split_words,
 )
-from trainrig.corpus.decontaminate.words import NormalisedWords, split_words
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader

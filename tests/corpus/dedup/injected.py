@@ -14,10 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.decisions.documents import Documents
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_ids
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.signature_file import save_columns
+from trainrig.corpus.dedup.document_refs import (
+    SplitIndex,
+    format_ids,
+)
+from trainrig.corpus.dedup.documents import Documents
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.signatures import save_columns
 
 SHINGLES = 24  # shingles of a document
 MEMBERS = 10

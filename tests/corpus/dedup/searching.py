@@ -7,15 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from trainrig.corpus.dedup.decisions.documents import DedupDecisions, Documents
-from trainrig.corpus.dedup.decisions.keep import KeepFeatures, KeepRule, Longest
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_ids, parse_ids
-from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
-from trainrig.corpus.dedup.pairs.verify import Verification
-from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
-from trainrig.corpus.dedup.search import DuplicatesFound, find_duplicates
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.sign_split import Signatures
+from trainrig.corpus.dedup.document_refs import (
+    SplitIndex,
+    format_ids,
+    parse_ids,
+)
+from trainrig.corpus.dedup.documents import (
+    DedupDecisions,
+    Documents,
+)
+from trainrig.corpus.dedup.duplicate_search import DuplicateSearch, PartitionPlan
+from trainrig.corpus.dedup.keep_rules import (
+    KeepFeatures,
+    KeepRule,
+    Longest,
+)
+from trainrig.corpus.dedup.search_passes import (
+    DuplicatesFound,
+    find_duplicates,
+)
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.shingle_similarity import Verification
+from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.ray_runtime.ray_session import map_splits
 from trainrig.splits import Phase, Split, Work
 

@@ -18,14 +18,20 @@ import pytest
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.dedup.decisions.documents import KEPT, DedupDecisions
-from trainrig.corpus.dedup.decisions.keep import Longest
-from trainrig.corpus.dedup.pairs.buckets import MOST_CANDIDATES
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
-from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
-from trainrig.corpus.dedup.pairs.verify import Verification
-from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
-from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.dedup.candidates import MOST_CANDIDATES
+from trainrig.corpus.dedup.document_refs import SplitIndex
+from trainrig.corpus.dedup.documents import (
+    KEPT,
+    DedupDecisions,
+)
+from trainrig.corpus.dedup.duplicate_search import (
+    MIB,
+    DuplicateSearch,
+    plan_partitions,
+)
+from trainrig.corpus.dedup.keep_rules import Longest
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.shingle_similarity import Verification
 
 _injected = runpy.run_path(str(Path(__file__).with_name("injected.py")))
 SETTINGS = MinHash()
@@ -61,7 +67,7 @@ def run_search(
     folder: Path, split_indexes: Sequence[SplitIndex], memory: int
 ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
     """Search in a separate process with `memory` bytes; return its cost and the removals."""
-    cut = plan(split_indexes, SETTINGS.bands, memory)
+    cut = plan_partitions(split_indexes, SETTINGS.bands, memory)
     place = functools.partial(storage.join, str(folder))
     search = DuplicateSearch(
         tuple(split_indexes), cut, SETTINGS, Verification(), Longest(), False, place

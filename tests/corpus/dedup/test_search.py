@@ -13,14 +13,21 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.decisions.documents import BY_LIKENESS, BY_TEXT, BY_URL
-from trainrig.corpus.dedup.decisions.keep import ContentHash, Longest
-from trainrig.corpus.dedup.pairs.equals import DIGEST
-from trainrig.corpus.dedup.pairs.verify import Verification
-from trainrig.corpus.dedup.signatures.exact import hash_text
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.shingles import shingle
-from trainrig.corpus.dedup.signatures.sign_split import Signatures
+from trainrig.corpus.dedup.documents import (
+    BY_LIKENESS,
+    BY_TEXT,
+    BY_URL,
+    DIGEST,
+)
+from trainrig.corpus.dedup.keep_rules import (
+    ContentHash,
+    Longest,
+)
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.normalised_texts import hash_text
+from trainrig.corpus.signatures.shingle_similarity import Verification
+from trainrig.corpus.signatures.shingles import shingle
+from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.urls.key import compute_url_key
 
 _searching = runpy.run_path(str(Path(__file__).with_name("searching.py")))
@@ -105,9 +112,9 @@ def test_the_passes_decide_as_one_loop_over_all_documents_does(files, apart, by_
     documents = add_ids(files)
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch("trainrig.corpus.dedup.pairs.buckets.BATCH", held),
-        mock.patch("trainrig.corpus.dedup.pairs.remote_documents.MAX_BUFFERED", held),
-        mock.patch("trainrig.corpus.dedup.pairs.evidence._ROW_GROUP", held),
+        mock.patch("trainrig.corpus.dedup.candidates.BATCH", held),
+        mock.patch("trainrig.corpus.dedup.document_refs.MAX_BUFFERED", held),
+        mock.patch("trainrig.corpus.dedup.verified_pairs._ROW_GROUP", held),
     ):
         searched = search(Path(folder), documents, apart=apart, urls=by_url)
         assert same(searched.decisions(), search_in_order(documents, by_url))
@@ -254,11 +261,11 @@ def test_how_many_pairs_are_held_at_a_time_changes_no_evidence(tmp_path, held):
     files = [pages[:20], pages[20:45], pages[45:]]
     expected = read_evidence(find(tmp_path / "whole", files))
     with (
-        mock.patch("trainrig.corpus.dedup.pairs.buckets.BATCH", held),
-        mock.patch("trainrig.corpus.dedup.pairs.remote_documents.MAX_BUFFERED", held),
-        mock.patch("trainrig.corpus.dedup.pairs.evidence._ROW_GROUP", held),
-        mock.patch("trainrig.corpus.dedup.pairs.verify_candidates._SLICE", held),
-        mock.patch("trainrig.corpus.dedup.pairs.sorted_runs.PIECE", held),
+        mock.patch("trainrig.corpus.dedup.candidates.BATCH", held),
+        mock.patch("trainrig.corpus.dedup.document_refs.MAX_BUFFERED", held),
+        mock.patch("trainrig.corpus.dedup.verified_pairs._ROW_GROUP", held),
+        mock.patch("trainrig.corpus.dedup.verification_passes._SLICE", held),
+        mock.patch("trainrig.corpus.dedup.sorted_runs.PIECE", held),
     ):
         assert read_evidence(find(tmp_path / "apart", files, apart=True)) == expected
     assert sum(map(len, expected)) > 400

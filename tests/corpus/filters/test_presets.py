@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from trainrig.corpus.datatrove_signals.names import DATATROVE_SIGNALS
+from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
 from trainrig.corpus.filters import (
     C4,
     Filter,
@@ -20,7 +20,7 @@ from trainrig.corpus.filters import (
 )
 from trainrig.corpus.filters.presets import NAMES
 from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
-from trainrig.corpus.signals import SIGNALS
+from trainrig.corpus.signals.text_signals import SIGNALS
 
 MEASURED = {*SIGNALS, *DATATROVE_SIGNALS, *RefinedWebLines.columns, "language", "language_score"}
 

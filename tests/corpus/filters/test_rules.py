@@ -20,7 +20,7 @@ from trainrig.corpus.filters import (
 )
 from trainrig.corpus.language import NONE, LanguageGuess, identify
 from trainrig.corpus.limits import Columns
-from trainrig.corpus.signals import measure
+from trainrig.corpus.signals.text_signals import measure
 
 ENGLISH = LanguageGuess("en", 0.9)
 ALL = (Length(), Language(), GopherQuality(), GopherRepetition(), Symbols(), RepeatedLines())

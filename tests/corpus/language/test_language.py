@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trainrig.corpus import language
 from trainrig.corpus.language import NONE, PREFIX, identify, identify_all, list_language_codes
-from trainrig.corpus.signals.text_arrays.batch import build_batch
+from trainrig.corpus.signals.text_arrays import build_batch
 
 ENGLISH = "The mill stands by the river, and its wheel has turned there for two hundred years. "
 GERMAN = "Die Mühle steht am Fluss, und ihr Rad dreht sich dort seit zweihundert Jahren. "

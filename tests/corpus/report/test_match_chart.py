@@ -1,8 +1,11 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from trainrig.corpus.dedup.signatures.minhash import MinHash, compute_match_curve
 from trainrig.corpus.report.match_chart import _plot_curve, chart_matches
+from trainrig.corpus.signatures.minhash import (
+    MinHash,
+    compute_match_curve,
+)
 
 
 def test_the_chart_shows_the_share_found_at_the_threshold():

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.c4 import C4Lines
-from trainrig.corpus.signals.text_arrays.batch import build_batch
+from trainrig.corpus.signals.text_arrays import build_batch
 
 pieces = st.sampled_from(
     [

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.c4 import C4Lines
-from trainrig.corpus.signals import measure
-from trainrig.corpus.signals.text_arrays.batch import build_batch
-from trainrig.corpus.signals.text_arrays.sentences import count_sentences
+from trainrig.corpus.signals.c4_signals import count_sentences
+from trainrig.corpus.signals.text_arrays import build_batch
+from trainrig.corpus.signals.text_signals import measure
 
 PIECES = (
     *("[1]", "[edit]", "[citation needed]", "[", "]", "Hello there my good friend. ", "he said. "),

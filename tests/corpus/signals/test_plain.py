@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.signals import measure
+from trainrig.corpus.signals.text_signals import measure
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader

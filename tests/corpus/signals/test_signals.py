@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.signals import SIGNALS
-from trainrig.corpus.signals import measure as measure_all
+from trainrig.corpus.signals.text_signals import SIGNALS
+from trainrig.corpus.signals.text_signals import measure as measure_all
 
 
 def measure(text: str, language: str = "en") -> Any:

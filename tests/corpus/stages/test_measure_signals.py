@@ -11,8 +11,11 @@ from trainrig.corpus.read import RawPage
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
-from trainrig.corpus.signals import measure
-from trainrig.corpus.stages.measure_signals import MeasuredPages, measure_pages
+from trainrig.corpus.signals.text_signals import measure
+from trainrig.corpus.stages.read_pages import (
+    MeasuredPages,
+    measure_pages,
+)
 
 DATE = "2024-05-18T01:58:10Z"
 TEXT = "The keeper of the lighthouse writes to the harbor master that the lamp has to be mended."

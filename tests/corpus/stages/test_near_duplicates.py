@@ -18,13 +18,18 @@ import pytest
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import DROPPED, KEPT, curate, read_rows
 from trainrig.corpus.dedup import MinHash
-from trainrig.corpus.dedup.decisions.keep import BestSignal, Earliest, Longest, SourcePriority
-from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
-from trainrig.corpus.dedup.pairs.verify import Verification
+from trainrig.corpus.dedup.duplicate_search import PartitionPlan
+from trainrig.corpus.dedup.keep_rules import (
+    BestSignal,
+    Earliest,
+    Longest,
+    SourcePriority,
+)
 from trainrig.corpus.extract.guard import Guard, Outcome
 from trainrig.corpus.read import RawPage, ReadSettings
 from trainrig.corpus.read.web_archives.warc import write_warc
 from trainrig.corpus.run_file import Curation, CurationSource, WipeOut
+from trainrig.corpus.signatures.shingle_similarity import Verification
 from trainrig.corpus.stages.near_duplicates import INDEX, REVOKED
 from trainrig.errors import ConfigError, DataError
 
@@ -142,8 +147,8 @@ def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> No
     with (
         mock.patch("trainrig.corpus.curate.read_all_pages", unused),
         mock.patch("trainrig.corpus.curate.write_signatures", unused),
-        mock.patch("trainrig.corpus.dedup.search.verify", unused),
-        mock.patch("trainrig.corpus.dedup.search.find_candidates", unused),
+        mock.patch("trainrig.corpus.dedup.search_passes.verify", unused),
+        mock.patch("trainrig.corpus.dedup.search_passes.find_candidates", unused),
     ):
         curate(again)
         assert list_kept(run.output) == {"c", "e", "f"}  # the longest documents

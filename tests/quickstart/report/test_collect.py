@@ -10,7 +10,10 @@ import pytest
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import DROPPED, KEPT, Curation
-from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
+from trainrig.corpus.dedup.documents import (
+    EXACT,
+    NEAR,
+)
 from trainrig.corpus.rewrite.pii import PII
 from trainrig.corpus.row_schema import build_row_schema
 from trainrig.corpus.run_file import PROSE, CurationSource

@@ -16,11 +16,13 @@ with `Index.load(path)`. This package does not use Ray. The rules and the papers
 in settings.py.
 """
 
-from trainrig.corpus.decontaminate.benchmarks import check_examples, fingerprint
+from trainrig.corpus.decontaminate.benchmark_index import (
+    Index,
+    check_examples,
+    fingerprint,
+)
 from trainrig.corpus.decontaminate.decide import CONTAMINATED, Decision, Touch, decide
-from trainrig.corpus.decontaminate.index import Index
-from trainrig.corpus.decontaminate.matching import Matches, Totals, match, merge
-from trainrig.corpus.decontaminate.settings import (
+from trainrig.corpus.decontaminate.decontamination_settings import (
     GPT3,
     Benchmark,
     Decontamination,
@@ -28,6 +30,12 @@ from trainrig.corpus.decontaminate.settings import (
     Llama3,
     PaLM,
     Style,
+)
+from trainrig.corpus.decontaminate.document_matches import (
+    Matches,
+    Totals,
+    match,
+    merge,
 )
 
 __all__ = [

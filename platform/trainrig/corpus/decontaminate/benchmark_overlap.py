@@ -18,10 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.decontaminate.grams import Hits
-from trainrig.corpus.decontaminate.index import Index
-from trainrig.corpus.decontaminate.settings import BySize, Llama2, Llama3, PaLM
-from trainrig.corpus.signals.shares import STEPS, compute_shares
+from trainrig.corpus.decontaminate.benchmark_grams import Hits
+from trainrig.corpus.decontaminate.benchmark_index import Index
+from trainrig.corpus.decontaminate.decontamination_settings import (
+    BySize,
+    Llama2,
+    Llama3,
+    PaLM,
+)
+from trainrig.corpus.signals.text_signals import (
+    STEPS,
+    compute_shares,
+)
 
 _Integer = int | np.int64
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from trainrig.corpus.decontaminate.index import Index
-from trainrig.corpus.decontaminate.matching import Matches, Totals
-from trainrig.corpus.decontaminate.settings import GPT3
+from trainrig.corpus.decontaminate.benchmark_index import Index
+from trainrig.corpus.decontaminate.decontamination_settings import GPT3
+from trainrig.corpus.decontaminate.document_matches import (
+    Matches,
+    Totals,
+)
 from trainrig.corpus.files.removed_spans import RemovedSpan
 
 # name of the removal step, and the reason recorded for documents it drops

@@ -1,10 +1,10 @@
-"""Deduplication of equal and similar texts: exact digests, MinHash candidates, decisions.
+"""Deduplication of equal and similar documents: candidates, verified pairs and decisions.
 
-To add a method for near-duplicates, add a module to this package and its name to `NearDuplicates`.
-(There is one for now; pydantic discriminates from two on.)
+To add a method for near-duplicates, add its settings to `NearDuplicates`. (There is one for now;
+pydantic discriminates from two on.)
 """
 
-from trainrig.corpus.dedup.signatures.minhash import MinHash
+from trainrig.corpus.signatures.minhash import MinHash
 
 __all__ = ["MinHash", "NearDuplicates"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from trainrig.corpus.datatrove_signals.names import PREFIX
+from trainrig.corpus.datatrove_signals.datatrove_columns import PREFIX
 from trainrig.corpus.filters.c4 import C4
 from trainrig.corpus.filters.fineweb import FineWeb
 from trainrig.corpus.filters.gopher import GopherQuality, GopherRepetition

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from trainrig.corpus.filters.word_rules import CountsWords
 from trainrig.corpus.limits import Limit
-from trainrig.corpus.signals.stop_words import LANGUAGES
-from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
+from trainrig.corpus.signals.text_words import UNSPACED
+from trainrig.corpus.signals.word_signals import LANGUAGES
 
 
 class GopherQuality(CountsWords):

@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from trainrig.config import Settings
-from trainrig.corpus.datatrove_signals.names import PREFIX
+from trainrig.corpus.datatrove_signals.datatrove_columns import PREFIX
 
 WordRule = Literal["spaces", "datatrove"]
 

@@ -27,8 +27,11 @@ from trainrig.corpus.language.word_vectors import (
     index_kept_n_grams,
     sum_word_rows,
 )
-from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
-from trainrig.corpus.signals.text_arrays.hashing import hash_characters
+from trainrig.corpus.signals.text_arrays import (
+    TextBatch,
+    build_batch,
+    hash_characters,
+)
 
 PREFIX = 100_000  # number of characters at the start of a text that are read
 _KNOWN_WORDS = 2**18  # table slots of one generation: 34 MB for both

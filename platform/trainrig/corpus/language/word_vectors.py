@@ -11,8 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.signals.text_arrays.characters import LETTER, SPACE
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, SEED, compute_table_size, mix_bits
+from trainrig.corpus.signals.text_arrays import (
+    LETTER,
+    PRIME,
+    SEED,
+    SPACE,
+    compute_table_size,
+    mix_bits,
+)
 
 # constants of 32-bit FNV-1a
 _OFFSET = np.uint32(2166136261)

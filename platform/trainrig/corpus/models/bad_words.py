@@ -17,7 +17,7 @@ from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.models.scores import Scores
 from trainrig.corpus.models.toxicity import ANY, read_entries
-from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
+from trainrig.corpus.signals.text_words import UNSPACED
 
 _WORD = re.compile(r"\w+")
 

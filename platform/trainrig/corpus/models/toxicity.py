@@ -14,7 +14,7 @@ from pydantic import Field
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.models.scores import Scores, quantise_scores
-from trainrig.corpus.signals.text_arrays.unspaced import UNSPACED
+from trainrig.corpus.signals.text_words import UNSPACED
 from trainrig.errors import DataError
 
 ANY = ""  # key of the list for all languages without their own

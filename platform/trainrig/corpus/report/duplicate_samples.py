@@ -7,8 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainrig.corpus.dedup.decisions.documents import BY_LIKENESS, KEPT
-from trainrig.corpus.dedup.pairs.document_reference import format_ids
+from trainrig.corpus.dedup.document_refs import format_ids
+from trainrig.corpus.dedup.documents import (
+    BY_LIKENESS,
+    KEPT,
+)
 from trainrig.corpus.files.arrays import load_arrays
 
 MOST = 3  # pairs in a report

@@ -5,7 +5,10 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from trainrig import figures
-from trainrig.corpus.dedup.signatures.minhash import MinHash, compute_match_curve
+from trainrig.corpus.signatures.minhash import (
+    MinHash,
+    compute_match_curve,
+)
 from trainrig.figures import C1, C2, MUTED
 from trainrig.report import Chart, ReportTable, format_percent
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainrig import manifest, storage
-from trainrig.corpus.decontaminate.decontamination_page import build_contamination_section
-from trainrig.corpus.decontaminate.tallies import ContaminationTallies
-from trainrig.corpus.dedup.substrings import RepeatedText
+from trainrig.corpus.decontaminate.contamination_report import (
+    ContaminationTallies,
+    build_contamination_section,
+)
+from trainrig.corpus.repeated_text.exact_substrings import RepeatedText
 from trainrig.corpus.report.tallies import TALLIES
 from trainrig.manifest import FileSum
 from trainrig.report import (

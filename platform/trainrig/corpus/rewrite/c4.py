@@ -18,16 +18,23 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.signals.c4_lines import count_words, find_line, remove_citations
-from trainrig.corpus.signals.line_ends import ends_in_dots
-from trainrig.corpus.signals.text_arrays.batch import TextBatch, build_batch
-from trainrig.corpus.signals.text_arrays.characters import LINE_BREAK, SPACE, build_character_tables
-from trainrig.corpus.signals.text_arrays.phrases import (
+from trainrig.corpus.signals.c4_signals import (
     JAVASCRIPT,
     LOREM_IPSUM,
     POLICY,
+    count_words,
+    find_line,
     find_phrases,
     may_have_phrases,
+    remove_citations,
+)
+from trainrig.corpus.signals.line_signals import ends_in_dots
+from trainrig.corpus.signals.text_arrays import (
+    LINE_BREAK,
+    SPACE,
+    TextBatch,
+    build_batch,
+    build_character_tables,
 )
 
 # . ? ! " '

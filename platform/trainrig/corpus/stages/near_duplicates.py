@@ -20,16 +20,25 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.config import extract_identity
-from trainrig.corpus.dedup.decisions.documents import COPIES, Documents
-from trainrig.corpus.dedup.decisions.keep import KeepFeatures
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex, format_ids, parse_ids
-from trainrig.corpus.dedup.pairs.partition_plan import MIB, plan
-from trainrig.corpus.dedup.passes.duplicate_search import DuplicateSearch
-from trainrig.corpus.dedup.passes.final_decisions import name_revoked_file
-from trainrig.corpus.dedup.search import DuplicatesFound
-from trainrig.corpus.dedup.signatures.sign_split import Signatures
+from trainrig.corpus.dedup.document_refs import (
+    SplitIndex,
+    format_ids,
+    parse_ids,
+)
+from trainrig.corpus.dedup.documents import (
+    COPIES,
+    Documents,
+)
+from trainrig.corpus.dedup.duplicate_search import (
+    MIB,
+    DuplicateSearch,
+    plan_partitions,
+)
+from trainrig.corpus.dedup.keep_rules import KeepFeatures
+from trainrig.corpus.dedup.search_passes import DuplicatesFound, name_revoked_file
 from trainrig.corpus.files.arrays import load_arrays
 from trainrig.corpus.run_file import Curation
+from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.stages.apply_rules import PathBuilder, convert_to_numpy
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
@@ -135,7 +144,7 @@ def search_for(
     run: Curation, split_indexes: Sequence[SplitIndex], path_of: PathBuilder, bands: int
 ) -> DuplicateSearch:
     """Return the duplicate search of `run`, planned to stay within its memory, and log the plan."""
-    cut = plan(split_indexes, bands, run.memory * MIB)
+    cut = plan_partitions(split_indexes, bands, run.memory * MIB)
     log.info(
         (
             "%s: searching near-duplicates among %s documents, in %s and %s, with up to %s MiB per "

@@ -1,11 +1,16 @@
-"""First pass of curation: turn pages into measured documents, without any decision.
+"""First pass of curation: turn the pages of all sources into measured documents.
 
-A split is read in parts, cut by the number and bytes of records. A part is done when both its files
-exist. So a killed run reads a split again from its start, which is cheap, but extracts only the
-pages that no finished part holds.
+The files of the sources are grouped into splits. A split is read in parts, cut by the number and
+bytes of records. A part is done when both its files exist. So a killed run reads a split again from
+its start, which is cheap, but extracts only the pages that no finished part holds.
+
+Pages are measured a few hundred at a time, as rows of text and signal columns. No rule is applied
+here. Personal data are masked before anything else, so no signal, digest or row is computed from
+them.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import resource
@@ -13,22 +18,169 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainrig import storage
+from trainrig import manifest, storage
+from trainrig.corpus.datatrove_signals.datatrove_columns import measure_datatrove
+from trainrig.corpus.document import compute_document_id
 from trainrig.corpus.extract import Extracted, NotExtracted
 from trainrig.corpus.extract.guard import Cause, FailedPage, Guard
 from trainrig.corpus.files.measured_documents import Parts
 from trainrig.corpus.files.row_files import writing
-from trainrig.corpus.read import RawPage, Unreadable, from_json, read
+from trainrig.corpus.language import identify_all
+from trainrig.corpus.read import (
+    RawPage,
+    Unreadable,
+    cut_pieces,
+    find_files,
+    from_json,
+    read,
+    serialise_piece,
+)
+from trainrig.corpus.rewrite.pii import PII, MaskedSpan, mask
 from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.run_file import Curation, CurationSource
-from trainrig.corpus.stages.measure_signals import Extract, MeasuredPages, measure_pages
+from trainrig.corpus.signals.text_arrays import build_batch
+from trainrig.corpus.signals.text_signals import measure
+from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
 from trainrig.manifest import SCRATCH, FileSum
-from trainrig.splits import Work
+from trainrig.splits import Split, Work
+
+
+def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:
+    """Return the splits of all sources, and a fingerprint of each source's input.
+
+    A split is a group of pieces of files; splits have about the same size. Raises DataError if a
+    pattern matches no file, or if a file has an unknown format.
+    """
+    lists = [storage.compute_content_key(path) for path in run.urls.list_files()]
+    splits: list[Split] = []
+    inputs = {"urls": manifest.digest(lists)} if lists else {}
+    for scorer in run.scorers:
+        inputs[f"scorer {scorer.column}"] = manifest.digest(scorer.read_content_keys())
+    for index, source in enumerate(run.sources):
+        files = find_files(source.paths)
+        keys = [(file.name, storage.compute_content_key(file.path)) for file in files]
+        inputs[source.name] = manifest.digest(keys)
+        for number, group in enumerate(cut_pieces(files, source.reading)):
+            name = f"{source.name}-{number:05d}"
+            task = {
+                "name": name,
+                "source": index,
+                "pieces": [serialise_piece(piece) for piece in group],
+            }
+            splits.append(Split(name, task))
+    return splits, inputs
+
+
+@dataclass(frozen=True)
+class MeasuredPages:
+    """Result of measuring pages: rows, and the reasons why some pages gave none."""
+
+    rows: pa.Table  # columns as in `build_pool_schema`
+    quarantined: dict[int, dict[str, str]]  # "where" and "reason", by page number
+
+
+Extract = Callable[[Iterable[RawPage]], Iterable[Extracted | NotExtracted]]
+"""Function that extracts the text of pages, with one outcome per page, in order."""
+
+
+def measure_pages(
+    run: Curation, source: CurationSource, pages: Sequence[tuple[int, RawPage]], extract: Extract
+) -> MeasuredPages:
+    """Measure `pages`, given as (number, page), and return their rows in the same order."""
+    numbers: list[int] = []
+    taken: list[tuple[RawPage, Extracted]] = []
+    quarantined = {}
+    outcomes = extract([page for _, page in pages])
+    for (number, page), extracted in zip(pages, outcomes, strict=True):
+        if isinstance(extracted, NotExtracted):
+            where = mask_url(page.url, run.pii)
+            quarantined[number] = {"where": where, "reason": extracted.reason}
+        else:
+            numbers.append(number)
+            taken.append((page, extracted))
+    written, counts = _rewrite(source, [extracted.text for _, extracted in taken])
+    masked = [mask(text, run.pii) for text in written]
+    texts = [text for text, _ in masked]
+    batch = build_batch(texts)
+    languages, language_scores = identify_all(texts, batch)
+    columns: dict[str, Any] = {
+        "id": [compute_document_id(source.name, page.url, page.body) for page, _ in taken],
+        "url": [mask_url(page.url, run.pii) for page, _ in taken],
+        "text": texts,
+        "source": [source.name] * len(taken),
+        "language": languages,
+        "date": [page.date for page, _ in taken],
+        "metadata": [_format_metadata(page, extracted, run.pii) for page, extracted in taken],
+        "row": numbers,
+        "bytes": [len(text.encode()) for text in texts],
+        "language_score": language_scores,
+        "extracted_share": [extracted.share for _, extracted in taken],
+        "pii": [_list_places(spans) for _, spans in masked],
+        "pii_finds": [len(spans) for _, spans in masked],
+    }
+    columns |= measure(texts, languages, batch)
+    if run.needs_datatrove:
+        columns |= measure_datatrove(texts)
+    if run.urls != UrlLists():
+        columns |= _load_url_signals(run.urls).measure([page.url for page, _ in taken])
+    columns |= {scorer.column: scorer.score(texts, languages) for scorer in run.scorers}
+    schema = build_pool_schema(run)
+    columns |= {name: counts.get(name) for name in schema.names if name not in columns}
+    nothing = [None] * len(taken)
+    columns = {name: nothing if values is None else values for name, values in columns.items()}
+    return MeasuredPages(pa.table(columns, schema), quarantined)
+
+
+@functools.lru_cache(maxsize=1)
+def _load_url_signals(lists: UrlLists) -> UrlSignals:
+    """Read the block lists, once per process."""
+    return UrlSignals(lists)
+
+
+def _rewrite(
+    source: CurationSource, texts: Sequence[str]
+) -> tuple[list[str], dict[str, list[int]]]:
+    """Return the texts after all rewrites of `source`, and the number of changes, by column."""
+    counts: dict[str, list[int]] = {}
+    if not source.rewrites:
+        return list(texts), counts
+    languages, _ = identify_all(texts)
+    for rewrite in source.rewrites:
+        changed = [rewrite.apply(text, code) for text, code in zip(texts, languages, strict=True)]
+        texts = [text for text, _ in changed]
+        counts |= {name: [found[name] for _, found in changed] for name in rewrite.columns}
+    return list(texts), counts
+
+
+def _format_metadata(page: RawPage, extracted: Extracted, pii: PII) -> str:
+    """Return the metadata of the page and its file, without the text, as a JSON object."""
+    said = {
+        **page.metadata,
+        "title": extracted.title,
+        "id": page.id,
+        "published": extracted.date,
+        "language_hint": extracted.language_hint,
+    }
+    told = {name: mask(value, pii)[0] for name, value in said.items() if value or name == "title"}
+    return json.dumps(told, ensure_ascii=False)
+
+
+def _list_places(spans: Sequence[MaskedSpan]) -> list[dict[str, Any]]:
+    return [{"kind": span.kind, "start": span.start, "length": span.length} for span in spans]
+
+
+def mask_url(url: str, pii: PII) -> str:
+    """Return `url` with personal data masked; IP addresses stay, as they name hosts, not people."""
+    kinds = tuple(kind for kind in pii.kinds if kind != "IP")
+    return mask(url, pii.model_copy(update={"kinds": kinds}))[0]
+
 
 PART = 500  # records of a part: some seconds of work for one core, and some tens of MB in memory
 PART_BYTES = 64 * 2**20  # bytes of page bodies in a part

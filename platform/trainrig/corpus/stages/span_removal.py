@@ -6,12 +6,16 @@ documents of each split in their order, even those left empty. Deduplicating doc
 is the order of Llama 3 (arXiv:2407.21783, section 3.1.1): lines of a duplicate are not counted
 twice.
 
-numbers                                             keep order of surviving documents
-    line-keys, common-lines, cut-lines                  (dedup.lines)
-    anchors, repeated, pieces, repeats, cut-substrings  (dedup.substrings)
-    benchmarks, matches, matched, decontaminate         (decontaminate)
+    numbers          keep order of surviving documents
+    line-keys, common-lines, cut-lines                  (repeated_text.common_lines)
+    anchors, repeated, pieces, repeats, cut-substrings  (repeated_text.exact_substrings)
+    benchmarks       index the benchmarks               (decontaminate)
+    matches          find their text in each split
+    matched          add up the matches of all splits
+    decontaminate    decide what to remove, given the totals
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +27,33 @@ import numpy as np
 from trainrig import storage
 from trainrig.corpus.decontaminate import (
     CONTAMINATED,
+    Decision,
     Decontamination,
     Index,
+    Matches,
     Totals,
+    Touch,
+    decide,
+    match,
+    merge,
 )
-from trainrig.corpus.decontaminate.tallies import (
+from trainrig.corpus.decontaminate.contamination_report import (
     ContaminatedSample,
     ContaminationTallies,
+    pick_samples,
+    sample,
     tally_contamination,
 )
-from trainrig.corpus.dedup.decisions.documents import KEPT, DedupDecisions, Documents
-from trainrig.corpus.dedup.decisions.keep import KeepRule
-from trainrig.corpus.dedup.lines import (
+from trainrig.corpus.dedup.document_refs import SplitIndex
+from trainrig.corpus.dedup.documents import (
+    KEPT,
+    DedupDecisions,
+    Documents,
+)
+from trainrig.corpus.dedup.duplicate_search import MIB
+from trainrig.corpus.dedup.keep_rules import KeepRule
+from trainrig.corpus.files.arrays import save_arrays
+from trainrig.corpus.repeated_text.common_lines import (
     COMMON_LINES,
     CommonLines,
     choose_line_range_count,
@@ -42,9 +61,7 @@ from trainrig.corpus.dedup.lines import (
     cut_lines,
     find_common_lines,
 )
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
-from trainrig.corpus.dedup.pairs.partition_plan import MIB
-from trainrig.corpus.dedup.substrings import (
+from trainrig.corpus.repeated_text.exact_substrings import (
     EXACT_SUBSTRINGS,
     ExactSubstrings,
     RepeatedText,
@@ -57,18 +74,103 @@ from trainrig.corpus.dedup.substrings import (
     gather_pieces,
     read_repeated_texts,
 )
-from trainrig.corpus.files.arrays import save_arrays
+from trainrig.corpus.repeated_text.record_files import (
+    RemovedSpans,
+    save_spans,
+)
 from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
 from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages.apply_rules import PathBuilder
-from trainrig.corpus.stages.decontamination import (
-    decontaminate,
-    index_benchmarks,
-    match_documents,
-    merge_matches,
-)
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts
+
+
+def index_benchmarks(settings: Decontamination, path: str) -> Work:
+    """Return the work that builds the index of all benchmarks at `path`."""
+
+    def index(task: Task) -> Done:
+        Index.of(settings).save(path)
+        return {}, {}
+
+    return index
+
+
+def match_documents(surviving: SurvivingDocuments, path: str) -> Work:
+    """Return the work that finds benchmark text in the documents of a split.
+
+    `path` is that of the index.
+    """
+    index = Index.load(path)
+
+    def match_split(task: Task) -> Done:
+        name = task["name"]
+        texts = (
+            text for batch in surviving.iterate_texts_before(CONTAMINATED, name) for text in batch
+        )
+        match(index, texts).save(surviving.path_of("matches", f"{name}.npz"))
+        return {}, {}
+
+    return match_split
+
+
+def merge_matches(index: str, matches: Sequence[str], path: str) -> Work:
+    """Return the work that adds up the matches of all splits and writes the totals to `path`."""
+
+    def add(task: Task) -> Done:
+        merge(Index.load(index), matches).save(path)
+        return {}, {}
+
+    return add
+
+
+def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) -> Work:
+    """Return the work that decides which spans of a split to remove and which documents to drop."""
+    index = Index.load(path)
+    totals = Totals.load(totals_path)
+
+    def decide_split(task: Task) -> Done:
+        name = task["name"]
+        matches = Matches.load(surviving.path_of("matches", f"{name}.npz"))
+        decision = decide(index, matches, totals)
+        save_spans(surviving.name_spans_file(CONTAMINATED, name), _build_removed_spans(decision))
+        fallen = np.array(sorted(decision.fallen), np.int64)
+        save_arrays(surviving.name_fallen_file(name), {"fallen": fallen})
+        told = json.dumps(
+            [dataclasses.asdict(found) for found in _collect_samples(surviving, name, decision)]
+        )
+        storage.write(surviving.path_of("touched", f"{name}.json"), told.encode())
+        counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
+        return {**counts, **decision.compute_counts()}, {}
+
+    return decide_split
+
+
+def _build_removed_spans(decision: Decision) -> RemovedSpans:
+    found = [
+        (document, cut.start, cut.end)
+        for document, cuts in sorted(decision.cuts.items())
+        for cut in cuts
+    ]
+    return RemovedSpans(*np.array(found, np.int64).reshape(-1, 3).T)
+
+
+def _collect_samples(
+    surviving: SurvivingDocuments, split: str, decision: Decision
+) -> list[ContaminatedSample]:
+    touches: dict[int, list[Touch]] = {}
+    for touch in decision.touches:
+        touches.setdefault(touch.document, []).append(touch)
+    found = []
+    before = 0
+    for rows, texts in surviving.iterate_rows_before(CONTAMINATED, split, ["id", "url"]):
+        ids = rows["id"].to_pylist()
+        urls = rows["url"].to_pylist()
+        for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
+            found += [sample(touch, identity, url, text) for touch in touches.get(nth, ())]
+        found = pick_samples(found)
+        before += len(texts)
+    return found
+
 
 BENCHMARKS_INDEX = "benchmarks.index"
 BENCHMARKS_TOTALS = "benchmarks.totals"

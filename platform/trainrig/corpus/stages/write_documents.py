@@ -1,4 +1,4 @@
-"""Passes of curation that read texts again: signatures of passed documents, and the output."""
+"""Passes of curation that read texts again: signatures and the output; and counts of all passes."""
 
 import dataclasses
 import heapq
@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainrig import manifest, storage
-from trainrig.corpus.dedup.decisions.documents import COPIES, DedupDecisions
-from trainrig.corpus.dedup.pairs.document_reference import SplitIndex
-from trainrig.corpus.dedup.signatures.sign_split import Signatures
+from trainrig.corpus.dedup.document_refs import SplitIndex
+from trainrig.corpus.dedup.documents import (
+    COPIES,
+    DedupDecisions,
+)
 from trainrig.corpus.files.measured_documents import DROPPED, KEPT, QUARANTINE, MeasuredDocuments
 from trainrig.corpus.files.row_files import writing
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
 from trainrig.corpus.models.perplexity import assign_buckets
+from trainrig.corpus.report.duplicate_samples import MOST as PAIRS
 from trainrig.corpus.report.duplicate_samples import LikePairs
+from trainrig.corpus.report.tallies import CurationTallies, tally_curation
 from trainrig.corpus.row_schema import VERDICT, build_pool_schema, build_row_schema
 from trainrig.corpus.run_file import Curation
+from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.stages import near_duplicates
 from trainrig.corpus.stages.apply_rules import PathBuilder, list_source_rules, read_verdicts
 from trainrig.corpus.stages.surviving_documents import (
@@ -32,7 +38,7 @@ from trainrig.corpus.stages.surviving_documents import (
     list_removal_steps,
 )
 from trainrig.manifest import FileSum
-from trainrig.splits import Work
+from trainrig.splits import Split, Work, sum_counts
 
 _HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?([^/?#:]+)")
 _TOLD = ("source", "language")
@@ -290,3 +296,26 @@ class _Samples:
             reason: [dataclasses.asdict(sample) for sample in there]
             for reason, there in sorted(self._lowest.items())
         }
+
+
+RULES_TALLY = "tally.json"  # file of the rule tallies, by source
+
+
+def read_tallies(run: Curation, splits: Sequence[Split], path_of: PathBuilder) -> CurationTallies:
+    """Read the counts of all passes, and a few dropped documents as samples."""
+    judged = json.loads(storage.read(path_of(RULES_TALLY)))
+    told = [json.loads(storage.read(path_of("told", f"{split.name}.json"))) for split in splits]
+    samples: dict[str, list[dict[str, str]]] = {}
+    for results in told:
+        for step, found in results["samples"].items():
+            samples.setdefault(step, []).extend(found)
+    few = {
+        step: sorted(found, key=lambda sample: sample["id"])[:SAMPLES]
+        for step, found in sorted(samples.items())
+    }
+    integers = frozenset(
+        column.name for column in build_pool_schema(run) if pa.types.is_integer(column.type)
+    )
+    pairs = sorted((pair for results in told for pair in results["pairs"]), key=itemgetter("id"))
+    counts = sum_counts(results["counts"] for results in told)
+    return tally_curation(judged, counts, few, pairs[:PAIRS], integers)

@@ -15,7 +15,10 @@ from typing import Any
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import DROPPED, KEPT, read_rows
-from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
+from trainrig.corpus.dedup.documents import (
+    EXACT,
+    NEAR,
+)
 from trainrig.evaluate.scores.card import SCORECARD
 from trainrig.manifest import Manifest
 from trainrig.models.generation.sampling import Sampling

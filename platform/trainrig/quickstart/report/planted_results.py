@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainrig.corpus.curate import DROPPED, KEPT, read_rows
-from trainrig.corpus.dedup.decisions.documents import EXACT, NEAR
+from trainrig.corpus.dedup.documents import (
+    EXACT,
+    NEAR,
+)
 from trainrig.quickstart.site.planted import Plant
 
 PlantedOutcome = Literal["caught", "missed", "gone"]

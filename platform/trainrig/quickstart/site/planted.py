@@ -21,7 +21,7 @@ from trainrig.corpus.filters import find_first_broken_rule
 from trainrig.corpus.language import identify
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.run_file import PROSE
-from trainrig.corpus.signals import measure
+from trainrig.corpus.signals.text_signals import measure
 from trainrig.quickstart.site.article import Article, Paragraph, build_main_text, count_prose_words
 from trainrig.quickstart.site.page_frame import Frame, render
 from trainrig.quickstart.site.source_pages import hash_with_seed

@@ -9,10 +9,18 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.decisions.decision import FALLS, STAYS, build_edges, decide
-from trainrig.corpus.dedup.pairs.document_reference import DOCUMENT_KEY, deduplicate_names
-from trainrig.corpus.dedup.pairs.evidence import PAIR
-from trainrig.corpus.dedup.pairs.remote_documents import find_remote_documents
+from trainrig.corpus.dedup.document_refs import (
+    DOCUMENT_KEY,
+    deduplicate_names,
+    find_remote_documents,
+)
+from trainrig.corpus.dedup.greedy_decision import (
+    FALLS,
+    STAYS,
+    build_edges,
+    decide,
+)
+from trainrig.corpus.dedup.verified_pairs import PAIR
 
 COUNT = 14
 Pairs = dict[tuple[int, int], float]

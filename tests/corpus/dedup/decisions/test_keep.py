@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.decisions.keep import (
+from trainrig.corpus.dedup.keep_rules import (
     RANKS_BITS,
     WORST,
     BestSignal,

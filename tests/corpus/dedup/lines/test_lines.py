@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.lines import (
+from trainrig.corpus.files.removed_spans import remove_spans
+from trainrig.corpus.repeated_text.common_lines import (
     COMMON_LINES,
     CommonLines,
     choose_line_range_count,
@@ -19,8 +20,7 @@ from trainrig.corpus.dedup.lines import (
     cut_lines,
     find_common_lines,
 )
-from trainrig.corpus.dedup.span_file import load_spans
-from trainrig.corpus.files.removed_spans import remove_spans
+from trainrig.corpus.repeated_text.record_files import load_spans
 
 Split = list[tuple[int, str]]  # number in the keep order and text, of each document
 

@@ -5,9 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.lines.normal_form import NormalForm, compute_form
-from trainrig.corpus.dedup.lines.settings import CommonLines
-from trainrig.corpus.dedup.lines.units import find_units
+from trainrig.corpus.repeated_text.common_lines import (
+    CommonLines,
+    NormalForm,
+    compute_form,
+    find_units,
+)
 
 
 def normalise_plainly(line: str) -> str:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.pairs.buckets import (
+from trainrig.corpus.dedup.candidates import (
     CANDIDATE,
     ENTRY,
     FEW_CANDIDATES,

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.pairs.document_reference import (
+from trainrig.corpus.dedup.document_refs import (
     assign_parts,
     find_positions,
     find_splits,

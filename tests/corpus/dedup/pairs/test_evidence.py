@@ -5,9 +5,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from trainrig.corpus.dedup.pairs import evidence
-from trainrig.corpus.dedup.pairs.document_reference import DOCUMENT_KEY, format_ids, make_refs
-from trainrig.corpus.dedup.pairs.evidence import PAIR, SCHEMA, read_pairs, write_pairs
+from trainrig.corpus.dedup import verified_pairs
+from trainrig.corpus.dedup.document_refs import (
+    DOCUMENT_KEY,
+    format_ids,
+    make_refs,
+)
+from trainrig.corpus.dedup.verified_pairs import (
+    PAIR,
+    SCHEMA,
+    read_pairs,
+    write_pairs,
+)
 
 SHELF = 3
 
@@ -34,7 +43,7 @@ def test_similar_pairs_are_read_back_with_their_keys(
 ) -> None:
     (written, names) = make_pairs(count)
     path = str(tmp_path / "pairs.parquet")
-    with mock.patch.object(evidence, "_ROW_GROUP", group):
+    with mock.patch.object(verified_pairs, "_ROW_GROUP", group):
         write_pairs(path, written, names)
     there = list(read_pairs(path, SHELF, threshold))
     assert len(there) == -(-count // group)

@@ -6,10 +6,17 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.pairs import key_ranges
-from trainrig.corpus.dedup.pairs.buckets import ENTRY, iterate_candidates, select_nearest_of_all
-from trainrig.corpus.dedup.pairs.document_reference import assign_parts
-from trainrig.corpus.dedup.pairs.sorted_runs import RunPart, write_run
+from trainrig.corpus.dedup import candidate_passes
+from trainrig.corpus.dedup.candidates import (
+    ENTRY,
+    iterate_candidates,
+    select_nearest_of_all,
+)
+from trainrig.corpus.dedup.document_refs import assign_parts
+from trainrig.corpus.dedup.sorted_runs import (
+    RunPart,
+    write_run,
+)
 
 # Some keys are far apart, and some are in one bin.
 keys = st.sampled_from([n << 60 for n in range(16)] + [7 << 60 | n for n in range(4)])
@@ -24,14 +31,14 @@ def test_bounded_batches_of_entries_give_the_same_pairs(rows, parts, most, piece
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch("os.fsync"),
-        mock.patch("trainrig.corpus.dedup.pairs.sorted_runs.PIECE", piece),
+        mock.patch("trainrig.corpus.dedup.sorted_runs.PIECE", piece),
     ):
         path = f"{folder}/0.run"
         write_run(path, table, assign_parts(table["key"], parts), parts)
         found = [
             pairs
             for part in range(parts)
-            for pairs in key_ranges.iterate_candidates(
+            for pairs in candidate_passes.iterate_candidates_of_range(
                 RunPart.of([path], part, ENTRY), parts, most, 50
             )
         ]
@@ -50,12 +57,16 @@ def test_a_range_of_many_entries_is_never_held_whole(monkeypatch):
         held.append(len(rows))
         return iterate_candidates(rows, *more, **others)
 
-    monkeypatch.setattr("trainrig.corpus.dedup.pairs.buckets.iterate_candidates", counted)
-    monkeypatch.setattr("trainrig.corpus.dedup.pairs.sorted_runs.PIECE", 100)
+    monkeypatch.setattr("trainrig.corpus.dedup.candidates.iterate_candidates", counted)
+    monkeypatch.setattr("trainrig.corpus.dedup.sorted_runs.PIECE", 100)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/0.run"
         write_run(path, table, np.zeros(len(table), np.int64), 1)
-        found = list(key_ranges.iterate_candidates(RunPart.of([path], 0, ENTRY), 1, 1_000, None))
+        found = list(
+            candidate_passes.iterate_candidates_of_range(
+                RunPart.of([path], 0, ENTRY), 1, 1_000, None
+            )
+        )
     # The first documents of the frequent key, which are paired with each other.
     assert sum(held) == 3_000 + 33
     assert max(held) <= 1_000

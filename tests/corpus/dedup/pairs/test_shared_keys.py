@@ -6,15 +6,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.pairs.document_reference import assign_parts
-from trainrig.corpus.dedup.pairs.shared_keys import (
+from trainrig.corpus.dedup.candidate_passes import (
     KEY,
     Searched,
     build_entries,
     group_keys_by_part,
     mark_shared,
 )
-from trainrig.corpus.dedup.pairs.sorted_runs import PIECE, RunPart, write_grouped
+from trainrig.corpus.dedup.document_refs import assign_parts
+from trainrig.corpus.dedup.sorted_runs import (
+    PIECE,
+    RunPart,
+    write_grouped,
+)
 
 low_bits = st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 2, 2**16, 2**31, 2**32 - 1])
 any_key = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**26, 2**26 + 1, 2**63, 2**64 - 1])

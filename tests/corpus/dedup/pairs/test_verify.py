@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.pairs.verify import (
+from trainrig.corpus.signatures.shingle_similarity import (
     compute_least_common,
     compute_similarities,
     count_common_shingles,

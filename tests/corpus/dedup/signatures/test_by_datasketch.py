@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.signatures.by_datasketch import (
+from trainrig.corpus.signatures.datasketch_signatures import (
     SCHEMES,
     compute_datasketch_signatures,
     split_words,
 )
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.shingles import shingle
-from trainrig.corpus.dedup.signatures.sign_split import compute_keys_and_shingles
-from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.normalised_texts import NormalisedTexts
+from trainrig.corpus.signatures.shingles import shingle
+from trainrig.corpus.signatures.signatures import compute_keys_and_shingles
 
 TEXT = "The quick brown fox — jumps over the LAZY dog; ÀÉÎ straße "
 letters = st.sampled_from("ab B_9.' é\u0130i\u0307ΣσςßЖж\ud800天気カ\u3099ทีา") | st.characters()
@@ -123,7 +123,7 @@ def test_datasketch_signatures_can_be_selected_and_give_keys():
 
 def test_datasketch_is_loaded_only_on_request():
     code = (
-        "import sys, trainrig.corpus.dedup.signatures.sign_split; "
+        "import sys, trainrig.corpus.signatures.signatures; "
         "print([name for name in ('datasketch', 'scipy.integrate') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

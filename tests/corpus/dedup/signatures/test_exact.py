@@ -6,9 +6,14 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.signatures.character_classes import SPACE, UNSETTLED, build_letter_table
-from trainrig.corpus.dedup.signatures.exact import hash_text, hash_texts
-from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
+from trainrig.corpus.signatures.normalised_texts import (
+    SPACE,
+    UNSETTLED,
+    NormalisedTexts,
+    build_letter_table,
+    hash_text,
+    hash_texts,
+)
 
 # Characters that compose, that compose only in lower case, that are reordered, and white space.
 ACCENTS = "eJjΣσ İi\u0307\u0301\u030c\u0323가ᄀ\u1161\u11a8\u2126\u212bȺ\n\u3000\x1c\ud800𐐀"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainrig import config
-from trainrig.corpus.dedup.signatures.minhash import (
+from trainrig.corpus.signatures.minhash import (
     MinHash,
     choose_banding,
     compute_match_curve,

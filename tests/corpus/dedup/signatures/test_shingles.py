@@ -7,15 +7,20 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.signatures.character_classes import (
+from trainrig.corpus.signatures.normalised_texts import (
     IDEOGRAM,
     MARK,
     SYLLABLE,
     WORD,
+    NormalisedTexts,
     build_letter_table,
 )
-from trainrig.corpus.dedup.signatures.shingles import finalise_hash, jaccard, shingle, shingle_texts
-from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
+from trainrig.corpus.signatures.shingles import (
+    finalise_hash,
+    jaccard,
+    shingle,
+    shingle_texts,
+)
 
 words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=30)
 # Characters that lower-casing and \w treat specially: "İ" becomes two characters, a sigma at the

@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.signatures import sign_split
-from trainrig.corpus.dedup.signatures.exact import hash_text
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.shingles import shingle
-from trainrig.corpus.dedup.signatures.sign_split import Signatures, compute_keys_and_shingles
-from trainrig.corpus.dedup.signatures.signature import compute_band_keys, compute_signatures
-from trainrig.corpus.dedup.signatures.texts import NormalisedTexts
+from trainrig.corpus.signatures import signatures
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.normalised_texts import NormalisedTexts, hash_text
+from trainrig.corpus.signatures.shingles import shingle
+from trainrig.corpus.signatures.signatures import (
+    Signatures,
+    compute_band_keys,
+    compute_keys_and_shingles,
+    compute_signatures,
+)
 from trainrig.corpus.urls.key import compute_url_key
 
 SETTINGS = MinHash()
@@ -73,7 +76,7 @@ def test_how_texts_are_cut_into_blocks_does_not_show(monkeypatch):
     documents = [(str(n), "http://a", f"word{n} " * (n * 37 % 90)) for n in range(40)]
     whole = Signatures.of(documents, SETTINGS)
     for size in (1, 100, 1000):
-        monkeypatch.setattr(sign_split, "_BLOCK", size)
+        monkeypatch.setattr(signatures, "_BLOCK", size)
         assert same(Signatures.of(documents, SETTINGS), whole)
 
 

@@ -5,9 +5,9 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.shingles import jaccard
-from trainrig.corpus.dedup.signatures.signature import (
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.shingles import jaccard
+from trainrig.corpus.signatures.signatures import (
     build_permutations,
     compute_band_keys,
     compute_signatures,

@@ -3,7 +3,10 @@ import pyarrow as pa
 import pytest
 
 from trainrig import storage
-from trainrig.corpus.dedup.signatures.signature_file import load_columns, save_columns
+from trainrig.corpus.signatures.signatures import (
+    load_columns,
+    save_columns,
+)
 from trainrig.errors import DataError
 from trainrig.storage import s3_objects
 

@@ -15,8 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.dedup.span_file import load_spans
-from trainrig.corpus.dedup.substrings import (
+from trainrig.corpus.files.removed_spans import RemovedSpan, remove_spans
+from trainrig.corpus.repeated_text import substring_pieces
+from trainrig.corpus.repeated_text.exact_substrings import (
     EXACT_SUBSTRINGS,
     ExactSubstrings,
     RepeatedText,
@@ -27,11 +28,10 @@ from trainrig.corpus.dedup.substrings import (
     find_repeated_anchors,
     find_repeats,
     gather_pieces,
-    pieces,
     read_repeated_texts,
+    save_repeated_texts,
 )
-from trainrig.corpus.dedup.substrings.report import save_repeated_texts
-from trainrig.corpus.files.removed_spans import RemovedSpan, remove_spans
+from trainrig.corpus.repeated_text.record_files import load_spans
 
 Split = list[tuple[int, str]]  # number in the keep order and text, of each document
 
@@ -160,7 +160,9 @@ def test_cuts_equal_comparing_one_by_one(splits, length, ranges, partitions, bat
 def test_less_memory_takes_more_arrays_and_finds_the_same(splits, length, partitions, memory):
     rules = ExactSubstrings(min_bytes=length, memory=memory)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "LONGEST", 3)  # small, so that one text is in many pieces, too
+        patch.setattr(
+            substring_pieces, "LONGEST", 3
+        )  # small, so that one text is in many pieces, too
         found = Cleaned(splits, rules, partitions=partitions)
     assert found.cuts == find_cuts_one_by_one(splits, length)
 

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("spacy")
 
-from trainrig.corpus.datatrove_signals import DATATROVE_SIGNALS, measure_datatrove
-from trainrig.corpus.datatrove_signals.names import PREFIX
-from trainrig.corpus.datatrove_signals.spacy_words import load_spacy_words
+from trainrig.corpus.datatrove_signals.datatrove_columns import (
+    DATATROVE_SIGNALS,
+    PREFIX,
+    measure_datatrove,
+)
+from trainrig.corpus.datatrove_signals.spacy_splitting import load_spacy_words
 
 PIECES = (
     *("a ", "the ", "of ", "word ", "Inc. ", "can't ", "(so) ", "1,000 ", "end. ", "- ", "• "),

@@ -2,8 +2,8 @@
 
 import sys
 
-from trainrig.corpus.signals.text_arrays import characters as module
-from trainrig.corpus.signals.text_arrays.characters import build_character_tables
+from trainrig.corpus.signals import text_arrays as module
+from trainrig.corpus.signals.text_arrays import build_character_tables
 
 
 def test_every_character_has_pythons_classes():

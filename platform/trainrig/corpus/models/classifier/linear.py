@@ -17,9 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.signals.text_arrays.batch import build_batch
-from trainrig.corpus.signals.text_arrays.hashing import PRIME, mix_bits
-from trainrig.corpus.signals.text_arrays.words import split_words
+from trainrig.corpus.signals.text_arrays import (
+    PRIME,
+    build_batch,
+    mix_bits,
+)
+from trainrig.corpus.signals.text_words import split_words
 
 Weights = NDArray[np.float32]
 

@@ -1,0 +1,281 @@
+"""Search of texts for the n-grams of benchmarks, for all values of n at once.
+
+Most positions of a text are rejected by a Bloom filter (the sieve) over the hashes of the n-grams'
+first words, as many words as the shortest n-gram has. Only the remaining positions are looked up:
+their words in the vocabulary, and their runs of words in a hash table. Words are compared at the
+end, so a hash collision is never reported as a match.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.decontaminate.benchmark_words import (
+    NOT_ASKED,
+    UNKNOWN,
+    NormalisedWords,
+    WordNumbers,
+    ask_numbers,
+    find_word_number,
+)
+from trainrig.corpus.signals.text_arrays import (
+    compute_table_size,
+    mix_bits,
+)
+
+NONE = np.uint32(0xFFFFFFFF)  # value for a position at which no n-gram begins
+_Whole = int | np.int64
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
+_GRAMS_A_PART = (
+    # N-grams per 64-bit part at most. Each sets three bits, so one position in a hundred passes by
+    # chance.
+    4
+)
+
+
+class Grams(NamedTuple):
+    """The n-grams of all benchmarks, numbered by their first position.
+
+    Array suffixes: B is the number of benchmark words, G the number of different n-grams.
+    """
+
+    orders_B: NDArray[np.uint8]  # n of the n-gram that begins at each word, or 0
+    grams_B: NDArray[np.uint32]  # number of that n-gram, or NONE
+    # [G + 1] offsets in `places` at which the positions of each n-gram begin
+    firsts_G1: NDArray[np.int64]
+    places: NDArray[np.uint32]  # words at which each n-gram begins, ascending
+    orders: NDArray[np.int64]  # all values of n, ascending
+    slots: NDArray[np.uint32]  # an open-addressing table by hash: number + 1, or 0
+    sieve: NDArray[np.uint64]
+
+
+class Hits(NamedTuple):
+    """N-grams found in texts, sorted by text, word and n."""
+
+    texts: NDArray[np.int64]
+    words: NDArray[np.int64]  # word at which the n-gram begins, counted over all texts
+    grams: NDArray[np.uint32]
+
+
+def index_grams(
+    words_B: NDArray[np.uint32], orders_B: NDArray[np.uint8], hashes_V: NDArray[np.uint64]
+) -> Grams:
+    """Index the n-grams of `words_B` that begin where `orders_B` is not 0."""
+    begins = np.flatnonzero(orders_B)
+    orders = np.unique(orders_B[begins]).astype(np.int64)
+    grams = np.full(len(words_B), NONE, np.uint32)
+    slots = np.zeros(int(compute_table_size(len(begins))), np.uint32)
+    firsts = np.empty(len(begins), np.int64)
+    count = _assign_numbers(words_B, orders_B, hashes_V, slots, grams, firsts)
+    order = np.argsort(grams[begins], kind="stable")
+    sizes = np.bincount(grams[begins], minlength=count) if count else np.zeros(0, np.int64)
+    slots = np.zeros(int(compute_table_size(count)), np.uint32)
+    sieve = np.zeros(int(compute_table_size(count // (2 * _GRAMS_A_PART) + 1)), np.uint64)
+    if count:
+        _fill(words_B, orders_B, hashes_V, firsts[:count], int(orders[0]), slots, sieve)
+    return Grams(
+        orders_B,
+        grams,
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        begins[order].astype(np.uint32),
+        orders,
+        slots,
+        sieve,
+    )
+
+
+def find_hits(
+    grams: Grams, words_B: NDArray[np.uint32], vocabulary: WordNumbers, words: NormalisedWords
+) -> tuple[Hits, NDArray[np.uint32]]:
+    """Return the benchmark n-grams found in the texts, and the vocabulary numbers of the words.
+
+    Words are numbered only in texts with a hit; elsewhere some are NOT_ASKED.
+    """
+    texts = np.empty(0, np.int64)
+    places = np.empty(0, np.int64)
+    hits = Hits(texts, places, np.empty(0, np.uint32))
+    numbers = np.full(len(words.ends_W), NOT_ASKED)
+    if not len(grams.orders):
+        return hits, numbers
+    longest = int(np.diff(words.firsts_D1).max(initial=0))
+    room = len(numbers) * len(grams.orders)  # untouched pages of memory are never allocated
+    hits = Hits(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint32))
+    powers = np.array([pow(int(_BASE), int(n), 2**64) for n in grams.orders], np.uint64)
+    sums = np.empty(longest + 1, np.uint64)
+    found = (words.letters_L, words.ends_W, words.hashes_W, words.firsts_D1)
+    count = _find(*grams, words_B, *vocabulary, powers, *found, sums, numbers, *hits)
+    hits = Hits(hits.texts[:count].copy(), hits.words[:count].copy(), hits.grams[:count].copy())
+    ask_numbers(vocabulary, words, np.unique(hits.texts), numbers)
+    return hits, numbers
+
+
+@compile_nogil
+def _hash_gram(
+    words: NDArray[np.uint32], hashes: NDArray[np.uint64], place: _Whole, order: _Whole
+) -> np.uint64:
+    found = np.uint64(0)
+    for word in range(place, place + order):
+        found = found * _BASE + hashes[words[word]]
+    return found
+
+
+@compile_nogil
+def _compute_bits(key: np.uint64) -> np.uint64:
+    """Return the three bits that `key` sets in its 64-bit part of the sieve."""
+    one = np.uint64(1)
+    six = np.uint64(6)
+    last = np.uint64(63)
+    return (
+        (one << (key & last))
+        | (one << ((key >> six) & last))
+        | (one << ((key >> (six + six)) & last))
+    )
+
+
+@compile_nogil
+def _are_equal(
+    left: NDArray[np.uint32],
+    place: _Whole,
+    right: NDArray[np.uint32],
+    other: _Whole,
+    order: _Whole,
+) -> bool:
+    offset = 0
+    while offset < order and left[place + offset] == right[other + offset]:
+        offset += 1
+    return offset == order
+
+
+@compile_nogil
+def _assign_numbers(
+    words: NDArray[np.uint32],
+    orders: NDArray[np.uint8],
+    hashes: NDArray[np.uint64],
+    slots: NDArray[np.uint32],
+    grams: NDArray[np.uint32],
+    firsts: NDArray[np.int64],
+) -> int:
+    mask = np.int64(len(slots) - 1)
+    count = 0
+    for place in range(len(words)):
+        order = np.int64(orders[place])
+        if order == 0:
+            continue
+        key = mix_bits(_hash_gram(words, hashes, place, order) + np.uint64(order))
+        slot = np.int64(key & np.uint64(mask))
+        while slots[slot] != 0:
+            first = firsts[slots[slot] - 1]
+            if orders[first] == order and _are_equal(words, place, words, first, order):
+                break
+            slot = (slot + 1) & mask
+        if slots[slot] == 0:
+            firsts[count] = place
+            count += 1
+            slots[slot] = count
+        grams[place] = slots[slot] - 1
+    return count
+
+
+@compile_nogil
+def _fill(
+    words: NDArray[np.uint32],
+    orders: NDArray[np.uint8],
+    hashes: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+    shortest: int,
+    slots: NDArray[np.uint32],
+    sieve: NDArray[np.uint64],
+) -> None:
+    mask = np.int64(len(slots) - 1)
+    for gram in range(len(firsts)):
+        place = firsts[gram]
+        order = np.int64(orders[place])
+        key = mix_bits(_hash_gram(words, hashes, place, order) + np.uint64(order))
+        slot = np.int64(key & np.uint64(mask))
+        while slots[slot] != 0:
+            slot = (slot + 1) & mask
+        slots[slot] = gram + 1
+        key = mix_bits(_hash_gram(words, hashes, place, shortest))
+        sieve[np.int64((key >> np.uint64(18)) & np.uint64(len(sieve) - 1))] |= _compute_bits(key)
+
+
+@compile_nogil
+def _find(
+    orders_B: NDArray[np.uint8],
+    grams_B: NDArray[np.uint32],
+    gram_firsts: NDArray[np.int64],
+    gram_places: NDArray[np.uint32],
+    orders: NDArray[np.int64],
+    slots: NDArray[np.uint32],
+    sieve: NDArray[np.uint64],
+    benchmark_words: NDArray[np.uint32],
+    known_letters: NDArray[np.uint32],
+    known_ends: NDArray[np.int64],
+    known_hashes: NDArray[np.uint64],
+    known_slots: NDArray[np.uint32],
+    powers: NDArray[np.uint64],
+    letters: NDArray[np.uint32],
+    ends: NDArray[np.int64],
+    hashes: NDArray[np.uint64],
+    firsts: NDArray[np.int64],
+    sums: NDArray[np.uint64],
+    numbers: NDArray[np.uint32],
+    hit_texts: NDArray[np.int64],
+    hit_words: NDArray[np.int64],
+    hit_grams: NDArray[np.uint32],
+) -> int:
+    mask = np.int64(len(slots) - 1)
+    parts = np.uint64(len(sieve) - 1)
+    shortest = orders[0]
+    longest = orders[-1]
+    count = 0
+    for text in range(len(firsts) - 1):
+        first = firsts[text]
+        words = firsts[text + 1] - firsts[text]
+        # Hashes of all words before each word: the hash of a run is the difference of two.
+        sums[0] = 0
+        for word in range(words):
+            sums[word + 1] = sums[word] * _BASE + hashes[first + word]
+        for word in range(words - shortest + 1):
+            key = mix_bits(sums[word + shortest] - sums[word] * powers[0])
+            bits = _compute_bits(key)
+            if sieve[np.int64((key >> np.uint64(18)) & parts)] & bits != bits:
+                continue
+            known = 0  # known words from this position on
+            while known < longest and word + known < words:
+                place = first + word + known
+                if numbers[place] == NOT_ASKED:
+                    numbers[place] = find_word_number(
+                        known_letters,
+                        known_ends,
+                        known_hashes,
+                        known_slots,
+                        letters,
+                        ends,
+                        hashes,
+                        place,
+                    )
+                if numbers[place] == UNKNOWN:
+                    break
+                known += 1
+            for index in range(len(orders)):
+                order = orders[index]
+                if order > known:
+                    break
+                run = sums[word + order] - sums[word] * powers[index]
+                slot = np.int64(mix_bits(run + np.uint64(order)) & np.uint64(mask))
+                while slots[slot] != 0:
+                    gram = np.int64(slots[slot]) - 1
+                    place = np.int64(gram_places[gram_firsts[gram]])
+                    if orders_B[place] == order and _are_equal(
+                        numbers, first + word, benchmark_words, place, order
+                    ):
+                        hit_texts[count] = text
+                        hit_words[count] = first + word
+                        hit_grams[count] = gram
+                        count += 1
+                        break
+                    slot = (slot + 1) & mask
+    return count

@@ -1,1 +1,0 @@
-"""Decisions on which documents are dropped as duplicates of which others."""

@@ -1,1 +1,0 @@
-"""Signatures of documents: normal form, shingles and MinHash values."""

@@ -1,0 +1,331 @@
+"""Passes over candidates: compare shingles, and turn pairs above the threshold into edges.
+
+Candidates are compared in the partition of each pair's first document. Shingles of the second
+documents in other partitions are sent there: each partition reads its own documents, and writes the
+shingles that others need into a run. So no file is opened for a single pair, or for a pair of split
+indexes. Pairs from the evidence floor up stay in files, so that another threshold can be applied
+without comparing them again.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.dedup import (
+    candidates,
+    greedy_decision,
+    verified_pairs,
+)
+from trainrig.corpus.dedup.document_refs import (
+    DOCUMENT_KEY,
+    REMOTE_DOCUMENT,
+    DedupBuffer,
+    SplitIndex,
+    deduplicate_names,
+    find_positions,
+    find_refs,
+    find_splits,
+    make_remote_keys,
+    select_fields,
+)
+from trainrig.corpus.dedup.duplicate_search import DuplicateSearch
+from trainrig.corpus.dedup.sorted_runs import (
+    Rows,
+    RunPart,
+)
+from trainrig.corpus.dedup.verified_pairs import PAIR
+from trainrig.corpus.signatures.shingle_similarity import (
+    Measure,
+    compute_least_common,
+    compute_similarities,
+    count_common_shingles,
+    gather_shingles,
+    write_together,
+)
+from trainrig.corpus.signatures.signatures import load_columns
+from trainrig.splits import Done, Task, Work
+
+Order = Callable[[SplitIndex], tuple[NDArray[np.uint64], NDArray[np.uint64]]]
+
+SET = np.dtype([*DOCUMENT_KEY.descr, ("shingles", "u8")])
+SHINGLE = np.dtype("u4")
+_SLICE = 2**17  # pairs compared together, at about 100 bytes each
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The shingles of some documents, sorted by ref."""
+
+    names: Rows  # rows of type SET
+    shingles: NDArray[np.uint32]
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """The end of each document's shingles."""
+        return np.cumsum(self.names["shingles"].astype(np.int64))
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """The start of each document's shingles."""
+        return self.ends - self.names["shingles"].astype(np.int64)
+
+
+def gather_sets(
+    refs: NDArray[np.uint64], split_indexes: Sequence[SplitIndex], order: Order
+) -> Sets:
+    """Read the shingles of the documents `refs`, which are sorted and in few split indexes."""
+    names = np.empty(len(refs), SET)
+    names["ref"] = refs
+    spans = []
+    for split_index, chosen in _iterate_splits(refs):
+        there = load_columns(split_indexes[split_index].signatures, ["shingles", "ends"])
+        places = find_positions(refs[chosen])
+        ends = there["ends"][places]
+        starts = np.where(places > 0, there["ends"][places - 1], 0)
+        spans.append((there["shingles"], starts, ends))
+        ranks, ids = order(split_indexes[split_index])
+        names["rank"][chosen] = ranks[places]
+        names["id0"][chosen], names["id1"][chosen] = ids[places].T
+        names["shingles"][chosen] = ends - starts
+    found = np.empty(int(names["shingles"].sum()), SHINGLE)
+    filled = 0
+    for shingles, starts, ends in spans:
+        write_together(shingles, starts, ends, found[filled:])
+        filled += int((ends - starts).sum())
+    return Sets(names, _make_read_only(found))
+
+
+@dataclass(frozen=True)
+class RemoteShingles:
+    """A batch of shingles for other partitions, grouped by reader."""
+
+    own: Sets  # the shingles of each document, once
+    nth: NDArray[np.int64]  # [remote documents] index in `own`
+    first_names: NDArray[np.int64]  # [partitions + 1] start of each reader's documents
+
+    @property
+    def names(self) -> Rows:
+        """The SET row of each remote document."""
+        return np.take(self.own.names, self.nth)
+
+    @property
+    def first_shingles(self) -> NDArray[np.int64]:
+        """The start of each reader's shingles, [partitions + 1]."""
+        sizes = self.own.names["shingles"].astype(np.int64)[self.nth]
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[self.first_names]
+
+    def iterate_shingles(self) -> Iterator[NDArray[np.uint32]]:
+        """Yield the shingles for each reader that has any."""
+        starts = self.own.starts
+        ends = self.own.ends
+        for first, end in zip(self.first_names[:-1], self.first_names[1:], strict=True):
+            if first < end:
+                chosen = self.nth[first:end]
+                yield gather_shingles(self.own.shingles, starts[chosen], ends[chosen])
+
+
+def fetch_shingles(
+    remote: Rows, partitions: int, split_indexes: Sequence[SplitIndex], order: Order
+) -> RemoteShingles:
+    """Read the shingles that other partitions need; `remote` is sorted and without duplicates."""
+    refs, nth = np.unique(remote["ref"], return_inverse=True)
+    first_names = np.searchsorted(remote["reader"], np.arange(partitions + 1).astype(np.uint64))
+    return RemoteShingles(gather_sets(refs, split_indexes, order), nth, first_names)
+
+
+@dataclass(frozen=True)
+class CandidatePairs:
+    """Candidate pairs, sorted by the second document."""
+
+    firsts: NDArray[np.uint64]
+    seconds: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, pairs: Rows) -> "CandidatePairs":
+        """Convert CANDIDATE rows without duplicates."""
+        by_b = np.argsort(pairs["b"])
+        return cls(np.take(pairs["a"], by_b), np.take(pairs["b"], by_b))
+
+
+def find_alike_pairs(
+    met: CandidatePairs, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
+) -> tuple[Rows, Rows]:
+    """Return the pairs with a similarity of at least `floor`, and the keys of their documents.
+
+    Args:
+        met: the candidate pairs.
+        own: shingles of all first documents, and possibly of others.
+        others: shingles of the second documents; a repeated document is compared once.
+        measure: the measure of similarity.
+        floor: the least similarity.
+
+    Returns:
+        PAIR rows sorted by `a` and `b`, and DOCUMENT_KEY rows sorted by ref.
+    """
+    own_refs = np.ascontiguousarray(own.names["ref"])
+    own_starts = own.starts
+    own_ends = own.ends
+    compared = np.zeros(len(met.seconds), bool)
+    found = [np.empty(0, PAIR)]
+    names = [select_fields(own.names, DOCUMENT_KEY)]
+    for other in others:
+        if not len(other.names):
+            continue
+        refs = np.ascontiguousarray(other.names["ref"])
+        other_starts = other.starts
+        other_ends = other.ends
+        of_use = np.zeros(len(refs), bool)
+        first, end = np.searchsorted(met.seconds, refs[[0, -1]] + np.array([0, 1], np.uint64))
+        for begin in range(first, end, _SLICE):
+            some = slice(begin, min(begin + _SLICE, end))
+            b, there = find_refs(refs, met.seconds[some])
+            there &= ~compared[some]
+            compared[some] |= there
+            one = met.firsts[some][there]
+            b = b[there]
+            a, _ = find_refs(own_refs, one)
+            sizes = own_ends[a] - own_starts[a], other_ends[b] - other_starts[b]
+            common = count_common_shingles(
+                own.shingles,
+                own_starts[a],
+                own_ends[a],
+                _make_read_only(other.shingles),
+                other_starts[b],
+                other_ends[b],
+                compute_least_common(measure, floor, *sizes),
+            )
+            likeness = compute_similarities(measure, common, *sizes)
+            enough = (common >= 0) & (likeness >= floor)
+            rows = np.empty(np.count_nonzero(enough), PAIR)
+            rows["a"] = one[enough]
+            rows["b"] = refs[b[enough]]
+            rows["similarity"] = likeness[enough]
+            found.append(rows)
+            of_use[b[enough]] = True
+        if other is not own:
+            names.append(select_fields(other.names[of_use], DOCUMENT_KEY))
+    rows = np.concatenate(found)
+    found.clear()
+    rows = np.take(rows, np.lexsort((rows["b"], rows["a"])))
+    return rows, deduplicate_names(np.concatenate(names))
+
+
+def _iterate_splits(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
+    """Yield each split index in the sorted `refs`, and the slice of its refs."""
+    there, starts = np.unique(find_splits(refs), return_index=True)
+    bounds = [*starts.tolist(), len(refs)]
+    for nth, split_index in enumerate(there.tolist()):
+        yield split_index, slice(bounds[nth], bounds[nth + 1])
+
+
+def _make_read_only(shingles: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Make an array read-only, as mapped ones are, so that functions are compiled only once."""
+    shingles.flags.writeable = False
+    return shingles
+
+
+def fetch_remote(search: DuplicateSearch) -> Work:
+    """Return the work that writes the shingles that other partitions need."""
+
+    def write(task: Task) -> Done:
+        wanted = search.find_part("wanted", search.parts, task["number"], REMOTE_DOCUMENT)
+        with (
+            search.writing("remote-keys", task) as names,
+            search.writing("remote-shingles", task) as shingles,
+        ):
+
+            def flush(rows: Rows) -> None:
+                sets = fetch_shingles(
+                    rows, len(search.partitions), search.split_indexes, search.read_order
+                )
+                names.add_grouped([sets.names], sets.first_names)
+                shingles.add_grouped(sets.iterate_shingles(), sets.first_shingles)
+
+            remote = DedupBuffer(flush)
+            for piece in wanted.iterate_pieces():
+                remote.add(piece)
+            remote.close()
+        return {}, {}
+
+    return write
+
+
+def _read_remote(search: DuplicateSearch, partition: int) -> Iterator[Sets]:
+    """Yield the shingles sent to a partition, by sender and batch."""
+    for names_run, shingles_run in zip(
+        search.list_runs("remote-keys", search.partitions),
+        search.list_runs("remote-shingles", search.partitions),
+        strict=True,
+    ):
+        shingles = RunPart.of([shingles_run], partition, SHINGLE).iterate_chunks()
+        for names in RunPart.of([names_run], partition, SET).iterate_chunks():
+            # no shingles are written for documents without any
+            yield Sets(names, next(shingles, np.empty(0, SHINGLE)))
+
+
+def verify(search: DuplicateSearch) -> Work:
+    """Return the work that compares candidates and writes the similar pairs of each split."""
+
+    def compare(task: Task) -> Done:
+        there = search.find_part("candidates", search.parts, task["number"], candidates.CANDIDATE)
+        met = CandidatePairs.of(candidates.select_nearest_of_all(there.iterate_pieces()))
+        here = slice(*np.searchsorted(met.seconds, search.compute_ref_bounds(task["number"])))
+        refs_here = np.union1d(met.firsts, met.seconds[here])
+        own = gather_sets(refs_here, search.split_indexes, search.read_order)
+        others = itertools.chain([own], _read_remote(search, task["number"]))
+        found, names = find_alike_pairs(met, own, others, search.verification.measure, search.floor)
+        split_indexes = find_splits(found["a"])
+        for number, split_index in search.list_own_indexes(task["number"]):
+            if not split_index.earlier:
+                of_split = slice(*np.searchsorted(split_indexes, [number, number + 1]))
+                verified_pairs.write_pairs(split_index.pairs, found[of_split], names)
+        return {"candidates": len(met.seconds), "evidence": len(found)}, {}
+
+    return compare
+
+
+def write_edges(search: DuplicateSearch) -> Work:
+    """Return the work that writes pairs above the threshold to their later document's partition.
+
+    Its counts say how many pairs these are.
+    """
+    partition_of = search.plan.find_partition(len(search.split_indexes))
+
+    def read(task: Task) -> Done:
+        alike = 0
+        threshold = search.minhash.threshold
+        with (
+            search.writing("edges", task) as run,
+            search.writing("names", task) as names_run,
+            search.writing("remote-documents", task) as remote_run,
+        ):
+
+            def flush(rows: Rows) -> None:
+                readers = rows["reader"].astype(np.int64)
+                homes = partition_of[find_splits(rows["ref"])]
+                names_run.add(select_fields(rows, DOCUMENT_KEY), readers)
+                away = readers != homes
+                remote_run.add(select_fields(rows[away], REMOTE_DOCUMENT), homes[away])
+
+            names = DedupBuffer(flush)
+            for number, split_index in search.list_own_indexes(task["number"]):
+                if split_index.earlier:
+                    continue
+                for found in verified_pairs.read_pairs(split_index.pairs, number, threshold):
+                    alike += len(found[0])
+                    pairs, later, earlier = greedy_decision.build_edges(*found)
+                    readers = partition_of[find_splits(later["ref"])]
+                    run.add(pairs, readers)
+                    for rows, partitions in (
+                        (later, readers),
+                        (earlier, readers),
+                        (earlier, partition_of[find_splits(earlier["ref"])]),
+                    ):
+                        names.add(make_remote_keys(rows, partitions))
+            names.close()
+        return {"alike": alike}, {}
+
+    return read

@@ -1,0 +1,1 @@
+"""Removal of text that a corpus repeats: common lines and exact substrings."""

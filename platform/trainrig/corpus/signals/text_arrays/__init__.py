@@ -1,1 +1,0 @@
-"""Many texts as flat arrays: characters, words, sentences, hashes."""

@@ -1,0 +1,1 @@
+"""Signatures of texts for deduplication: digests, shingles and MinHash values."""
