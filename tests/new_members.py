@@ -182,8 +182,8 @@ NAMES = {
         ('    "characters": _COUNT,\n', '    "vowels": _RATIO,\n'),
         ('        "characters": characters,\n', '        "vowels": vowel_shares(texts),\n'),
     ),
-    "corpus/filters/__init__.py": (
-        ("filters.url import Url\n", "from trainrig.corpus.filters.vowels import Vowels\n"),
+    "corpus/filters/filters.py": (
+        ("filters.url import Url\n", "from trainrig.corpus.filters.filters.vowels import Vowels\n"),
         ("Filter = Annotated[\n    Length\n", "    | Vowels\n"),
         ("_Written = Annotated[\n    Length\n", "    | Vowels\n"),
     ),

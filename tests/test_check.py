@@ -8,7 +8,7 @@ from trainrig import hardware
 from trainrig.check import describe
 from trainrig.config import build
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import CurationSource
+from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import ConfigError
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.flops import count_token_flops

@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from trainrig import cli, config
 from trainrig.corpus.read import RawPage
-from trainrig.corpus.read.web_archives.warc import write_warc
+from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.train.checkpoint import write_model
 from trainrig.verbs import VERBS

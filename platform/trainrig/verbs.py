@@ -48,7 +48,7 @@ def load_named(place: str) -> Any:
 VERBS = {
     "curate": Verb(
         "trainrig.corpus.curate:curate",
-        "trainrig.corpus.run_file:Curation",
+        "trainrig.corpus.curation_settings:Curation",
         "data",
         "Turn web pages into documents: extract, mask personal data, filter and deduplicate.",
     ),

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from trainrig.corpus.curate import curate
-from trainrig.corpus.run_file import Curation, CurationSource
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+)
 from trainrig.ray_runtime.ray_session import connect
 
 pytestmark = pytest.mark.bench

@@ -22,7 +22,7 @@ from trainrig.corpus.extract import (
     Resiliparse,
     Trafilatura,
     extract,
-    trafilatura_text,
+    extractors,
 )
 from trainrig.corpus.extract.guard import Guard
 from trainrig.corpus.read import RawPage
@@ -122,13 +122,13 @@ def test_speed_compared_with_trafilatura(pages: list[Any]):
 
 def test_how_often_precise_uses_trafilatura(pages: list[Any], monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
-    answer = trafilatura_text.extract
+    answer = extractors.extract_with_trafilatura
 
     def counted(html: str, settings: Trafilatura) -> str:
         asked.append(settings.favour)
         return answer(html, settings)
 
-    monkeypatch.setattr(trafilatura_text, "extract", counted)
+    monkeypatch.setattr(extractors, "extract", counted)
     some = pages[::EVERY]
     for page in some:
         extract_text(MainContent(quality="precise"), page.page)

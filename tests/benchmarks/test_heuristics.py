@@ -24,7 +24,7 @@ from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.datatrove_signals.datatrove_columns import measure_datatrove
-from trainrig.corpus.filters import (
+from trainrig.corpus.filters.filters import (
     C4,
     Filter,
     FineWeb,
@@ -33,7 +33,10 @@ from trainrig.corpus.filters import (
     Preset,
     find_first_broken_rule,
 )
-from trainrig.corpus.language import identify_all, list_language_codes
+from trainrig.corpus.models.language_id import (
+    identify_all,
+    list_language_codes,
+)
 from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import measure
 

@@ -22,7 +22,10 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.files.row_files import ROW_GROUP, read_columns
+from trainrig.corpus.documents import (
+    ROW_GROUP,
+    read_columns,
+)
 from trainrig.corpus.signatures.datasketch_signatures import split_words
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.normalised_texts import NormalisedTexts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainrig.corpus.read import RawPage, find_files
-from trainrig.corpus.read.web_archives.warc import read_warc
+from trainrig.corpus.read.warc_and_arc import read_warc
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

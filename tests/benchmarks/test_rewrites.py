@@ -16,10 +16,12 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.corpus.rewrite import C4Lines, Normalise, RefinedWebLines, RepairUnicode, Rewrite
-from trainrig.corpus.rewrite.unicode import load_fixer
-from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
-from trainrig.corpus.urls.key import compute_url_key
-from trainrig.corpus.urls.normalise import normalise
+from trainrig.corpus.rewrite.characters import load_fixer
+from trainrig.corpus.url_blocklist import (
+    UrlLists,
+    UrlSignals,
+)
+from trainrig.corpus.url_keys import compute_url_key, normalise_url
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 
@@ -136,7 +138,7 @@ def test_urls(pages: list[tuple[str, str]], tmp_path: Path):
                         lambda urls=urls: measure(urls), len(urls)
                     ),
                     "normalised_per_cpu_second": measure_pace(
-                        lambda urls=urls: [normalise(url) for url in urls], len(urls)
+                        lambda urls=urls: [normalise_url(url) for url in urls], len(urls)
                     ),
                     "keys_per_cpu_second": measure_pace(
                         lambda urls=urls: [compute_url_key(url) for url in urls], len(urls)

@@ -40,15 +40,24 @@ from extraction_pages import (
 from numpy.typing import NDArray
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.extract import main_content, voting
-from trainrig.corpus.extract.agreement import measure_agreement
-from trainrig.corpus.extract.block_model import trees
-from trainrig.corpus.extract.block_model.blocks import CHARACTERS, PageBlocks
-from trainrig.corpus.extract.block_model.features import compute_features
-from trainrig.corpus.extract.block_model.text import extract_lines
-from trainrig.corpus.extract.decode import decode
-from trainrig.corpus.extract.kinds import Favour
-from trainrig.corpus.extract.verdict import ScoredBlocks, render_minimal_html
+from trainrig.corpus.extract import (
+    block_scores,
+    block_trees,
+    main_content,
+)
+from trainrig.corpus.extract.block_features import compute_features
+from trainrig.corpus.extract.block_scores import (
+    ScoredBlocks,
+    extract_lines,
+    measure_agreement,
+    render_minimal_html,
+)
+from trainrig.corpus.extract.extract_page import decode
+from trainrig.corpus.extract.extractors import Favour
+from trainrig.corpus.extract.page_blocks import (
+    CHARACTERS,
+    PageBlocks,
+)
 
 SETTINGS = {
     "objective": "binary",
@@ -98,7 +107,7 @@ def choose_pages(pages: Sequence[Labelled]) -> list[Labelled]:
     return [p for p in pages if p.half == "tuning"] + others + blog[:30] + manual[:60]
 
 
-def example(labelled: Labelled, part: trees.Name) -> Example | None:
+def example(labelled: Labelled, part: block_trees.Name) -> Example | None:
     """Return the blocks of a page with their labels, or None for a page without blocks."""
     html = decode(labelled.page)
     tree = HTMLTree.parse(html)
@@ -147,8 +156,8 @@ def flatten_trees(booster: lightgbm.Booster) -> dict[str, np.ndarray]:
         which.append(0), values.append(0), left.append(0)
         for node, at in waiting:  # grows while it is iterated
             if "leaf_value" in node:
-                which[at] = trees.LEAF
-                values[at] = round(node["leaf_value"] * trees.SCALE)
+                which[at] = block_trees.LEAF
+                values[at] = round(node["leaf_value"] * block_trees.SCALE)
                 continue
             which[at] = node["split_feature"]
             values[at] = math.floor(node["threshold"])
@@ -173,7 +182,7 @@ def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlock
     judged = {}
     for number in range(FOLDS):
         booster = fit([e for e in examples if not e.labelled.wanted or fold_of(e) != number])
-        fitted = trees.Trees.of(**flatten_trees(booster))
+        fitted = block_trees.Trees.of(**flatten_trees(booster))
         for example in examples:
             if example.labelled.wanted and fold_of(example) == number:
                 odds = fitted.compute_odds(example.features)
@@ -181,7 +190,7 @@ def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlock
     return judged
 
 
-def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
+def print_choices(examples: dict[block_trees.Name, list[Example]]) -> None:
     """Print F1 in cross-validation over hosts for each constant, with the others as they are.
 
     The rows also show the mean lead over trafilatura over four ways to make folds, its standard
@@ -233,22 +242,22 @@ def print_choices(examples: dict[trees.Name, list[Example]]) -> None:
         main_content, "UNSURE", *(certainties[len(certainties) * n // 10] for n in (3, 5, 6, 7, 9))
     )
     vary(main_content, "UNSURE", 10**9)
-    vary(voting, "_APART", 0, 100, 300, 1000)
-    vary(voting, "_TREES", 15_000, 30_000)
-    vary(voting, "_OTHERS", 15_000, 25_000)
-    vary(voting, "_OUTSIDE", 0, 5_000, 15_000)
+    vary(block_scores, "_APART", 0, 100, 300, 1000)
+    vary(block_scores, "_TREES", 15_000, 30_000)
+    vary(block_scores, "_OTHERS", 15_000, 25_000)
+    vary(block_scores, "_OUTSIDE", 0, 5_000, 15_000)
 
 
 def main(data: Path) -> None:
     """Print the choices, and write the trees to the package's data."""
     pages = choose_pages(labelled_pages(data))
     print(len(pages), "pages,", sum(p.source == STRINGS for p in pages), "with strings")
-    names: tuple[trees.Name, ...] = ("main", "whole")
+    names: tuple[block_trees.Name, ...] = ("main", "whole")
     examples = {name: [e for p in pages if (e := example(p, name))] for name in names}
     print_choices(examples)
     for name in names:
         fitted = flatten_trees(fit(examples[name]))
-        np.savez_compressed(Path(trees.__file__).parent / f"{name}.npz", **fitted)
+        np.savez_compressed(Path(block_trees.__file__).parent / f"block_trees_{name}.npz", **fitted)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,12 @@ import trouble
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import curate
-from trainrig.corpus.filters import Length
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+)
+from trainrig.corpus.filters.filters import Length
 from trainrig.corpus.read import ReadSettings
-from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.launch.spot import trace
 from trainrig.launch.spot.rehearse import Replay, build_environment, cluster_for
 from trainrig.launch.spot.trace import LOST

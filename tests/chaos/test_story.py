@@ -21,7 +21,7 @@ from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig import manifest
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import CurationSource
+from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import Unfinished
 from trainrig.runs.culprits import find_culprits, find_url
 from trainrig.runs.watch import build_live_page

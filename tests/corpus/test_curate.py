@@ -16,18 +16,27 @@ import pytest
 from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
 from trainrig.corpus.curate import DROPPED, KEPT, REPORT_PAGE, Curation, curate, read_rows
+from trainrig.corpus.curation_settings import (
+    Buckets,
+    CurationSource,
+    WipeOut,
+)
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.search_passes import list_steps
+from trainrig.corpus.documents import QUARANTINE
 from trainrig.corpus.extract import PlainText
-from trainrig.corpus.files.measured_documents import QUARANTINE
-from trainrig.corpus.filters import GopherQuality, Language, Length, Score
-from trainrig.corpus.models import WordList
+from trainrig.corpus.filters.filters import (
+    GopherQuality,
+    Language,
+    Length,
+    Score,
+)
+from trainrig.corpus.models.scorers import WordList
 from trainrig.corpus.read import RawPage, ReadSettings
-from trainrig.corpus.read.web_archives.warc import write_warc
-from trainrig.corpus.rewrite.pii import PII
-from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
+from trainrig.corpus.read.warc_and_arc import write_warc
+from trainrig.corpus.rewrite.pii_mask import PII
+from trainrig.corpus.rewrite.refinedweb_line_rules import RefinedWebLines
 from trainrig.corpus.row_schema import build_row_schema
-from trainrig.corpus.run_file import Buckets, CurationSource, WipeOut
 from trainrig.corpus.signatures.shingles import (
     jaccard,
     shingle,

@@ -3,7 +3,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.document import compute_document_id
+from trainrig.corpus.documents import compute_document_id
 
 
 def test_an_id_equals_the_hash_of_its_definition():

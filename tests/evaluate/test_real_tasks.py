@@ -12,7 +12,7 @@ import torch
 
 from trainrig import manifest
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import CurationSource
+from trainrig.corpus.curation_settings import CurationSource
 from trainrig.evaluate.engine.shards import TaskRun, load_questions
 from trainrig.evaluate.run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecard import evaluate

@@ -10,7 +10,7 @@ import pytest
 
 from trainrig import manifest
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import CurationSource
+from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine import shards
 from trainrig.evaluate.engine.chat_prompts import encode_chat_prompt

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from trainrig import config, storage
-from trainrig.corpus.filters import Length
-from trainrig.corpus.run_file import Curation, CurationSource
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+)
+from trainrig.corpus.filters.filters import Length
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.supervise.limits import Limits
 

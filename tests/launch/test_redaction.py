@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig import config, storage
-from trainrig.corpus.run_file import Curation, CurationSource
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+)
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.redaction import MASK, Redactor, find_secrets, redact
 from trainrig.launch.supervise.limits import Limits

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from trainrig.corpus.read import RawPage
-from trainrig.corpus.read.web_archives.warc import write_warc
+from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.train import checkpoint

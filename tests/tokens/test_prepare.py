@@ -11,7 +11,7 @@ import pytest
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import CurationSource
+from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.tokens.document_set import (

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import CurationSource
+from trainrig.corpus.curation_settings import CurationSource
 from trainrig.parallel.mesh import join_group
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ServerAddress
 from trainrig.tokens.prepare import Tokenization, tokenize

@@ -17,6 +17,7 @@ import functools
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.config import extract_identity
+from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.decontaminate import check_examples, fingerprint
 from trainrig.corpus.dedup.document_refs import SplitIndex
 from trainrig.corpus.dedup.documents import COPIES
@@ -35,18 +37,16 @@ from trainrig.corpus.dedup.search_passes import (
     find_step_number,
     list_steps,
 )
-from trainrig.corpus.files.measured_documents import (
+from trainrig.corpus.documents import (
     DROPPED,
     KEPT,
     DecidedDocuments,
     MeasuredDocuments,
     Parts,
+    Replacement,
 )
-from trainrig.corpus.files.replace import Replacement
-from trainrig.corpus.report.empty_output import explain_nothing_kept, explain_nothing_read
-from trainrig.corpus.report.hosts import describe_doubtful
+from trainrig.corpus.report.curation_tallies import describe_doubtful
 from trainrig.corpus.report.removal_counts import RemovalCounts
-from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages import near_duplicates
 from trainrig.corpus.stages.apply_rules import (
     PathBuilder,
@@ -91,6 +91,8 @@ __all__ = [
     "REPORT_PAGE",
     "Curation",
     "curate",
+    "explain_nothing_kept",
+    "explain_nothing_read",
     "log",
     "read_rows",
 ]
@@ -391,3 +393,29 @@ def read_rows(output: str, folder: str, columns: Sequence[str]) -> Iterator[dict
     """Yield the documents in one folder (KEPT or DROPPED) of a curated output, file by file."""
     for path in storage.list_files(storage.join(output, folder), ".parquet"):
         yield from pq.read_table(storage.fetch_local_path(path), columns=list(columns)).to_pylist()
+
+
+def explain_nothing_read(counts: Mapping[str, Any]) -> str:
+    """Explain why none of the records gave a document; `counts` are from the reading."""
+    reasons = Counter(counts["quarantined"])
+    if not reasons:
+        return "the inputs contain no page"
+    return (
+        f"no record gave a document, of {reasons.total():,} read "
+        f"({_format_most_common(reasons)}); name other files in `paths`, or set another "
+        "`extractor`"
+    )
+
+
+def explain_nothing_kept(counts: Mapping[str, Any]) -> str:
+    """Explain which steps dropped all documents; `counts` are from the manifest."""
+    reasons = Counter(counts["dropped_by"])
+    documents = counts["documents_extracted"]
+    return (
+        f"documents ({documents:,}) were dropped mostly by {_format_most_common(reasons)}; relax "
+        "`filters`"
+    )
+
+
+def _format_most_common(reasons: Counter[str]) -> str:
+    return ", ".join(f"{reason} {number:,}" for reason, number in reasons.most_common(3))

@@ -2,10 +2,10 @@
 
 import pyarrow as pa
 
+from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
-from trainrig.corpus.run_file import Curation
 from trainrig.corpus.signals.text_signals import SIGNALS
-from trainrig.corpus.urls.blocklist import URL_COLUMNS
+from trainrig.corpus.url_blocklist import URL_COLUMNS
 
 REMOVED = pa.struct([("at", pa.int64()), ("text", pa.string()), ("by", pa.string())])
 _SPAN = pa.struct([("kind", pa.string()), ("start", pa.int64()), ("length", pa.int64())])

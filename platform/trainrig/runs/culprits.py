@@ -12,8 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from trainrig.corpus.filters import Filter, find_broken_rules, list_read_columns
-from trainrig.corpus.filters.presets import Preset
+from trainrig.corpus.filters.filters import (
+    Filter,
+    Preset,
+    find_broken_rules,
+    list_read_columns,
+)
 from trainrig.corpus.limits import LANGUAGE
 from trainrig.corpus.signals.text_signals import (
     SIGNALS,

@@ -26,8 +26,7 @@ from pydantic import BeforeValidator
 
 from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, Field, Settings
-from trainrig.corpus.document import compute_document_id
-from trainrig.corpus.files.measured_documents import KEPT
+from trainrig.corpus.documents import KEPT, compute_document_id
 from trainrig.errors import DataError
 from trainrig.splits import Split
 from trainrig.tokens.document_formats import (

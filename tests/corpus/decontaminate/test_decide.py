@@ -25,7 +25,10 @@ from trainrig.corpus.decontaminate.document_matches import (
     match,
     merge,
 )
-from trainrig.corpus.files.removed_spans import RemovedSpan, remove_spans
+from trainrig.corpus.removed_spans import (
+    RemovedSpan,
+    remove_spans,
+)
 
 SECRET = "The quick brown fox jumps over the lazy dog, twice each day."
 OTHER = "Pack my box with five dozen liquor jugs before the ship sails away."

@@ -21,7 +21,7 @@ from trainrig.corpus.decontaminate import (
     merge,
 )
 from trainrig.corpus.decontaminate.benchmark_index import read_examples
-from trainrig.corpus.files.removed_spans import remove_spans
+from trainrig.corpus.removed_spans import remove_spans
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader

@@ -28,7 +28,7 @@ from trainrig.corpus.signatures.normalised_texts import hash_text
 from trainrig.corpus.signatures.shingle_similarity import Verification
 from trainrig.corpus.signatures.shingles import shingle
 from trainrig.corpus.signatures.signatures import Signatures
-from trainrig.corpus.urls.key import compute_url_key
+from trainrig.corpus.url_keys import compute_url_key
 
 _searching = runpy.run_path(str(Path(__file__).with_name("searching.py")))
 look = _searching["look"]

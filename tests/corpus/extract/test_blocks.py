@@ -4,17 +4,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.corpus.extract.agreement import measure_agreement
-from trainrig.corpus.extract.block_model import trees
-from trainrig.corpus.extract.block_model.blocks import (
+from trainrig.corpus.extract import block_trees
+from trainrig.corpus.extract.block_features import (
+    FEATURES,
+    compute_features,
+)
+from trainrig.corpus.extract.block_scores import measure_agreement
+from trainrig.corpus.extract.block_trees import LEAF, Trees
+from trainrig.corpus.extract.page_blocks import (
     COLUMNS,
     FIRST_TOPIC,
+    TOPICS,
     WIDTH,
     PageBlocks,
 )
-from trainrig.corpus.extract.block_model.features import FEATURES, compute_features
-from trainrig.corpus.extract.block_model.trees import LEAF, Trees
-from trainrig.corpus.extract.block_model.words import TOPICS
 
 NAMES = (*COLUMNS, *TOPICS)
 
@@ -94,8 +97,8 @@ def test_the_trees_sum_the_leaves_of_a_row():
 
 
 @pytest.mark.parametrize("name", ["main", "whole"])
-def test_vectorised_descent_of_trees_equals_one_by_one(name: trees.Name):
-    packed = (Path(trees.__file__).parent / f"{name}.npz").read_bytes()
+def test_vectorised_descent_of_trees_equals_one_by_one(name: block_trees.Name):
+    packed = (Path(block_trees.__file__).parent / f"block_trees_{name}.npz").read_bytes()
     with np.load(io.BytesIO(packed)) as packed_file:  # unpacks an array on each access
         file = {name: packed_file[name].tolist() for name in packed_file.files}
     dice = np.random.default_rng(1)
@@ -108,13 +111,13 @@ def test_vectorised_descent_of_trees_equals_one_by_one(name: trees.Name):
                 node = file["left"][node] + (row[file["features"][node]] > file["values"][node])
             total += file["values"][node]
         expected.append(total)
-    assert trees.load(name).compute_odds(rows).tolist() == expected
+    assert block_trees.load(name).compute_odds(rows).tolist() == expected
     assert len(set(expected)) > 40
 
 
 @pytest.mark.parametrize("name", ["main", "whole"])
-def test_the_shipped_trees_use_existing_features(name: trees.Name):
-    shipped = trees.load(name)
+def test_the_shipped_trees_use_existing_features(name: block_trees.Name):
+    shipped = block_trees.load(name)
     assert shipped.features.max() < FEATURES
     assert (shipped.left > 0)[shipped.leaves == 0].all()
     assert FIRST_TOPIC < WIDTH < FEATURES

@@ -14,8 +14,8 @@ from trainrig.corpus.extract import (
     Trafilatura,
     extract,
 )
-from trainrig.corpus.extract.decode import decode
-from trainrig.corpus.extract.tidy import tidy
+from trainrig.corpus.extract.extract_page import decode
+from trainrig.corpus.extract.html_page import tidy
 from trainrig.corpus.read import RawPage
 
 SENTENCE = "The mill stands by the river, and its wheel has turned there for two hundred years. "

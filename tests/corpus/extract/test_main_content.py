@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import Extracted, MainContent, NotExtracted, Trafilatura, extract
+from trainrig.corpus.extract.block_scores import score_blocks
 from trainrig.corpus.extract.main_content import LITTLE
-from trainrig.corpus.extract.verdict import judge
 from trainrig.corpus.read import RawPage
 
 SENTENCES = (
@@ -60,7 +60,7 @@ def test_paragraphs_are_parted_by_a_blank_line():
 
 def extract_all_blocks(html: str, *, bullets: bool = True) -> str:
     """Return the text with every block of the page kept."""
-    judged = judge(HTMLTree.parse(html), "whole")
+    judged = score_blocks(HTMLTree.parse(html), "whole")
     return replace(judged, odds=np.ones_like(judged.odds)).format_text(bullets)
 
 
@@ -78,7 +78,7 @@ def test_code_keeps_its_lines_and_indentation():
 
 def test_an_article_outside_the_main_content_is_looked_for_on_the_whole_page():
     hidden = ARTICLE.replace("<article>", '<div class="sidebar">').replace("</article>", "</div>")
-    assert len(judge(HTMLTree.parse(hidden), "main").format_text(True)) < LITTLE
+    assert len(score_blocks(HTMLTree.parse(hidden), "main").format_text(True)) < LITTLE
     assert SENTENCES[0] in extract_text(hidden)
 
 
@@ -180,7 +180,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         favours.append(settings.favour)
         return "\n".join(SENTENCES)
 
-    monkeypatch.setattr("trainrig.corpus.extract.trafilatura_text.extract", other)
+    monkeypatch.setattr("trainrig.corpus.extract.extractors.extract_with_trafilatura", other)
     return favours
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from trainrig.corpus.extract import Extracted, MainContent, Resiliparse, extract
-from trainrig.corpus.extract.kinds import HTMLExtractor
+from trainrig.corpus.extract.extractors import HTMLExtractor
 from trainrig.corpus.read import RawPage
 
 NOUNS = ("bucket", "shard", "index", "record", "cursor", "segment", "journal", "lease", "quota")

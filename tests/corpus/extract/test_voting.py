@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 
-from trainrig.corpus.extract.block_model.blocks import PageBlocks
-from trainrig.corpus.extract.kinds import Favour
-from trainrig.corpus.extract.verdict import ScoredBlocks
-from trainrig.corpus.extract.voting import vote
+from trainrig.corpus.extract.block_scores import ScoredBlocks, vote
+from trainrig.corpus.extract.extractors import Favour
+from trainrig.corpus.extract.page_blocks import PageBlocks
 
 # Four blocks of equal length, each of more than three words.
 LINES = ["ant apple axe arch", "bee bread bow bell", "cat corn cup coat", "dog dill drum door"]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.files.removed_spans import (
+from trainrig.corpus.removed_spans import (
     Removed,
     RemovedSpan,
     make_disjoint,

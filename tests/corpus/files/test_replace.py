@@ -5,8 +5,11 @@ from unittest import mock
 import pytest
 
 from trainrig import manifest, storage
-from trainrig.corpus.files.replace import Replacement
-from trainrig.corpus.run_file import Curation, CurationSource
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+)
+from trainrig.corpus.documents import Replacement
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 

@@ -5,8 +5,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
-from trainrig.corpus.filters import (
+from trainrig.corpus.filters.filters import (
     C4,
+    PRESET_NAMES,
     Filter,
     Filters,
     FineWeb,
@@ -18,8 +19,7 @@ from trainrig.corpus.filters import (
     list_read_columns,
     need_datatrove,
 )
-from trainrig.corpus.filters.presets import NAMES
-from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
+from trainrig.corpus.rewrite.refinedweb_line_rules import RefinedWebLines
 from trainrig.corpus.signals.text_signals import SIGNALS
 
 MEASURED = {*SIGNALS, *DATATROVE_SIGNALS, *RefinedWebLines.columns, "language", "language_score"}
@@ -29,7 +29,7 @@ def filters(*written: Any) -> Any:
     return TypeAdapter(Filters).validate_python(written)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PRESET_NAMES)
 def test_every_preset_is_filters_over_columns_that_are_measured(name: str):
     if name.endswith("datatrove"):
         pytest.importorskip("spacy")

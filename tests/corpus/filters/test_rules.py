@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from trainrig.corpus import filters
-from trainrig.corpus.filters import (
+from trainrig.corpus.filters import filters
+from trainrig.corpus.filters.filters import (
     Filter,
     GopherQuality,
     GopherRepetition,
@@ -18,8 +18,12 @@ from trainrig.corpus.filters import (
     find_broken_rules,
     find_first_broken_rule,
 )
-from trainrig.corpus.language import NONE, LanguageGuess, identify
 from trainrig.corpus.limits import Columns
+from trainrig.corpus.models.language_id import (
+    NONE,
+    LanguageGuess,
+    identify,
+)
 from trainrig.corpus.signals.text_signals import measure
 
 ENGLISH = LanguageGuess("en", 0.9)

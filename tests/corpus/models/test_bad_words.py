@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.filters import C4, find_first_broken_rule
-from trainrig.corpus.models import BadWords
+from trainrig.corpus.filters.filters import (
+    C4,
+    find_first_broken_rule,
+)
+from trainrig.corpus.models.scorers import BadWords
 
 ENTRIES = ("darn", "blast it", "f*ck", "a55", "\U0001f595", "b_d", "!ouch!", "it")
 pieces = st.sampled_from([*ENTRIES, *" \n.!*_", "ing", "Darn", "BLAST", "ss", "\U0001f3fd"])

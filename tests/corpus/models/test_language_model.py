@@ -11,8 +11,13 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.models.language_model import LanguageModel, train
-from trainrig.corpus.models.perplexity import Perplexity, assign_buckets, find_cutoffs
+from trainrig.corpus.models.language_model import (
+    LanguageModel,
+    Perplexity,
+    assign_buckets,
+    find_cutoffs,
+    train,
+)
 from trainrig.corpus.models.subwords import (
     Subwords,
     TextEncoder,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.models import WordList
+from trainrig.corpus.models.scorers import WordList
 from trainrig.errors import DataError
 
 LIST = "# a comment\ndarn\n\nBlast It\nf*ck\nstraße\nblast\n"

@@ -6,7 +6,11 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from trainrig import config
-from trainrig.corpus.models import Classifier, Perplexity, Scorer
+from trainrig.corpus.models.scorers import (
+    Classifier,
+    Perplexity,
+    Scorer,
+)
 from trainrig.corpus.models.training import (
     ClassifierTraining,
     NgramTraining,

@@ -12,7 +12,7 @@ from fastwarc.stream_io import ZstdWriter
 
 from trainrig import storage
 from trainrig.corpus.read import File, find_files
-from trainrig.corpus.read.formats import recognise
+from trainrig.corpus.read.input_pieces import detect_format
 from trainrig.errors import DataError
 
 
@@ -116,7 +116,7 @@ def test_a_file_is_recognised_by_its_content_or_else_its_name(
 ):
     path = tmp_path / name
     path.write_bytes(data)
-    assert recognise(File(str(path), name, len(data))) == expected
+    assert detect_format(File(str(path), name, len(data))) == expected
 
 
 @pytest.mark.parametrize("data", [b"", b"plain words", b"\x89PNG\r\n", b'{\n "text": 1\n}'])
@@ -124,14 +124,14 @@ def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path, data: 
     path = tmp_path / "picture"
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"picture: unknown format.*set `format` to one of warc, "):
-        recognise(File(str(path), "picture", len(data)))
+        detect_format(File(str(path), "picture", len(data)))
 
 
 @pytest.mark.data
 def test_the_formats_of_real_files_are_recognised(test_data: Path):
-    found = {file.name: recognise(file) for file in find_files([str(test_data / "archives/*")])}
+    found = {file.name: detect_format(file) for file in find_files([str(test_data / "archives/*")])}
     assert found.pop("aut-example.arc.gz") == "arc"
     assert set(found.values()) == {"warc"}
-    sets = {file.name: recognise(file) for file in find_files([str(test_data / "sets")])}
+    sets = {file.name: detect_format(file) for file in find_files([str(test_data / "sets")])}
     assert sets.pop("tinyshakespeare.txt") == "text"
     assert set(sets.values()) == {"jsonl"}

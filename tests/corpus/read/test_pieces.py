@@ -29,17 +29,19 @@ from trainrig.corpus.read import (
     read,
     serialise_piece,
 )
-from trainrig.corpus.read.jsonl import read_jsonl
-from trainrig.corpus.read.pieces import (
+from trainrig.corpus.read.input_pieces import (
     LARGEST_PIECE,
     OPENING,
     PIECES,
     SMALLEST_PIECE,
     choose_piece_size,
 )
-from trainrig.corpus.read.plain import read_text
-from trainrig.corpus.read.settings import Fields
-from trainrig.corpus.read.web_archives.warc import read_warc, write_warc
+from trainrig.corpus.read.raw_pages import Fields
+from trainrig.corpus.read.text_files import read_jsonl, read_text
+from trainrig.corpus.read.warc_and_arc import (
+    read_warc,
+    write_warc,
+)
 from trainrig.errors import ClusterError
 
 _proxies = runpy.run_path(str(Path(__file__).parents[2] / "s3_proxy.py"))

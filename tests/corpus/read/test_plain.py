@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainrig.corpus.read import RawPage, ReadSettings, Unreadable, plain
-from trainrig.corpus.read import lines as reading_lines
-from trainrig.corpus.read.plain import read_page, read_text
+from trainrig.corpus.read import (
+    RawPage,
+    ReadSettings,
+    Unreadable,
+    text_files,
+)
+from trainrig.corpus.read import text_files as reading_lines
+from trainrig.corpus.read.text_files import (
+    read_page,
+    read_text,
+)
 
 
 def list_outcomes(found: Iterator[RawPage | Unreadable]) -> list[str]:
@@ -69,7 +77,7 @@ def test_odd_files_give_one_answer_each(data: bytes, expected: list[str]):
 
 
 def test_documents_and_files_too_large_are_passed_over(monkeypatch: pytest.MonkeyPatch):
-    for module in (plain, reading_lines):
+    for module in (text_files, reading_lines):
         monkeypatch.setattr(module, "LARGEST_BODY", 100)
     data = b"a\n" + b"b" * 70_000 + b"\nc\n\n" + b"many\n" * 30 + b"\nd\n"
     assert texts(data) == ["too_large"]

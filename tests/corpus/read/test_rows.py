@@ -15,10 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus.read import Fields, RawPage, Unreadable
-from trainrig.corpus.read import lines as reading_lines
-from trainrig.corpus.read import rows as reading_rows
-from trainrig.corpus.read.jsonl import read_jsonl
-from trainrig.corpus.read.parquet import measure_row_groups, read_parquet
+from trainrig.corpus.read import raw_pages as reading_rows
+from trainrig.corpus.read import text_files as reading_lines
+from trainrig.corpus.read.parquet_files import (
+    measure_row_groups,
+    read_parquet,
+)
+from trainrig.corpus.read.text_files import read_jsonl
 from trainrig.errors import DataError
 
 

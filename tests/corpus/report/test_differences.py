@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.report.differences import find_differences
+from trainrig.corpus.report.curation_page import find_differences
 
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", "\n", "dd"]), max_size=12).map(" ".join)
 

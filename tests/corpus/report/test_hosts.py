@@ -1,6 +1,6 @@
 import pytest
 
-from trainrig.corpus.report.hosts import (
+from trainrig.corpus.report.curation_tallies import (
     HostRow,
     build_host_rows,
     build_hosts_section,

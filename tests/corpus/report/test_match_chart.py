@@ -1,7 +1,10 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from trainrig.corpus.report.match_chart import _plot_curve, chart_matches
+from trainrig.corpus.report.curation_charts import (
+    _plot_match_curve,
+    chart_matches,
+)
 from trainrig.corpus.signatures.minhash import (
     MinHash,
     compute_match_curve,
@@ -19,6 +22,6 @@ def test_the_chart_shows_the_share_found_at_the_threshold():
 
 def test_the_line_that_is_drawn_is_the_curve():
     settings = MinHash(bands=14, rows=8, threshold=0.75)
-    line, threshold = _plot_curve(Figure().add_subplot(), settings).lines
+    line, threshold = _plot_match_curve(Figure().add_subplot(), settings).lines
     assert np.array_equal(line.get_data(), compute_match_curve(settings))
     assert threshold.get_xdata() == [0.75, 0.75]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.rewrite.c4 import C4Lines
+from trainrig.corpus.rewrite.c4_line_rules import C4Lines
 from trainrig.corpus.signals.text_arrays import build_batch
 
 pieces = st.sampled_from(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.rewrite.normalise import Normalise
+from trainrig.corpus.rewrite.characters import Normalise
 
 pieces = st.sampled_from([*"a1 \t\n\r\0\x85\xa0\xad\u200b\u200d\u2028“’»", "\n\n", "  "])
 texts = st.one_of(st.lists(pieces, max_size=20).map("".join), st.text(st.characters()))

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.rewrite.pii import PII, mask
-from trainrig.corpus.rewrite.pii.cards import passes_luhn
-from trainrig.corpus.rewrite.pii.ibans import passes_mod_97
+from trainrig.corpus.rewrite.pii_account_numbers import passes_luhn, passes_mod_97
+from trainrig.corpus.rewrite.pii_mask import (
+    PII,
+    mask,
+)
 
 PUBLISHED_TEST_NUMBERS = [  # test numbers that the issuers publish
     "4111 1111 1111 1111",

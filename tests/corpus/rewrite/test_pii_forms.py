@@ -4,9 +4,11 @@ import random
 
 import pytest
 
-from trainrig.corpus.rewrite.pii import PII, mask
-from trainrig.corpus.rewrite.pii.cards import passes_luhn
-from trainrig.corpus.rewrite.pii.ibans import LENGTHS
+from trainrig.corpus.rewrite.pii_account_numbers import IBAN_LENGTHS, passes_luhn
+from trainrig.corpus.rewrite.pii_mask import (
+    PII,
+    mask,
+)
 from trainrig.quickstart.site.personal_data import make_personal_items
 
 SECTIONS = """Section 4.2.1.3 says more|see 8.1.2.3 for details|§ 5.3.2.1|§5.3.2.1
@@ -79,13 +81,13 @@ def test_an_area_code_in_brackets_that_begins_with_zero_needs_no_word():
 
 
 def test_the_registry_of_accounts_is_whole():
-    assert len(LENGTHS) == 89
+    assert len(IBAN_LENGTHS) == 89
 
 
-@pytest.mark.parametrize("country", LENGTHS)
+@pytest.mark.parametrize("country", IBAN_LENGTHS)
 def test_accounts_of_every_country_are_masked_in_capitals_and_small_letters(country: str):
     draw = random.Random(country)
-    account = "".join(draw.choice("0123456789") for _ in range(LENGTHS[country] - 4))
+    account = "".join(draw.choice("0123456789") for _ in range(IBAN_LENGTHS[country] - 4))
     digits = int("".join(str(int(sign, 36)) for sign in f"{account}{country}00"))
     iban = f"{country}{98 - digits % 97:02}{account}"
     in_fours = " ".join(iban[at : at + 4] for at in range(0, len(iban), 4))

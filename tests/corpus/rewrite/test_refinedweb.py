@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainrig.corpus.rewrite.line_shapes import LineShapes
-from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
+from trainrig.corpus.rewrite.refinedweb_line_rules import LineShapes, RefinedWebLines
 
 pieces = st.sampled_from(
     [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.rewrite.c4 import C4Lines
+from trainrig.corpus.rewrite.c4_line_rules import C4Lines
 from trainrig.corpus.signals.c4_signals import count_sentences
 from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import measure

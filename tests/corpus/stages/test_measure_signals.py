@@ -5,12 +5,15 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.document import compute_document_id
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+)
+from trainrig.corpus.documents import compute_document_id
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.read import RawPage
-from trainrig.corpus.rewrite.pii import PII
+from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.row_schema import build_pool_schema
-from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.signals.text_signals import measure
 from trainrig.corpus.stages.read_pages import (
     MeasuredPages,

@@ -17,6 +17,11 @@ import pytest
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import DROPPED, KEPT, curate, read_rows
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+    WipeOut,
+)
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.duplicate_search import PartitionPlan
 from trainrig.corpus.dedup.keep_rules import (
@@ -27,8 +32,7 @@ from trainrig.corpus.dedup.keep_rules import (
 )
 from trainrig.corpus.extract.guard import Guard, Outcome
 from trainrig.corpus.read import RawPage, ReadSettings
-from trainrig.corpus.read.web_archives.warc import write_warc
-from trainrig.corpus.run_file import Curation, CurationSource, WipeOut
+from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.corpus.signatures.shingle_similarity import Verification
 from trainrig.corpus.stages.near_duplicates import INDEX, REVOKED
 from trainrig.errors import ConfigError, DataError

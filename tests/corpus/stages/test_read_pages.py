@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import curate
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+)
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.extract.guard import Guard
 from trainrig.corpus.read import RawPage, Unreadable
-from trainrig.corpus.read.web_archives.warc import write_warc
-from trainrig.corpus.run_file import Curation, CurationSource
+from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.corpus.stages import read_pages
 from trainrig.corpus.stages.read_pages import split_records
 

@@ -11,11 +11,17 @@ import pytest
 
 from trainrig import config, storage
 from trainrig.corpus.curate import DROPPED, KEPT, Curation, curate, read_rows
+from trainrig.corpus.curation_settings import (
+    CurationSource,
+    WipeOut,
+)
 from trainrig.corpus.decontaminate import GPT3, Benchmark, Decontamination
-from trainrig.corpus.files.removed_spans import Removed, restore
+from trainrig.corpus.removed_spans import (
+    Removed,
+    restore,
+)
 from trainrig.corpus.repeated_text.common_lines import CommonLines
 from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
-from trainrig.corpus.run_file import CurationSource, WipeOut
 from trainrig.corpus.stages.span_removal import list_removal_passes
 from trainrig.errors import DataError
 from trainrig.manifest import read_manifest

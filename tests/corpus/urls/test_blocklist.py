@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.urls import suffixes
-from trainrig.corpus.urls.blocklist import URL_COLUMNS, UrlLists, UrlSignals
-from trainrig.corpus.urls.hash_set import HashSet
-from trainrig.corpus.urls.substrings import Substrings
+from trainrig.corpus import url_blocklist
+from trainrig.corpus.url_blocklist import (
+    URL_COLUMNS,
+    HashSet,
+    Substrings,
+    UrlLists,
+    UrlSignals,
+)
 from trainrig.errors import DataError
 
 Write = Callable[..., str]
@@ -156,10 +160,10 @@ def test_suffixes_need_no_network_and_leave_no_file(
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    suffixes._load_extractor.cache_clear()
-    suffixes.is_public_suffix.cache_clear()
+    url_blocklist._load_extractor.cache_clear()
+    url_blocklist.is_public_suffix.cache_clear()
     asked = ("co.uk", "uk", "bbc.co.uk", "blogspot.com", "8.8.8.8", "example", "")
-    assert [host for host in asked if suffixes.is_public_suffix(host)] == ["co.uk", "uk"]
+    assert [host for host in asked if url_blocklist.is_public_suffix(host)] == ["co.uk", "uk"]
     assert list(tmp_path.iterdir()) == []
 
 

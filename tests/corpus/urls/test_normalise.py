@@ -4,8 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.urls.key import compute_url_key
-from trainrig.corpus.urls.normalise import normalise
+from trainrig.corpus.url_keys import compute_url_key, normalise_url
 
 pieces = st.sampled_from(
     [
@@ -59,7 +58,7 @@ urls = st.one_of(st.lists(pieces, max_size=12).map("".join), st.text(st.characte
     ],
 )
 def test_each_rule_by_hand(url: str, expected: str):
-    assert normalise(url) == expected
+    assert normalise_url(url) == expected
 
 
 @given(urls)
@@ -67,14 +66,14 @@ def test_each_rule_by_hand(url: str, expected: str):
 @example("http://a/%%34%31")
 @example("http://a/b;jsessionid=1/..;jsessionid=2/c")
 def test_a_normal_url_stays_as_it_is(url: str):
-    once = normalise(url)
-    assert normalise(once) == once
+    once = normalise_url(url)
+    assert normalise_url(once) == once
 
 
 @given(st.lists(st.sampled_from(["a", "b", ".", "..", "c.d"]), max_size=8).map("/".join))
 def test_dot_segments_go_as_browsers_have_them_go(path: str):
     expected = urljoin("http://example.org", f"/x/{path}").rstrip("/")
-    assert normalise(f"http://example.org/x/{path}") == expected
+    assert normalise_url(f"http://example.org/x/{path}") == expected
 
 
 @pytest.mark.parametrize(
@@ -94,4 +93,4 @@ def test_keys_are_of_pages(first: str, second: str, same: bool):
 
 @pytest.mark.parametrize("piece", ["/", "/.", "/a", "%", "?", "&", "@", ":", ".a", ";jsessionid="])
 def test_no_url_takes_more_than_linear_time(piece: str):
-    normalise(f"http://example.org{piece * 200_000}\n|")
+    normalise_url(f"http://example.org{piece * 200_000}\n|")

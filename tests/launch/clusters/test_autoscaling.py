@@ -13,9 +13,9 @@ import trouble
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import REPORT_PAGE, Curation, curate
+from trainrig.corpus.curation_settings import CurationSource
 from trainrig.corpus.read import RawPage, ReadSettings
-from trainrig.corpus.read.web_archives.warc import write_warc
-from trainrig.corpus.run_file import CurationSource
+from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.ray_runtime import ray_session

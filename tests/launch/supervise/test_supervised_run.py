@@ -14,7 +14,7 @@ import pytest
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import Curation
-from trainrig.corpus.run_file import CurationSource
+from trainrig.corpus.curation_settings import CurationSource
 from trainrig.launch.record.run_record import Home
 from trainrig.launch.supervise.entrypoint import build_verb_command
 from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace

@@ -10,13 +10,16 @@ import pytest
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import DROPPED, KEPT, Curation
+from trainrig.corpus.curation_settings import (
+    PROSE,
+    CurationSource,
+)
 from trainrig.corpus.dedup.documents import (
     EXACT,
     NEAR,
 )
-from trainrig.corpus.rewrite.pii import PII
+from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.row_schema import build_row_schema
-from trainrig.corpus.run_file import PROSE, CurationSource
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
 from trainrig.quickstart.fault_injection import KILLED

@@ -1,6 +1,6 @@
 import pytest
 
-from trainrig.corpus.language import identify
+from trainrig.corpus.models.language_id import identify
 from trainrig.quickstart.site.article import build_main_text
 from trainrig.quickstart.site.foreign import _load_languages, list_languages, make_foreign_page
 from trainrig.quickstart.site.planted import compute_shingle_jaccard

@@ -8,7 +8,7 @@ import pytest
 
 from trainrig.corpus.extract import Resiliparse, extract
 from trainrig.corpus.read import RawPage
-from trainrig.corpus.read.web_archives.warc import read_warc
+from trainrig.corpus.read.warc_and_arc import read_warc
 from trainrig.errors import ConfigError
 from trainrig.quickstart.site.pages import PagesSettings, build_pages
 from trainrig.quickstart.site.planted import compute_shingle_jaccard, read_plants

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainrig import config, storage
 from trainrig.config import RunFile, extract_identity
-from trainrig.corpus.document import compute_document_id
+from trainrig.corpus.documents import compute_document_id
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.document_set import (
     JSONL,

@@ -35,7 +35,7 @@ from trainrig.corpus.datatrove_signals.spacy_tables import (
     STOP_WORD_SHIFT,
     SYMBOLS_ONLY,
 )
-from trainrig.corpus.rewrite.c4 import C4Lines
+from trainrig.corpus.rewrite.c4_line_rules import C4Lines
 from trainrig.corpus.signals.text_arrays import (
     TextBatch,
     build_batch,

@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 
 from trainrig import manifest, storage
 from trainrig.config import suggest_choice
+from trainrig.corpus.array_files import (
+    open_arrays,
+    write_arrays,
+)
 from trainrig.corpus.decontaminate.benchmark_grams import (
     Grams,
     Hits,
@@ -33,7 +37,6 @@ from trainrig.corpus.decontaminate.decontamination_settings import (
     Decontamination,
     Llama3,
 )
-from trainrig.corpus.models.array_file import open_arrays, write_arrays
 from trainrig.errors import DataError
 
 ENDINGS = (".jsonl", ".jsonl.gz")

@@ -17,7 +17,7 @@ from trainrig.corpus.decontaminate.document_matches import (
     Matches,
     Totals,
 )
-from trainrig.corpus.files.removed_spans import RemovedSpan
+from trainrig.corpus.removed_spans import RemovedSpan
 
 # name of the removal step, and the reason recorded for documents it drops
 CONTAMINATED = "contaminated"

@@ -20,6 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_files import (
+    open_arrays,
+    write_arrays,
+)
 from trainrig.corpus.decontaminate.benchmark_grams import Hits
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.benchmark_overlap import BenchmarkOverlap
@@ -27,7 +31,6 @@ from trainrig.corpus.decontaminate.decontamination_settings import (
     GPT3,
     BySize,
 )
-from trainrig.corpus.models.array_file import open_arrays, write_arrays
 
 # kinds of files
 _MATCHES = "benchmark matches"

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_files import (
+    load_arrays,
+    save_arrays,
+)
 from trainrig.corpus.dedup.document_refs import (
     SplitIndex,
     format_ids,
@@ -22,7 +26,6 @@ from trainrig.corpus.dedup.keep_rules import (
     rank_across_crawls,
 )
 from trainrig.corpus.dedup.sorted_runs import Rows
-from trainrig.corpus.files.arrays import load_arrays, save_arrays
 
 DIGEST = np.dtype([(name, "u8") for name in ("key", "more", "rank", "id0", "id1", "ref")])
 # `first`: ref of the first document in the keep order with the same digest; `id0`, `id1`: its id

@@ -40,7 +40,7 @@ from trainrig.corpus.dedup.sorted_runs import (
     Rows,
     read_part,
 )
-from trainrig.corpus.urls.key import compute_url_key
+from trainrig.corpus.url_keys import compute_url_key
 from trainrig.splits import Done, Task, Work
 
 DECISION = np.dtype(

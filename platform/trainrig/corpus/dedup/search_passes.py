@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from trainrig.corpus.array_files import save_arrays
 from trainrig.corpus.dedup import (
     exact_repeats,
     greedy_decision,
@@ -65,7 +66,6 @@ from trainrig.corpus.dedup.verification_passes import (
     verify,
     write_edges,
 )
-from trainrig.corpus.files.arrays import save_arrays
 from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts
 
 

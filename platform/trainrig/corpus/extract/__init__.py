@@ -4,14 +4,15 @@ To add an extractor, add its settings to kinds.py and a branch to extract_page.p
 """
 
 from trainrig.corpus.extract.extract_page import extract
-from trainrig.corpus.extract.kinds import (
+from trainrig.corpus.extract.extractors import (
+    Extracted,
     Extractor,
     MainContent,
+    NotExtracted,
     PlainText,
     Resiliparse,
     Trafilatura,
 )
-from trainrig.corpus.extract.outcome import Extracted, NotExtracted
 
 __all__ = [
     "Extracted",

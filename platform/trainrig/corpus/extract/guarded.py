@@ -15,8 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
+from trainrig.corpus.extract.extractors import NotExtracted
 from trainrig.corpus.extract.guard import FULL, receive, send
-from trainrig.corpus.extract.outcome import NotExtracted
 from trainrig.corpus.read import RawPage
 
 

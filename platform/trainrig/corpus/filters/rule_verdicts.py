@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.filters.percentile_threshold import PercentileThreshold
-from trainrig.corpus.limits import LANGUAGE, Among, Columns, Limit
+from trainrig.corpus.limits import LANGUAGE, Among, Columns, Limit, PercentileThreshold
 
 BYTES = "bytes"  # column with the UTF-8 bytes of a document's text
 NO_LANGUAGE = "none"

@@ -17,7 +17,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
-from trainrig.corpus.models.kneser_ney.ngrams import (
+from trainrig.corpus.models.ngram_counts import (
     BEGIN,
     END,
     MOST_WORDS,

@@ -1,4 +1,4 @@
-"""The stages that train quality models: `classifier` and `ngrams`.
+"""The stages that train quality models: `classifier` and `ngrams`, and the texts that they read.
 
 The output folder of `classifier` holds classifier.safetensors, report.json and report.html. That of
 `ngrams` holds ngrams.safetensors, report.json and, with `arpa`, ngrams.arpa.gz. The manifest lists
@@ -12,16 +12,47 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig import manifest, storage
-from trainrig.config import OUTPUT, ProgressUnit, RunFile
-from trainrig.corpus.models import language_model
-from trainrig.corpus.models.classifier import model as classifier
-from trainrig.corpus.models.classifier.model import Learning
-from trainrig.corpus.models.kneser_ney.ngrams import LONGEST
+from trainrig.config import NOT_IDENTITY, OUTPUT, ProgressUnit, RunFile, Settings
+from trainrig.corpus.models import classifier, language_model
+from trainrig.corpus.models.classifier import Learning
+from trainrig.corpus.models.ngram_counts import LONGEST
 from trainrig.corpus.models.subwords import Pieces, Subwords, TokenizerFile, make_tokenizer
-from trainrig.corpus.models.texts import TextFiles
+from trainrig.corpus.read import ReadSettings, Unreadable, cut_pieces, find_files, read
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.ray_runtime.ray_session import Progress
+
+
+class TextFiles(Settings):
+    """Files of texts: curated or other Parquet, JSONL, plain text. Pages must be curated first."""
+
+    # Files, folders and patterns (with the wildcards * and ?), on disk or in buckets.
+    paths: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
+    reading: ReadSettings = ReadSettings()  # how the files are split into texts
+
+    def fingerprint(self) -> str:
+        """Return a digest of the files' contents. Raises DataError if a path matches nothing."""
+        return manifest.digest(
+            [storage.compute_content_key(file.path) for file in find_files(self.paths)]
+        )
+
+    def read(self) -> Iterator[str]:
+        """Yield the texts in the order of the files; unreadable records are skipped.
+
+        Raises DataError for files that contain pages instead of texts.
+        """
+        for group in cut_pieces(find_files(self.paths), self.reading):
+            for piece in group:
+                for page in read(piece, self.reading):
+                    if isinstance(page, Unreadable):
+                        continue
+                    if page.content_type.partition(";")[0].strip() != "text/plain":
+                        raise DataError(
+                            f"{piece.path} contains a page ({page.content_type}), not a "
+                            "text; curate it first, and name the folder `kept` of the output"
+                        )
+                    yield page.body.decode("utf-8", "replace")
+
 
 CLASSIFIER_FILE = "classifier.safetensors"
 NGRAMS_FILE = "ngrams.safetensors"
@@ -94,7 +125,7 @@ def train_classifier(run: ClassifierTraining, progress: Progress | None = None) 
         trained = classifier.train(run.positives.read(), run.negatives.read(), run.learning)
     trained.save(stage.build_path(CLASSIFIER_FILE))
     # Imported here because `trainrig check` imports this module and would load matplotlib.
-    from trainrig.corpus.models.classifier.classifier_page import render_classifier_page
+    from trainrig.corpus.models.classifier_page import render_classifier_page
 
     storage.write(stage.build_path(REPORT_PAGE), render_classifier_page(trained.facts).encode())
     counts = {name: trained.facts[name] for name in ("positives", "negatives", "auc")}

@@ -3,15 +3,32 @@
 from collections.abc import Iterator
 
 from trainrig import storage
-from trainrig.corpus.read.files import File, find_files, read_first_bytes
-from trainrig.corpus.read.jsonl import read_jsonl
-from trainrig.corpus.read.pieces import InputPiece, cut_pieces, from_json, serialise_piece
-from trainrig.corpus.read.plain import read_page, read_text
-from trainrig.corpus.read.raw_page import RawPage, Unreadable
-from trainrig.corpus.read.settings import Fields, ReadSettings
-from trainrig.corpus.read.web_archives import arc, warc
-from trainrig.corpus.read.web_archives.archive import read_archive
-from trainrig.corpus.read.web_archives.records import ArchiveGrammar
+from trainrig.corpus.read import (
+    warc_and_arc,
+)
+from trainrig.corpus.read.archive_records import ArchiveGrammar, read_archive
+from trainrig.corpus.read.input_files import (
+    File,
+    find_files,
+    read_first_bytes,
+)
+from trainrig.corpus.read.input_pieces import (
+    InputPiece,
+    cut_pieces,
+    from_json,
+    serialise_piece,
+)
+from trainrig.corpus.read.raw_pages import (
+    Fields,
+    RawPage,
+    ReadSettings,
+    Unreadable,
+)
+from trainrig.corpus.read.text_files import (
+    read_jsonl,
+    read_page,
+    read_text,
+)
 
 
 def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreadable]:
@@ -24,7 +41,9 @@ def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreada
     end = piece.end
     with storage.open_read(piece.path) as stream:
         if piece.format in ("warc", "arc"):
-            grammar: ArchiveGrammar = warc.GRAMMAR if piece.format == "warc" else arc.GRAMMAR
+            grammar: ArchiveGrammar = (
+                warc_and_arc.WARC_GRAMMAR if piece.format == "warc" else warc_and_arc.ARC_GRAMMAR
+            )
             magic = read_first_bytes(piece.path, 4)
             yield from read_archive(stream, piece.name, grammar, magic, begin, end)
         elif piece.format == "jsonl":
@@ -32,7 +51,7 @@ def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreada
         elif piece.format == "parquet":
             # Imported here because it loads pyarrow, which callers that only extract pages do not
             # need.
-            from trainrig.corpus.read.parquet import read_parquet
+            from trainrig.corpus.read.parquet_files import read_parquet
 
             yield from read_parquet(stream, piece.name, reading.fields, begin, end)
         elif piece.format == "text":

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from trainrig import storage
-from trainrig.corpus.files.removed_spans import RemovedSpan
+from trainrig.corpus.removed_spans import RemovedSpan
 from trainrig.errors import DataError
 
 Records = NDArray[Any]

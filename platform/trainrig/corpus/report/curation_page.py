@@ -1,9 +1,12 @@
 """The HTML report of a curation, a pure function of its tallies.
 
 It shows what was dropped and why, by rule, source and language; the thresholds within the
-distribution of each signal; samples of dropped documents for each rule; and what could not be read.
+distribution of each signal; samples of dropped documents for each rule; near-duplicates with their
+differences; and what could not be read.
 """
 
+import difflib
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,12 +14,20 @@ from typing import Any, Literal
 from trainrig import report
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters.rule_verdicts import Rule
-from trainrig.corpus.report.charts import build_signal_charts, build_steps_chart, sum_steps
-from trainrig.corpus.report.differences import find_differences
-from trainrig.corpus.report.duplicate_samples import EXCERPT
-from trainrig.corpus.report.hosts import build_hosts_section, describe_doubtful
-from trainrig.corpus.report.match_chart import chart_matches
-from trainrig.corpus.report.tallies import BYTES_PER_TOKEN, CurationTallies, SampleRow
+from trainrig.corpus.report.curation_charts import (
+    build_signal_charts,
+    build_steps_chart,
+    chart_matches,
+    sum_steps,
+)
+from trainrig.corpus.report.curation_tallies import (
+    BYTES_PER_TOKEN,
+    EXCERPT,
+    CurationTallies,
+    SampleRow,
+    build_hosts_section,
+    describe_doubtful,
+)
 from trainrig.report import (
     Chart,
     Details,
@@ -29,6 +40,24 @@ from trainrig.report import (
     format_percent,
     format_short,
 )
+
+_WORD = re.compile(r"\S+")
+Span = tuple[int, int]
+
+
+def find_differences(one: str, other: str) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    """Return the spans of words only in `one`, and of words only in `other`, in order."""
+    words = [list(_WORD.finditer(text)) for text in (one, other)]
+    first_text, second_text = ([word.group() for word in text_words] for text_words in words)
+    matcher = difflib.SequenceMatcher(None, first_text, second_text, autojunk=False)
+    found: tuple[list[Span], list[Span]] = ([], [])
+    for kind, *places in matcher.get_opcodes():
+        for spans, matches, (first, end) in zip(
+            found, words, (places[:2], places[2:]), strict=True
+        ):
+            if kind != "equal" and end > first:
+                spans.append((matches[first].start(), matches[end - 1].end()))
+    return tuple(found[0]), tuple(found[1])
 
 
 def render_curation_page(

@@ -13,7 +13,7 @@ from trainrig.corpus.decontaminate.contamination_report import (
     build_contamination_section,
 )
 from trainrig.corpus.repeated_text.exact_substrings import RepeatedText
-from trainrig.corpus.report.tallies import TALLIES
+from trainrig.corpus.report.curation_tallies import TALLIES
 from trainrig.manifest import FileSum
 from trainrig.report import (
     Details,

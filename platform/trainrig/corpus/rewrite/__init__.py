@@ -10,10 +10,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainrig.corpus.rewrite.c4 import C4Lines
-from trainrig.corpus.rewrite.normalise import Normalise
-from trainrig.corpus.rewrite.refinedweb import RefinedWebLines
-from trainrig.corpus.rewrite.unicode import RepairUnicode
+from trainrig.corpus.rewrite.c4_line_rules import C4Lines
+from trainrig.corpus.rewrite.characters import Normalise, RepairUnicode
+from trainrig.corpus.rewrite.refinedweb_line_rules import RefinedWebLines
 
 __all__ = ["C4Lines", "Normalise", "RefinedWebLines", "RepairUnicode", "Rewrite"]
 

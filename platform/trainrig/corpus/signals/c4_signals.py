@@ -1,8 +1,8 @@
 """Counts of what C4 would keep of a text: its lines, citations, forbidden phrases and sentences.
 
-No line is removed here. `corpus/rewrite/c4.py` removes lines by the same rules, and documents the
-differences between implementations. Counting the text that it keeps gives the same counts. Source:
-Raffel et al. 2020, JMLR 21:140, section 2.2.
+No line is removed here. `corpus/rewrite/c4_line_rules.py` removes lines by the same rules, and
+documents the differences between implementations. Counting the text that it keeps gives the same
+counts. Source: Raffel et al. 2020, JMLR 21:140, section 2.2.
 
 Sentences are counted by their end marks, without a list of abbreviations: "Dr. Who" counts two. A
 line has one sentence, plus one for each place inside it where end marks and closing signs are

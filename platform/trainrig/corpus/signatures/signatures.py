@@ -33,7 +33,7 @@ from trainrig.corpus.signatures.normalised_texts import (
     hash_texts,
 )
 from trainrig.corpus.signatures.shingles import finalise_hash, shingle_texts
-from trainrig.corpus.urls.key import compute_url_key
+from trainrig.corpus.url_keys import compute_url_key
 from trainrig.errors import DataError
 
 _WIDTH = 32  # values per step of the compiled loop; arrays are padded to a multiple of it

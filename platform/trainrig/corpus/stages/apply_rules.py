@@ -13,9 +13,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.files.arrays import load_arrays, save_arrays
-from trainrig.corpus.files.measured_documents import MeasuredDocuments
-from trainrig.corpus.filters.percentile_threshold import PercentileThreshold
+from trainrig.corpus.array_files import (
+    load_arrays,
+    save_arrays,
+)
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+)
+from trainrig.corpus.documents import MeasuredDocuments
 from trainrig.corpus.filters.rule_verdicts import (
     Rule,
     Thresholds,
@@ -28,11 +34,10 @@ from trainrig.corpus.filters.rule_verdicts import (
     select_unbound,
     tally,
 )
-from trainrig.corpus.limits import LANGUAGE
-from trainrig.corpus.models.perplexity import find_cutoffs
+from trainrig.corpus.limits import LANGUAGE, PercentileThreshold
+from trainrig.corpus.models.language_model import find_cutoffs
 from trainrig.corpus.report.removal_counts import CutRow
 from trainrig.corpus.row_schema import DOCUMENT, build_pool_schema
-from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work

@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.config import extract_identity
+from trainrig.corpus.array_files import load_arrays
+from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.dedup.document_refs import (
     SplitIndex,
     format_ids,
@@ -36,8 +38,6 @@ from trainrig.corpus.dedup.duplicate_search import (
 )
 from trainrig.corpus.dedup.keep_rules import KeepFeatures
 from trainrig.corpus.dedup.search_passes import DuplicatesFound, name_revoked_file
-from trainrig.corpus.files.arrays import load_arrays
-from trainrig.corpus.run_file import Curation
 from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.stages.apply_rules import PathBuilder, convert_to_numpy
 from trainrig.errors import DataError

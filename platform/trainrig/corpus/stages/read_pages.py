@@ -26,13 +26,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
+from trainrig.corpus.curation_settings import (
+    Curation,
+    CurationSource,
+)
 from trainrig.corpus.datatrove_signals.datatrove_columns import measure_datatrove
-from trainrig.corpus.document import compute_document_id
+from trainrig.corpus.documents import Parts, compute_document_id, writing
 from trainrig.corpus.extract import Extracted, NotExtracted
 from trainrig.corpus.extract.guard import Cause, FailedPage, Guard
-from trainrig.corpus.files.measured_documents import Parts
-from trainrig.corpus.files.row_files import writing
-from trainrig.corpus.language import identify_all
+from trainrig.corpus.models.language_id import identify_all
 from trainrig.corpus.read import (
     RawPage,
     Unreadable,
@@ -42,12 +44,18 @@ from trainrig.corpus.read import (
     read,
     serialise_piece,
 )
-from trainrig.corpus.rewrite.pii import PII, MaskedSpan, mask
+from trainrig.corpus.rewrite.pii_mask import (
+    PII,
+    MaskedSpan,
+    mask,
+)
 from trainrig.corpus.row_schema import build_pool_schema
-from trainrig.corpus.run_file import Curation, CurationSource
 from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import measure
-from trainrig.corpus.urls.blocklist import UrlLists, UrlSignals
+from trainrig.corpus.url_blocklist import (
+    UrlLists,
+    UrlSignals,
+)
 from trainrig.manifest import SCRATCH, FileSum
 from trainrig.splits import Split, Work
 

@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 
 from trainrig import storage
+from trainrig.corpus.array_files import save_arrays
+from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.decontaminate import (
     CONTAMINATED,
     Decision,
@@ -52,7 +54,6 @@ from trainrig.corpus.dedup.documents import (
 )
 from trainrig.corpus.dedup.duplicate_search import MIB
 from trainrig.corpus.dedup.keep_rules import KeepRule
-from trainrig.corpus.files.arrays import save_arrays
 from trainrig.corpus.repeated_text.common_lines import (
     COMMON_LINES,
     CommonLines,
@@ -79,7 +80,6 @@ from trainrig.corpus.repeated_text.record_files import (
     save_spans,
 )
 from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
-from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages.apply_rules import PathBuilder
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts

@@ -7,18 +7,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from trainrig.corpus.array_files import load_arrays
+from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.decontaminate import CONTAMINATED
 from trainrig.corpus.dedup.documents import (
     KEPT,
     DedupDecisions,
 )
-from trainrig.corpus.files.arrays import load_arrays
-from trainrig.corpus.files.measured_documents import MeasuredDocuments
-from trainrig.corpus.files.removed_spans import Removed, RemovedSpan, map_to_original, remove_spans
+from trainrig.corpus.documents import MeasuredDocuments
+from trainrig.corpus.removed_spans import (
+    Removed,
+    RemovedSpan,
+    map_to_original,
+    remove_spans,
+)
 from trainrig.corpus.repeated_text.common_lines import COMMON_LINES
 from trainrig.corpus.repeated_text.exact_substrings import EXACT_SUBSTRINGS
 from trainrig.corpus.repeated_text.record_files import load_spans
-from trainrig.corpus.run_file import Curation
 from trainrig.corpus.stages.apply_rules import PathBuilder, read_verdicts
 
 CUT_STEPS = (COMMON_LINES, EXACT_SUBSTRINGS, CONTAMINATED)  # removal steps, in order

@@ -14,20 +14,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainrig import manifest, storage
+from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.dedup.document_refs import SplitIndex
 from trainrig.corpus.dedup.documents import (
     COPIES,
     DedupDecisions,
 )
-from trainrig.corpus.files.measured_documents import DROPPED, KEPT, QUARANTINE, MeasuredDocuments
-from trainrig.corpus.files.row_files import writing
+from trainrig.corpus.documents import (
+    DROPPED,
+    KEPT,
+    QUARANTINE,
+    MeasuredDocuments,
+    writing,
+)
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
-from trainrig.corpus.models.perplexity import assign_buckets
-from trainrig.corpus.report.duplicate_samples import MOST as PAIRS
-from trainrig.corpus.report.duplicate_samples import LikePairs
-from trainrig.corpus.report.tallies import CurationTallies, tally_curation
+from trainrig.corpus.models.language_model import assign_buckets
+from trainrig.corpus.report.curation_tallies import MOST_PAIRS as PAIRS
+from trainrig.corpus.report.curation_tallies import (
+    CurationTallies,
+    LikePairs,
+    tally_curation,
+)
 from trainrig.corpus.row_schema import VERDICT, build_pool_schema, build_row_schema
-from trainrig.corpus.run_file import Curation
 from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.stages import near_duplicates
 from trainrig.corpus.stages.apply_rules import PathBuilder, list_source_rules, read_verdicts

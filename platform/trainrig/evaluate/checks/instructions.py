@@ -81,7 +81,7 @@ def _compare_letter_frequency(text: str, arguments: Arguments) -> bool:
 
 
 def _is_in_language(text: str, arguments: Arguments) -> bool:
-    from trainrig.corpus.language import identify
+    from trainrig.corpus.models.language_id import identify
 
     return identify(text).code == str(arguments["language"])
 

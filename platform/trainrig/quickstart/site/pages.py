@@ -26,7 +26,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.config import Field, Settings
 from trainrig.corpus.read import RawPage
-from trainrig.corpus.read.web_archives.warc import write_warc
+from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError, DataError
 from trainrig.quickstart.site import pydoc_pages, reference_topics, source_pages
 from trainrig.quickstart.site.article import Article

@@ -16,11 +16,11 @@ from typing import Literal
 import numpy as np
 
 from trainrig import storage
+from trainrig.corpus.curation_settings import PROSE
 from trainrig.corpus.extract import NotExtracted, Resiliparse, extract
-from trainrig.corpus.filters import find_first_broken_rule
-from trainrig.corpus.language import identify
+from trainrig.corpus.filters.filters import find_first_broken_rule
+from trainrig.corpus.models.language_id import identify
 from trainrig.corpus.read import RawPage
-from trainrig.corpus.run_file import PROSE
 from trainrig.corpus.signals.text_signals import measure
 from trainrig.quickstart.site.article import Article, Paragraph, build_main_text, count_prose_words
 from trainrig.quickstart.site.page_frame import Frame, render

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.files.removed_spans import remove_spans
+from trainrig.corpus.removed_spans import remove_spans
 from trainrig.corpus.repeated_text.common_lines import (
     COMMON_LINES,
     CommonLines,

@@ -18,7 +18,7 @@ from trainrig.corpus.signatures.signatures import (
     compute_keys_and_shingles,
     compute_signatures,
 )
-from trainrig.corpus.urls.key import compute_url_key
+from trainrig.corpus.url_keys import compute_url_key
 
 SETTINGS = MinHash()
 letters = st.sampled_from("abc ΣİÉ天ไ\n") | st.characters(codec="utf-8")

@@ -6,16 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.models.classifier.calibration import (
+from trainrig.corpus.models.classifier import (
+    ClassifierModel,
+    Learning,
     Sigmoid,
     compute_area,
     compute_reliability,
     fit_sigmoid,
     measure_at_thresholds,
+    train,
 )
-from trainrig.corpus.models.classifier.linear import compute_evidence, extract_features, learn
-from trainrig.corpus.models.classifier.model import ClassifierModel, Learning, train
-from trainrig.corpus.models.classifier.scorer import Classifier
+from trainrig.corpus.models.linear_classifier import (
+    compute_evidence,
+    extract_features,
+    learn,
+)
+from trainrig.corpus.models.scorers import Classifier
 from trainrig.errors import DataError
 
 SMALL = Learning(buckets_log2=16)

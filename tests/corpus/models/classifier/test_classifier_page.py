@@ -3,7 +3,7 @@ import json
 import numpy as np
 from matplotlib.figure import Figure
 
-from trainrig.corpus.models.classifier.classifier_page import (
+from trainrig.corpus.models.classifier_page import (
     plot_reliability,
     render_classifier_page,
 )

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.corpus.models.kneser_ney.counting import Counter
-from trainrig.corpus.models.kneser_ney.estimate import Estimated, estimate
-from trainrig.corpus.models.kneser_ney.levels import build_levels
-from trainrig.corpus.models.kneser_ney.ngrams import SPECIAL
+from trainrig.corpus.models.kneser_ney import (
+    Estimated,
+    estimate,
+)
+from trainrig.corpus.models.ngram_counts import SPECIAL, Counter, build_levels
 
 TEXT = [
     line.split() for line in ("a b a b", "a b c", "b a", "a b a c a", "c", "a a b b", "d e a b")

@@ -4,7 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.corpus.models.kneser_ney.arpa import read_arpa, write_arpa
+from trainrig.corpus.models.arpa import (
+    read_arpa,
+    write_arpa,
+)
 from trainrig.errors import DataError
 
 # As SRILM may write one: there is no "b c", though "a b c" exists, and `<s>` has a probability of

@@ -12,10 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.read.raw_page import RawPage, Unreadable
-from trainrig.corpus.read.web_archives import arc, archive, members, warc
-from trainrig.corpus.read.web_archives.archive import is_compressed_by_record, read_archive
-from trainrig.corpus.read.web_archives.records import ArchiveGrammar
+from trainrig.corpus.read import (
+    archive_records,
+    compressed_files,
+    warc_and_arc,
+)
+from trainrig.corpus.read.archive_records import (
+    ArchiveGrammar,
+    is_compressed_by_record,
+    read_archive,
+)
+from trainrig.corpus.read.raw_pages import (
+    RawPage,
+    Unreadable,
+)
 
 NOISE = random.Random(0).randbytes(3_000)
 
@@ -53,7 +63,7 @@ def read_in_pieces(
 
 @pytest.fixture
 def no_look_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "LOOK_BACK", 0)
+    monkeypatch.setattr(archive_records, "LOOK_BACK", 0)
 
 
 LENGTHS = [0, 1, 300, 2_900]
@@ -84,12 +94,12 @@ def make_archives(parts: list[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def compress(records: list[bytes], together: list[int]) -> bytes:
-    members = b""
+    compressed_files = b""
     rest = list(records)
     for count in together:
-        members += gzip.compress(b"".join(rest[:count]), mtime=0) if rest else b""
+        compressed_files += gzip.compress(b"".join(rest[:count]), mtime=0) if rest else b""
         rest = rest[count:]
-    return members
+    return compressed_files
 
 
 damage = st.lists(st.tuples(st.integers(0), st.binary(min_size=1, max_size=30)), max_size=3)
@@ -99,7 +109,8 @@ cuts = st.lists(st.integers(0), min_size=1, max_size=6)
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_look_back")
 @pytest.mark.parametrize(
-    ("grammar", "parts"), [(warc.GRAMMAR, WARC_PARTS), (arc.GRAMMAR, ARC_PARTS)]
+    ("grammar", "parts"),
+    [(warc_and_arc.WARC_GRAMMAR, WARC_PARTS), (warc_and_arc.ARC_GRAMMAR, ARC_PARTS)],
 )
 @settings(max_examples=400)
 @given(data=st.data(), damage=damage, cut_off=st.integers(0), cuts=cuts)
@@ -126,30 +137,38 @@ OLD_LONG = arc_record(b"b" * 200, length=300)
 @pytest.mark.parametrize(
     ("grammar", "data", "reasons"),
     [
-        (warc.GRAMMAR, A + LONG + C, ["wrong_content_length"]),
-        (warc.GRAMMAR, A + SHORT + C, ["wrong_content_length"]),
-        (warc.GRAMMAR, A + MISSING + B + C, ["wrong_content_length"]),
-        (warc.GRAMMAR, A + B + MISSING, ["truncated"]),
-        (warc.GRAMMAR, A + B + C[:20], ["truncated"]),
-        (warc.GRAMMAR, A + B + C[:8], ["truncated"]),
-        (warc.GRAMMAR, b"before\n" + A + B, ["not_a_record"]),
-        (warc.GRAMMAR, A + warc_record(b"").rstrip() + b"\r\n" + C, ["bad_head"]),
-        (warc.GRAMMAR, GZ_A + flip_byte(GZ_B, 150) + GZ_C, ["damaged_gzip"]),
-        (warc.GRAMMAR, GZ_A + flip_byte(GZ_B, len(GZ_B) - 6) + GZ_C, ["damaged_gzip"]),
-        (warc.GRAMMAR, GZ_A + flip_byte(GZ_B, 1) + GZ_C, ["damaged_gzip"]),
-        (warc.GRAMMAR, GZ_A + bytes(90) + GZ_C, ["damaged_gzip"]),
-        (warc.GRAMMAR, GZ_A + gzip.compress(b"text") + GZ_C, ["not_a_record"]),
-        (warc.GRAMMAR, GZ_A + gzip.compress(b"") + gzip.compress(b"\r\n") + GZ_C, []),
-        (warc.GRAMMAR, GZ_A + gzip.compress(B + C) + GZ_C, []),
-        (warc.GRAMMAR, GZ_A + gzip.compress(B + C + LONG[:-150]), ["wrong_content_length"]),
-        (warc.GRAMMAR, GZ_A + gzip.compress(B + C + b"text"), ["wrong_content_length"]),
-        (warc.GRAMMAR, GZ_A + gzip.compress(A + B + C)[:-90], ["truncated"]),
-        (warc.GRAMMAR, GZ_A + GZ_B[:40], ["truncated"]),
-        (warc.GRAMMAR, GZ_A + GZ_B[:2], ["truncated"]),
-        (arc.GRAMMAR, OLD + OLD_LONG + OLD, ["wrong_content_length"]),
-        (arc.GRAMMAR, OLD + OLD[:-1] + OLD, ["wrong_content_length"]),
-        (arc.GRAMMAR, OLD + OLD + OLD[:100], ["truncated"]),
-        (arc.GRAMMAR, b"".join(map(gzip.compress, [OLD, OLD, OLD])), []),
+        (warc_and_arc.WARC_GRAMMAR, A + LONG + C, ["wrong_content_length"]),
+        (warc_and_arc.WARC_GRAMMAR, A + SHORT + C, ["wrong_content_length"]),
+        (warc_and_arc.WARC_GRAMMAR, A + MISSING + B + C, ["wrong_content_length"]),
+        (warc_and_arc.WARC_GRAMMAR, A + B + MISSING, ["truncated"]),
+        (warc_and_arc.WARC_GRAMMAR, A + B + C[:20], ["truncated"]),
+        (warc_and_arc.WARC_GRAMMAR, A + B + C[:8], ["truncated"]),
+        (warc_and_arc.WARC_GRAMMAR, b"before\n" + A + B, ["not_a_record"]),
+        (warc_and_arc.WARC_GRAMMAR, A + warc_record(b"").rstrip() + b"\r\n" + C, ["bad_head"]),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + flip_byte(GZ_B, 150) + GZ_C, ["damaged_gzip"]),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + flip_byte(GZ_B, len(GZ_B) - 6) + GZ_C, ["damaged_gzip"]),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + flip_byte(GZ_B, 1) + GZ_C, ["damaged_gzip"]),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + bytes(90) + GZ_C, ["damaged_gzip"]),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + gzip.compress(b"text") + GZ_C, ["not_a_record"]),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + gzip.compress(b"") + gzip.compress(b"\r\n") + GZ_C, []),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + gzip.compress(B + C) + GZ_C, []),
+        (
+            warc_and_arc.WARC_GRAMMAR,
+            GZ_A + gzip.compress(B + C + LONG[:-150]),
+            ["wrong_content_length"],
+        ),
+        (
+            warc_and_arc.WARC_GRAMMAR,
+            GZ_A + gzip.compress(B + C + b"text"),
+            ["wrong_content_length"],
+        ),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + gzip.compress(A + B + C)[:-90], ["truncated"]),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + GZ_B[:40], ["truncated"]),
+        (warc_and_arc.WARC_GRAMMAR, GZ_A + GZ_B[:2], ["truncated"]),
+        (warc_and_arc.ARC_GRAMMAR, OLD + OLD_LONG + OLD, ["wrong_content_length"]),
+        (warc_and_arc.ARC_GRAMMAR, OLD + OLD[:-1] + OLD, ["wrong_content_length"]),
+        (warc_and_arc.ARC_GRAMMAR, OLD + OLD + OLD[:100], ["truncated"]),
+        (warc_and_arc.ARC_GRAMMAR, b"".join(map(gzip.compress, [OLD, OLD, OLD])), []),
     ],
 )
 @pytest.mark.parametrize("look_back", [0, 150])
@@ -160,7 +179,7 @@ def test_damage_is_counted_once_wherever_the_file_is_cut(
     look_back: int,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(archive, "LOOK_BACK", look_back)
+    monkeypatch.setattr(archive_records, "LOOK_BACK", look_back)
     whole = read_whole(data, grammar)
     assert [page.reason for page in whole if isinstance(page, Unreadable)] == reasons
     assert isinstance(whole[-1], RawPage) or reasons == ["truncated"] or "wrong" in reasons[0]
@@ -170,10 +189,10 @@ def test_damage_is_counted_once_wherever_the_file_is_cut(
 
 def test_members_are_found_across_the_blocks_of_the_search(monkeypatch: pytest.MonkeyPatch):
     data = GZ_A + flip_byte(GZ_B, 150) + GZ_C
-    whole = read_whole(data, warc.GRAMMAR)
+    whole = read_whole(data, warc_and_arc.WARC_GRAMMAR)
     for size in range(1, 9):
-        monkeypatch.setattr(members, "_SEARCH_BLOCK", size)
-        assert read_whole(data, warc.GRAMMAR) == whole
+        monkeypatch.setattr(compressed_files, "_SEARCH_BLOCK", size)
+        assert read_whole(data, warc_and_arc.WARC_GRAMMAR) == whole
 
 
 @pytest.mark.parametrize("pack", [bytes, lambda data: gzip.compress(data, 0, mtime=0)])
@@ -181,20 +200,20 @@ def test_a_piece_does_not_begin_inside_an_embedded_archive(pack: Callable[[bytes
     # Level 0 stores the data uncompressed, so the inner members are visible from outside.
     inside = b"".join(map(pack, [A, B, C]))
     data = b"".join(map(pack, [A, warc_record(inside), C]))
-    whole = read_whole(data, warc.GRAMMAR)
+    whole = read_whole(data, warc_and_arc.WARC_GRAMMAR)
     assert len(whole) == 3
     for cut in range(1, len(data)):
-        assert read_in_pieces(data, warc.GRAMMAR, [cut - 1]) == whole, cut
+        assert read_in_pieces(data, warc_and_arc.WARC_GRAMMAR, [cut - 1]) == whole, cut
 
 
 def test_looking_back_detects_an_embedded_archive(no_look_back: None):
     data = A + warc_record(A + B + C) + C
-    assert len(read_in_pieces(data, warc.GRAMMAR, [len(A) + 100])) > 3
+    assert len(read_in_pieces(data, warc_and_arc.WARC_GRAMMAR, [len(A) + 100])) > 3
 
 
 def test_one_member_per_record_is_distinguished_from_one_stream():
     def of_members(data: bytes) -> bool:
-        return is_compressed_by_record(io.BytesIO(data), warc.GRAMMAR)
+        return is_compressed_by_record(io.BytesIO(data), warc_and_arc.WARC_GRAMMAR)
 
     assert of_members(GZ_A + GZ_B)
     assert not of_members(gzip.compress(A + B + C))
@@ -221,9 +240,9 @@ def test_real_archives_give_the_same_pages_in_pieces(
     pages: int,
     reasons: dict[str, int],
 ):
-    monkeypatch.setattr(archive, "LOOK_BACK", 1_000)
+    monkeypatch.setattr(archive_records, "LOOK_BACK", 1_000)
     data = (test_data / "archives" / name).read_bytes()
-    grammar = arc.GRAMMAR if ".arc" in name else warc.GRAMMAR
+    grammar = warc_and_arc.ARC_GRAMMAR if ".arc" in name else warc_and_arc.WARC_GRAMMAR
     whole = read_whole(data, grammar)
     assert sum(isinstance(page, RawPage) for page in whole) == pages
     assert Counter(page.reason for page in whole if isinstance(page, Unreadable)) == reasons
@@ -240,7 +259,7 @@ def test_real_archives_give_the_same_pages_in_pieces(
 def test_an_arc_archive_gives_the_same_pages_as_its_warc_twin(test_data: Path):
     old = (test_data / "archives/aut-example.arc.gz").read_bytes()
     new = (test_data / "archives/aut-example.warc.gz").read_bytes()
-    assert read_pages(old, arc.GRAMMAR) == read_pages(new, warc.GRAMMAR)
+    assert read_pages(old, warc_and_arc.ARC_GRAMMAR) == read_pages(new, warc_and_arc.WARC_GRAMMAR)
 
 
 def read_pages(data: bytes, grammar: ArchiveGrammar) -> list[RawPage]:

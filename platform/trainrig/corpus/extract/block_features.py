@@ -1,0 +1,206 @@
+"""Features of a block and its neighbours: the inputs of the decision trees.
+
+Shapes: N blocks of a page, in order. All features are whole numbers; shares are in thousandths. A
+*prose-like* block ("good") is long, has few links and ends as a sentence does. Its *topics* count
+its words that menus, adverts and so on use (`blocks.TOPICS`).
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.extract.page_blocks import (
+    CHARACTERS,
+    ENDS_SENTENCE,
+    FIRST_TOPIC,
+    H1,
+    H4,
+    KIND,
+    LINK_CHARACTERS,
+    TITLE_WORDS,
+    WIDTH,
+    WORDS,
+    PageBlocks,
+)
+
+FAR: Final = 60  # largest distance, in blocks; larger ones are set to this
+_REACH: Final = 3  # neighbours on each side that have separate features
+_AROUND: Final = 5  # neighbours on each side whose features are summed
+_NEIGHBOUR_FEATURES: Final = 5  # features of each separate neighbour
+_CONTEXT_FEATURES: Final = 27  # features of the surroundings and the page; see `fill`
+FEATURES: Final = WIDTH + 3 + 2 * _REACH * _NEIGHBOUR_FEATURES + _CONTEXT_FEATURES
+
+
+def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
+    """Compute the features of one page's blocks, [N, FEATURES]."""
+    result = np.zeros((len(blocks.numbers), FEATURES), np.int32)
+    if len(result):
+        order = np.argsort(blocks.digests, kind="stable")
+        fill(blocks.numbers, blocks.digests[order], order, result)
+    return result
+
+
+@compile_nogil
+def _compute_share(part: int, whole: int) -> int:
+    return 1000 * part // whole if whole > 0 else 0
+
+
+@compile_nogil
+def _count_repeats(
+    sorted_digests: NDArray[np.uint64], order: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return [N] the number of blocks with the words of each block, itself included."""
+    n = len(order)
+    repeats = np.zeros(n, np.int64)
+    i = 0
+    while i < n:
+        j = i
+        while j < n and sorted_digests[j] == sorted_digests[i]:
+            j += 1
+        for k in range(i, j):
+            repeats[order[k]] = j - i
+        i = j
+    return repeats
+
+
+@compile_nogil
+def _find_title(numbers: NDArray[np.int32]) -> int:
+    """Return the first heading whose words are mostly in the page's title, or -1."""
+    for i in range(len(numbers)):
+        row = numbers[i]
+        is_heading = H1 <= row[KIND] <= H4
+        if is_heading and row[WORDS] > 1 and 10 * row[TITLE_WORDS] >= 6 * row[WORDS]:
+            return i
+    return -1
+
+
+@compile_nogil
+def _find_next(
+    numbers: NDArray[np.int32], good: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Compute for each block the distance to the next prose-like block, and the next heading.
+
+    Both have shape [N]. The distance is at most FAR; the next heading is N where none follows.
+    """
+    n = len(numbers)
+    next_good = np.full(n, FAR, np.int64)
+    next_heading = np.full(n, n, np.int64)
+    distance = FAR
+    heading_at = n
+    for i in range(n - 1, -1, -1):
+        next_good[i] = min(distance, FAR)
+        next_heading[i] = heading_at
+        distance = 1 if good[i] else distance + 1
+        if H1 <= numbers[i, KIND] <= H4:
+            heading_at = i
+    return next_good, next_heading
+
+
+@compile_nogil
+def _write_neighbours(
+    i: int, numbers: NDArray[np.int32], topics: NDArray[np.int64], result: NDArray[np.int32]
+) -> None:
+    """Write the features of each neighbour of block `i`.
+
+    The link shares of blocks before `i` are read from `result`, so they must be filled already.
+    """
+    n = len(numbers)
+    out = result[i]
+    column = WIDTH + 3
+    for step in range(-_REACH, _REACH + 1):
+        if step == 0:
+            continue
+        j = i + step
+        if 0 <= j < n:
+            out[column] = numbers[j, KIND]
+            out[column + 1] = numbers[j, CHARACTERS]
+            out[column + 2] = (
+                result[j, WIDTH]
+                if j < i
+                else _compute_share(int(numbers[j, LINK_CHARACTERS]), int(numbers[j, CHARACTERS]))
+            )
+            out[column + 3] = numbers[j, ENDS_SENTENCE]
+            out[column + 4] = topics[j]
+        else:
+            out[column] = -1
+        column += _NEIGHBOUR_FEATURES
+
+
+@compile_nogil
+def fill(
+    numbers: NDArray[np.int32],
+    sorted_digests: NDArray[np.uint64],
+    order: NDArray[np.int64],
+    result: NDArray[np.int32],
+) -> None:
+    """Write the features of all blocks of a page into `result`."""
+    n = len(numbers)
+    repeats = _count_repeats(sorted_digests, order)
+    # Prefix sums, so that a difference of two entries is the sum over the blocks between.
+    size = np.zeros(n + 1, np.int64)  # characters before each block
+    linked = np.zeros(n + 1, np.int64)  # characters in links before each block
+    prose = np.zeros(n + 1, np.int64)  # characters in prose-like blocks before each block
+    topics = np.zeros(n, np.int64)
+    good = np.zeros(n, np.bool_)
+    for i in range(n):
+        row = numbers[i]
+        characters = int(row[CHARACTERS])
+        link_share = _compute_share(int(row[LINK_CHARACTERS]), characters)
+        good[i] = characters > 80 and link_share < 350 and row[ENDS_SENTENCE] == 1
+        size[i + 1] = size[i] + characters
+        linked[i + 1] = linked[i] + row[LINK_CHARACTERS]
+        prose[i + 1] = prose[i] + (characters if good[i] else 0)
+        topics[i] = row[FIRST_TOPIC:].sum()
+    title = _find_title(numbers)
+    next_good, next_heading = _find_next(numbers, good)
+    good_blocks = max(1, good.sum())
+    distance = FAR  # distance back to the last prose-like block
+    heading = -1  # index of the last heading
+    run = 0  # consecutive blocks of the same kind, up to this one
+    for i in range(n):
+        row = numbers[i]
+        out = result[i]
+        out[:WIDTH] = row
+        out[WIDTH] = _compute_share(int(row[LINK_CHARACTERS]), int(row[CHARACTERS]))
+        out[WIDTH + 1] = _compute_share(int(row[TITLE_WORDS]), int(row[WORDS]))
+        out[WIDTH + 2] = topics[i]
+        _write_neighbours(i, numbers, topics, result)
+        column = WIDTH + 3 + 2 * _REACH * _NEIGHBOUR_FEATURES
+        if H1 <= row[KIND] <= H4:
+            heading = i
+        run = run + 1 if i and numbers[i - 1, KIND] == row[KIND] else 1
+        low = max(0, i - _AROUND)
+        high = min(n, i + _AROUND + 1)
+        out[column] = size[high] - size[low]
+        out[column + 1] = _compute_share(linked[high] - linked[low], size[high] - size[low])
+        out[column + 2] = prose[high] - prose[low]
+        out[column + 3] = _compute_share(prose[i], prose[n])
+        out[column + 4] = _compute_share(prose[n] - prose[i + 1], prose[n])
+        out[column + 5] = distance
+        out[column + 6] = next_good[i]
+        out[column + 7] = min(i, 1000)
+        out[column + 8] = min(n - 1 - i, 1000)
+        out[column + 9] = _compute_share(size[i], size[n])
+        out[column + 10] = n
+        out[column + 11] = size[n]
+        out[column + 12] = prose[n]
+        out[column + 13] = _compute_share(linked[n], size[n])
+        out[column + 14] = repeats[i]
+        out[column + 15] = FAR if title < 0 else max(-FAR, min(FAR, i - title))
+        out[column + 16] = run
+        first = max(heading, 0)
+        last = next_heading[i]
+        out[column + 17] = FAR if heading < 0 else min(FAR, i - heading)
+        out[column + 18] = min(FAR, last - i)
+        out[column + 19] = size[last] - size[first]
+        out[column + 20] = _compute_share(linked[last] - linked[first], size[last] - size[first])
+        out[column + 21] = prose[last] - prose[first]
+        if heading >= 0:
+            out[column + 22] = numbers[heading, KIND]
+            out[column + 23] = numbers[heading, CHARACTERS]
+            out[column + 24] = topics[heading]
+            out[column + 25] = numbers[heading, LINK_CHARACTERS]
+        out[column + 26] = prose[n] // good_blocks
+        distance = 1 if good[i] else min(FAR, distance + 1)

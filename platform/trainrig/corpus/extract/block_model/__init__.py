@@ -1,1 +1,0 @@
-"""Which blocks of a page are its text, by gradient-boosted trees over whole numbers."""

@@ -1,1 +1,0 @@
-"""Files that the stages of a curation exchange."""

@@ -1,1 +1,0 @@
-"""Web archives, WARC and ARC: their records, and the HTTP responses in them."""

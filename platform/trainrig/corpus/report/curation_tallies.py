@@ -1,0 +1,378 @@
+"""Tallies of a curation as Parquet tables, for each step by source and language.
+
+tallies/steps.parquet       documents and bytes that each step dropped first, and by itself
+tallies/sources.parquet     documents and bytes seen and kept
+tallies/histograms.parquet  documents by the value of each signal that a rule bounds
+tallies/hosts.parquet       pages of each host, and how much of them was extracted
+tallies/quarantine.parquet  records that gave no document, by reason
+tallies/samples.parquet     a few documents that fell, for each step
+
+Hosts show the shares of the main content that extraction kept. A template that the extractor
+misreads is the same on all pages of a host, and the texts look complete: nothing else shows that
+half of each page is missing. `LikePairs` samples near-duplicates in a split, with the documents
+kept in their place.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trainrig import manifest, storage
+from trainrig.corpus.array_files import load_arrays
+from trainrig.corpus.dedup.document_refs import format_ids
+from trainrig.corpus.dedup.documents import BY_LIKENESS, KEPT
+from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE, choose_edges
+from trainrig.manifest import FileSum
+from trainrig.report import ReportTable, Section, Text
+
+FAR_BELOW = 0.5  # a median share below this is far below 1, and worth a warning
+ENOUGH_PAGES = 5  # smallest number of pages; with fewer, one odd page decides the median
+HOSTS_SHOWN = 20  # hosts
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """Pages (documents) of one host for which the extractor measured the share that it kept."""
+
+    host: str
+    documents: int
+    median_share: float  # rounded to a hundredth
+    below: int  # documents whose share is below FAR_BELOW
+
+
+def build_host_rows(counts_by_host: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...]:
+    """Build a row per host, lowest median first.
+
+    `counts_by_host`: the number of documents of each host, by the percentage kept as a string.
+    """
+    shares = {
+        host: Counter({int(percent): documents for percent, documents in counts.items()})
+        for host, counts in counts_by_host.items()
+    }
+    rows = (
+        HostRow(
+            host,
+            counts.total(),
+            _compute_median(counts) / 100,
+            sum(n for percent, n in counts.items() if percent < 100 * FAR_BELOW),
+        )
+        for host, counts in shares.items()
+    )
+    return tuple(sorted(rows, key=lambda row: (row.median_share, -row.documents, row.host)))
+
+
+def _compute_median(counts: Counter[int]) -> int:
+    """Return the median, the lower of two middle values."""
+    remaining = (counts.total() + 1) // 2
+    for percent in sorted(counts):
+        remaining -= counts[percent]
+        if remaining <= 0:
+            return percent
+    raise AssertionError("a host without pages")
+
+
+def find_doubtful(rows: Sequence[HostRow]) -> list[HostRow]:
+    """Return the hosts with enough pages whose median share is far below 1."""
+    return [row for row in rows if row.documents >= ENOUGH_PAGES and row.median_share < FAR_BELOW]
+
+
+def describe_doubtful(rows: Sequence[HostRow]) -> str | None:
+    """Describe the doubtful hosts in one sentence; None if there are none."""
+    found = find_doubtful(rows)
+    if not found:
+        return None
+    named = ", ".join(f"{row.host} {row.median_share:.2f}" for row in found[:3])
+    more = ", …" if len(found) > 3 else ""
+    hosts = "1 host" if len(found) == 1 else f"{len(found):,} hosts"
+    return (
+        f"the median page of {hosts} kept less than {FAR_BELOW} of its main content ({named}{more})"
+    )
+
+
+def build_hosts_section(rows: Sequence[HostRow]) -> Section:
+    """Build the report section with the lowest hosts of `rows`, which `build_host_rows` sorted."""
+    return Section("extraction", "How much of the pages was extracted", (_build_hosts_block(rows),))
+
+
+def _build_hosts_block(rows: Sequence[HostRow]) -> ReportTable | Text:
+    worst = [row for row in rows if row.documents >= ENOUGH_PAGES][:HOSTS_SHOWN]
+    if not worst:
+        return Text(f"No host has {ENOUGH_PAGES} pages with a measured share of kept content.")
+    return ReportTable(
+        f"Share of the main content that was kept (extracted_share): the {len(worst):,} lowest "
+        f"medians among hosts with at least {ENOUGH_PAGES} pages. The report warns of hosts below "
+        f"{FAR_BELOW}; tallies/hosts.parquet lists all hosts",
+        ("host", "documents", "median share", f"documents below {FAR_BELOW}"),
+        tuple((row.host, row.documents, row.median_share, row.below) for row in worst),
+    )
+
+
+MOST_PAIRS = 3  # pairs in a report
+EXCERPT = 2000  # characters of each text
+
+
+@dataclass(frozen=True, order=True)
+class LikePair:
+    """A dropped document and the kept one that it duplicates, as they were compared."""
+
+    id: str  # id of the dropped document
+    url: str
+    text: str
+    kept_url: str
+    kept_text: str
+    similarity: float
+
+
+class LikePairs:
+    """Pairs of a dropped document and its kept duplicate within one split.
+
+    Those with the lowest ids are chosen: ids are digests, so this is a random sample, and it needs
+    no data of other splits.
+    """
+
+    def __init__(self, settled: str) -> None:
+        there = load_arrays(settled, ["ids", "kinds", "repeated", "similarities"])
+        fell = np.flatnonzero(there["kinds"] == BY_LIKENESS)
+        kept = there["ids"][there["kinds"] == KEPT]
+        fell = fell[np.isin(there["repeated"][fell, 0], kept[:, 0])]
+        order = np.lexsort((there["ids"][fell, 1], there["ids"][fell, 0]))
+        chosen = fell[order][:MOST_PAIRS]
+        ids = format_ids(there["ids"][chosen])
+        partners = format_ids(there["repeated"][chosen])
+        self._partners = dict(zip(ids, partners, strict=True))
+        self._similarities = dict(zip(ids, there["similarities"][chosen].tolist(), strict=True))
+        self._rows: dict[str, dict[str, str]] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        """Collect the texts of the pairs from some rows of the split, before any span removal."""
+        wanted = pa.array([*self._partners, *self._partners.values()], pa.string())
+        found = rows.select(["id", "url", "text"]).filter(pc.is_in(rows["id"], wanted))
+        for row in found.to_pylist():
+            self._rows[row["id"]] = row | {"text": row["text"][:EXCERPT]}
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the pairs as JSON objects."""
+        return [
+            asdict(
+                LikePair(
+                    **self._rows[fell],
+                    kept_url=self._rows[kept]["url"],
+                    kept_text=self._rows[kept]["text"],
+                    similarity=self._similarities[fell],
+                )
+            )
+            for fell, kept in self._partners.items()
+            if fell in self._rows and kept in self._rows
+        ]
+
+
+TALLIES = "tallies"
+# A rule of thumb for English and byte-pair encodings of 32,000 or more entries; a tokenizer's
+# report has the figure for its vocabulary.
+BYTES_PER_TOKEN = 4.3
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """Counts of one source's documents in one language that one step dropped."""
+
+    step: str  # "GopherQuality.word_count", "near_duplicate"
+    source: str
+    language: str
+    first_documents: int  # not dropped by an earlier step
+    first_bytes: int
+    any_documents: int  # would be dropped by this step alone
+    any_bytes: int
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """Documents and bytes of one source in one language."""
+
+    source: str
+    language: str
+    seen_documents: int
+    seen_bytes: int
+    kept_documents: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class BinRow:
+    """Number of documents of a source with a signal from `least` to below `below`."""
+
+    signal: str
+    source: str
+    least: float
+    below: float | None
+    documents: int
+
+
+@dataclass(frozen=True)
+class QuarantineRow:
+    """Number of records that gave no document, for one reason."""
+
+    reason: str
+    records: int
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """A dropped document, shown as an excerpt."""
+
+    step: str
+    id: str
+    url: str
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """A near-duplicate, and the document kept in its place."""
+
+    id: str  # id of the dropped document
+    url: str
+    text: str
+    kept_url: str
+    kept_text: str
+    similarity: float  # Jaccard similarity of their shingles
+
+
+@dataclass(frozen=True)
+class CurationTallies:
+    """The tables of one curation."""
+
+    steps: tuple[StepRow, ...]
+    sources: tuple[SourceRow, ...]
+    bins: tuple[BinRow, ...]
+    quarantine: tuple[QuarantineRow, ...]
+    samples: tuple[SampleRow, ...]
+    pairs: tuple[PairRow, ...]
+    hosts: tuple[HostRow, ...]  # lowest median share first
+
+    def save(self, folder: str) -> dict[str, FileSum]:
+        """Write the tables below `folder`; return file sums by relative name."""
+        files = {}
+        for name, model, rows in (
+            ("steps", StepRow, self.steps),
+            ("sources", SourceRow, self.sources),
+            ("histograms", BinRow, self.bins),
+            ("quarantine", QuarantineRow, self.quarantine),
+            ("samples", SampleRow, self.samples),
+            ("pairs", PairRow, self.pairs),
+            ("hosts", HostRow, self.hosts),
+        ):
+            below = f"{TALLIES}/{name}.parquet"
+            path = storage.join(folder, below)
+            table = pa.Table.from_pylist([asdict(row) for row in rows], _build_schema(model))
+            with storage.atomic_file(path) as temporary:
+                pq.write_table(table, temporary, compression="zstd")
+            files[below] = manifest.compute_file_sum(path)
+        return files
+
+
+_TYPES = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "float | None": pa.float64(),
+}
+
+
+def _build_schema(model: type[Any]) -> pa.Schema:
+    return pa.schema(
+        [(name, _TYPES[_read_name(kind)]) for name, kind in model.__annotations__.items()]
+    )
+
+
+def _read_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def tally_curation(
+    rules: Mapping[str, Any],
+    written: Mapping[str, Any],
+    samples: Mapping[str, Sequence[Mapping[str, Any]]],
+    pairs: Sequence[Mapping[str, Any]],
+    integers: frozenset[str],
+) -> CurationTallies:
+    """Build the tallies of a curation from the counts of its passes.
+
+    Args:
+        rules: counts of the rules pass: "tally" and "histograms" by source.
+        written: counts of the write pass: "kept" and "copies" by source and language;
+        "quarantined"; "hosts", documents by host and by the percentage extracted.
+        samples: dropped documents, by step.
+        pairs: near-duplicates with the documents kept in their place.
+        integers: the signals whose histograms have bins for counts.
+    """
+    return CurationTallies(
+        steps=tuple(_build_step_rows(rules["tally"], written["copies"])),
+        sources=tuple(_build_source_rows(rules["tally"], written["kept"])),
+        bins=tuple(_build_bin_rows(rules["histograms"], integers)),
+        quarantine=tuple(
+            QuarantineRow(reason, records)
+            for reason, records in sorted(
+                written["quarantined"].items(), key=lambda item: (-item[1], item[0])
+            )
+        ),
+        samples=tuple(
+            SampleRow(step, document["id"], document["url"], document["language"], document["text"])
+            for step, found in samples.items()
+            for document in found
+        ),
+        pairs=tuple(PairRow(**pair) for pair in pairs),
+        hosts=build_host_rows(written["hosts"]),
+    )
+
+
+def _build_step_rows(tally: Mapping[str, Any], copies: Mapping[str, Any]) -> list[StepRow]:
+    rows = [
+        StepRow(
+            rule,
+            source,
+            language,
+            found.get("first_documents", 0),
+            found.get("first_bytes", 0),
+            found.get("any_documents", 0),
+            found.get("any_bytes", 0),
+        )
+        for source, of_source in tally.items()
+        for rule, languages in of_source["rules"].items()
+        for language, found in (languages or {NO_LANGUAGE: {}}).items()
+    ]
+    # Duplicates are searched only among documents that passed, so both counts are equal.
+    return rows + [
+        StepRow(step, source, language, *(found["documents"], found["bytes"]) * 2)
+        for source, steps in copies.items()
+        for step, languages in steps.items()
+        for language, found in languages.items()
+    ]
+
+
+def _build_source_rows(tally: Mapping[str, Any], kept: Mapping[str, Any]) -> list[SourceRow]:
+    rows = []
+    for source, of_source in tally.items():
+        for language, seen in of_source["seen"].items():
+            stays = kept.get(source, {}).get(language, {"documents": 0, "bytes": 0})
+            sizes = (seen["documents"], seen["bytes"], stays["documents"], stays["bytes"])
+            rows.append(SourceRow(source, language, *sizes))
+    return rows
+
+
+def _build_bin_rows(histograms: Mapping[str, Any], integers: frozenset[str]) -> list[BinRow]:
+    rows = []
+    for source, signals in histograms.items():
+        for signal, counts in signals.items():
+            edges = choose_edges(signal in integers)
+            for number, documents in sorted((int(key), value) for key, value in counts.items()):
+                below = float(edges[number + 1]) if number + 1 < len(edges) else None
+                rows.append(BinRow(signal, source, float(edges[number]), below, documents))
+    return rows

@@ -1,0 +1,179 @@
+"""Finds e-mail addresses, including those spelt out, and public IPv4 and IPv6 addresses.
+
+An address may be spelt "ann [at] example.org". `Views.lower` and `Views.raw` are bytes with one
+entry per character, so their positions are those of the text.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from trainrig.corpus.rewrite.pii_views import (
+    FindPosition,
+    Views,
+)
+
+_DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}([^\W\d_]{2,24})(?![\w@-])")
+_LOCAL_LENGTH = 64  # characters (RFC 5321, section 4.5.3.1)
+# Matches the reversed text before the "@". Text that goes on after 64 characters is no local part.
+_LOCAL = re.compile(rf"[\w.%+-]{{1,{_LOCAL_LENGTH}}}(?![\w.%+-])")
+_FILE_ENDINGS = frozenset({"png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js"})  # "a@2x.png"
+# One pattern per bracket: a pattern that begins with a fixed character is searched much faster.
+_AT_IN_WORDS = tuple(
+    re.compile(at) for at in (rb"\((?:at|@|\xe4t)\)", rb"\[(?:at|@)\]", rb"\{(?:at|@)\}")
+)
+_IN_WORDS = re.compile(
+    r"(?<![\w.%+-])[\w.%+-]{1,64} ?(?:\((?i:at|@|ät)\)|\[(?i:at|@)\]|\{(?i:at|@)\}) ?"
+    r"(?:[^\W_](?:[\w-]{0,62})(?:\.| ?[\[({](?i:dot|punkt|\.)[\])}] ?)){1,8}[^\W\d_]{2,24}"
+    r"(?![\w@-])"
+)
+_SPELT_AT = b" at "
+# Matches the reversed text before " at ", where " dot " reads " tod ".
+_SPELT_LOCAL = re.compile(r"(?:[\w+-]{1,30} tod ){0,3}[\w+-]{1,30}(?!\w)")
+_SPELT_DOMAIN = re.compile(
+    r"[^\W_][\w-]{0,62}(?: dot [^\W_][\w-]{0,62}){0,3} dot"
+    r" (?:com|org|net|edu|gov|info|io|me|eu|de|uk|fr|es|it|nl|ch|at|pl|ca|au|in|us)(?![\w@-])"
+)
+# "Look at example dot com" is no address, but "write to ann at example dot com" contains one.
+_INTRODUCTION = re.compile(
+    rb"\b(?:e-?mails?|mail|contact|write|writes|reach(?:ed)?|address)\b[^.\n<>]{0,24}\Z"
+)
+_LONGEST_SPELT = 120  # characters of a spelt local part
+_LONGEST_INTRODUCTION = 48  # characters
+
+
+def find_emails(views: Views) -> Iterator[FindPosition]:
+    """Yield the spans of addresses, in order."""
+    text = views.text
+    end = 0
+    at = text.find("@")
+    while at >= 0:
+        first = max(end, at - _LOCAL_LENGTH - 1)
+        local = _LOCAL.match(text[first:at][::-1])
+        if local and (domain := _DOMAIN.match(text, at + 1)):
+            if domain.group(1).lower() not in _FILE_ENDINGS:
+                yield at - local.end(), domain.end()
+            end = domain.end()
+        at = text.find("@", max(at + 1, end))
+
+
+def find_emails_in_words(views: Views) -> Iterator[FindPosition]:
+    """Yield the spans of addresses whose "@" is written as a word in brackets."""
+    if any(at.search(views.lower) for at in _AT_IN_WORDS):
+        for found in _IN_WORDS.finditer(views.text):
+            yield found.span()
+
+
+def find_spelt_emails(views: Views) -> Iterator[FindPosition]:
+    """Yield the spans of addresses in spoken form: "ann dot lee7 at example dot org"."""
+    text = views.text
+    end = 0
+    if b" dot " not in views.raw:
+        return
+    at = views.lower.find(_SPELT_AT)
+    while at >= 0:
+        after = at + len(_SPELT_AT)
+        domain = _SPELT_DOMAIN.match(text, after)
+        local = domain and _SPELT_LOCAL.match(text[max(end, at - _LONGEST_SPELT) : at][::-1])
+        if domain and local:
+            reversed_local = local.group()
+            start = at - local.end()
+            is_name = " tod " in reversed_local or any(map(str.isdigit, reversed_local))
+            if is_name or _INTRODUCTION.search(
+                views.lower, max(0, start - _LONGEST_INTRODUCTION), start
+            ):
+                end = domain.end()
+                yield start, end
+        at = views.lower.find(_SPELT_AT, max(end, at + 1))
+
+
+_IPV4_SHAPE = re.compile(rb"0\.0{1,3}\.0{1,3}\.0")
+_IPV4_BEGIN = re.compile(rb"0(?<![a0_.-]0)(?=0{0,2}\.0{1,3}\.0{1,3}\.0)")
+_IPV4 = re.compile(r"(?<![\w.-])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w-]|\.[0-9])")
+# Words before four numbers that are not an address: a version, a section, a table.
+_COUNTED = (
+    rb"v|vers?|versions?|releases?|released|update[ds]?|updated to|upgraded?(?: to| from)?"
+    rb"|downgraded?(?: to| from)?|firmware|drivers?|builds?|rev|revisions?|patch"
+    rb"|sdk|plugins?|packages?"
+    rb"|sections?|sec|sect|\xa7{1,2}|chapters?|chap|ch|clauses?|articles?|art|paragraphs?"
+    rb"|para|appendix"
+    rb"|annex|tables?|figures?|fig|steps?|rules?|items?|parts?|examples?|exercises?|theorem|lemma"
+    rb"|requirements?|controls?|subsections?|abschnitt|kapitel|ziffer|punkt|abs|secci\xf3n|sezione"
+)
+_BEFORE_A_VERSION = re.compile(
+    rb"(?:(?<![a-z0-9])(?:" + _COUNTED + rb")[.:]?\s{0,3}[(\"']?|[=~<>^]=?\s{0,2}|[a-z0-9_]/)\Z"
+)
+_AND_ANOTHER_ADDRESS = re.compile(rb"\s{0,3}(?:,|;|and|or|to|through|und|-|/|\xe2)?\s{1,3}|-")
+# The numbers of sections and versions are small; all four are in only one address of 250. Such
+# numbers count as an address only if the context says so.
+_SMALL_NUMBER = 64
+_TINY_NUMBER = 10
+_BEFORE_AN_ADDRESS = re.compile(
+    rb"(?:(?<![a-z0-9])(?:ip(?:v4)?|ips|address(?:es)?|addr|hosts?|servers?|dns|nameservers?"
+    rb"|resolvers?"
+    rb"|gateway|router|proxy|subnet|netmask|inet|ping(?:ed|s)?|whois|nslookup|dig|traceroute|ssh"
+    rb"|telnet"
+    rb"|curl|(?:requests?|connect(?:ed|ions?)?|traffic|visit(?:ors?|ed)?|log(?:ged)?[ -]?ins?|hits?"
+    rb"|packets?|queries|attacks?)(?: (?:to|from))?|answer(?:ed|s)?|block(?:ed)?|banned?"
+    rb"|listen(?:s|ing)?"
+    rb"|bind|machines?|calling)"
+    rb"[^a-z0-9.\n<>]{0,3}(?: {0,1}(?:is|was|at|on|to|from|of|as))?[ :=(\"'\[]{0,3}|[a-z]://|@)\Z"
+)
+_AFTER_AN_ADDRESS = re.compile(rb":[0-9]{2,5}(?![0-9.])|/(?:[89]|[12][0-9]|3[0-2])(?![0-9.])")
+_LONGEST_BEFORE_ADDRESS = 32  # characters
+# Addresses of well-known DNS resolvers.
+_KNOWN_RESOLVERS = frozenset(
+    {"8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "4.2.2.2", "4.2.2.1"}
+)
+# Prefixes of all allocated addresses (IANA's IPv6 Global Unicast Address Assignments, 2019-11), in
+# lower case and with all zeros. Three groups at least, as shorter ones could be Python slices.
+_IPV6 = re.compile(
+    rb"2(?<![\w:.]2)(?:00[123]|4[01][0-9a-f]|6[0-3][0-9a-f]|80[0-9a-f]|a[01][0-9a-f]|c0[0-9a-f])"
+    rb"(?::{1,2}[0-9a-f]{1,4}){2,7}(?:::)?(?![\w:])(?!\.[0-9])"
+)
+
+
+def find_ipv4(views: Views) -> Iterator[FindPosition]:
+    """Yield the spans of public addresses, but not of version or section numbers."""
+    if not _IPV4_SHAPE.search(views.shape):
+        return
+    last = -1
+    was_address = False
+    for found in views.find_matches(_IPV4, _IPV4_BEGIN):
+        start, end = found.span()
+        before = views.lower[max(0, start - _LONGEST_BEFORE_ADDRESS) : start]
+        follows = last >= 0 and _AND_ANOTHER_ADDRESS.fullmatch(views.lower, last, start)
+        if _BEFORE_A_VERSION.search(before):
+            is_address = False
+        elif follows:
+            is_address = was_address
+        else:
+            is_address = not _is_small(found.group()) or bool(
+                _BEFORE_AN_ADDRESS.search(before) or _AFTER_AN_ADDRESS.match(views.lower, end)
+            )
+        last = end
+        was_address = is_address
+        if is_address and _is_public(found.group()):
+            yield start, end
+
+
+def _is_small(address: str) -> bool:
+    """Return whether the four numbers are as small as in sections and versions."""
+    first, *others = map(int, address.split("."))
+    return address not in _KNOWN_RESOLVERS and (
+        max(others) < _TINY_NUMBER or (first < _SMALL_NUMBER and max(others) < _SMALL_NUMBER)
+    )
+
+
+def find_ipv6(views: Views) -> Iterator[FindPosition]:
+    """Yield the spans of allocated addresses that are not reserved for documentation."""
+    for found in _IPV6.finditer(views.lower):
+        if _is_public(found.group().decode("ascii")):
+            yield found.span()
+
+
+def _is_public(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_global
+    except ValueError:
+        return False

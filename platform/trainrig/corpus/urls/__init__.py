@@ -1,1 +1,0 @@
-"""Signals and keys computed from a document's URL alone: block lists, normal form, duplicates."""
