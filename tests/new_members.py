@@ -199,7 +199,7 @@ NAMES = {
         ("objectives.sft import SFT\n", "from trainrig.objectives.two_terms import TwoTerms\n"),
         ("OfText = (\n", "    TwoTerms |\n"),
     ),
-    "models/architecture/attention_kinds.py": (
+    "models/architecture/attention_settings.py": (
         (
             "import GatedAttention\n",
             "from trainrig.models.architecture.scaled_attention import ScaledAttention\n",

@@ -8,15 +8,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainrig.flops import count_encoder_decoder_flops, count_flops_6nd, count_token_flops
-from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
-from trainrig.models.architecture.feedforward import GELU, MixtureOfExperts
-from trainrig.models.architecture.gated_attention import GatedAttention
-from trainrig.models.architecture.norms import LayerNorm, ParallelBlock
-from trainrig.models.architecture.positions import LearnedPositions
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    Biases,
+    GatedAttention,
+    SlidingWindow,
+)
+from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
+from trainrig.models.architecture.layer_settings import (
+    GELU,
+    LayerNorm,
+    LearnedPositions,
+    MixtureOfExperts,
+    ParallelBlock,
+)
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.encoder import build_model
 
 SIZES: dict[str, Any] = {
     "layers": 2, "channels": 64, "heads": 4, "vocabulary": 128, "positions": 64,

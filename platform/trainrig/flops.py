@@ -11,9 +11,9 @@ Shapes: T positions, C channels, H query heads, D channels of a head, V entries 
 
 from dataclasses import dataclass
 
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.shapes import CrossLayerShape, count_multiplications
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
 BACKWARD = 2  # operations of the backward pass, relative to the forward pass
 PER_PARAMETER = 6  # 6ND: a multiply-add in the forward pass, and two in the backward pass

@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import Any
 
 from trainrig.hardware import Hardware
-from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.scaling.layout import terms
 from trainrig.scaling.layout.layout_verb import (
     ClusterWanted,

@@ -6,9 +6,8 @@ import side_by_side
 import torch
 
 from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.decoder import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.models.families import read_config
 from trainrig.objectives import CausalLM, MaskedLM, SpanCorruption
 from trainrig.objectives.contract import find_corruption

@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from trainrig.hardware import cpu_has_bfloat16
 from trainrig.models.attention import make_added_mask, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.kernels import attention_blocks, blocked_attention, document_attention
+from trainrig.models.kernels import (
+    attention_blocks,
+    blocked_attention,
+    cpu_attention,
+)
 
 pytestmark = pytest.mark.bench
 
@@ -64,7 +68,7 @@ def compare_layer(dtype, places, length):
     times = measure_in_turns(
         {
             "documents": lambda: run_backward(
-                document_attention.document_attention(*parts, documents, scale=scale)
+                cpu_attention.document_attention(*parts, documents, scale=scale)
             ),
             "mask": lambda: run_backward(F.scaled_dot_product_attention(*parts, attn_mask=mask)),
             "causal": lambda: run_backward(F.scaled_dot_product_attention(*parts, is_causal=True)),
@@ -109,7 +113,7 @@ def compare_step(monkeypatch, places):
     def go(by_document):
         with monkeypatch.context() as patch:
             if not by_document:
-                patch.setattr(document_attention, "TOGETHER", 2**30)
+                patch.setattr(cpu_attention, "TOGETHER", 2**30)
             logits = model(ids, positions_BT=positions).logits
             F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from trainrig.models.decoder import Decoder
-from trainrig.models.generation.generate import Request, generate_batch
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.generation import (
+    Request,
+    generate_batch,
+)
 from trainrig.models.huggingface import open_folder
+from trainrig.models.token_sampling import Sampling
 
 PROMPT = 64
 NEW = 64

@@ -9,7 +9,10 @@ import math
 
 import pytest
 
-from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    parameter_shapes,
+)
 from trainrig.train.checkpoint.chunks import CHUNK, READERS, FileChunks
 from trainrig.train.checkpoint.index import IndexedTensor, compute_partitions, find_rows, plan_reads
 from trainrig.train.checkpoint.manifest import CheckpointManifest

@@ -10,11 +10,10 @@ from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.masks import NO_MASKS, RowMasks
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.decoder import initialise
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.encoder import build_model
 from trainrig.objectives import UL2, CausalLM, PrefixLM, SpanCorruption
 from trainrig.parallel.activation_memory.recompute import Full, choose_kept, recompute
 from trainrig.train.run_file.training import Training

@@ -8,7 +8,7 @@ from trainrig.estimate.memory import estimate_step_memory
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
-from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
 from trainrig.optim.named_groups import build_optimizer

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from trainrig.models.kernels.blocked_attention import blocked_attention
-from trainrig.models.kernels.choice import Kernel
+from trainrig.models.kernels.kernel_choice import Kernel
 from trainrig.models.kernels.prepared_rows import attend_prepared, prepare_rows
 from trainrig.parallel.context import ring
 

@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "platform"), str(Path(__file__).
 import torch  # noqa: E402
 from attention_rows import RINGS, ROWS, Rows  # noqa: E402
 
-from trainrig.models.kernels import cards  # noqa: E402
+from trainrig.models.kernels import kernel_support  # noqa: E402
 from trainrig.parallel import norm  # noqa: E402
 from trainrig.parallel.gradients import triton_kernels  # noqa: E402
 
@@ -64,7 +64,7 @@ def main() -> int:
     torch.cuda.device = lambda _: contextlib.nullcontext()  # type: ignore[assignment, misc]
     torch.Tensor.pin_memory = lambda self: self  # type: ignore[assignment, method-assign]
     worst = dict.fromkeys(BOUNDS, 0.0)
-    cards.find_shared_memory = lambda _: H100
+    kernel_support.find_shared_memory = lambda _: H100
     for given, in_ring in [*((row, False) for row in ROWS), *((row, True) for row in RINGS)]:
         for dtype in BOUNDS:
             error = compare_attention(given, dtype, in_ring)

@@ -26,7 +26,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from own_process import alone  # noqa: E402
 
-from trainrig.models.decoder_config import DecoderConfig  # noqa: E402
+from trainrig.models.architecture.decoder_config import DecoderConfig  # noqa: E402
 from trainrig.parallel import numerics  # noqa: E402
 from trainrig.parallel.expert import dispatch  # noqa: E402
 from trainrig.parallel.mesh import find_local_device, use_device  # noqa: E402

@@ -41,7 +41,10 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from trainrig import hardware  # noqa: E402
 from trainrig.errors import ConfigError  # noqa: E402
 from trainrig.flops import BACKWARD, count_token_flops  # noqa: E402
-from trainrig.models.decoder_config import DecoderConfig, count_parameters  # noqa: E402
+from trainrig.models.architecture.decoder_config import (  # noqa: E402
+    DecoderConfig,
+    count_parameters,
+)
 from trainrig.parallel import numerics  # noqa: E402
 from trainrig.parallel.mesh import find_local_device, join_group, use_device  # noqa: E402
 from trainrig.parallel.precision import set_products  # noqa: E402

@@ -11,14 +11,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attention_rows import RINGS, ROWS, Rows
 
-from trainrig.models.kernels.cards import read_card
-from trainrig.models.kernels.choice import AttentionCase, find_obstacle
-from trainrig.models.kernels.tiles import (
+from trainrig.models.kernels.kernel_choice import (
+    AttentionCase,
     choose_backward_tile,
     choose_forward_tile,
     estimate_backward_bytes,
     estimate_forward_bytes,
+    find_obstacle,
 )
+from trainrig.models.kernels.kernel_support import read_card
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,12 +7,11 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import initialise
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.encoder import build_model
 from trainrig.models.kernels import flex_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"

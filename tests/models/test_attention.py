@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from trainrig.models.architecture.positions import Rope
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import Rope
 from trainrig.models.attention import Attention, KeyValueCache, Sight
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.positions import Rotation
+from trainrig.models.layer_parts import Rotation
 
 ROPE = Rope(theta=100.0)
 

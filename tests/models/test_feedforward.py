@@ -1,8 +1,8 @@
 import torch
 
-from trainrig.models.architecture.feedforward import SwiGLU
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.feedforward import DenseFeedForward
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import SwiGLU
+from trainrig.models.layer_parts import DenseFeedForward
 
 
 def build_network(channels, between, network=None, **changes):

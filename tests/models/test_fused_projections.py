@@ -4,15 +4,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainrig.models.architecture.attention import AttentionSettings, Biases
-from trainrig.models.architecture.feedforward import GEGLU, GELU, MixtureOfExperts, SwiGLU
-from trainrig.models.architecture.gated_attention import GatedAttention
-from trainrig.models.architecture.norms import ParallelBlock
-from trainrig.models.architecture.positions import Alibi, LearnedPositions
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    Biases,
+    GatedAttention,
+)
+from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
+from trainrig.models.architecture.layer_settings import (
+    GEGLU,
+    GELU,
+    Alibi,
+    LearnedPositions,
+    MixtureOfExperts,
+    ParallelBlock,
+    SwiGLU,
+)
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.encoder import build_model
 from trainrig.models.fused_projections import fuse_projections
 from trainrig.parallel.activation_memory.recompute import (
     Full,

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from trainrig.models.architecture.norms import RMSNorm
+from trainrig.models.architecture.layer_settings import RMSNorm
 from trainrig.models.architecture.shapes import NormShape
-from trainrig.models.norm import Norm
+from trainrig.models.layer_parts import Norm
 
 
 def build_norm(channels, epsilon=1e-5, **settings):

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainrig.models.architecture.positions import Rope
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import Rope
 from trainrig.models.attention import (
     Attention,
     KeyValueCache,
@@ -15,11 +16,10 @@ from trainrig.models.attention import (
     number_documents,
 )
 from trainrig.models.decoder import Decoder
-from trainrig.models.decoder_config import DecoderConfig
 from trainrig.models.families.llama import LLAMA
 from trainrig.models.families.tensors import list_tensor_shapes, list_tensors
-from trainrig.models.kernels import document_attention
-from trainrig.models.positions import Rotation
+from trainrig.models.kernels import cpu_attention
+from trainrig.models.layer_parts import Rotation
 
 ROWS = [[5, 1, 9, 7], [22], [1, 1, 20], [11, 11]]  # document lengths of each row
 T = 22
@@ -29,7 +29,7 @@ T = 22
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test both code paths: short rows use a mask, unless the limit is lowered here."""
     if request.param == "by document":
-        monkeypatch.setattr(document_attention, "TOGETHER", 24)  # six positions
+        monkeypatch.setattr(cpu_attention, "TOGETHER", 24)  # six positions
 
 
 def packed_positions(rows: list[list[int]]) -> torch.Tensor:

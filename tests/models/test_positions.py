@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.models.architecture.positions import Rope
-from trainrig.models.positions import Rotation
+from trainrig.models.architecture.layer_settings import Rope
+from trainrig.models.layer_parts import Rotation
 
 
 def rotate(vector: torch.Tensor, position: int, theta: float = 10_000.0) -> torch.Tensor:

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from trainrig.models.architecture.width_transfer import MuP
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.initialisation import MuP
 from trainrig.optim import AdamW
 
 WIDTHS = (64, 128, 256)

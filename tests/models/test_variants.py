@@ -5,28 +5,36 @@ import torch
 
 from trainrig.config import build as build_settings
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
-from trainrig.models.architecture.feedforward import GEGLU, GELU, MixtureOfExperts, ReLU
-from trainrig.models.architecture.gated_attention import GatedAttention
-from trainrig.models.architecture.norms import (
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    Biases,
+    GatedAttention,
+    SlidingWindow,
+)
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    count_parameters,
+)
+from trainrig.models.architecture.layer_settings import (
+    GEGLU,
+    GELU,
+    Alibi,
     LayerNorm,
+    LearnedPositions,
+    Llama3Scaling,
+    MixtureOfExperts,
+    NoPositions,
     OutputNorm,
     ParallelBlock,
     PostNorm,
+    ReLU,
     RMSNorm,
-    SandwichNorm,
-)
-from trainrig.models.architecture.positions import (
-    Alibi,
-    LearnedPositions,
-    Llama3Scaling,
-    NoPositions,
     Rope,
+    SandwichNorm,
     YaRN,
 )
 from trainrig.models.architecture.shapes import list_named_sizes
 from trainrig.models.attention import KeyValueCache
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
 
 VARIANTS = {
     "post-norm": {"block": PostNorm()},

@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from trainrig.models.architecture.attention import AttentionSettings, SlidingWindow
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.architecture.positions import LearnedPositions
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    SlidingWindow,
+)
+from trainrig.models.architecture.layer_settings import LearnedPositions, MixtureOfExperts
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.attention import MaskRegions, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.models.lora.layers import adapt
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.lora import adapt
 from trainrig.objectives import DPO, IPO, Reward
 from trainrig.objectives.shared_prompts import lay_out, read_answers
 from trainrig.tokens.batches import IGNORE

@@ -4,8 +4,8 @@ from torch import nn
 
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.decoder_config import parameter_shapes
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.models.decoder_config import parameter_shapes
 from trainrig.optim import SGD, AdamW, Lion, Muon
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.named_groups import (

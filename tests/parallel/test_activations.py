@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainrig.models.architecture.feedforward import ReLU
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import ReLU
 from trainrig.models.attention import Attention, Sight, number_documents
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.activations import ActivationStatistics, mean_entropy
 
 CONFIG = DecoderConfig(layers=2, channels=32, heads=4, kv_heads=2, vocabulary=64, positions=64)

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from trainrig.models.architecture.attention import TOGETHER
+from trainrig.models.architecture.attention_settings import TOGETHER
 from trainrig.parallel import numerics
 from trainrig.parallel.compiled import Compile
 from trainrig.train.run import metrics

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from trainrig.models.architecture.attention import AttentionSettings, SlidingWindow
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.architecture.gated_attention import GatedAttention
-from trainrig.models.architecture.positions import Alibi
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    GatedAttention,
+    SlidingWindow,
+)
+from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.activation_memory.recompute import Full, Selective, choose_kept, recompute
 from trainrig.parallel.compiled import Compile, compile_layers

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.run_file import FineTuning

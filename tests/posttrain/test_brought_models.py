@@ -10,8 +10,8 @@ import torch
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.families.safetensors_files import open_tensors
-from trainrig.models.generation.sampling import Sampling
 from trainrig.models.huggingface import HubFolder, write_folder
+from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.generate_file import generate_file, read_prompts
 from trainrig.posttrain.huggingface import export_checkpoint, import_checkpoint
 from trainrig.posttrain.run_file import FineTuning

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainrig.errors import ConfigError
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.cross_entropy import token_nats
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain

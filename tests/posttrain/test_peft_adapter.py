@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trainrig.errors import DataError, OutputTaken
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.huggingface import HubFolder, write_folder
-from trainrig.models.lora.layers import list_adapter_shapes
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.lora import list_adapter_shapes
 from trainrig.posttrain.huggingface import export_checkpoint, import_checkpoint
 from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
 from trainrig.posttrain.peft_adapter.adapter_import import import_adapter

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from trainrig.errors import DataError
-from trainrig.models.lora.layers import is_adapter, list_adapter_shapes
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.models.lora import (
+    is_adapter,
+    list_adapter_shapes,
+)
 from trainrig.posttrain.huggingface import import_checkpoint
 from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
 from trainrig.posttrain.peft_adapter.adapter_import import import_adapter

@@ -3,7 +3,7 @@ import torch
 
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import IGNORE

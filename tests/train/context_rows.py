@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.models.positions import compute_alibi_slopes
+from trainrig.models.layer_parts import compute_alibi_slopes
 from trainrig.parallel.context.attention import split_attention
 from trainrig.parallel.context.zigzag import take_part
 

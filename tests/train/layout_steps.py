@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from made_up import MadeUp
 
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.batches import read_local_batch

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import DPO, KTO, ORPO, CausalLM
 from trainrig.parallel.layout import FSDP, HSDP
 from trainrig.parallel.pipeline.settings import Pipeline

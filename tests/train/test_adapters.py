@@ -9,8 +9,8 @@ import torch
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.models.lora.layers import list_adapter_shapes
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.models.lora import list_adapter_shapes
 from trainrig.objectives import DPO
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.models.architecture.positions import Rope
+from trainrig.models.architecture.layer_settings import Rope
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.mesh import find_local_device
 from trainrig.train import checkpoint

@@ -14,10 +14,10 @@ from trainrig.errors import DataError
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.flops import count_encoder_decoder_flops, count_token_flops
+from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.models.decoder_config import count_parameters
-from trainrig.models.encoder.model import build_model
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.encoder import build_model
+from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.contract import DeviceBatch, find_corruption, find_parts
 from trainrig.objectives.denoising.mixture import MEMBERS
 from trainrig.posttrain.text_generator import TextGenerator

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import DPO
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.train import checkpoint

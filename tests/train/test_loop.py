@@ -236,7 +236,7 @@ def test_attention_stays_in_its_document_where_the_run_file_says_so(alone, make_
 def test_long_rows_of_documents_leave_the_same_bits_on_any_number_of_ranks(
     ranks, make_job, tmp_path, window
 ):
-    """A CPU computes such rows by document: see models/kernels/document_attention.py."""
+    """A CPU computes such rows by document: see models/kernels/cpu_attention.py."""
     batches = {"sequence_length": 160, "global_batch": 6, "micro_batch": 2, "attend": "document"}
     model = {"positions": 160, "attention": {"window": window}}
     job = make_job(tmp_path, 3, batches=batches, model=model)

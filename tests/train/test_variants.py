@@ -5,11 +5,17 @@ The bits are the same at any number of ranks.
 
 import pytest
 
-from trainrig.models.architecture.attention import AttentionSettings, SlidingWindow
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.architecture.gated_attention import GatedAttention
-from trainrig.models.architecture.norms import LayerNorm, ParallelBlock
-from trainrig.models.architecture.positions import LearnedPositions
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    GatedAttention,
+    SlidingWindow,
+)
+from trainrig.models.architecture.layer_settings import (
+    LayerNorm,
+    LearnedPositions,
+    MixtureOfExperts,
+    ParallelBlock,
+)
 from trainrig.parallel.precision import Precision
 
 STEPS = 3

@@ -6,9 +6,9 @@ feed-forward network, V vocabulary entries.
 
 from collections.abc import Sequence
 
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.settings import LoRA
 from trainrig.parallel.activation_memory.budget import Room, describe_kept, plan_kept
 from trainrig.parallel.activation_memory.layer_bytes import (
     LayerAdapters,

@@ -1,7 +1,7 @@
 """Parameters that a device holds of a model, by how the model is trained.
 
 A model is trained whole, except for frozen groups; or by adapters on frozen weights, in the format
-`lora.base` (models/lora/layers.py: int8 has a float32 scale for each row, tables are never int8,
+`lora.base` (models/lora.py: int8 has a float32 scale for each row, tables are never int8,
 and norms, biases, experts and routers stay float32); or it is frozen.
 """
 
@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from trainrig.estimate.activations import BYTES, MASTER, find_gathered_width
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.settings import LoRA, is_of_head, is_router, list_matrices
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import (
+    LoRA,
+    is_of_head,
+    is_router,
+    list_matrices,
+)
 from trainrig.optim import Optimizer
 from trainrig.optim.named_groups import NamedGroup, assign
 from trainrig.parallel.precision import Precision

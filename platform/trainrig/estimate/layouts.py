@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from trainrig.estimate.activations import MASTER
 from trainrig.estimate.memory import Memory, estimate_step_memory
-from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    parameter_shapes,
+)
 from trainrig.optim.named_groups import count_state_bytes, count_trained
 from trainrig.parallel.activation_memory.recompute import Full, Recompute, Selective
 from trainrig.parallel.layout import DDP, FSDP, HSDP

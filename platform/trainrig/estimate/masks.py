@@ -8,10 +8,13 @@ encoder-decoders, whose biases differ by head, are not counted.
 
 from dataclasses import dataclass
 
-from trainrig.models.architecture.attention import TOGETHER
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.models.kernels.choice import CPU_CARD, USUAL_GPU
+from trainrig.models.architecture.attention_settings import TOGETHER
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
+from trainrig.models.kernels.kernel_choice import (
+    CPU_CARD,
+    USUAL_GPU,
+)
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
 from trainrig.objectives.contract import find_parts
 from trainrig.train.run_file.training import Training

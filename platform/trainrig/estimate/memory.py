@@ -67,9 +67,9 @@ from trainrig.estimate.activations import (
 from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole, list_held
 from trainrig.estimate.masks import NO_MASKS, RowMasks
 from trainrig.estimate.offload import UpdateState
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import count, list_named_sizes
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.settings import LoRA
 from trainrig.parallel.layout import needs_sharding
 from trainrig.train.run_file.training import Training
 

@@ -15,12 +15,12 @@ from trainrig.estimate.activations import MASTER
 from trainrig.estimate.held_parameters import EndParts, HeldParameter, ModelRole, list_held
 from trainrig.estimate.memory import Memory
 from trainrig.estimate.offload import UpdateState
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import (
     DecoderShapes,
     count,
     list_named_sizes,
 )
-from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.activation_memory.local_shapes import cut_shapes
 from trainrig.train.run_file.training import Training
 

@@ -10,8 +10,8 @@ from trainrig.flops import (
     count_further_flops,
     count_token_flops,
 )
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import (
     CausalLM,
     MaskedLM,

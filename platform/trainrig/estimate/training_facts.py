@@ -22,9 +22,15 @@ from trainrig.estimate.row_facts import describe_rows
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import MANIFEST
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
-from trainrig.models.kernels.choice import CPU_CARD, USUAL_GPU
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    count_parameters,
+)
+from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.models.kernels.kernel_choice import (
+    CPU_CARD,
+    USUAL_GPU,
+)
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.parallel.pipeline.schedule import compute_idle_share

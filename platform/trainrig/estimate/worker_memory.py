@@ -37,7 +37,7 @@ from trainrig.estimate.memory import (
     estimate_step_memory,
 )
 from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel.activation_memory.budget import (
     count_held_at_once,
     estimate_gathered_rows,

@@ -29,7 +29,7 @@ from trainrig.evaluate.vectors.definition import LinearProbe, Retrieval
 from trainrig.evaluate.vectors.work import VectorPlan, list_content_keys, load_vector_tasks
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import FileSum, Manifest, Stage
-from trainrig.models.decoder_config import count_parameters
+from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.ray_runtime import ray_session
 from trainrig.splits import Phase, Split
 from trainrig.train import checkpoint

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from trainrig.config.field_marks import FitsSeveral
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.architecture.presets import PRESETS
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 
 ENCODER_DECODER = "EncoderDecoder"  # the value of `kind` in run files
 _CLASSES: Mapping[str, type[DecoderConfig]] = {
@@ -45,5 +44,3 @@ Model = Annotated[
     BeforeValidator(_add_kind),
     FitsSeveral(),
 ]
-
-__all__ = ["ENCODER_DECODER", "Model", "find_model_class"]

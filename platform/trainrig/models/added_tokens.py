@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import DataError
-from trainrig.models.decoder_config import ALIGNMENT
+from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.models.families.safetensors_files import PlannedTensor
 from trainrig.models.huggingface import HubModel
 from trainrig.tokens.special_tokens import NEW_TOKENS, find_special_tokens, parse_tokenizer

@@ -14,22 +14,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainrig.models.architecture.attention import AttentionSettings, hides_by_distance
-from trainrig.models.architecture.norms import Normalisation
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    hides_by_distance,
+)
+from trainrig.models.architecture.layer_settings import Normalisation
 from trainrig.models.architecture.shapes import (
     AttentionShape,
     NormShape,
     ProjectionShape,
     VectorShape,
 )
-from trainrig.models.feedforward import Multiply, build_projection, multiply_each
-from trainrig.models.kernels.biased_attention import biased_attention, suits_biased_attention
 from trainrig.models.kernels.blocked_attention import blocked_attention
-from trainrig.models.kernels.choice import Kernel
-from trainrig.models.kernels.document_attention import document_attention, reads_documents
+from trainrig.models.kernels.cpu_attention import (
+    biased_attention,
+    document_attention,
+    reads_documents,
+    suits_biased_attention,
+)
+from trainrig.models.kernels.kernel_choice import Kernel
 from trainrig.models.kernels.prepared_rows import PreparedRows, attend_prepared
-from trainrig.models.norm import Norm
-from trainrig.models.positions import Rotation, compute_alibi_slopes
+from trainrig.models.layer_parts import (
+    Multiply,
+    Norm,
+    Rotation,
+    build_projection,
+    compute_alibi_slopes,
+    multiply_each,
+)
 from trainrig.on_host import find_on_host, remember_copy
 
 

@@ -12,10 +12,22 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from trainrig.models.architecture.attention import find_maskless_setting, hides_by_distance
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.architecture.norms import PostNorm
-from trainrig.models.architecture.positions import Alibi, Rope
+from trainrig.models.architecture.attention_settings import (
+    find_maskless_setting,
+    hides_by_distance,
+)
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    ParameterCount,
+    Shape,
+    count_parameters,
+)
+from trainrig.models.architecture.layer_settings import (
+    Alibi,
+    MixtureOfExperts,
+    PostNorm,
+    Rope,
+)
 from trainrig.models.architecture.shapes import (
     FeedForwardShape,
     LayerShape,
@@ -32,23 +44,19 @@ from trainrig.models.attention import (
     needs_mask,
     number_documents,
 )
-from trainrig.models.decoder_config import DecoderConfig, ParameterCount, Shape, count_parameters
-from trainrig.models.embedding import Embedding
-from trainrig.models.feedforward import DenseFeedForward
 from trainrig.models.initial_values import fill_fresh
-from trainrig.models.kernels.cards import read_card
-from trainrig.models.kernels.choice import (
+from trainrig.models.kernels.kernel_choice import (
     AttentionCase,
     Kernel,
     KernelChoice,
     WantedKernel,
     choose_kernel,
 )
+from trainrig.models.kernels.kernel_support import read_card
 from trainrig.models.kernels.prepared_rows import PreparedRows, prepare_rows
+from trainrig.models.layer_parts import DenseFeedForward, Embedding, Norm, Rotation
 from trainrig.models.moe import EXPERT_TOKENS, ROUTER_TERMS, ExpertFeedForward, find_text
-from trainrig.models.norm import Norm
 from trainrig.models.output import Head, ModelOutput, build_output_projection, reach_head
-from trainrig.models.positions import Rotation
 
 
 class Layer(nn.Module):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainrig.models.architecture.norms import RMSNorm
-from trainrig.models.architecture.width_transfer import find_role
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.initialisation import find_role
+from trainrig.models.architecture.layer_settings import RMSNorm
 from trainrig.randomness import RandomKey, draw_normals
 
 # Matches the projections that add to the residual stream; the group is the number of the layer.

@@ -19,7 +19,10 @@ from torch import Tensor, nn
 
 from trainrig.models.attention import Attention, Sight
 from trainrig.models.decoder import Layer
-from trainrig.models.feedforward import DenseFeedForward, activate
+from trainrig.models.layer_parts import (
+    DenseFeedForward,
+    activate,
+)
 from trainrig.parallel.parameter_norms import LAYER
 
 # sampled queries of the first row, evenly spaced: all attention weights would take T x S numbers

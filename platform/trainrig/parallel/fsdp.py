@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainrig.models.decoder import Decoder
-from trainrig.models.lora.layers import LowRankEmbedding
+from trainrig.models.lora import LowRankEmbedding
 from trainrig.models.moe import Experts
 from trainrig.parallel.expert.dispatch import list_expert_layers
 from trainrig.parallel.gradients.cast_weights import cast_weights, list_cast_units

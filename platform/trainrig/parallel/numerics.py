@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from trainrig.hardware import is_triton_installed, runs_kernels
-from trainrig.models.architecture.attention import TOGETHER
+from trainrig.models.architecture.attention_settings import TOGETHER
 from trainrig.parallel.compiled import Compile
 
 # cuBLAS is deterministic only with a fixed workspace (its documentation, "Results

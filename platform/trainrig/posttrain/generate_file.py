@@ -13,7 +13,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.text_generator import TextGenerator, TextRequest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work

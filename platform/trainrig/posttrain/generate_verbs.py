@@ -92,7 +92,7 @@ GpuMemory = Annotated[
 
 def _build_sampling(where: str, **given: Any) -> Any:
     from trainrig import config
-    from trainrig.models.generation.sampling import Sampling
+    from trainrig.models.token_sampling import Sampling
 
     return config.build(Sampling, given, where)
 

@@ -8,8 +8,8 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ConfigError, OutputTaken
 from trainrig.models.added_tokens import add_special_tokens
-from trainrig.models.decoder_config import count_parameters
-from trainrig.models.encoder.model import read_generator_tensor
+from trainrig.models.architecture.decoder_config import count_parameters
+from trainrig.models.encoder import read_generator_tensor
 from trainrig.models.families.mapping import find_dropouts
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.storage.writable import check_folder

@@ -6,9 +6,9 @@ from pydantic import model_validator
 
 from trainrig.config import NOT_IDENTITY, OUTPUT
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import (
     KTO,
     OF_ANSWERS,

@@ -9,9 +9,9 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives import (
     KTO,
     SFT,
@@ -135,7 +135,7 @@ def prepare(run: FineTuning) -> tuple[TrainingJob, dict[str, str], dict[str, int
     counted = {"solutions" if kind == "steps" else kind: written.counts[f"train_{kind}"]}
     if run.lora:
         # Imported here, so that a run without adapters does not wait for torch.
-        from trainrig.models.lora.layers import count_adapter
+        from trainrig.models.lora import count_adapter
 
         counted["parameters_trained"] = count_adapter(model, run.lora)
     return job, inputs, counted

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from trainrig.errors import DataError
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.decoder import Decoder
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.models.encoder_decoder.generate import write_answer
-from trainrig.models.encoder_decoder.model import EncoderDecoder
-from trainrig.models.generation.generate import Request, generate_batch
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.encoder_decoder import EncoderDecoder, write_answer
+from trainrig.models.generation import (
+    Request,
+    generate_batch,
+)
+from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
 from trainrig.posttrain.prompt_text import AnyPrompt, Gap, PromptEncoder, TextListener
 from trainrig.posttrain.vllm_engine.model import VllmModel

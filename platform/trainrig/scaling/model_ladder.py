@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.width_transfer import MuP
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    count_parameters,
+)
+from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
+from trainrig.models.architecture.initialisation import MuP
 
 # Range of sizes of a sweep, and the relative distance from a requested size that is allowed there.
 SMALLEST = 30_000

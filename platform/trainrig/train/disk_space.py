@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainrig import storage
 from trainrig.errors import ConfigError
-from trainrig.models.decoder_config import parameter_shapes
+from trainrig.models.architecture.decoder_config import parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes
 from trainrig.report import format_short
 from trainrig.train.job import TrainingJob
@@ -52,7 +52,7 @@ def _list_saved_shapes(job: TrainingJob) -> Mapping[str, tuple[int, ...]]:
     if job.adapter is None:
         return parameter_shapes(job.model)
     # Imported here, as it loads torch, which takes seconds.
-    from trainrig.models.lora.layers import list_adapter_shapes
+    from trainrig.models.lora import list_adapter_shapes
 
     found = list_adapter_shapes(job.model, job.adapter.lora)
     return {name: tuple(shape) for name, shape in found.items()}

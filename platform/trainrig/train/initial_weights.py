@@ -9,7 +9,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import describe_table_difference
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.kernels.choice import describe_choice
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.models.kernels.kernel_choice import describe_choice
 from trainrig.objectives import CausalLM, Objective
 from trainrig.optim import Optimizer
 from trainrig.parallel.activation_memory.budget import Room, plan_kept
@@ -128,7 +128,7 @@ class TrainingJob:
         The features are documents, windows, caps, sinks and ALiBi. None means the default of a CPU.
         """
         # Imported here: they take seconds, which reading a run file should not wait for.
-        from trainrig.models.kernels.cards import read_card
+        from trainrig.models.kernels.kernel_support import read_card
         from trainrig.parallel.mesh import find_local_device
 
         device = find_local_device()

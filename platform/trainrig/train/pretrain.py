@@ -11,10 +11,12 @@ from trainrig import manifest, storage
 from trainrig.config import RunFile, to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    count_parameters,
+)
+from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.row_shapes import compute_widest_row, count_further_heads
 from trainrig.parallel.compiled import check_compiler

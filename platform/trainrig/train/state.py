@@ -13,11 +13,15 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.models.fused_projections import fuse_projections
 from trainrig.models.initial_values import fill_fresh
-from trainrig.models.kernels.cards import read_card
-from trainrig.models.lora.layers import adapt, draw_adapter_value, is_adapter
+from trainrig.models.kernels.kernel_support import read_card
+from trainrig.models.lora import (
+    adapt,
+    draw_adapter_value,
+    is_adapter,
+)
 from trainrig.objectives.contract import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
 from trainrig.optim.optimizer_set import OptimizerSet

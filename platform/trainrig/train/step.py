@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainrig.models.lora.layers import list_dropouts
+from trainrig.models.lora import list_dropouts
 from trainrig.objectives.contract import DeviceBatch, compute_differentiable_loss
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.noise_scale import estimate_noise

@@ -17,9 +17,9 @@ from trainrig.estimate.memory import (
 from trainrig.estimate.tuning.models_beside import ModelBeside, hold_beside
 from trainrig.estimate.tuning.sampling import SampledRows, estimate_batch_making_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import DecoderConfig, count_parameters
-from trainrig.models.lora.layers import count_adapter
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.lora import count_adapter
 from trainrig.optim import SGD, AdamW
 from trainrig.train.run_file.training import Training
 

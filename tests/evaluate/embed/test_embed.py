@@ -10,10 +10,10 @@ import torch
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.embed.run_file import DocumentEmbedding
 from trainrig.evaluate.embed.stage import embed
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train import checkpoint

@@ -16,9 +16,9 @@ from trainrig.evaluate.scores.card import read_scorecard
 from trainrig.evaluate.vectors.definition import LinearProbe, load_vector_task
 from trainrig.evaluate.vectors.probe import fit_classifier
 from trainrig.evaluate.vectors.ranking import compute_ranks, score_ranks
+from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train import checkpoint
 

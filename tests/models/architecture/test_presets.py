@@ -7,10 +7,13 @@ from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.estimate.memory import estimate_cache_memory
 from trainrig.models import find_model_class
-from trainrig.models.architecture.gated_attention import GatedAttention
+from trainrig.models.architecture.attention_settings import GatedAttention
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    count_parameters,
+)
 from trainrig.models.architecture.presets import PRESETS
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 
 # Published parameter counts, or the counts of Transformers' model of the published config.json:
 # all parameters, and the ones active for one token.

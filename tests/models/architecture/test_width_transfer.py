@@ -9,11 +9,17 @@ import torch.nn.functional as F
 
 from trainrig.config import build
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.architecture.initialisation import SmallInit
-from trainrig.models.architecture.width_transfer import MuP, find_roles
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    parameter_shapes,
+)
+from trainrig.models.architecture.initialisation import (
+    MuP,
+    SmallInit,
+    find_roles,
+)
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.families import find_family
 from trainrig.models.initial_values import compute_initial_std
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon

@@ -10,11 +10,18 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.memory import estimate_step_memory
 from trainrig.flops import count_token_flops
 from trainrig.models import find_model_class
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    count_parameters,
+    parameter_shapes,
+)
+from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import initialise
-from trainrig.models.decoder_config import DecoderConfig, count_parameters, parameter_shapes
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import BidirectionalEncoder, build_model
+from trainrig.models.encoder import (
+    BidirectionalEncoder,
+    build_model,
+)
 from trainrig.models.kernels.attention_blocks import QUERIES
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.optim import AdamW

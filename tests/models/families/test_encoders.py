@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from trainrig.errors import DataError
 from trainrig.models import find_model_class
+from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.models.families import find_family, read_config, strip_config
 from trainrig.models.huggingface import open_folder, write_folder
 from trainrig.tokens.special_tokens import TokenizerFiles, find_special_tokens

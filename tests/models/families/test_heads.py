@@ -10,10 +10,13 @@ import torch
 
 from trainrig import cli
 from trainrig.errors import ConfigError, DataError
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    parameter_shapes,
+)
+from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
-from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.models.families import read_config
 from trainrig.models.families.safetensors_files import PlannedTensor
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trainrig.errors import DataError
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.models.families import find_family, read_config, strip_config
 from trainrig.models.huggingface import open_folder, write_folder
 

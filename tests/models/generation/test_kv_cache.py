@@ -1,7 +1,10 @@
 import pytest
 import torch
 
-from trainrig.models.generation.kv_cache import PreallocatedCache, WindowCache
+from trainrig.models.generation import (
+    PreallocatedCache,
+    WindowCache,
+)
 
 
 def pieces(lengths, rows=2, heads=3, channels=4):

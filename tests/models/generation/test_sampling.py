@@ -5,7 +5,12 @@ from itertools import product
 import pytest
 import torch
 
-from trainrig.models.generation.sampling import NextToken, Sampling, derive_stream, draw
+from trainrig.models.token_sampling import (
+    NextToken,
+    Sampling,
+    derive_stream,
+    draw,
+)
 from trainrig.randomness import RandomKey, draw_uniforms
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 3

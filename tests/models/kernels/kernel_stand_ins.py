@@ -14,8 +14,11 @@ import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 import trainrig.models.kernels
-from trainrig.models.kernels import cards, varlen_attention
-from trainrig.models.kernels.choice import Card
+from trainrig.models.kernels import (
+    kernel_support,
+    varlen_attention,
+)
+from trainrig.models.kernels.kernel_choice import Card
 
 CARD = Card((9, 0), 232_448, is_triton_installed=True)
 KERNEL = "trainrig.models.kernels.attention_kernel"
@@ -211,7 +214,7 @@ def stand_in(patch, card=CARD):
     patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     patch.setattr("trainrig.models.decoder.read_card", lambda _: card)
     patch.delitem(sys.modules, KERNEL, raising=False)
-    patch.setattr(cards, "find_shared_memory", lambda _: card.shared_memory)
+    patch.setattr(kernel_support, "find_shared_memory", lambda _: card.shared_memory)
     with patch.context() as importing:  # only briefly, as torch also checks whether Triton exists
         for name, module in _build_triton().items():
             importing.setitem(sys.modules, name, module)

@@ -5,21 +5,19 @@ import re
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.kernels.choice import (
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.kernels.kernel_choice import (
     CPU_CARD,
     USUAL_GPU,
     AttentionCase,
     Card,
-    choose_kernel,
-    find_obstacle,
-)
-from trainrig.models.kernels.tiles import (
     Tile,
     choose_backward_tile,
     choose_forward_tile,
+    choose_kernel,
     estimate_backward_bytes,
     estimate_forward_bytes,
+    find_obstacle,
 )
 
 H100 = USUAL_GPU

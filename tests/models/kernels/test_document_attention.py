@@ -12,11 +12,15 @@ from torch import library
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.attention import make_added_mask, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
-from trainrig.models.kernels import attention_blocks, blocked_attention, document_attention
+from trainrig.models.encoder import build_model
+from trainrig.models.kernels import (
+    attention_blocks,
+    blocked_attention,
+    cpu_attention,
+)
 
 ROWS = [[150, 1, 2, 40, 3, 104], [300], [1] * 50 + [130, 60, 60]]  # document lengths of each row
 HEADS = 4
@@ -58,7 +62,7 @@ def test_values_and_slopes_are_those_under_a_mask_of_whole_rows(kv_heads, causal
     documents = number_documents(ROWS)
     parts = draw_parts(ROWS, kv_heads, dtype)
     ours = functools.partial(
-        document_attention.document_attention, documents_BT=documents, scale=SCALE, causal=causal
+        cpu_attention.document_attention, documents_BT=documents, scale=SCALE, causal=causal
     )
     theirs = functools.partial(masked, documents=documents, causal=causal)
     pairs = zip(with_gradients(ours, parts), with_gradients(theirs, parts), strict=True)
@@ -70,7 +74,7 @@ def test_values_and_slopes_are_those_under_a_mask_of_whole_rows(kv_heads, causal
 def test_a_scalar_slope_applies_to_all_heads():
     parts = draw_parts(ROWS)
     documents = number_documents(ROWS)
-    seen = document_attention.document_attention(*parts, documents, scale=SCALE)
+    seen = cpu_attention.document_attention(*parts, documents, scale=SCALE)
     found = torch.autograd.grad(seen.sum(), parts)
     expected = torch.autograd.grad(masked(*parts, documents, True).sum(), parts)
     for one, other in zip(found, expected, strict=True):
@@ -84,7 +88,7 @@ def test_bits_of_a_row_do_not_depend_on_other_rows(causal):
 
     def attend(rows):
         own = functools.partial(
-            document_attention.document_attention,
+            cpu_attention.document_attention,
             documents_BT=documents[rows],
             scale=SCALE,
             causal=causal,
@@ -103,7 +107,7 @@ def test_bits_of_a_row_do_not_depend_on_other_rows(causal):
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 50))
 def test_calls_cover_a_row_and_join_only_short_documents(lengths, together):
     bounds = [0, *itertools.accumulate(lengths)]
-    found = list(document_attention.split_segments(bounds, together))
+    found = list(cpu_attention.split_segments(bounds, together))
     ends = [0, *(places.stop for places, _ in found)]
     assert [places.start for places, _ in found] == ends[:-1] and ends[-1] == bounds[-1]
     for places, alone in found:
@@ -120,7 +124,7 @@ def test_calls_cover_a_row_and_join_only_short_documents(lengths, together):
 def test_operators_keep_torchs_rules():
     parts = draw_parts(ROWS, 2)
     documents = number_documents(ROWS)
-    library.opcheck(document_attention.OPERATOR, (*parts, documents, SCALE, True))
+    library.opcheck(cpu_attention.OPERATOR, (*parts, documents, SCALE, True))
 
 
 class Products(TorchDispatchMode):
@@ -142,10 +146,10 @@ def count_document_pairs(rows):
     parts = [part.detach() for part in draw_parts(rows)]
     documents = number_documents(rows)
     with Products() as forward:
-        saved = document_attention.attend(*parts, documents, SCALE, True)
+        saved = cpu_attention.attend(*parts, documents, SCALE, True)
     with Products() as backward:
         given = torch.ones_like(parts[0]), *saved, *parts, documents
-        document_attention.differentiate(*given, SCALE, True)
+        cpu_attention.differentiate(*given, SCALE, True)
     assert forward.pairs == backward.pairs
     return forward.pairs
 

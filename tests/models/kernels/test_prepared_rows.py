@@ -8,10 +8,10 @@ from tests.models.kernels.kernel_stand_ins import stand_in
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import DecoderConfig, initialise
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.on_host import remember_copy
 
 LENGTH = 90

@@ -4,11 +4,15 @@ import pytest
 import torch
 
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderConfig
+from trainrig.models.architecture.lora_settings import (
+    LoRA,
+    list_matrices,
+)
 from trainrig.models.decoder import Decoder
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
-from trainrig.models.lora.layers import (
+from trainrig.models.encoder import build_model
+from trainrig.models.lora import (
     adapt,
     draw_adapter_value,
     list_dropouts,
@@ -18,7 +22,6 @@ from trainrig.models.lora.layers import (
     round_to_base,
     unmerge,
 )
-from trainrig.models.lora.settings import LoRA, list_matrices
 
 ALL = ("attention.*", "feedforward.*", "embedding")
 KINDS = {

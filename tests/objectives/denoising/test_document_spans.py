@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.attention import MaskRegions, make_document_mask, number_documents
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.models.decoder_config import DecoderConfig
 from trainrig.objectives.contract import DeviceBatch, find_corruption
 from trainrig.objectives.denoising.document_spans import apportion, draw_in_each_document
 from trainrig.objectives.denoising.mixture import take_rows

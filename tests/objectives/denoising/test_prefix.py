@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainrig.models.architecture.positions import Rope
+from trainrig.models.architecture.layer_settings import Rope
 from trainrig.models.attention import MaskRegions, make_document_mask, number_documents
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.positions import Rotation
+from trainrig.models.layer_parts import Rotation
 from trainrig.objectives import PrefixLM
 from trainrig.objectives.contract import DeviceBatch
 from trainrig.tokens.batches import (

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import ReplacedTokenDetection
 from trainrig.objectives.contract import DeviceBatch, compute_differentiable_loss

@@ -9,10 +9,10 @@ import torch
 from pydantic import ValidationError
 
 from trainrig.errors import DataError
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.decoder import initialise
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.model import build_model
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.encoder import build_model
 from trainrig.objectives.contract import DeviceBatch, find_corruption
 from trainrig.objectives.denoising.mixture import MEMBERS
 from trainrig.objectives.denoising.noise_spans import Noise, draw_ends

@@ -12,9 +12,9 @@ from tests.parallel.activation_memory.test_recompute import (
 )
 
 from trainrig.errors import ConfigError
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderConfig
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.parallel.activation_memory import budget
 from trainrig.parallel.activation_memory.budget import GIB, Room, describe_kept, plan_kept
 from trainrig.parallel.activation_memory.recompute import Budget

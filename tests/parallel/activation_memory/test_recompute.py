@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.kernels import document_attention
+from trainrig.models.kernels import cpu_attention
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel.activation_memory.recompute import Full, Selective, choose_kept, recompute
 
@@ -83,7 +83,7 @@ def kept_for_the_backward_pass(way):
 @pytest.mark.parametrize("packed", [None, "under a mask", "by document"])
 def test_gradients_are_those_of_the_plain_model_to_the_bit(way, dtype, packed, monkeypatch):
     if packed == "by document":
-        monkeypatch.setattr(document_attention, "TOGETHER", 64)
+        monkeypatch.setattr(cpu_attention, "TOGETHER", 64)
     plain = gradients(build(None, dtype), packed)
     again = gradients(build((WAYS | MIXED)[way], dtype), packed)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))

@@ -10,7 +10,7 @@ import transformers
 
 from trainrig.errors import ConfigError
 from trainrig.models.huggingface import HubFolder
-from trainrig.models.lora.layers import is_adapter
+from trainrig.models.lora import is_adapter
 from trainrig.objectives import AnswerSpan, Classification
 from trainrig.objectives.classification import find_likeliest_spans
 from trainrig.objectives.contract import DeviceBatch
@@ -254,7 +254,7 @@ def test_a_decoder_classifies_by_its_last_token(encode, tuning, fresh, tokens, t
     job, *_ = prepare(tuning(checkpoint=fresh, **changes))
     assert (job.model.kind, job.model.head, job.model.outputs) == ("Decoder", "classes", 3)
     from trainrig.models.decoder import initialise
-    from trainrig.models.encoder.model import build_model
+    from trainrig.models.encoder import build_model
 
     model = build_model(job.model)
     initialise(model, 3)
@@ -280,7 +280,7 @@ def test_a_step_is_the_same_in_any_micro_batches(objective, encode, tuning, tmp_
     run = tuning(objective=objective.model_dump())
     job, *_ = prepare(run)
     from trainrig.models.decoder import initialise
-    from trainrig.models.encoder.model import build_model
+    from trainrig.models.encoder import build_model
 
     model = build_model(job.model)
     initialise(model, 3)

@@ -5,8 +5,8 @@ import torch
 
 from trainrig.check import describe
 from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.lora.settings import LoRA
 from trainrig.objectives.log_probabilities import stack_rows
 from trainrig.objectives.shared_prompts import lay_out
 from trainrig.posttrain.memory.rows import LargestRows, find_largest

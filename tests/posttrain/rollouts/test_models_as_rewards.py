@@ -9,7 +9,7 @@ from tests.posttrain.rewards.completions import completion
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.rewards import JudgeModel, RewardModel
 from trainrig.posttrain.rewards.contract import Fault
 from trainrig.posttrain.rewards.weighted import build_rewards

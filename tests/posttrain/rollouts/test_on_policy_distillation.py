@@ -9,8 +9,8 @@ import torch
 
 from trainrig.check import describe
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.decoder_config import count_parameters
 from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.token_log_probabilities import read_tokens
 from trainrig.posttrain.rollouts.stage import prepare

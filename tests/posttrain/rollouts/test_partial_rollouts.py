@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from trainrig.config import to_toml
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.generation.generate import (
+from trainrig.models.generation import (
     Generation,
     Request,
     ScoredGeneration,
     generate_batch,
 )
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.token_log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.partial_waves import (

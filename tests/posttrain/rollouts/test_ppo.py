@@ -9,7 +9,7 @@ import pytest
 
 from trainrig.check import describe
 from trainrig.errors import DataError
-from trainrig.models.decoder_config import count_parameters
+from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, estimate_advantages
 from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.tokens.batches import (

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.generate_file import read_request
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.prompts import read_prompt_set

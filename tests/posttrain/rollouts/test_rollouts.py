@@ -12,8 +12,12 @@ import torch
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.generation.generate import Request, generate_batch, generate_scored
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.generation import (
+    Request,
+    generate_batch,
+    generate_scored,
+)
+from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.token_log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.prompts import read_prompt_set

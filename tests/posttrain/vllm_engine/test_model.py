@@ -13,7 +13,7 @@ import pytest
 
 from trainrig import cli
 from trainrig.errors import ClusterError, DataError
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.generate_file import generate_file
 from trainrig.posttrain.text_generator import TextGenerator, TextRequest
 from trainrig.tokens.chat.chat_messages import Message

@@ -7,7 +7,7 @@ import pytest
 
 from trainrig import hardware
 from trainrig.estimate.layouts import BatchShape
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.prediction import Predictor
 from trainrig.train.run_file.training import Training

@@ -13,7 +13,7 @@ from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.run_file import TaskChoice
 from trainrig.flops import count_encoder_decoder_flops
-from trainrig.models.decoder_config import count_parameters
+from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.objectives import CausalLM
 from trainrig.scaling.laws.objective_names import read
 from trainrig.scaling.sweep import task_scores

@@ -9,10 +9,13 @@ from trainrig.estimate.device_room import describe_memory_shortage
 from trainrig.estimate.fallback_facts import describe_fallbacks
 from trainrig.estimate.memory import Memory, estimate_cache_memory
 from trainrig.estimate.offload import resolve_offload
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.models.kernels.choice import CPU_CARD, USUAL_GPU
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
+from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.models.kernels.kernel_choice import (
+    CPU_CARD,
+    USUAL_GPU,
+)
 from trainrig.parallel.pipeline.cut import describe_cut
 from trainrig.train.run_file.training import Training
 from trainrig.train.worker_bounds import Workers, parse_bounds

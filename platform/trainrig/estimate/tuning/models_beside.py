@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from trainrig.estimate.activations import estimate_per_token
 from trainrig.estimate.held_parameters import GatheredBytes, ModelRole
 from trainrig.estimate.memory import HeldParameters, hold_model
-from trainrig.models.architecture.feedforward import GATED
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import GATED
 from trainrig.optim import Optimizer
 from trainrig.train.run_file.training import Training
 

@@ -4,7 +4,7 @@ No activations are kept, but weights and optimizer state stay in place, the mode
 in every layout (`keep_gathered`), and the other models as in their forward passes.
 
     sampling    keys and values of all completions of a micro-batch, up to the longest possible,
-                allocated at once (models/generation/kv_cache.py); those of the prompts as well,
+                allocated at once (models/generation.py); those of the prompts as well,
                 temporarily, where several completions share one; and the logits of one token each
     reading     logits of all tokens of the completions of a micro-batch, at once
 """
@@ -20,8 +20,8 @@ from trainrig.estimate.activations import (
 from trainrig.estimate.held_parameters import ModelRole
 from trainrig.estimate.memory import Memory, estimate_cache_memory, hold_model
 from trainrig.estimate.tuning.models_beside import ModelBeside, estimate_reading
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.train.run_file.training import Training
 
 # Bytes for each logit of a token in addition to the logit: as float32, divided by the temperature,

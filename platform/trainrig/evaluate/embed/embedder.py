@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder
-from trainrig.models.encoder.model import BidirectionalEncoder
+from trainrig.models.encoder import BidirectionalEncoder
 from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.tokenizers.encode import Encoder

@@ -6,8 +6,8 @@ import torch
 
 from trainrig.errors import ConfigError
 from trainrig.evaluate.run_file import Evaluation
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.decoder import Decoder
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
 from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint

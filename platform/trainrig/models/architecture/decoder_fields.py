@@ -6,14 +6,25 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from trainrig.config import Settings, suggest_choice
-from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
-from trainrig.models.architecture.attention_kinds import AttentionKind
-from trainrig.models.architecture.feedforward import FeedForward, MixtureOfExperts, SwiGLU
-from trainrig.models.architecture.initialisation import GPT2Init, Initialisation
-from trainrig.models.architecture.norms import Block, Normalisation, PreNorm, RMSNorm
-from trainrig.models.architecture.positions import PositionEmbedding, Rope
+from trainrig.models.architecture.attention_settings import (
+    AttentionKind,
+    AttentionSettings,
+    Biases,
+    SlidingWindow,
+)
+from trainrig.models.architecture.initialisation import GPT2Init, Initialisation, MuP
+from trainrig.models.architecture.layer_settings import (
+    Block,
+    FeedForward,
+    MixtureOfExperts,
+    Normalisation,
+    PositionEmbedding,
+    PreNorm,
+    RMSNorm,
+    Rope,
+    SwiGLU,
+)
 from trainrig.models.architecture.presets import PRESETS, with_preset
-from trainrig.models.architecture.width_transfer import MuP
 
 Head = Literal["tokens", "score", "classes", "spans", "replaced"]
 

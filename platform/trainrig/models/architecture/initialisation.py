@@ -1,9 +1,19 @@
-"""Schemes for the standard deviation of initial weights.
+"""Standard deviations of initial weights, and muP, the scaling of rates and weights with the width.
 
-In all of them gains begin at 1 and biases at 0.
+In all schemes gains begin at 1 and biases at 0.
+
+With muP the learning rate of a narrow model suits a wide one.
+
+Yang et al. 2022, "Tensor Programs V" (arXiv:2203.03466): table 3, and for a tied head table 8,
+where a factor on the logits stands for smaller weights. A parameter's role says which of its two
+dims grow with the width: "input" (a table: the vector size only), "output" (a matrix of which only
+the inputs grow), "hidden" (both), or "vector".
+
+Shapes: m = channels / base_channels.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -80,3 +90,53 @@ class SmallInit(Settings):
 Initialisation = Annotated[
     GPT2Init | LlamaInit | DepthScaledInit | SmallInit, Field(discriminator="kind")
 ]
+
+
+Role = Literal["input", "hidden", "output", "vector"]
+# Matrices whose number of outputs (vocabulary entries or experts) does not grow with the width.
+OUTPUTS = ("head.weight", "router.weight")
+TABLES = ("embedding.weight", "position_embedding.weight", "segment_embedding.weight")
+
+
+class MuP(Settings):
+    """muP: initial weights, learning rates, attention and logits scaled with the width.
+
+    All sizes except those of heads, vocabulary and experts are assumed to grow in proportion to
+    `channels` (Yang et al. 2022, arXiv:2203.03466).
+    """
+
+    # Width of the model whose learning rate is used; at this width nothing is scaled.
+    base_channels: int = Field(ge=1)
+    # Width of a head of that model, from which attention logits scale as 1 / head_channels; None:
+    # the head width of this model, for wider models with more heads.
+    base_head_channels: int | None = Field(default=None, ge=1)
+
+    def multiple(self, channels: int) -> float:
+        """Return m, the width relative to the base, of a model of `channels`."""
+        return channels / self.base_channels
+
+    def std_share(self, role: Role, channels: int) -> float:
+        """Return the factor on the standard deviation of initial weights."""
+        multiple = self.multiple(channels)
+        return {"hidden": 1 / math.sqrt(multiple), "output": 1 / multiple}.get(role, 1.0)
+
+    def query_scale(self, at_base: float | None, head_channels: int) -> float | None:
+        """Return the factor on attention logits for a model whose base model has `at_base`."""
+        base = self.base_head_channels or head_channels
+        if base == head_channels:
+            return at_base
+        return (at_base or 1 / math.sqrt(base)) * base / head_channels
+
+
+def find_role(name: str, dims: int) -> Role:
+    """Return the role of the decoder's parameter `name`, which has `dims` dims."""
+    if dims < 2:
+        return "vector"
+    if name in TABLES:
+        return "input"
+    return "output" if name.endswith(OUTPUTS) else "hidden"
+
+
+def find_roles(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Role]:
+    """Return the role of each parameter of a decoder, by name."""
+    return {name: find_role(name, len(shape)) for name, shape in shapes.items()}

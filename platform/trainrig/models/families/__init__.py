@@ -8,24 +8,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainrig.errors import DataError
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.families.encoders.bert import BERT
-from trainrig.models.families.encoders.electra import ELECTRA
-from trainrig.models.families.encoders.modernbert import MODERNBERT
-from trainrig.models.families.encoders.roberta import ROBERTA
-from trainrig.models.families.gemma2 import GEMMA2
-from trainrig.models.families.gemma3 import GEMMA3
+from trainrig.models.families.bert import BERT, ELECTRA, ROBERTA
+from trainrig.models.families.gemma import GEMMA2, GEMMA3
 from trainrig.models.families.gpt2 import GPT2
-from trainrig.models.families.llama import LLAMA
+from trainrig.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from trainrig.models.families.mapping import ENDINGS, Family, HubConfig, read_labels, strip_config
-from trainrig.models.families.mistral import MISTRAL
-from trainrig.models.families.mixtral import MIXTRAL
-from trainrig.models.families.olmo2 import OLMO2
-from trainrig.models.families.qwen2 import QWEN2
-from trainrig.models.families.qwen3 import QWEN3
-from trainrig.models.families.qwen3_moe import QWEN3_MOE
+from trainrig.models.families.modernbert import MODERNBERT
+from trainrig.models.families.qwen_olmo import OLMO2, QWEN2, QWEN3, QWEN3_MOE
 from trainrig.models.families.t5 import T5
+
+__all__ = [
+    "FAMILIES",
+    "NAMES",
+    "Family",
+    "HubConfig",
+    "find_family",
+    "read_config",
+    "strip_config",
+]
+
 
 # The order in which families are tried for a model that came from none of them.
 FAMILIES = (
@@ -114,6 +117,3 @@ def find_family(config: DecoderConfig, brought: Mapping[str, Any]) -> Family:
         "no supported architecture of Transformers can express this model, so it cannot be "
         f"exported; supported: {NAMES}; `trainrig check` prints the settings of the model"
     )
-
-
-__all__ = ["FAMILIES", "Family", "HubConfig", "find_family", "read_config", "strip_config"]

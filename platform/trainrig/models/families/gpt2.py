@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from trainrig.models.architecture.attention import Biases
-from trainrig.models.architecture.feedforward import GELU
-from trainrig.models.architecture.norms import LayerNorm
-from trainrig.models.architecture.positions import LearnedPositions
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.attention_settings import Biases
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import GELU, LayerNorm, LearnedPositions
 from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 
 QKV = tuple(f"layers.{{layer}}.attention.{name}" for name in ("query", "key", "value"))

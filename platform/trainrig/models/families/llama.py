@@ -1,12 +1,26 @@
-"""Llama 1 to 3.3, and models like SmolLM, Vicuna and Yi (arXiv:2302.13971, arXiv:2407.21783)."""
+"""Llama 1 to 3.3 and models like it (SmolLM, Vicuna, Yi), Mistral, and Mixtral.
+
+Sources: Llama arXiv:2302.13971 and arXiv:2407.21783; Mistral arXiv:2310.06825; Mixtral
+arXiv:2401.04088.
+
+The first release of Mistral has a sliding window. Mixtral is Mistral with two of eight experts as
+the feed-forward network.
+"""
 
 from typing import Any
 
-from trainrig.models.architecture.attention import Biases
-from trainrig.models.architecture.feedforward import SwiGLU
-from trainrig.models.architecture.norms import RMSNorm
-from trainrig.models.architecture.positions import Rope
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    Biases,
+    SlidingWindow,
+)
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import (
+    MixtureOfExperts,
+    RMSNorm,
+    Rope,
+    SwiGLU,
+)
 from trainrig.models.families.mapping import (
     Family,
     HubConfig,
@@ -94,7 +108,7 @@ def write_sizes(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def _read(config: HubConfig) -> DecoderConfig:
+def _read_llama(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     attention = config.get("attention_bias", False)
     biases = Biases(qkv=attention, output=attention, feedforward=config.get("mlp_bias", False))
@@ -105,7 +119,7 @@ def _read(config: HubConfig) -> DecoderConfig:
     )
 
 
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
+def _write_llama(config: DecoderConfig) -> dict[str, Any] | None:
     if not isinstance(config.position_embedding, Rope) or not isinstance(
         config.feedforward, SwiGLU
     ):
@@ -119,4 +133,105 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-LLAMA = Family("llama", "LlamaForCausalLM", TENSORS, _read, _write)
+LLAMA = Family("llama", "LlamaForCausalLM", TENSORS, _read_llama, _write_llama)
+
+
+def read_window(config: HubConfig, sizes: dict[str, Any]) -> AttentionSettings:
+    """Return attention with the window of all layers, or none if it covers every position."""
+    window = config.get("sliding_window")
+    if window is None or window >= sizes["positions"]:
+        return AttentionSettings()
+    return AttentionSettings(window=SlidingWindow(size=window))
+
+
+def write_window(config: DecoderConfig) -> dict[str, Any] | None:
+    """Return the config.json key of the window; its value is None if no layer has a window.
+
+    Returns None instead if only some layers have one: then the model is no Mistral.
+    """
+    window = config.attention.window
+    if window is None:
+        return {"sliding_window": None}
+    return None if "global" in window.pattern else {"sliding_window": window.size}
+
+
+def _read_mistral(config: HubConfig) -> DecoderConfig:
+    config.check_only("hidden_act", "silu")
+    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-6)
+    return config.build(
+        **sizes, position_embedding=read_rope(config), attention=read_window(config, sizes)
+    )
+
+
+def _write_mistral(config: DecoderConfig) -> dict[str, Any] | None:
+    window = write_window(config)
+    if (
+        window is None
+        or not isinstance(config.position_embedding, Rope)
+        or not isinstance(config.feedforward, SwiGLU)
+    ):
+        return None
+    rope = write_rope(config.position_embedding)
+    return {**write_sizes(config), "hidden_act": "silu", **rope, **window}
+
+
+MISTRAL = Family("mistral", "MistralForCausalLM", TENSORS, _read_mistral, _write_mistral)
+
+
+BELOW = "model.layers.{layer}.block_sparse_moe"
+EXPERTS = (
+    map_one("layers.{layer}.feedforward.router.weight", f"{BELOW}.gate.weight"),
+    *(
+        map_one(
+            f"layers.{{layer}}.feedforward.experts.{ours}", f"{BELOW}.experts.{{expert}}.{theirs}"
+        )
+        for ours, theirs in {
+            "gate": "w1.weight",
+            "up": "w3.weight",
+            "down": "w2.weight",
+        }.items()
+    ),
+)
+MIXTRAL_TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *EXPERTS, *HEAD)
+
+
+def _read_mixtral(config: HubConfig) -> DecoderConfig:
+    config.check_only("hidden_act", "silu")
+    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-5)
+    experts = MixtureOfExperts(
+        experts=config.get("num_local_experts", 8),
+        active=config.get("num_experts_per_tok", 2),
+        balance_loss=config.get("router_aux_loss_coef", 0.001),
+        router_z_loss=0.0,
+    )
+    return config.build(
+        **sizes,
+        position_embedding=read_rope(config),
+        attention=read_window(config, sizes),
+        feedforward=experts,
+    )
+
+
+def _write_mixtral(config: DecoderConfig) -> dict[str, Any] | None:
+    window = write_window(config)
+    experts = config.feedforward
+    if (
+        window is None
+        or not isinstance(experts, MixtureOfExperts)
+        or not isinstance(experts.network, SwiGLU)
+        or not isinstance(config.position_embedding, Rope)
+    ):
+        return None
+    return {
+        **write_sizes(config),
+        "intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
+        "hidden_act": "silu",
+        **write_rope(config.position_embedding),
+        **window,
+        "num_local_experts": experts.experts,
+        "num_experts_per_tok": experts.active,
+        "router_aux_loss_coef": experts.balance_loss,
+    }
+
+
+MIXTRAL = Family("mixtral", "MixtralForCausalLM", MIXTRAL_TENSORS, _read_mixtral, _write_mixtral)

@@ -12,15 +12,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainrig.errors import ConfigError, DataError
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
-from trainrig.models.architecture.positions import (
+from trainrig.models.architecture.layer_settings import (
     LinearInterpolation,
     Llama3Scaling,
     Rope,
     RopeScaling,
     YaRN,
 )
-from trainrig.models.decoder_config import DecoderConfig
 
 LAYER = "{layer}"  # placeholder in tensor names for the number of the layer, from 0
 # Placeholder for the number of a decoder layer in an encoder-decoder; in our names the number

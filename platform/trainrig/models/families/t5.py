@@ -6,11 +6,13 @@ Sources: arXiv:1910.10683 and arXiv:2002.05202. Transformers scales the input of
 
 from typing import Any
 
-from trainrig.models.architecture.attention import AttentionSettings
-from trainrig.models.architecture.feedforward import GEGLU
-from trainrig.models.architecture.norms import RMSNorm
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
+from trainrig.models.architecture.attention_settings import AttentionSettings
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import (
+    EncoderDecoderConfig,
+    RelativeBias,
+)
+from trainrig.models.architecture.layer_settings import GEGLU, RMSNorm
 from trainrig.models.families.mapping import WRITING_LAYER, Family, HubConfig, TensorName, map_one
 
 ENCODER = "encoder.block.{layer}"

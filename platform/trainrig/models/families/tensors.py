@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import DataError
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.model import build_model
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
+from trainrig.models.encoder import build_model
 from trainrig.models.families.mapping import (
     DERIVED,
     EXPERT,

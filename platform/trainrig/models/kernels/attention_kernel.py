@@ -22,14 +22,13 @@ from torch import Tensor
 from triton.runtime.autotuner import OutOfResources
 
 from trainrig.errors import ConfigError
-from trainrig.models.kernels.cards import find_shared_memory
-from trainrig.models.kernels.reach import Reach
-from trainrig.models.kernels.tiles import (
+from trainrig.models.kernels.kernel_choice import (
     STAGES,
     Tile,
     choose_backward_tile,
     choose_forward_tile,
 )
+from trainrig.models.kernels.kernel_support import Reach, find_shared_memory
 
 BITS = 1.4426950408889634  # bits in a nat; the kernels use exponentials of base 2
 NATS_TO_BITS = tl.constexpr(BITS)

@@ -21,7 +21,7 @@ from trainrig.models.kernels.attention_blocks import (
     look,
     split_batch,
 )
-from trainrig.models.kernels.layout import allocate_by_place
+from trainrig.models.kernels.kernel_support import allocate_by_place
 
 
 def blocked_attention(

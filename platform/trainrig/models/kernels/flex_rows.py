@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from trainrig.errors import ConfigError
-from trainrig.models.kernels.reach import Reach
+from trainrig.models.kernels.kernel_support import Reach
 
 BLOCK = 128  # queries and keys of a block, flex_attention's default
 SHAPES = 64  # most shapes of rows that one process compiles training kernels for

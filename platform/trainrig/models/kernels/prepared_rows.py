@@ -12,9 +12,13 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor
 
-from trainrig.models.kernels.choice import Kernel
 from trainrig.models.kernels.flex_rows import FlexRows, find_flex_rows, flex_rows_attention
-from trainrig.models.kernels.reach import Reach, find_document_ends, find_reach
+from trainrig.models.kernels.kernel_choice import Kernel
+from trainrig.models.kernels.kernel_support import (
+    Reach,
+    find_document_ends,
+    find_reach,
+)
 from trainrig.models.kernels.reach_attention import ReachRows, reach_attention
 from trainrig.models.kernels.varlen_attention import (
     VarlenRows,

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, library
 
 from trainrig.models.kernels.attention_blocks import compute_mean_gradients, differentiate_sinks
-from trainrig.models.kernels.layout import allocate_by_place
-from trainrig.models.kernels.reach import Reach
+from trainrig.models.kernels.kernel_support import Reach, allocate_by_place
 
 
 @dataclass(frozen=True)

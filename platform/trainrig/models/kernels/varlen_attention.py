@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from trainrig.models.kernels.layout import allocate_by_place
+from trainrig.models.kernels.kernel_support import allocate_by_place
 from trainrig.on_host import find_on_host
 
 _kernel = torch.ops.aten._flash_attention_forward

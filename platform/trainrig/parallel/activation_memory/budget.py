@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.settings import LoRA
 from trainrig.parallel.activation_memory.layer_bytes import (
     LayerAdapters,
     estimate_all_kept,

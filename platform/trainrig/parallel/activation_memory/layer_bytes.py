@@ -7,15 +7,15 @@ channels of the feed-forward part's hidden layer.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainrig.models.architecture.norms import ParallelBlock
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import ParallelBlock
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import (
     FeedForwardShape,
     LayerShape,
     MixtureShape,
     ProjectionShape,
 )
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.settings import LoRA
 
 FLOAT32 = 4  # bytes of a float32 number
 

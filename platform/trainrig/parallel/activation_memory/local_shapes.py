@@ -3,14 +3,14 @@
 from dataclasses import replace
 from functools import cache
 
-from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.architecture.shapes import (
     DecoderShapes,
     FeedForwardShape,
     LayerShape,
     MixtureShape,
 )
-from trainrig.models.decoder_config import DecoderConfig
 
 
 @cache

@@ -90,7 +90,7 @@ def list_costly() -> frozenset[Any]:
     from trainrig.models import moe
     from trainrig.models.kernels import (
         blocked_attention,
-        document_attention,
+        cpu_attention,
         reach_attention,
         varlen_attention,
     )
@@ -107,7 +107,7 @@ def list_costly() -> frozenset[Any]:
             aten._scaled_dot_product_efficient_attention.default,
             aten._scaled_dot_product_cudnn_attention.default,
             blocked_attention.OPERATOR,
-            document_attention.OPERATOR,
+            cpu_attention.OPERATOR,
             reach_attention.OPERATOR,
             varlen_attention.OPERATOR,
             torch.ops.higher_order.flex_attention,

@@ -26,9 +26,9 @@ from trainrig.models.attention import (
     number_documents,
 )
 from trainrig.models.decoder import Decoder
-from trainrig.models.kernels.choice import KernelChoice
+from trainrig.models.kernels.kernel_choice import KernelChoice
 from trainrig.models.kernels.prepared_rows import prepare_rows
-from trainrig.models.positions import compute_alibi_slopes
+from trainrig.models.layer_parts import compute_alibi_slopes
 from trainrig.parallel.context.gathered import gather_parts, gather_row
 from trainrig.parallel.context.ring import Ring
 from trainrig.parallel.context.zigzag import find_chunks, join

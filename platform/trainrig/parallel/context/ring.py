@@ -30,7 +30,11 @@ from trainrig.models.kernels.attention_blocks import (
     differentiate_sinks,
     look,
 )
-from trainrig.models.kernels.reach import Reach, find_document_ends, find_reach
+from trainrig.models.kernels.kernel_support import (
+    Reach,
+    find_document_ends,
+    find_reach,
+)
 from trainrig.parallel.context.zigzag import find_chunks
 
 _LEAST = torch.finfo(torch.float32).min

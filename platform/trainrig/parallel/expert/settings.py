@@ -6,8 +6,8 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives import OF_ANSWERS, OF_PLACES
 from trainrig.optim import Adafactor, Muon, Optimizer
 from trainrig.optim.named_groups import NamedGroup

@@ -10,8 +10,8 @@ same on every machine.
 from functools import lru_cache
 
 from trainrig.flops import compute_mean_keys
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import count_multiplications
-from trainrig.models.decoder_config import DecoderConfig
 
 
 def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:

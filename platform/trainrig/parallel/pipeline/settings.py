@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import OF_ANSWERS, OF_PLACES
 from trainrig.parallel.pipeline.cut import cut_for_ranks
 from trainrig.parallel.pipeline.schedule import Schedule

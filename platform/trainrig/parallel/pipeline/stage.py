@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from trainrig.models.architecture.feedforward import MixtureOfExperts
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.moe import ROUTER_TERMS
 from trainrig.models.output import Head, ModelOutput

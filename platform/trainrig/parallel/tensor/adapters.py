@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainrig.models.lora.layers import LowRankLinear, is_adapter
+from trainrig.models.lora import (
+    LowRankLinear,
+    is_adapter,
+)
 from trainrig.parallel.mesh import Axis
 
 # Parameters with a row for each output, and with a column for each input.

@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from trainrig.models.attention import Attention
 from trainrig.models.decoder import Decoder
-from trainrig.models.feedforward import DenseFeedForward
-from trainrig.models.lora.layers import FrozenLinear
+from trainrig.models.layer_parts import DenseFeedForward, Norm
+from trainrig.models.lora import FrozenLinear
 from trainrig.models.moe import ExpertFeedForward
-from trainrig.models.norm import Norm
 from trainrig.models.output import Head
 from trainrig.parallel.mesh import Axis
 from trainrig.parallel.tensor.adapters import OF_COLUMNS, OF_ROWS, list_adapter_parts, share_columns

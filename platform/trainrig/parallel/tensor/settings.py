@@ -7,9 +7,8 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.architecture.positions import Alibi
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts
 from trainrig.objectives import OF_ANSWERS, OF_PLACES
 
 WHERE = "training.parallel.tensor"

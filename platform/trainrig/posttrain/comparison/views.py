@@ -58,8 +58,11 @@ class TuningComparison:
     def _generate_answers(self, model: Any) -> tuple[GivenAnswer, ...]:
         import torch
 
-        from trainrig.models.generation.generate import Request, generate_scored
-        from trainrig.models.generation.sampling import Sampling
+        from trainrig.models.generation import (
+            Request,
+            generate_scored,
+        )
+        from trainrig.models.token_sampling import Sampling
         from trainrig.parallel.fsdp import keep_gathered, reshard
 
         prompts = list(self._prompts)

@@ -17,7 +17,10 @@ from trainrig.evaluate.engine.encoding import LikelihoodRequest
 from trainrig.evaluate.engine.likelihood import score_continuations
 from trainrig.evaluate.tasks.templates import compile_template
 from trainrig.models.decoder import Decoder
-from trainrig.models.generation.generate import Request, generate_batch
+from trainrig.models.generation import (
+    Request,
+    generate_batch,
+)
 from trainrig.posttrain.constitutional.run_file import ConstitutionalChain
 from trainrig.posttrain.prompt_text import TextListener
 from trainrig.posttrain.rollouts.prompts import Prompt

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainrig import manifest, storage
-from trainrig.models.architecture.attention import find_maskless_setting
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.attention_settings import find_maskless_setting
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives import (
     KTO,
     SFT,

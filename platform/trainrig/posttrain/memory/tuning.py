@@ -9,7 +9,7 @@ from trainrig.estimate.memory import Memory, TuningStep
 from trainrig.estimate.tuning.described import TuningFacts, describe_tuning
 from trainrig.estimate.tuning.models_beside import ModelBeside, estimate_reading, hold_beside
 from trainrig.estimate.worker_memory import estimate_worker_memory
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.objectives import Distillation
 from trainrig.posttrain.memory.rows import LargestRows, find_largest
 from trainrig.posttrain.run_file import FineTuning

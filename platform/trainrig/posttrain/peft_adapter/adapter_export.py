@@ -15,8 +15,11 @@ from torch import Tensor
 from trainrig import storage
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.added_tokens import TABLES
-from trainrig.models.lora.layers import is_adapter
-from trainrig.models.lora.settings import LoRA, alpha_divisor
+from trainrig.models.architecture.lora_settings import (
+    LoRA,
+    alpha_divisor,
+)
+from trainrig.models.lora import is_adapter
 from trainrig.posttrain.peft_adapter.joined_layers import LowRank, join_parts
 from trainrig.posttrain.peft_adapter.names import (
     PREFIX,

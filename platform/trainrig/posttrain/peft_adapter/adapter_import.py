@@ -18,9 +18,14 @@ from torch import Tensor
 from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import DataError, OutputTaken
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.layers import list_adapter_shapes
-from trainrig.models.lora.settings import LoRA, alpha_divisor, is_of_head, is_router
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import (
+    LoRA,
+    alpha_divisor,
+    is_of_head,
+    is_router,
+)
+from trainrig.models.lora import list_adapter_shapes
 from trainrig.posttrain.peft_adapter.joined_layers import LowRank, split_parts
 from trainrig.posttrain.peft_adapter.names import (
     TheirLayer,

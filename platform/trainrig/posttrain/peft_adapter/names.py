@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.families import find_family
 from trainrig.models.families.tensors import list_tensor_shapes, list_tensors
 from trainrig.train import checkpoint

@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import DataError
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.lora.layers import is_adapter, list_adapter_shapes, merge
-from trainrig.models.lora.settings import LoRA, is_of_head
+from trainrig.models.architecture.lora_settings import (
+    LoRA,
+    is_of_head,
+)
+from trainrig.models.lora import (
+    is_adapter,
+    list_adapter_shapes,
+    merge,
+)
 from trainrig.posttrain.peft_adapter.names import find_tensors, split_key
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint.reader import find_fresh_parameters

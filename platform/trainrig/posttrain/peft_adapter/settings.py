@@ -8,7 +8,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.models.architecture.decoder_fields import Head
-from trainrig.models.lora.settings import alpha_divisor
+from trainrig.models.architecture.lora_settings import alpha_divisor
 from trainrig.posttrain.peft_adapter.names import find_pattern
 
 CONFIG = "adapter_config.json"

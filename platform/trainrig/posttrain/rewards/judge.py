@@ -119,7 +119,7 @@ class JudgeScorer:
         return scores
 
     def _score(self, completions: Sequence[Completion]) -> list[Score]:
-        from trainrig.models.generation.sampling import Sampling
+        from trainrig.models.token_sampling import Sampling
         from trainrig.posttrain.text_generator import TextGenerator, TextRequest
 
         judge = self._judge = self._judge or TextGenerator.open(self.settings.checkpoint)

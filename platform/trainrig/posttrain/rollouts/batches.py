@@ -70,7 +70,10 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor, nn
 
     from trainrig.models.decoder import Decoder
-    from trainrig.models.generation.generate import Request, ScoredGeneration
+    from trainrig.models.generation import (
+        Request,
+        ScoredGeneration,
+    )
 
 SOURCE = "rollouts"
 
@@ -357,7 +360,7 @@ class RolloutBatches(RolloutMaker):
 def _generate(
     model: "Decoder", requests: "Sequence[Request]", stop: Collection[int], entries: int
 ) -> "list[ScoredGeneration]":
-    from trainrig.models.generation.generate import generate_scored
+    from trainrig.models.generation import generate_scored
 
     return generate_scored(model, requests, stop, entries)
 

@@ -16,7 +16,10 @@ from trainrig.estimate.tuning.models_beside import (
 )
 from trainrig.estimate.tuning.sampling import SampledRows, estimate_batch_making_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    count_parameters,
+)
 from trainrig.objectives import OnPolicyDistillation
 from trainrig.posttrain.rewards.judge import JudgeModel
 from trainrig.posttrain.rewards.reward_model import RewardModel

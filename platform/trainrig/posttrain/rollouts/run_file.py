@@ -8,7 +8,7 @@ from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.config.resource_request import ResourceRequest
 from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.templates import compile_template
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import GRPO, PPO, OnPolicyDistillation, Policy, ReinforcePlusPlus
 from trainrig.optim import AdamW, Optimizer
 from trainrig.posttrain.environments import EnvironmentSettings

@@ -9,8 +9,11 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    count_parameters,
+)
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives.policy.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
@@ -110,7 +113,7 @@ def prepare_with_prompts(
     }
     if run.lora:
         # Imported here: this imports torch, which takes seconds, and only adapters need it.
-        from trainrig.models.lora.layers import count_adapter
+        from trainrig.models.lora import count_adapter
 
         counted["parameters_trained"] = count_adapter(model, run.lora)
     if teacher:

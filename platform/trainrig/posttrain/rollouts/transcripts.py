@@ -20,7 +20,11 @@ from trainrig.randomness import RandomKey, draw_words
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from trainrig.models.decoder import Decoder
-    from trainrig.models.generation.generate import Generation, Request, ScoredGeneration
+    from trainrig.models.generation import (
+        Generation,
+        Request,
+        ScoredGeneration,
+    )
 
 PURPOSE = "rollouts"  # random key of the samples
 
@@ -130,8 +134,8 @@ class TranscriptSampler:
         All transcripts must have had the same number of turns. `budget` is the number of tokens
         after which a turn is interrupted, to be continued later; None: the turn is sampled whole.
         """
-        from trainrig.models.generation.generate import Request
-        from trainrig.models.generation.sampling import Sampling
+        from trainrig.models.generation import Request
+        from trainrig.models.token_sampling import Sampling
 
         wanted = self.run.rollouts
         encoder = self.encoder.encoder

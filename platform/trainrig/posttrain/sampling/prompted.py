@@ -27,7 +27,7 @@ from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from trainrig.models.generation.sampling import Sampling
+    from trainrig.models.token_sampling import Sampling
 
 Run = TypeVar("Run", bound=PromptedRunFile)
 
@@ -92,7 +92,7 @@ def build_sampling(run: PromptedRunFile, purpose: str, prompt: int, sample: int)
     The seed follows from the run's seed, `purpose`, the row number `prompt`, and `sample`, the
     number of the answer among those to the same prompt.
     """
-    from trainrig.models.generation.sampling import Sampling
+    from trainrig.models.token_sampling import Sampling
 
     key = RandomKey(run.seed, purpose, sample)
     seed = int(draw_words(key, np.zeros(1, dtype=np.int64), np.array([prompt]))[0])

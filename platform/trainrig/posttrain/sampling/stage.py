@@ -174,7 +174,10 @@ def answer_all(
 
     Returns one list of answers per prompt. The counts of scores that failed are added to `faults`.
     """
-    from trainrig.models.generation.generate import Request, generate_batch
+    from trainrig.models.generation import (
+        Request,
+        generate_batch,
+    )
 
     encoder = asked.encoder.encoder
     places = [(prompt, sample) for prompt in prompts for sample in range(run.samples)]

@@ -17,8 +17,13 @@ from typing import Any
 from torch import Tensor
 
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.generation.generate import Generation, OpenRequest, Request, ScoredGeneration
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.generation import (
+    Generation,
+    OpenRequest,
+    Request,
+    ScoredGeneration,
+)
 from trainrig.models.huggingface import HubFolder, write_folder
 from trainrig.randomness import RandomKey
 from trainrig.tokens.chat import TEMPLATE

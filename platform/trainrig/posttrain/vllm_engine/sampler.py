@@ -9,7 +9,10 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor
 
     from trainrig.models.decoder import Decoder
-    from trainrig.models.generation.generate import Request, ScoredGeneration
+    from trainrig.models.generation import (
+        Request,
+        ScoredGeneration,
+    )
     from trainrig.posttrain.vllm_engine.model import VllmModel
 
 

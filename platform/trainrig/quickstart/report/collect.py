@@ -21,7 +21,7 @@ from trainrig.corpus.dedup.documents import (
 )
 from trainrig.evaluate.scores.card import SCORECARD
 from trainrig.manifest import Manifest
-from trainrig.models.generation.sampling import Sampling
+from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.text_generator import Spoken, TextGenerator
 from trainrig.quickstart.fault_injection import KILLED
 from trainrig.quickstart.folders import Folders

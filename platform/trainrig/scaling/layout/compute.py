@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from trainrig.errors import ConfigError
 from trainrig.flops import BACKWARD, compute_mean_keys
 from trainrig.hardware import Device
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import (
     FeedForwardShape,
     LayerShape,
@@ -19,7 +20,6 @@ from trainrig.models.architecture.shapes import (
     ProjectionShape,
     StackShape,
 )
-from trainrig.models.decoder_config import DecoderConfig
 from trainrig.scaling.layout import terms
 from trainrig.train.run_file.training import Training
 

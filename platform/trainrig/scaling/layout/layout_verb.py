@@ -15,8 +15,8 @@ from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.offload import resolve_offload
 from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM
 from trainrig.objectives.contract import find_parts
 from trainrig.objectives.denoising.row_shapes import compute_widest_row

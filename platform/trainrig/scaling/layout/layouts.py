@@ -12,8 +12,8 @@ from functools import cache
 from typing import Literal
 
 from trainrig.estimate.layouts import BatchShape
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.parallel.activation_memory.recompute import Full, Recompute, Selective
 
 Axis = Literal["tensor", "context", "expert", "pipeline", "shard", "replicate"]

@@ -6,8 +6,8 @@ from functools import cached_property
 from trainrig.estimate.activations import estimate_at_head, estimate_layers_per_token
 from trainrig.estimate.memory import HeldActivations, HeldParameters, Memory, estimate_peak_memory
 from trainrig.estimate.model_share import ModelParts, slice_parameters
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes
-from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.layout import needs_sharding
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer

@@ -14,9 +14,13 @@ from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import Memory
 from trainrig.estimate.model_share import ModelParts
 from trainrig.flops import count_token_flops
-from trainrig.models.architecture.norms import OutputNorm, PostNorm, SandwichNorm
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import (
+    OutputNorm,
+    PostNorm,
+    SandwichNorm,
+)
 from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
-from trainrig.models.decoder_config import DecoderConfig
 from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.pipeline.cut import cut_evenly

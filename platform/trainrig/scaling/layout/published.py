@@ -12,7 +12,10 @@ from typing import Any
 
 from trainrig import hardware
 from trainrig.estimate.layouts import BatchShape
-from trainrig.models.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    count_parameters,
+)
 from trainrig.optim import AdamW
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision

@@ -9,8 +9,8 @@ from trainrig.estimate.cost import Assumptions, Cost, estimate_cost
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives import OF_PLACES
 from trainrig.optim import Adafactor, Muon
 from trainrig.parallel.layout import FSDP

@@ -9,7 +9,7 @@ from trainrig.estimate.cost import compute_affordable_flops
 from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import count_slices
 from trainrig.hardware import Hardware
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.plan.plan import MemoryRow, Placement
 from trainrig.scaling.plan.plan_request import PlanRequest

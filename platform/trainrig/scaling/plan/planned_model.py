@@ -2,7 +2,7 @@
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.objective_flops import count_position_flops
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.objectives.denoising.row_shapes import (
     compute_widest_row,
     count_further_heads,

@@ -21,7 +21,10 @@ from trainrig.estimate.cost import (
 from trainrig.estimate.layouts import BatchShape
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Hardware
-from trainrig.models.decoder_config import count_parameters, parameter_shapes
+from trainrig.models.architecture.decoder_config import (
+    count_parameters,
+    parameter_shapes,
+)
 from trainrig.optim import Optimizer
 from trainrig.optim.named_groups import count_state_bytes
 from trainrig.scaling.batch_rate_rules import round_to_sequences

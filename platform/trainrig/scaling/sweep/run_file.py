@@ -17,8 +17,8 @@ from trainrig.config import (
 )
 from trainrig.evaluate.run_file import TaskChoice
 from trainrig.models import ENCODER_DECODER
-from trainrig.models.architecture.width_transfer import MuP
-from trainrig.models.decoder_config import ALIGNMENT
+from trainrig.models.architecture.decoder_config import ALIGNMENT
+from trainrig.models.architecture.initialisation import MuP
 from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, ReplacedTokenDetection
 from trainrig.objectives.contract import find_parts
 from trainrig.objectives.denoising.row_shapes import (

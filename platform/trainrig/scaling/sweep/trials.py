@@ -18,7 +18,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import MANIFEST
-from trainrig.models.decoder_config import ALIGNMENT
+from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.row_shapes import (
     compute_widest_row,

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from trainrig.errors import ConfigError, DataError, TrainrigError
 from trainrig.models.decoder import DecoderConfig
-from trainrig.models.lora.layers import (
+from trainrig.models.lora import (
     SCALES,
     TRAINED,
     compute_row_maxima,

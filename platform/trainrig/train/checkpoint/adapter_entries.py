@@ -14,7 +14,7 @@ from trainrig import storage
 from trainrig.config import build
 from trainrig.errors import ConfigError
 from trainrig.manifest import describe_table_difference
-from trainrig.models.lora.settings import LoRA
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.train.checkpoint.manifest import KEPT, MANIFEST
 from trainrig.train.job import Adapter
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.train.checkpoint.found import describe, read_tokenizer_files, resolve
 from trainrig.train.checkpoint.manifest import find_damage, list_committed
 from trainrig.train.checkpoint.model import open_model, write_model

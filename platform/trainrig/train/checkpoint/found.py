@@ -13,7 +13,7 @@ from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import describe_table_difference, digest
 from trainrig.models import find_model_class
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.tokens.batches import DataHistory
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint.chunks import DamagedCheckpoint, read_file

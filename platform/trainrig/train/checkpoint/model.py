@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainrig import storage
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.models.encoder.model import build_model
+from trainrig.models.encoder import build_model
 from trainrig.models.families.safetensors_files import PlannedTensor, split_into_files
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint.adapter import (

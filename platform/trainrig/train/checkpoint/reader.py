@@ -11,8 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from trainrig import storage
 from trainrig.errors import ConfigError, InputError, TrainrigError
-from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
-from trainrig.models.encoder.config import EncoderConfig
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    parameter_shapes,
+)
+from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
 from trainrig.parallel.fsdp import find_local_slice
 from trainrig.tokens.batches import DataHistory

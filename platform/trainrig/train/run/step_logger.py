@@ -19,7 +19,7 @@ from trainrig.flops import (
     count_further_flops,
     count_token_flops,
 )
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import SFT, CausalLM
 from trainrig.objectives.contract import Watchful
 from trainrig.optim.noise_scale import NoiseEstimate, RunningNoiseScale

@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from trainrig.models.architecture.positions import ContextStage, LearnedPositions, Rope
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import (
+    ContextStage,
+    LearnedPositions,
+    Rope,
+)
 
 ModelStages = tuple[tuple[int, DecoderConfig], ...]
 

@@ -1,9 +1,9 @@
 """Checks that a model fits an objective: its kind, its additional parts and its positions."""
 
 from trainrig.models import ENCODER_DECODER
-from trainrig.models.architecture.attention import find_maskless_setting
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
+from trainrig.models.architecture.attention_settings import find_maskless_setting
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import (
     CausalLM,
     MaskedLM,

@@ -13,9 +13,8 @@ from trainrig.config import (
     RunFile,
 )
 from trainrig.models import Model
-from trainrig.models.architecture.feedforward import MixtureOfExperts
-from trainrig.models.architecture.positions import ContextStage
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import ContextStage, MixtureOfExperts
 from trainrig.objectives import (
     OF_PLACES,
     CausalLM,

@@ -11,10 +11,13 @@ from trainrig.config import (
     Settings,
 )
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.width_transfer import find_roles
-from trainrig.models.decoder_config import DecoderConfig, parameter_shapes
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.models.kernels.choice import (
+from trainrig.models.architecture.decoder_config import (
+    DecoderConfig,
+    parameter_shapes,
+)
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
+from trainrig.models.architecture.initialisation import find_roles
+from trainrig.models.kernels.kernel_choice import (
     SETTING,
     USUAL_GPU,
     AttentionCase,

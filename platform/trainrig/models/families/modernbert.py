@@ -6,13 +6,18 @@ Source: arXiv:2412.13663.
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
-from trainrig.models.architecture.feedforward import GEGLU
-from trainrig.models.architecture.norms import LayerNorm
-from trainrig.models.architecture.positions import Rope
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig, HeadTransform
-from trainrig.models.families.encoders.bert import PARTS
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    Biases,
+    SlidingWindow,
+)
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import (
+    EncoderConfig,
+    HeadTransform,
+)
+from trainrig.models.architecture.layer_settings import GEGLU, LayerNorm, Rope
+from trainrig.models.families.bert import PARTS
 from trainrig.models.families.mapping import (
     Family,
     HubConfig,

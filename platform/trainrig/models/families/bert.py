@@ -1,17 +1,27 @@
-"""BERT: learnt positions and segments, norms after each part.
+"""BERT, RoBERTa and ELECTRA: encoders with learnt positions and norms after each part.
 
-Source: Devlin et al. 2018, arXiv:1810.04805.
+Sources: Devlin et al. 2018, arXiv:1810.04805; Liu et al. 2019, arXiv:1907.11692; Clark et al.
+2020, arXiv:2003.10555.
+
+RoBERTa's positions begin after the padding's. ELECTRA has a head that finds replaced tokens, and
+perhaps a narrower embedding; its generator has a head for tokens.
 """
 
 from typing import Any
 
-from trainrig.models.architecture.attention import Biases
+from trainrig.models.architecture.attention_settings import Biases
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
-from trainrig.models.architecture.feedforward import GELU
-from trainrig.models.architecture.norms import LayerNorm, PostNorm
-from trainrig.models.architecture.positions import LearnedPositions
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import EncoderConfig, HeadTransform
+from trainrig.models.architecture.encoder_configs import (
+    EncoderConfig,
+    HeadTransform,
+)
+from trainrig.models.architecture.layer_settings import (
+    GELU,
+    LayerNorm,
+    LearnedPositions,
+    PostNorm,
+)
 from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 
 # Whether each is the tanh approximation.
@@ -137,11 +147,11 @@ def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-def _read(config: HubConfig) -> DecoderConfig:
+def _read_bert(config: HubConfig) -> DecoderConfig:
     return config.build(EncoderConfig, **read_settings(config, 512))
 
 
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
+def _write_bert(config: DecoderConfig) -> dict[str, Any] | None:
     return write_settings(config)
 
 
@@ -149,9 +159,103 @@ BERT = Family(
     "bert",
     "BertForMaskedLM",
     TENSORS,
-    _read,
-    _write,
+    _read_bert,
+    _write_bert,
     prefix="bert.",
     heads=HEADS,
     surplus=SURPLUS,
+)
+
+
+ROBERTA_TENSORS = (
+    *list_body("roberta"),
+    *(map_one(f"transform.dense.{part}", f"lm_head.dense.{part}") for part in PARTS),
+    *(map_one(f"transform.norm.{part}", f"lm_head.layer_norm.{part}") for part in PARTS),
+    map_one("head_bias", "lm_head.bias"),
+)
+ROBERTA_SURPLUS = r"(roberta\.)?pooler\..*|lm_head\.decoder\..*"
+
+
+def _read_roberta(config: HubConfig) -> DecoderConfig:
+    config.check_only("hidden_act", "gelu")  # the head's activation is fixed
+    settings = read_settings(config, 512)
+    # Positions are counted from the padding id on, so the first pad_token_id + 1 entries are
+    # unused.
+    offset = config.get("pad_token_id", 1) + 1
+    settings |= {"positions_offset": offset, "positions": settings["positions"] - offset}
+    return config.build(EncoderConfig, **settings)
+
+
+def _write_roberta(config: DecoderConfig) -> dict[str, Any] | None:
+    settings = write_settings(config)
+    if settings is None or not isinstance(config, EncoderConfig) or not config.positions_offset:
+        return None
+    return settings | {"pad_token_id": config.positions_offset - 1}
+
+
+ROBERTA = Family(
+    "roberta",
+    "RobertaForMaskedLM",
+    ROBERTA_TENSORS,
+    _read_roberta,
+    _write_roberta,
+    prefix="roberta.",
+    heads=list_heads("classifier.dense", "classifier.out_proj", "qa_outputs"),
+    surplus=ROBERTA_SURPLUS,
+)
+
+
+PROJECTION = tuple(
+    map_one(f"embedding_projection.{part}", f"electra.embeddings_project.{part}") for part in PARTS
+)
+ELECTRA_TENSORS = (
+    *list_body("electra"),
+    *PROJECTION,
+    *(map_one(f"transform.dense.{part}", f"generator_predictions.dense.{part}") for part in PARTS),
+    *(
+        map_one(f"transform.norm.{part}", f"generator_predictions.LayerNorm.{part}")
+        for part in PARTS
+    ),
+    map_one("head_bias", "generator_lm_head.bias"),
+)
+ELECTRA_HEADS: dict[Head, tuple[TensorName, ...]] = {
+    **list_heads("classifier.dense", "classifier.out_proj", "qa_outputs"),
+    "replaced": tuple(
+        map_one(f"{ours}.{part}", f"discriminator_predictions.{theirs}.{part}")
+        for ours, theirs in {"transform.dense": "dense", "head": "dense_prediction"}.items()
+        for part in PARTS
+    ),
+}
+# Published files repeat the tied weight.
+ELECTRA_SURPLUS = r"generator_lm_head\.weight"
+
+
+def _read_electra(config: HubConfig) -> DecoderConfig:
+    config.check_only("hidden_act", "gelu")  # the heads' activation is fixed
+    channels = config.need("hidden_size")
+    width = config.get("embedding_size", 128)
+    return config.build(
+        EncoderConfig,
+        **read_settings(config, 512),
+        embedding_channels=None if width == channels else width,
+        pooler="GELU",
+    )
+
+
+def _write_electra(config: DecoderConfig) -> dict[str, Any] | None:
+    settings = write_settings(config)
+    if settings is None or not isinstance(config, EncoderConfig):
+        return None
+    return settings | {"embedding_size": config.embedding_width}
+
+
+ELECTRA = Family(
+    "electra",
+    "ElectraForMaskedLM",
+    ELECTRA_TENSORS,
+    _read_electra,
+    _write_electra,
+    prefix="electra.",
+    heads=ELECTRA_HEADS,
+    surplus=ELECTRA_SURPLUS,
 )

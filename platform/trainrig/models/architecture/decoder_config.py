@@ -8,17 +8,20 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.attention import hides_by_distance
+from trainrig.models.architecture.attention_settings import hides_by_distance
 from trainrig.models.architecture.decoder_fields import DecoderFields, Head, round_up
-from trainrig.models.architecture.feedforward import GATED, MixtureOfExperts, Network
-from trainrig.models.architecture.norms import (
+from trainrig.models.architecture.layer_settings import (
+    GATED,
+    Alibi,
     LayerNorm,
+    LearnedPositions,
+    MixtureOfExperts,
+    Network,
     OutputNorm,
     ParallelBlock,
     PostNorm,
     SandwichNorm,
 )
-from trainrig.models.architecture.positions import Alibi, LearnedPositions
 from trainrig.models.architecture.shapes import (
     AttentionShape,
     DecoderShapes,

@@ -1,15 +1,54 @@
-"""Ranges of keys that each query attends to, and of queries that attend to each key.
+"""What attention kernels share: the device's properties, the layout of outputs, and ranges of keys.
 
 Documents, windows and causality all reduce to a first and a last place, so an attention kernel
 needs to know nothing else. The ranges are computed on the device, and nothing waits for them.
 
-Shapes: B rows, or 1 where all are alike; S positions of a row; T queries and N keys among them.
+In the memory of an attention output the heads of a place are contiguous.
+
+The projection after attention reads them so, and torch's kernels write them so. An operator must
+tell a compiler the layout that it really uses, so both its implementation and its shape function
+use this.
+
+Shapes: B rows, or 1 where all are alike; S positions of a row; T queries and N keys among them; H
+heads, D channels of one head.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from trainrig.hardware import is_triton_installed
+from trainrig.models.kernels.kernel_choice import (
+    CPU_CARD,
+    Card,
+)
+
+
+@functools.cache
+def read_card(device: torch.device) -> Card:
+    """Return the properties of `device` that attention kernels depend on."""
+    if device.type != "cuda":
+        return CPU_CARD
+    capability = torch.cuda.get_device_capability(device)
+    return Card(capability, find_shared_memory(device), is_triton_installed())
+
+
+@functools.cache
+def find_shared_memory(device: torch.device) -> int:
+    """Return the most bytes of shared memory for a thread block on the GPU `device`."""
+    properties = torch.cuda.get_device_properties(device)
+    # A device without an opt-in limit reports only the usual limit.
+    return int(
+        getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    )
+
+
+def allocate_by_place(x_BHTD: Tensor) -> Tensor:
+    """Return an empty tensor [B, H, T, D] like `x_BHTD`, with the heads of a place contiguous."""
+    rows, heads, places, width = x_BHTD.shape
+    return x_BHTD.new_empty((rows, places, heads, width)).transpose(1, 2)
 
 
 class Reach(NamedTuple):

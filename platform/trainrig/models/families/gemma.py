@@ -1,16 +1,24 @@
-"""Gemma 2: norms before and after attention and feedforward, soft-capped logits, sliding windows.
+"""Gemma 2 and Gemma 3 (text): norms around each part, local and global layers.
 
-The windows are in every second layer (arXiv:2408.00118).
+Gemma 2 soft-caps its logits and alternates windows (arXiv:2408.00118). Gemma 3 has query and key
+norms, and five local layers for each global one (arXiv:2503.19786).
 """
 
 import math
 from typing import Any
 
-from trainrig.models.architecture.attention import AttentionSettings, Biases, SlidingWindow
-from trainrig.models.architecture.feedforward import GEGLU
-from trainrig.models.architecture.norms import RMSNorm, SandwichNorm
-from trainrig.models.architecture.positions import Rope
-from trainrig.models.decoder_config import DecoderConfig
+from trainrig.models.architecture.attention_settings import (
+    AttentionSettings,
+    Biases,
+    SlidingWindow,
+)
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import (
+    GEGLU,
+    RMSNorm,
+    Rope,
+    SandwichNorm,
+)
 from trainrig.models.families.llama import (
     ATTENTION,
     EMBEDDINGS,
@@ -19,7 +27,15 @@ from trainrig.models.families.llama import (
     read_sizes,
     write_sizes,
 )
-from trainrig.models.families.mapping import Family, HubConfig, map_one, read_rope, write_rope
+from trainrig.models.families.mapping import (
+    Family,
+    HubConfig,
+    map_one,
+    read_rope,
+    write_rope,
+    write_rope_table,
+)
+from trainrig.models.families.qwen_olmo import QK_NORMS
 
 NORMS = tuple(
     map_one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
@@ -99,7 +115,7 @@ def _round_whole(value: float) -> float | int:
     return round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
 
 
-def _read(config: HubConfig) -> DecoderConfig:
+def _read_gemma2(config: HubConfig) -> DecoderConfig:
     pattern = ("sliding_attention", "full_attention")
     given = dict(config.given)
     # A null value switches a cap off; a missing key means Gemma 2's default.
@@ -111,11 +127,65 @@ def _read(config: HubConfig) -> DecoderConfig:
     )
 
 
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
+def _write_gemma2(config: DecoderConfig) -> dict[str, Any] | None:
     settings = write_settings(config)
     if settings is None or not isinstance(config.position_embedding, Rope):
         return None
     return {**settings, **write_rope(config.position_embedding)}
 
 
-GEMMA2 = Family("gemma2", "Gemma2ForCausalLM", TENSORS, _read, _write)
+GEMMA2 = Family("gemma2", "Gemma2ForCausalLM", TENSORS, _read_gemma2, _write_gemma2)
+
+
+GEMMA3_TENSORS = (*TENSORS, *QK_NORMS)
+LOCAL = "sliding_attention"
+GLOBAL = "full_attention"
+LOCAL_THETA = 10_000.0
+GLOBAL_THETA = 1_000_000.0
+
+
+def _read_gemma3(config: HubConfig) -> DecoderConfig:
+    config.check_only("use_bidirectional_attention", False, None)
+    every = config.get("sliding_window_pattern", 6)
+    pattern = (*[LOCAL] * (every - 1), GLOBAL)
+    kinds = config.get("rope_parameters", {})
+    if LOCAL in kinds:
+        local = read_rope(
+            HubConfig({"rope_parameters": kinds[LOCAL]}, config.path), None, LOCAL_THETA
+        )
+        table = HubConfig({"rope_parameters": kinds[GLOBAL]}, config.path)
+        turned = read_rope(table, None, GLOBAL_THETA)
+    else:
+        local = Rope(theta=config.get("rope_local_base_freq", LOCAL_THETA))
+        turned = read_rope(config, None, GLOBAL_THETA)
+    settings = read_settings(config, 131_072, pattern, local)
+    attention = settings["attention"].model_copy(update={"qk_norm": "head"})
+    return config.build(**settings | {"attention": attention}, position_embedding=turned)
+
+
+def _write_gemma3(config: DecoderConfig) -> dict[str, Any] | None:
+    settings = write_settings(config)
+    rope = config.position_embedding
+    window = config.attention.window
+    if settings is None or not isinstance(rope, Rope) or window is None or window.rope is None:
+        return None
+    return {
+        **settings,
+        "rope_theta": rope.theta,
+        "rope_scaling": None if rope.scaling is None else write_rope_table(rope),
+        "rope_local_base_freq": window.rope.theta,
+        "rope_parameters": {
+            GLOBAL: {"rope_theta": rope.theta, **write_rope_table(rope)},
+            LOCAL: {"rope_theta": window.rope.theta, **write_rope_table(window.rope)},
+        },
+    }
+
+
+GEMMA3 = Family(
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    GEMMA3_TENSORS,
+    _read_gemma3,
+    _write_gemma3,
+    score_architecture="Gemma3TextForSequenceClassification",
+)

@@ -1,4 +1,4 @@
-"""Layers with frozen weights and trainable low-rank adapters.
+"""Layers with frozen weights and trainable low-rank adapters (LoRA, DoRA).
 
 `adapt` replaces a model's linear layers and embeddings by layers of this file. These hold the
 frozen weights under their old names, in float32, bfloat16 or int8, and the trained parameters
@@ -20,9 +20,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.lora_settings import (
+    LoRA,
+    is_of_head,
+    is_router,
+    list_matrices,
+)
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.models.encoder.model import build_model
-from trainrig.models.lora.settings import LoRA, is_of_head, is_router, list_matrices
+from trainrig.models.encoder import build_model
 from trainrig.models.output import ReadByLoss
 from trainrig.randomness import RandomKey, draw_uniforms
 

@@ -1,4 +1,4 @@
-"""Encoder-decoder in the manner of T5 (Raffel et al. 2019, arXiv:1910.10683).
+"""Encoder-decoder in the manner of T5 (Raffel et al. 2019, arXiv:1910.10683), and its generation.
 
 Attention, feed-forward networks and norms are the decoder's. The layers are one list, the encoder's
 first, so that all are sharded, recomputed and compiled alike.
@@ -8,18 +8,32 @@ heads, K key and value heads, D channels of one head, V vocabulary entries.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from trainrig.errors import DataError
+from trainrig.models.architecture.encoder_configs import (
+    EncoderDecoderConfig,
+    RelativeBias,
+)
 from trainrig.models.architecture.shapes import CrossLayerShape
 from trainrig.models.attention import Attention, Cache, KeyValueCache, Sight
 from trainrig.models.decoder import Decoder, Layer
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig, RelativeBias
-from trainrig.models.norm import Norm
+from trainrig.models.generation import (
+    Generation,
+    Stopped,
+)
+from trainrig.models.layer_parts import Norm
 from trainrig.models.output import ModelOutput
+from trainrig.models.token_sampling import (
+    NextToken,
+    Sampling,
+    derive_stream,
+    draw,
+)
 
 
 class CrossAttention(Attention):
@@ -220,3 +234,56 @@ def find_buckets(distances: Tensor, settings: RelativeBias, both_sides: bool) ->
 def _hide_unseen(bias: Tensor, seen: Tensor) -> Tensor:
     """Return `bias` where `seen` is true and minus infinity elsewhere, in their broadcast shape."""
     return bias.masked_fill(~seen, -math.inf)
+
+
+@torch.inference_mode()
+def write_answer(
+    model: EncoderDecoder,
+    read: Sequence[int],
+    begin: Sequence[int],
+    sampling: Sampling,
+    stop: Collection[int],
+    entries: int | None = None,
+    listen: Callable[[int], bool] = lambda _: False,
+) -> Generation:
+    """Return what `model` writes after `begin` in answer to the text `read`.
+
+    Generation stops at an id of `stop`, at `sampling.maximum_tokens`, or at the model's number of
+    positions. `entries` is described at `generate_batch`, `listen` at `Request`. Keys and values of
+    the text are computed only at the start. Raises DataError for a text that does not fit.
+    """
+    positions = model.config.positions
+    device = model.embedding.weight.device
+    if not 1 <= len(read) <= positions or not 1 <= len(begin) < positions:
+        raise DataError(
+            f"the text has {len(read)} tokens, but this model reads from 1 to {positions}; "
+            "shorten it"
+        )
+    ids_1S = torch.tensor([list(read)], device=device)
+    segments_1S = torch.ones_like(ids_1S)
+    memory_1SC = model.read(ids_1S, segments_1S)
+    caches = [CrossCache(KeyValueCache()) for _ in range(model.config.layers)]
+    new = list(begin)
+    written = list[int]()
+    stream = derive_stream(sampling)
+    stopped: Stopped = "length"
+    while True:
+        ids_1T = torch.tensor([new], device=device)
+        ones_1T = torch.ones_like(ids_1T)
+        output = model.write(memory_1SC, segments_1S, ids_1T, ones_1T, caches)
+        logits_V = output.head(output.hidden[0, -1])[:entries]
+        token = NextToken(sampling, stream, len(written), (*read, *written))
+        drawn = draw(logits_V[None], [token])[0]
+        if drawn in stop:
+            return Generation(tuple(written), "end", drawn)
+        written.append(drawn)
+        new = [drawn]
+        if listen(drawn):
+            stopped = "stop"
+        elif len(written) == sampling.maximum_tokens:
+            stopped = "length"
+        elif len(begin) + len(written) == positions:
+            stopped = "positions"
+        else:
+            continue
+        return Generation(tuple(written), stopped)

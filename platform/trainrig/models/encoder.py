@@ -14,18 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainrig.models.architecture.feedforward import Network
-from trainrig.models.architecture.norms import Normalisation
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.encoder_configs import (
+    SHARED,
+    EncoderConfig,
+    EncoderDecoderConfig,
+)
+from trainrig.models.architecture.layer_settings import Network, Normalisation
 from trainrig.models.architecture.shapes import TransformShape
 from trainrig.models.attention import Cache, number_documents
 from trainrig.models.decoder import Decoder
-from trainrig.models.decoder_config import DecoderConfig
-from trainrig.models.encoder.config import SHARED, EncoderConfig
-from trainrig.models.encoder_decoder.config import EncoderDecoderConfig
-from trainrig.models.encoder_decoder.model import EncoderDecoder
-from trainrig.models.feedforward import activate, build_projection
+from trainrig.models.encoder_decoder import EncoderDecoder
 from trainrig.models.initial_values import GENERATOR
-from trainrig.models.norm import Norm
+from trainrig.models.layer_parts import (
+    Norm,
+    activate,
+    build_projection,
+)
 from trainrig.models.output import ModelOutput
 
 

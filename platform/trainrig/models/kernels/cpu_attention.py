@@ -1,9 +1,16 @@
-"""Attention within documents on a CPU, computed for each document of a packed row separately.
+"""Attention on a CPU: within documents of packed rows, and with a learnt bias on the logits.
+
+Documents of a packed row are computed separately.
 
 A mask over whole rows costs the square of the row length, most of which it hides; here the cost is
 the sum of the squares of the document lengths. torch's CPU kernel is called for each long document,
 and for several short neighbours together under a small mask. The calls and their shapes depend only
 on the documents of the rows. On a GPU, other kernels are used (choice.py).
+
+torch's CPU kernels compute no gradient for such a bias, so torch falls back on plain products, with
+a softmax that searches for fully masked rows and a separate pass for the sum. Here the bias is
+added inside the product, and no search is made. The results are equal within rounding, and
+bit-identical on some processors.
 
 Shapes: B rows, T places of a row, H query heads, K key and value heads, D channels of one head, t
 places of one call.
@@ -16,8 +23,44 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from trainrig.models.architecture.attention import TOGETHER
-from trainrig.models.kernels.layout import allocate_by_place
+from trainrig.models.architecture.attention_settings import TOGETHER
+from trainrig.models.kernels.kernel_support import allocate_by_place
+
+
+def biased_attention(
+    query_BHTD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, added_BHTS: Tensor, *, scale: float
+) -> Tensor:
+    """Return the attention output of each query, [B, H, T, D].
+
+    `added_BHTS` is minus infinity where a query may not look, and B may be 1 in it. A query that
+    may look nowhere gives NaN.
+    """
+    rows, heads, queries, channels = query_BHTD.shape
+    keys = key_BHSD.shape[2]
+    added_BHTS = added_BHTS.expand(rows, heads, queries, keys)
+    logits = torch.baddbmm(
+        added_BHTS.reshape(rows * heads, queries, keys),
+        query_BHTD.reshape(rows * heads, queries, channels),
+        key_BHSD.reshape(rows * heads, keys, channels).transpose(1, 2),
+        alpha=scale,
+    )
+    seen = torch.bmm(logits.softmax(-1), value_BHSD.reshape(rows * heads, keys, channels))
+    return seen.view(rows, heads, queries, channels)
+
+
+def suits_biased_attention(added: Tensor, query_BHTD: Tensor, key_BKSD: Tensor) -> bool:
+    """Return whether `biased_attention` is faster than torch for the bias `added`.
+
+    That is so for a float32 bias with a gradient on a CPU, with the same number of key heads and
+    query heads.
+    """
+    return (
+        added.requires_grad
+        and added.dtype == query_BHTD.dtype == torch.float32
+        and query_BHTD.device.type == "cpu"
+        and query_BHTD.shape[1] == key_BKSD.shape[1]
+    )
+
 
 _kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default

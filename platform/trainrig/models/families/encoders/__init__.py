@@ -1,1 +1,0 @@
-"""Families of encoders, which predict masked tokens."""

@@ -1,1 +1,0 @@
-"""Text generation: sampling of the next token, key-value caches, and batches of prompts."""

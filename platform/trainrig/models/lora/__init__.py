@@ -1,1 +1,0 @@
-"""Low-rank adapters (LoRA, DoRA) on frozen weights: settings and layers."""
