@@ -10,7 +10,7 @@ from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderD
 from trainrig.models.decoder import DecoderConfig
 from trainrig.models.families import read_config
 from trainrig.objectives import CausalLM, MaskedLM, SpanCorruption
-from trainrig.objectives.contract import find_corruption
+from trainrig.objectives.objective_interface import find_corruption
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device

@@ -18,7 +18,7 @@ from trainrig.objectives import (
     PrefixLM,
     SpanCorruption,
 )
-from trainrig.objectives.contract import find_corruption
+from trainrig.objectives.objective_interface import find_corruption
 from trainrig.tokens.batches import DECODER_IDS, IGNORE, PREFIXES, SEGMENTS
 from trainrig.tokens.rows.batch_stages import BatchSettings
 

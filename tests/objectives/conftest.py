@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.contract import DeviceBatch
+from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.tokens.batches import IGNORE
 
 CONFIG = DecoderConfig(layers=2, channels=16, heads=2, vocabulary=64, positions=32)

@@ -6,9 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import SFT, CausalLM, Distillation, chunked_head, cross_entropy
 from trainrig.objectives.chunked_head import Extras, compute_head_loss
-from trainrig.objectives.contract import DeviceBatch
 from trainrig.objectives.cross_entropy import token_nats
-from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
+from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.teacher_divergence import read_beside_teacher
 from trainrig.tokens.batches import IGNORE
 
 V = 37

@@ -18,8 +18,8 @@ from trainrig.objectives import (
     RobustDPO,
     SimPO,
 )
-from trainrig.objectives.contract import Watchful
 from trainrig.objectives.log_probabilities import find_last_places, read_completions
+from trainrig.objectives.objective_interface import Watchful
 from trainrig.tokens.batches import IGNORE
 
 # Log-ratios of (chosen, rejected) answers: log-probabilities by the model minus the reference.

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainrig.objectives.contract import DeviceBatch
+from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.parallel.expert.row_division import RowDivision
 from trainrig.parallel.mesh import Axis
 

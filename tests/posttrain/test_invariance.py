@@ -11,7 +11,7 @@ import torch
 
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.objectives import DPO, ORPO, SFT, Reward, SimPO
-from trainrig.objectives.contract import DeviceBatch
+from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.posttrain.answer_batches import PairBatches
 from trainrig.posttrain.batches import ConversationBatching
 from trainrig.posttrain.sft import open_conversations

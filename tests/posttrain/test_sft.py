@@ -20,7 +20,7 @@ from trainrig import cli, manifest
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.models.huggingface import HubFolder
 from trainrig.objectives import SFT
-from trainrig.objectives.contract import DeviceBatch
+from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
 from trainrig.posttrain.huggingface import export_checkpoint
 from trainrig.posttrain.sft import FineTuning, open_conversations, posttrain, prepare

@@ -46,7 +46,12 @@ from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig
 from trainrig.objectives import CausalLM
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Term,
+)
 from trainrig.parallel import mesh as meshes
 from trainrig.parallel import numerics
 from trainrig.parallel.exact import exchange

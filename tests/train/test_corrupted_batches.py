@@ -18,8 +18,12 @@ from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.encoder import build_model
 from trainrig.models.token_sampling import Sampling
-from trainrig.objectives.contract import DeviceBatch, find_corruption, find_parts
 from trainrig.objectives.denoising.mixture import MEMBERS
+from trainrig.objectives.objective_interface import (
+    DeviceBatch,
+    find_corruption,
+    find_parts,
+)
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.runs.trace import trace
 from trainrig.tokens.batches import (

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.masked import MaskedTokens
+from trainrig.objectives.objective_interface import find_corruption
 from trainrig.tokens.batches import IGNORE, TARGETS, TEXT_PLACES, Corruption
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer

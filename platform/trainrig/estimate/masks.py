@@ -16,7 +16,7 @@ from trainrig.models.kernels.kernel_choice import (
     USUAL_GPU,
 )
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
-from trainrig.objectives.contract import find_parts
+from trainrig.objectives.objective_interface import find_parts
 from trainrig.train.run_file.training import Training
 
 

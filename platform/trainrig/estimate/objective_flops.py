@@ -20,7 +20,7 @@ from trainrig.objectives import (
     ReplacedTokenDetection,
     SpanCorruption,
 )
-from trainrig.objectives.contract import find_parts
+from trainrig.objectives.objective_interface import find_parts
 
 
 def count_position_flops(

@@ -8,20 +8,27 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from trainrig.config.field_marks import FitsSeveral, assume_kind
-from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.classification import AnswerSpan, Classification
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
-from trainrig.objectives.denoising.masked import MaskedLM
+from trainrig.objectives.denoising.masked import MaskedLM, ReplacedTokenDetection
 from trainrig.objectives.denoising.mixture import MixtureOfObjectives
-from trainrig.objectives.denoising.multi_token import MultiTokenPrediction
 from trainrig.objectives.denoising.prefix import PrefixLM
-from trainrig.objectives.denoising.replaced_tokens import ReplacedTokenDetection
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.denoising.ul2 import UL2
+from trainrig.objectives.distillation import Distillation
 from trainrig.objectives.kto import KTO
-from trainrig.objectives.policy.group_relative import CISPO, DAPO, GRPO, GSPO, DrGRPO
+from trainrig.objectives.next_token import SFT, CausalLM, MultiTokenPrediction
+from trainrig.objectives.on_policy_distillation import OnPolicyDistillation
+from trainrig.objectives.policy.group_relative import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    RLOO,
+    DrGRPO,
+    ReinforcePlusPlus,
+)
 from trainrig.objectives.policy.ppo import PPO
-from trainrig.objectives.policy.reinforce import RLOO, ReinforcePlusPlus
 from trainrig.objectives.preference import (
     DPO,
     IPO,
@@ -34,9 +41,55 @@ from trainrig.objectives.preference import (
     SimPO,
 )
 from trainrig.objectives.reward import ProcessReward, Reward
-from trainrig.objectives.sft import SFT
-from trainrig.objectives.teachers.distillation import Distillation
-from trainrig.objectives.teachers.on_policy_distillation import OnPolicyDistillation
+
+__all__ = [
+    "CISPO",
+    "DAPO",
+    "DPO",
+    "GRPO",
+    "GSPO",
+    "IPO",
+    "KTO",
+    "OF_ANSWERS",
+    "OF_PLACES",
+    "ORPO",
+    "PPO",
+    "RLOO",
+    "SFT",
+    "UL2",
+    "APODown",
+    "APOZero",
+    "AnswerSpan",
+    "CausalLM",
+    "Classification",
+    "Distillation",
+    "DrGRPO",
+    "FillInTheMiddle",
+    "Hinge",
+    "IPOPerToken",
+    "MaskedLM",
+    "MixtureOfObjectives",
+    "MultiTokenPrediction",
+    "Objective",
+    "OfLabels",
+    "OfText",
+    "OnPolicyDistillation",
+    "Pairwise",
+    "Policy",
+    "PrefixLM",
+    "PretrainingObjective",
+    "ProcessReward",
+    "Referenced",
+    "ReinforcePlusPlus",
+    "ReplacedTokenDetection",
+    "Reward",
+    "RobustDPO",
+    "Scoring",
+    "SimPO",
+    "SpanCorruption",
+    "Tuning",
+]
+
 
 # Objectives for plain text. All but CausalLM may corrupt rows first: see `Corrupting` in
 # contract.py.
@@ -80,51 +133,4 @@ Policy = GRPO | DrGRPO | DAPO | CISPO | GSPO | RLOO | ReinforcePlusPlus | PPO | 
 Objective = Annotated[
     OfText | SFT | Distillation | Pairwise | KTO | Scoring | OfLabels | Policy,
     Field(discriminator="kind"),
-]
-
-__all__ = [
-    "CISPO",
-    "DAPO",
-    "DPO",
-    "GRPO",
-    "GSPO",
-    "IPO",
-    "KTO",
-    "OF_ANSWERS",
-    "OF_PLACES",
-    "ORPO",
-    "PPO",
-    "RLOO",
-    "SFT",
-    "UL2",
-    "APODown",
-    "APOZero",
-    "AnswerSpan",
-    "CausalLM",
-    "Classification",
-    "Distillation",
-    "DrGRPO",
-    "FillInTheMiddle",
-    "Hinge",
-    "IPOPerToken",
-    "MaskedLM",
-    "MixtureOfObjectives",
-    "MultiTokenPrediction",
-    "Objective",
-    "OfLabels",
-    "OnPolicyDistillation",
-    "Pairwise",
-    "Policy",
-    "PrefixLM",
-    "PretrainingObjective",
-    "ProcessReward",
-    "Referenced",
-    "ReinforcePlusPlus",
-    "ReplacedTokenDetection",
-    "Reward",
-    "RobustDPO",
-    "Scoring",
-    "SimPO",
-    "SpanCorruption",
-    "Tuning",
 ]

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trainrig.hardware import runs_kernels
-from trainrig.objectives.contract import OutputHead
 from trainrig.objectives.cross_entropy import cut_rows
+from trainrig.objectives.objective_interface import OutputHead
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.shard_files import FULL_WEIGHT
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.contract import (
+from trainrig.objectives.objective_interface import (
     Computed,
     Contributions,
     DeviceBatch,

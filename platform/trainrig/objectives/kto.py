@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, average_rows
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Term,
+    average_rows,
+)
 from trainrig.objectives.preference import PREFERENCE, REFERENCE_MODEL, Strength
 from trainrig.tokens.batches import (
     EXAMPLES,

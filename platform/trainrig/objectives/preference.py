@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term, average_rows
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Term,
+    average_rows,
+)
 from trainrig.tokens.batches import (
     CHOSEN_IDS,
     CHOSEN_REFERENCE,
@@ -372,20 +378,3 @@ def _log_odds(log_probability_B: Tensor) -> Tensor:
 
     low_B = log_probability_B.clamp(max=-torch.finfo(log_probability_B.dtype).tiny)
     return low_B - (-low_B.expm1()).log()
-
-
-__all__ = [
-    "DPO",
-    "IPO",
-    "ORPO",
-    "PREFERENCE",
-    "REFERENCE_MODEL",
-    "APODown",
-    "APOZero",
-    "Hinge",
-    "IPOPerToken",
-    "RobustDPO",
-    "SimPO",
-    "read_pair_ids",
-    "read_references",
-]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.contract import (
+from trainrig.objectives.objective_interface import (
     Computed,
     Contributions,
     DeviceBatch,

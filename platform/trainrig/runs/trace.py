@@ -17,7 +17,7 @@ from trainrig import manifest, storage
 from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import SFT, Distillation, OfLabels
-from trainrig.objectives.contract import find_corruption
+from trainrig.objectives.objective_interface import find_corruption
 from trainrig.posttrain.classification.batches import find_row_kind, open_text_batches
 from trainrig.posttrain.preference_rows import find_answer_kind, open_answers
 from trainrig.posttrain.run_file import FineTuning

@@ -29,7 +29,7 @@ class BatchMaker(ABC):
 
     sources: Sequence[str]  # source names, which the `sources` of micro-batches index
     updates: int = 1  # number of consecutive steps that train on each batch
-    # Values that the objective carries from batch to batch (objectives/contract.py), as of now.
+    # Values that the objective carries from batch to batch (objectives/objective_interface.py), as of now.
     carried: Mapping[str, float] = MappingProxyType({})
 
     @abstractmethod

@@ -19,7 +19,10 @@ from pydantic import model_validator
 
 from trainrig import storage
 from trainrig.config import Field, Settings
-from trainrig.objectives.contract import DeviceBatch, Objective
+from trainrig.objectives.objective_interface import (
+    DeviceBatch,
+    Objective,
+)
 from trainrig.tokens.batches import (
     IGNORE,
     WEIGHTS,

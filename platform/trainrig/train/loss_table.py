@@ -17,7 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainrig.objectives.contract import (
+from trainrig.objectives.objective_interface import (
     Computed,
     Contributions,
     Deriving,

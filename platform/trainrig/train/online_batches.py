@@ -28,7 +28,10 @@ import torch.distributed as dist
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
-from trainrig.objectives.contract import Carrying, Objective
+from trainrig.objectives.objective_interface import (
+    Carrying,
+    Objective,
+)
 from trainrig.parallel.fsdp import keep_gathered, reshard
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, BatchMaker, RolloutMaker

@@ -17,8 +17,8 @@ from trainrig.models.architecture.decoder_config import (
 )
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.row_shapes import compute_widest_row, count_further_heads
+from trainrig.objectives.objective_interface import find_corruption
 from trainrig.parallel.compiled import check_compiler
 from trainrig.parallel.pipeline.schedule import compute_idle_share
 from trainrig.processes import lease

@@ -22,7 +22,7 @@ from trainrig.models.lora import (
     draw_adapter_value,
     is_adapter,
 )
-from trainrig.objectives.contract import Carrying
+from trainrig.objectives.objective_interface import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
 from trainrig.optim.optimizer_set import OptimizerSet
 from trainrig.parallel.activation_memory.budget import Room, plan_kept
@@ -75,7 +75,7 @@ class TrainState:
     others: dict[str, nn.Module] = field(default_factory=dict)
     # Optimizers of the trained models among `others`, by name.
     other_optimizers: dict[str, OptimizerSet] = field(default_factory=dict)
-    # Numbers that the objective keeps from batch to batch (objectives/contract.py).
+    # Numbers that the objective keeps from batch to batch (objectives/objective_interface.py).
     carried: dict[str, float] = field(default_factory=dict)
     adapted: bool = False  # True if an adapter is trained, not the model's own weights
     shared: SharedLayers | None = None  # how ranks share layers; None: each rank has whole layers

@@ -1,6 +1,6 @@
 """One update of the weights: the arithmetic, and each rank's part in it.
 
-The loss is defined by the objective (objectives/contract.py).
+The loss is defined by the objective (objectives/objective_interface.py).
 """
 
 import itertools
@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainrig.models.lora import list_dropouts
-from trainrig.objectives.contract import DeviceBatch, compute_differentiable_loss
+from trainrig.objectives.objective_interface import (
+    DeviceBatch,
+    compute_differentiable_loss,
+)
 from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.noise_scale import estimate_noise
 from trainrig.optim.optimizer_set import OptimizerSet

@@ -12,13 +12,20 @@ from hypothesis import strategies as st
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.attention import MaskRegions, make_document_mask, number_documents
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.objectives.contract import DeviceBatch, find_corruption
-from trainrig.objectives.denoising.document_spans import apportion, draw_in_each_document
 from trainrig.objectives.denoising.mixture import take_rows
-from trainrig.objectives.denoising.noise_spans import Noise, draw_spans
+from trainrig.objectives.denoising.noise_spans import (
+    Noise,
+    apportion,
+    draw_in_each_document,
+    draw_spans,
+    read_texts,
+)
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
-from trainrig.objectives.denoising.texts import read_texts
 from trainrig.objectives.denoising.ul2 import UL2
+from trainrig.objectives.objective_interface import (
+    DeviceBatch,
+    find_corruption,
+)
 from trainrig.randomness import RandomKey
 from trainrig.tokens.batches import IGNORE, POSITIONS, PREFIXES, TOKENS
 

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from trainrig.errors import DataError
-from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.mixture import MEMBERS, MixtureOfObjectives
+from trainrig.objectives.objective_interface import find_corruption
 from trainrig.tokens.batches import (
     DECODER_IDS,
     IDS,

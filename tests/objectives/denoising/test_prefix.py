@@ -12,7 +12,7 @@ from trainrig.models.attention import MaskRegions, make_document_mask, number_do
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.layer_parts import Rotation
 from trainrig.objectives import PrefixLM
-from trainrig.objectives.contract import DeviceBatch
+from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.tokens.batches import (
     IGNORE,
     POSITIONS,

@@ -12,8 +12,11 @@ from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import ReplacedTokenDetection
-from trainrig.objectives.contract import DeviceBatch, compute_differentiable_loss
-from trainrig.objectives.denoising.replaced_tokens import draw_entries
+from trainrig.objectives.denoising.masked import draw_entries
+from trainrig.objectives.objective_interface import (
+    DeviceBatch,
+    compute_differentiable_loss,
+)
 from trainrig.tokens.batches import (
     DRAWS,
     IDS,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import DataError
-from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.noise_spans import Noise, Spans, draw_spans, leave_out
 from trainrig.objectives.denoising.span_corruption import SpanCorruption, shift_targets
+from trainrig.objectives.objective_interface import find_corruption
 from trainrig.randomness import RandomKey
 from trainrig.tokens.batches import (
     DECODER_IDS,

@@ -13,12 +13,14 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
-from trainrig.objectives.contract import DeviceBatch, find_corruption
 from trainrig.objectives.denoising.mixture import MEMBERS
-from trainrig.objectives.denoising.noise_spans import Noise, draw_ends
+from trainrig.objectives.denoising.noise_spans import Noise, draw_ends, read_texts
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
-from trainrig.objectives.denoising.texts import read_texts
 from trainrig.objectives.denoising.ul2 import UL2
+from trainrig.objectives.objective_interface import (
+    DeviceBatch,
+    find_corruption,
+)
 from trainrig.tokens.batches import (
     DECODER_IDS,
     DECODER_SEGMENTS,

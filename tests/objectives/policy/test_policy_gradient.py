@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from trainrig.objectives import CISPO, DAPO, GRPO, GSPO, RLOO, DrGRPO, ReinforcePlusPlus
-from trainrig.objectives.contract import compute_differentiable_loss
-from trainrig.objectives.divergence import ReferenceDivergence, estimate_divergence
+from trainrig.objectives.objective_interface import compute_differentiable_loss
+from trainrig.objectives.policy.policy_divergence import (
+    ReferenceDivergence,
+    estimate_divergence,
+)
 from trainrig.tokens.batches import (
     ADVANTAGES,
     ENTRIES,
@@ -306,7 +309,7 @@ def test_diagnostics_are_per_token_and_per_completion(decoder, completions, devi
 
 def test_the_policy_that_sampled_has_a_ratio_of_one(decoder, completions, device_batch):
     """Ratios are then 1: all objectives have the gradient of REINFORCE, and nothing is clipped."""
-    from trainrig.objectives.token_log_probabilities import read_tokens
+    from trainrig.objectives.log_probabilities import read_tokens
 
     model = decoder()
     arrays = rollouts(completions)

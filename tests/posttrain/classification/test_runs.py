@@ -13,7 +13,7 @@ from trainrig.models.huggingface import HubFolder
 from trainrig.models.lora import is_adapter
 from trainrig.objectives import AnswerSpan, Classification
 from trainrig.objectives.classification import find_likeliest_spans
-from trainrig.objectives.contract import DeviceBatch
+from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.posttrain.classification.batches import TextBatches
 from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations

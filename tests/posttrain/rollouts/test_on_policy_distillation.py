@@ -11,8 +11,8 @@ from trainrig.check import describe
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
-from trainrig.objectives.token_log_probabilities import read_tokens
+from trainrig.objectives.log_probabilities import read_tokens
+from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.tokens.batches import IGNORE, OLD, TEACHER_TOKENS, TOKEN_ADVANTAGES
 from trainrig.train import checkpoint

@@ -25,7 +25,7 @@ from trainrig.models.generation import (
     generate_batch,
 )
 from trainrig.models.token_sampling import Sampling
-from trainrig.objectives.token_log_probabilities import read_tokens
+from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.partial_waves import (
     BORN,

@@ -18,7 +18,7 @@ from trainrig.models.generation import (
     generate_scored,
 )
 from trainrig.models.token_sampling import Sampling
-from trainrig.objectives.token_log_probabilities import read_tokens
+from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.prompts import read_prompt_set
 from trainrig.posttrain.rollouts.stage import prepare

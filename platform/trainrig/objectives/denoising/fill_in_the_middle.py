@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from trainrig.objectives.causal import CausalLM
 from trainrig.objectives.denoising.needed_tokens import need_tokens
+from trainrig.objectives.next_token import CausalLM
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.permutation import Integers

@@ -28,8 +28,15 @@ from pydantic import Field, field_validator, model_validator
 
 from trainrig.config import Settings
 from trainrig.config.field_marks import FitsSeveral
-from trainrig.objectives.causal import CROSS_ENTROPY, CausalLM
-from trainrig.objectives.contract import (
+from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
+from trainrig.objectives.denoising.masked import MaskedLM
+from trainrig.objectives.denoising.prefix import PrefixLM
+from trainrig.objectives.denoising.span_corruption import SpanCorruption, SpansLeftOut
+from trainrig.objectives.next_token import (
+    CROSS_ENTROPY,
+    CausalLM,
+)
+from trainrig.objectives.objective_interface import (
     Computed,
     Contributions,
     Corrupting,
@@ -37,10 +44,6 @@ from trainrig.objectives.contract import (
     LengthLimited,
     Output,
 )
-from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
-from trainrig.objectives.denoising.masked import MaskedLM
-from trainrig.objectives.denoising.prefix import PrefixLM
-from trainrig.objectives.denoising.span_corruption import SpanCorruption, SpansLeftOut
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import (
     DECODER_IDS,

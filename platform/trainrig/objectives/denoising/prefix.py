@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from trainrig.objectives.causal import CausalLM
-from trainrig.objectives.contract import DeviceBatch, Output
-from trainrig.objectives.padding import mark_text
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_interface import (
+    DeviceBatch,
+    Output,
+    mark_text,
+)
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, PREFIXES, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.permutation import Integers

@@ -1,11 +1,10 @@
 """Rows and models that pretraining objectives need, checked before a run starts."""
 
-from trainrig.objectives.causal import CausalLM
-from trainrig.objectives.contract import find_parts
 from trainrig.objectives.denoising.masked import MaskedLM
-from trainrig.objectives.denoising.multi_token import MultiTokenPrediction
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
+from trainrig.objectives.next_token import CausalLM, MultiTokenPrediction
+from trainrig.objectives.objective_interface import find_parts
 from trainrig.tokens.rows.batch_stages import BatchSettings
 
 

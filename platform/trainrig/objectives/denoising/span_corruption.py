@@ -26,21 +26,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from trainrig.objectives.causal import CausalLM
-from trainrig.objectives.contract import DeviceBatch, Output
-from trainrig.objectives.denoising.document_spans import draw_in_each_document
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_modes, find_sentinels
 from trainrig.objectives.denoising.noise_spans import (
     Denoising,
     Noise,
+    RowText,
     Spans,
     draw_ends,
+    draw_in_each_document,
     draw_spans,
     draw_within,
     leave_out,
+    read_texts,
 )
 from trainrig.objectives.denoising.prefix import PrefixLM
-from trainrig.objectives.denoising.texts import RowText, read_texts
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_interface import (
+    DeviceBatch,
+    Output,
+)
 from trainrig.randomness import RandomKey
 from trainrig.tokens.batches import (
     DECODER_IDS,

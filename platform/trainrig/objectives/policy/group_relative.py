@@ -1,24 +1,34 @@
-"""Group-relative policy optimisation (GRPO) and its variants: Dr. GRPO, DAPO, CISPO, GSPO.
+"""Policy gradients with baselines from other answers: the GRPO family, RLOO and REINFORCE++.
+
+GRPO has the variants Dr. GRPO, DAPO, CISPO and GSPO. RLOO leaves one out of a group; REINFORCE++
+normalises over the global batch.
 
 Shapes: B completions of a micro-batch, T positions, G prompts, S completions of each.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from trainrig.objectives.policy.policy_gradient import (
-    ClippedPolicy,
-    Floats,
-    PolicyGradient,
-    centre,
+from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.policy.policy_gradient import ClippedPolicy, Floats, PolicyGradient, centre
+from trainrig.tokens.batches import (
+    ADVANTAGES,
+    IGNORE,
+    LIMIT_TOKENS,
+    TARGETS,
+    TOKEN_ADVANTAGES,
+    TOKENS,
 )
-from trainrig.tokens.batches import LIMIT_TOKENS, TOKENS
 
-if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
-    from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class GRPO(ClippedPolicy):
@@ -104,3 +114,97 @@ class GSPO(ClippedPolicy):
         """Return ratios [B, T] that are equal for all tokens of a completion."""
         mean_B1 = (change_BT * mask_BT).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True)
         return mean_B1.exp().expand_as(change_BT)
+
+
+VARIANCE_FLOOR = 1e-8  # added to variances, as in verl
+
+
+class RLOO(ClippedPolicy):
+    """REINFORCE whose baseline is the mean reward of the prompt's other completions.
+
+    A completion is one action, and its ratio is that of all its tokens (Ahmadian et al. 2024,
+    arXiv:2402.14740, section 2.3).
+    """
+
+    kind: Literal["RLOO"] = "RLOO"
+
+    def compute_advantages(self, rewards_GS: Floats) -> Floats:
+        """Return the rewards minus the mean of the other completions."""
+        count = rewards_GS.shape[1]
+        advantages_GS: Floats = centre(rewards_GS) * (count / (count - 1))
+        return advantages_GS
+
+    def compute_ratios(self, change_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """Return ratios [B, T] that are equal for all tokens of a completion."""
+        return (change_BT * mask_BT).sum(1, keepdim=True).exp().expand_as(change_BT)
+
+
+class ReinforcePlusPlus(ClippedPolicy):
+    """REINFORCE++: advantages normalised over all tokens of the global batch, not within a group.
+
+    Hu et al. 2025, arXiv:2501.03262, section 3, as implemented in verl. A token's advantage is the
+    completion's reward, minus the divergence penalties of the token and those after it, if they are
+    in the reward. A completion has as much weight as it has tokens.
+    """
+
+    kind: Literal["ReinforcePlusPlus"] = "ReinforcePlusPlus"
+    # Baseline that is subtracted from rewards first: none, or the mean of the group ("-baseline" in
+    # the paper).
+    baseline: Literal["none", "group"] = "none"
+
+    @property
+    def per(self) -> str:
+        """The denominator: tokens of all completions."""
+        return TOKENS
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The sums of the tokens' advantages and of their squares, and the number of tokens."""
+        return ("advantages", "squares", "tokens")
+
+    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+        """Return the sums of advantages and of their squares, and the number of tokens."""
+        mask_BT = batch.arrays[TARGETS] != IGNORE
+        advantages_BT = _read_raw(batch.arrays).double() * mask_BT
+        squares = advantages_BT.square().sum()
+        tokens = mask_BT.sum().double()
+        return {"advantages": advantages_BT.sum(), "squares": squares, "tokens": tokens}
+
+    def compute_advantages(self, rewards_GS: Floats) -> Floats:
+        """Return the rewards, minus the group's mean if that is the baseline."""
+        return centre(rewards_GS) if self.baseline == "group" else rewards_GS
+
+    def credit(
+        self,
+        rewards_GS: Floats,
+        mask_BT: NDArray[np.bool_],
+        penalties_BT: Floats | None,
+        values_BT: Floats | None,
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return the batch arrays with rewards and advantages. See `PolicyGradient`.
+
+        With the group as baseline, the penalties of all tokens count for the completion as a whole.
+        """
+        found = super().credit(rewards_GS, mask_BT, penalties_BT, values_BT)
+        if penalties_BT is None or self.baseline == "group":
+            return found
+        ahead_BT = penalties_BT[:, ::-1].cumsum(1)[:, ::-1]
+        returns_BT = (rewards_GS.reshape(-1, 1) - ahead_BT) * mask_BT
+        return found | {TOKEN_ADVANTAGES: returns_BT.astype(np.float32)}
+
+    def read_advantages(
+        self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
+    ) -> Tensor:
+        """Return advantages, normalised over the tokens of the global batch: [B, 1] or [B, T]."""
+        count = statistics["tokens"]
+        mean = statistics["advantages"] / count
+        spread = max(0.0, statistics["squares"] / count - mean**2)
+        variance = spread * count / max(1.0, count - 1)  # the sample variance
+        return (_read_raw(arrays) - mean) / math.sqrt(variance + VARIANCE_FLOOR)
+
+
+def _read_raw(arrays: Mapping[str, Tensor]) -> Tensor:
+    """Return the advantages [B, 1] of completions, or [B, T] if each token has its own."""
+    if TOKEN_ADVANTAGES in arrays:
+        return arrays[TOKEN_ADVANTAGES]
+    return arrays[ADVANTAGES][:, None]

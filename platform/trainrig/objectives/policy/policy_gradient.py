@@ -19,9 +19,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Term
-from trainrig.objectives.divergence import ReferenceDivergence
-from trainrig.objectives.policy.diagnostics import PolicyTokens, watch_bound, watch_policy
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Term,
+)
+from trainrig.objectives.policy.policy_divergence import (
+    PolicyTokens,
+    ReferenceDivergence,
+    watch_bound,
+    watch_policy,
+)
 from trainrig.tokens.batches import (
     ADVANTAGES,
     DIVERGENCE_WEIGHT,
@@ -169,7 +178,7 @@ class PolicyGradient(Settings):
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
         """Compute the loss of each completion of `batch`."""
-        from trainrig.objectives.token_log_probabilities import read_tokens
+        from trainrig.objectives.log_probabilities import read_tokens
 
         arrays = batch.arrays
         targets_BT = batch.arrays[TARGETS]

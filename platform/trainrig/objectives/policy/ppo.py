@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Output, Term
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Output,
+    Term,
+)
 from trainrig.objectives.policy.policy_gradient import SPREAD_FLOOR, ClippedPolicy, Floats
 from trainrig.tokens.batches import (
     ADVANTAGES,

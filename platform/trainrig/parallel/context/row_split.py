@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainrig.objectives.contract import DeviceBatch, RowParts
+from trainrig.objectives.objective_interface import (
+    DeviceBatch,
+    RowParts,
+)
 from trainrig.parallel.context.gathered import gather_parts, gather_shared
 from trainrig.parallel.context.zigzag import take_part
 from trainrig.parallel.mesh import Axis

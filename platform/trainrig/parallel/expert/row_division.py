@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from trainrig.objectives.contract import DeviceBatch
+from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.parallel.context.row_split import RowSplit
 from trainrig.parallel.mesh import WorkerMesh
 

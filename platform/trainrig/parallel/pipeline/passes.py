@@ -25,8 +25,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainrig.models.moe import find_text
-from trainrig.objectives.contract import Computed, DeviceBatch, Objective, ReadingIds
 from trainrig.objectives.log_probabilities import stack_rows
+from trainrig.objectives.objective_interface import (
+    Computed,
+    DeviceBatch,
+    Objective,
+    ReadingIds,
+)
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
 from trainrig.parallel.pipeline.stage import StageDecoder

@@ -29,10 +29,13 @@ from numpy.typing import NDArray
 
 from trainrig.config import extract_identity
 from trainrig.errors import DataError
+from trainrig.objectives.on_policy_distillation import (
+    TEACHER_MODEL,
+    OnPolicyDistillation,
+)
 from trainrig.objectives.policy.policy_gradient import Floats
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
-from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL, OnPolicyDistillation
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import RewardScores, WeightedRewards, build_rewards
 from trainrig.posttrain.rollouts.prompts import PromptSet, read_prompt_set
@@ -319,7 +322,7 @@ class RolloutBatches(RolloutMaker):
         self, model: "nn.Module", ids_BT: "Tensor", targets_BT: "Tensor"
     ) -> NDArray[np.float32]:
         """Return the [B, T] log-probabilities of the targets, computed as in training."""
-        from trainrig.objectives.token_log_probabilities import read_tokens
+        from trainrig.objectives.log_probabilities import read_tokens
 
         entries = self._encoder.encoder.vocabulary_size
         temperature = float(np.float32(self._run.rollouts.temperature))

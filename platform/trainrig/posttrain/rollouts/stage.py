@@ -14,9 +14,9 @@ from trainrig.models.architecture.decoder_config import (
     count_parameters,
 )
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
+from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.policy.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
-from trainrig.objectives.teachers.on_policy_distillation import TEACHER_MODEL
 from trainrig.posttrain.initial_model import is_hub_folder, open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted import hash_reward_inputs

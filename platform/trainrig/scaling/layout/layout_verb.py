@@ -18,8 +18,8 @@ from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM
-from trainrig.objectives.contract import find_parts
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
+from trainrig.objectives.objective_interface import find_parts
 from trainrig.parallel.fallback import Fallback
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.scaling.layout import layout_text

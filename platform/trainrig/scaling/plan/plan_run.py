@@ -6,7 +6,7 @@ from trainrig import manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
 from trainrig.manifest import Manifest
-from trainrig.objectives.contract import find_corruption
+from trainrig.objectives.objective_interface import find_corruption
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.laws.objective_names import read
 from trainrig.scaling.plan.plan import ScalingPlan, write_plan

@@ -20,12 +20,12 @@ from trainrig.models import ENCODER_DECODER
 from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.models.architecture.initialisation import MuP
 from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, ReplacedTokenDetection
-from trainrig.objectives.contract import find_parts
 from trainrig.objectives.denoising.row_shapes import (
     check_rows,
     count_further_heads,
     find_model_kind,
 )
+from trainrig.objectives.objective_interface import find_parts
 from trainrig.optim.moments import Momentum
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision

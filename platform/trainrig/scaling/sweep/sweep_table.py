@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainrig import hardware
-from trainrig.objectives.contract import Corrupting
+from trainrig.objectives.objective_interface import Corrupting
 from trainrig.scaling.laws.objective_names import serialise_objective
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.sweep.run_file import Sweep

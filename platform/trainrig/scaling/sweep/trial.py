@@ -24,7 +24,7 @@ from trainrig import manifest, storage
 from trainrig.config import to_toml, with_absolute_paths
 from trainrig.errors import ClusterError, Diverged, Unfinished
 from trainrig.manifest import Stage
-from trainrig.objectives.causal import CROSS_ENTROPY
+from trainrig.objectives.next_token import CROSS_ENTROPY
 from trainrig.parallel.mesh import join_group
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY

@@ -19,12 +19,12 @@ from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import ALIGNMENT
-from trainrig.objectives.contract import find_corruption
 from trainrig.objectives.denoising.row_shapes import (
     compute_widest_row,
     count_further_heads,
     find_model_kind,
 )
+from trainrig.objectives.objective_interface import find_corruption
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.model_ladder import LadderModel, find_ladder_model_of, with_further_heads

@@ -21,7 +21,7 @@ from trainrig.flops import (
 )
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import SFT, CausalLM
-from trainrig.objectives.contract import Watchful
+from trainrig.objectives.objective_interface import Watchful
 from trainrig.optim.noise_scale import NoiseEstimate, RunningNoiseScale
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import count_spanning, find_node_name

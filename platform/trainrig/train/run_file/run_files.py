@@ -21,11 +21,11 @@ from trainrig.objectives import (
     MaskedLM,
     PretrainingObjective,
 )
-from trainrig.objectives.contract import find_parts
 from trainrig.objectives.denoising.row_shapes import (
     check_rows,
     compute_widest_row,
 )
+from trainrig.objectives.objective_interface import find_parts
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.model_stages import build_model_stages, find_model

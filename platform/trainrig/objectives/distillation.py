@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.causal import CROSS_ENTROPY
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch, Output, Term
-from trainrig.objectives.padding import mark_text
+from trainrig.objectives.next_token import CROSS_ENTROPY
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+    Output,
+    Term,
+    mark_text,
+)
 from trainrig.tokens.batches import (
     IDS,
     IGNORE,
@@ -28,8 +34,9 @@ from trainrig.tokens.batches import (
     WEIGHTS,
 )
 
-if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+if TYPE_CHECKING:
     from torch import Tensor, nn
+
 
 DIVERGENCE = "divergence"
 
@@ -80,7 +87,10 @@ class Distillation(Settings):
         entry.
         """
         from trainrig.objectives.chunked_head import LogitTransform, compute_row_losses
-        from trainrig.objectives.teachers.soft_targets import SoftTargets, TeacherRows
+        from trainrig.objectives.teacher_divergence import (
+            SoftTargets,
+            TeacherRows,
+        )
 
         arrays = batch.arrays
         text = mark_text(model, batch)
@@ -116,6 +126,3 @@ class Distillation(Settings):
             "student_cross_entropy": Contributions(nats_BT, count_B),
         }
         return Computed(terms, output.auxiliary, diagnostics)
-
-
-__all__ = ["DIVERGENCE", "Distillation"]

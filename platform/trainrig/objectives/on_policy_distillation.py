@@ -18,8 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from trainrig.objectives.contract import Computed, Contributions, DeviceBatch
-from trainrig.objectives.policy.diagnostics import PolicyTokens
+from trainrig.objectives.objective_interface import (
+    Computed,
+    Contributions,
+    DeviceBatch,
+)
+from trainrig.objectives.policy.policy_divergence import PolicyTokens
 from trainrig.objectives.policy.policy_gradient import POLICY, ClippedPolicy, Floats
 from trainrig.objectives.policy.ppo import estimate_advantages
 from trainrig.tokens.batches import (
@@ -36,8 +40,9 @@ from trainrig.tokens.batches import (
     TOKENS,
 )
 
-if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+if TYPE_CHECKING:
     from torch import Tensor, nn
+
 
 TEACHER_MODEL = "teacher"  # name of the frozen model
 
@@ -123,7 +128,7 @@ class OnPolicyDistillation(ClippedPolicy):
             watched = {"teacher_divergence": Contributions(away_BT, count_B)}
             return Computed(computed.terms, computed.auxiliary, {**computed.diagnostics, **watched})
         # Imported here, because run files are read without torch.
-        from trainrig.objectives.teachers.reverse_divergence import read_beside_teacher
+        from trainrig.objectives.teacher_divergence import read_beside_teacher
 
         temperature = float(arrays[TEMPERATURE][0])
         entries = int(arrays[ENTRIES][0])
@@ -143,6 +148,3 @@ class OnPolicyDistillation(ClippedPolicy):
         watched["teacher_divergence"] = Contributions(read.divergence_BT.detach(), count_B)
         terms = {POLICY: Contributions(read.divergence_BT, count_B)}
         return Computed(terms, read.auxiliary, watched)
-
-
-__all__ = ["TEACHER_MODEL", "OnPolicyDistillation"]

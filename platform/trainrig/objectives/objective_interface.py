@@ -10,6 +10,8 @@ Training steps, held-out evaluation and metrics depend on this module alone. A n
 file with one class, and one name in the union of `trainrig.objectives`.
 
 Shapes: B rows of a micro-batch.
+
+Marks of padding positions are for models that would otherwise count them (`mark_text`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from trainrig.on_host import remember_copy
 from trainrig.tokens.batches import IGNORE, POSITIONS, TARGETS, Corruption, MicroBatch
 from trainrig.tokens.tokenizers.encode import Encoder
 
-if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
+if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
@@ -357,3 +359,15 @@ def compute_differentiable_loss(
     added = [value for value in computed.auxiliary.values() if value.ndim == 0]
     parts += [value * (1 / micro_batches) for value in added]
     return sum(parts[1:], start=parts[0])
+
+
+def mark_text(model: nn.Module, batch: DeviceBatch) -> dict[str, Tensor]:
+    """Return the argument `text_BT` for a mixture of experts, or no arguments for other models.
+
+    Positions after the last target of a row count as padding, because nothing is learnt from them.
+    Rows with a target at every position have no padding.
+    """
+    if batch.all_targets or not getattr(model, "counts_padding", False):
+        return {}
+    asked_BT = batch.arrays[TARGETS] != IGNORE
+    return {"text_BT": asked_BT.flip(1).cumsum(1).flip(1) > 0}
