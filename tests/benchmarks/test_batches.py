@@ -21,7 +21,7 @@ from trainrig.config import build
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.optim import AdamW
-from trainrig.optim.groups import group_by_decay
+from trainrig.optim.parameter_groups import group_by_decay
 from trainrig.tokens.batch_makers import Prefetch
 from trainrig.tokens.batches import read_local_batch
 from trainrig.tokens.rows.batch_stages import BatchSettings

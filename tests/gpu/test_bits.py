@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trainrig.optim import AdamW
-from trainrig.optim.groups import group_by_decay
+from trainrig.optim.parameter_groups import group_by_decay
 from trainrig.randomness import RandomKey, draw_normals, draw_uniforms, draw_words
 
 pytestmark = [

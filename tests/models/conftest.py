@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.named_groups import build_optimizer
+from trainrig.optim.parameter_groups import RATE_SHARE
 from trainrig.train.run_file.training import find_width_transfer
 
 SMALL: dict[str, Any] = {

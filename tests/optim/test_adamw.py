@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.optim import AdamW
-from trainrig.optim.groups import group_by_decay
+from trainrig.optim.parameter_groups import group_by_decay
 
 SETTINGS = AdamW(lr=0.01, betas=(0.8, 0.9), epsilon=0.1, weight_decay=0.3)
 

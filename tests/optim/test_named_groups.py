@@ -7,7 +7,6 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import parameter_shapes
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.optim import SGD, AdamW, Lion, Muon
-from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.named_groups import (
     NamedGroup,
     assign,
@@ -16,6 +15,7 @@ from trainrig.optim.named_groups import (
     count_trained,
     freeze,
 )
+from trainrig.optim.parameter_groups import RATE_SHARE
 
 SIZES = {"embedding.weight": (9, 4), "layers.0.up.weight": (6, 4), "norm.weight": (4,)}
 

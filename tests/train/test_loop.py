@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.optim.groups import group_by_decay
+from trainrig.optim.parameter_groups import group_by_decay
 from trainrig.tokens.batches import IGNORE, TOKENS, read_local_batch
 from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.loop import LoopResult, train

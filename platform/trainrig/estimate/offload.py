@@ -8,7 +8,7 @@ from trainrig.estimate.held_parameters import HeldParameter, ModelRole
 from trainrig.parallel.offload import Offload
 from trainrig.train.run_file.training import Training
 
-SLOTS = 2  # number of slots in optim/hosted/lanes.py, which imports torch
+SLOTS = 2  # number of slots in optim/hosted.py, which imports torch
 # Optimizers that update as many parameters at once as there are slices.
 WHOLE = ("Adafactor", "Muon")
 

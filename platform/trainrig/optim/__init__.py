@@ -7,11 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainrig.optim.adafactor import Adafactor
-from trainrig.optim.adam import Adam
-from trainrig.optim.adamw import AdamW
-from trainrig.optim.lion import Lion
-from trainrig.optim.muon import Muon
+from trainrig.optim.matrix_optimizers import Adafactor, Muon
+from trainrig.optim.moment_optimizers import SGD, Adam, AdamW, Lion
 from trainrig.optim.schedules import (
     Constant,
     Cosine,
@@ -20,7 +17,6 @@ from trainrig.optim.schedules import (
     Polynomial,
     WarmupStableDecay,
 )
-from trainrig.optim.sgd import SGD
 
 Optimizer = Annotated[AdamW | Adam | SGD | Adafactor | Lion | Muon, Field(discriminator="kind")]
 Schedule = Annotated[

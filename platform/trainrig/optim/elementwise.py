@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainrig.optim.groups import ParameterGroup
+from trainrig.optim.parameter_groups import ParameterGroup
 
 
 class Update(Protocol):

@@ -11,9 +11,14 @@ from pydantic import Field, model_validator
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.optim import Optimizer
-from trainrig.optim.groups import RATE_SHARE, ParameterGroup, WidthTransfer, group_by_decay
-from trainrig.optim.moments import Decay
-from trainrig.optim.optimizer_set import OptimizerSet
+from trainrig.optim.moment_optimizers import Decay
+from trainrig.optim.parameter_groups import (
+    RATE_SHARE,
+    OptimizerSet,
+    ParameterGroup,
+    WidthTransfer,
+    group_by_decay,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from trainrig.models.lora import (
 )
 from trainrig.objectives.objective_interface import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
-from trainrig.optim.optimizer_set import OptimizerSet
+from trainrig.optim.parameter_groups import OptimizerSet
 from trainrig.parallel.activation_memory.budget import Room, plan_kept
 from trainrig.parallel.activation_memory.host_copies import keep_on_host
 from trainrig.parallel.activation_memory.recompute import Budget, Kept, choose_kept, recompute

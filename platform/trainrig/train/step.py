@@ -17,9 +17,8 @@ from trainrig.objectives.objective_interface import (
     DeviceBatch,
     compute_differentiable_loss,
 )
-from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.noise_scale import estimate_noise
-from trainrig.optim.optimizer_set import OptimizerSet
+from trainrig.optim.parameter_groups import RATE_SHARE, OptimizerSet
 from trainrig.parallel.activations import ActivationStatistics
 from trainrig.parallel.exact.deterministic import SummedInTree
 from trainrig.parallel.fsdp import Gradients, SummedByRank, find_local_slice, list_units, reshard

@@ -23,8 +23,8 @@ from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.families import find_family
 from trainrig.models.initial_values import compute_initial_std
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
-from trainrig.optim.groups import RATE_SHARE
 from trainrig.optim.named_groups import build_optimizer
+from trainrig.optim.parameter_groups import RATE_SHARE
 from trainrig.train.run_file.training import Training, find_width_transfer
 
 WIDTHS = (32, 64, 128, 256)

@@ -26,7 +26,7 @@ from trainrig.objectives.denoising.row_shapes import (
     find_model_kind,
 )
 from trainrig.objectives.objective_interface import find_parts
-from trainrig.optim.moments import Momentum
+from trainrig.optim.moment_optimizers import Momentum
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, SweepRule

@@ -27,8 +27,8 @@ from trainrig.models.kernels.kernel_choice import (
     choose_kernel,
 )
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
-from trainrig.optim.groups import WidthTransfer
 from trainrig.optim.named_groups import NamedGroup, assign
+from trainrig.optim.parameter_groups import WidthTransfer
 from trainrig.parallel.activation_memory.recompute import Recompute
 from trainrig.parallel.compiled import Compile
 from trainrig.parallel.fallback import Fallback, check_order, list_units

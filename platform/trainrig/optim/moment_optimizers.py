@@ -1,20 +1,28 @@
-"""Base class of Adam and AdamW, whose two moments are stored in float32 or bfloat16.
+"""Optimizers with moments of each weight's gradient: Adam, AdamW, Lion and SGD with momentum.
 
-The moments are the running averages of the gradient and of its square (`exp_avg`, `exp_avg_sq`).
+The moments of Adam (Kingma & Ba 2015, arXiv:1412.6980) and AdamW, its variant with decoupled
+weight decay (Loshchilov & Hutter 2019, arXiv:1711.05101), are in float32 or bfloat16. Lion steps
+by the sign of an interpolated momentum (Chen et al. 2023, arXiv:2302.06675, algorithm 2). SGD
+with momentum: Sutskever et al. 2013.
 """
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.optim.groups import ParameterGroup
+from trainrig.optim.parameter_groups import (
+    ParameterGroup,
+    elementwise_share,
+)
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from trainrig.optim.optimizer_set import OptimizerSet
+    from trainrig.optim.parameter_groups import OptimizerSet
+
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -78,7 +86,7 @@ class TwoMoments(Settings):
             from trainrig.optim.elementwise import ElementwiseOptimizer
 
             return ElementwiseOptimizer(groups, self)
-        from trainrig.optim.optimizer_set import OptimizerSet
+        from trainrig.optim.parameter_groups import OptimizerSet
 
         fusable: list[ParameterGroup] = []
         rest: list[ParameterGroup] = []
@@ -166,3 +174,134 @@ def _lay_out_gradients(optimizer: "torch.optim.Optimizer", *_: Any) -> None:
                     stride=parameter.grad.stride(),
                 )
             parameter.grad = rows
+
+
+class Adam(TwoMoments):
+    """The Adam optimizer, with its paper's defaults (algorithm 1)."""
+
+    decoupled: ClassVar[bool] = False
+
+    kind: Literal["Adam"] = "Adam"
+    # Decay rates of the averages of the gradient and of its square.
+    betas: tuple[Momentum, Momentum] = (0.9, 0.999)
+    # L2 penalty: the share of a weight that is added to its gradient, before both averages.
+    weight_decay: Decay = 0.0
+
+
+class AdamW(TwoMoments):
+    """The AdamW optimizer, with Llama's defaults (Touvron et al. 2023, arXiv:2302.13971).
+
+    Those are in section 2.3 and table 2 of the paper.
+    """
+
+    decoupled: ClassVar[bool] = True
+
+    kind: Literal["AdamW"] = "AdamW"
+
+    def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
+        """Return the factor of the learning rate in a wider model. See `Transferable`.
+
+        `epsilon` is not scaled: it must be well below the size of gradients.
+        """
+        return elementwise_share(role, multiple)
+
+
+class Lion(Settings):
+    """Lion: each weight moves up or down by the learning rate; half the memory of AdamW.
+
+    Its learning rate should be 3 to 10 times below AdamW's, and its weight decay as many times
+    above (section 5 of the paper).
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
+
+    kind: Literal["Lion"] = "Lion"
+    lr: Positive = 1e-4  # peak learning rate
+    # Weights of the average: in the direction of a step, and in the update of the average.
+    betas: tuple[Momentum, Momentum] = (0.9, 0.99)
+    weight_decay: Decay = 0.3  # weight decay, multiplied by the learning rate
+    # Number format of the average between steps; bfloat16 halves its memory.
+    state: StateDtype = "float32"
+
+    @model_validator(mode="after")
+    def _check_betas(self) -> Self:
+        check_rounded(self.state, *self.betas)
+        return self
+
+    def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a parameter's average."""
+        return math.prod(shape) * STATE_BYTES[self.state]
+
+    def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
+        """Return the factor of the learning rate in a wider model. See `Transferable`.
+
+        A sign is as large as Adam's step, so the rule is the same.
+        """
+        return elementwise_share(role, multiple)
+
+    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer":
+        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
+        # here because torch is slow to import
+        from trainrig.optim.elementwise import ElementwiseOptimizer
+
+        return ElementwiseOptimizer(groups, self)
+
+    def update(
+        self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
+    ) -> None:
+        """Take one step on a piece of a parameter."""
+        along, kept = self.betas
+        average = state["exp_avg"].float()
+        if group["weight_decay"]:
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+        direction = (average * along).add_(gradient * (1 - along)).sign_()
+        weight.sub_(direction.mul_(group["lr"]))
+        state["exp_avg"].copy_(average.mul_(kept).add_(gradient * (1 - kept)))
+
+
+class SGD(Settings):
+    """Stochastic gradient descent, along the gradient or a decaying sum of gradients."""
+
+    kind: Literal["SGD"] = "SGD"
+    lr: Positive = 0.01  # peak learning rate
+    momentum: Momentum = 0.9  # share of the sum of gradients that a step keeps; 0: no momentum
+    # Whether to use Nesterov momentum.
+    nesterov: bool = False
+    # L2 penalty: the share of a weight that is added to its gradient.
+    weight_decay: Decay = 0.0
+    # Number format of the sum between steps; bfloat16 halves its memory.
+    state: StateDtype = "float32"
+
+    @model_validator(mode="after")
+    def _check_nesterov(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov = true needs momentum above 0; 0.9 is usual")
+        return self
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The sum of gradients, if one is kept."""
+        return ("momentum",) if self.momentum else ()
+
+    def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a parameter's sum of gradients."""
+        return math.prod(shape) * STATE_BYTES[self.state] if self.momentum else 0
+
+    def build(self, groups: list[ParameterGroup]) -> "torch.optim.Optimizer":
+        """Build the optimizer over `groups` at its peak rate; the training loop sets the rates."""
+        # here because torch is slow to import
+        from trainrig.optim.elementwise import ElementwiseOptimizer
+
+        return ElementwiseOptimizer(groups, self)
+
+    def update(
+        self, weight: "Tensor", gradient: "Tensor", state: dict[str, Any], group: Any
+    ) -> None:
+        """Take one step on a piece of a parameter."""
+        if group["weight_decay"]:
+            gradient = gradient + weight * group["weight_decay"]
+        if self.momentum:
+            total = state["momentum"].float().mul_(self.momentum).add_(gradient)
+            state["momentum"].copy_(total)
+            gradient = gradient + total * self.momentum if self.nesterov else total
+        weight.sub_(gradient * group["lr"])

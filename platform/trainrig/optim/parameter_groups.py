@@ -1,17 +1,20 @@
-"""Parameter groups for weight decay, and learning rates that depend on the model's width.
+"""Parameter groups for weight decay and muP, and sets of optimizers that take their steps together.
 
-The latter is muP (Yang et al. 2022, arXiv:2203.03466): an update of a matrix should change its
-outputs equally at any width. Each optimizer implements its own scaling in `width_share`.
+Learning rates that depend on the model's width are muP (Yang et al. 2022, arXiv:2203.03466): an
+update of a matrix should change its outputs equally at any width. Each optimizer implements its
+own scaling in `width_share`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from trainrig.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
 
 # A parameter group of torch's optimizers: `params`, as pairs of name and parameter, and their
 # common settings.
@@ -91,3 +94,35 @@ def elementwise_share(role: str, multiple: float) -> float:
     by `multiple` times the rate.
     """
     return 1 / multiple if role in {"hidden", "output"} else 1.0
+
+
+class OptimizerSet:
+    """Optimizers over separate groups, used as one optimizer."""
+
+    def __init__(self, members: "Sequence[torch.optim.Optimizer | OptimizerSet]") -> None:
+        self.parts: list[torch.optim.Optimizer] = list(_flatten(members))
+
+    @property
+    def param_groups(self) -> list[ParameterGroup]:
+        """The parameter groups of all optimizers, not copies."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:
+        """Take one step of each optimizer."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+
+def _flatten(
+    members: "Sequence[torch.optim.Optimizer | OptimizerSet]",
+) -> "Iterator[torch.optim.Optimizer]":
+    for member in members:
+        if isinstance(member, OptimizerSet):
+            yield from member.parts
+        else:
+            yield member
