@@ -29,7 +29,8 @@ class BatchMaker(ABC):
 
     sources: Sequence[str]  # source names, which the `sources` of micro-batches index
     updates: int = 1  # number of consecutive steps that train on each batch
-    # Values that the objective carries from batch to batch (objectives/objective_interface.py), as of now.
+    # Values that the objective carries from batch to batch, as of now
+    # (objectives/objective_interface.py).
     carried: Mapping[str, float] = MappingProxyType({})
 
     @abstractmethod
