@@ -13,11 +13,14 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.device_choice import DeviceChoice
 from trainrig.flops import count_token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
-from trainrig.parallel.activation_memory.recompute import Budget, Full
-from trainrig.parallel.context.settings import Gathered
-from trainrig.parallel.exact.plan import SumPlan
+from trainrig.parallel.axes.axis_settings import Gathered
 from trainrig.parallel.layout import FSDP
 from trainrig.parallel.precision import Precision
+from trainrig.parallel.recompute import (
+    Budget,
+    Full,
+)
+from trainrig.parallel.sharding.sum_tree import SumPlan
 from trainrig.posttrain.batches import ConversationBatching
 from trainrig.posttrain.sft import FineTuning
 from trainrig.tokens.rows.batch_stages import (

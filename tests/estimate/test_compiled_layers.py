@@ -9,7 +9,7 @@ import torch
 
 from trainrig.estimate.activations import estimate_per_token
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.parallel.compiled import Compile
+from trainrig.parallel.layer_compilation import Compile
 from trainrig.train.run_file.training import Training
 
 ROWS = 2

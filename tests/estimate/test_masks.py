@@ -15,7 +15,11 @@ from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderD
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
 from trainrig.objectives import UL2, CausalLM, PrefixLM, SpanCorruption
-from trainrig.parallel.activation_memory.recompute import Full, choose_kept, recompute
+from trainrig.parallel.recompute import (
+    Full,
+    choose_kept,
+    recompute,
+)
 from trainrig.train.run_file.training import Training
 
 SIZES: dict[str, Any] = {"layers": 3, "channels": 32, "heads": 4, "vocabulary": 32}

@@ -19,8 +19,11 @@ from trainrig.estimate.memory import estimate_step_memory
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.objectives import chunked_head
 from trainrig.optim import Constant
-from trainrig.parallel.activation_memory.recompute import Full, Selective
 from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.recompute import (
+    Full,
+    Selective,
+)
 from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays
 from trainrig.train.job import TrainingJob
 from trainrig.train.run_file.training import Training

@@ -12,7 +12,7 @@ from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
 from trainrig.optim.named_groups import build_optimizer
-from trainrig.parallel.activation_memory.recompute import Full
+from trainrig.parallel.recompute import Full
 from trainrig.train.run_file.training import Training
 
 MODEL = DecoderConfig(

@@ -13,7 +13,10 @@ from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.decoder import DecoderConfig
-from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
+from trainrig.parallel.layer_bytes import (
+    cut_model,
+    cut_shapes,
+)
 from trainrig.train.run_file.training import Training
 
 MODEL = DecoderConfig(

@@ -10,7 +10,7 @@ import torch
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.models.kernels.kernel_choice import Kernel
 from trainrig.models.kernels.prepared_rows import attend_prepared, prepare_rows
-from trainrig.parallel.context import ring
+from trainrig.parallel.axes import context_ring
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Drawn:
         alone: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
         settings = given.scale, given.window, given.cap, self.slopes, True
         with patch.object(
-            ring, "_RingTransfer", lambda tensor, _: SimpleNamespace(wait=lambda: tensor)
+            context_ring, "_RingTransfer", lambda tensor, _: SimpleNamespace(wait=lambda: tensor)
         ):
-            seen = ring.Ring(alone, documents, *settings).attend(*parts, sinks)
+            seen = context_ring.Ring(alone, documents, *settings).attend(*parts, sinks)
             learnt = parts if sinks is None else [*parts, sinks]
             return [seen.detach(), *torch.autograd.grad(seen, learnt, self.gradient)]
 

@@ -16,8 +16,10 @@ import torch  # noqa: E402
 from attention_rows import RINGS, ROWS, Rows  # noqa: E402
 
 from trainrig.models.kernels import kernel_support  # noqa: E402
-from trainrig.parallel import norm  # noqa: E402
-from trainrig.parallel.gradients import triton_kernels  # noqa: E402
+from trainrig.parallel.sharding import (
+    gradient_kernels,  # noqa: E402
+    gradient_norm,  # noqa: E402
+)
 
 # Shares of norms. bfloat16 is missing, because the interpreter's products treat it as integers.
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3}
@@ -39,9 +41,9 @@ def compare_rows() -> float:
     firsts = [20, 3, 8, 30, 35, 38]
     found = []
     for interpreted in (False, True):
-        norm.runs_kernels = lambda _, interpreted=interpreted: interpreted  # type: ignore[assignment]
+        gradient_norm.runs_kernels = lambda _, interpreted=interpreted: interpreted  # type: ignore[assignment]
         found.append(torch.zeros(40, dtype=torch.float64))
-        norm.sum_all_rows(gradients, firsts, found[-1])
+        gradient_norm.sum_all_rows(gradients, firsts, found[-1])
     return float(((found[0] - found[1]).abs() / found[0].clamp(min=1e-9)).max())
 
 
@@ -51,9 +53,9 @@ def compare_sums() -> bool:
     for count in (1, 5, 4096, 10_001):
         first, second = torch.randn(2, count).bfloat16()
         total = torch.empty(count)
-        triton_kernels.add(total, first, first=True)
+        gradient_kernels.add(total, first, first=True)
         same &= torch.equal(total, first.float())
-        triton_kernels.add(total, second, first=False)
+        gradient_kernels.add(total, second, first=False)
         same &= torch.equal(total, first.float() + second)
     return same
 

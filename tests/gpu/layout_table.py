@@ -28,7 +28,7 @@ from own_process import alone  # noqa: E402
 
 from trainrig.models.architecture.decoder_config import DecoderConfig  # noqa: E402
 from trainrig.parallel import numerics  # noqa: E402
-from trainrig.parallel.expert import dispatch  # noqa: E402
+from trainrig.parallel.axes import expert_dispatch  # noqa: E402
 from trainrig.parallel.mesh import find_local_device, use_device  # noqa: E402
 from trainrig.parallel.precision import set_products  # noqa: E402
 from trainrig.tokens.batches import TOKENS, read_local_batch  # noqa: E402
@@ -93,7 +93,7 @@ def stand_for_others() -> None:
     # Receive buffers are never written. Zeros keep the arithmetic finite.
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, _zeroed(getattr(owner, name)))
-    dispatch.gather_parts = lambda part, group: torch.stack([part] * group.size())
+    expert_dispatch.gather_parts = lambda part, group: torch.stack([part] * group.size())
 
 
 def measure_layout(name: str, size: step_table.Size, device: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from trainrig.hardware import runs_kernels
-from trainrig.parallel.gradients import kernels
-from trainrig.parallel.norm import sum_rows
+from trainrig.parallel.sharding import cast_weights
+from trainrig.parallel.sharding.gradient_norm import sum_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,10 +29,10 @@ def test_the_kernels_run_here():
 def test_sums_equal_plain_torch_bit_exactly(shape, dtype):
     first = draw(*shape, dtype=dtype)
     second = draw(*shape, dtype=dtype)
-    total = kernels.widen(first)
+    total = cast_weights.widen(first)
     assert torch.equal(total, first.float()) and total.dtype == torch.float32
     expected = total + second
-    kernels.add_widened(total, second)
+    cast_weights.add_widened(total, second)
     assert torch.equal(total, expected)
 
 
@@ -40,9 +40,9 @@ def test_non_contiguous_gradients_are_added_too():
     total = draw(30, 40)
     gradient = draw(40, 30, dtype=torch.bfloat16).t()
     expected = total + gradient
-    kernels.add_widened(total, gradient)
+    cast_weights.add_widened(total, gradient)
     assert torch.equal(total, expected)
-    assert torch.equal(kernels.widen(gradient), gradient.float())
+    assert torch.equal(cast_weights.widen(gradient), gradient.float())
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,18 @@ import torch
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.cross_entropy import cross_entropy_sum
-from trainrig.parallel import compiled
-from trainrig.parallel.activation_memory.recompute import Full, Selective, choose_kept, recompute
-from trainrig.parallel.compiled import Compile, check_compiler, compile_layers
+from trainrig.parallel import layer_compilation
+from trainrig.parallel.layer_compilation import (
+    Compile,
+    check_compiler,
+    compile_layers,
+)
+from trainrig.parallel.recompute import (
+    Full,
+    Selective,
+    choose_kept,
+    recompute,
+)
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import pretrain
 
@@ -117,8 +126,8 @@ def test_a_run_that_asks_for_compiling_is_refused_before_workers_start(
 
 
 def test_missing_python_headers_are_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(compiled.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(layer_compilation.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(layer_compilation.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(ConfigError, match=r"Python\.h, which does not exist"):
         check_compiler(Compile())
 

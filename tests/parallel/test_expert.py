@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from trainrig.objectives.objective_interface import DeviceBatch
-from trainrig.parallel.expert.row_division import RowDivision
+from trainrig.parallel.axes.row_split import RowDivision
 from trainrig.parallel.mesh import Axis
 
 PLAIN = {"experts": 4, "active": 2}

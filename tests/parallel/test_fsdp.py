@@ -3,10 +3,13 @@ import pytest
 import torch
 from torch import nn
 
-from trainrig.parallel.exact.deterministic import UNITS_UNDER_WAY, SummedInTree
-from trainrig.parallel.exact.tree import TreeSum
-from trainrig.parallel.fsdp import shard
 from trainrig.parallel.mesh import build_mesh, find_local_device
+from trainrig.parallel.sharding.deterministic import (
+    UNITS_UNDER_WAY,
+    SummedInTree,
+)
+from trainrig.parallel.sharding.fsdp import shard
+from trainrig.parallel.sharding.sum_tree import TreeSum
 from trainrig.tokens.batches import MicroBatchSlot
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainrig.parallel import norm
-from trainrig.parallel.norm import sum_rows
+from trainrig.parallel.sharding import gradient_norm
+from trainrig.parallel.sharding.gradient_norm import sum_rows
 
 
 @given(
@@ -34,7 +34,7 @@ def test_row_sums_are_sums_of_squares(shape):
 def test_how_many_rows_are_worked_on_at_once_changes_nothing(monkeypatch):
     gradient = torch.randn(20, 33, generator=torch.Generator().manual_seed(0))
     at_once = sum_rows(gradient)
-    monkeypatch.setitem(norm.CHUNK_ELEMENTS, "cpu", 40)
+    monkeypatch.setitem(gradient_norm.CHUNK_ELEMENTS, "cpu", 40)
     assert torch.equal(sum_rows(gradient), at_once)
     assert gradient[0, 0] == torch.randn(20, 33, generator=torch.Generator().manual_seed(0))[0, 0]
 

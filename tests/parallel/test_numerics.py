@@ -5,7 +5,7 @@ import torch
 
 from trainrig.models.architecture.attention_settings import TOGETHER
 from trainrig.parallel import numerics
-from trainrig.parallel.compiled import Compile
+from trainrig.parallel.layer_compilation import Compile
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 

@@ -4,9 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from trainrig.parallel.fsdp import shard
 from trainrig.parallel.mesh import build_mesh, find_local_device
-from trainrig.parallel.parameter_norms import ParameterNorms, group_parameters
+from trainrig.parallel.sharding.fsdp import shard
+from trainrig.parallel.training_statistics import (
+    ParameterNorms,
+    group_parameters,
+)
 
 NAMES = [
     "embedding.weight",

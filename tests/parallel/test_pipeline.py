@@ -5,16 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.parallel.pipeline.cut import (
+from trainrig.parallel.axes.pipeline_passes import GRADIENTS_UNDER_WAY
+from trainrig.parallel.axes.pipeline_schedule import (
+    Turn,
+    compute_idle_share,
     count_layer_flops,
     cut_for_ranks,
     cut_layers,
     describe_cut,
-)
-from trainrig.parallel.pipeline.passes import GRADIENTS_UNDER_WAY
-from trainrig.parallel.pipeline.schedule import (
-    Turn,
-    compute_idle_share,
     find_held_at_once,
     plan_turns,
 )

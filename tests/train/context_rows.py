@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.layer_parts import compute_alibi_slopes
-from trainrig.parallel.context.attention import split_attention
-from trainrig.parallel.context.zigzag import take_part
+from trainrig.parallel.axes.context_attention import split_attention
+from trainrig.parallel.axes.context_parts import take_part
 
 HEADS = 4
 KV_HEADS = 2

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.moe import ExpertFeedForward
-from trainrig.parallel.expert.dispatch import divide_experts
+from trainrig.parallel.axes.expert_dispatch import divide_experts
 
 CHANNELS = 32
 LENGTH = 6

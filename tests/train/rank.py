@@ -54,12 +54,24 @@ from trainrig.objectives.objective_interface import (
 )
 from trainrig.parallel import mesh as meshes
 from trainrig.parallel import numerics
-from trainrig.parallel.exact import exchange
-from trainrig.parallel.exact.deterministic import SummedInTree, count_peers
-from trainrig.parallel.fsdp import Gradients, SummedByRank, find_local_slice, list_units, shard
+from trainrig.parallel.axes.pipeline_passes import (
+    StagePass,
+    StagePasses,
+)
 from trainrig.parallel.mesh import build_mesh, find_local_device, join_group
-from trainrig.parallel.pipeline.passes import StagePass, StagePasses
 from trainrig.parallel.precision import set_products
+from trainrig.parallel.sharding import sum_exchange
+from trainrig.parallel.sharding.deterministic import (
+    SummedInTree,
+    count_peers,
+)
+from trainrig.parallel.sharding.fsdp import (
+    Gradients,
+    SummedByRank,
+    find_local_slice,
+    list_units,
+    shard,
+)
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, Heartbeat, HeartbeatReporter, Stall
 from trainrig.tokens.batches import (
@@ -657,7 +669,7 @@ def under_way(layers: int) -> tuple[int, int, int]:
     begins.
     """
     most = [0, 0]
-    sound = exchange.PendingTransfer.to_all
+    sound = sum_exchange.PendingTransfer.to_all
     waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def to_all(*arguments: Any) -> Any:
@@ -676,12 +688,12 @@ def under_way(layers: int) -> tuple[int, int, int]:
     rank = dist.get_rank()
     world = dist.get_world_size()
     try:
-        exchange.PendingTransfer.to_all = to_all  # type: ignore[method-assign, assignment]
+        sum_exchange.PendingTransfer.to_all = to_all  # type: ignore[method-assign, assignment]
         gradients.begin(world, world)
         slot = MicroBatchSlot(rank, True, rank, closes=True)
         gradients.backward(model(torch.ones(1, 64)).sum(), slot, last=True)
     finally:
-        exchange.PendingTransfer.to_all = sound  # type: ignore[method-assign]
+        sum_exchange.PendingTransfer.to_all = sound  # type: ignore[method-assign]
     gradients.finish()
     return 64 * 64 * 4, most[0], most[1]
 

@@ -7,9 +7,9 @@ import pytest
 
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import DPO, KTO, ORPO, CausalLM
+from trainrig.parallel.axes.axis_settings import TensorSplit
+from trainrig.parallel.axes.pipeline_schedule import Pipeline
 from trainrig.parallel.layout import FSDP, HSDP
-from trainrig.parallel.pipeline.settings import Pipeline
-from trainrig.parallel.tensor.settings import TensorSplit
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.job import Adapter

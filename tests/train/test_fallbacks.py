@@ -11,8 +11,7 @@ from trainrig import config
 from trainrig.cli import app
 from trainrig.config import build, extract_identity, to_toml
 from trainrig.errors import ConfigError
-from trainrig.parallel.fallback import describe_layout
-from trainrig.parallel.layout import DDP, HSDP
+from trainrig.parallel.layout import DDP, HSDP, describe_layout
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.train.pretrain import prepare

@@ -9,11 +9,10 @@ import pickle
 import pytest
 import torch
 
-from trainrig.parallel import numerics
-from trainrig.parallel.activation_memory import host_copies
-from trainrig.parallel.fsdp import find_local_slice
+from trainrig.parallel import host_copies, numerics
 from trainrig.parallel.mesh import find_local_device
-from trainrig.parallel.offload import Offload
+from trainrig.parallel.recompute import Offload
+from trainrig.parallel.sharding.fsdp import find_local_slice
 from trainrig.tokens.batches import read_local_batch
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run.run_folder import RunFolder

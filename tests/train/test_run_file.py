@@ -6,7 +6,7 @@ import torch
 from trainrig.config import build
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.parallel.compiled import Compile
+from trainrig.parallel.layer_compilation import Compile
 from trainrig.train import job
 from trainrig.train.run_file.objective_fit import check_positions
 from trainrig.train.run_file.run_files import Pretraining

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.parallel.context.settings import Gathered
+from trainrig.parallel.axes.axis_settings import Gathered, TensorSplit
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.parallel.tensor.settings import TensorSplit
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

@@ -9,8 +9,12 @@ from collections.abc import Sequence
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
-from trainrig.parallel.activation_memory.budget import Room, describe_kept, plan_kept
-from trainrig.parallel.activation_memory.layer_bytes import (
+from trainrig.parallel.activation_budget import (
+    Room,
+    describe_kept,
+    plan_kept,
+)
+from trainrig.parallel.layer_bytes import (
     LayerAdapters,
     compute_feedforward_width,
     estimate_all_kept,
@@ -19,8 +23,12 @@ from trainrig.parallel.activation_memory.layer_bytes import (
     list_layer_adapters,
     list_projections,
 )
-from trainrig.parallel.activation_memory.recompute import Budget, Kept, choose_kept
 from trainrig.parallel.precision import Precision
+from trainrig.parallel.recompute import (
+    Budget,
+    Kept,
+    choose_kept,
+)
 from trainrig.train.run_file.training import Training
 
 MASTER = 4  # bytes of a float32 number

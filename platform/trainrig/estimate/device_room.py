@@ -2,7 +2,7 @@
 
 from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
-from trainrig.parallel.activation_memory.recompute import Full
+from trainrig.parallel.recompute import Full
 from trainrig.train.run_file.training import Training
 
 GIB = 2**30

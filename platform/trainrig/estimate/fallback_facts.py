@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from trainrig.parallel.fallback import describe_layout
+from trainrig.parallel.layout import describe_layout
 from trainrig.train.run_file.training import Training
 
 GIB = 2**30

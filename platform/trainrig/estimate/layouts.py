@@ -11,8 +11,12 @@ from trainrig.models.architecture.decoder_config import (
     parameter_shapes,
 )
 from trainrig.optim.named_groups import count_state_bytes, count_trained
-from trainrig.parallel.activation_memory.recompute import Full, Recompute, Selective
 from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.recompute import (
+    Full,
+    Recompute,
+    Selective,
+)
 from trainrig.train.run_file.training import Training
 
 # Tokens of a micro-batch beyond which larger products are no faster.

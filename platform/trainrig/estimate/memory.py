@@ -74,7 +74,7 @@ from trainrig.parallel.layout import needs_sharding
 from trainrig.train.run_file.training import Training
 
 RESERVE = 0.1  # share of a device's memory that is left free
-# FSDP units in flight at once in parallel/exact/deterministic.py: two being sent, one starting.
+# FSDP units in flight at once in parallel/sharding/deterministic.py: two being sent, one starting.
 UNITS_AT_ONCE = 3
 
 

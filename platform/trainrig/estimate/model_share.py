@@ -21,7 +21,7 @@ from trainrig.models.architecture.shapes import (
     count,
     list_named_sizes,
 )
-from trainrig.parallel.activation_memory.local_shapes import cut_shapes
+from trainrig.parallel.layer_bytes import cut_shapes
 from trainrig.train.run_file.training import Training
 
 _EXPERTS = ".experts."  # part of the names of parameters that an expert group divides
@@ -128,7 +128,7 @@ def slice_parameters(
         return (all_of - of_experts) / over + of_experts / fewer
 
     # Devices that have columns of a row divide the gathered rows among them. Where experts are
-    # divided as well, each device has all rows (parallel/tensor/whole.py).
+    # divided as well, each device has all rows (parallel/axes/whole_parameters.py).
     gathered = counted.experts_columns * (tensor if expert > 1 else 1)
     optimizer = bytes_of(counted.optimizer, counted.experts_optimizer)
     if hosted is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trainrig.estimate.held_parameters import HeldParameter, ModelRole
-from trainrig.parallel.offload import Offload
+from trainrig.parallel.recompute import Offload
 from trainrig.train.run_file.training import Training
 
 SLOTS = 2  # number of slots in optim/hosted.py, which imports torch

@@ -32,8 +32,7 @@ from trainrig.models.kernels.kernel_choice import (
     USUAL_GPU,
 )
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
-from trainrig.parallel.pipeline.cut import describe_cut
-from trainrig.parallel.pipeline.schedule import compute_idle_share
+from trainrig.parallel.axes.pipeline_schedule import compute_idle_share, describe_cut
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run_file.run_files import Pretraining

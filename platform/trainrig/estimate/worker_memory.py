@@ -38,15 +38,21 @@ from trainrig.estimate.memory import (
 )
 from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.parallel.activation_memory.budget import (
+from trainrig.parallel.activation_budget import (
     count_held_at_once,
     estimate_gathered_rows,
     estimate_keys_and_values,
 )
-from trainrig.parallel.activation_memory.layer_bytes import list_layer_adapters
-from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
-from trainrig.parallel.activation_memory.recompute import Budget, choose_kept
-from trainrig.parallel.pipeline.cut import cut_for_ranks
+from trainrig.parallel.axes.pipeline_schedule import cut_for_ranks
+from trainrig.parallel.layer_bytes import (
+    cut_model,
+    cut_shapes,
+    list_layer_adapters,
+)
+from trainrig.parallel.recompute import (
+    Budget,
+    choose_kept,
+)
 from trainrig.train.run_file.training import Training
 
 

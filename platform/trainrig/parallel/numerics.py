@@ -11,7 +11,7 @@ import torch
 
 from trainrig.hardware import is_triton_installed, runs_kernels
 from trainrig.models.architecture.attention_settings import TOGETHER
-from trainrig.parallel.compiled import Compile
+from trainrig.parallel.layer_compilation import Compile
 
 # cuBLAS is deterministic only with a fixed workspace (its documentation, "Results
 # reproducibility"); the variable is read when cuBLAS is first used.

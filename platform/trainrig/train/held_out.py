@@ -175,10 +175,10 @@ def evaluate(
     """
     import torch
 
-    from trainrig.parallel.expert.row_division import find_row_split
-    from trainrig.parallel.fsdp import reshard
+    from trainrig.parallel.axes.pipeline_passes import StagePasses
+    from trainrig.parallel.axes.row_split import find_row_split
     from trainrig.parallel.mesh import find_local_device
-    from trainrig.parallel.pipeline.passes import StagePasses
+    from trainrig.parallel.sharding.fsdp import reshard
     from trainrig.train.loss_table import LossTable, measure_statistics
 
     count = sets.count_micro_batches()

@@ -10,10 +10,13 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.kernels.kernel_choice import describe_choice
 from trainrig.objectives import CausalLM, Objective
 from trainrig.optim import Optimizer
-from trainrig.parallel.activation_memory.budget import Room, plan_kept
-from trainrig.parallel.activation_memory.recompute import Budget
-from trainrig.parallel.compiled import can_compile
+from trainrig.parallel.activation_budget import (
+    Room,
+    plan_kept,
+)
+from trainrig.parallel.layer_compilation import can_compile
 from trainrig.parallel.precision import supports_bfloat16
+from trainrig.parallel.recompute import Budget
 from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import Batches
 from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing

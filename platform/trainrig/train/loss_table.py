@@ -24,7 +24,7 @@ from trainrig.objectives.objective_interface import (
     DeviceBatch,
     Objective,
 )
-from trainrig.parallel.context.row_split import RowSplit
+from trainrig.parallel.axes.row_split import RowSplit
 from trainrig.tokens.batches import MicroBatchSlot
 
 

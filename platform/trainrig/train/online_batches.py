@@ -32,8 +32,11 @@ from trainrig.objectives.objective_interface import (
     Carrying,
     Objective,
 )
-from trainrig.parallel.fsdp import keep_gathered, reshard
 from trainrig.parallel.mesh import WorkerMesh
+from trainrig.parallel.sharding.fsdp import (
+    keep_gathered,
+    reshard,
+)
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, BatchMaker, RolloutMaker
 from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
 from trainrig.train.rollout_pool.asking import RolloutsAhead

@@ -19,8 +19,8 @@ from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderD
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives.denoising.row_shapes import compute_widest_row, count_further_heads
 from trainrig.objectives.objective_interface import find_corruption
-from trainrig.parallel.compiled import check_compiler
-from trainrig.parallel.pipeline.schedule import compute_idle_share
+from trainrig.parallel.axes.pipeline_schedule import compute_idle_share
+from trainrig.parallel.layer_compilation import check_compiler
 from trainrig.processes import lease
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.batches import Corruption, MicroBatch

@@ -25,24 +25,37 @@ from trainrig.models.lora import (
 from trainrig.objectives.objective_interface import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
 from trainrig.optim.parameter_groups import OptimizerSet
-from trainrig.parallel.activation_memory.budget import Room, plan_kept
-from trainrig.parallel.activation_memory.host_copies import keep_on_host
-from trainrig.parallel.activation_memory.recompute import Budget, Kept, choose_kept, recompute
-from trainrig.parallel.compiled import compile_layers
-from trainrig.parallel.context.attention import split_attention
-from trainrig.parallel.context.row_split import RowSplit
-from trainrig.parallel.expert.dispatch import divide_experts
-from trainrig.parallel.expert.row_division import find_row_split
+from trainrig.parallel.activation_budget import (
+    Room,
+    plan_kept,
+)
+from trainrig.parallel.axes.context_attention import split_attention
+from trainrig.parallel.axes.expert_dispatch import divide_experts
+from trainrig.parallel.axes.pipeline_schedule import StageShare, cut_for_ranks
+from trainrig.parallel.axes.pipeline_stage import StageDecoder
+from trainrig.parallel.axes.row_split import RowSplit, find_row_split
+from trainrig.parallel.axes.tensor_layers import (
+    LayerSplit,
+    split_layers,
+)
+from trainrig.parallel.axes.whole_parameters import SharedLayers
 from trainrig.parallel.float8 import use_float8
-from trainrig.parallel.fsdp import find_local_slice, prepare_unsharded, shard
+from trainrig.parallel.host_copies import keep_on_host
+from trainrig.parallel.layer_compilation import compile_layers
 from trainrig.parallel.layout import needs_sharding
 from trainrig.parallel.mesh import EXPERT, WorkerMesh
-from trainrig.parallel.pipeline.cut import cut_for_ranks
-from trainrig.parallel.pipeline.share import StageShare
-from trainrig.parallel.pipeline.stage import StageDecoder
 from trainrig.parallel.precision import LossScale, find_stream_type
-from trainrig.parallel.tensor.layers import LayerSplit, split_layers
-from trainrig.parallel.tensor.whole import SharedLayers
+from trainrig.parallel.recompute import (
+    Budget,
+    Kept,
+    choose_kept,
+    recompute,
+)
+from trainrig.parallel.sharding.fsdp import (
+    find_local_slice,
+    prepare_unsharded,
+    shard,
+)
 from trainrig.train.averaging import WeightAverages
 from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.run_file.training import Training, find_width_transfer

@@ -19,15 +19,27 @@ from trainrig.objectives.objective_interface import (
 )
 from trainrig.optim.noise_scale import estimate_noise
 from trainrig.optim.parameter_groups import RATE_SHARE, OptimizerSet
-from trainrig.parallel.activations import ActivationStatistics
-from trainrig.parallel.exact.deterministic import SummedInTree
-from trainrig.parallel.fsdp import Gradients, SummedByRank, find_local_slice, list_units, reshard
-from trainrig.parallel.norm import RowPlaces
-from trainrig.parallel.parameter_norms import ParameterNorms
+from trainrig.parallel.axes.pipeline_passes import (
+    StagePass,
+    StagePasses,
+    add_shared,
+)
+from trainrig.parallel.axes.pipeline_schedule import (
+    Schedule,
+    plan_turns,
+)
+from trainrig.parallel.axes.pipeline_stage import StageDecoder
 from trainrig.parallel.phase_clock import PhaseClock, time_collectives
-from trainrig.parallel.pipeline.passes import StagePass, StagePasses, add_shared
-from trainrig.parallel.pipeline.schedule import Schedule, plan_turns
-from trainrig.parallel.pipeline.stage import StageDecoder
+from trainrig.parallel.sharding.deterministic import SummedInTree
+from trainrig.parallel.sharding.fsdp import (
+    Gradients,
+    SummedByRank,
+    find_local_slice,
+    list_units,
+    reshard,
+)
+from trainrig.parallel.sharding.gradient_norm import RowPlaces
+from trainrig.parallel.training_statistics import ActivationStatistics, ParameterNorms
 from trainrig.tokens.batches import TOKENS, LocalBatch, MicroBatch
 from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss, LossTable, measure_statistics

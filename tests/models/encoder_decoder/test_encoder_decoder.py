@@ -32,7 +32,7 @@ from trainrig.models.token_sampling import (
     draw,
 )
 from trainrig.objectives.denoising.span_corruption import shift_targets
-from trainrig.parallel.activations import ActivationStatistics
+from trainrig.parallel.training_statistics import ActivationStatistics
 
 SIZES = {
     "layers": 2, "encoder_layers": 3, "channels": 24, "heads": 4, "head_channels": 8,

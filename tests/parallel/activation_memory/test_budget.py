@@ -15,11 +15,16 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.parallel.activation_memory import budget
-from trainrig.parallel.activation_memory.budget import GIB, Room, describe_kept, plan_kept
-from trainrig.parallel.activation_memory.recompute import Budget
+from trainrig.parallel import activation_budget
+from trainrig.parallel.activation_budget import (
+    GIB,
+    Room,
+    describe_kept,
+    plan_kept,
+)
 from trainrig.parallel.layout import FSDP
 from trainrig.parallel.precision import FLOAT32, Precision
+from trainrig.parallel.recompute import Budget
 
 MIXTURE = {"kind": "MixtureOfExperts", "experts": 4, "active": 2, "dense_layers": 1}
 
@@ -30,12 +35,12 @@ def measure_room(size, layout=None, tokens=144, precision=FLOAT32, lora=None):
 
 
 def estimate_bytes(model, kept, given, rank=0):
-    sizes = budget._list_bytes(model, given, rank)
+    sizes = activation_budget._list_bytes(model, given, rank)
     return sum(own[what] for own, what in zip(sizes, kept, strict=True))
 
 
 def measure_bounds(model, given, rank=0):
-    sizes = budget._list_bytes(model, given, rank)
+    sizes = activation_budget._list_bytes(model, given, rank)
     return sum(own["input"] for own in sizes), sum(own["all"] for own in sizes)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainrig.parallel.exact.link_bytes import count_bytes_by_rank
+from trainrig.parallel.sharding.sum_tree import count_bytes_by_rank
 
 SHAPES = [(8, 8), (11, 8), (12, 3), (5, 5), (16, 16)]  # micro-batches, virtual workers
 

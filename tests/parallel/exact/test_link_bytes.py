@@ -1,6 +1,9 @@
 import pytest
 
-from trainrig.parallel.exact.link_bytes import reduce_scatter_bytes, sum_bytes
+from trainrig.parallel.sharding.sum_tree import (
+    reduce_scatter_bytes,
+    sum_bytes,
+)
 
 
 @pytest.mark.parametrize("ranks", [16, 64, 1024])

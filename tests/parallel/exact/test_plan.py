@@ -5,9 +5,8 @@ import math
 
 import pytest
 
-from trainrig.parallel.exact.plan import SumPlan
-from trainrig.parallel.exact.tree import TreeSum
 from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.sharding.sum_tree import SumPlan, TreeSum
 from trainrig.tokens.batches import assign_micro_batches
 
 MICRO_BATCHES = range(1, 18)

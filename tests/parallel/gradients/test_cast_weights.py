@@ -6,9 +6,17 @@ tests/train/test_state.py shows that the steps are bit-identical to FSDP's.
 import torch
 from torch import nn
 
-from trainrig.parallel.fsdp import BackwardUnits, keep_gathered, prepare_unsharded, reshard
-from trainrig.parallel.gradients.cast_weights import cast_weights, list_cast_units
 from trainrig.parallel.precision import Precision
+from trainrig.parallel.sharding.cast_weights import (
+    cast_weights,
+    list_cast_units,
+)
+from trainrig.parallel.sharding.fsdp import (
+    BackwardUnits,
+    keep_gathered,
+    prepare_unsharded,
+    reshard,
+)
 
 NARROW = Precision(compute="bfloat16")
 

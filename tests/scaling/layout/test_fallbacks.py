@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from trainrig import config, hardware
-from trainrig.parallel.fallback import describe_layout
+from trainrig.parallel.layout import describe_layout
 from trainrig.scaling.layout.fallbacks import SAVING, count_unit, find_fallbacks
 from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, build_cluster, build_subject
 from trainrig.scaling.layout.layouts import Degrees

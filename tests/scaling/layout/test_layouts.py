@@ -3,7 +3,7 @@
 import pytest
 
 from trainrig.estimate.layouts import BatchShape
-from trainrig.parallel.pipeline.cut import cut_evenly
+from trainrig.parallel.axes.pipeline_schedule import cut_evenly
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.stages import compute_bubble, count_in_flight

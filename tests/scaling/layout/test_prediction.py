@@ -9,7 +9,10 @@ from trainrig.estimate.layouts import BatchShape
 from trainrig.estimate.memory import estimate_step_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_token_flops
-from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
+from trainrig.parallel.layer_bytes import (
+    cut_model,
+    cut_shapes,
+)
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout import layouts, terms
 from trainrig.scaling.layout.compute import Product, Timer, count_attention_flops, iterate_products

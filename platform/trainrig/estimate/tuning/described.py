@@ -16,7 +16,7 @@ from trainrig.models.kernels.kernel_choice import (
     CPU_CARD,
     USUAL_GPU,
 )
-from trainrig.parallel.pipeline.cut import describe_cut
+from trainrig.parallel.axes.pipeline_schedule import describe_cut
 from trainrig.train.run_file.training import Training
 from trainrig.train.worker_bounds import Workers, parse_bounds
 

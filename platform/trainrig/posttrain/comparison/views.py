@@ -63,7 +63,10 @@ class TuningComparison:
             generate_scored,
         )
         from trainrig.models.token_sampling import Sampling
-        from trainrig.parallel.fsdp import keep_gathered, reshard
+        from trainrig.parallel.sharding.fsdp import (
+            keep_gathered,
+            reshard,
+        )
 
         prompts = list(self._prompts)
         listeners = [TextListener(self.encoder, (), answers=True) for _ in prompts]

@@ -20,8 +20,7 @@ from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.objectives.objective_interface import find_parts
-from trainrig.parallel.fallback import Fallback
-from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback
 from trainrig.scaling.layout import layout_text
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.fallbacks import count_unit, find_fallbacks

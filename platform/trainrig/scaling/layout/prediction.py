@@ -21,9 +21,12 @@ from trainrig.models.architecture.layer_settings import (
     SandwichNorm,
 )
 from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
-from trainrig.parallel.activation_memory.local_shapes import cut_model, cut_shapes
+from trainrig.parallel.axes.pipeline_schedule import cut_evenly
+from trainrig.parallel.layer_bytes import (
+    cut_model,
+    cut_shapes,
+)
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.parallel.pipeline.cut import cut_evenly
 from trainrig.scaling.layout import traffic
 from trainrig.scaling.layout.cluster import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.compute import Kernels, Timer, count_attention_flops, iterate_products

@@ -17,7 +17,7 @@ from trainrig.models.architecture.decoder_config import (
     count_parameters,
 )
 from trainrig.optim import AdamW
-from trainrig.parallel.compiled import Compile
+from trainrig.parallel.layer_compilation import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, RecomputeChoice

@@ -13,8 +13,8 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives import OF_PLACES
 from trainrig.optim import Adafactor, Muon
+from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.layout import FSDP
-from trainrig.parallel.tensor.settings import TensorSplit
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.layouts import RECOMPUTED, Degrees, DeviceLayout

@@ -13,8 +13,8 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.estimate.cost import Assumptions, Cost, Saving
 from trainrig.models import Model
 from trainrig.optim import AdamW, Optimizer
-from trainrig.parallel.activation_memory.recompute import Recompute
 from trainrig.parallel.layout import Layout
+from trainrig.parallel.recompute import Recompute
 from trainrig.scaling.batch_rate_rules import Rule
 from trainrig.scaling.laws.law import Interval
 

@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from trainrig.flops import count_flops_6nd
-from trainrig.parallel.activation_memory.recompute import Full, Selective
+from trainrig.parallel.recompute import (
+    Full,
+    Selective,
+)
 from trainrig.scaling.laws.figure_format import (
     format_count,
     format_flops,

@@ -27,7 +27,7 @@ from trainrig.objectives.denoising.row_shapes import (
 )
 from trainrig.objectives.objective_interface import find_parts
 from trainrig.optim.moment_optimizers import Momentum
-from trainrig.parallel.compiled import Compile
+from trainrig.parallel.layer_compilation import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.batch_rate_rules import DeepSeek, SweepRule
 from trainrig.scaling.model_ladder import SMALLEST, find_ladder_model_of, with_further_heads

@@ -24,7 +24,7 @@ from trainrig.models.lora import (
     round_to_base,
 )
 from trainrig.optim.elementwise import lay_out_like
-from trainrig.parallel.norm import sum_rows
+from trainrig.parallel.sharding.gradient_norm import sum_rows
 from trainrig.train.checkpoint.adapter_entries import check_base
 from trainrig.train.checkpoint.found import OpenedCheckpoint
 from trainrig.train.checkpoint.reader import (

@@ -17,7 +17,7 @@ from trainrig.models.architecture.decoder_config import (
 )
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
-from trainrig.parallel.fsdp import find_local_slice
+from trainrig.parallel.sharding.fsdp import find_local_slice
 from trainrig.tokens.batches import DataHistory
 from trainrig.train.checkpoint.adapter_entries import check_adapter
 from trainrig.train.checkpoint.chunks import (

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from trainrig.parallel.fsdp import find_local_slice
 from trainrig.parallel.mesh import WorkerMesh
+from trainrig.parallel.sharding.fsdp import find_local_slice
 from trainrig.train.checkpoint.index import IndexedTensor, compute_partitions
 from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
 

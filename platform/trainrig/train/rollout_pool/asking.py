@@ -17,7 +17,10 @@ import torch.distributed as dist
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
-from trainrig.parallel.fsdp import keep_gathered, reshard
+from trainrig.parallel.sharding.fsdp import (
+    keep_gathered,
+    reshard,
+)
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, RolloutMaker, Waves
 from trainrig.tokens.batches import MicroBatchSlot
 from trainrig.train.rollout_pool.requests import (

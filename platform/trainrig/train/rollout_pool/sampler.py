@@ -16,10 +16,13 @@ import torch
 import torch.distributed as dist
 
 from trainrig.parallel import numerics
-from trainrig.parallel.fsdp import keep_gathered, reshard
 from trainrig.parallel.layout import FSDP
 from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.parallel.precision import set_products
+from trainrig.parallel.sharding.fsdp import (
+    keep_gathered,
+    reshard,
+)
 from trainrig.tokens.batch_makers import RolloutMaker
 from trainrig.train.averaging import Averaging
 from trainrig.train.checkpoint.adapter import load_base

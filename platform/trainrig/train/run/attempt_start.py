@@ -2,8 +2,7 @@
 
 import logging
 
-from trainrig.parallel.fallback import describe_layout
-from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.layout import DDP, FSDP, HSDP, describe_layout
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 
 log = logging.getLogger(__name__)

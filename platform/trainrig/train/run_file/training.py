@@ -29,12 +29,16 @@ from trainrig.models.kernels.kernel_choice import (
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.named_groups import NamedGroup, assign
 from trainrig.optim.parameter_groups import WidthTransfer
-from trainrig.parallel.activation_memory.recompute import Recompute
-from trainrig.parallel.compiled import Compile
-from trainrig.parallel.fallback import Fallback, check_order, list_units
-from trainrig.parallel.layout import FSDP, Layout
-from trainrig.parallel.offload import Offload
+from trainrig.parallel.layer_compilation import Compile
+from trainrig.parallel.layout import (
+    FSDP,
+    Fallback,
+    Layout,
+    check_order,
+    list_units,
+)
 from trainrig.parallel.precision import Precision
+from trainrig.parallel.recompute import Offload, Recompute
 from trainrig.train.averaging import Averaging
 from trainrig.train.evaluations.settings import (
     BestBy,

@@ -1,1 +1,0 @@
-"""Memory that layers keep for the backward pass: estimates, recomputation and host offload."""

@@ -1,0 +1,1 @@
+"""Division of a model over ranks: context, expert, pipeline and tensor parallelism."""

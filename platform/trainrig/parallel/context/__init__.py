@@ -1,1 +1,0 @@
-"""Context parallelism: each rank of an axis has a part of every row."""

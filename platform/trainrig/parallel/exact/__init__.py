@@ -1,1 +1,0 @@
-"""Gradient sums in one fixed order, whichever rank computed the summands."""

@@ -1,1 +1,0 @@
-"""Expert parallelism: each rank of an axis has some of the experts of every layer."""

@@ -1,1 +1,0 @@
-"""Gradients on one rank: GPU kernels, and mixed precision without FSDP."""

@@ -1,0 +1,1 @@
+"""Sharded parameters, and gradients: mixed precision, sums in a fixed order, and norms."""

@@ -1,1 +1,0 @@
-"""Tensor parallelism: each rank of an axis has a part of every layer."""
