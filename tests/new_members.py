@@ -231,10 +231,10 @@ def main(base: Path) -> None:
     same bits.
     """
     from trainrig.train.checkpoint import find_newest_valid
-    from trainrig.train.job import TrainedModel
     from trainrig.train.pretrain import prepare
     from trainrig.train.run.run_folder import RunFolder
     from trainrig.train.run_file.run_files import Pretraining
+    from trainrig.train.training_job import TrainedModel
 
     tiny = runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py"))
     tokens = tiny["tokenized"](base)

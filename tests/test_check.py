@@ -29,7 +29,7 @@ from trainrig.tokens.rows.batch_stages import (
 )
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 SIZES = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}
 BATCHES = BatchSettings(sequence_length=32, global_batch=8, micro_batch=2)

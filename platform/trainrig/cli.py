@@ -164,7 +164,7 @@ def _do(
     notify: str | None = None,
 ) -> None:
     from trainrig.terminal import Terminal, show
-    from trainrig.train.run.notification import notify_to
+    from trainrig.train.run.alarms import notify_to
 
     notify_to.set(notify)
 
@@ -239,7 +239,7 @@ def report(
 
         path = write_overlay(run, html)
     else:
-        from trainrig.train.run.run_page import write_report
+        from trainrig.train.run_report.run_page import write_report
 
         path = write_report(run[0].rstrip("/"))
     print(json.dumps({"report": path}) if as_json else path)

@@ -23,7 +23,7 @@ from trainrig import config, storage
 from trainrig.config import Run, RunFile
 from trainrig.errors import ClusterError, InputError, TrainrigError, Unfinished
 from trainrig.manifest import MANIFEST, Manifest
-from trainrig.processes.home import ensure_home
+from trainrig.processes.child_process import ensure_home
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals, outlive_terminal
 from trainrig.ray_runtime import ray_local
 from trainrig.ray_runtime.start_checks import describe_thread_shortage

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.parallel.mesh import find_local_device, join_group
 from trainrig.train.checkpoint import Saver, find_newest_valid, load
-from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 from trainrig.train.state import build_fresh_state
+from trainrig.train.training_job import TrainingJob
 
 pytestmark = pytest.mark.bench
 SIZES = {

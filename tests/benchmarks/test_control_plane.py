@@ -30,13 +30,16 @@ from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime.ray_pools import ON_HEAD
 from trainrig.ray_runtime.ray_session import connect, map_splits
 from trainrig.splits import Phase, Split, Work
-from trainrig.train.elastic.coordinator import Coordinator
-from trainrig.train.elastic.messages import Assignment, Command, RankExit
+from trainrig.train.elastic.coordinator import (
+    Assignment,
+    Command,
+    Coordinator,
+    RankExit,
+)
 from trainrig.train.elastic.rank import compute_heartbeat_interval
 from trainrig.train.elastic.restart_policy import HangDetector
 from trainrig.train.elastic.trainer import MAX_CONCURRENT_CALLS, RayCluster, _probe
-from trainrig.train.fault_settings import Faults
-from trainrig.train.worker_bounds import WorkerBounds
+from trainrig.train.run_file.worker_settings import Faults, WorkerBounds
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 

@@ -27,10 +27,10 @@ from trainrig.tokens.batches import (
 )
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
-from trainrig.train.job import TrainingJob
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
+from trainrig.train.training_job import TrainingJob
 
 pytestmark = pytest.mark.bench
 SEQUENCES = 8

@@ -20,11 +20,11 @@ from trainrig.flops import count_token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.mesh import find_local_device
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.job import TrainingJob
 from trainrig.train.loop import train
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
+from trainrig.train.training_job import TrainingJob
 
 TESTS = Path(__file__).parents[1]
 globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from trainrig.train import loop
-from trainrig.train.held_out import Metrics
+from trainrig.train.held_out_loss import Metrics
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_logger import StepLogger

@@ -23,7 +23,10 @@ import trouble  # noqa: E402
 
 from trainrig.errors import Unfinished  # noqa: E402
 from trainrig.train.elastic import trainer  # noqa: E402
-from trainrig.train.run import goodput, metrics  # noqa: E402
+from trainrig.train.run import (  # noqa: E402
+    metrics,
+    progress,
+)
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(3600)]
 REPEATS = int(os.environ.get("TRAINRIG_REPEATS", "5"))
@@ -181,7 +184,7 @@ def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):
             events.wait("first_step", len(events.all("first_step")) + 1)
 
     train_aside(chaos, endless, 2, do)
-    spent = goodput.measure_goodput(endless.folder)
+    spent = progress.measure_goodput(endless.folder)
     terms = ", ".join(f"{name} {value:.1f} s" for name, value in vars(spent).items() if value)
     print(f"\ngoodput at one kill a minute for {MINUTES:g} minutes: {spent.share:.1%} ({terms})")
     assert spent.share >= 0.8

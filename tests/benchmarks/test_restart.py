@@ -13,9 +13,16 @@ from trainrig.models.architecture.decoder_config import (
     DecoderConfig,
     parameter_shapes,
 )
-from trainrig.train.checkpoint.chunks import CHUNK, READERS, FileChunks
-from trainrig.train.checkpoint.index import IndexedTensor, compute_partitions, find_rows, plan_reads
 from trainrig.train.checkpoint.manifest import CheckpointManifest
+from trainrig.train.checkpoint.tensor_index import (
+    CHUNK,
+    READERS,
+    FileChunks,
+    IndexedTensor,
+    compute_partitions,
+    find_rows,
+    plan_reads,
+)
 
 MODEL = DecoderConfig(
     layers=80, channels=8192, heads=64, kv_heads=8, feedforward_channels=28_672, vocabulary=128_256

@@ -19,10 +19,10 @@ from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device, join_group
 from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays, read_local_batch
-from trainrig.train.job import TrainingJob
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
+from trainrig.train.training_job import TrainingJob
 
 pytestmark = pytest.mark.bench
 # The tokens are so few that weights, gradients and their sums dominate; test_memory.py has others.

@@ -14,10 +14,10 @@ from trainrig.parallel.mesh import find_local_device
 from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays, read_local_batch
 from trainrig.train import state
-from trainrig.train.job import TrainingJob
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
+from trainrig.train.training_job import TrainingJob
 
 pytestmark = pytest.mark.bench
 SEQUENCES = 8

@@ -49,8 +49,8 @@ def prepare_ours(settings: dict[str, Any]) -> Callable[[], None]:
     from trainrig.train import loop
     from trainrig.train.checkpoint import find_newest_valid
     from trainrig.train.elastic import trainer
-    from trainrig.train.job import TrainingJob
     from trainrig.train.run.run_folder import RunFolder
+    from trainrig.train.training_job import TrainingJob
 
     def run(job: TrainingJob, workers: int) -> trainer.TrainingResult:
         store = Path(tempfile.mkdtemp()) / "store"

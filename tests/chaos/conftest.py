@@ -20,10 +20,10 @@ import pytest
 
 from trainrig.ray_runtime.ray_session import connect
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.job import TrainingJob
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
+from trainrig.train.training_job import TrainingJob
 
 HERE = str(Path(__file__).parent)
 # Ray's workers import `trouble` too.

@@ -13,7 +13,7 @@ import ray
 import trouble
 
 from trainrig.train.elastic import trainer
-from trainrig.train.run import goodput
+from trainrig.train.run import progress
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -64,7 +64,7 @@ def test_a_run_with_random_kills_gives_the_same_results(
     assert problems[1].startswith("Ray's controller of the attempt failed")
     assert problems[2].startswith("the process of rank 1 died")
     assert_equal(job, straight)
-    spent = goodput.measure_goodput(job.folder)
+    spent = progress.measure_goodput(job.folder)
     stamps = [event["time"] for event in events.folder.read_events() if "attempt" in event]
     assert spent.wall == pytest.approx(max(stamps) - min(stamps), abs=0.01)
     assert spent.lost > 0 and spent.restart > spent.detection > 0
@@ -183,7 +183,7 @@ def test_twenty_kills_at_random_instants(
     outcome = trainer.run(job, 2)
     aside.end()
     assert_equal(job, straight)
-    spent = goodput.measure_goodput(job.folder)
+    spent = progress.measure_goodput(job.folder)
     write_result(
         "kills.json",
         {

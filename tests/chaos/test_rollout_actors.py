@@ -20,9 +20,9 @@ from trainrig.ray_runtime.ray_session import join
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 from trainrig.train.elastic import trainer
-from trainrig.train.run import goodput
+from trainrig.train.run import progress
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 STEPS = 24
@@ -204,7 +204,7 @@ def test_twenty_kills_at_random_instants(
     assert driver.wait(timeout=900) == 0, driver.stderr.read()
     assert rollouts(job) == rollouts(straight)
     assert_equal(job, straight)
-    spent = vars(goodput.measure_goodput(job.folder))
+    spent = vars(progress.measure_goodput(job.folder))
     write_result(
         "rl_kills.json",
         {

@@ -28,7 +28,7 @@ from trainrig.corpus.read import ReadSettings
 from trainrig.launch.spot import trace
 from trainrig.launch.spot.rehearse import Replay, build_environment, cluster_for
 from trainrig.launch.spot.trace import LOST
-from trainrig.train.run import goodput
+from trainrig.train.run import progress
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -111,7 +111,7 @@ def ensure_ended(*processes):
 
 def measure_goodput(replay, job, chaos):
     """Return the trace's losses and the run's goodput, term by term."""
-    spent = goodput.measure_goodput(job.folder)
+    spent = progress.measure_goodput(job.folder)
     events = chaos.events(job.folder)
     redone = sum(
         max(0, event["step"] - later["step"])

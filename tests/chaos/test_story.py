@@ -30,10 +30,10 @@ from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
+from trainrig.train.run.checkpoint_scores import read_scores
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.scores.answers import read_followed
-from trainrig.train.run.scores.records import read_scores
 from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_report.sampled_answers import read_followed
 
 pytestmark = [*(getattr(pytest.mark, name) for name in ("ray", "slow", "chaos", "soak", "data"))]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainrig.train.checkpoint import saver
-from trainrig.train.job import TrainingJob
+from trainrig.train.training_job import TrainingJob
 
 MUCH = 64 * 2**20  # bytes
 

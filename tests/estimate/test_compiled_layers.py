@@ -10,7 +10,7 @@ import torch
 from trainrig.estimate.activations import estimate_per_token
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.layer_compilation import Compile
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 ROWS = 2
 LENGTH = 128

@@ -20,7 +20,7 @@ from trainrig.parallel.recompute import (
     choose_kept,
     recompute,
 )
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 SIZES: dict[str, Any] = {"layers": 3, "channels": 32, "heads": 4, "vocabulary": 32}
 ALWAYS = {"size": 40, "pattern": ("local",)}

@@ -25,8 +25,8 @@ from trainrig.parallel.recompute import (
     Selective,
 )
 from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays
-from trainrig.train.job import TrainingJob
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
+from trainrig.train.training_job import TrainingJob
 
 MODEL = DecoderConfig(layers=4, channels=128, heads=4, vocabulary=512, positions=128)
 LARGE = DecoderConfig(layers=32, channels=4096, heads=32, vocabulary=32_768)

@@ -13,7 +13,7 @@ from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
 from trainrig.optim.named_groups import build_optimizer
 from trainrig.parallel.recompute import Full
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 MODEL = DecoderConfig(
     layers=4, channels=64, heads=4, feedforward_channels=128, vocabulary=320, positions=128,

@@ -17,7 +17,7 @@ from trainrig.parallel.layer_bytes import (
     cut_model,
     cut_shapes,
 )
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 MODEL = DecoderConfig(
     layers=4, channels=64, heads=4, kv_heads=2, feedforward_channels=128, vocabulary=320,

@@ -16,10 +16,7 @@ import torch  # noqa: E402
 from attention_rows import RINGS, ROWS, Rows  # noqa: E402
 
 from trainrig.models.kernels import kernel_support  # noqa: E402
-from trainrig.parallel.sharding import (
-    gradient_kernels,  # noqa: E402
-    gradient_norm,  # noqa: E402
-)
+from trainrig.parallel.sharding import gradient_kernels, gradient_norm  # noqa: E402
 
 # Shares of norms. bfloat16 is missing, because the interpreter's products treat it as integers.
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3}

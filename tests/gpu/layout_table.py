@@ -32,10 +32,10 @@ from trainrig.parallel.axes import expert_dispatch  # noqa: E402
 from trainrig.parallel.mesh import find_local_device, use_device  # noqa: E402
 from trainrig.parallel.precision import set_products  # noqa: E402
 from trainrig.tokens.batches import TOKENS, read_local_batch  # noqa: E402
-from trainrig.train.job import TrainingJob  # noqa: E402
-from trainrig.train.run_file.training import Training  # noqa: E402
+from trainrig.train.run_file.training_settings import Training  # noqa: E402
 from trainrig.train.state import build_fresh_state  # noqa: E402
 from trainrig.train.step import Stepper  # noqa: E402
+from trainrig.train.training_job import TrainingJob  # noqa: E402
 
 WORLD = 8
 TENSOR = {"ranks": 2}

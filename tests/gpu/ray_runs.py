@@ -33,9 +33,9 @@ from tests.train.tiny import tokenized  # noqa: E402
 
 from trainrig.ray_runtime.ray_session import join  # noqa: E402
 from trainrig.train.elastic import trainer  # noqa: E402
-from trainrig.train.job import TrainingJob  # noqa: E402
 from trainrig.train.pretrain import prepare  # noqa: E402
 from trainrig.train.run_file.run_files import Pretraining  # noqa: E402
+from trainrig.train.training_job import TrainingJob  # noqa: E402
 
 WORLD = 2
 STEPS = 60

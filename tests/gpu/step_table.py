@@ -54,10 +54,10 @@ from trainrig.tokens.batches import (  # noqa: E402
     build_token_arrays,
     read_local_batch,
 )
-from trainrig.train.job import TrainingJob  # noqa: E402
-from trainrig.train.run_file.training import Training  # noqa: E402
+from trainrig.train.run_file.training_settings import Training  # noqa: E402
 from trainrig.train.state import build_fresh_state  # noqa: E402
 from trainrig.train.step import Stepper  # noqa: E402
+from trainrig.train.training_job import TrainingJob  # noqa: E402
 
 WARM = 3  # steps before the timed ones
 TIMED = 5

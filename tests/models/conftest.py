@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.optim.named_groups import build_optimizer
 from trainrig.optim.parameter_groups import RATE_SHARE
-from trainrig.train.run_file.training import find_width_transfer
+from trainrig.train.run_file.training_settings import find_width_transfer
 
 SMALL: dict[str, Any] = {
     "layers": 2,

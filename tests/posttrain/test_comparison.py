@@ -14,8 +14,11 @@ from trainrig.posttrain.sft import posttrain
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
-from trainrig.train.held_out import RowSizes, open_held_out
-from trainrig.train.run.compared.records import read_views
+from trainrig.train.evaluations import read_views
+from trainrig.train.held_out_loss import (
+    RowSizes,
+    open_held_out,
+)
 
 CHATS = [{"prompt": f"is {n}", "completion": "yes é"} for n in range(12)]
 PAIRS = [{"prompt": f"is {n}", "chosen": "yes é", "rejected": "no"} for n in range(12)]

@@ -13,7 +13,7 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.runs.trace import trace
+from trainrig.runs.step_trace import trace
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder
 

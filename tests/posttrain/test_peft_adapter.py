@@ -20,7 +20,7 @@ from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
 from trainrig.posttrain.peft_adapter.names import name_saved_module
 from trainrig.tokens.special_tokens import find_special_tokens
 from trainrig.train import checkpoint
-from trainrig.train.job import Adapter
+from trainrig.train.training_job import Adapter
 
 BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 KINDS = {

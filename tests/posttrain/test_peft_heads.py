@@ -17,7 +17,7 @@ from trainrig.posttrain.huggingface import import_checkpoint
 from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
 from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
 from trainrig.train import checkpoint
-from trainrig.train.job import Adapter
+from trainrig.train.training_job import Adapter
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from trainrig.evaluate.scores.card import read_scorecard
+from trainrig.train.evaluations import read_views
 from trainrig.train.run import metrics
-from trainrig.train.run.compared.records import read_views
 
 pytestmark = [
     pytest.mark.soak,

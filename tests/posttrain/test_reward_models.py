@@ -18,11 +18,11 @@ from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows
 from trainrig.posttrain.sft import posttrain, prepare
 from trainrig.posttrain.text_generator import TextGenerator
-from trainrig.runs.trace import trace
+from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import IGNORE, STEP_LABELS
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
-from trainrig.train.run.run_page import write_report
+from trainrig.train.run_report.run_page import write_report
 
 PAIRS = [
     {"prompt": f"the sea {n}", "chosen": f"is a grey {n} mirror", "rejected": f"buy {n} cats"}

@@ -29,7 +29,7 @@ from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train.checkpoint import open_model
 from trainrig.train.elastic import trainer
 from trainrig.train.elastic.trainer import run as run_on_ray
-from trainrig.train.held_out import HeldOutSettings
+from trainrig.train.held_out_loss import HeldOutSettings
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

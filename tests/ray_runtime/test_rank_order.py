@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.ray_runtime.rank_order import order_by_node
+from trainrig.ray_runtime.node_placement import order_by_node
 
 
 @st.composite

@@ -10,15 +10,15 @@ import pytest
 
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
-from trainrig.runs.trace import trace
+from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.rows.packing import PackingPlan
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run.metrics import read_series
-from trainrig.train.run.run_page import write_report
 from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_report.run_page import write_report
 
 globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 

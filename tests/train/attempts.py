@@ -4,9 +4,9 @@ import signal
 from typing import Any
 
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.job import TrainingJob
-from trainrig.train.run.attempt_start import record_start
+from trainrig.train.elastic.failure_cause import record_start
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.training_job import TrainingJob
 
 
 def go_on(job: TrainingJob, world: int, group: Any, fault: tuple[int, str, int] | None = None):

@@ -16,8 +16,8 @@ from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.job import TrainingJob
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.training_job import TrainingJob
 
 globals().update(runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 

@@ -19,10 +19,10 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.batches import read_local_batch
-from trainrig.train.job import TrainingJob
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
+from trainrig.train.training_job import TrainingJob
 
 WARM = 1  # untimed steps at each visit of a layout
 FLOAT = 4  # bytes

@@ -84,19 +84,22 @@ from trainrig.tokens.batches import (
 from trainrig.train import checkpoint, loop
 from trainrig.train.checkpoint import reader, saver
 from trainrig.train.checkpoint.manifest import CheckpointManifest
-from trainrig.train.checkpoint.tensor_file import tensor_file_name
+from trainrig.train.checkpoint.rank_file import tensor_file_name
 from trainrig.train.elastic.rank import dump_collectives
-from trainrig.train.held_out import evaluate
-from trainrig.train.job import TrainingJob
+from trainrig.train.held_out_loss import evaluate
 from trainrig.train.loss_table import Loss
-from trainrig.train.online_batches import OnlineBatches
-from trainrig.train.rollout_pool.requests import find_open, name_rollouts_folder
-from trainrig.train.rollout_pool.sampler import RolloutSampler
+from trainrig.train.rollouts.online_batches import OnlineBatches
+from trainrig.train.rollouts.rollout_requests import (
+    find_open,
+    name_rollouts_folder,
+)
+from trainrig.train.rollouts.rollout_sampler import RolloutSampler
 from trainrig.train.run import step_logger
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import StepFigures, Stepper
+from trainrig.train.training_job import TrainingJob
 
 TIMEOUT = timedelta(seconds=60)  # no test reaches it: ranks whose peers die fail at once
 

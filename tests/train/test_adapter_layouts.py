@@ -12,9 +12,9 @@ from trainrig.parallel.axes.pipeline_schedule import Pipeline
 from trainrig.parallel.layout import FSDP, HSDP
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.job import Adapter
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.training_job import Adapter
 
 STEPS = 6
 SHARED = FSDP(tensor=TensorSplit(ranks=2))

@@ -14,11 +14,14 @@ from trainrig.models.lora import list_adapter_shapes
 from trainrig.objectives import DPO
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.checkpoint.clean_up import clean_up
-from trainrig.train.job import Adapter, FrozenModel
+from trainrig.train.checkpoint.manifest import clean_up
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.training_job import (
+    Adapter,
+    FrozenModel,
+)
 
 STEPS = 4
 TRAINING = {

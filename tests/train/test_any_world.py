@@ -14,7 +14,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
 
 STEPS = 20  # steps of the undisturbed runs
 EXACT = ("train/loss", "train/grad_norm", "train/lr", "train/tokens")

@@ -7,7 +7,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
 
 MEASURED = ("time", "speed/", "memory/", "cluster/slowest")  # these differ in another run
 TRAINING = {

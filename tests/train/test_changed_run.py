@@ -8,10 +8,10 @@ import pytest
 from trainrig import manifest
 from trainrig.errors import OutputTaken
 from trainrig.processes import lease
-from trainrig.train.changed_run import claim_run
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import drive, prepare, pretrain
 from trainrig.train.run import metrics
+from trainrig.train.run_start import claim_run
 
 STEPS = 12  # steps of the fixtures' runs
 STOPPED = 6

@@ -29,10 +29,9 @@ from trainrig.train.checkpoint import (
     resolve,
     write_model,
 )
-from trainrig.train.checkpoint import chunks as chunks_of_files
-from trainrig.train.checkpoint.chunks import write_file
-from trainrig.train.checkpoint.clean_up import clean_up
-from trainrig.train.checkpoint.manifest import CheckpointManifest
+from trainrig.train.checkpoint import tensor_index as chunks_of_files
+from trainrig.train.checkpoint.manifest import CheckpointManifest, clean_up
+from trainrig.train.checkpoint.tensor_index import write_file
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import build_fresh_state

@@ -25,7 +25,7 @@ from trainrig.objectives.objective_interface import (
     find_parts,
 )
 from trainrig.posttrain.text_generator import TextGenerator
-from trainrig.runs.trace import trace
+from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import (
     IGNORE,
     PLACES,
@@ -41,7 +41,7 @@ from trainrig.train.loss_table import LossTable
 from trainrig.train.pretrain import open_batches, prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.run_page import write_report
+from trainrig.train.run_report.run_page import write_report
 
 T5 = {
     "model": {

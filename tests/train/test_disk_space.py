@@ -6,9 +6,9 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import count_parameters
-from trainrig.train.disk_space import check_disk_space
 from trainrig.train.elastic import trainer
 from trainrig.train.pretrain import pretrain
+from trainrig.train.run_start import check_disk_space
 
 
 @pytest.fixture

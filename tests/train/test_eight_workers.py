@@ -10,10 +10,10 @@ from trainrig.objectives import DPO
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.job import Adapter
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
+from trainrig.train.training_job import Adapter
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 WORLD = 8

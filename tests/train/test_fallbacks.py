@@ -17,7 +17,7 @@ from trainrig.posttrain.run_file import FineTuning
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN = {

@@ -9,7 +9,7 @@ from trainrig.config import build, extract_identity
 from trainrig.errors import ConfigError
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.posttrain.run_file import FineTuning
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 STEPS = 3
 FUSED = {"steps": STEPS, "fuse_projections": True}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 BY_LAYER = {"kind": "FSDP", "reshard": "layer"}
 EACH = {"deterministic": False, "parallel": BY_LAYER | {"reduce": "micro_batch"}}

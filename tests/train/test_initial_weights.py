@@ -10,11 +10,11 @@ from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.train import checkpoint
 from trainrig.train.elastic import trainer
-from trainrig.train.initial_weights import warn_of_high_rate
 from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_start import warn_of_high_rate
 
 
 @pytest.fixture(scope="module")

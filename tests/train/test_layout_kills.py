@@ -12,7 +12,7 @@ from trainrig.parallel.layout import FSDP
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 KILLS = 10

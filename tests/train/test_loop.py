@@ -15,7 +15,7 @@ from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.loop import LoopResult, train
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
 
 STEPS = 20  # steps of the undisturbed runs
 

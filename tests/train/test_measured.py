@@ -4,7 +4,7 @@ import pytest
 
 from trainrig import hardware
 from trainrig.flops import count_token_flops
-from trainrig.train.held_out import Metrics
+from trainrig.train.held_out_loss import Metrics
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.runs.trace import trace
+from trainrig.runs.step_trace import trace
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
 
 TRAINING = {"steps": 8, "checkpoints": {"every": 3, "keep": 100}}
 UPDATES = 2

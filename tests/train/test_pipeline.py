@@ -11,7 +11,7 @@ from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
 
 STEPS = 10
 # No gradient of this seed's steps is an outlier. Seed 0 has one of norm 6.9 among others of about

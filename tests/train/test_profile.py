@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.train.held_out import StepProfile
+from trainrig.train.held_out_loss import StepProfile
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from trainrig import manifest, storage
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import VERIFIED, find_newest_valid, open_model, read_verified_sums
-from trainrig.train.checkpoint.chunks import FileChunks
-from trainrig.train.checkpoint.index import (
+from trainrig.train.checkpoint.manifest import CheckpointManifest
+from trainrig.train.checkpoint.tensor_index import (
+    FileChunks,
     IndexedTensor,
     compute_partitions,
     find_rows,
     plan_reads,
     sort_names,
 )
-from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.pretrain import _compute_sums
 from trainrig.train.run.run_folder import RunFolder
 

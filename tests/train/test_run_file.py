@@ -7,10 +7,10 @@ from trainrig.config import build
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel.layer_compilation import Compile
-from trainrig.train import job
-from trainrig.train.run_file.objective_fit import check_positions
+from trainrig.train import training_job
+from trainrig.train.run_file.run_file_checks import check_positions
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 RUN = {
     "stage": "pretrain",
@@ -99,9 +99,11 @@ def test_a_collective_waits_for_a_rank_that_compiles():
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_a_job_is_resolved_for_the_device_it_is_on(kind, monkeypatch, tmp_path):
-    monkeypatch.setattr(job, "supports_bfloat16", lambda device: device.type == "cuda")
-    monkeypatch.setattr(job, "can_compile", lambda: True)
-    made = job.TrainingJob("", DecoderConfig(**RUN["model"]), Training(steps=1000), tuple, "")
+    monkeypatch.setattr(training_job, "supports_bfloat16", lambda device: device.type == "cuda")
+    monkeypatch.setattr(training_job, "can_compile", lambda: True)
+    made = training_job.TrainingJob(
+        "", DecoderConfig(**RUN["model"]), Training(steps=1000), tuple, ""
+    )
     for compiles in (True, False):
         asked = dataclasses.replace(made, compiles_on_gpus=compiles)
         found = asked.resolve(torch.device(kind)).training

@@ -17,7 +17,7 @@ from trainrig.parallel.mesh import find_local_device
 from trainrig.storage import s3_objects
 from trainrig.train.checkpoint import Saver, find_newest_valid, load, open_model, saver
 from trainrig.train.checkpoint.manifest import name_checkpoint_folder
-from trainrig.train.checkpoint.shares import find_held
+from trainrig.train.checkpoint.rank_file import find_held
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import build_fresh_state
 

@@ -11,7 +11,7 @@ from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.loss_table import Loss
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
 from trainrig.train.step import StepFigures
 
 STEPS = 8

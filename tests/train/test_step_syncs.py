@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.batches import read_local_batch
-from trainrig.train.held_out import Metrics
+from trainrig.train.held_out_loss import Metrics
 from trainrig.train.loss_table import LossTable
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper

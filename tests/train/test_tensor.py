@@ -12,7 +12,7 @@ from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
 
 STEPS = 10
 # For runs with experts: no token's second and third expert are equal up to rounding. With seed 0

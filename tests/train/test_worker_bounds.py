@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from trainrig import config
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.train.worker_bounds import WorkerBounds, Workers, check_fallbacks, parse_bounds
+from trainrig.train.run_file.worker_settings import (
+    WorkerBounds,
+    Workers,
+    check_fallbacks,
+    parse_bounds,
+)
 
 
 class Part(Settings):

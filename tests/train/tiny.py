@@ -33,10 +33,10 @@ from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.elastic import trainer
-from trainrig.train.job import TrainingJob
 from trainrig.train.pretrain import prepare
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.training_job import TrainingJob
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 ENTRIES = 320  # entries of the tiny tokenizer: 256 bytes, 7 special tokens, 57 merges

@@ -29,7 +29,7 @@ from trainrig.parallel.recompute import (
     Kept,
     choose_kept,
 )
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 MASTER = 4  # bytes of a float32 number
 # Bytes of a number, by its format in `lora.base`.

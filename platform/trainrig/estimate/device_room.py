@@ -3,7 +3,7 @@
 from trainrig.estimate.memory import RESERVE
 from trainrig.hardware import Hardware
 from trainrig.parallel.recompute import Full
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 GIB = 2**30
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from trainrig.parallel.layout import describe_layout
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 GIB = 2**30
 

@@ -21,7 +21,7 @@ from trainrig.models.architecture.lora_settings import (
 from trainrig.optim import Optimizer
 from trainrig.optim.named_groups import NamedGroup, assign
 from trainrig.parallel.precision import Precision
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 
 @dataclass(frozen=True)

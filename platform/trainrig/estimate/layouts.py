@@ -17,7 +17,7 @@ from trainrig.parallel.recompute import (
     Recompute,
     Selective,
 )
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 # Tokens of a micro-batch beyond which larger products are no faster.
 ENOUGH_TOKENS = 16_384

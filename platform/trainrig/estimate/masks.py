@@ -17,7 +17,7 @@ from trainrig.models.kernels.kernel_choice import (
 )
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
 from trainrig.objectives.objective_interface import find_parts
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import count, list_named_sizes
 from trainrig.parallel.layout import needs_sharding
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 RESERVE = 0.1  # share of a device's memory that is left free
 # FSDP units in flight at once in parallel/sharding/deterministic.py: two being sent, one starting.

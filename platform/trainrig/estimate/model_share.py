@@ -22,7 +22,7 @@ from trainrig.models.architecture.shapes import (
     list_named_sizes,
 )
 from trainrig.parallel.layer_bytes import cut_shapes
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 _EXPERTS = ".experts."  # part of the names of parameters that an expert group divides
 # Last parts of the names of parameters that a tensor group divides along another dim than the

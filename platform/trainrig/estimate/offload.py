@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainrig.estimate.held_parameters import HeldParameter, ModelRole
 from trainrig.parallel.recompute import Offload
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 SLOTS = 2  # number of slots in optim/hosted.py, which imports torch
 # Optimizers that update as many parameters at once as there are slices.

@@ -35,10 +35,10 @@ from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.parallel.axes.pipeline_schedule import compute_idle_share, describe_cut
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
+from trainrig.train.run_file.run_file_checks import check_sums
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_file.sum_check import check_sums
-from trainrig.train.run_file.training import Training
-from trainrig.train.worker_bounds import parse_bounds
+from trainrig.train.run_file.training_settings import Training
+from trainrig.train.run_file.worker_settings import parse_bounds
 
 
 def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, Any]:

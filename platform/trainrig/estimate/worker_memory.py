@@ -53,7 +53,7 @@ from trainrig.parallel.recompute import (
     Budget,
     choose_kept,
 )
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 
 def estimate_worker_memory(

@@ -10,9 +10,8 @@ from trainrig.evaluate.run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecard import check_tasks, claim, evaluate, load_task_runs
 from trainrig.evaluate.scores.card import read_scorecard
 from trainrig.splits import Phase
-from trainrig.train.evaluations.decisions import CheckpointScore
-from trainrig.train.evaluations.settings import RunEvaluation
-from trainrig.train.scoring.contract import ScoringRequest
+from trainrig.train.evaluations import CheckpointScore, RunEvaluation
+from trainrig.train.run.checkpoint_scores import ScoringRequest
 
 SHARD_ROWS = 32  # rows lost at most by a kill, and rows between two checks whether to stop
 

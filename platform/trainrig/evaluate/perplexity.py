@@ -31,7 +31,7 @@ from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder
-from trainrig.train.held_out import open_held_out_conversations
+from trainrig.train.held_out_loss import open_held_out_conversations
 
 log = logging.getLogger(__name__)
 CONVERSATIONS = "conversations"

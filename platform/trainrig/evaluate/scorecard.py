@@ -33,7 +33,7 @@ from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.ray_runtime import ray_session
 from trainrig.splits import Phase, Split
 from trainrig.train import checkpoint
-from trainrig.train.checkpoint.found import read_entries
+from trainrig.train.checkpoint.checkpoint_metadata import read_entries
 
 REPORT = "report.html"
 

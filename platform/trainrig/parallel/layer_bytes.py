@@ -1,4 +1,4 @@
-"""Estimates of the bytes that a layer keeps for the backward pass, and sizes of a device's part of it.
+"""Estimates of the bytes that a layer keeps for the backward pass, and of a device's part of it.
 
 Shapes: C channels of the residual stream, H query heads, K key heads, D channels of a head, F
 channels of the feed-forward part's hidden layer.

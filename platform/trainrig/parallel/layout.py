@@ -1,4 +1,4 @@
-"""Layouts of a model over the workers of a run: FSDP, HSDP and DDP, and fallbacks with fewer workers.
+"""Layouts of a model over the workers of a run: FSDP, HSDP, DDP, and fallbacks with fewer workers.
 
 `WorkerLayout` has the settings and sizes that all layouts share. A run that has lost workers can
 go on with a fallback layout, which has fewer workers per replica.

@@ -45,8 +45,11 @@ from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
 from trainrig.train import checkpoint
-from trainrig.train.held_out import HeldOutSets, hold_nothing_out
-from trainrig.train.job import FrozenModel
+from trainrig.train.held_out_loss import (
+    HeldOutSets,
+    hold_nothing_out,
+)
+from trainrig.train.training_job import FrozenModel
 
 AnswerKind = Literal["pairs", "labelled", "steps"]
 

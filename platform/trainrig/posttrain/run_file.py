@@ -23,8 +23,11 @@ from trainrig.posttrain.batches import ConversationBatching, PretrainingShare
 from trainrig.posttrain.comparison.settings import ComparisonSettings
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.run_files import TrainingRunFile
-from trainrig.train.run_file.training import Training
-from trainrig.train.worker_bounds import Workers, parse_bounds
+from trainrig.train.run_file.training_settings import Training
+from trainrig.train.run_file.worker_settings import (
+    Workers,
+    parse_bounds,
+)
 
 OfPairs = Pairwise | Reward  # Objectives that read two answers together.
 

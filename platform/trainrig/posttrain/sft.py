@@ -46,13 +46,23 @@ from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
-from trainrig.train.changed_run import claim_run
-from trainrig.train.evaluations.comparison import ModelComparison, compare_nothing
-from trainrig.train.held_out import HeldOutSets, hold_nothing_out, open_held_out_conversations
-from trainrig.train.job import Adapter, FrozenModel, TrainingJob
+from trainrig.train.evaluations import (
+    ModelComparison,
+    compare_nothing,
+)
+from trainrig.train.held_out_loss import (
+    HeldOutSets,
+    hold_nothing_out,
+    open_held_out_conversations,
+)
 from trainrig.train.pretrain import drive
-from trainrig.train.run_file.objective_fit import check_positions
-from trainrig.train.run_file.sum_check import check_sums
+from trainrig.train.run_file.run_file_checks import check_positions, check_sums
+from trainrig.train.run_start import claim_run
+from trainrig.train.training_job import (
+    Adapter,
+    FrozenModel,
+    TrainingJob,
+)
 
 
 def posttrain(run: FineTuning) -> Manifest:

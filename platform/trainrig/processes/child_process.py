@@ -1,14 +1,22 @@
-"""A supervised child process: start it, read its output, ask it to stop, kill it."""
+"""Child processes: supervised ones, ones killed with their group, and a home directory for all.
 
+A supervised child's output is read; it can be asked to stop, and it does not outlive a dying
+supervisor. Containers may run as a user without a home directory, which Ray and torch need.
+"""
+
+import atexit
 import contextlib
 import os
+import pwd
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
-from typing import IO
+from typing import IO, Any
 
 READ = 64 * 2**10  # bytes of output read at a time
 LAST_OUTPUT_SECONDS = 5.0  # time limit for reading the rest of the pipe once the child has ended
@@ -88,3 +96,70 @@ def _listen(output: IO[bytes], hear: Callable[[bytes], None]) -> None:
     with output:
         while piece := os.read(output.fileno(), READ):
             hear(piece)
+
+
+@contextlib.contextmanager
+def hold_group(command: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start `command`, with `options` of Popen, as the leader of a process group.
+
+    When the block ends, also by an error, the whole group is killed and its pipes are closed.
+    """
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        kill_group(process)
+
+
+def kill_group(leader: "subprocess.Popen[bytes]") -> None:
+    """Kill the remaining processes in the group of `leader`, wait for it, and close its pipes."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises it for a zombie
+        os.killpg(leader.pid, signal.SIGKILL)
+    end_process(leader)
+
+
+def end_process(process: "subprocess.Popen[bytes]") -> None:
+    """Kill `process` if it is still running, wait for it, and close its pipes."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):  # buffered data was never read
+                pipe.close()
+
+
+PREFIX = "trainrig-home-"
+
+
+def ensure_home() -> None:
+    """Set HOME and USER if they are missing, for this process and its children.
+
+    Ray and torch refuse to start without them, and Ray writes its token to the home directory. A
+    home made here is accessible to this user only, and is removed when this process ends.
+    """
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except KeyError:
+        entry = None
+        names = (
+            "LOGNAME",
+            "USER",
+            "LNAME",
+            "USERNAME",
+        )  # the variables that `getpass.getuser` reads
+        if not any(os.environ.get(name) for name in names):
+            os.environ["USER"] = str(os.getuid())
+    home = os.environ.get("HOME") or (entry.pw_dir if entry else "")
+    # For a folder without read permission, `os.path.isdir` is False, but `Path.is_dir` raises.
+    if home and os.path.isdir(home) and os.access(home, os.W_OK | os.X_OK):  # noqa: PTH112
+        os.environ["HOME"] = home
+        return
+    made = tempfile.mkdtemp(prefix=PREFIX)
+    os.environ["HOME"] = made
+    maker = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == maker:
+            shutil.rmtree(made, ignore_errors=True)
+
+    atexit.register(remove)

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from trainrig.processes import forking
-from trainrig.processes.peer import read_peer
-from trainrig.processes.process_identity import Process
+from trainrig.processes.process_identity import Process, read_peer
 
 PREFIX = "trainrig-fork-"  # prefix of the servers' addresses
 # Linux has abstract socket names without files, which vanish with the server however it dies.

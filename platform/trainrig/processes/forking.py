@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from trainrig.processes.peer import read_peer
+from trainrig.processes.process_identity import read_peer
 
 PR_SET_PDEATHSIG = 1  # an option of prctl(2) on Linux
 # A request is the server's token with three file descriptors: the channel, standard output and

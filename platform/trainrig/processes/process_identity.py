@@ -1,8 +1,9 @@
 """Unique identities of processes, to check whether they still live and to kill them safely.
 
-Process ids are reused, but a process id together with the start time of the process and the boot id
-of its machine is unique. Signals are sent only to a process with the same identity: an id that was
-read from a file, or received some time ago, may belong to another user's process by now.
+Process ids are reused, but a process id together with the start time of the process and the boot
+id of its machine is unique. Signals are sent only to a process with the same identity: an id
+that was read from a file, or received some time ago, may belong to another user's process by
+now. The kernel identifies the process at the other end of a Unix socket.
 """
 
 import contextlib
@@ -10,7 +11,10 @@ import errno
 import os
 import signal
 import socket
+import struct
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -139,3 +143,35 @@ def _read_stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return stat.rpartition(")")[2].split()
+
+
+CREDENTIALS = "3i"  # struct ucred: unix(7)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The process that connected to a Unix socket, or that listens at it."""
+
+    pid: int
+    user: int
+
+
+def read_peer(connection: socket.socket) -> Peer | None:
+    """Return the process at the other end of a Unix socket; None on a system other than Linux."""
+    if sys.platform != "linux":
+        return None
+    size = struct.calcsize(CREDENTIALS)
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, user, _ = struct.unpack(CREDENTIALS, found)
+    return Peer(pid, user)
+
+
+def find_listener(path: str, timeout: float) -> Peer | None:
+    """Return the process that listens at the Unix socket `path`; None if it is unknown.
+
+    Raises OSError if no process listens there.
+    """
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(timeout)
+        probe.connect(path)
+        return read_peer(probe)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainrig.errors import ClusterError, ClusterLost, ConfigError
-from trainrig.processes.peer import find_listener
+from trainrig.processes.process_identity import find_listener
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.session_folder import (
     kill_users,

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from trainrig import errors
 from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
-from trainrig.processes.home import ensure_home
+from trainrig.processes.child_process import ensure_home
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_local import (

@@ -24,7 +24,10 @@ from trainrig.corpus.signals.text_signals import (
     measure,
 )
 from trainrig.errors import ConfigError
-from trainrig.runs.trace import TracedRun, open_traced
+from trainrig.runs.step_trace import (
+    TracedRun,
+    open_traced,
+)
 from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards

@@ -9,10 +9,10 @@ from typing import Any
 from trainrig import hardware, manifest, storage
 from trainrig.errors import DataError
 from trainrig.processes import lease
-from trainrig.train.evaluations.decisions import CheckpointScore
+from trainrig.train.evaluations import CheckpointScore
 from trainrig.train.run import metrics
+from trainrig.train.run.checkpoint_scores import read_usable_scores
 from trainrig.train.run.run_folder import EVENTS, RunFolder
-from trainrig.train.run.scores.records import read_usable_scores
 
 RUN_FILE = "run.toml"
 WAYS_TO_END = {"run_stopped": "stopped", "attempt_failed": "failed", "finished": "finished"}

@@ -110,7 +110,7 @@ def _show_step(
 ) -> None:
     from rich.console import Console
 
-    from trainrig.runs.trace import trace as trace_step
+    from trainrig.runs.step_trace import trace as trace_step
 
     traced = trace_step(run, step, source, data_step)
     if as_json:
@@ -235,7 +235,10 @@ def average(
     """Write averaged weights of a training run as a new checkpoint."""
     from trainrig.storage import list_files
     from trainrig.storage.writable import check_folder
-    from trainrig.train.checkpoint.averages import write_average, write_mean_of_last
+    from trainrig.train.checkpoint.stored_model import (
+        write_average,
+        write_mean_of_last,
+    )
 
     if (last is None) == (horizon is None):
         raise ConfigError("give exactly one of --last and --horizon")

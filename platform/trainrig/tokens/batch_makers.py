@@ -24,7 +24,7 @@ class BatchMaker(ABC):
     """A source of batches that are made from the current weights, such as rollouts.
 
     Each batch is made from the weights after the step before, and stored before it is trained on
-    (train/online_batches.py). The maker is pickled to the workers.
+    (train/rollouts/online_batches.py). The maker is pickled to the workers.
     """
 
     sources: Sequence[str]  # source names, which the `sources` of micro-batches index

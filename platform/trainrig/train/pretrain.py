@@ -31,20 +31,29 @@ from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
-from trainrig.train.changed_run import check_claim_stands, claim_run
-from trainrig.train.disk_space import check_disk_space
-from trainrig.train.held_out import HeldOutSets, RowSizes, hold_nothing_out, open_held_out
-from trainrig.train.initial_weights import find_initial_weights, warn_of_high_rate
-from trainrig.train.job import TrainingJob
+from trainrig.train.held_out_loss import (
+    HeldOutSets,
+    RowSizes,
+    hold_nothing_out,
+    open_held_out,
+)
 from trainrig.train.run import metrics
 from trainrig.train.run.alarms import find_repetition_alarms, watch_alarms
+from trainrig.train.run.checkpoint_scores import check_evaluations
 from trainrig.train.run.export import export_figures
-from trainrig.train.run.prediction import parse_prediction
+from trainrig.train.run.loss_prediction import parse_prediction
 from trainrig.train.run.run_folder import PLAN, RunFolder
-from trainrig.train.run_file.model_stages import build_model_stages
+from trainrig.train.run_file.run_file_checks import build_model_stages
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.scoring.contract import check_evaluations
-from trainrig.train.worker_bounds import parse_bounds
+from trainrig.train.run_file.worker_settings import parse_bounds
+from trainrig.train.run_start import (
+    check_claim_stands,
+    check_disk_space,
+    claim_run,
+    find_initial_weights,
+    warn_of_high_rate,
+)
+from trainrig.train.training_job import TrainingJob
 
 if TYPE_CHECKING:
     from trainrig.train.elastic.supervise import TrainingResult
@@ -379,7 +388,7 @@ def drive(
             trainer.warn_of_emulation(job.training.precision)
         storage.write(stage.build_path("run.toml"), to_toml(with_absolute_paths(run)).encode())
         # Imported here: each worker imports this module and need not load matplotlib.
-        from trainrig.train.run.run_page import report_at_end
+        from trainrig.train.run_report.run_page import report_at_end
 
         training = job.training
         alarms = find_repetition_alarms(job.epochs)

@@ -57,9 +57,15 @@ from trainrig.parallel.sharding.fsdp import (
     shard,
 )
 from trainrig.train.averaging import WeightAverages
-from trainrig.train.job import Adapter, TrainingJob
-from trainrig.train.run_file.training import Training, find_width_transfer
+from trainrig.train.run_file.training_settings import (
+    Training,
+    find_width_transfer,
+)
 from trainrig.train.spikes import DataRange, SpikeDetector
+from trainrig.train.training_job import (
+    Adapter,
+    TrainingJob,
+)
 
 MEMORY = "optimizer.state."
 

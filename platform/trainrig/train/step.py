@@ -41,9 +41,9 @@ from trainrig.parallel.sharding.fsdp import (
 from trainrig.parallel.sharding.gradient_norm import RowPlaces
 from trainrig.parallel.training_statistics import ActivationStatistics, ParameterNorms
 from trainrig.tokens.batches import TOKENS, LocalBatch, MicroBatch
-from trainrig.train.job import TrainingJob
 from trainrig.train.loss_table import Loss, LossTable, measure_statistics
 from trainrig.train.state import TrainState
+from trainrig.train.training_job import TrainingJob
 
 # As in torch.nn.utils.clip_grad_norm_: avoids a division by 0 for a norm of 0.
 NORM_FLOOR = 1e-6

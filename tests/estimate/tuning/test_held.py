@@ -21,7 +21,7 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.models.lora import count_adapter
 from trainrig.optim import SGD, AdamW
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 MODEL = DecoderConfig(
     layers=2, channels=64, heads=4, kv_heads=2, feedforward_channels=128, vocabulary=320,

@@ -25,7 +25,10 @@ from trainrig.models.initial_values import compute_initial_std
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
 from trainrig.optim.named_groups import build_optimizer
 from trainrig.optim.parameter_groups import RATE_SHARE
-from trainrig.train.run_file.training import Training, find_width_transfer
+from trainrig.train.run_file.training_settings import (
+    Training,
+    find_width_transfer,
+)
 
 WIDTHS = (32, 64, 128, 256)
 MUP = MuP(base_channels=64)

@@ -26,7 +26,7 @@ from trainrig.models.kernels.attention_blocks import QUERIES
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.optim import AdamW
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 SIZES = {
     "layers": 3, "channels": 32, "heads": 4, "kv_heads": 2, "vocabulary": 61, "positions": 40,

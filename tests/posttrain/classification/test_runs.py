@@ -24,11 +24,11 @@ from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.score.run_file import AnswerScoring
 from trainrig.posttrain.score.stage import score_rows
 from trainrig.posttrain.sft import posttrain, prepare
-from trainrig.runs.trace import trace
+from trainrig.runs.step_trace import trace
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
-from trainrig.train.run.run_page import write_report
+from trainrig.train.run_report.run_page import write_report
 
 SEA = ["the sea is grey", "a storm is north", "the ship sails"]
 SPORT = ["the team wins", "a goal"]

@@ -14,7 +14,7 @@ from trainrig.posttrain.distillation.run_file import TeacherScoring
 from trainrig.posttrain.distillation.stage import store_teacher
 from trainrig.posttrain.run_file import FineTuning
 from trainrig.posttrain.sft import posttrain, prepare
-from trainrig.runs.trace import trace
+from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import IGNORE, TEACHER_IDS, TEACHER_LOG, TEACHER_REST
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train import checkpoint

@@ -24,7 +24,7 @@ from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
 
 CONFIG = DecoderConfig(layers=2, channels=32, heads=4, positions=96, vocabulary=320)
 

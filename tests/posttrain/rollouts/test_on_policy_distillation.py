@@ -18,7 +18,7 @@ from trainrig.tokens.batches import IGNORE, OLD, TEACHER_TOKENS, TOKEN_ADVANTAGE
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
 
 AWAY = "train/diagnostics/teacher_divergence"
 

@@ -58,12 +58,12 @@ from trainrig.tokens.batches import (
     WAVES,
 )
 from trainrig.train import checkpoint
-from trainrig.train.rollout_pool.requests import name_rollouts_folder
+from trainrig.train.rollouts.rollout_requests import name_rollouts_folder
 from trainrig.train.run import metrics
-from trainrig.train.run.charts.rollout_charts import build_rollout_charts
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.run_page import read_report_data
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
+from trainrig.train.run_report.rollout_charts import build_rollout_charts
+from trainrig.train.run_report.run_page import read_report_data
 
 STEPS = 6
 LONGEST = 13

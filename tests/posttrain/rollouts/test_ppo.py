@@ -25,7 +25,7 @@ from trainrig.tokens.batches import (
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
 
 ADAPTIVE = {"target": 0.05, "horizon": 40.0}
 PPO = {

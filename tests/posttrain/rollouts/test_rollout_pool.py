@@ -25,7 +25,7 @@ from trainrig.tokens.batches import (
     SAMPLED,
 )
 from trainrig.train import checkpoint
-from trainrig.train.rollout_pool.requests import (
+from trainrig.train.rollouts.rollout_requests import (
     RolloutRequest,
     delete_requests,
     find_missing_units,
@@ -39,7 +39,7 @@ from trainrig.train.rollout_pool.requests import (
 )
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
 
 STEPS = 5
 LAG = 2

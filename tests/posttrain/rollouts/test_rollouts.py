@@ -22,7 +22,7 @@ from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.prompts import read_prompt_set
 from trainrig.posttrain.rollouts.stage import prepare
-from trainrig.runs.trace import trace
+from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import (
     ADVANTAGES,
     ENTRIES,
@@ -38,12 +38,21 @@ from trainrig.tokens.batches import (
 )
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
-from trainrig.train.run.charts.answer_samples import build_answer_samples
-from trainrig.train.run.charts.rollout_charts import REWARD, build_rollout_charts
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.run_page import build_run_page, read_report_data
-from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
+from trainrig.train.run_report.rollout_charts import (
+    REWARD,
+    build_rollout_charts,
+)
+from trainrig.train.run_report.run_page import (
+    build_run_page,
+    read_report_data,
+)
+from trainrig.train.run_report.sampled_answers import (
+    BatchAnswers,
+    StoredAnswer,
+    build_answer_samples,
+)
 
 HELD = {"kind": "GRPO", "reference": {"weight": 0.1}}
 

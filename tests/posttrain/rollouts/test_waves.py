@@ -16,10 +16,10 @@ from trainrig.posttrain.rollouts.sampled_groups import PROMPTS, TOTALS, fill_bat
 from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.tokens.batches import FLAT, IDS, IGNORE, SAMPLED, TARGETS, WAVES
 from trainrig.train import checkpoint
-from trainrig.train.rollout_pool.requests import name_rollouts_folder
+from trainrig.train.rollouts.rollout_requests import name_rollouts_folder
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
 
 STEPS = 6
 MOST = 4

@@ -14,7 +14,7 @@ from trainrig.models.decoder import Decoder
 from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.train import checkpoint
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.stored_batches import list_stored_batches
+from trainrig.train.run.step_data import list_stored_batches
 
 FAST = {"deterministic": False}
 

@@ -31,9 +31,9 @@ from trainrig.tokens.rows.pretraining import BatchSettings
 from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import SampleLog
+from trainrig.train.run.step_data import SampleLog
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from trainrig.estimate.layouts import BatchShape
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.prediction import Predictor
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 SIZES: dict[str, Any] = {
     "layers": 8,

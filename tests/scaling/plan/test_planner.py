@@ -19,7 +19,7 @@ from trainrig.scaling.laws.published import find_published_law
 from trainrig.scaling.plan.plan import ScalingPlan
 from trainrig.scaling.plan.plan_request import PlanRequest
 from trainrig.scaling.plan.planner import make_plan
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 OFFERS = hardware.load()
 

@@ -5,8 +5,12 @@ import asyncio
 import pytest
 
 from trainrig.processes.heartbeats import Heartbeat
-from trainrig.train.elastic.coordinator import Coordinator
-from trainrig.train.elastic.messages import Assignment, Command, RankExit
+from trainrig.train.elastic.coordinator import (
+    Assignment,
+    Command,
+    Coordinator,
+    RankExit,
+)
 
 AT_ONCE = 0.0
 LONG = 10.0  # s: never reached if the code works

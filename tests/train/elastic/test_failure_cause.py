@@ -10,7 +10,7 @@ from trainrig.train.elastic.failure_cause import (
     find_cause,
 )
 from trainrig.train.elastic.restart_policy import GiveUp, RestartPolicy
-from trainrig.train.fault_settings import Faults
+from trainrig.train.run_file.worker_settings import Faults
 
 BROKEN = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4")
 

@@ -13,8 +13,7 @@ from trainrig.train.elastic.restart_policy import (
     find_reason_to_leave,
     may_be_freed,
 )
-from trainrig.train.fault_settings import Faults
-from trainrig.train.worker_bounds import WorkerBounds
+from trainrig.train.run_file.worker_settings import Faults, WorkerBounds
 
 A, B, C = (WorkerNode(name, capacity=1) for name in "ABC")
 GOING = WorkerNode("B", capacity=1, draining=True)

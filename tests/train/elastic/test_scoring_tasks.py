@@ -17,8 +17,8 @@ from trainrig.evaluate.scores.card import read_scorecard
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import pretrain
+from trainrig.train.run.checkpoint_scores import read_scores
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.scores.records import read_scores
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 PATIENCE = 400.0  # s: a bound for broken code, far above what any test takes

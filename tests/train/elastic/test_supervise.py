@@ -18,10 +18,9 @@ from trainrig.train.checkpoint import Checkpoint
 from trainrig.train.elastic import supervise as module
 from trainrig.train.elastic.restart_policy import Failure, WorkerNode
 from trainrig.train.elastic.supervise import supervise
-from trainrig.train.fault_settings import Faults
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.worker_bounds import parse_bounds
+from trainrig.train.run_file.worker_settings import Faults, parse_bounds
 
 STEPS = 12
 

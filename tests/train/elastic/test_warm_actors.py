@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from trainrig.train.elastic.restart_policy import WorkerNode
-from trainrig.train.elastic.warm_actors import find_idle_surplus
+from trainrig.train.elastic.worker_group import find_idle_surplus
 
 FREE = WorkerNode("free", 2, slots=2)
 OTHER = WorkerNode("other", 1, slots=1)

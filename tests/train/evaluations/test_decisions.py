@@ -2,14 +2,16 @@ import pytest
 from pydantic import ValidationError
 
 from trainrig.errors import ConfigError
-from trainrig.train.evaluations.decisions import (
+from trainrig.train.evaluations import (
+    BestBy,
     CheckpointScore,
+    RunEvaluation,
     ScoredCheckpoint,
+    StopIf,
     choose_best,
     find_stop_reason,
 )
-from trainrig.train.evaluations.settings import BestBy, RunEvaluation, StopIf
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 QUICK = {"name": "quick", "tasks": ("copa",), "every": 10}
 

@@ -13,9 +13,10 @@ from trainrig.train.run.alarms import (
     AlarmWatch,
     compute_effective_epochs,
     find_repetition_alarms,
+    notify_to,
+    send_notification,
 )
-from trainrig.train.run.notification import notify_to, send
-from trainrig.train.run.prediction import Prediction
+from trainrig.train.run.loss_prediction import Prediction
 from trainrig.train.run.run_folder import RunFolder
 
 GIB = 2**30
@@ -194,7 +195,9 @@ def test_a_url_is_sent_what_is_wrong_as_json():
     with HTTPServer(("127.0.0.1", 0), Listener) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        send(f"http://127.0.0.1:{server.server_port}/", "run", "dead_layers", "what; action")
+        send_notification(
+            f"http://127.0.0.1:{server.server_port}/", "run", "dead_layers", "what; action"
+        )
         thread.join()
     assert heard == [{"text": "run: what; action", "run": "run", "alarm": "dead_layers"}]
 

@@ -9,17 +9,20 @@ import pytest
 from trainrig.errors import ConfigError, DataError
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
+from trainrig.train.evaluations import (
+    CheckpointScore,
+    ScoredCheckpoint,
+)
 from trainrig.train.run import metrics
-from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.scores.answers import read_followed
-from trainrig.train.run.scores.records import (
+from trainrig.train.run.checkpoint_scores import (
+    check_evaluations,
     read_end,
     read_scores,
     scorecard_folder,
     write_scores,
 )
-from trainrig.train.scoring.contract import check_evaluations
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run_report.sampled_answers import read_followed
 
 STEPS = 8
 

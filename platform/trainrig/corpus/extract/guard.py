@@ -33,7 +33,7 @@ from trainrig.corpus.extract.extractors import (
     NotExtracted,
 )
 from trainrig.corpus.read import RawPage
-from trainrig.processes.process_group import end_process
+from trainrig.processes.child_process import end_process
 
 Outcome = Extracted | NotExtracted
 Cause = Literal["cpu_time", "memory", "crashed"]

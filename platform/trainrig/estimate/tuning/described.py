@@ -17,8 +17,11 @@ from trainrig.models.kernels.kernel_choice import (
     USUAL_GPU,
 )
 from trainrig.parallel.axes.pipeline_schedule import describe_cut
-from trainrig.train.run_file.training import Training
-from trainrig.train.worker_bounds import Workers, parse_bounds
+from trainrig.train.run_file.training_settings import Training
+from trainrig.train.run_file.worker_settings import (
+    Workers,
+    parse_bounds,
+)
 
 GIB = 2**30
 TuningFacts = dict[str, int | float | str]

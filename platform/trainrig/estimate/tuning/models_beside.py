@@ -11,7 +11,7 @@ from trainrig.estimate.memory import HeldParameters, hold_model
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import GATED
 from trainrig.optim import Optimizer
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 NOT_GATHERED = GatheredBytes(0.0, 0.0, 0.0)
 

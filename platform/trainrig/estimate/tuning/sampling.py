@@ -22,7 +22,7 @@ from trainrig.estimate.memory import Memory, estimate_cache_memory, hold_model
 from trainrig.estimate.tuning.models_beside import ModelBeside, estimate_reading
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 # Bytes for each logit of a token in addition to the logit: as float32, divided by the temperature,
 # and the values drawn from, which a GPU leaves to the host.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainrig.errors import ConfigError
-from trainrig.processes.process_group import hold_group
+from trainrig.processes.child_process import hold_group
 
 LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 START_SECONDS = 5.0  # extra time for two interpreters to start on a busy machine

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from trainrig.errors import ClusterError
-from trainrig.processes.process_group import hold_group
+from trainrig.processes.child_process import hold_group
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 from trainrig.hardware import Hardware
 from trainrig.launch.cost.metering import Kind
 from trainrig.train.run import metrics
-from trainrig.train.run.goodput import account_time
+from trainrig.train.run.progress import account_time
 from trainrig.train.run.run_folder import RunFolder
 
 HOUR = 3600.0  # seconds; prices are by the hour

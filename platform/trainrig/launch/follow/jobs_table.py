@@ -92,8 +92,7 @@ def sum_spent(record: RunRecord, status: RunStatus) -> Spent:
 
 
 def _read_training(record: RunRecord, output: str) -> tuple[int | None, int | None, float | None]:
-    from trainrig.train.run.goodput import measure_goodput
-    from trainrig.train.run.progress import ProgressFollower
+    from trainrig.train.run.progress import ProgressFollower, measure_goodput
 
     try:
         steps = _read_steps(record)

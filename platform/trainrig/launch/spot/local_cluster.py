@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainrig.errors import ClusterError
 from trainrig.launch.spot.drain import list_live_nodes
-from trainrig.processes.process_group import kill_group
+from trainrig.processes.child_process import kill_group
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 HEAD = "the head"

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from trainrig.processes.process_group import kill_group
+from trainrig.processes.child_process import kill_group
 
 SAID = 300  # characters of the command's output that are recorded
 

@@ -1,4 +1,4 @@
-"""Run-file settings for context, expert and tensor parallelism, and checks that a run supports them.
+"""Settings of context, expert and tensor parallelism, and checks that a run supports them.
 
 The settings of pipeline parallelism are in pipeline_schedule.py.
 """

@@ -60,9 +60,9 @@ def split_attention(
 ) -> None:
     """Make `model` read parts of rows, in place and permanently.
 
-    Each rank of `group` reads the positions that `trainrig.parallel.axes.context_parts` assigns to it.
-    `keys`: how keys and values reach the ranks that need them. Call this before `recompute` and
-    `shard`.
+    Each rank of `group` reads the positions that `trainrig.parallel.axes.context_parts` assigns
+    to it. `keys`: how keys and values reach the ranks that need them. Call this before `recompute`
+    and `shard`.
     """
     vars(model)["sights"] = functools.partial(
         _make_part_sights, model.sights, group, keys, model.choose_kernel

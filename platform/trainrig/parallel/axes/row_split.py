@@ -1,4 +1,4 @@
-"""Micro-batches whose rows are split over the ranks of a context axis, or divided over an expert axis.
+"""Micro-batches whose rows are split over ranks of a context axis, or divided over an expert axis.
 
 Sums over those ranks are here, too.
 """

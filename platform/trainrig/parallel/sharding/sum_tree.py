@@ -1,4 +1,4 @@
-"""A fixed order of addition: a binary tree over numbered leaves, the hand-over of sums, and its bytes.
+"""A fixed order of addition: a binary tree over numbered leaves, how sums are sent, and its bytes.
 
 Floating-point addition is not associative, so a sum is reproducible only if its brackets are. Here
 they depend on three numbers alone: of leaves, of the runs that the leaves are cut into, and of the

@@ -39,7 +39,10 @@ from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import CLASSES as CLASS_ARRAY
 from trainrig.tokens.shards.shard_files import IN_ANSWER, IN_CONTEXT, SECOND_SEGMENT, RowKind
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
-from trainrig.train.held_out import HeldOutSets, hold_nothing_out
+from trainrig.train.held_out_loss import (
+    HeldOutSets,
+    hold_nothing_out,
+)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,15 @@ from trainrig.posttrain.prompt_text import TextListener
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder
-from trainrig.train.evaluations.comparison import GivenAnswer, ModelView
-from trainrig.train.held_out import RowSizes, evaluate, open_held_out
+from trainrig.train.evaluations import (
+    GivenAnswer,
+    ModelView,
+)
+from trainrig.train.held_out_loss import (
+    RowSizes,
+    evaluate,
+    open_held_out,
+)
 
 if TYPE_CHECKING:  # Run files are checked without importing torch.
     from torch import nn
@@ -27,7 +34,7 @@ if TYPE_CHECKING:  # Run files are checked without importing torch.
 class TuningComparison:
     """Comparison of held-out answers and pretraining loss; it can be pickled.
 
-    It implements `trainrig.train.evaluations.comparison.ModelComparison`.
+    It implements `trainrig.train.evaluations.ModelComparison`.
     """
 
     settings: ComparisonSettings

@@ -9,7 +9,10 @@ from trainrig.posttrain.distillation.parts import StoredTeacher
 from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
-from trainrig.train.held_out import HeldOutSets, open_held_out_conversations
+from trainrig.train.held_out_loss import (
+    HeldOutSets,
+    open_held_out_conversations,
+)
 
 
 class TaughtBatches(ConversationBatches):

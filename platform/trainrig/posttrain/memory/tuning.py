@@ -13,8 +13,8 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.objectives import Distillation
 from trainrig.posttrain.memory.rows import LargestRows, find_largest
 from trainrig.posttrain.run_file import FineTuning
-from trainrig.train.job import FrozenModel
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
+from trainrig.train.training_job import FrozenModel
 
 
 def describe_tuning_memory(

@@ -38,7 +38,7 @@ from trainrig.posttrain.peft_adapter.saved_modules import Base, fill_head, find_
 from trainrig.posttrain.peft_adapter.settings import CONFIG, WEIGHTS, PeftSettings, read_settings
 from trainrig.storage.writable import check_folder
 from trainrig.train import checkpoint
-from trainrig.train.job import Adapter
+from trainrig.train.training_job import Adapter
 
 
 def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from trainrig.config import Settings
 from trainrig.config.field_marks import SHIPPED
 from trainrig.errors import ConfigError
 from trainrig.manifest import digest
-from trainrig.processes.process_group import end_process
+from trainrig.processes.child_process import end_process
 
 START_SECONDS = 120.0  # time limit of loading: the user's imports may include torch
 READ = 64 * 2**10  # bytes of an answer that one call of os.read takes

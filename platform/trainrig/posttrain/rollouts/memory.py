@@ -25,8 +25,8 @@ from trainrig.posttrain.rewards.judge import JudgeModel
 from trainrig.posttrain.rewards.reward_model import RewardModel
 from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
 from trainrig.train import checkpoint
-from trainrig.train.job import TrainingJob
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
+from trainrig.train.training_job import TrainingJob
 
 
 def describe_rollout_memory(

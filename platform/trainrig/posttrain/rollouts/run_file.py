@@ -15,9 +15,13 @@ from trainrig.posttrain.environments import EnvironmentSettings
 from trainrig.posttrain.rewards import RewardSettings
 from trainrig.tokens.batches import check_divides
 from trainrig.train.run_file.run_files import TrainingRunFile
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
+from trainrig.train.run_file.worker_settings import (
+    ExtraWorkers,
+    Workers,
+    parse_bounds,
+)
 from trainrig.train.spikes import Spikes
-from trainrig.train.worker_bounds import ExtraWorkers, Workers, parse_bounds
 
 
 class PromptFiles(Settings):

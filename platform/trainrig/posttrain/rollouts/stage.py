@@ -31,9 +31,14 @@ from trainrig.tokens.document_set import (
 )
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
-from trainrig.train.changed_run import claim_run
-from trainrig.train.job import Adapter, FrozenModel, TrainedModel, TrainingJob
 from trainrig.train.pretrain import drive
+from trainrig.train.run_start import claim_run
+from trainrig.train.training_job import (
+    Adapter,
+    FrozenModel,
+    TrainedModel,
+    TrainingJob,
+)
 
 
 def reinforce(run: ReinforcementLearning) -> Manifest:

@@ -37,7 +37,7 @@ from trainrig.quickstart.site.planted import Plant, read_plants
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.sample_log import read_trained_samples
+from trainrig.train.run.step_data import read_trained_samples
 from trainrig.train.run_file.run_files import Pretraining
 
 EXAMPLES = 3  # Dropped texts to show for each reason.

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainrig.processes.process_group import hold_group
+from trainrig.processes.child_process import hold_group
 from trainrig.quickstart.site import pydoc_child
 from trainrig.quickstart.site.article import Article, Markup
 

@@ -21,7 +21,7 @@ from trainrig.models.architecture.shapes import (
     StackShape,
 )
 from trainrig.scaling.layout import terms
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 MASTER = 4
 # Elements per channel, in the dtype of the computation, that are read and written where no kernels

@@ -29,7 +29,7 @@ from trainrig.scaling.layout.prediction import StepPrediction
 from trainrig.scaling.layout.search import GIB, FixedDegrees, LayoutPlan, Subject, search
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.worker_bounds import parse_bounds
+from trainrig.train.run_file.worker_settings import parse_bounds
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from trainrig.scaling.layout.compute import Kernels, Timer
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.scaling.layout.stages import count_in_flight
 from trainrig.scaling.layout.traffic import DataTraffic, Exchange, estimate_replica_traffic
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 
 @dataclass(frozen=True)

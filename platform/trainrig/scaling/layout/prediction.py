@@ -39,7 +39,7 @@ from trainrig.scaling.layout.layouts import (
 )
 from trainrig.scaling.layout.pipeline_device import LayerPass, PipelineDevice, Replica
 from trainrig.scaling.layout.stages import count_waiting, select_largest
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from trainrig.parallel.precision import Precision
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, RecomputeChoice
 from trainrig.scaling.layout.prediction import Predictor, StepPrediction
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 LLAMA = "Llama 3 (arXiv:2407.21783), table 4"
 MEGATRON = "Narayanan et al. 2021 (arXiv:2104.04473), table 1"

@@ -19,7 +19,7 @@ from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.cluster import Cluster
 from trainrig.scaling.layout.layouts import RECOMPUTED, Degrees, DeviceLayout
 from trainrig.scaling.layout.prediction import Predictor, StepPrediction
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 SHOWN = 10
 MOST_DEVICES = 65_536

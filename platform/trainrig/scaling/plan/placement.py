@@ -13,7 +13,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.plan.plan import MemoryRow, Placement
 from trainrig.scaling.plan.plan_request import PlanRequest
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 USUAL_DEVICE = "h100"
 # Most days that a run should take, if the plan chooses the number of devices.

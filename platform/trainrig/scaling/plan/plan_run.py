@@ -19,7 +19,7 @@ from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.pretrain import open_batches
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 
 def fit_to_tokens(tokens: str, request: PlanRequest, objective: str) -> PlanRequest:

@@ -44,7 +44,7 @@ from trainrig.tokens.rows.packing import (
     Packing,
 )
 from trainrig.tokens.shards.block_cache import BlockCache
-from trainrig.train.run_file.objective_fit import check_fit
+from trainrig.train.run_file.run_file_checks import check_fit
 
 Seed = Annotated[int, Field(ge=0)]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]

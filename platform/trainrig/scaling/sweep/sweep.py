@@ -45,7 +45,12 @@ from trainrig.scaling.sweep.trials import (
     read_sweep_tokens,
 )
 
-__all__ = ["Sweep", "sweep"]
+__all__ = [
+    "PLANNED_TRIALS",
+    "Sweep",
+    "sweep",
+]
+
 
 PLANNED_TRIALS = "trials.json"
 
@@ -169,8 +174,8 @@ class _Driver:
         """Train the runs of one trial, each by a group of workers that Ray Train starts."""
         from trainrig.scaling.sweep.trial import check_sane, train_trial
         from trainrig.train.elastic import trainer
-        from trainrig.train.job import TrainingJob
         from trainrig.train.pretrain import finish
+        from trainrig.train.training_job import TrainingJob
 
         assert self._run.large is not None
         workers = self._run.large.workers

@@ -46,12 +46,12 @@ from trainrig.train.checkpoint import (
 )
 from trainrig.train.checkpoint.manifest import list_committed
 from trainrig.train.elastic.supervise import TrainingResult
-from trainrig.train.job import TrainingJob
 from trainrig.train.loop import train
 from trainrig.train.pretrain import finish, prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.training_job import TrainingJob
 
 DIVERGED = "diverged.json"
 Train = Callable[[Stage, TrainingJob], None]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from trainrig import storage
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.train.elastic.restart_policy import Failure, RestartPolicy
-from trainrig.train.fault_settings import Faults
+from trainrig.train.run_file.worker_settings import Faults
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from trainrig.scaling.sweep.run_file import Sweep
 from trainrig.scaling.sweep.search_settings import RateBatchPair, RateSearch, list_rungs
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder
-from trainrig.train.held_out import HeldOutSettings
+from trainrig.train.held_out_loss import HeldOutSettings
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 TRIALS = "trials"
 SEARCH = "search"

@@ -15,20 +15,19 @@ an earlier one.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainrig.train.checkpoint.adapter_entries import (
+from trainrig.train.checkpoint.checkpoint_metadata import (
+    VERIFIED,
     check_base,
-    compute_manifest_sum,
-    keep_base,
-    read_adapter,
-)
-from trainrig.train.checkpoint.chunks import DamagedCheckpoint
-from trainrig.train.checkpoint.found import (
     check_context,
     check_data,
     compute_content_key,
+    compute_manifest_sum,
     describe,
+    keep_base,
+    read_adapter,
     read_entries,
     read_tokenizer_files,
+    read_verified_sums,
     resolve,
 )
 from trainrig.train.checkpoint.manifest import (
@@ -37,36 +36,39 @@ from trainrig.train.checkpoint.manifest import (
     find_newest_valid,
     list_committed,
 )
-from trainrig.train.checkpoint.verification import VERIFIED, read_verified_sums
+from trainrig.train.checkpoint.tensor_index import DamagedCheckpoint
 
 if TYPE_CHECKING:
     from trainrig.train.checkpoint.adapter import OpenAdapter, load_base
-    from trainrig.train.checkpoint.model import (
+    from trainrig.train.checkpoint.reader import load, load_frozen, load_trained, load_weights
+    from trainrig.train.checkpoint.saver import (
+        Saver,
+        roll_back,
+        watch_for_spikes,
+    )
+    from trainrig.train.checkpoint.stored_model import (
         CheckpointModel,
         StoredModel,
         open_model,
         write_adapter,
         write_model,
     )
-    from trainrig.train.checkpoint.reader import load, load_frozen, load_trained, load_weights
-    from trainrig.train.checkpoint.rollback import roll_back, watch_for_spikes
-    from trainrig.train.checkpoint.saver import Saver
 
 # Names that need torch, by module. They are imported at first use, as torch takes seconds.
 _WITH_TENSORS = {
-    "CheckpointModel": "model",
+    "CheckpointModel": "stored_model",
     "OpenAdapter": "adapter",
     "load_base": "adapter",
-    "StoredModel": "model",
-    "open_model": "model",
-    "write_adapter": "model",
-    "write_model": "model",
+    "StoredModel": "stored_model",
+    "open_model": "stored_model",
+    "write_adapter": "stored_model",
+    "write_model": "stored_model",
     "load": "reader",
     "load_frozen": "reader",
     "load_trained": "reader",
     "load_weights": "reader",
-    "roll_back": "rollback",
-    "watch_for_spikes": "rollback",
+    "roll_back": "saver",
+    "watch_for_spikes": "saver",
     "Saver": "saver",
 }
 

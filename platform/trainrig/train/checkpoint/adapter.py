@@ -25,8 +25,7 @@ from trainrig.models.lora import (
 )
 from trainrig.optim.elementwise import lay_out_like
 from trainrig.parallel.sharding.gradient_norm import sum_rows
-from trainrig.train.checkpoint.adapter_entries import check_base
-from trainrig.train.checkpoint.found import OpenedCheckpoint
+from trainrig.train.checkpoint.checkpoint_metadata import OpenedCheckpoint, check_base
 from trainrig.train.checkpoint.reader import (
     check_start,
     draw_parameter,
@@ -35,8 +34,11 @@ from trainrig.train.checkpoint.reader import (
     read_tensors,
     read_together,
 )
-from trainrig.train.job import Adapter, TrainingJob
 from trainrig.train.state import TrainState
+from trainrig.train.training_job import (
+    Adapter,
+    TrainingJob,
+)
 
 
 def load_base(state: TrainState, job: TrainingJob) -> None:

@@ -1,4 +1,7 @@
-"""The manifest, created last, that makes a folder a checkpoint, and which checkpoints count."""
+"""The manifest, created last, that makes a folder a checkpoint; which ones count, and are deleted.
+
+Deleted are the checkpoints that the run file does not keep, and the remains of failed saves.
+"""
 
 import json
 import logging
@@ -12,14 +15,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
 from trainrig.manifest import digest
-from trainrig.train.checkpoint.chunks import (
+from trainrig.train.checkpoint.tensor_index import (
     Chunk,
     DamagedCheckpoint,
     FileChunks,
+    IndexedTensor,
     find_damaged_chunk,
+    plan_reads,
 )
-from trainrig.train.checkpoint.index import IndexedTensor, plan_reads
-from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.retention import Checkpoints
+from trainrig.train.run.checkpoint_scores import find_held_for_scores
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
+from trainrig.train.run_file.training_settings import Training
 
 FORMAT: Literal[5] = 5
 MANIFEST = "manifest.json"
@@ -255,3 +262,51 @@ def _read_mark(path: str) -> str | None:
         return None
     except (ValueError, KeyError):
         return f"{path}: marked as damaged"
+
+
+STEP_FOLDER = re.compile(r"step_(\d+)")
+ATTEMPT_FOLDER = re.compile(r"attempt-(\d+)")
+
+
+def clean_up(
+    folder: RunFolder,
+    place: str,
+    attempt: TrainingAttempt,
+    settings: Checkpoints,
+    training: Training | None = None,
+) -> None:
+    """Delete the run's checkpoints at `place` that `settings` do not keep.
+
+    Called by the process that has just committed the newest checkpoint there, as part of `attempt`.
+    Only checkpoints that count and have all their files are kept. Folders without a manifest are
+    deleted if they belong to earlier attempts, which are over; those of later attempts are left
+    alone. `training`: its evaluations may need further checkpoints.
+    """
+    found = [
+        committed
+        for committed in list_committed(folder, place)
+        if find_damage(committed[0], thorough=False) is None
+    ]
+    whole = {path: step for path, step, _ in found}
+    held = set[int]()
+    passing = set[int]()
+    if training and training.evaluations:
+        held, passing = find_held_for_scores(folder, training, {s: n for _, s, n in found[::-1]})
+    kept = settings.select_kept(whole.values(), held, passing)
+    for step_folder in storage.list_folders(place):
+        step = STEP_FOLDER.fullmatch(step_folder.rpartition("/")[2])
+        if step is None:
+            continue
+        for path in storage.list_folders(step_folder):
+            number = ATTEMPT_FOLDER.fullmatch(path.rpartition("/")[2])
+            if number is None or int(number[1]) > attempt.number or whole.get(path) in kept:
+                continue
+            if storage.exists(storage.join(path, KEPT)):  # needed as the base of an adapter
+                continue
+            manifest = storage.join(path, MANIFEST)
+            if int(number[1]) < attempt.number or storage.exists(manifest):
+                # first, so that an interrupted deletion leaves no checkpoint
+                storage.delete(manifest)
+                storage.delete_folder(path)
+        if not storage.list_folders(step_folder):
+            storage.delete_folder(step_folder)

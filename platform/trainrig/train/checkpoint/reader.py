@@ -19,25 +19,30 @@ from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
 from trainrig.parallel.sharding.fsdp import find_local_slice
 from trainrig.tokens.batches import DataHistory
-from trainrig.train.checkpoint.adapter_entries import check_adapter
-from trainrig.train.checkpoint.chunks import (
-    READERS,
-    Bytes,
-    DamagedCheckpoint,
-    read_chunk,
-)
-from trainrig.train.checkpoint.found import (
+from trainrig.train.checkpoint.checkpoint_metadata import (
     OpenedCheckpoint,
+    check_adapter,
     check_context,
     check_entries,
     read_settings,
 )
-from trainrig.train.checkpoint.index import ChunkRead, IndexedTensor, plan_reads
 from trainrig.train.checkpoint.manifest import CheckpointManifest, mark_damaged
-from trainrig.train.checkpoint.shares import find_held
-from trainrig.train.checkpoint.tensor_file import TYPE_NAMES
-from trainrig.train.job import FrozenModel, TrainedModel, TrainingJob
+from trainrig.train.checkpoint.rank_file import TYPE_NAMES, find_held
+from trainrig.train.checkpoint.tensor_index import (
+    READERS,
+    Bytes,
+    ChunkRead,
+    DamagedCheckpoint,
+    IndexedTensor,
+    plan_reads,
+    read_chunk,
+)
 from trainrig.train.state import TrainState
+from trainrig.train.training_job import (
+    FrozenModel,
+    TrainedModel,
+    TrainingJob,
+)
 
 Result = TypeVar("Result")
 HEADS = ("head", "pooler")  # modules that a head of another kind lacks

@@ -1,14 +1,108 @@
-"""The coordinator between the driver and the ranks of a run: an actor on the head node.
+"""The coordinator between driver and ranks, an actor on the head node, and the messages through it.
 
-The driver stores there what an attempt should do; worker agents store how their ranks ended. Calls
-block only on request. The module imports neither Ray nor torch, so the actor is up before the first
-rank. It is disposable: if it is lost, Ray restarts it, and clients re-send their state.
+The driver stores there what an attempt should do; worker agents store how their ranks ended.
+Calls block only on request. The coordinator is disposable: if it is lost, Ray restarts it, and
+clients re-send their state. The module imports neither Ray nor torch, so the actor is up before
+the first rank, and the processes of the driver and of the worker agents do not load torch for
+its messages.
 """
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from trainrig.processes.heartbeats import Heartbeat
-from trainrig.train.elastic.messages import Assignment, Command, RankExit, RankReports
+from trainrig.processes.process_identity import Process
+
+if TYPE_CHECKING:
+    from trainrig.train.run.run_folder import TrainingAttempt
+    from trainrig.train.training_job import TrainingJob
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """Task that every rank of an attempt receives."""
+
+    job: "TrainingJob"
+    attempt: "TrainingAttempt"
+    resume_from: str | None
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Identity and location of a rank, and its worker agent."""
+
+    rank: int
+    world: int
+    device: int | None  # index of its GPU among those visible to it; None if it has none
+    rendezvous: str  # URL of the rendezvous endpoint
+    node: str  # node id in Ray
+    agent: Process  # the process of its worker agent
+
+
+@dataclass(frozen=True)
+class RankError:
+    """Exception that ended a rank."""
+
+    error: bytes  # the pickled exception; the worker agent need not be able to import its class
+    line: str  # type and message
+
+
+@dataclass(frozen=True)
+class RankDone:
+    """Message that a rank has finished its work."""
+
+
+class Command(IntEnum):
+    """Command of the driver to the ranks of an attempt."""
+
+    TRAIN = 0
+    STOP = 1  # save and stop, at a step that all ranks agree on
+    END = 2  # exit at once: the attempt has failed
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Next task for the rank of each worker agent of a worker group."""
+
+    group: int  # number of the attempt that the worker agents were started for
+    attempt: int
+    work: bytes  # a pickled RankTask
+    rendezvous: str  # URL of the rendezvous endpoint
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """Report that a rank ended before its work was done; its agent waits for an assignment."""
+
+    rank: int
+    node: str  # node id in Ray
+    reason: str | RankError  # how its process died, or the exception that it raised
+    # rendezvous URL for the next attempt, from the agent of rank 0; "" from the others
+    rendezvous: str
+
+
+@dataclass(frozen=True)
+class RankReports:
+    """Newest heartbeat and exit of each rank, as stored at the coordinator."""
+
+    heartbeats: Mapping[int, Heartbeat]
+    exits: Mapping[int, RankExit]
+
+
+@dataclass(frozen=True)
+class WorkerGroupSpec:
+    """Parameters of a worker group for Ray Train."""
+
+    name: str  # must be new: for a known name, Ray Train would restore its own state
+    workers: int
+    gpus: bool
+    environment: Mapping[str, str]
+    avoid: frozenset[str] = frozenset()  # node ids on which no worker may run
+    # Sizes of groups of ranks to place on one node; each size is a multiple of the one before.
+    nested: tuple[int, ...] = ()
 
 
 class Coordinator:

@@ -1,14 +1,20 @@
-"""Determines why a worker group failed, from the errors of its ranks or the ranks they wait for."""
+"""Why attempts start and fail: the record of each start, and the cause of a failure.
 
+The cause is found from the errors of the ranks, or from the ranks that the others wait for.
+"""
+
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainrig.errors import InputError
+from trainrig.parallel.layout import DDP, FSDP, HSDP, describe_layout
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.train.checkpoint import DamagedCheckpoint
 from trainrig.train.elastic.restart_policy import Failure, Hang
+from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 
 # Parts of the messages of torch's allocators and the operating system when memory runs out.
 NO_MEMORY = (
@@ -165,3 +171,36 @@ def describe_out_of_memory(said: str) -> str:
     found = re.search(r"Memory on the node \(IP: ([^,)]+).*? was (\S+) used / (\S+)", said)
     node = f"node {found[1]} ran out of memory ({found[2]} of {found[3]})" if found else "no memory"
     return f"{node}: Ray ended the attempt to free some"
+
+
+log = logging.getLogger(__name__)
+
+OTHER_BITS = (
+    "gradients are rounded differently from here on, but samples, their order and the "
+    "schedule stay the same"
+)
+
+
+def record_start(
+    folder: RunFolder,
+    attempt: TrainingAttempt,
+    layout: FSDP | HSDP | DDP,
+    workers: int,
+    why: str,
+) -> None:
+    """Record the start of `attempt`, and a change of its layout since the attempt before.
+
+    `why`: the reason of the attempt, such as "start" or "fault".
+    """
+    events = folder.read_events()
+    now = describe_layout(layout)
+    started = [event for event in events if event["event"] == "attempt_started"]
+    before = started[-1].get("layout", now) if started else now
+    where = {"attempt": attempt.number, "step": attempt.resumed_step}
+    if before != now:
+        folder.record("layout_changed", **where, before=before, layout=now, bits=OTHER_BITS)
+        log.warning(
+            "from step %d on, the run uses %s (workers: %d) instead of %s: %s",
+            *(attempt.resumed_step, now, workers, before, OTHER_BITS),
+        )
+    folder.record("attempt_started", **where, workers=workers, why=why, layout=now)

@@ -18,11 +18,16 @@ from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.processes.heartbeats import Heartbeat, HeartbeatReporter, Stall
 from trainrig.processes.lease import follow_lease
 from trainrig.processes.process_identity import Process
-from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo, RankTask
+from trainrig.train.elastic.coordinator import (
+    RankDone,
+    RankError,
+    RankInfo,
+    RankTask,
+)
 from trainrig.train.elastic.restart_policy import HangDetector
 from trainrig.train.loop import train
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run_file.training import Training
+from trainrig.train.run_file.training_settings import Training
 
 # Minimum seconds between two heartbeats of a rank: well under the shortest useful hang limit.
 HEARTBEAT_SECONDS = 0.25

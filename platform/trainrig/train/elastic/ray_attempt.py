@@ -16,6 +16,12 @@ from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private
+from trainrig.train.elastic.coordinator import (
+    Assignment,
+    Command,
+    RankError,
+    RankExit,
+)
 from trainrig.train.elastic.failure_cause import (
     LOST_NODE,
     describe_out_of_memory,
@@ -23,8 +29,6 @@ from trainrig.train.elastic.failure_cause import (
     follows_peer,
     format_last_line,
 )
-from trainrig.train.elastic.ipc import RankError
-from trainrig.train.elastic.messages import Assignment, Command, RankExit
 from trainrig.train.elastic.restart_policy import Failure
 from trainrig.train.elastic.worker_group import WorkerGroup
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt

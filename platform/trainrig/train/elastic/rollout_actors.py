@@ -23,8 +23,7 @@ from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.ray_runtime.ray_pools import Need
 from trainrig.train.elastic.failure_cause import format_last_line
 from trainrig.train.elastic.worker_agent import find_given_device
-from trainrig.train.job import TrainingJob
-from trainrig.train.rollout_pool.requests import (
+from trainrig.train.rollouts.rollout_requests import (
     RolloutRequest,
     choose_poll_interval,
     find_open,
@@ -32,7 +31,8 @@ from trainrig.train.rollout_pool.requests import (
     write_failure,
 )
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.worker_bounds import parse_bounds
+from trainrig.train.run_file.worker_settings import parse_bounds
+from trainrig.train.training_job import TrainingJob
 
 log = logging.getLogger(__name__)
 CHECK_NODES_EVERY = 1.0  # s between two checks of the free capacity
@@ -304,7 +304,7 @@ class RolloutActor:
         import ray
 
         # Imported here: torch takes seconds to import, and the driver imports this module.
-        from trainrig.train.rollout_pool.sampler import RolloutSampler
+        from trainrig.train.rollouts.rollout_sampler import RolloutSampler
 
         node: str = ray.get_runtime_context().get_node_id()
         try:

@@ -17,19 +17,23 @@ from trainrig.processes.lease import follow_lease
 from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.train.checkpoint import list_committed
-from trainrig.train.checkpoint.clean_up import clean_up
+from trainrig.train.checkpoint.manifest import clean_up
 from trainrig.train.elastic.failure_cause import format_last_line
-from trainrig.train.evaluations.decisions import CheckpointScore, ScoredCheckpoint
-from trainrig.train.evaluations.settings import RunEvaluation
-from trainrig.train.job import TrainingJob
-from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.scores.records import (
+from trainrig.train.evaluations import (
+    CheckpointScore,
+    RunEvaluation,
+    ScoredCheckpoint,
+)
+from trainrig.train.run.checkpoint_scores import (
+    ScoringRequest,
     forget_failures,
+    make_scoring,
     read_scores,
     scorecard_folder,
     write_scores,
 )
-from trainrig.train.scoring.contract import ScoringRequest, make_scoring
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.training_job import TrainingJob
 
 log = logging.getLogger(__name__)
 LOOK_EVERY = 0.5  # s between two checks for a checkpoint to score

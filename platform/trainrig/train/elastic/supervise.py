@@ -18,20 +18,19 @@ from trainrig.processes.heartbeats import Heartbeat, compute_send_interval
 from trainrig.processes.retry_policy import GiveUp
 from trainrig.processes.stop_file import StopRequests
 from trainrig.train.checkpoint import Checkpoint, find_newest_valid, read_verified_sums
-from trainrig.train.elastic.failure_cause import find_absent_ranks, find_hang_cause
-from trainrig.train.elastic.quarantine import Quarantine
+from trainrig.train.elastic.failure_cause import find_absent_ranks, find_hang_cause, record_start
 from trainrig.train.elastic.restart_policy import (
     Failure,
     HangDetector,
+    Quarantine,
     RestartPolicy,
     WorkerNode,
     find_reason_to_leave,
 )
-from trainrig.train.job import TrainingJob
-from trainrig.train.run.attempt_start import record_start
+from trainrig.train.run.checkpoint_scores import find_last_step
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run.scores.records import find_last_step
-from trainrig.train.worker_bounds import WorkerBounds
+from trainrig.train.run_file.worker_settings import WorkerBounds
+from trainrig.train.training_job import TrainingJob
 
 log = logging.getLogger(__name__)
 POLL = 0.2  # s between two polls of a running attempt, at least

@@ -13,8 +13,8 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.backend import Backend, BackendConfig
 
 from trainrig.ray_runtime import ray_private
-from trainrig.ray_runtime.rank_order import order_by_node
-from trainrig.train.elastic.messages import WorkerGroupSpec
+from trainrig.ray_runtime.node_placement import order_by_node
+from trainrig.train.elastic.coordinator import WorkerGroupSpec
 from trainrig.train.elastic.worker_agent import RENDEZVOUS, find_free_endpoint, run_agent
 
 NODE_LABEL = "ray.io/node-id"

@@ -19,7 +19,7 @@ from trainrig.processes.fork_server import ServerAddress
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime import ray_private
-from trainrig.ray_runtime.autoscaler_request import AutoscalerRequest
+from trainrig.ray_runtime.node_placement import AutoscalerRequest
 from trainrig.ray_runtime.ray_local import (
     call_while_ray_lives,
     end_own,
@@ -37,20 +37,39 @@ from trainrig.ray_runtime.ray_pools import (
 )
 from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
-from trainrig.train.elastic.coordinator import Coordinator
-from trainrig.train.elastic.ipc import RankTask
+from trainrig.train.elastic.coordinator import Coordinator, RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
 from trainrig.train.elastic.restart_policy import Failure, WorkerNode
 from trainrig.train.elastic.rollout_actors import RolloutPool
 from trainrig.train.elastic.scoring_tasks import ScoringTasks
 from trainrig.train.elastic.supervise import AttemptHandle, TrainingResult, supervise
-from trainrig.train.elastic.warm_actors import find_idle_surplus, get_fork_servers, get_warm_actors
-from trainrig.train.elastic.worker_group import WorkerGroup
-from trainrig.train.job import TrainingJob
+from trainrig.train.elastic.worker_group import (
+    WorkerGroup,
+    find_idle_surplus,
+    get_fork_servers,
+    get_warm_actors,
+)
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.worker_bounds import WorkerBounds, parse_bounds
+from trainrig.train.run_file.worker_settings import (
+    WorkerBounds,
+    parse_bounds,
+)
+from trainrig.train.training_job import TrainingJob
 
-__all__ = ["TrainingResult", "check_fit", "run", "start_fork_servers", "warn_of_emulation"]
+__all__ = [
+    "CONCURRENT_PROBES",
+    "ENDS_WITHIN",
+    "MAX_CONCURRENT_CALLS",
+    "RayCluster",
+    "TrainingResult",
+    "Watched",
+    "check_fit",
+    "log",
+    "run",
+    "start_fork_servers",
+    "warn_of_emulation",
+]
+
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,13 @@ from trainrig.errors import ClusterError
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
 from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private
-from trainrig.train.elastic.ipc import RankDone, RankError, RankInfo
-from trainrig.train.elastic.messages import Assignment, RankExit
+from trainrig.train.elastic.coordinator import (
+    Assignment,
+    RankDone,
+    RankError,
+    RankExit,
+    RankInfo,
+)
 
 RANK = "trainrig.train.elastic.rank"
 # Modules that fork servers import: a rank's own, and those that torch and others would import on

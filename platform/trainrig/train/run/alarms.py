@@ -1,19 +1,23 @@
-"""Alarms: signs of trouble in a run's metrics, each with advice on what to do.
+"""Alarms: signs of trouble in a run's metrics, with advice on what to do, and their notification.
 
 Each rule is a pure function of the lines that the run has written. An alarm is raised once, and
 again only after its cause has been absent: in `events.jsonl`, in the log, and to the target of
-`--notify`.
+`--notify`, a command or a URL. The target is given on the command line only: a run file that
+could name a command would run it for everyone who trains with that file.
 """
 
+import contextvars
 import itertools
 import json
 import logging
 import math
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
 import threading
+import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,9 +29,11 @@ from trainrig.errors import ClusterError
 from trainrig.processes.append_log import Tail
 from trainrig.report import format_short
 from trainrig.storage import s3_retries
+from trainrig.train.run.loss_prediction import (
+    Prediction,
+    read_prediction,
+)
 from trainrig.train.run.metrics import METRICS
-from trainrig.train.run.notification import notify_to, send
-from trainrig.train.run.prediction import Prediction, read_prediction
 from trainrig.train.run.run_folder import EVENTS, RunFolder
 
 log = logging.getLogger(__name__)
@@ -293,7 +299,7 @@ class AlarmWatch:
         log.warning("ALARM %s", alarm)
         if self._notify:
             try:
-                send(self._notify, self._folder.path, alarm.name, str(alarm))
+                send_notification(self._notify, self._folder.path, alarm.name, str(alarm))
             except (OSError, ValueError, subprocess.SubprocessError) as problem:
                 log.warning("--notify %s: %s", self._notify, problem)
 
@@ -321,3 +327,23 @@ def watch_alarms(folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> I
     finally:
         over.set()
         thread.join()
+
+
+NOTIFY_SECONDS = 30.0  # limit of a command or a request
+
+notify_to: contextvars.ContextVar[str | None] = contextvars.ContextVar("notify_to", default=None)
+
+
+def send_notification(target: str, folder: str, name: str, what: str) -> None:
+    """Send a notification to `target`: a URL, as JSON, or a command, as its last argument.
+
+    Raises OSError, ValueError or SubprocessError if that fails.
+    """
+    text = f"{folder}: {what}"
+    if target.startswith(("http://", "https://")):
+        body = json.dumps({"text": text, "run": folder, "alarm": name}).encode()
+        request = urllib.request.Request(target, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=NOTIFY_SECONDS):
+            return
+    command = [*shlex.split(target), text]
+    subprocess.run(command, check=True, timeout=NOTIFY_SECONDS, stdin=subprocess.DEVNULL)

@@ -27,7 +27,7 @@ from trainrig.processes import append_log
 from trainrig.train.run.metric_table import TABLE
 
 if TYPE_CHECKING:  # readers of metrics need no torch
-    from trainrig.train.evaluations.decisions import ScoredCheckpoint
+    from trainrig.train.evaluations import ScoredCheckpoint
     from trainrig.train.loss_table import Loss
 
 log = logging.getLogger(__name__)

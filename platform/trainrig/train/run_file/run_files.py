@@ -28,10 +28,21 @@ from trainrig.objectives.denoising.row_shapes import (
 from trainrig.objectives.objective_interface import find_parts
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.shards.block_cache import BlockCache
-from trainrig.train.run_file.model_stages import build_model_stages, find_model
-from trainrig.train.run_file.objective_fit import check_fit, check_positions
-from trainrig.train.run_file.training import Training, name_setting
-from trainrig.train.worker_bounds import Workers, check_fallbacks, parse_bounds
+from trainrig.train.run_file.run_file_checks import (
+    build_model_stages,
+    check_fit,
+    check_positions,
+    find_model,
+)
+from trainrig.train.run_file.training_settings import (
+    Training,
+    name_setting,
+)
+from trainrig.train.run_file.worker_settings import (
+    Workers,
+    check_fallbacks,
+    parse_bounds,
+)
 
 
 class TrainingRunFile(RunFile):

@@ -1,8 +1,15 @@
 """The page section with answers to the same prompts."""
 
-from trainrig.train.run.charts.followed_prompts import LONGEST, build_followed_prompts
-from trainrig.train.run.scores.answers import AnswerAt, FollowedPrompt, choose_moments
-from trainrig.train.run.stored_answers import BatchAnswers, StoredAnswer, follow_prompts
+from trainrig.train.run_report.sampled_answers import (
+    LONGEST,
+    AnswerAt,
+    BatchAnswers,
+    FollowedPrompt,
+    StoredAnswer,
+    build_followed_prompts,
+    choose_moments,
+    follow_prompts,
+)
 
 
 def make_answers(*texts):

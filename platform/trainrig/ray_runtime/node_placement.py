@@ -1,0 +1,70 @@
+"""Nodes of a run on Ray: its request to the autoscaler, and the order of its workers as ranks.
+
+Ray keeps a resource request until any process sends another one. The request of a dead driver
+would keep its nodes for ever. Requests are therefore sent through the actor that Ray's own
+libraries use. The actor sums the requests of all requesters and drops the requests that are not
+renewed. The order of ranks puts those that communicate most on the same node.
+"""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime.ray_pools import Need
+
+RENEW_SECONDS = 15.0  # s between two requests
+EXPIRE_SECONDS = 60.0  # s after the last request; the actor checks every 20 s
+
+
+class AutoscalerRequest:
+    """The resource request of one run; the first call of `request` sends it."""
+
+    def __init__(self) -> None:
+        self._name = f"trainrig-{uuid.uuid4().hex}"
+        self._requested_at = float("-inf")
+        self._actor_handle: Any = None
+
+    def request(self, workers: int, need: Need) -> None:
+        """Request nodes for `workers` in total that take `need` each.
+
+        Call this often: a request is sent only every RENEW_SECONDS, and expires without renewal.
+        """
+        now = time.monotonic()
+        if now - self._requested_at < RENEW_SECONDS:
+            return
+        self._requested_at = now
+        self._get_actor().request_resources.remote(
+            requester_id=self._name, resources=[dict(need)] * workers, expire_after_s=EXPIRE_SECONDS
+        )
+
+    def cancel(self) -> None:
+        """Cancel the request."""
+        if self._actor_handle is not None:
+            self._actor_handle.cancel_request.remote(self._name)
+
+    def _get_actor(self) -> Any:
+        if self._actor_handle is None:
+            self._actor_handle = ray_private.get_autoscaling_coordinator()
+        return self._actor_handle
+
+
+def order_by_node(nodes: Sequence[str], sizes: Sequence[int]) -> list[int]:
+    """Return the indices of the workers in the order of their ranks.
+
+    `nodes` holds the node of each worker, and `sizes` the sizes of the communication groups,
+    innermost first. Consecutive ranks form groups of the first size, consecutive groups form groups
+    of the second size, and so on. As many groups as possible lie on a single node, the largest
+    first. Workers that are left over form groups that span several nodes.
+    """
+    left: dict[str, list[int]] = {}
+    for worker, node in enumerate(nodes):
+        left.setdefault(node, []).append(worker)
+    order: list[int] = []
+    for size in (*reversed(sizes), 1):
+        for there in left.values():
+            whole = len(there) // size * size
+            order += there[:whole]
+            del there[:whole]
+    return order

@@ -1,1 +1,0 @@
-"""Sampling of rollouts in separate processes: requests, weights and the sampler."""

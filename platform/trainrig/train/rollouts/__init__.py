@@ -1,0 +1,1 @@
+"""Batches made during training, and rollouts sampled for them by ranks or Ray actors."""

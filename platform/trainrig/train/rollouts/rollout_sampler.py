@@ -1,0 +1,137 @@
+"""Sampling of rollouts in a separate process, and the weights that the ranks write for it.
+
+A sampler is bit-identical to a rank of the trainer: the model is built, cast and adapted as on a
+single rank, and called with the same kernels and the same number of threads. The weights of a
+step have the format of a checkpoint: each rank writes its own rows, so no process holds the
+whole model, and readers verify every byte. On a single machine, they are read from the page
+cache.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from trainrig import storage
+from trainrig.parallel import numerics
+from trainrig.parallel.layout import FSDP
+from trainrig.parallel.mesh import find_local_device, join_group, use_device
+from trainrig.parallel.precision import set_products
+from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
+from trainrig.tokens.batch_makers import RolloutMaker
+from trainrig.train.averaging import Averaging
+from trainrig.train.checkpoint.adapter import load_base
+from trainrig.train.checkpoint.manifest import CheckpointManifest, commit
+from trainrig.train.checkpoint.rank_file import (
+    StagedFile,
+    find_written,
+    index_all,
+    tensor_file_name,
+)
+from trainrig.train.checkpoint.reader import read_tensors
+from trainrig.train.checkpoint.tensor_index import FileChunks, IndexedTensor
+from trainrig.train.rollouts.rollout_requests import (
+    RolloutRequest,
+    write_unit,
+)
+from trainrig.train.state import TrainState, build_fresh_state
+from trainrig.train.training_job import TrainingJob
+
+TIMEOUT = timedelta(seconds=60)  # timeout of a group of one process, which never waits
+
+
+class RolloutSampler:
+    """Model with one version of the weights, ready to sample."""
+
+    def __init__(self, job: TrainingJob, device: int | None = None) -> None:
+        """Build the model on GPU number `device`; None: on the CPU.
+
+        Forms a process group of this process alone, unless it already has one, which must be such a
+        group.
+        """
+        use_device(device)
+        job = job.resolve(find_local_device())
+        training = job.training
+        numerics.settle(training.threads, training.deterministic)
+        set_products(training.precision)
+        if not dist.is_initialized():
+            with tempfile.TemporaryDirectory(prefix="trainrig-sampler-") as folder:
+                join_group(0, 1, Path(folder, "store").as_uri(), TIMEOUT)
+        # Only the model, in one process: no other models, no averages, no optimizer state.
+        alone = training.model_copy(update={"parallel": FSDP(), "averaging": Averaging()})
+        job = dataclasses.replace(job, training=alone, frozen={}, trained={})
+        self._state = build_fresh_state(job, find_local_device(), draw=False)
+        if job.adapter:
+            load_base(self._state, job)
+        self._state.model.config = job.model_after(0)
+        self._maker = cast(RolloutMaker, job.make_batches())
+        self._loaded = ""  # folder of the weights that are loaded
+
+    def sample(self, request: RolloutRequest, index: int) -> None:
+        """Sample unit `index` of `request`, and store it in the request's folder.
+
+        Loads the request's weights first if others are loaded. Raises ClusterError if they are
+        gone, because the request was withdrawn.
+        """
+        if request.weights != self._loaded:
+            self._loaded = ""
+            read_weights(request.weights, self._state)
+            self._maker.take_weights()
+            self._loaded = request.weights
+        with self._keep_gathered():
+            arrays = self._maker.sample(
+                self._state.model, request.number, index, request.read_wave_input()
+            )
+        write_unit(request.folder, index, arrays)
+
+    @contextlib.contextmanager
+    def _keep_gathered(self) -> Iterator[None]:
+        try:
+            with torch.no_grad(), keep_gathered(self._state.model, gather_once=True):
+                yield
+        finally:  # no backward pass follows that would release the gathered parameters
+            reshard(self._state.model)
+
+
+class WeightWriter:
+    """Writer of versions of a run's weights; only of the adapter, if one is trained."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Set up the writer; checksums are gathered over `group`."""
+        self._group = group
+        self._staged: StagedFile | None = None
+        self._index: dict[str, IndexedTensor] = {}
+
+    def write(self, state: TrainState, folder: str, attempt: int) -> None:
+        """Write the weights of `state` to `folder`; they are complete once its manifest exists.
+
+        Collective. No parameters may be gathered.
+        """
+        tensors = state.list_weights()
+        parts = find_written(tensors)
+        if self._staged is None:
+            self._staged = StagedFile(parts)
+            self._index = index_all(tensors)
+        self._staged.fill(parts)
+        rank = dist.get_rank()
+        mine = self._staged.write(storage.join(folder, tensor_file_name(rank)))
+        sums: list[FileChunks] = [mine] * dist.get_world_size()
+        dist.all_gather_object(sums, mine, group=self._group)
+        if rank == 0:
+            files = {tensor_file_name(writer): chunks for writer, chunks in enumerate(sums)}
+            step = state.step
+            index = self._index
+            commit(
+                folder, CheckpointManifest(step=step, attempt=attempt, files=files, tensors=index)
+            )
+
+
+def read_weights(folder: str, state: TrainState) -> None:
+    """Fill the weights of `state` from `folder`. Raise DamagedCheckpoint on wrong bytes."""
+    read_tensors(folder, state.list_weights())

@@ -1,1 +1,0 @@
-"""Charts of the report of a training run, by subject."""

@@ -1,1 +1,0 @@
-"""Comparison of a run's model before the first step and after the last."""

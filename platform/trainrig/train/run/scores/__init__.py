@@ -1,1 +1,0 @@
-"""The scores of a run's checkpoints: their records, and their charts in the report."""

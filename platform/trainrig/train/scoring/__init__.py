@@ -1,1 +1,0 @@
-"""Scoring of a run's checkpoints while it trains."""
