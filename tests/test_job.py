@@ -381,7 +381,7 @@ __main__.main(sys.argv[2:])
 
 @pytest.mark.parametrize(
     ("module", "said"),
-    [("trainrig.cli", "again"), ("trainrig.scaling.laws.fit_verb", "to start again")],
+    [("trainrig.cli", "again"), ("trainrig.scaling.fit.fit_verb", "to start again")],
 )
 def test_nothing_is_said_to_be_whole_of_a_command_that_makes_its_result_in_one_go(
     module: str, said: str, tmp_path: Path

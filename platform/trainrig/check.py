@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainrig.config import RunFile
-from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.verbs import load_named
 
 

@@ -41,10 +41,9 @@ from trainrig.launch.cluster_verbs import cluster_app
 from trainrig.posttrain.generate_verbs import chat, generate
 from trainrig.posttrain.huggingface_verbs import export, import_folder
 from trainrig.runs import run_verbs
-from trainrig.scaling.laws.fit_options import fit
-from trainrig.scaling.mixture.verb import mixture
-from trainrig.scaling.plan.plan_options import plan
-from trainrig.scaling.plan.predict_options import predict
+from trainrig.scaling.fit.fit_options import fit
+from trainrig.scaling.mixture.mixture_verb import mixture
+from trainrig.scaling.plan.plan_options import plan, predict
 from trainrig.tokens.tokens_verbs import tokens_app
 from trainrig.verbs import VERBS
 from trainrig.verbs import Verb as VerbEntry
@@ -129,7 +128,7 @@ def check(
     model = _load_model(run_file)
     run = config.load(model, run_file, changes or ())
     from trainrig.check import describe
-    from trainrig.estimate.device_choice import DeviceChoice
+    from trainrig.estimate.run_cost import DeviceChoice
 
     facts = describe(run, DeviceChoice(device, hardware, mfu))
     if as_json:

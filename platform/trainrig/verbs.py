@@ -146,7 +146,7 @@ VERBS = {
     ),
     "sweep": Verb(
         "trainrig.scaling.sweep.sweep:sweep",
-        "trainrig.scaling.sweep.run_file:Sweep",
+        "trainrig.scaling.sweep.sweep_run_file:Sweep",
         "scaling",
         "Train many small models, to fit scaling laws; run it again to continue after a stop.",
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.scaling.layout import terms
+from trainrig.scaling.layout import planner_terms
 from trainrig.scaling.layout.layout_verb import (
     ClusterWanted,
     apply_layout,
@@ -14,7 +14,10 @@ from trainrig.scaling.layout.layout_verb import (
     build_subject,
 )
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, explain_refusal
-from trainrig.scaling.layout.prediction import Predictor, StepPrediction
+from trainrig.scaling.layout.step_prediction import (
+    Predictor,
+    StepPrediction,
+)
 from trainrig.train.run_file.run_files import Pretraining
 
 WORLD = 2
@@ -64,7 +67,7 @@ def write_table(rates: Mapping[str, Mapping[str, float]]) -> str:
     return f"""\
 [devices.core]
 flops = {{ float32 = {device["flops"]:.6g} }}
-bandwidth = {device["bandwidth"] / terms.MEMORY.value:.6g}
+bandwidth = {device["bandwidth"] / planner_terms.MEMORY.value:.6g}
 matmul = 1.0
 processors = 1
 tile = [{TILE}, {TILE}]
@@ -75,7 +78,7 @@ link = "loopback"
 source = "measured"
 
 [links.loopback]
-bandwidth = {reached["all-gather"] / terms.INSIDE.value:.6g}
+bandwidth = {reached["all-gather"] / planner_terms.INSIDE.value:.6g}
 latency = {link["latency"]:.6g}
 takes = {link["takes"]:.6g}
 reached = {{ {every} }}

@@ -2,7 +2,10 @@
 
 import pytest
 
-from trainrig.scaling.layout.published import format_table_rows, read_published_runs
+from trainrig.scaling.layout.published_layouts import (
+    format_table_rows,
+    read_published_runs,
+)
 
 
 @pytest.mark.bench

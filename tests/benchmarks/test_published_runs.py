@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainrig.scaling.laws.approaches.approaches import fit_optima_line
-from trainrig.scaling.laws.comparisons.recipes import RecipeFit, compare
-from trainrig.scaling.laws.fit import LawFit, fit_law, read_runs
-from trainrig.scaling.laws.fit_verb import build_settings
+from trainrig.scaling.fit.fit_verb import build_settings
+from trainrig.scaling.fit.law_fit import (
+    LawFit,
+    fit_law,
+    read_runs,
+)
+from trainrig.scaling.fit.recipe_comparison import (
+    RecipeFit,
+    compare,
+)
 from trainrig.scaling.laws.law import Law
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap
+from trainrig.scaling.regression.approaches import fit_optima_line
+from trainrig.scaling.regression.bootstrap import Bootstrap
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 pytestmark = [

@@ -9,11 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.scaling.laws.read_table import read_table
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.laws.regression.minimise import Lad
-from trainrig.scaling.laws.regression.parametric import ParametricFit, fit_parametric
-from trainrig.scaling.laws.regression.profile import compute_profiles
+from trainrig.scaling.laws.runs_files import read_table
+from trainrig.scaling.regression.bootstrap import (
+    Bootstrap,
+    bootstrap_form,
+)
+from trainrig.scaling.regression.form_fits import (
+    ParametricFit,
+    fit_parametric,
+)
+from trainrig.scaling.regression.minimise import Lad
+from trainrig.scaling.regression.profile_likelihood import compute_profiles
 
 pytestmark = [
     pytest.mark.bench,

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from trainrig.estimate.memory import estimate_step_memory
+from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.optim import Constant
 from trainrig.parallel import numerics

@@ -124,9 +124,9 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     from trainrig.hardware import Compute
     from trainrig.models.huggingface import HubFolder
     from trainrig.scaling import batch_rate_rules
-    from trainrig.scaling.laws import fit, runs_table
-    from trainrig.scaling.laws.comparisons import recipes
-    from trainrig.scaling.laws.regression import held_out
+    from trainrig.scaling.fit import law_fit, recipe_comparison
+    from trainrig.scaling.laws import runs_table
+    from trainrig.scaling.regression import form_choice
     from trainrig.tokens.rows.packing import Packing
 
     def offered(command: str, option: str) -> set[str]:
@@ -152,7 +152,7 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     assert offered("plan", "compute") == set(get_args(Compute))
     assert offered("plan", "rule") == kinds(batch_rate_rules.Rule)
     assert offered("tokens inspect", "packing") == kinds(Packing)
-    assert offered("fit", "form") == set(get_args(fit.Kind))
-    assert offered("fit", "share") == literals(recipes.RecipeFit, "share")
-    assert offered("fit", "hold_out_by") == literals(held_out.HoldOut, "by")
+    assert offered("fit", "form") == set(get_args(law_fit.Kind))
+    assert offered("fit", "share") == literals(recipe_comparison.RecipeFit, "share")
+    assert offered("fit", "hold_out_by") == literals(form_choice.HoldOut, "by")
     assert offered("fit", "counts") == set(get_args(runs_table.Counts))

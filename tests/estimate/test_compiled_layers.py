@@ -7,7 +7,7 @@ with each operator run eagerly.
 import pytest
 import torch
 
-from trainrig.estimate.activations import estimate_per_token
+from trainrig.estimate.activation_bytes import estimate_per_token
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.parallel.layer_compilation import Compile
 from trainrig.train.run_file.training_settings import Training

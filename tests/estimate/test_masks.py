@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.masks import NO_MASKS, RowMasks
+from trainrig.estimate.activation_bytes import (
+    NO_MASKS,
+    RowMasks,
+)
+from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from trainrig.estimate import activations
-from trainrig.estimate.activations import estimate_per_token
-from trainrig.estimate.layouts import (
+from trainrig.estimate import activation_bytes
+from trainrig.estimate.activation_bytes import estimate_per_token
+from trainrig.estimate.fitting_layouts import (
     BatchShape,
     build_memory_table,
     count_devices_needed,
     find_fitting,
 )
-from trainrig.estimate.memory import estimate_step_memory
+from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.objectives import chunked_head
 from trainrig.optim import Constant
@@ -174,4 +174,4 @@ def test_memory_falls_with_each_stage() -> None:
 
 
 def test_the_block_of_logits_equals_the_heads():
-    assert activations.HEAD_BLOCK == chunked_head.BLOCK_ELEMENTS_ELSEWHERE
+    assert activation_bytes.HEAD_BLOCK == chunked_head.BLOCK_ELEMENTS_ELSEWHERE

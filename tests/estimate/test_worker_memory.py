@@ -4,11 +4,14 @@ import itertools
 
 import pytest
 
-from trainrig.estimate.activations import MASTER, estimate_layers_per_token
-from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.masks import RowMasks
-from trainrig.estimate.memory import estimate_step_memory
+from trainrig.estimate.activation_bytes import (
+    MASTER,
+    RowMasks,
+    estimate_layers_per_token,
+)
 from trainrig.estimate.model_share import ModelParts, slice_parameters
+from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.layer_settings import MixtureOfExperts

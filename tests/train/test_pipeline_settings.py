@@ -3,7 +3,7 @@
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.train.pretrain import prepare
 

@@ -1,26 +1,28 @@
-"""Parameters that a device holds of a model, by how the model is trained.
+"""Parameters that a device holds of a model, by how it is trained, and state kept on the host.
 
 A model is trained whole, except for frozen groups; or by adapters on frozen weights, in the format
-`lora.base` (models/lora.py: int8 has a float32 scale for each row, tables are never int8,
-and norms, biases, experts and routers stay float32); or it is frozen.
+`lora.base` (models/lora/layers.py: int8 has a float32 scale for each row, tables are never int8,
+and norms, biases, experts and routers stay float32); or it is frozen. What `training.offload` keeps
+in the host's memory takes only its transfer buffers on the device.
 """
 
+import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from trainrig.estimate.activations import BYTES, MASTER, find_gathered_width
-from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.lora_settings import (
-    LoRA,
-    is_of_head,
-    is_router,
-    list_matrices,
+from trainrig.estimate.activation_bytes import (
+    BYTES,
+    MASTER,
+    find_gathered_width,
 )
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import LoRA, is_of_head, is_router, list_matrices
 from trainrig.optim import Optimizer
 from trainrig.optim.named_groups import NamedGroup, assign
 from trainrig.parallel.precision import Precision
+from trainrig.parallel.recompute import Offload
 from trainrig.train.run_file.training_settings import Training
 
 
@@ -165,3 +167,53 @@ def _list_adapted(
 def is_table(layer: str) -> bool:
     """Return whether the layer of that name is an embedding table."""
     return layer.endswith("embedding")
+
+
+SLOTS = 2  # number of slots in optim/hosted.py, which imports torch
+# Optimizers that update as many parameters at once as there are slices.
+WHOLE = ("Adafactor", "Muon")
+
+
+def resolve_offload(training: Training, on_cpu: bool) -> Training:
+    """Return `training` without offloading if it runs on CPUs, whose memory is the host's."""
+    return training.model_copy(update={"offload": Offload()}) if on_cpu else training
+
+
+@dataclass(frozen=True)
+class UpdateState:
+    """Optimizer state on the device while parameters are updated one after another.
+
+    The rest of the state is in the host's memory.
+    """
+
+    # Bytes of optimizer state of each parameter, and of each stack of experts.
+    kept: tuple[int, ...]
+    experts: tuple[int, ...]
+    whole: bool  # whole matrices are updated, as many at once as there are slices
+
+    @classmethod
+    def of(
+        cls, held: Iterable[HeldParameter], role: ModelRole, experts: str = "\0"
+    ) -> "UpdateState":
+        """Return the optimizer state of the `held` parameters of a model with the given `role`.
+
+        `experts` is a part of the names of stacks that are sharded over fewer devices than the
+        rest.
+        """
+        kinds = {group.optimizer.kind for group in role.groups if group.optimizer}
+        kinds |= {role.optimizer.kind} if role.optimizer else set()
+        found = list(held)
+        return cls(
+            kept=tuple(parameter.optimizer for parameter in found if experts not in parameter.name),
+            experts=tuple(parameter.optimizer for parameter in found if experts in parameter.name),
+            whole=not kinds.isdisjoint(WHOLE),
+        )
+
+    def estimate_bytes(self, over: int, fewer: int) -> float:
+        """Return the most bytes on a device during an update.
+
+        Parameters are sharded over `over` devices, stacks of experts over `fewer`.
+        """
+        many = SLOTS * (over if self.whole else 1)
+        slices = [size / over for size in self.kept] + [size / fewer for size in self.experts]
+        return sum(heapq.nlargest(many, slices))

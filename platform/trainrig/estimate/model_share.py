@@ -11,10 +11,15 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Self
 
-from trainrig.estimate.activations import MASTER
-from trainrig.estimate.held_parameters import EndParts, HeldParameter, ModelRole, list_held
-from trainrig.estimate.memory import Memory
-from trainrig.estimate.offload import UpdateState
+from trainrig.estimate.activation_bytes import MASTER
+from trainrig.estimate.held_parameters import (
+    EndParts,
+    HeldParameter,
+    ModelRole,
+    UpdateState,
+    list_held,
+)
+from trainrig.estimate.step_memory import Memory
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import (
     DecoderShapes,

@@ -1,44 +1,160 @@
-"""Report before a training run: sizes, operations, memory, time and cost."""
+"""Reports of `trainrig check` before a training or tuning run: sizes, memory, time and cost.
+
+A report also describes the rows that the objectives make (places, their kinds, padding), and the
+layouts that the run falls back to with fewer workers.
+"""
 
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainrig import hardware, storage
-from trainrig.estimate.activations import describe_budget
-from trainrig.estimate.busy_workers import (
+from trainrig.estimate.activation_bytes import RowMasks, describe_budget
+from trainrig.estimate.fitting_layouts import describe_memory_shortage
+from trainrig.estimate.held_parameters import resolve_offload
+from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.estimate.run_cost import (
+    Cost,
+    DeviceChoice,
     compute_busy_share,
     describe_busy,
+    estimate_cost,
     list_sizes_after_losses,
 )
-from trainrig.estimate.cost import Cost, estimate_cost
-from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.device_room import describe_memory_shortage
-from trainrig.estimate.fallback_facts import describe_fallbacks
-from trainrig.estimate.masks import RowMasks
-from trainrig.estimate.memory import estimate_cache_memory
-from trainrig.estimate.objective_flops import count_position_flops
-from trainrig.estimate.offload import resolve_offload
-from trainrig.estimate.row_facts import describe_rows
+from trainrig.estimate.step_memory import (
+    Memory,
+    estimate_cache_memory,
+)
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import MANIFEST
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    count_parameters,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.models.kernels.kernel_choice import (
-    CPU_CARD,
-    USUAL_GPU,
-)
+from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
+from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
+from trainrig.objectives.denoising.mixture import MixtureBase
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.parallel.axes.pipeline_schedule import compute_idle_share, describe_cut
+from trainrig.parallel.layout import describe_layout
+from trainrig.tokens.rows.batch_stages import BatchSettings, StageSizes
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
 from trainrig.train.run_file.run_file_checks import check_sums
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.training_settings import Training
-from trainrig.train.run_file.worker_settings import parse_bounds
+from trainrig.train.run_file.worker_settings import Workers, parse_bounds
+
+GIB = 2**30
+
+
+def describe_fallbacks(
+    training: Training,
+    workers: int | tuple[int, int],
+    find_memory: Callable[[Training, int], float] | None = None,
+) -> dict[str, str]:
+    """Return a description of each fallback layout with the numbers of workers that it is for.
+
+    `find_memory` gives the bytes of a device; they are reported for the fewest workers, which hold
+    the most each. {} without fallback layouts.
+    """
+    found = dict[str, str]()
+    sizes = training.bound_workers(workers).list_sizes()
+    for number, laid_out in enumerate(training.layouts[1:], 1):
+        least = sizes[number][0]
+        most = sizes[number][-1]
+        counts = f"{least} to {most} workers" if most > least else f"{least} workers"
+        said = f"{describe_layout(laid_out.parallel)}; on {counts if most > 1 else '1 worker'}"
+        if laid_out.recompute:
+            said += f"; recompute {laid_out.recompute.kind}"
+        if find_memory:
+            said += f"; {find_memory(laid_out, least) / GIB:.3f} GiB per device"
+        found[f"fallback_{number}"] = said
+    return found
+
+
+def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]:
+    """Return a description of each kind of row that `objective` makes, at each sequence length.
+
+    The share of padding is included if there is any. {} if rows stay as they are.
+    """
+    stages = batches.resolve_stages()
+    lengths = sorted({stage.sequence_length for stage in stages})
+    if isinstance(objective, MixtureBase):
+        named = {f"rows_of_{part.name}": part.objective for part in objective.list_named()}
+    else:
+        named = {"rows": objective}
+    described = {
+        name: "; ".join(_describe(part, length) for length in lengths)
+        for name, part in named.items()
+        if isinstance(part, PrefixLM | SpanCorruption)
+    }
+    if not any(isinstance(part, SpanCorruption) for part in named.values()):
+        return described
+    share = max(compute_padded_share(objective, stage) for stage in stages)
+    apart = (
+        ", plus the padding of rows with fewer documents" if batches.attend == "document" else ""
+    )
+    return described | {"padded": f"{share:.1%} of positions{apart}"}
+
+
+def _describe(objective: PrefixLM | SpanCorruption, length: int) -> str:
+    if isinstance(objective, PrefixLM):
+        said = objective.compute_trained_share(length) * length
+        read = f"{length - said:g} seen in both directions and {said:g} predicted, on average"
+        return f"{length} positions: {read}"
+    read_places, said_places = objective.compute_lengths(length)
+    if not objective.joined:
+        return (
+            f"{read_places} encoder positions and {said_places} decoder positions, from {length} "
+            "tokens"
+        )
+    return (
+        f"{objective.compute_row_length(length)} positions from {length} tokens: {read_places} "
+        f"seen in both directions and {said_places} predicted, of which the last is not an input"
+    )
+
+
+def compute_padded_share(objective: CausalLM, stage: StageSizes) -> float:
+    """Return the expected share of the places of `stage` that is padding.
+
+    Rows are padded to the widest row of their micro-batch. 0 if all rows of a micro-batch are of
+    one objective.
+    """
+    if not isinstance(objective, MixtureBase) or objective.one_per_micro_batch:
+        return 0.0
+    widths = [
+        (share, _compute_widths(part, stage.sequence_length)) for share, part in objective.parts()
+    ]
+    filled = sum(share * sum(of_row) for share, of_row in widths)
+    places = sum(
+        _compute_mean_widest([(share, of_row[side]) for share, of_row in widths], stage.micro_batch)
+        for side in (0, 1)
+    )
+    return 1 - filled / places
+
+
+def _compute_widths(objective: CausalLM, length: int) -> tuple[int, int]:
+    """Return the places of the encoder, or of a decoder alone, and of a decoder with an encoder."""
+    if isinstance(objective, SpanCorruption):
+        return (
+            (objective.compute_row_length(length), 0)
+            if objective.joined
+            else objective.compute_lengths(length)
+        )
+    return length, 0
+
+
+def _compute_mean_widest(widths: Sequence[tuple[float, int]], rows: int) -> float:
+    """Return the mean width of the widest of `rows` rows, given the share of each width."""
+    mean = 0.0
+    below = 0.0
+    up_to = 0.0
+    for share, width in sorted(widths, key=lambda pair: pair[1]):
+        up_to = min(up_to + share, 1.0)
+        mean += width * (up_to**rows - below)
+        below = up_to**rows
+    return mean
 
 
 def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, Any]:
@@ -188,3 +304,54 @@ def describe_sizes(model: DecoderConfig) -> dict[str, int]:
     if count.further_heads:
         beside["parameters_of_further_heads"] = count.further_heads
     return {"parameters": count.total, **beside, **idle, "parameters_of_embedding": count.embedding}
+
+
+TuningFacts = dict[str, int | float | str]
+
+
+def describe_tuning(
+    model: DecoderConfig,
+    training: Training,
+    workers: Workers,
+    machine: DeviceChoice,
+    find_memory: Callable[[Training, int, bool], Memory],
+    tokens: int,
+    lora: LoRA | None = None,
+    left_out: Sequence[str] = (),
+) -> TuningFacts:
+    """Return what a device of `machine` needs with the most workers, and in fallback layouts.
+
+    `find_memory` gives the memory of a layout and a number of workers, on a CPU or not. `tokens` is
+    the size of the largest micro-batch. `left_out` lists what is not counted.
+    """
+    offers = hardware.load(machine.table)
+    most = parse_bounds(workers).most
+    device = machine.resolve_name(offers)
+    training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
+    on_cpu = device in hardware.CPUS
+    training = resolve_offload(training, on_cpu)
+    training.check_attention(model, CPU_CARD if on_cpu else USUAL_GPU)
+
+    def find_bytes(laid_out: Training, count: int) -> float:
+        return find_memory(laid_out, count, on_cpu).total
+
+    needed = find_bytes(training, most)
+    facts: TuningFacts = {
+        "device": f"{device} x {most}",
+        "compute": training.precision.compute,
+        "memory_per_device_gib": round(needed / GIB, 3),
+        **describe_memory_shortage(offers, device, needed, training),
+        **describe_budget(model, training, tokens, lora),
+    }
+    if left_out:
+        facts["memory_leaves_out"] = "; ".join(left_out)
+    speaks = model.head == "tokens" and not model.bidirectional
+    if speaks and not isinstance(model, EncoderDecoderConfig):
+        cache = estimate_cache_memory(model, model.positions)
+        facts["cache_of_a_sequence_gib"] = round(cache / GIB, 3)
+    if machine.is_emulated(device, training.precision.peak):
+        facts["warning"] = hardware.NO_BFLOAT16
+    parallel = training.parallel
+    if parallel.pipeline is not None:
+        facts["stages"] = describe_cut(model, parallel.pipeline_ranks, parallel.pipeline_chunks)
+    return facts | describe_fallbacks(training, workers, find_bytes)

@@ -17,7 +17,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainrig.estimate.activations import (
+from trainrig.estimate.activation_bytes import (
+    NO_MASKS,
+    RowMasks,
     estimate_at_head,
     estimate_layers_per_token,
     estimate_restored_head,
@@ -25,8 +27,8 @@ from trainrig.estimate.activations import (
     find_kept,
 )
 from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole
-from trainrig.estimate.masks import NO_MASKS, RowMasks
-from trainrig.estimate.memory import (
+from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
+from trainrig.estimate.step_memory import (
     PRETRAINING,
     HeldActivations,
     HeldParameters,
@@ -36,7 +38,6 @@ from trainrig.estimate.memory import (
     estimate_peak_memory,
     estimate_step_memory,
 )
-from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel.activation_budget import (
     count_held_at_once,

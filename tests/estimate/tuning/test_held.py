@@ -6,16 +6,23 @@ V = 320 vocabulary entries.
 
 import pytest
 
-from trainrig.estimate.activations import estimate_at_head, estimate_per_token
+from trainrig.estimate.activation_bytes import (
+    estimate_at_head,
+    estimate_per_token,
+)
 from trainrig.estimate.held_parameters import EndParts, ModelRole
-from trainrig.estimate.memory import (
+from trainrig.estimate.step_memory import (
     PRETRAINING,
     TuningStep,
     estimate_step_memory,
     hold_model,
 )
-from trainrig.estimate.tuning.models_beside import ModelBeside, hold_beside
-from trainrig.estimate.tuning.sampling import SampledRows, estimate_batch_making_memory
+from trainrig.estimate.tuned_models import (
+    ModelBeside,
+    SampledRows,
+    estimate_batch_making_memory,
+    hold_beside,
+)
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import DecoderConfig, count_parameters

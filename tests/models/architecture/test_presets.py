@@ -5,7 +5,7 @@ import torch
 
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
-from trainrig.estimate.memory import estimate_cache_memory
+from trainrig.estimate.step_memory import estimate_cache_memory
 from trainrig.models import find_model_class
 from trainrig.models.architecture.attention_settings import GatedAttention
 from trainrig.models.architecture.decoder_config import (

@@ -7,7 +7,7 @@ import torch
 
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
-from trainrig.estimate.memory import estimate_step_memory
+from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.flops import count_token_flops
 from trainrig.models import find_model_class
 from trainrig.models.architecture.decoder_config import (

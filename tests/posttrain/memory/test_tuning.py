@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainrig.check import describe
-from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.log_probabilities import stack_rows

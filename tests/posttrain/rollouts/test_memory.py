@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainrig.check import describe
-from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.posttrain.rollouts import memory
 from trainrig.posttrain.rollouts.stage import prepare_with_prompts

@@ -6,17 +6,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainrig.scaling.laws.choose_form import Judged, LawForms, fit_forms
-from trainrig.scaling.laws.fit import LawFit, fit_law
-from trainrig.scaling.laws.fit_verb import build_settings
-from trainrig.scaling.laws.forms import Form, Kaplan, Parametric
-from trainrig.scaling.laws.pages.fit_page import build_fit_page
-from trainrig.scaling.laws.pages.fit_warnings import find_grave_warnings
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap
-from trainrig.scaling.laws.regression.held_out import HoldOut, split_held_out
-from trainrig.scaling.laws.regression.minimise import Huber
+from trainrig.scaling.fit.fit_page import build_fit_page
+from trainrig.scaling.fit.fit_verb import build_settings
+from trainrig.scaling.fit.law_fit import (
+    LawFit,
+    fit_law,
+)
+from trainrig.scaling.fit.law_summary import describe_law, find_grave_warnings
+from trainrig.scaling.laws.law_forms import (
+    Form,
+    Kaplan,
+    Parametric,
+)
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.laws.summary import describe_law
+from trainrig.scaling.regression.bootstrap import Bootstrap
+from trainrig.scaling.regression.form_choice import (
+    HoldOut,
+    Judged,
+    LawForms,
+    fit_forms,
+    split_held_out,
+)
+from trainrig.scaling.regression.minimise import Huber
 
 KAPLAN = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
 CHINCHILLA = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.30)

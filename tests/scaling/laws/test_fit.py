@@ -9,17 +9,31 @@ import pytest
 
 from trainrig import cli
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.laws.choose_form import select_fitter
-from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law, read_runs, write_fit
-from trainrig.scaling.laws.fit_verb import Tables, build_settings, fit, parse_columns
-from trainrig.scaling.laws.forms import Parametric
+from trainrig.scaling.fit.fit_verb import (
+    Tables,
+    build_settings,
+    fit,
+    parse_columns,
+)
+from trainrig.scaling.fit.law_fit import (
+    Fitted,
+    LawFit,
+    fit_law,
+    read_runs,
+    write_fit,
+)
+from trainrig.scaling.fit.law_summary import describe_law, find_grave_warnings
 from trainrig.scaling.laws.law import read_law
-from trainrig.scaling.laws.pages.fit_warnings import find_grave_warnings
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap
-from trainrig.scaling.laws.regression.held_out import HoldOut, compute_criterion, split_held_out
-from trainrig.scaling.laws.regression.minimise import Huber
+from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.laws.summary import describe_law
+from trainrig.scaling.regression.bootstrap import Bootstrap
+from trainrig.scaling.regression.form_choice import (
+    HoldOut,
+    compute_criterion,
+    select_fitter,
+    split_held_out,
+)
+from trainrig.scaling.regression.minimise import Huber
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)

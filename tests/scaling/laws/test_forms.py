@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainrig.errors import ConfigError
-from trainrig.scaling.laws.forms import (
+from trainrig.scaling.laws.law_forms import (
     DataConstrained,
     Kaplan,
     OverTraining,

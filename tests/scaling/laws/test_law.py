@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import (
     Interval,
     IntervalEstimate,
@@ -11,6 +10,7 @@ from trainrig.scaling.laws.law import (
     read_law,
     write_law,
 )
+from trainrig.scaling.laws.law_forms import Parametric
 
 FORM = Parametric(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 DRAWS = tuple(FORM.with_constants({"E": 1.7 + 0.002 * k}) for k in range(101))

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.read_table import read_table
+from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import NUMBERS, TEXTS, RunsTable, join_tables
 
 PUBLISHED = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"

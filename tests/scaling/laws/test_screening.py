@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws import screening
-from trainrig.scaling.laws.read_table import read_table
+from trainrig.scaling.laws import runs_screening
+from trainrig.scaling.laws.runs_files import read_table
+from trainrig.scaling.laws.runs_screening import (
+    Exclusions,
+    screen,
+)
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.laws.screening import Exclusions, screen
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 
@@ -122,7 +125,7 @@ def test_a_table_of_which_nothing_is_left_says_why() -> None:
     ],
 )
 def test_places_are_written_as_ordinals(place: int, ordinal: str) -> None:
-    assert screening._format_ordinal(place) == ordinal
+    assert runs_screening._format_ordinal(place) == ordinal
 
 
 def test_the_five_highest_losses_of_the_chinchilla_figure_leave_240() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from trainrig import hardware
-from trainrig.estimate.layouts import BatchShape
+from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.prediction import Predictor
+from trainrig.scaling.layout.communication import Cluster
+from trainrig.scaling.layout.step_prediction import Predictor
 from trainrig.train.run_file.training_settings import Training
 
 SIZES: dict[str, Any] = {

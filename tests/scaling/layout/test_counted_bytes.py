@@ -3,11 +3,11 @@
 import pytest
 
 from trainrig import hardware
-from trainrig.estimate.layouts import BatchShape
-from trainrig.scaling.layout.cluster import Cluster
+from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.scaling.layout.communication import Cluster
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.prediction import Predictor
-from trainrig.scaling.layout.stages import count_in_flight
+from trainrig.scaling.layout.pipeline_device import count_in_flight
+from trainrig.scaling.layout.step_prediction import Predictor
 
 
 def make_prediction(job, layout, batch=None):

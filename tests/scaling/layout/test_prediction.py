@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from trainrig.estimate.layouts import BatchShape
-from trainrig.estimate.memory import estimate_step_memory
+from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_token_flops
 from trainrig.parallel.layer_bytes import (
@@ -14,10 +14,18 @@ from trainrig.parallel.layer_bytes import (
     cut_shapes,
 )
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout import layouts, terms
-from trainrig.scaling.layout.compute import Product, Timer, count_attention_flops, iterate_products
+from trainrig.scaling.layout import (
+    layouts,
+    planner_terms,
+)
+from trainrig.scaling.layout.device_compute import (
+    Product,
+    Timer,
+    count_attention_flops,
+    iterate_products,
+)
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.prediction import Predictor
+from trainrig.scaling.layout.step_prediction import Predictor
 
 MIXTURE = {
     "feedforward": {"kind": "MixtureOfExperts", "experts": 8, "active": 2, "shared_experts": 1}
@@ -193,7 +201,7 @@ def test_measured_rates_of_links_and_devices_are_used_unchanged(predictor):
         made = Predictor(usual.model, usual.training, usual.batch, cluster)
         return made.predict(layout).seconds
 
-    of_gather = seconds(tensor, reached={"all-gather": link.bandwidth * terms.INSIDE.value})
+    of_gather = seconds(tensor, reached={"all-gather": link.bandwidth * planner_terms.INSIDE.value})
     assert of_gather == seconds(tensor)
     assert seconds(tensor, reached={"reduce-scatter": 1e9}).tensor > of_gather.tensor
     assert seconds(fsdp, takes=0.5).data > seconds(fsdp).data

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.scaling.layout import published
-from trainrig.scaling.layout.published import (
+from trainrig.scaling.layout import published_layouts
+from trainrig.scaling.layout.published_layouts import (
     LLAMA,
     MEGATRON,
     MPT,
@@ -39,7 +39,7 @@ def test_a_published_run_is_within_its_band(run):
 def test_without_a_term_some_run_is_out_of_its_band(term):
     out = [
         run.name for run in RUNS for low, high in [BANDS[run.source]]
-        if not low <= published.compute_error_without(run, term) <= high
+        if not low <= published_layouts.compute_error_without(run, term) <= high
     ]  # fmt: skip
     assert out
 

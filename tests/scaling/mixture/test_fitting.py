@@ -11,10 +11,10 @@ import pytest
 
 from trainrig import cli, config
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.mixture.fitting import MixtureFit
-from trainrig.scaling.mixture.proposal import MixtureSearch
-from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.write_mixture import write_mixture
+from trainrig.scaling.mixture.mixture_fit import MixtureFit
+from trainrig.scaling.mixture.mixture_page import write_mixture
+from trainrig.scaling.mixture.mixture_proposal import MixtureSearch
+from trainrig.scaling.mixture.mixture_runs import MixtureRuns
 from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
 from trainrig.train.run_file.run_files import Pretraining
 

@@ -8,17 +8,18 @@ import pytest
 from scipy.optimize import approx_fprime
 from scipy.stats import spearmanr
 
-from trainrig.scaling.mixture import gaussian_process
-from trainrig.scaling.mixture.gaussian_process import GaussianProcess
-from trainrig.scaling.mixture.mean_of_targets import MeanLaw, MeanProcess
-from trainrig.scaling.mixture.mixing_law import MixingLaw
-from trainrig.scaling.mixture.runs import MixtureRuns
-from trainrig.scaling.mixture.validation import (
+from trainrig.scaling.mixture import mixture_regression
+from trainrig.scaling.mixture.mixture_regression import (
+    GaussianProcess,
+    MeanLaw,
+    MeanProcess,
+    MixingLaw,
     PredictedLosses,
     compute_ranks,
     cross_validate_law,
     predict_left_out,
 )
+from trainrig.scaling.mixture.mixture_runs import MixtureRuns
 
 DATA = os.environ.get("TRAINRIG_TEST_DATA")
 
@@ -37,9 +38,9 @@ def test_the_gradient_of_the_marginal_likelihood_is_that_of_its_value():
     logs = np.array([-1.0, -2.0, -0.5, -3.0, 0.3, -1.5])
 
     def value(x):
-        return gaussian_process._compute_objective(x, points, scaled)[0]
+        return mixture_regression._compute_objective(x, points, scaled)[0]
 
-    _, gradient = gaussian_process._compute_objective(logs, points, scaled)
+    _, gradient = mixture_regression._compute_objective(logs, points, scaled)
     assert gradient == pytest.approx(approx_fprime(logs, value, 1e-7), rel=1e-4, abs=1e-5)
 
 
@@ -61,7 +62,7 @@ def test_leave_one_out_errors_equal_those_of_refits():
     for run in (0, 7, 24):
         others = np.arange(25) != run
         points = process.points
-        kernel = process.signal * gaussian_process._matern(points, points, process.relevance)[0]
+        kernel = process.signal * mixture_regression._matern(points, points, process.relevance)[0]
         noisy = kernel + process.noise * np.eye(25)
         scaled = (losses - process.centre) / process.spread
         expected = kernel[run, others] @ np.linalg.solve(

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
-from trainrig.scaling.laws.forms import DataConstrained
-from trainrig.scaling.laws.published import find_published_law
+from trainrig.scaling.laws.law_forms import DataConstrained
+from trainrig.scaling.laws.published_laws import find_published_law
 from trainrig.scaling.plan.allocation import (
     Allocation,
     allocate_for_flops,

@@ -14,9 +14,9 @@ from trainrig.job import exit_codes
 from trainrig.objectives import UL2, MaskedLM, SpanCorruption
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.laws.law import write_law
-from trainrig.scaling.laws.objective_names import serialise_objective
-from trainrig.scaling.laws.published import find_published_law
-from trainrig.scaling.plan.plan import read_plan
+from trainrig.scaling.laws.law_formats import serialise_objective
+from trainrig.scaling.laws.published_laws import find_published_law
+from trainrig.scaling.plan.plan_schema import read_plan
 from trainrig.scaling.plan.plan_verb import RunWanted, answer
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run_file.run_files import Pretraining

@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 
 from trainrig import hardware
-from trainrig.estimate.memory import estimate_step_memory
 from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.flops import count_token_flops
 from trainrig.models.decoder import count_parameters
 from trainrig.objectives import MaskedLM, MultiTokenPrediction, SpanCorruption
-from trainrig.scaling.laws.forms import Parametric
 from trainrig.scaling.laws.law import Law
-from trainrig.scaling.laws.objective_names import serialise_objective
-from trainrig.scaling.laws.published import find_published_law
-from trainrig.scaling.plan.plan import ScalingPlan
-from trainrig.scaling.plan.plan_request import PlanRequest
+from trainrig.scaling.laws.law_formats import serialise_objective
+from trainrig.scaling.laws.law_forms import Parametric
+from trainrig.scaling.laws.published_laws import find_published_law
+from trainrig.scaling.plan.plan_schema import PlanRequest, ScalingPlan
 from trainrig.scaling.plan.planner import make_plan
 from trainrig.train.run_file.training_settings import Training
 

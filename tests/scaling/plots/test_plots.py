@@ -5,20 +5,33 @@ import pytest
 from matplotlib.figure import Figure
 
 from trainrig import figures
-from trainrig.scaling.laws.forms import Parametric
-from trainrig.scaling.laws.pages.law_views import compute_surface
-from trainrig.scaling.plots.agreement import (
+from trainrig.scaling.fit.law_views import compute_surface
+from trainrig.scaling.law_plots import (
     Agreement,
+    Band,
+    LossCurve,
+    OtherWay,
+    Parabola,
+    Profiled,
     Residuals,
     plot_agreement,
+    plot_contours,
+    plot_isoflops,
+    plot_loss_curves,
+    plot_optimum,
+    plot_profile,
     plot_residuals,
 )
-from trainrig.scaling.plots.curves import LossCurve, Parabola, plot_isoflops, plot_loss_curves
-from trainrig.scaling.plots.frontier import Band, OtherWay, plot_contours, plot_optimum
-from trainrig.scaling.plots.profiles import Profiled, plot_profile
-from trainrig.scaling.plots.serving import RepeatedTokens, Served, plot_epochs, plot_served
-from trainrig.scaling.plots.shares import Share, plot_shares
-from trainrig.scaling.plots.trajectory import plot_trajectory
+from trainrig.scaling.laws.law_forms import Parametric
+from trainrig.scaling.plan_plots import (
+    RepeatedTokens,
+    Served,
+    Share,
+    plot_epochs,
+    plot_served,
+    plot_shares,
+    plot_trajectory,
+)
 
 LAW = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 FLOPS = np.geomspace(1e18, 1e22, 9)

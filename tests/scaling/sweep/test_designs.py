@@ -3,7 +3,7 @@ import pytest
 from trainrig import config
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.scaling.sweep.designs import (
+from trainrig.scaling.sweep.sweep_run_file import (
     Design,
     DesignPoint,
     Grid,

@@ -5,7 +5,7 @@ import pytest
 
 from trainrig import config
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.sweep.search_settings import (
+from trainrig.scaling.sweep.rate_search import (
     ASHA,
     RateBatchPair,
     RateSearch,
@@ -18,7 +18,7 @@ from trainrig.scaling.sweep.search_settings import (
     read_search_result,
     write_search_result,
 )
-from trainrig.scaling.sweep.search_trials import choose_pair
+from trainrig.scaling.sweep.trial_process import choose_pair
 
 SEARCH = RateSearch(
     parameters=1e4, tokens=1e5, rate_factors=(2.0, 0.5, 1.0), batch_factors=(1.0, 0.5)

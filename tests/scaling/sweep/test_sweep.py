@@ -10,9 +10,9 @@ import pytest
 
 from trainrig import config, manifest
 from trainrig.errors import ClusterError, ConfigError, DataError
-from trainrig.scaling.laws.read_table import read_table
+from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RUNS_FILE
-from trainrig.scaling.sweep.search_settings import RateBatchPair
+from trainrig.scaling.sweep.rate_search import RateBatchPair
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.scaling.sweep.trial import claim_output
 from trainrig.scaling.sweep.trials import (

@@ -15,19 +15,18 @@ from trainrig.evaluate.run_file import TaskChoice
 from trainrig.flops import count_encoder_decoder_flops
 from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.objectives import CausalLM
-from trainrig.scaling.laws.objective_names import read
-from trainrig.scaling.sweep import task_scores
+from trainrig.scaling.laws.law_formats import parse_objective
+from trainrig.scaling.sweep import sweep_tasks
 from trainrig.scaling.sweep import trial as trial_module
-from trainrig.scaling.sweep.designs import DesignPoint
-from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import RateBatchPair
+from trainrig.scaling.sweep.rate_search import RateBatchPair
+from trainrig.scaling.sweep.sweep_run_file import DesignPoint, Sweep
 from trainrig.scaling.sweep.sweep_table import (
     build_runs_table,
     estimate_seed_noise,
     serialise_design,
     summarise_sweep,
 )
-from trainrig.scaling.sweep.task_scores import check_tasks
+from trainrig.scaling.sweep.sweep_tasks import check_tasks
 from trainrig.scaling.sweep.trial import (
     SingleRankTrainer,
     StopFile,
@@ -116,7 +115,7 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
     if kind == "EncoderDecoder":
         row = count_encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))
         assert of_token == pytest.approx(row / 32)
-    assert {read(text) for text in runs.objective.tolist()} == {sweep.objective}
+    assert {parse_objective(text) for text in runs.objective.tolist()} == {sweep.objective}
     assert all(source in ("books", "web") for source in runs.losses)
 
 
@@ -284,7 +283,7 @@ def test_a_trial_runs_its_tasks_and_an_interrupted_one_gives_the_same(
 
     other = asking.model_copy(update={"output": str(tmp_path / "cut")})
     with monkeypatch.context() as cut:
-        cut.setattr(task_scores, "evaluate", lambda run: 1 / 0)
+        cut.setattr(sweep_tasks, "evaluate", lambda run: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train_trial(other, trial, data, SingleRankTrainer())
     assert not is_complete(other, name_run_folder(other, trial, trial.trunk))

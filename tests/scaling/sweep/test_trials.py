@@ -7,9 +7,8 @@ from trainrig.check import describe
 from trainrig.errors import ConfigError
 from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.objectives import MaskedLM
-from trainrig.scaling.sweep.designs import DesignPoint
-from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import RateBatchPair
+from trainrig.scaling.sweep.rate_search import RateBatchPair
+from trainrig.scaling.sweep.sweep_run_file import DesignPoint, Sweep
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     build_run_file,

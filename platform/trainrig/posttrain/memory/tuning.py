@@ -3,11 +3,21 @@
 from collections.abc import Mapping
 from functools import partial
 
-from trainrig.estimate.device_choice import DeviceChoice
-from trainrig.estimate.masks import RowMasks
-from trainrig.estimate.memory import Memory, TuningStep
-from trainrig.estimate.tuning.described import TuningFacts, describe_tuning
-from trainrig.estimate.tuning.models_beside import ModelBeside, estimate_reading, hold_beside
+from trainrig.estimate.activation_bytes import RowMasks
+from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.step_memory import (
+    Memory,
+    TuningStep,
+)
+from trainrig.estimate.training_facts import (
+    TuningFacts,
+    describe_tuning,
+)
+from trainrig.estimate.tuned_models import (
+    ModelBeside,
+    estimate_reading,
+    hold_beside,
+)
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.objectives import Distillation

@@ -3,18 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainrig.estimate.activations import HEAD_BLOCK, MASTER, estimate_at_head
-from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.activation_bytes import (
+    HEAD_BLOCK,
+    MASTER,
+    estimate_at_head,
+)
 from trainrig.estimate.held_parameters import EndParts
-from trainrig.estimate.memory import HeldParameters, Memory, TuningStep
-from trainrig.estimate.tuning.described import TuningFacts, describe_tuning
-from trainrig.estimate.tuning.models_beside import (
+from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.step_memory import (
+    HeldParameters,
+    Memory,
+    TuningStep,
+)
+from trainrig.estimate.training_facts import (
+    TuningFacts,
+    describe_tuning,
+)
+from trainrig.estimate.tuned_models import (
     NOT_GATHERED,
     ModelBeside,
+    SampledRows,
+    estimate_batch_making_memory,
     estimate_trained_beside,
     hold_beside,
 )
-from trainrig.estimate.tuning.sampling import SampledRows, estimate_batch_making_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import (
     DecoderConfig,

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
-from trainrig.estimate.device_choice import DeviceChoice
+from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.decoder_config import (

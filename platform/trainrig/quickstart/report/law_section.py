@@ -7,7 +7,10 @@ import numpy as np
 from trainrig import figures, report
 from trainrig.quickstart.report.results import Scaling
 from trainrig.report import Chart, Details, ReportTable, Section, Text, TextSample
-from trainrig.scaling.plots.agreement import Agreement, plot_agreement
+from trainrig.scaling.law_plots import (
+    Agreement,
+    plot_agreement,
+)
 
 _HEIGHT = 320  # Height of the drawing in pixels.
 

@@ -8,13 +8,19 @@ from trainrig import storage
 from trainrig.errors import InputError
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.report import results
-from trainrig.scaling.laws.fit import LAW_FILE, Fitted, LawFit, fit_law, write_fit
+from trainrig.scaling.fit.law_fit import (
+    LAW_FILE,
+    Fitted,
+    LawFit,
+    fit_law,
+    write_fit,
+)
 from trainrig.scaling.laws.law import IntervalEstimate
-from trainrig.scaling.laws.read_table import read_table
-from trainrig.scaling.laws.regression.held_out import predict
+from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
-from trainrig.scaling.plan.plan import ScalingPlan
+from trainrig.scaling.plan.plan_schema import ScalingPlan
 from trainrig.scaling.plan.plan_verb import RunWanted, answer
+from trainrig.scaling.regression.form_choice import predict
 
 NAME = "quickstart"
 TIMES = 10.0  # Compute of the planned run, as a multiple of the sweep's largest run.

@@ -3,13 +3,27 @@
 from functools import partial
 
 from trainrig import figures, report
-from trainrig.estimate.memory import RESERVE
+from trainrig.estimate.step_memory import RESERVE
 from trainrig.report import Cell, Chart, KeyFigure, ReportTable, Section
-from trainrig.scaling.laws.figure_format import format_count, format_four_digits, format_usd
-from trainrig.scaling.layout import layout_text, terms
-from trainrig.scaling.layout.prediction import StepSeconds
-from trainrig.scaling.layout.search import GIB, Found, LayoutPlan
-from trainrig.scaling.plots.step_parts import StepParts, plot_step_parts
+from trainrig.scaling.laws.law_formats import (
+    format_count,
+    format_four_digits,
+    format_usd,
+)
+from trainrig.scaling.layout import (
+    layout_text,
+    planner_terms,
+)
+from trainrig.scaling.layout.layout_search import (
+    GIB,
+    Found,
+    LayoutPlan,
+)
+from trainrig.scaling.layout.step_prediction import StepSeconds
+from trainrig.scaling.plan_plots import (
+    StepParts,
+    plot_step_parts,
+)
 
 _GROUPS = {
     "products": ("products",),
@@ -204,12 +218,12 @@ def _build_traffic_table(plan: LayoutPlan) -> ReportTable:
 
 
 def _build_terms_table() -> ReportTable:
-    rows = tuple((term.name, term.formula, term.hidden) for term in terms.TERMS)
+    rows = tuple((term.name, term.formula, term.hidden) for term in planner_terms.TERMS)
     return ReportTable("Terms of the step time", ("term", "formula", "overlaps with"), rows)
 
 
 def _build_constants_table() -> ReportTable:
-    rows = tuple((c.name, f"{c.value:g}", c.unit, c.source) for c in terms.CONSTANTS)
+    rows = tuple((c.name, f"{c.value:g}", c.unit, c.source) for c in planner_terms.CONSTANTS)
     return ReportTable(
         "Constants, which are the same for all runs", ("", "value", "unit", "source"), rows
     )

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from trainrig import config, hardware, manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
-from trainrig.estimate.fallback_facts import describe_fallbacks
-from trainrig.estimate.layouts import BatchShape
-from trainrig.estimate.offload import resolve_offload
+from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.held_parameters import resolve_offload
+from trainrig.estimate.training_facts import describe_fallbacks
 from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig
@@ -22,11 +22,20 @@ from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.objectives.objective_interface import find_parts
 from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback
 from trainrig.scaling.layout import layout_text
-from trainrig.scaling.layout.cluster import Cluster
-from trainrig.scaling.layout.fallbacks import count_unit, find_fallbacks
+from trainrig.scaling.layout.communication import Cluster
+from trainrig.scaling.layout.layout_fallbacks import (
+    count_unit,
+    find_fallbacks,
+)
+from trainrig.scaling.layout.layout_search import (
+    GIB,
+    FixedDegrees,
+    LayoutPlan,
+    Subject,
+    search,
+)
 from trainrig.scaling.layout.layouts import RECOMPUTED, DeviceLayout
-from trainrig.scaling.layout.prediction import StepPrediction
-from trainrig.scaling.layout.search import GIB, FixedDegrees, LayoutPlan, Subject, search
+from trainrig.scaling.layout.step_prediction import StepPrediction
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.worker_settings import parse_bounds

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from trainrig.estimate.layouts import BatchShape
+from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.parallel.recompute import (

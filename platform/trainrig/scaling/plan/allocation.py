@@ -13,8 +13,14 @@ import numpy as np
 
 from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
-from trainrig.scaling.laws.forms import DataConstrained, Form, Optimum, OverTraining, Parametric
-from trainrig.scaling.laws.published import LAWS
+from trainrig.scaling.laws.law_forms import (
+    DataConstrained,
+    Form,
+    Optimum,
+    OverTraining,
+    Parametric,
+)
+from trainrig.scaling.laws.published_laws import LAWS
 
 # Range of budgets that are searched: from less than a single step to more than Earth could compute.
 _LOG_FLOPS = (math.log(1e3), math.log(1e40))

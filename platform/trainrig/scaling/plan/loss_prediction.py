@@ -5,10 +5,20 @@ from collections.abc import Iterator
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
-from trainrig.scaling.laws.figure_format import format_count, format_flops, format_loss
-from trainrig.scaling.laws.forms import DataConstrained, Form
 from trainrig.scaling.laws.law import Interval, Law
-from trainrig.scaling.plan import allocation, plan_warnings
+from trainrig.scaling.laws.law_formats import (
+    format_count,
+    format_flops,
+    format_loss,
+)
+from trainrig.scaling.laws.law_forms import (
+    DataConstrained,
+    Form,
+)
+from trainrig.scaling.plan import (
+    allocation,
+    plan_schema,
+)
 
 Positive = Field(gt=0, allow_inf_nan=False)
 MOST_EPOCHS = 100.0  # most epochs of the published runs on which the decay of repeats was fitted
@@ -174,7 +184,7 @@ def _find_warnings(
     expected: float,
     found: Interval | None,
 ) -> Iterator[str]:
-    yield from plan_warnings.find_extrapolations(law, parameters, tokens)
+    yield from plan_schema.find_extrapolations(law, parameters, tokens)
     if unique_tokens is not None and not isinstance(law.form, DataConstrained):
         yield (
             f"The law '{law.name}' was fitted without repeats; their value decays here as "

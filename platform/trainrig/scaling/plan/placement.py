@@ -1,19 +1,80 @@
-"""Placement of a planned model on devices: their kind, their number and the layout."""
+"""Model of a plan, and its placement on devices: their kind, their number and the layout.
+
+The model has the size that the law counts and the kind that its objective needs.
+"""
 
 import math
 from dataclasses import dataclass
 
 from trainrig.errors import ConfigError
-from trainrig.estimate import layouts
-from trainrig.estimate.cost import compute_affordable_flops
-from trainrig.estimate.layouts import BatchShape
-from trainrig.estimate.memory import count_slices
+from trainrig.estimate import fitting_layouts
+from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.estimate.run_cost import compute_affordable_flops
+from trainrig.estimate.step_memory import count_slices
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.objectives.denoising.row_shapes import (
+    compute_widest_row,
+    count_further_heads,
+    find_model_kind,
+)
 from trainrig.parallel.precision import Precision
-from trainrig.scaling.plan.plan import MemoryRow, Placement
-from trainrig.scaling.plan.plan_request import PlanRequest
+from trainrig.scaling.laws.law import Law
+from trainrig.scaling.laws.law_formats import parse_objective
+from trainrig.scaling.model_ladder import (
+    LadderModel,
+    find_ladder_model_by_count,
+    find_ladder_model_of,
+    with_further_heads,
+)
+from trainrig.scaling.plan.plan_schema import (
+    MemoryRow,
+    Placement,
+    PlanRequest,
+)
 from trainrig.train.run_file.training_settings import Training
+
+
+def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> LadderModel:
+    """Return the model closest to `parameters`, as `law` counts them.
+
+    Its positions suffice for the rows that the objective makes of `length` tokens of text. Raises
+    ConfigError if there is no such model.
+    """
+    objective = parse_objective(law.objective)
+    positions = compute_widest_row(objective, length)
+    kind = find_model_kind(objective)
+    if kind == "Decoder":
+        ladder_model = find_ladder_model_by_count(
+            parameters, law.parameters_count, vocabulary, positions
+        )
+        return with_further_heads(ladder_model, count_further_heads(objective))
+    if law.parameters_count == "total":
+        raise ConfigError(
+            f"plan: the law of {objective.kind} counts embeddings among the parameters, and "
+            f"sizes of {kind} models leave them out; fit the law with --counts non-embedding"
+        )
+    return find_ladder_model_of(kind, parameters, vocabulary, positions)
+
+
+def count_row_positions(law: Law, length: int) -> int:
+    """Return the positions of the widest rows that the law's objective makes of `length` tokens."""
+    return compute_widest_row(parse_objective(law.objective), length)
+
+
+def count_training_flops(law: Law, model: DecoderConfig, length: int, steps: int) -> float:
+    """Return the operations that training takes for each token of text.
+
+    They are counted exactly for the objective of `law`, and are the mean over `steps`.
+    """
+    return count_position_flops(parse_objective(law.objective), model, length, steps)
+
+
+def count_parameters_for_law(law: Law, found: LadderModel) -> float:
+    """Return the number of parameters of `found`, counted as `law` counts them."""
+    return float(found.total if law.parameters_count == "total" else found.parameters)
+
 
 USUAL_DEVICE = "h100"
 # Most days that a run should take, if the plan chooses the number of devices.
@@ -73,7 +134,7 @@ def place_model(
     per_machine = offer.devices if offer else 1
     precision = Precision(compute=request.compute)
     base = Training(steps=1, optimizer=request.optimizer, precision=precision)
-    needed = layouts.count_devices_needed(model, base, batch, per_machine, room)
+    needed = fitting_layouts.count_devices_needed(model, base, batch, per_machine, room)
     devices = request.devices or min(
         batch.global_batch,
         max(per_machine, needed or 1, _count_devices_for_time(request, where, flops)),
@@ -84,9 +145,9 @@ def place_model(
             f"{batch.global_batch} devices or fewer, or lower --sequence-length"
         )
     machines = math.ceil(devices / per_machine)
-    found = layouts.find_fitting(model, base, batch, devices, machines, room)
-    nearest = found or layouts.find_least_memory(model, base, batch, devices, machines)
-    rows = layouts.build_memory_table(model, base, batch, nearest.micro_batch, devices)
+    found = fitting_layouts.find_fitting(model, base, batch, devices, machines, room)
+    nearest = found or fitting_layouts.find_least_memory(model, base, batch, devices, machines)
+    rows = fitting_layouts.build_memory_table(model, base, batch, nearest.micro_batch, devices)
     return PlacedModel(
         devices=devices,
         sliced=count_slices(nearest.training, devices),

@@ -6,7 +6,13 @@ import numpy as np
 
 from trainrig import figures, report, storage
 from trainrig.report import Cell, Chart, KeyFigure, ReportTable, Section, Text
-from trainrig.scaling.laws.figure_format import (
+from trainrig.scaling.fit.law_views import compute_surface
+from trainrig.scaling.law_plots import (
+    Band,
+    plot_contours,
+)
+from trainrig.scaling.laws.law import Law
+from trainrig.scaling.laws.law_formats import (
     format_count,
     format_flops,
     format_four_digits,
@@ -14,14 +20,19 @@ from trainrig.scaling.laws.figure_format import (
     format_loss,
     format_usd,
 )
-from trainrig.scaling.laws.forms import OverTraining, Parametric
-from trainrig.scaling.laws.law import Law
-from trainrig.scaling.laws.pages.law_views import compute_surface
+from trainrig.scaling.laws.law_forms import (
+    OverTraining,
+    Parametric,
+)
 from trainrig.scaling.plan import allocation
-from trainrig.scaling.plan.plan import ScalingPlan
-from trainrig.scaling.plots.frontier import Band, plot_contours
-from trainrig.scaling.plots.serving import RepeatedTokens, Served, plot_epochs, plot_served
-from trainrig.scaling.plots.trajectory import plot_trajectory
+from trainrig.scaling.plan.plan_schema import ScalingPlan
+from trainrig.scaling.plan_plots import (
+    RepeatedTokens,
+    Served,
+    plot_epochs,
+    plot_served,
+    plot_trajectory,
+)
 
 GIB = 2**30
 EPOCHS = 100.0  # epochs up to which the value of repeated tokens is plotted

@@ -7,18 +7,21 @@ from trainrig.parallel.recompute import (
     Full,
     Selective,
 )
-from trainrig.scaling.laws.figure_format import (
+from trainrig.scaling.laws.law import Interval, Law
+from trainrig.scaling.laws.law_formats import (
     format_count,
     format_flops,
     format_four_digits,
     format_loss,
     format_usd,
+    name_objective,
 )
-from trainrig.scaling.laws.law import Interval, Law
-from trainrig.scaling.laws.objective_names import name_objective
-from trainrig.scaling.laws.published import HOFFMANN_SIZES
+from trainrig.scaling.laws.published_laws import HOFFMANN_SIZES
 from trainrig.scaling.plan import allocation
-from trainrig.scaling.plan.plan import Placement, ScalingPlan
+from trainrig.scaling.plan.plan_schema import (
+    Placement,
+    ScalingPlan,
+)
 
 GIB = 2**30
 _WIDTH = 22

@@ -1,22 +1,137 @@
-"""Implementation of `trainrig plan` by a law: the plan, and the run file if one is wanted."""
+"""Implementation of `trainrig plan` by a law: the plan, and a run file for `trainrig pretrain`."""
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from trainrig import config, hardware, storage
+from trainrig import config, hardware, manifest, storage
+from trainrig.config import to_toml
 from trainrig.errors import ConfigError
-from trainrig.scaling.laws import published
-from trainrig.scaling.laws.forms import Kaplan
+from trainrig.manifest import Manifest
+from trainrig.objectives.objective_interface import find_corruption
+from trainrig.parallel.precision import Precision
+from trainrig.scaling.laws import published_laws
 from trainrig.scaling.laws.law import Law, read_law
-from trainrig.scaling.plan import plan_run, plan_text, plan_warnings
-from trainrig.scaling.plan.plan import ScalingPlan
-from trainrig.scaling.plan.plan_request import PlanRequest
+from trainrig.scaling.laws.law_formats import parse_objective
+from trainrig.scaling.laws.law_forms import Kaplan
+from trainrig.scaling.plan import (
+    plan_schema,
+    plan_text,
+)
+from trainrig.scaling.plan.plan_schema import (
+    PlanRequest,
+    ScalingPlan,
+    write_plan,
+)
 from trainrig.scaling.plan.planner import make_plan
 from trainrig.storage.writable import check_file
+from trainrig.tokens.rows.batch_stages import EPOCHS, BatchSettings
+from trainrig.tokens.tokenizers.encode import Encoder
+from trainrig.train.pretrain import open_batches
+from trainrig.train.retention import Checkpoints
+from trainrig.train.run_file.run_files import Pretraining
+from trainrig.train.run_file.training_settings import Training
+
+
+def fit_to_tokens(tokens: str, request: PlanRequest, objective: str) -> PlanRequest:
+    """Return `request` with the vocabulary of a folder that `trainrig tokenize` wrote.
+
+    The vocabulary is rounded up to a multiple of 64. Raises DataError if `tokens` is no such
+    folder, or if its tokenizer lacks what `objective` needs.
+    """
+    counts = _read(tokens).counts
+    encoder = Encoder(manifest.read_file(tokens, "tokenizer.json").decode())
+    find_corruption(parse_objective(objective), encoder, request.sequence_length)
+    entries = -(-int(counts["vocabulary"]) // 64) * 64
+    return request.model_copy(update={"vocabulary": entries})
+
+
+def count_train_tokens(tokens: str) -> int:
+    """Return the number of unique training tokens in a folder that `trainrig tokenize` wrote."""
+    return int(_read(tokens).counts["train_tokens"])
+
+
+def _read(tokens: str) -> Manifest:
+    return manifest.read_input(tokens, "tokenize")
+
+
+def build_run_file(
+    plan: ScalingPlan, compute: str, tokens: str, output: str, plan_path: str
+) -> Pretraining:
+    """Build the run file of `plan`, which trains on folder `tokens` and writes to `output`.
+
+    Raises ConfigError if no layout fits, or if the folder has too few tokens for whole windows.
+    """
+    if not plan.placement.fits:
+        raise ConfigError(
+            f"no run file: {plan.warnings[-1]} Give more --devices, or a device with more memory"
+        )
+    recipe = plan.recipe
+    placement = plan.placement
+    batches = BatchSettings(
+        sequence_length=recipe.sequence_length,
+        global_batch=recipe.global_batch,
+        micro_batch=recipe.micro_batch,
+        epochs=_choose_epochs(plan, tokens),
+    )
+    return Pretraining(
+        tokens=tokens,
+        output=output,
+        plan=plan_path,
+        workers=plan.cost.devices,
+        model=plan.model,
+        objective=parse_objective(plan.objective),
+        batches=batches,
+        training=Training(
+            steps=recipe.steps,
+            optimizer=recipe.optimizer.model_copy(update={"lr": recipe.rate}),
+            parallel=placement.parallel,
+            precision=Precision.model_validate({"compute": compute}),
+            recompute=placement.recompute,
+            deterministic=placement.deterministic,
+            virtual_workers=plan.cost.devices,
+            checkpoints=Checkpoints(every=plan.saving.every),
+        ),
+    )
+
+
+def _choose_epochs(plan: ScalingPlan, tokens: str) -> float:
+    """Return the usual limit of epochs, or the number that the plan needs if that is more.
+
+    Each source needs somewhat more than its tokens suggest, because windows leave some of them out.
+    """
+    uncapped = BatchSettings(
+        sequence_length=plan.recipe.sequence_length,
+        global_batch=plan.recipe.global_batch,
+        micro_batch=plan.recipe.micro_batch,
+        epochs=math.inf,
+    )
+    needed = open_batches(tokens, uncapped).check_epochs(plan.recipe.steps)
+    return max(EPOCHS, math.ceil(max(needed.values())))
+
+
+def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: str | None) -> str:
+    """Write the run file to `path` and the plan next to it, and return the path of the plan.
+
+    If `output` is None, the run folder is named like the run file. Raises ConfigError if `path` has
+    other contents.
+    """
+    stem = path.removesuffix(".toml")
+    plan_path = f"{stem}.plan.json"
+    run = build_run_file(plan, compute, tokens, output or stem, plan_path)
+    text = to_toml(run).encode()
+    if storage.exists(path) and storage.read(path) != text:
+        raise ConfigError(
+            f"{path} exists already with other contents; remove it, or choose another path"
+        )
+    write_plan(plan_path, plan)
+    storage.write(path, text)
+    return plan_path
+
 
 _OPTIONS = {"assumptions.utilisation": "mfu", "rule.kind": "rule"}
 
@@ -54,7 +169,7 @@ def answer(
 
         folder = wanted.tokens_folder
         output = wanted.output
-        plan_path = plan_run.write_run(wanted.out, found, request.compute, folder, output)
+        plan_path = write_run(wanted.out, found, request.compute, folder, output)
         lines.append(
             f"run file: {wanted.out}; start it with `trainrig pretrain`. Plan: {plan_path}"
         )
@@ -75,16 +190,16 @@ def _make_plan(law: Law, request: PlanRequest, table: str | None, wanted: RunWan
         raise ConfigError(
             "plan: --out needs --tokens-folder, a folder that `trainrig tokenize` wrote"
         )
-    request = plan_run.fit_to_tokens(wanted.tokens_folder, request, law.objective)
+    request = fit_to_tokens(wanted.tokens_folder, request, law.objective)
     found = make_plan(law, request, offers)
-    available = plan_run.count_train_tokens(wanted.tokens_folder)
+    available = count_train_tokens(wanted.tokens_folder)
     if request.tokens_available is None and found.size.tokens > available:
         if isinstance(law.form, Kaplan):
             return found.model_copy(
                 update={
                     "warnings": (
                         *found.warnings,
-                        plan_warnings.find_repeat_warnings(found.size.tokens, available),
+                        plan_schema.find_repeat_warnings(found.size.tokens, available),
                     )
                 }
             )
@@ -107,7 +222,7 @@ def find_law(name: str) -> Law:
         return read_law(name)
     if name.endswith(".json") or "/" in name:
         return read_law(name)  # raises the error for a missing file
-    return published.find_published_law(name)
+    return published_laws.find_published_law(name)
 
 
 def _parse_request(given: Mapping[str, Any]) -> PlanRequest:

@@ -10,15 +10,15 @@ from collections.abc import Callable
 import numpy as np
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.activations import MASTER
-from trainrig.estimate.cost import (
+from trainrig.estimate.activation_bytes import MASTER
+from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.run_cost import (
     Cost,
     choose_save_interval,
     compute_affordable_flops,
     compute_device_days,
     estimate_cost,
 )
-from trainrig.estimate.layouts import BatchShape
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import (
@@ -28,26 +28,31 @@ from trainrig.models.architecture.decoder_config import (
 from trainrig.optim import Optimizer
 from trainrig.optim.named_groups import count_state_bytes
 from trainrig.scaling.batch_rate_rules import round_to_sequences
-from trainrig.scaling.laws.forms import Form
 from trainrig.scaling.laws.law import Interval, Law
+from trainrig.scaling.laws.law_forms import Form
 from trainrig.scaling.model_ladder import LadderModel
-from trainrig.scaling.plan import allocation, plan_warnings
+from trainrig.scaling.plan import (
+    allocation,
+    plan_schema,
+)
 from trainrig.scaling.plan.allocation import Allocation
-from trainrig.scaling.plan.placement import PlanHardware, choose_hardware, place_model
-from trainrig.scaling.plan.plan import (
+from trainrig.scaling.plan.placement import (
+    PlanHardware,
+    choose_hardware,
+    count_parameters_for_law,
+    count_row_positions,
+    count_training_flops,
+    place_model,
+    plan_model,
+)
+from trainrig.scaling.plan.plan_schema import (
+    PlanRequest,
     PredictedLoss,
     Recipe,
     ScalingPlan,
     Service,
     Size,
     TokenBudget,
-)
-from trainrig.scaling.plan.plan_request import PlanRequest
-from trainrig.scaling.plan.planned_model import (
-    count_parameters_for_law,
-    count_row_positions,
-    count_training_flops,
-    plan_model,
 )
 
 CURVE_POINTS = 40  # points of the curve of predicted loss against tokens
@@ -113,10 +118,10 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         ),
         assumptions=request.assumptions,
         warnings=(
-            *plan_warnings.find_extrapolations(law, counted, tokens),
-            *plan_warnings.find_decoder_warnings(wanted.parameters, counted),
-            *plan_warnings.find_placement_warnings(placed.placement, placed.devices),
-            *plan_warnings.find_budget_warnings(request.budget_usd, priced, service is not None),
+            *plan_schema.find_extrapolations(law, counted, tokens),
+            *plan_schema.find_decoder_warnings(wanted.parameters, counted),
+            *plan_schema.find_placement_warnings(placed.placement, placed.devices),
+            *plan_schema.find_budget_warnings(request.budget_usd, priced, service is not None),
         ),
     )
 

@@ -18,10 +18,13 @@ from trainrig.manifest import SCRATCH, Stage
 from trainrig.processes.stop_file import FILE, StopRequests
 from trainrig.ray_runtime.ray_local import end_own, keep_logs, raise_if_lost
 from trainrig.ray_runtime.ray_session import connect
-from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import Optuna, RateSearch
+from trainrig.scaling.sweep.rate_search import (
+    Optuna,
+    RateSearch,
+)
 from trainrig.scaling.sweep.sweep_progress import POLL, Show, SweepProgress
-from trainrig.scaling.sweep.trial_failures import FailureRecord
+from trainrig.scaling.sweep.sweep_run_file import Sweep
+from trainrig.scaling.sweep.trial_agent import FailureRecord
 from trainrig.scaling.sweep.trial_process import Config, TrialTask
 from trainrig.train.elastic.trainer import start_fork_servers
 
@@ -167,8 +170,7 @@ class TrialsOnTune:
             import ray
             from ray import tune
 
-            from trainrig.scaling.sweep.trial_agent import run_trial
-            from trainrig.scaling.sweep.trial_failures import FailureRecord
+            from trainrig.scaling.sweep.trial_agent import FailureRecord, run_trial
 
             node = ray.get_runtime_context().get_node_id()
             trial_id = tune.get_context().get_trial_id()

@@ -15,10 +15,8 @@ from trainrig.manifest import Manifest, Stage
 from trainrig.processes import lease
 from trainrig.processes.stop_file import StopRequests
 from trainrig.scaling.laws.runs_table import RUNS_FILE
-from trainrig.scaling.sweep import search_trials
-from trainrig.scaling.sweep.ray_tune import TrialsOnTune, build_search_settings, connect_for_trials
-from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.search_settings import (
+from trainrig.scaling.sweep import trial_process
+from trainrig.scaling.sweep.rate_search import (
     SEARCH_RESULT,
     Optuna,
     RateBatchPair,
@@ -27,14 +25,19 @@ from trainrig.scaling.sweep.search_settings import (
     read_search_result,
     write_search_result,
 )
+from trainrig.scaling.sweep.ray_tune import TrialsOnTune, build_search_settings, connect_for_trials
 from trainrig.scaling.sweep.sweep_progress import POLL, Show, SweepProgress, show_progress
+from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.scaling.sweep.sweep_table import (
     build_runs_table,
     compute_usd_an_hour,
     serialise_design,
     summarise_sweep,
 )
-from trainrig.scaling.sweep.task_scores import check_tasks, make_paths_absolute
+from trainrig.scaling.sweep.sweep_tasks import (
+    check_tasks,
+    make_paths_absolute,
+)
 from trainrig.scaling.sweep.trial_process import SearchedPairs, TrainedTrials, TrialTask
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
@@ -136,10 +139,10 @@ class _Driver:
         progress = SweepProgress(self._run, drawn or len(names))
         work = SearchedPairs(self._run, self._data, search)
         self._on_tune(work, progress, names, build_search_settings(search))
-        tried_pairs = search_trials.list_tried_pairs(self._run)
+        tried_pairs = trial_process.list_tried_pairs(self._run)
         trials = plan_search(self._run, search, self._data, tried_pairs)
-        tried = search_trials.collect_tried(self._run, trials, tried_pairs)
-        found = search_trials.choose_pair(self._run, tried)
+        tried = trial_process.collect_tried(self._run, trials, tried_pairs)
+        found = trial_process.choose_pair(self._run, tried)
         write_search_result(self._run.output, search, found, tried)
         return found
 

@@ -8,7 +8,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from trainrig.scaling.sweep.run_file import Sweep
+from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.scaling.sweep.trial import is_complete, is_over
 from trainrig.scaling.sweep.trials import SEARCH, Trial, TrialLength, name_run_folder
 from trainrig.train.run.progress import ProgressFollower

@@ -28,8 +28,11 @@ from trainrig.objectives.next_token import CROSS_ENTROPY
 from trainrig.parallel.mesh import join_group
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY
-from trainrig.scaling.sweep.run_file import Sweep
-from trainrig.scaling.sweep.task_scores import is_scored_on_tasks, score_tasks
+from trainrig.scaling.sweep.sweep_run_file import Sweep
+from trainrig.scaling.sweep.sweep_tasks import (
+    is_scored_on_tasks,
+    score_tasks,
+)
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,

@@ -6,24 +6,34 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.approaches.approaches import (
+from trainrig.scaling.laws.law_forms import (
+    Kaplan,
+    Parametric,
+)
+from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.approaches import (
+    find_frontier,
     fit_approaches,
     fit_envelope_line,
+    fit_frontier,
     fit_frontier_laws,
     fit_isoflop_line,
+    fit_kaplan,
 )
-from trainrig.scaling.laws.approaches.envelope import Envelope, fit_envelope, interpolate_curves
-from trainrig.scaling.laws.approaches.isoflop import (
+from trainrig.scaling.regression.bootstrap import (
+    Bootstrap,
+    draw_counts,
+)
+from trainrig.scaling.regression.hoffmann import (
+    Envelope,
     IsoFlop,
+    fit_envelope,
     fit_isoflops,
+    fit_power,
     group_by_budget,
+    interpolate_curves,
     refit_isoflops,
 )
-from trainrig.scaling.laws.approaches.kaplan import find_frontier, fit_frontier, fit_kaplan
-from trainrig.scaling.laws.approaches.power import fit_power
-from trainrig.scaling.laws.forms import Kaplan, Parametric
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap, draw_counts
-from trainrig.scaling.laws.runs_table import RunsTable
 
 # alpha = beta: the curves are symmetric, so the parabolas' only bias is of fourth order.
 EVEN = Parametric(E=1.8, A=400, B=1600, alpha=0.35, beta=0.35)

@@ -14,21 +14,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainrig.scaling.laws.approaches.approaches import (
+from trainrig.scaling.fit.recipe_comparison import (
+    RecipeFit,
+    compare,
+)
+from trainrig.scaling.laws.law import Interval
+from trainrig.scaling.laws.law_forms import (
+    Kaplan,
+    Parametric,
+)
+from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.approaches import (
     PowerLine,
     fit_envelope_line,
     fit_frontier_laws,
     fit_isoflop_line,
 )
-from trainrig.scaling.laws.approaches.envelope import Envelope
-from trainrig.scaling.laws.approaches.isoflop import IsoFlop
-from trainrig.scaling.laws.comparisons.recipes import RecipeFit, compare
-from trainrig.scaling.laws.forms import Kaplan, Parametric
-from trainrig.scaling.laws.law import Interval
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.laws.regression.kaplan_form import KaplanFit, fit_kaplan_form
-from trainrig.scaling.laws.regression.minimise import Squares
-from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.bootstrap import (
+    Bootstrap,
+    bootstrap_form,
+)
+from trainrig.scaling.regression.form_fits import (
+    KaplanFit,
+    fit_kaplan_form,
+)
+from trainrig.scaling.regression.hoffmann import Envelope, IsoFlop
+from trainrig.scaling.regression.minimise import Squares
 
 pytestmark = pytest.mark.soak
 

@@ -10,25 +10,35 @@ from scipy.optimize import minimize_scalar
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import CausalLM, MaskedLM, MixtureOfObjectives, SpanCorruption
-from trainrig.scaling.laws.comparisons.objectives import (
+from trainrig.scaling.fit.fit_verb import (
+    Tables,
+    fit,
+)
+from trainrig.scaling.fit.law_fit import (
+    Fitted,
+    LawFit,
+    fit_law,
+)
+from trainrig.scaling.fit.objective_comparison import (
     COMPUTES,
     compare_objectives,
     describe_objectives,
     find_best_division,
     interpolate_token_flops,
 )
-from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law
-from trainrig.scaling.laws.fit_verb import Tables, fit
-from trainrig.scaling.laws.forms import Parametric, TaskForm
 from trainrig.scaling.laws.law import TaskLaw, read_law
-from trainrig.scaling.laws.objective_names import (
+from trainrig.scaling.laws.law_formats import (
     NEXT_TOKEN,
     name_objective,
-    read,
+    parse_objective,
     serialise_objective,
 )
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap
+from trainrig.scaling.laws.law_forms import (
+    Parametric,
+    TaskForm,
+)
 from trainrig.scaling.laws.runs_table import RunsTable, join_tables, read_parquet
+from trainrig.scaling.regression.bootstrap import Bootstrap
 
 CAUSAL = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 SPANS = Parametric(E=1.1, A=250, B=2400, alpha=0.30, beta=0.38)
@@ -204,10 +214,10 @@ def test_objectives_are_written_and_read_back() -> None:
         {"members": (member, {"objective": {"kind": "PrefixLM"}})}
     )
     for objective in (CausalLM(), CausalLM(z_loss=0.1), MaskedLM(rate=0.3), mixture):
-        assert read(serialise_objective(objective)) == objective
+        assert parse_objective(serialise_objective(objective)) == objective
     assert serialise_objective(CausalLM()) == NEXT_TOKEN
     assert name_objective(NEXT_TOKEN) == "CausalLM"
     assert name_objective(serialise_objective(MaskedLM(rate=0.3))) == "MaskedLM (rate 0.3)"
     assert name_objective(serialise_objective(mixture)) == "MixtureOfObjectives (members)"
     with pytest.raises(DataError, match="objective"):
-        read('{"kind": "NoSuch"}')
+        parse_objective('{"kind": "NoSuch"}')

@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.laws.comparisons.recipes import (
+from trainrig.scaling.fit.fit_verb import (
+    Tables,
+    fit,
+)
+from trainrig.scaling.fit.law_fit import LawFit
+from trainrig.scaling.fit.recipe_comparison import (
     Comparison,
     RecipeFit,
     compare,
     describe_comparison,
 )
-from trainrig.scaling.laws.fit import LawFit
-from trainrig.scaling.laws.fit_verb import Tables, fit
-from trainrig.scaling.laws.forms import Parametric
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap
-from trainrig.scaling.laws.regression.minimise import Squares
+from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.bootstrap import Bootstrap
+from trainrig.scaling.regression.minimise import Squares
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 BASE = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)

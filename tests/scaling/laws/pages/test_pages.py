@@ -6,19 +6,32 @@ import numpy as np
 import pytest
 
 from trainrig import hardware
-from trainrig.scaling.laws.figure_format import format_interval
-from trainrig.scaling.laws.fit import Fitted, LawFit, fit_law
-from trainrig.scaling.laws.forms import Parametric
+from trainrig.scaling.fit.fit_page import (
+    build_fit_page,
+    write_fit_page,
+)
+from trainrig.scaling.fit.law_fit import (
+    Fitted,
+    LawFit,
+    fit_law,
+)
+from trainrig.scaling.fit.law_summary import (
+    find_grave_warnings,
+    find_warnings,
+)
+from trainrig.scaling.fit.law_views import (
+    compute_band,
+    format_power,
+)
 from trainrig.scaling.laws.law import Approach, Interval, IntervalEstimate, LeftOut
-from trainrig.scaling.laws.pages.fit_page import build_fit_page, write_fit_page
-from trainrig.scaling.laws.pages.fit_warnings import find_grave_warnings, find_warnings
-from trainrig.scaling.laws.pages.law_views import compute_band, format_power
-from trainrig.scaling.laws.published import find_published_law
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap
+from trainrig.scaling.laws.law_formats import format_interval
+from trainrig.scaling.laws.law_forms import Parametric
+from trainrig.scaling.laws.published_laws import find_published_law
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.plan_page import build_plan_page
-from trainrig.scaling.plan.plan_request import PlanRequest
+from trainrig.scaling.plan.plan_schema import PlanRequest
 from trainrig.scaling.plan.planner import make_plan
+from trainrig.scaling.regression.bootstrap import Bootstrap
 
 TRUE = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
 

@@ -5,14 +5,17 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.forms import DataConstrained, Parametric
-from trainrig.scaling.laws.read_table import read_table
-from trainrig.scaling.laws.regression.data_constrained import (
+from trainrig.scaling.laws.law_forms import (
+    DataConstrained,
+    Parametric,
+)
+from trainrig.scaling.laws.runs_files import read_table
+from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.data_constrained import (
     DataConstrainedFit,
     fit_data_constrained,
 )
-from trainrig.scaling.laws.regression.profile import profile
-from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.profile_likelihood import profile
 
 BASE = Parametric(E=1.869144, A=520.825, B=1487.716, alpha=0.3526596, beta=0.3526596)
 TRUTH = DataConstrained(base=BASE, r_d=15.0, r_n=5.0)  # about the values in the paper

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from trainrig.scaling.laws.forms import Array, DataConstrained, Parametric
-from trainrig.scaling.laws.regression.data_constrained_curve import DataConstrainedCurve
-from trainrig.scaling.laws.regression.minimise import Differenced
+from trainrig.scaling.laws.law_forms import (
+    Array,
+    DataConstrained,
+    Parametric,
+)
+from trainrig.scaling.regression.data_constrained import DataConstrainedCurve
+from trainrig.scaling.regression.minimise import Differenced
 
 LARGEST = 1e6
 N = np.geomspace(1e7, 1e10, 12)

@@ -4,11 +4,21 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.forms import Kaplan
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.laws.regression.kaplan_form import KaplanFit, _Curve, fit_kaplan_form
-from trainrig.scaling.laws.regression.minimise import Differenced, Squares
+from trainrig.scaling.laws.law_forms import Kaplan
 from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.bootstrap import (
+    Bootstrap,
+    bootstrap_form,
+)
+from trainrig.scaling.regression.form_fits import (
+    KaplanFit,
+    _KaplanCurve,
+    fit_kaplan_form,
+)
+from trainrig.scaling.regression.minimise import (
+    Differenced,
+    Squares,
+)
 
 TRUTH = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
 
@@ -21,7 +31,7 @@ def make_runs(noise: float, seed: int = 0) -> RunsTable:
 
 def test_the_curves_derivatives_are_those_of_its_values() -> None:
     rng = np.random.default_rng(0)
-    curve = _Curve(rng.normal(size=7), rng.normal(size=7))
+    curve = _KaplanCurve(rng.normal(size=7), rng.normal(size=7))
     theta = np.array([[3.0, 2.0, 0.7, 0.1], [1.0, 2.0, 1.3, 0.2]])
     exact = curve(theta)
     numeric = Differenced(lambda t: curve(t).value)(theta)

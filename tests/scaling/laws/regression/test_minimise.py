@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainrig.scaling.laws.regression.minimise import (
+from trainrig.scaling.regression.minimise import (
     CurveValue,
     Differenced,
     LogSumExp,

@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.forms import OverTraining
-from trainrig.scaling.laws.read_table import read_table
-from trainrig.scaling.laws.regression.bootstrap import Bootstrap, bootstrap_form
-from trainrig.scaling.laws.regression.overtraining import fit_overtraining
-from trainrig.scaling.laws.regression.profile import profile
+from trainrig.scaling.laws.law_forms import OverTraining
+from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.bootstrap import (
+    Bootstrap,
+    bootstrap_form,
+)
+from trainrig.scaling.regression.form_fits import fit_overtraining
+from trainrig.scaling.regression.profile_likelihood import profile
 
 TRUTH = OverTraining(E=1.76, a=174.0, b=302.0, eta=0.13)
 REAL = os.environ.get("TRAINRIG_TEST_DATA")

@@ -1,1 +1,0 @@
-"""Memory that tuning needs in addition to pretraining: rows, other models, sampling."""

@@ -1,0 +1,158 @@
+"""The command `trainrig fit` and its options. Heavy imports happen only when it runs."""
+
+import logging
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from trainrig import command_line
+from trainrig.command_line import Json
+
+
+def fit(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SWEEP|CSV",
+            help="Folder of a sweep, or a CSV of runs; several are compared as recipes.",
+        ),
+    ],
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Recipe of the table to fit; repeat to compare several.  [default: all]",
+        ),
+    ] = None,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="What compared recipes share: `exponents` or `nothing`.  [default: exponents]",
+            autocompletion=command_line.make_word_completion("exponents", "nothing"),
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OURS=HEADER",
+            help="Header of a CSV's column, as in loss=eval/loss; repeatable.",
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORM",
+            help="Form of the law: Parametric, Kaplan, DataConstrained or OverTraining.  "
+            "[default: chosen by the runs held out]",
+            autocompletion=command_line.make_word_completion(
+                "Parametric", "Kaplan", "DataConstrained", "OverTraining"
+            ),
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DELTA",
+            min=0,
+            help="Delta of Huber's loss, in units of log loss; 0: least absolute deviations.  "
+            "[default: 0.001]",
+        ),
+    ] = None,
+    drop_highest: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Leave out the N runs of highest loss.  [default: 0]"),
+    ] = None,
+    outliers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="drop|keep",
+            help="Drop or keep outliers: runs whose loss is 10% higher than for a run with no more "
+            "parameters and tokens.  [default: drop]",
+            autocompletion=command_line.make_word_completion("drop", "keep"),
+        ),
+    ] = None,
+    hold_out: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Share of runs held out to evaluate the law.  [default: 0.1]"
+        ),
+    ] = None,
+    hold_out_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Hold out the largest runs by flops, parameters or tokens.  [default: flops]",
+            autocompletion=command_line.make_word_completion("flops", "parameters", "tokens"),
+        ),
+    ] = None,
+    counts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Parameters that N counts: non-embedding or total.  [default: as the table does]",
+            autocompletion=command_line.make_word_completion("non-embedding", "total"),
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Tokenizer of a table that names none.  [default: not stated]"
+        ),
+    ] = None,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0,
+            help="Fit each isoFLOP curve to sizes whose loss is at most this share above the "
+            "lowest; 0: to all sizes.  [default: 0.1]",
+        ),
+    ] = None,
+    nearest: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Fit each isoFLOP curve to the N sizes nearest to the best.  [default: --within]",
+        ),
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(metavar="N", help="Bootstrap draws.  [default: 1000]")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Random seed of the bootstrap.  [default: 0]")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder to write law.json and its page to.  [default: none]"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit a scaling law to the losses of many runs, with intervals; compare several recipes."""
+    from trainrig.scaling.fit import fit_verb
+    from trainrig.scaling.regression.regression import Progress
+
+    logging.basicConfig(format="trainrig: %(message)s")
+    tables = fit_verb.Tables(
+        tuple(runs), fit_verb.parse_columns(column or ()), tuple(recipe or ()), share
+    )
+    options = {
+        "form": form,
+        "delta": delta,
+        "drop_highest": drop_highest,
+        "outliers": outliers,
+        "hold_out": hold_out,
+        "hold_out_by": hold_out_by,
+        "counts": counts,
+        "tokenizer": tokenizer,
+        "nearest": nearest,
+        "within": within,
+        "draws": draws,
+        "seed": seed,
+    }
+    reporter = Progress(partial(print, file=sys.stderr, flush=True))
+    print(fit_verb.fit(tables, fit_verb.build_settings(options), out, as_json, reporter))

@@ -1,0 +1,317 @@
+"""The whole fit of a scaling law: screen runs, choose and fit a form, evaluate it.
+
+The same runs and settings give the same `law.json`, byte for byte, because all randomness is
+seeded.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from trainrig import __version__, config, storage
+from trainrig.config import Settings
+from trainrig.errors import DataError
+from trainrig.scaling.laws.law import (
+    Approach,
+    FittedRange,
+    Interval,
+    IntervalEstimate,
+    Law,
+    Ranges,
+    write_law,
+)
+from trainrig.scaling.laws.runs_files import read_table
+from trainrig.scaling.laws.runs_screening import (
+    Exclusions,
+    Screened,
+    screen,
+)
+from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, join_tables
+from trainrig.scaling.regression.approaches import (
+    fit_approaches,
+    fit_frontier_laws,
+)
+from trainrig.scaling.regression.bootstrap import (
+    Bootstrap,
+    FormDraws,
+    bootstrap_form,
+)
+from trainrig.scaling.regression.form_choice import (
+    EPOCHS,
+    HeldOutSplit,
+    HoldOut,
+    Kind,
+    LawForms,
+    NotJudgedError,
+    count_repeating,
+    fit_forms,
+    judge,
+    split_held_out,
+)
+from trainrig.scaling.regression.hoffmann import Envelope, IsoFlop
+from trainrig.scaling.regression.minimise import (
+    Huber,
+    Loss,
+)
+from trainrig.scaling.regression.profile_likelihood import (
+    Profile,
+    compute_profiles,
+    with_profiles,
+)
+from trainrig.scaling.regression.regression import Progress
+from trainrig.scaling.regression.task_laws import fit_tasks
+
+LAW_FILE = "law.json"
+
+
+log = logging.getLogger(__name__)
+
+
+class LawFit(Settings):
+    """Settings of a scaling-law fit."""
+
+    form: Kind | None = None  # None: the form that predicts the held-out runs best
+    loss: Loss = Huber()  # loss of the residuals of log loss
+    exclusions: Exclusions = Exclusions()
+    counts: Counts | None = None  # parameters that N counts; None: as the table does
+    tokenizer: str = ""  # tokenizer of the runs, for a table that does not name it
+    # Runs held out to evaluate the law. If this key is given, a fit without them must succeed; by
+    # default a law that cannot be fitted without them is not evaluated.
+    hold_out: HoldOut = HoldOut()
+    bootstrap: Bootstrap = Bootstrap()
+    isoflop: IsoFlop = IsoFlop()
+    envelope: Envelope = Envelope()
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A law and the runs that it was fitted to."""
+
+    law: Law
+    runs: RunsTable  # the runs that were fitted
+    along: RunsTable  # the fitted runs and the earlier points on their training curves
+    profiles: Mapping[str, Profile]  # profiles by constant or quantity
+    settings: LawFit  # settings of the fit
+
+
+def read_runs(
+    paths: Sequence[str], columns: dict[str, str] | None = None, recipes: Sequence[str] = ()
+) -> RunsTable:
+    """Read the rows of the tables at all `paths`, restricted to the named `recipes` if given.
+
+    Raises DataError if a table cannot be read or has no such recipe.
+    """
+    runs = join_tables([read_table(path, columns) for path in paths])
+    if not recipes:
+        return runs
+    for name in recipes:
+        if name not in runs.recipe:
+            there = [str(recipe) for recipe in dict.fromkeys(runs.recipe)]
+            raise DataError(f"{paths[0]}: no recipe '{name}'{config.suggest_choice(name, there)}")
+    return runs.select(np.isin(runs.recipe, list(recipes)))
+
+
+def fit_law(
+    runs: RunsTable, settings: LawFit, name: str, source: str = "", progress: Progress | None = None
+) -> Fitted:
+    """Fit the scaling law of `runs`, and name it `name`.
+
+    Raises DataError if the runs do not determine a law. If the runs without the held-out ones do
+    not, the law is not evaluated and its `not_judged` says why; it raises instead if `settings` set
+    `hold_out`.
+    """
+    reporter = progress or Progress.silent()
+    screened = screen(count_parameters_as(runs, settings.counts), settings.exclusions)
+    tokenizer = _choose_tokenizer(screened.runs, settings.tokenizer)
+    forms, halves, not_judged = _judge_forms(screened.runs, settings, reporter)
+    fit = forms.fits[forms.chosen]
+    _warn_of_repeats(screened.runs, forms.chosen)
+    held_out = None
+    if halves is not None:
+        reporter.stage("evaluating on the held-out runs")
+        held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, reporter.count)
+    reporter.stage("bootstrap")
+    draws = bootstrap_form(fit, settings.bootstrap, reporter.count)
+    quantities = (
+        {"parameters_exponent": _get_parameters_exponent}
+        if _determines_exponent(forms.chosen)
+        else {}
+    )
+    reporter.stage("profiles")
+    profiled = compute_profiles(fit, quantities, settings.bootstrap.level, reporter.count)
+    estimates = with_profiles(_estimate_quantities(draws, quantities), profiled)
+    reporter.stage("tasks")
+    tasks, tasks_refused = fit_tasks(screened.runs, settings.bootstrap)
+    reporter.stage("other approaches")
+    law = Law(
+        name=name,
+        form=fit.form,
+        choice=forms.why,
+        draws=draws.forms,
+        estimates=estimates | _fit_frontiers(screened, settings),
+        parameters_count=screened.runs.counts,
+        tokenizer=tokenizer,
+        objective=str(screened.runs.objective[0]),
+        ranges=compute_ranges(screened.runs),
+        fit=fit.build_record(screened.left_out).model_copy(
+            update={"draws_failed": draws.draws.failed, "clusters": draws.clusters}
+        ),
+        held_out=held_out,
+        not_judged=not_judged,
+        compared=forms.compare_forms(),
+        approaches=_collect_approaches(screened, forms.chosen, estimates, settings),
+        tasks=tasks,
+        tasks_refused=tasks_refused,
+        source=source,
+        made_by=list_versions(),
+    )
+    return Fitted(law, screened.runs, screened.along, profiled, settings)
+
+
+def _judge_forms(
+    runs: RunsTable, settings: LawFit, reporter: Progress
+) -> tuple[LawForms, HeldOutSplit | None, str]:
+    """Return the fitted forms, the held-out split or None, and why it is None if unexpected."""
+    halves = split_held_out(runs, settings.hold_out) if settings.hold_out.share else None
+    try:
+        return fit_forms(runs, halves, settings.form, settings.loss, reporter.stage), halves, ""
+    except NotJudgedError as why:
+        if "hold_out" in settings.model_fields_set:
+            raise
+        log.warning("the law is not evaluated on held-out runs: %s", why)
+        forms = fit_forms(runs, None, settings.form, settings.loss, reporter.stage)
+        return forms, None, str(why)
+
+
+def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
+    if kind != "DataConstrained" and (count := count_repeating(runs)):
+        log.warning(
+            "%d of %d runs saw their tokens more than %d times; %s counts repeated tokens as new "
+            "ones. Use --form DataConstrained, which does not",
+            *(count, len(runs), EPOCHS, kind),
+        )
+
+
+def _estimate_quantities(
+    drawn: FormDraws[Any], quantities: dict[str, Any]
+) -> dict[str, IntervalEstimate]:
+    """Return estimates with bootstrap intervals, or without where too many drawn have no fit."""
+    try:
+        return drawn.compute_estimates(quantities)
+    except DataError as why:
+        log.warning("%s", why)
+    form = drawn.fit.form
+    found = form.constants | {name: float(quantity(form)) for name, quantity in quantities.items()}
+    return {name: IntervalEstimate(value=value) for name, value in found.items()}
+
+
+def write_fit(folder: str, fitted: Fitted) -> str:
+    """Write the law to `law.json` in `folder`, and return the path."""
+    path = storage.join(folder, LAW_FILE)
+    write_law(path, fitted.law)
+    return path
+
+
+def compute_ranges(runs: RunsTable) -> Ranges:
+    """Return the ranges of sizes, tokens and compute that `runs` cover."""
+    return Ranges(
+        parameters=_compute_span(runs.parameters),
+        tokens=_compute_span(runs.tokens),
+        flops=_compute_span(runs.flops_6nd),
+        tokens_per_parameter=_compute_span(runs.tokens / runs.parameters),
+    )
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions of the packages that affect the last digits of a fit."""
+    return {"trainrig": __version__} | {n: metadata.version(n) for n in ("numpy", "scipy")}
+
+
+def _compute_span(values: Floats) -> FittedRange:
+    return FittedRange(least=float(values.min()), greatest=float(values.max()))
+
+
+def count_parameters_as(runs: RunsTable, counts: Counts | None) -> RunsTable:
+    """Return `runs` with N counted as `counts` says, or unchanged if None.
+
+    Raises DataError if the table does not state how many parameters the embeddings have.
+    """
+    if counts is None or counts == runs.counts:
+        return runs
+    if counts == "non-embedding":
+        raise DataError(
+            "the table counts embeddings among the parameters and does not say how many they are; "
+            "fit with --counts total"
+        )
+    return runs.count_embeddings()
+
+
+def _choose_tokenizer(runs: RunsTable, given: str) -> str:
+    named = {str(name) for name in runs.tokenizer if name}
+    if given and named - {given}:
+        raise DataError(
+            f"the runs were tokenized by '{named.pop()}', not '{given}'; leave out --tokenizer"
+        )
+    return given or (named.pop() if named else "unknown")
+
+
+def _determines_exponent(kind: Kind) -> bool:
+    """Return whether the form's own constants determine the exponent of N*(C).
+
+    OverTraining always implies N* ~ C^0.5, so its exponent tells nothing about the runs.
+    """
+    return kind in ("Parametric", "Kaplan")
+
+
+def _get_parameters_exponent(form: Any) -> Any:
+    return form.parameters_exponent
+
+
+def _fit_frontiers(screened: Screened, settings: LawFit) -> dict[str, IntervalEstimate]:
+    try:
+        return fit_frontier_laws(screened.runs, settings.bootstrap)[1]
+    except DataError:
+        return {}
+
+
+def _collect_approaches(
+    screened: Screened, kind: Kind, estimates: dict[str, IntervalEstimate], settings: LawFit
+) -> tuple[Approach, ...]:
+    """Return approaches 1 and 2 of Hoffmann et al., and the exponent of the fitted form."""
+    found = fit_approaches(
+        screened.runs, screened.along, settings.isoflop, settings.envelope, settings.bootstrap
+    )
+    exponent = estimates.get("parameters_exponent")
+    if exponent is None:
+        return found
+    return (
+        *found,
+        Approach(
+            name=kind.lower(),
+            parameters_exponent=exponent,
+            tokens_exponent=_subtract_from_one(exponent),
+            note="from the fitted form, with 6ND",
+        ),
+    )
+
+
+def _subtract_from_one(exponent: IntervalEstimate) -> IntervalEstimate:
+    """Return the estimate of 1 - a for an estimate of a."""
+    return IntervalEstimate(
+        value=1 - exponent.value,
+        bootstrap=_mirror_interval(exponent.bootstrap),
+        profile=_mirror_interval(exponent.profile),
+        standard_error=exponent.standard_error,
+    )
+
+
+def _mirror_interval(interval: Interval | None) -> Interval | None:
+    if interval is None:
+        return None
+    low = None if interval.high is None else 1 - interval.high
+    high = None if interval.low is None else 1 - interval.low
+    return Interval(low=low, high=high, level=interval.level)

@@ -1,1 +1,0 @@
-"""Compute-optimal sizes by the published approaches: envelope, isoFLOP and Kaplan's."""

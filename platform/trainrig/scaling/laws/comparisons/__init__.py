@@ -1,1 +1,0 @@
-"""Comparisons of scaling laws across corpora and across training objectives."""

@@ -1,1 +1,0 @@
-"""Report pages (`report.html`) of fitted laws and of comparisons of objectives."""

@@ -1,1 +1,0 @@
-"""Laws of task scores: compute predicts the loss of right answers, which predicts the score."""

@@ -1,0 +1,205 @@
+"""Fit and judgement of a mixture proposal from runs on different mixtures."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainrig import config
+from trainrig.config import Field, Settings, format_toml_value
+from trainrig.errors import ConfigError
+from trainrig.manifest import collect_environment
+from trainrig.scaling.laws.law import Interval
+from trainrig.scaling.mixture import mixture_proposal
+from trainrig.scaling.mixture.mixture_proposal import (
+    LEVEL,
+    MixtureRecord,
+    MixtureSearch,
+    Proposal,
+    RegressionScore,
+    SourceShare,
+    format_loss_interval,
+    propose,
+)
+from trainrig.scaling.mixture.mixture_regression import (
+    MeanLaw,
+    MeanProcess,
+    PredictedLosses,
+    cross_validate_law,
+    predict_left_out,
+)
+from trainrig.scaling.mixture.mixture_runs import MixtureRuns
+from trainrig.train.run_file.run_files import Pretraining
+
+RECORD, SECTION, RUN, PAGE = "mixture.json", "mixture.toml", "pretrain.toml", "report.html"
+# decimals of a weight; batches are mixed to 1/100,000, and no fit is more precise than this
+DECIMALS = 4
+
+
+class MixtureFit(Settings):
+    """Settings of a mixture fit: its input files and its search."""
+
+    mixtures: str = Field(min_length=1)  # CSV with one line per run: the share of each source
+    losses: str = Field(min_length=1)  # CSV with the same runs: the loss of each target
+    targets: tuple[str, ...] = ()  # columns whose mean loss is minimised; empty: all columns
+    # CSV with the mixtures of runs that the fit is judged on; they are not fitted
+    held_out_mixtures: str | None = None
+    held_out_losses: str | None = None
+    # run file of `trainrig pretrain`, of which a copy with the proposed weights is written
+    run: str | None = None
+    search: MixtureSearch = MixtureSearch()
+
+    def check(self) -> None:
+        """Raise ConfigError if only one of the two held-out files is given."""
+        if (self.held_out_mixtures is None) != (self.held_out_losses is None):
+            raise ConfigError(
+                "held-out runs need two files: give both their mixtures and their losses"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureResult:
+    """Record of a fit, and the points that its page plots."""
+
+    record: MixtureRecord
+    left_out: PredictedLosses  # losses of each fitted run, predicted from the other runs
+    held_out: PredictedLosses | None
+
+
+def fit_mixture(settings: MixtureFit) -> MixtureResult:
+    """Fit the regressions, score them, and propose a mixture.
+
+    Raises ConfigError or DataError if the settings or the files do not allow a fit.
+    """
+    settings.check()
+    runs = MixtureRuns.read(settings.mixtures, settings.losses).select_targets(settings.targets)
+    runs.refuse_too_few(settings.mixtures)
+    limits = settings.search.compute_limits(runs.sources)
+    others = _read_held_out(settings, runs)
+    process = MeanProcess.fit(runs.shares, runs.losses)
+    law = MeanLaw.fit(runs.shares, runs.losses)
+    left_out = predict_left_out(process, runs.losses)
+    mean = float(runs.losses.mean())
+    in_folds = cross_validate_law(runs.shares, runs.losses, settings.search.seed)
+    scores = [
+        _build_score("Gaussian processes", "runs left out one at a time", left_out, mean),
+        _build_score("mixing laws", "runs left out a fifth at a time", in_folds, mean),
+    ]
+    held_out = None
+    by_target = {}
+    if others is not None:
+        held_out = PredictedLosses(process.expect(others.shares), others.losses.mean(axis=1))
+        by_law = PredictedLosses(law.expect(others.shares), others.losses.mean(axis=1))
+        where = "the held-out runs"
+        scores += [_build_score("Gaussian processes", where, held_out, mean)]
+        scores += [_build_score("mixing laws", where, by_law, mean)]
+        by_target = {
+            target: PredictedLosses(
+                process_of_target.expect(others.shares), others.losses[:, column]
+            ).rank_correlation
+            for column, (target, process_of_target) in enumerate(
+                zip(runs.targets, process.processes, strict=True)
+            )
+        }
+    found = propose(process, runs.shares, settings.search, limits)
+    record = MixtureRecord(
+        targets=runs.targets,
+        runs=len(runs),
+        runs_left_out=runs.left_out,
+        weights=_round_weights(runs, found),
+        loss=found.loss,
+        loss_interval=_build_interval(found.loss_interval),
+        average_loss=found.average_loss,
+        gain=found.gain,
+        gain_interval=_build_interval(found.gain_interval),
+        lowest_measured=float(runs.losses.mean(axis=1).min()),
+        law_loss=float(law.expect(found.shares[None])[0]),
+        scores=tuple(scores),
+        by_target=by_target,
+        search=settings.search,
+        made_by=collect_environment(),
+    )
+    record = record.model_copy(update={"warnings": tuple(mixture_proposal.find_warnings(record))})
+    return MixtureResult(record, left_out, held_out)
+
+
+def format_section(record: MixtureRecord) -> str:
+    """Return the weights as the `[batches.weights]` table of a run file of `trainrig pretrain`."""
+    lines = [
+        f"# Expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
+        f"token, the mean of {len(record.targets)} targets,",
+        f"# by {record.runs} runs; {record.gain:.4f} "
+        f"{format_loss_interval(record.gain_interval)} below the loss of their average mixture.",
+        "[batches.weights]",
+    ]
+    lines += [
+        f"{_format_key(share.source)} = {format_toml_value(share.weight)}"
+        for share in record.weights
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def apply_weights(run: Pretraining, record: MixtureRecord) -> str:
+    """Return the text of the run file `run` with the weights of `record`."""
+    weights = {share.source: share.weight for share in record.weights}
+    batches = run.batches.model_copy(update={"weights": weights})
+    return config.to_toml(run.model_copy(update={"batches": batches}))
+
+
+def read_run(settings: MixtureFit) -> Pretraining | None:
+    """Return the run file that the settings name, or None.
+
+    It is read before the fit, so that a wrong file is refused at once.
+    """
+    return None if settings.run is None else config.load(Pretraining, settings.run)
+
+
+def _format_key(source: str) -> str:
+    return json.dumps(source, ensure_ascii=False)
+
+
+def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | None:
+    if settings.held_out_mixtures is None or settings.held_out_losses is None:
+        return None
+    others = MixtureRuns.read(settings.held_out_mixtures, settings.held_out_losses)
+    if others.sources != runs.sources:
+        differ = sorted(set(others.sources) ^ set(runs.sources))
+        named = f" ({', '.join(differ[:3])})" if differ else " (in another order)"
+        raise ConfigError(
+            f"{settings.held_out_mixtures}: its sources differ from the sources of "
+            f"{settings.mixtures}{named}; give both files the same columns"
+        )
+    return others.select_targets(runs.targets)
+
+
+def _build_score(
+    regression: str, judged_on: str, judged: PredictedLosses, mean: float
+) -> RegressionScore:
+    return RegressionScore(
+        regression=regression,
+        judged_on=judged_on,
+        rows=len(judged.actual),
+        rank_correlation=judged.rank_correlation,
+        error=judged.error,
+        baseline_error=float(np.sqrt(np.mean((judged.actual - mean) ** 2))),
+        shift=float(np.mean(judged.predicted - judged.actual)),
+    )
+
+
+def _build_interval(ends: tuple[float, float]) -> Interval:
+    return Interval(low=ends[0], high=ends[1], level=LEVEL)
+
+
+def _round_weights(runs: MixtureRuns, found: Proposal) -> tuple[SourceShare, ...]:
+    """Return the shares, rounded; the largest one takes the remainder, so that they sum to 1."""
+    rounded = found.shares.round(DECIMALS)
+    rounded[rounded.argmax()] += 1 - rounded.sum()
+    return tuple(
+        SourceShare(
+            source=source,
+            weight=float(rounded[index].round(DECIMALS)),
+            interval=_build_interval((float(found.low[index]), float(found.high[index]))),
+            average=float(found.average_shares[index]),
+        )
+        for index, source in enumerate(runs.sources)
+    )

@@ -1,0 +1,275 @@
+"""Proposal of a mixture for the large model: the search, the record `mixture.json`, warnings."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainrig.config import Field, Settings, suggest_choice
+from trainrig.errors import ConfigError
+from trainrig.scaling.laws.law import Interval
+from trainrig.scaling.laws.law_formats import format_loss
+from trainrig.scaling.mixture.mixture_regression import MeanProcess
+from trainrig.scaling.mixture.mixture_runs import Array
+
+# Range of the Dirichlet distribution's total concentration: from nearly one source alone to nearly
+# the average run.
+CONCENTRATION = (1.0, 100.0)
+CHUNK = 10_000  # mixtures predicted at a time, which takes 40 MB against 512 runs
+LEVEL = 0.95  # probability that an interval covers
+DRAWS_OF_TWO = 4000  # number of functions drawn at two mixtures, where draws are cheap
+
+
+class MixtureSearch(Settings):
+    """Settings of the search for a mixture."""
+
+    candidates: int = Field(50_000, ge=10_000)  # number of mixtures drawn
+    best: int = Field(100, ge=1)  # number of best mixtures whose average is proposed, 100 in RegMix
+    finalists: int = Field(500, ge=100)  # candidates that may be best under a drawn function
+    draws: int = Field(200, ge=40)  # functions drawn for the intervals
+    # upper limit of a source's share, for sources with too few tokens
+    at_most: Mapping[str, float] = Field({})
+    seed: int = Field(0, ge=0)  # random seed of the draws
+
+    def compute_limits(self, sources: tuple[str, ...]) -> Array:
+        """Return the upper limit of each source's share, [S].
+
+        Raises ConfigError if a source does not exist, or if the limits cannot be met.
+        """
+        for source, share in self.at_most.items():
+            if source not in sources:
+                raise ConfigError(f"at most: no source '{source}'{suggest_choice(source, sources)}")
+            if not 0 <= share <= 1:
+                raise ConfigError(f"at most: {source} = {share:g}; choose a share from 0 to 1")
+        limits = np.array([self.at_most.get(source, 1.0) for source in sources])
+        if limits.sum() < 1:
+            raise ConfigError(
+                f"at most: the limits of all sources sum to {limits.sum():.4g}, and shares must "
+                "sum to 1; raise a limit"
+            )
+        return limits
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """Proposed mixture, and the average mixture of the runs for comparison.
+
+    Losses are in nats per token, the mean over the targets. Intervals hold the share LEVEL of the
+    draws.
+    """
+
+    shares: Array  # [S]
+    low: Array  # [S]
+    high: Array  # [S]
+    loss: float
+    loss_interval: tuple[float, float]
+    average_shares: Array  # [S]
+    average_loss: float
+    gain: float  # nats per token below the loss of the average mixture
+    gain_interval: tuple[float, float]
+
+
+def propose(process: MeanProcess, runs: Array, search: MixtureSearch, limits: Array) -> Proposal:
+    """Propose the average of the best mixtures, with intervals.
+
+    `search.candidates` mixtures are drawn around the average of `runs` [R, S] and kept within
+    `limits` [S].
+    """
+    generator = np.random.default_rng(search.seed)
+    average = runs.mean(axis=0)
+    mixtures = limit_shares(draw_mixtures(average, search.candidates, generator), limits)
+    expected = np.concatenate(
+        [
+            process.expect(mixtures[begin : begin + CHUNK])
+            for begin in range(0, len(mixtures), CHUNK)
+        ]
+    )
+    shares = mixtures[np.argpartition(expected, search.best)[: search.best]].mean(axis=0)
+    finalists = _select_finalists(process, mixtures, expected, search.finalists)
+    moved = _average_best_by_draw(process, finalists, search, generator)
+    low, high = _compute_interval(moved)
+    both = np.stack([shares, average])
+    losses = process.expect(both)
+    under_draws = process.draw(both, DRAWS_OF_TWO, generator)
+    gains = under_draws[:, 1] - under_draws[:, 0]
+    return Proposal(
+        shares=shares,
+        low=low,
+        high=high,
+        loss=float(losses[0]),
+        loss_interval=_compute_ends(under_draws[:, 0]),
+        average_shares=average,
+        average_loss=float(losses[1]),
+        gain=float(losses[1] - losses[0]),
+        gain_interval=_compute_ends(gains),
+    )
+
+
+def _compute_interval(values: Array) -> tuple[Array, Array]:
+    low, high = np.quantile(values, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
+    return low, high
+
+
+def _compute_ends(values: Array) -> tuple[float, float]:
+    low, high = _compute_interval(values)
+    return float(low), float(high)
+
+
+def draw_mixtures(centre: Array, count: int, generator: np.random.Generator) -> Array:
+    """Return `count` Dirichlet mixtures around `centre`, [count, S].
+
+    Some of them are close to `centre`, others consist of few sources.
+    """
+    low, high = np.log(CONCENTRATION)
+    strength = np.exp(generator.uniform(low, high, count))
+    gammas = generator.standard_gamma(strength[:, None] * np.maximum(centre, 1e-6))
+    gammas += np.finfo(np.float64).tiny  # avoids division by 0, because all gamma draws may be 0
+    return np.asarray(gammas / gammas.sum(axis=1, keepdims=True))
+
+
+def limit_shares(mixtures: Array, limits: Array) -> Array:
+    """Return `mixtures` with no share above its limit.
+
+    The excess of a share goes to the other sources, in proportion to their shares.
+    """
+    cut = mixtures
+    for _ in range(len(limits)):  # each round brings one more source to its limit, or ends the loop
+        over = cut >= limits
+        if not (cut > limits).any():
+            break
+        remainder = 1 - np.where(over, limits, 0).sum(axis=1, keepdims=True)
+        free = np.where(over, 0, np.maximum(cut, 1e-12))
+        total = free.sum(axis=1, keepdims=True)
+        cut = np.where(over, limits, free / np.where(total > 0, total, 1) * remainder)
+    return np.asarray(cut)
+
+
+def _select_finalists(process: MeanProcess, mixtures: Array, expected: Array, count: int) -> Array:
+    """Return the `count` mixtures that are lowest at the low end of their error bars.
+
+    They are chosen from the 4 x `count` mixtures of lowest expected loss, because error bars are
+    costly.
+    """
+    few = np.argsort(expected, kind="stable")[: 4 * count]
+    losses, deviations = process.predict(mixtures[few])
+    return np.asarray(mixtures[few[np.argsort(losses - 2 * deviations, kind="stable")[:count]]])
+
+
+def _average_best_by_draw(
+    process: MeanProcess, finalists: Array, search: MixtureSearch, generator: np.random.Generator
+) -> Array:
+    """Return the average of the best finalists [P, S] under each drawn function."""
+    functions = process.draw(finalists, search.draws, generator)
+    best = min(search.best, len(finalists) // 10)
+    chosen = np.argpartition(functions, best, axis=1)[:, :best]
+    return np.asarray(finalists[chosen].mean(axis=1))
+
+
+class RegressionScore(Settings):
+    """Errors of one regression on runs that it was not fitted to."""
+
+    regression: str
+    judged_on: str
+    rows: int
+    rank_correlation: float  # Spearman's rank correlation of predicted and measured losses
+    error: float  # root mean square error, in nats per token
+    # the same error when the mean loss of the fitted runs is predicted for every run
+    baseline_error: float | None = None
+    shift: float | None = None  # mean of predicted minus measured losses, in nats per token
+
+
+class SourceShare(Settings):
+    """Share of one source in the proposed mixture."""
+
+    source: str
+    weight: float  # share of the samples, as written into the run file
+    interval: Interval
+    average: float  # mean share of the source in the fitted runs
+
+
+class MixtureRecord(Settings):
+    """Contents of `mixture.json`."""
+
+    format: int = 1
+    targets: tuple[str, ...]
+    runs: int
+    runs_left_out: int  # number of runs that only one of the two files has
+    weights: tuple[SourceShare, ...]
+    loss: float  # expected loss of the proposal, the mean over the targets, in nats per token
+    loss_interval: Interval
+    average_loss: float  # expected loss of the average mixture of the fitted runs
+    gain: float  # nats per token below the average mixture
+    gain_interval: Interval
+    lowest_measured: float  # lowest loss of a fitted run, which includes noise and chance
+    law_loss: float  # loss of the proposal that the mixing laws expect
+    scores: tuple[RegressionScore, ...]
+    # rank correlation on the held-out runs, for each target
+    by_target: Mapping[str, float] = Field({})
+    search: MixtureSearch
+    made_by: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+def format_loss_interval(interval: Interval) -> str:
+    """Return an interval of losses as text with four decimals, such as `[4.5831, 4.6932]`."""
+    return f"[{interval.low:.4f}, {interval.high:.4f}]"
+
+
+ORDERED = 0.9  # rank correlation below which the best of many mixtures may be best by chance
+EXPLAINED = 0.5  # share of the baseline's error above which losses are not usefully predicted
+SHARED = 0.7  # share of the error above which a shift common to all runs explains it
+
+
+def choose_score(record: MixtureRecord) -> RegressionScore:
+    """Return the score of the Gaussian processes, on held-out runs if there are any."""
+    held = (score for score in record.scores if "held-out" in score.judged_on)
+    return next(held, record.scores[0])
+
+
+def find_warnings(record: MixtureRecord) -> Iterator[str]:
+    """Yield the warnings, the most serious first."""
+    score = choose_score(record)
+    yield from _find_loss_warnings(score)
+    low = record.gain_interval.low
+    if low is None or low <= 0:
+        yield (
+            f"The gain's interval {format_loss_interval(record.gain_interval)} contains 0: the "
+            "runs do not show that this mixture is better than their average. Train more runs."
+        )
+    if not score.rank_correlation >= ORDERED:
+        yield (
+            f"The rank correlation of new mixtures is only {score.rank_correlation:.4f} on "
+            f"{score.judged_on}, so the best of many may be best by chance. Train more runs."
+        )
+    if not record.loss_interval.contains(record.loss):
+        yield (
+            f"The interval of the expected loss, {format_loss_interval(record.loss_interval)}, "
+            "does not contain it, so the regression is not reliable. Train more runs."
+        )
+    if record.runs_left_out:
+        yield (
+            f"{record.runs_left_out} runs are left out: they are in only one of the files, or a "
+            "loss is not a number."
+        )
+
+
+def _find_loss_warnings(score: RegressionScore) -> Iterator[str]:
+    error = score.error
+    baseline = score.baseline_error
+    if baseline is None or error <= EXPLAINED * baseline:
+        return
+    than = "no better than" if error >= baseline else "hardly better than"
+    finding = (
+        f"Losses are not predicted: on {score.judged_on} the error is {format_loss(error)} nats "
+        f"per token, {than} predicting the mean of the fitted runs ({format_loss(baseline)})."
+    )
+    shift = score.shift or 0.0
+    if abs(shift) > SHARED * error:
+        side = "above" if shift > 0 else "below"
+        yield (
+            f"{finding} All predictions share a shift of {format_loss(abs(shift))} {side} what was "
+            "measured: check whether the runs differ in model size, tokens or text. The proposal "
+            "depends only on the order of losses. Hold out runs like those fitted."
+        )
+        return
+    yield f"{finding} Do not train on this mixture: check the columns, or train more runs."

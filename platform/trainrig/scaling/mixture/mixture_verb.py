@@ -1,0 +1,123 @@
+"""The command `trainrig mixture`, which imports its dependencies when it runs."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainrig import command_line, config
+from trainrig.command_line import Json
+from trainrig.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainrig.scaling.mixture.mixture_proposal import MixtureRecord
+
+
+def mixture(
+    mixtures: Annotated[
+        str,
+        typer.Argument(
+            metavar="MIXTURES.csv", help="CSV of the share of each source, one run per line."
+        ),
+    ],
+    losses: Annotated[
+        str, typer.Argument(metavar="LOSSES.csv", help="CSV of the losses of those runs.")
+    ],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of losses to minimise; repeat it for the mean of several.  [default: all]",
+        ),
+    ] = None,
+    held_out_mixtures: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CSV", help="Shares of runs to test the fit on; not fitted.  [default: none]"
+        ),
+    ] = None,
+    held_out_losses: Annotated[
+        str | None,
+        typer.Option(metavar="CSV", help="Losses of those runs.  [default: none]"),
+    ] = None,
+    at_most: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE=SHARE", help="Upper limit of a source's share, 0 to 1; repeatable."
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN.toml",
+            help="Run file to copy with the proposed weights.  [default: none]",
+            autocompletion=command_line.run_files,
+        ),
+    ] = None,
+    candidates: Annotated[
+        int, typer.Option(metavar="N", help="Number of mixtures to draw and compare.")
+    ] = 50_000,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write.")] = "mixture",
+    as_json: Json = False,
+) -> None:
+    """Find a better mixture of sources from small runs on many mixtures (RegMix, mixing laws)."""
+    from trainrig.scaling.mixture.mixture_fit import MixtureFit
+    from trainrig.scaling.mixture.mixture_page import write_mixture
+
+    limits = dict(_parse_limit(limit) for limit in at_most or ())
+    given = {
+        "mixtures": mixtures,
+        "losses": losses,
+        "targets": target or [],
+        "held_out_mixtures": held_out_mixtures,
+        "held_out_losses": held_out_losses,
+        "run": run,
+        "search": {"candidates": candidates, "seed": seed, "at_most": limits},
+    }
+    record = write_mixture(config.build(MixtureFit, given, "mixture"), out)
+    _print_record(record, out, as_json)
+
+
+def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
+    """Print the proposed weights, the scores, the warnings and the path of the page."""
+    from trainrig import storage
+    from trainrig.scaling.mixture.mixture_fit import (
+        PAGE,
+        RECORD,
+    )
+    from trainrig.scaling.mixture.mixture_proposal import format_loss_interval
+
+    if as_json:
+        facts = record.model_dump(mode="json", exclude={"weights", "made_by", "format"})
+        weights = {share.source: share.weight for share in record.weights}
+        print(json.dumps({"record": storage.join(out, RECORD), "weights": weights, **facts}))
+        return
+    for share in sorted(record.weights, key=lambda share_of_source: -share_of_source.weight):
+        print(f"{share.weight:.4f} {format_loss_interval(share.interval)} {share.source}")
+    print(
+        f"expected loss {record.loss:.4f} {format_loss_interval(record.loss_interval)} nats per "
+        f"token, {record.gain:.4f} {format_loss_interval(record.gain_interval)} below the average "
+        "of the runs"
+    )
+    for score in record.scores:
+        print(
+            f"{score.regression} on {score.judged_on}: rank correlation "
+            f"{score.rank_correlation:.4f}, error {score.error:.4f} nats per token "
+            f"({score.baseline_error:.4f} for predicting the mean)"
+        )
+    for warning in record.warnings:
+        print(f"! {warning}")
+    print(storage.join(out, PAGE))
+
+
+def _parse_limit(text: str) -> tuple[str, float]:
+    source, equals, share = text.rpartition("=")
+    try:
+        return (source, float(share)) if equals and source else _refuse(text)
+    except ValueError:
+        return _refuse(text)
+
+
+def _refuse(text: str) -> tuple[str, float]:
+    raise ConfigError(f"--at-most {text}: write it as --at-most SOURCE=SHARE, such as web=0.5")

@@ -1,0 +1,1 @@
+"""Regressions that fit scaling laws to training runs, with intervals and held-out tests."""

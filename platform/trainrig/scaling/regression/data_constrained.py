@@ -1,0 +1,313 @@
+"""Fit of the data-constrained law: how fast repeated tokens and excess parameters lose value.
+
+The law is log L = log(e^t1 + e^t2 + e^t3) with t1 = ln A - alpha ln N', t2 = ln B - beta ln D', t3
+= ln E. N' (D') is the effective number of n parameters (d tokens), u of which are usable (unique):
+N' = u w, w = 1 + r (1 - e^-q), q = (n/u - 1)/r. Its first and second derivatives are in closed
+form: finite differences would take 126 evaluations of the law for each step of a search, and these
+formulas cost about three.
+
+Shapes: K thetas, R runs, P coordinates.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainrig.config import Field, Settings
+from trainrig.errors import DataError
+from trainrig.scaling.laws.law_forms import (
+    Array,
+    DataConstrained,
+    Parametric,
+)
+from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression.form_fits import (
+    ParametricFit,
+    Shares,
+    fit_parametric,
+)
+from trainrig.scaling.regression.minimise import (
+    CurveValue,
+    Huber,
+    Loss,
+    MinimiseSettings,
+)
+from trainrig.scaling.regression.regression import (
+    SPARE,
+    Fit,
+    Regression,
+    check_numbers,
+)
+
+A, B, E, ALPHA, BETA, R_D, R_N = range(7)  # coordinates; all but alpha and beta are logarithms
+BASE = 5  # number of coordinates of the base law, which come first
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The value ln w and its derivatives with respect to v = ln u and rho = ln r, each [K, R]."""
+
+    log: Array
+    v: Array
+    rho: Array
+    vv: Array
+    v_rho: Array
+    rho_rho: Array
+
+
+def compute_worth(log_seen: Array, v: Array, rho: Array, largest: float) -> Worth:
+    """Compute ln w for n = e^log_seen and u = e^v, with r = min(e^rho, largest)."""
+    moves = rho < np.log(largest)
+    r = np.exp(np.minimum(rho, np.log(largest)))
+    above = np.exp(log_seen - v)  # n/u
+    q = (above - 1) / r
+    left = np.exp(-q)
+    w = 1 - r * np.expm1(-q)
+    by_v = -left * above / w
+    by_rho = np.where(moves, r * (-np.expm1(-q) - q * left), 0) / w
+    return Worth(
+        np.log(w),
+        by_v,
+        by_rho,
+        left * above * (1 - above / r) / w - by_v**2,
+        np.where(moves, above * left * q, 0) / -w - by_v * by_rho,
+        np.where(moves, r * (-np.expm1(-q) - q * left - q**2 * left), 0) / w - by_rho**2,
+    )
+
+
+class DataConstrainedCurve:
+    """Log loss as a function of theta (ln A, ln B, ln E, alpha, beta, ln r_d, ln r_n).
+
+    ln A and ln B refer to the middle of the runs. `base` fixes the first five coordinates, and
+    theta then holds the last two alone.
+    """
+
+    def __init__(
+        self,
+        logs: tuple[Array, Array, Array],  # ln N, ln D and ln of the unique tokens, each [R]
+        middle: tuple[float, float],  # ln N and ln D to which ln A and ln B refer
+        largest: float,
+        base: Array | None = None,
+    ) -> None:
+        """Store the curve's inputs.
+
+        Evaluating a theta for which no law exists raises nothing: the loss is NaN.
+        """
+        self.log_n, self.log_d, self.log_unique = logs
+        self.middle = middle
+        self.largest = largest
+        self.base = base
+
+    def __call__(self, theta: Array) -> CurveValue:
+        """Evaluate the curve at theta [K, P]."""
+        if self.base is None:
+            return self._at(theta)
+        fixed = np.broadcast_to(self.base, (len(theta), BASE))
+        point = self._at(np.concatenate([fixed, theta], axis=1))
+        return CurveValue(
+            point.value,
+            point.slope[..., BASE:],
+            lambda c: point.bend(c)[:, BASE:, BASE:],
+        )
+
+    def _at(self, theta: Array) -> CurveValue:
+        a, b, e, alpha, beta, rho_d, rho_n = theta.T[..., None]  # each [K, 1]
+        usable = self._compute_usable(a, b, alpha, beta)
+        of_n = compute_worth(self.log_n, usable.value, rho_n, self.largest)
+        of_d = compute_worth(self.log_d, self.log_unique, rho_d, self.largest)
+        log_n = usable.value + of_n.log
+        log_d = self.log_unique + of_d.log
+        size = log_n - self.middle[0], log_d - self.middle[1]
+        terms = np.stack(np.broadcast_arrays(a - alpha * size[0], b - beta * size[1], e))
+        highest = terms.max(0)
+        shares = np.exp(terms - highest)
+        total = shares.sum(0)
+        shares /= total
+
+        slope_log_n = usable.slope * (1 + of_n.v)[..., None]  # slope of ln N'
+        slope_log_n[..., R_N] += of_n.rho
+        slopes = np.zeros((3, *shares.shape[1:], 7))
+        slopes[0] = -alpha[..., None] * slope_log_n
+        slopes[0, ..., A] += 1
+        slopes[0, ..., ALPHA] -= size[0]
+        slopes[1, ..., B] = 1
+        slopes[1, ..., BETA] = -size[1]
+        slopes[1, ..., R_D] = -beta * of_d.rho
+        slopes[2, ..., E] = 1
+        slope = np.einsum("jkr,jkrp->krp", shares, slopes)
+
+        def bend(c: Array) -> Array:
+            """Return the second derivatives of f, weighted by c and summed over rows.
+
+            f'' = sum_j s_j (t_j'' + t_j' t_j'^T) - f' f'^T.
+            """
+            weight = c * shares  # [3, K, R]
+            sides = np.swapaxes(slopes, -1, -2) * weight[..., None, :] @ slopes
+            bent: Array = sides.sum(0) - np.swapaxes(slope, 1, 2) * c[:, None] @ slope
+            cross = -(weight[0][:, None] @ slope_log_n)[:, 0]
+            bent[:, ALPHA] += cross
+            bent[:, :, ALPHA] += cross
+            bent += self._compute_bend_of_n(-alpha * weight[0], usable, of_n)
+            fades = -(weight[1] * of_d.rho).sum(1)
+            bent[:, BETA, R_D] += fades
+            bent[:, R_D, BETA] += fades
+            bent[:, R_D, R_D] -= (beta * weight[1] * of_d.rho_rho).sum(1)
+            return bent
+
+        return CurveValue(highest + np.log(total), slope, bend)
+
+    def _compute_bend_of_n(self, c: Array, usable: CurveValue, of_n: Worth) -> Array:
+        """Return c [K, R] times the second derivatives of ln N', summed over rows to [K, P, P]."""
+        v = usable.slope
+        bent = usable.bend(c * (1 + of_n.v))
+        bent += np.swapaxes(v, 1, 2) * (c * of_n.vv)[:, None] @ v
+        mixed = ((c * of_n.v_rho)[:, None] @ v)[:, 0]
+        bent[:, R_N] += mixed
+        bent[:, :, R_N] += mixed
+        bent[:, R_N, R_N] += (c * of_n.rho_rho).sum(1)
+        return bent
+
+    def _compute_usable(self, a: Array, b: Array, alpha: Array, beta: Array) -> CurveValue:
+        """Compute v = ln u, where u is the parameters that the unique tokens can use, at most N."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = np.log(alpha) + a + alpha * self.middle[0]
+            ratio = ratio - np.log(beta) - b - beta * self.middle[1] + beta * self.log_unique
+        free = ratio / alpha
+        capped = free >= self.log_n
+        by_alpha = 1 / alpha + self.middle[0]
+        by_beta = self.log_unique - 1 / beta - self.middle[1]
+        slope = np.zeros((*free.shape, 7))
+        slope[..., A] = 1 / alpha
+        slope[..., B] = -1 / alpha
+        slope[..., ALPHA] = (by_alpha - free) / alpha
+        slope[..., BETA] = by_beta / alpha
+        slope[capped] = 0
+
+        def bend(c: Array) -> Array:
+            kept = np.where(capped, 0, c)
+            bent = np.zeros((len(c), 7, 7))
+            both = {
+                (A, ALPHA): -1 / alpha**2,
+                (B, ALPHA): 1 / alpha**2,
+                (ALPHA, BETA): -by_beta / alpha**2,
+                (BETA, BETA): 1 / beta**2 / alpha,
+                (ALPHA, ALPHA): -1 / alpha**3 - 2 * (by_alpha - free) / alpha**2,
+            }
+            for (p, q), second in both.items():
+                bent[:, p, q] = bent[:, q, p] = (kept * second).sum(1)
+            return bent
+
+        return CurveValue(np.where(capped, self.log_n, free), slope, bend)
+
+
+REPEATED = 1.5  # runs with more epochs count as repeating their data
+# Upper bound of r_d and r_n; repeats then lose no value, and larger values change no loss.
+LARGEST = 1e6
+LEAST_LEVELS = 2  # different numbers of epochs above REPEATED that a fit needs
+
+
+class DataConstrainedFit(Settings):
+    """Settings of fitting the data-constrained law.
+
+    The search starts at each pair of r_d and r_n from `repeats`. The base law, if it is fitted too,
+    starts at the parametric law of the runs that repeat nothing, or of all runs if those are too
+    few.
+    """
+
+    base: Parametric | None = None  # None: fitted together with r_d and r_n
+    loss: Loss = Huber()
+    repeats: Shares = (
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+        16.0,
+        32.0,
+        64.0,
+        128.0,
+    )  # starting values of r_d and of r_n
+    # looser than the default: the minimum is a long valley if repeats lose no value
+    search: MinimiseSettings = Field(MinimiseSettings(tolerance=1e-9))
+
+
+def fit_data_constrained(
+    runs: RunsTable, settings: DataConstrainedFit | None = None
+) -> Fit[DataConstrained]:
+    """Fit the data-constrained law to `runs`.
+
+    Runs without `unique_tokens` count as having seen each token once. Raises DataError if the runs
+    do not determine the constants.
+    """
+    settings = settings or DataConstrainedFit()
+    check_numbers(runs)
+    _check_repeats(runs, constants=2 if settings.base else 7)
+    unique = count_unique_tokens(runs)
+    log_repeats = np.log(list(itertools.product(settings.repeats, repeat=2)))  # [S, 2]
+    given = settings.base
+    if given is None:
+        start, bases = _fit_free_base(runs, settings)
+    else:
+        start = np.empty(0)
+        bases = _make_constant_base(given)
+
+    def forms(theta: Array) -> DataConstrained:
+        r_d, r_n = np.moveaxis(np.exp(np.minimum(theta[..., -2:], np.log(LARGEST))), -1, 0)
+        return DataConstrained.model_construct(base=bases(theta[..., :-2]), r_d=r_d, r_n=r_n)
+
+    starts = np.concatenate([np.tile(start, (len(log_repeats), 1)), log_repeats], axis=1)
+    logs = np.log(runs.parameters), np.log(runs.tokens), np.log(np.minimum(unique, runs.tokens))
+    if given is None:
+        curve = DataConstrainedCurve(logs, _find_middle(bases), LARGEST)
+    else:
+        curve = DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, _convert_to_coordinates(given))
+    largest = {"r_d": LARGEST, "r_n": LARGEST}
+    return Regression(runs, curve, starts, settings.loss, forms, settings.search, largest).fit()
+
+
+def count_unique_tokens(runs: RunsTable) -> Array:
+    """Return the number [R] of different tokens in each run: all its tokens where unknown."""
+    return np.where(np.isnan(runs.unique_tokens), runs.tokens, runs.unique_tokens)
+
+
+def _check_repeats(runs: RunsTable, constants: int) -> None:
+    epochs = runs.tokens / count_unique_tokens(runs)
+    repeated = epochs[epochs > REPEATED]
+    levels = len(np.unique(np.round(np.log2(repeated), 1)))
+    if len(repeated) < 2 + SPARE or levels < LEAST_LEVELS or len(runs) < constants + SPARE:
+        missing = max(2 + SPARE - len(repeated), LEAST_LEVELS - levels, 1)
+        raise DataError(
+            f"{len(repeated)} of {len(runs)} runs repeat their data (tokens above {REPEATED:g}"
+            f" times unique_tokens), at {levels} numbers of epochs: DataConstrained needs"
+            f" {2 + SPARE} such runs at {LEAST_LEVELS} or more, and {constants + SPARE} runs in"
+            f" all; add at least {missing} of, for example, 4 and 16 epochs"
+        )
+
+
+def _fit_free_base(
+    runs: RunsTable, settings: DataConstrainedFit
+) -> tuple[Array, Callable[[Array], Parametric]]:
+    """Return starting coordinates of the base law, and a function from coordinates to laws."""
+    how = ParametricFit(loss=settings.loss, search=settings.search)
+    once = runs.select(runs.tokens <= REPEATED * count_unique_tokens(runs))
+    try:
+        fit = fit_parametric(once, how)
+    except DataError:
+        fit = fit_parametric(runs, how)
+    return fit.theta, fit.regression.forms
+
+
+def _find_middle(bases: Callable[[Array], Parametric]) -> tuple[float, float]:
+    """Return the ln N and ln D to which the coordinates ln A and ln B of `bases` refer."""
+    form = bases(np.array([0.0, 0.0, 0.0, 1.0, 1.0]))
+    return float(np.log(form.A)), float(np.log(form.B))
+
+
+def _convert_to_coordinates(base: Parametric) -> Array:
+    """Return `base` as coordinates [5], with ln A and ln B at ln N = ln D = 0."""
+    return np.array([np.log(base.A), np.log(base.B), np.log(base.E), base.alpha, base.beta])
+
+
+def _make_constant_base(base: Parametric) -> Callable[[Array], Parametric]:
+    return lambda theta: base

@@ -1,0 +1,380 @@
+"""Run file of a sweep: the points (N, D) to train, the training settings and the resources.
+
+A design lists the points: by grid, by ray (D/N) or by compute budget.
+"""
+
+import abc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainrig.config import (
+    EXTENDABLE,
+    NOT_IDENTITY,
+    OUTPUT,
+    ProgressUnit,
+    ResourceRequest,
+    RunFile,
+    Settings,
+)
+from trainrig.errors import ConfigError
+from trainrig.evaluate.run_file import TaskChoice
+from trainrig.models import ENCODER_DECODER
+from trainrig.models.architecture.decoder_config import ALIGNMENT
+from trainrig.models.architecture.initialisation import MuP
+from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, ReplacedTokenDetection
+from trainrig.objectives.denoising.row_shapes import (
+    check_rows,
+    count_further_heads,
+    find_model_kind,
+)
+from trainrig.objectives.objective_interface import find_parts
+from trainrig.optim.moment_optimizers import Momentum
+from trainrig.parallel.layer_compilation import Compile
+from trainrig.parallel.precision import Precision
+from trainrig.scaling.batch_rate_rules import DeepSeek, SweepRule
+from trainrig.scaling.model_ladder import SMALLEST, find_ladder_model_of, with_further_heads
+from trainrig.scaling.sweep.rate_search import RateSearch
+from trainrig.tokens.rows.batch_stages import EPOCHS, BatchSettings, Cap, Weights
+from trainrig.tokens.rows.packing import Concatenate, Packing
+from trainrig.tokens.shards.block_cache import BlockCache
+from trainrig.train.run_file.run_file_checks import check_fit
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Several = Annotated[tuple[Positive, ...], Field(min_length=1)]
+
+FEWEST_SIZES = 2  # one size teaches nothing about N; a fit asks for more sizes, and says how many
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Size and cost of a model, as a design needs them."""
+
+    parameters: int  # N
+    flops_per_token: float  # operations of training per token, counted exactly
+
+
+@dataclass(frozen=True)
+class DesignPoint:
+    """Model size, and the number of tokens to train it on."""
+
+    parameters: float  # N as requested, from which the model's own N may differ
+    tokens: float  # D
+    budget: float | None = None  # FLOPs of the isoFLOP curve that the point lies on, if any
+
+
+class _Design(Settings, abc.ABC):
+    """Base of all designs that begin with model sizes."""
+
+    parameters: Several  # sizes of the models, in parameters (N)
+
+    @model_validator(mode="after")
+    def _check_several_sizes(self) -> "_Design":
+        _check_sizes(self.parameters)
+        return self
+
+    def list_points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
+        """Return all points, by size and tokens.
+
+        `model` returns the shape of the model closest to a number of parameters. Raises ConfigError
+        if there is no point.
+        """
+        found = sorted(
+            self._iterate_points(model), key=lambda point: (point.parameters, point.tokens)
+        )
+        if not found:
+            raise ConfigError(
+                "design: none of its points is within tokens_per_parameter; widen that range"
+            )
+        return tuple(found)
+
+    @abc.abstractmethod
+    def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
+        """Yield the points, in any order."""
+
+
+class Grid(_Design):
+    """Design with every model size at every number of tokens."""
+
+    kind: Literal["Grid"] = "Grid"
+    tokens: Several  # numbers of tokens (D) to train each size on
+
+    def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
+        for parameters in self.parameters:
+            yield from (DesignPoint(parameters, tokens) for tokens in self.tokens)
+
+
+class Rays(_Design):
+    """Design with every model size at fixed ratios D/N, each a ray through the plane of N and D."""
+
+    kind: Literal["Rays"] = "Rays"
+    # Ratios D/N to train each model at. The default runs from a quarter of the ratio that Hoffmann
+    # et al. 2022 (arXiv:2203.15556) found best to four times it.
+    tokens_per_parameter: Several = (5.0, 10.0, 20.0, 40.0, 80.0)
+
+    def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
+        for asked in self.parameters:
+            size = model(asked).parameters
+            yield from (DesignPoint(asked, size * ratio) for ratio in self.tokens_per_parameter)
+
+
+class IsoFLOP(_Design):
+    """Design with every model size at every compute budget (Hoffmann et al. 2022, section 3.2)."""
+
+    kind: Literal["IsoFLOP"] = "IsoFLOP"
+    budgets: Several  # compute of one run for each curve, in FLOPs
+    # How the operations of a budget are counted: as 6ND, like the laws do, or exactly. Embeddings
+    # cost a small model more than 6ND counts.
+    flops: Literal["6ND", "exact"] = "6ND"
+    # Least and greatest D/N of a point. Points outside of this range are left out.
+    tokens_per_parameter: tuple[Positive, Positive] = (1.0, 1_000.0)
+
+    def _iterate_points(self, model: Callable[[float], ModelShape]) -> Iterator[DesignPoint]:
+        least, most = self.tokens_per_parameter
+        for asked in self.parameters:
+            size = model(asked)
+            flops_per_token = (
+                size.flops_per_token if self.flops == "exact" else 6.0 * size.parameters
+            )
+            for budget in self.budgets:
+                tokens = budget / flops_per_token
+                if least <= tokens / size.parameters <= most:
+                    yield DesignPoint(asked, tokens, budget)
+
+
+class Points(Settings):
+    """Design with an explicit list of points."""
+
+    kind: Literal["Points"] = "Points"
+    # Parameters and tokens of each run: [[N, D], ...].
+    pairs: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check_several_sizes(self) -> "Points":
+        _check_sizes([parameters for parameters, _ in self.pairs])
+        return self
+
+    def list_points(self, model: Callable[[float], ModelShape]) -> tuple[DesignPoint, ...]:
+        """Return all points, by size and tokens."""
+        return tuple(DesignPoint(*pair) for pair in sorted(set(self.pairs)))
+
+
+def _check_sizes(parameters: Sequence[float]) -> None:
+    if len(set(parameters)) < FEWEST_SIZES:
+        raise ValueError(
+            f"one size of model, {parameters[0]:,.0f} parameters: no law in N can be fitted to one "
+            "size; give three or more, from least to greatest a factor of 8 or more"
+        )
+
+
+Design = Annotated[Grid | Rays | IsoFLOP | Points, Field(discriminator="kind")]
+
+
+Seed = Annotated[int, Field(ge=0)]
+Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class SweepBatches(Settings):
+    """Batches of every trial, whose size the rule chooses."""
+
+    sequence_length: int = Field(default=256, ge=1)  # sequence length, in tokens
+    # Most sequences of one forward pass. A trial whose batch is smaller takes the whole batch at
+    # once.
+    micro_batch: int = Field(default=16, ge=1)
+    # Share of each source in the samples, in any unit; None: in proportion to its windows.
+    weights: Weights | None = None
+    packing: Packing = Concatenate()  # how documents are put into rows
+    # Scope of attention: all earlier tokens of the row ("window"), or only the earlier tokens of
+    # the same document ("document").
+    attend: Literal["window", "document"] = "window"
+    # Most passes over the unique tokens that a point may make. Up to four passes teach nearly as
+    # much as new tokens; more of them need the data-constrained form of a law (arXiv:2305.16264,
+    # section 6).
+    epochs: Cap = EPOCHS
+
+    def build_batch_settings(self, global_batch: int, micro_batch: int, seed: int) -> BatchSettings:
+        """Return the batch settings of a trial."""
+        return BatchSettings(
+            sequence_length=self.sequence_length,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            seed=seed,
+            weights=self.weights,
+            packing=self.packing,
+            attend=self.attend,
+            epochs=self.epochs,
+        )
+
+
+class SweepTraining(Settings):
+    """Training settings that all trials share; the rule sets learning rate and batch size."""
+
+    # AdamW's decay rates for the averages of the gradient and of its square.
+    betas: tuple[Momentum, Momentum] = (0.9, 0.95)
+    # AdamW's weight decay per step, which is multiplied by the learning rate.
+    weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    # Gradient norm above which the gradient is scaled down to this norm.
+    clip_norm: float = Field(default=1.0, gt=0)
+    # Warmup, as a share of the steps of a trial's shortest run.
+    warmup: float = Field(default=0.1, ge=0, lt=1)
+    # Share of each run, at its end, in which the learning rate decays.
+    decay: float = Field(default=0.2, gt=0, lt=1)
+    # CPU threads of a trial. Another number of threads changes the last bits of the results.
+    threads: Annotated[int, Field(ge=1)] = 1
+    precision: Precision = Precision()  # dtypes of the computation
+    compile: Compile | None = None  # how to compile the layers; None: not compiled
+    deterministic: bool = True  # Whether results are bit-identical at any number of workers
+    # Steps between checkpoints. An interrupted trial loses at most this many.
+    checkpoint_every: Annotated[int, NOT_IDENTITY] = Field(default=200, ge=1)
+    # Fewest steps of a run. The rule's batch is made smaller where a run would have fewer. With
+    # fewer steps a run lacks steps rather than tokens: on 166,000 tokens, a model of 40,000
+    # parameters reached 4.63 nats in 324 steps, and one of 80,000 parameters 5.12 nats in 163
+    # steps.
+    fewest_steps: int = Field(default=200, ge=2)
+
+
+class Trials(Settings):
+    """Resources of trials; Ray runs as many trials at a time as it has resources for."""
+
+    cpus: float = Field(default=1.0, ge=0)  # CPUs for each trial; fractions are allowed
+    gpus: float = Field(default=0.0, ge=0)  # GPUs for each trial; fractions are allowed
+    # Most trials to run at a time; None: no limit other than Ray's resources.
+    at_once: int | None = Field(default=None, ge=1)
+    # number of times to restart a trial whose process died without progress
+    retries: int = Field(default=3, ge=0)
+    # Instance type of the table of hardware, whose price gives the cost of trials; None: no costs.
+    instance: str | None = None
+
+
+class Large(Settings):
+    """Models that are too large for one process, each trained by a group of workers.
+
+    One such trial runs at a time.
+    """
+
+    # Number of parameters (N) from which a model is trained by a group of workers.
+    parameters: float = Field(gt=0)
+    workers: int = Field(ge=1)  # number of workers in that group
+
+
+class Sweep(RunFile):
+    """Training of many small models, to which a scaling law is fitted."""
+
+    verb: ClassVar[str] = "sweep"
+    resumes: ClassVar[bool] = True
+    extends_finished: ClassVar[bool] = True
+    output_format: ClassVar[int] = 2  # fresh weights are drawn by position
+    progress: ClassVar[ProgressUnit] = "trials"
+    estimate: ClassVar[str] = "trainrig.scaling.sweep.trials:estimate_sweep"
+    estimates_cost: ClassVar[bool] = True
+
+    stage: Literal["sweep"] = "sweep"
+    tokens: Annotated[str, NOT_IDENTITY]  # folder that `trainrig tokenize` wrote
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
+    cache: BlockCache = BlockCache()  # cache on this machine for tokens that are in a bucket
+    recipe: str = ""  # name of the corpus, for comparing laws of several corpora
+    # Model sizes to train, and the tokens for each. The design may be extended later; finished runs
+    # are not repeated.
+    design: Annotated[Design, EXTENDABLE]
+    # Seeds of the weights and of the data order. A second seed measures the noise of the loss.
+    seeds: Annotated[tuple[Seed, ...], EXTENDABLE, Field(min_length=1)] = (0,)
+    # Largest model, in parameters (N), that is trained with all seeds; larger ones get the first
+    # seed only; None: all models get all seeds.
+    seeds_up_to: Annotated[float | None, EXTENDABLE] = Field(default=None, gt=0)
+    # Objective of training. It decides whether the models are decoders, encoders or
+    # encoder-decoders. Losses of different objectives are not comparable.
+    objective: PretrainingObjective = CausalLM()
+    tie_embeddings: bool = True  # Whether the output head shares the embedding's weights
+    # muP, which uses one learning rate for all widths: the rate of a model with `base_channels`;
+    # None: the rule sets the rate of each size.
+    mup: MuP | None = None
+    batches: SweepBatches = SweepBatches()  # rows of all trials
+    training: SweepTraining = SweepTraining()  # training settings of all trials
+    # Rule for the batch size and the peak learning rate. Its inputs are N and the geometric mean of
+    # a trial's shortest and longest D.
+    rule: SweepRule = DeepSeek()
+    rate_factor: Factor = 1.0  # factor that multiplies the rule's learning rate
+    batch_factor: Factor = 1.0  # factor that multiplies the rule's batch size
+    # Search for better factors before the points of the law are trained; None: no search.
+    search: RateSearch | None = None
+    # Sequences of each held-out source on which losses are measured; None: all.
+    held_out_rows: int | None = Field(default=None, ge=1)
+    # Number of held-out losses to measure during each trial, at its constant rate; needed for a law
+    # fitted to the envelope of loss curves.
+    along: Annotated[int, NOT_IDENTITY] = Field(default=0, ge=0)
+    # Benchmarks to evaluate each model on at the end of its run, for task laws; more may be added
+    # later. Multiple choice and continuation tasks only, because task laws are fitted to the
+    # likelihood of correct answers.
+    tasks: Annotated[tuple[TaskChoice, ...], EXTENDABLE] = ()
+    # Folder of the tasks' row files; None: task files have absolute paths.
+    task_rows: Annotated[str | None, NOT_IDENTITY] = None
+    # number of trials at a time, and resources of each
+    trials: Annotated[Trials, NOT_IDENTITY] = Trials()
+    # Models that are too large for one process; None: there are none.
+    large: Annotated[Large | None, NOT_IDENTITY] = None
+
+    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+        """Return the least and the greatest number of trials at a time, with the resources of each.
+
+        No GPU is requested that the run file does not name.
+        """
+        trials = self.trials
+        key = "trials.gpus" if trials.gpus else "trials.cpus"
+        return ResourceRequest(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
+
+    @model_validator(mode="after")
+    def _check_rate_scaling(self) -> Self:
+        if self.mup is not None and self.rule.kind != "FixedBatchAndRate":
+            raise ValueError(
+                f"rule {self.rule.kind} lowers the rate as models grow, and so does mup; set "
+                "rule.kind = 'FixedBatchAndRate' with the rate of base_channels, or leave out mup"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> Self:
+        kind = find_model_kind(self.objective)
+        if self.tasks and kind != "Decoder":
+            raise ValueError(
+                f"tasks: only decoders can be evaluated, and objective {self.objective.kind} "
+                f"trains {kind} models; leave out tasks"
+            )
+        if self.mup is not None and kind == ENCODER_DECODER:
+            raise ValueError("mup: encoder-decoders do not support it; leave out mup")
+        if isinstance(self.objective, ReplacedTokenDetection):
+            raise ValueError(
+                "objective ReplacedTokenDetection: its generator makes the task harder as it "
+                "learns, so models of different sizes have different tasks and their losses give "
+                "no law; sweep MaskedLM, or train single runs with `trainrig pretrain`"
+            )
+        changes = any(
+            isinstance(part, MaskedLM) and part.final_rate is not None
+            for _, part in find_parts(self.objective)
+        )
+        if changes and isinstance(self.design, IsoFLOP) and self.design.flops == "exact":
+            raise ValueError(
+                'design.flops = "exact": with final_rate the operations of a token change at each '
+                'step; set design.flops = "6ND", or leave out final_rate'
+            )
+        check_rows(self.objective, self.batches.build_batch_settings(1, 1, 0))
+        smallest = find_ladder_model_of(kind, SMALLEST, ALIGNMENT)
+        model = with_further_heads(smallest, count_further_heads(self.objective)).model
+        for _, part in find_parts(self.objective):
+            check_fit(part, model, convert=False)
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_scheduler(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "scheduler" in given:
+            message = (
+                "no scheduler may stop the points of a law: it would stop runs with bad starts, "
+                "so the remaining losses would be too low; write it under [search], which "
+                "compares runs at one N and D"
+            )
+            context = {"message": message, "key": "scheduler"}
+            raise PydanticCustomError("unknown_key", "{message}", context)
+        return given
