@@ -6,8 +6,8 @@ Run it on a cluster that has trainrig installed (README.md describes other clust
 """
 
 from trainrig import job
-from trainrig.posttrain.constitutional.run_file import ConstitutionalChain
-from trainrig.posttrain.constitutional.stage import revise_answers
+from trainrig.posttrain.stages.constitutional_stage import revise_answers
+from trainrig.posttrain.stages.prompted_run_files import ConstitutionalChain
 
 if __name__ == "__main__":
     job.main(ConstitutionalChain, revise_answers)

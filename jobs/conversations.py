@@ -6,8 +6,8 @@ Run it on a cluster that has trainrig installed (README.md describes other clust
 """
 
 from trainrig import job
-from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
+from trainrig.posttrain.row_run_files import ConversationEncoding
 
 if __name__ == "__main__":
     job.main(ConversationEncoding, encode_conversations)

@@ -10,7 +10,7 @@ import json
 
 from trainrig.job import exit_codes
 from trainrig.models.huggingface import HubFolder
-from trainrig.posttrain.huggingface import export_checkpoint
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write a checkpoint as a Hugging Face folder.")

@@ -6,8 +6,8 @@ Run it on a cluster that has trainrig installed (README.md describes other clust
 """
 
 from trainrig import job
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import posttrain
+from trainrig.posttrain.tuning.fine_tuning import posttrain
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 
 if __name__ == "__main__":
     job.main(FineTuning, posttrain)

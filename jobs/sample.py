@@ -6,8 +6,8 @@ Run it on a cluster that has trainrig installed (README.md describes other clust
 """
 
 from trainrig import job
-from trainrig.posttrain.sampling.run_file import AnswerSampling
-from trainrig.posttrain.sampling.stage import sample_answers
+from trainrig.posttrain.stages.prompted_run_files import AnswerSampling
+from trainrig.posttrain.stages.sample_stage import sample_answers
 
 if __name__ == "__main__":
     job.main(AnswerSampling, sample_answers)

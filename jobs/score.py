@@ -6,8 +6,8 @@ Run it on a cluster that has trainrig installed (README.md describes other clust
 """
 
 from trainrig import job
-from trainrig.posttrain.score.run_file import AnswerScoring
-from trainrig.posttrain.score.stage import score_rows
+from trainrig.posttrain.row_run_files import AnswerScoring
+from trainrig.posttrain.stages.score_stage import score_rows
 
 if __name__ == "__main__":
     job.main(AnswerScoring, score_rows)

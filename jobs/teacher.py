@@ -6,8 +6,8 @@ Run it on a cluster that has trainrig installed (README.md describes other clust
 """
 
 from trainrig import job
-from trainrig.posttrain.distillation.run_file import TeacherScoring
-from trainrig.posttrain.distillation.stage import store_teacher
+from trainrig.posttrain.row_run_files import TeacherScoring
+from trainrig.posttrain.stages.teacher_stage import store_teacher
 
 if __name__ == "__main__":
     job.main(TeacherScoring, store_teacher)

@@ -21,8 +21,8 @@ from trainrig.parallel.recompute import (
     Full,
 )
 from trainrig.parallel.sharding.sum_tree import SumPlan
-from trainrig.posttrain.batches import ConversationBatching
-from trainrig.posttrain.sft import FineTuning
+from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
+from trainrig.posttrain.tuning.fine_tuning import FineTuning
 from trainrig.tokens.rows.batch_stages import (
     BatchSettings,
     BatchStage,

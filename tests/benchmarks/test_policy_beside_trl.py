@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from trainrig.models.huggingface import HubFolder
-from trainrig.posttrain.huggingface import export_checkpoint
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint
 from trainrig.train.run import metrics
 
 TESTS = Path(__file__).parents[1]

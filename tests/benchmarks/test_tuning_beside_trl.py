@@ -23,11 +23,11 @@ import torch
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.huggingface import HubFolder
-from trainrig.posttrain import sft
-from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.posttrain.huggingface import export_checkpoint
-from trainrig.posttrain.run_file import FineTuning
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint
+from trainrig.posttrain.row_run_files import ConversationEncoding
+from trainrig.posttrain.tuning import fine_tuning
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import metrics
@@ -101,7 +101,7 @@ class Started:
     def tune(self, name, objective, steps, batch, **changes):
         """Run trainrig and return the lines of its metrics."""
         run = self.run_file(name, objective, steps, batch, **changes)
-        sft.posttrain(FineTuning.model_validate(run))
+        fine_tuning.posttrain(FineTuning.model_validate(run))
         return metrics.read_series(str(self.at / name))
 
     def trl_arguments(self, steps, batch):
@@ -233,7 +233,7 @@ def test_dpo_on_real_pairs_with_the_references_counted(
 ):
     rows, texts = read_preferences(test_data)
     spent = []
-    compute = sft.compute_references
+    compute = fine_tuning.compute_references
 
     @functools.wraps(compute)
     def timed(*arguments):
@@ -242,7 +242,7 @@ def test_dpo_on_real_pairs_with_the_references_counted(
         spent.append(time.perf_counter() - began)
         return found
 
-    monkeypatch.setattr(sft, "compute_references", timed)
+    monkeypatch.setattr(fine_tuning, "compute_references", timed)
     # Each pair occurs once.
     pairs = []
     steps = len(rows) // PAIRS

@@ -44,8 +44,8 @@ def prepare_ours(settings: dict[str, Any]) -> Callable[[], None]:
     import torch._inductor  # noqa: F401  # what torch imports at a first step
 
     from trainrig.parallel.mesh import join_group
-    from trainrig.posttrain import sft
-    from trainrig.posttrain.run_file import FineTuning
+    from trainrig.posttrain.tuning import fine_tuning
+    from trainrig.posttrain.tuning.tuning_run_file import FineTuning
     from trainrig.train import loop
     from trainrig.train.checkpoint import find_newest_valid
     from trainrig.train.elastic import trainer
@@ -62,7 +62,7 @@ def prepare_ours(settings: dict[str, Any]) -> Callable[[], None]:
 
     trainer.run = run
     trainer.check_fit = lambda *_: None
-    return lambda: sft.posttrain(FineTuning.model_validate(settings)) and None
+    return lambda: fine_tuning.posttrain(FineTuning.model_validate(settings)) and None
 
 
 def prepare_trl(settings: dict[str, Any]) -> Callable[[], None]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
+from trainrig.posttrain.rollouts.reinforcement_stage import prepare
 from trainrig.ray_runtime.ray_session import join
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model

@@ -9,11 +9,11 @@ import pytest
 import trouble
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.posttrain.references import compute_references
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import prepare
+from trainrig.posttrain.row_run_files import ConversationEncoding
+from trainrig.posttrain.tuning.fine_tuning import prepare
+from trainrig.posttrain.tuning.references import compute_references
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import keep_base, resolve, write_model
 from trainrig.train.run.run_folder import RunFolder

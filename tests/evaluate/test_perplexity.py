@@ -19,8 +19,11 @@ from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.scorecard import evaluate
 from trainrig.evaluate.scores.card import SourceScore
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
 from trainrig.posttrain.conversations import encode_conversations
+from trainrig.posttrain.row_run_files import (
+    ConversationEncoding,
+    RowFiles,
+)
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder

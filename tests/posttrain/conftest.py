@@ -10,8 +10,8 @@ import pytest
 
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
+from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
 

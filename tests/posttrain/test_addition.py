@@ -11,11 +11,11 @@ import pytest
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.token_sampling import Sampling
-from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import posttrain
+from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.posttrain.text_generator import TextGenerator, TextRequest
+from trainrig.posttrain.tuning.fine_tuning import posttrain
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.chat.chat_messages import Message
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
 from trainrig.train.checkpoint import write_model

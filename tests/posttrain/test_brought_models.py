@@ -12,11 +12,18 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.families.safetensors_files import open_tensors
 from trainrig.models.huggingface import HubFolder, write_folder
 from trainrig.models.token_sampling import Sampling
-from trainrig.posttrain.generate_file import generate_file, read_prompts
-from trainrig.posttrain.huggingface import export_checkpoint, import_checkpoint
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import posttrain
-from trainrig.posttrain.text_generator import TextGenerator, TextRequest
+from trainrig.posttrain.huggingface.model_folders import (
+    export_checkpoint,
+    import_checkpoint,
+)
+from trainrig.posttrain.text_generator import (
+    TextGenerator,
+    TextRequest,
+    generate_file,
+    read_prompts,
+)
+from trainrig.posttrain.tuning.fine_tuning import posttrain
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.chat.chat_messages import Message
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.train.checkpoint import StoredModel

@@ -9,9 +9,9 @@ import torch
 from trainrig.errors import ConfigError
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.cross_entropy import token_nats
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import posttrain
 from trainrig.posttrain.text_generator import TextGenerator
+from trainrig.posttrain.tuning.fine_tuning import posttrain
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train.evaluations import read_views

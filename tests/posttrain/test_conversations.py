@@ -11,8 +11,8 @@ import pytest
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError, OutputTaken
-from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
+from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder

@@ -12,9 +12,9 @@ import torch
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.objectives import DPO, ORPO, SFT, Reward, SimPO
 from trainrig.objectives.objective_interface import DeviceBatch
-from trainrig.posttrain.answer_batches import PairBatches
-from trainrig.posttrain.batches import ConversationBatching
-from trainrig.posttrain.sft import open_conversations
+from trainrig.posttrain.tuning.answer_batches import PairBatches
+from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
+from trainrig.posttrain.tuning.fine_tuning import open_conversations
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train.checkpoint import open_model

@@ -10,11 +10,14 @@ from safetensors.numpy import load_file
 from trainrig.check import describe
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
-from trainrig.posttrain.preference_rows import needs_references
-from trainrig.posttrain.references import compute_references
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import posttrain, prepare
+from trainrig.posttrain.huggingface.peft_adapters import export_adapter
+from trainrig.posttrain.tuning.fine_tuning import (
+    posttrain,
+    prepare,
+)
+from trainrig.posttrain.tuning.preference_rows import needs_references
+from trainrig.posttrain.tuning.references import compute_references
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import metrics

@@ -13,9 +13,8 @@ from trainrig.models.lora import (
     is_adapter,
     list_adapter_shapes,
 )
-from trainrig.posttrain.huggingface import import_checkpoint
-from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
-from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
+from trainrig.posttrain.huggingface.model_folders import import_checkpoint
+from trainrig.posttrain.huggingface.peft_adapters import export_adapter, import_adapter
 from trainrig.train import checkpoint
 from trainrig.train.training_job import Adapter
 

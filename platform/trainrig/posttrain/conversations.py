@@ -23,10 +23,20 @@ import numpy as np
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.chat_source import find_tokenizer_files, open_chat_tokenizer
-from trainrig.posttrain.classification.encoding import TEXT_ROWS, TextRows, count_labels
-from trainrig.posttrain.classification.rows import settle_labels
-from trainrig.posttrain.conversation_run import ConversationEncoding, RowFiles
+from trainrig.posttrain.classified_rows import (
+    TEXT_ROWS,
+    TextRows,
+    count_labels,
+    settle_labels,
+)
+from trainrig.posttrain.model_source import (
+    find_tokenizer_files,
+    open_chat_tokenizer,
+)
+from trainrig.posttrain.row_run_files import (
+    ConversationEncoding,
+    RowFiles,
+)
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
 from trainrig.tokens.chat.chat_messages import BadRow

@@ -194,7 +194,7 @@ def _answer_file(
     vllm_memory: float | None,
     as_json: bool,
 ) -> None:
-    from trainrig.posttrain.generate_file import generate_file
+    from trainrig.posttrain.text_generator import generate_file
 
     with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages to stdout.
         counts = generate_file(

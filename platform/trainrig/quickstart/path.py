@@ -20,10 +20,10 @@ from trainrig.errors import ConfigError
 from trainrig.evaluate.run_file import Evaluation
 from trainrig.evaluate.scorecard import evaluate
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import posttrain
+from trainrig.posttrain.row_run_files import ConversationEncoding
+from trainrig.posttrain.tuning.fine_tuning import posttrain
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.quickstart.fault_injection import kill_one_worker
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.report.collect import collect_results, summarise

@@ -20,10 +20,16 @@ from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import SFT, Distillation, OfLabels
 from trainrig.objectives.objective_interface import find_corruption
-from trainrig.posttrain.classification.batches import find_row_kind, open_text_batches
-from trainrig.posttrain.preference_rows import find_answer_kind, open_answers
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import open_conversations
+from trainrig.posttrain.tuning.classified_batches import (
+    find_row_kind,
+    open_text_batches,
+)
+from trainrig.posttrain.tuning.fine_tuning import open_conversations
+from trainrig.posttrain.tuning.preference_rows import (
+    find_answer_kind,
+    open_answers,
+)
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.traced_step import Log, TracedDocument, TracedSequence, TracedStep
 from trainrig.tokens.batches import (
     ADVANTAGES,

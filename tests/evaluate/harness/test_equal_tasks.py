@@ -19,7 +19,7 @@ from trainrig.evaluate.run_file import TaskChoice
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.huggingface import HubFolder
-from trainrig.posttrain.huggingface import export_checkpoint
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint
 from trainrig.tokens.special_tokens import SPECIAL_TOKENS
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model

@@ -220,7 +220,7 @@ def test_yarn_is_scaled_as_transformers_scales_it(
 
 def test_dropped_dropouts_of_an_imported_model_are_reported(tmp_path, capsys, transformers):
     """GPT-2 has three dropouts of 0.1; a Llama without any is imported without a message."""
-    from trainrig.posttrain.huggingface_verbs import import_folder
+    from trainrig.posttrain.huggingface.huggingface_verbs import import_folder
 
     for name, said in (("gpt2", True), ("llama2", False)):
         THEIRS["make"](transformers, name, tmp_path / name)

@@ -20,7 +20,10 @@ from trainrig.models.encoder import build_model
 from trainrig.models.families import read_config
 from trainrig.models.families.safetensors_files import PlannedTensor
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
-from trainrig.posttrain.huggingface import export_checkpoint, import_checkpoint
+from trainrig.posttrain.huggingface.model_folders import (
+    export_checkpoint,
+    import_checkpoint,
+)
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
 

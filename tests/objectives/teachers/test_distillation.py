@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import Distillation, chunked_head, cross_entropy
 from trainrig.objectives.objective_interface import DeviceBatch
-from trainrig.posttrain.distillation.stage import find_likeliest
+from trainrig.posttrain.stages.teacher_stage import find_likeliest
 from trainrig.tokens.batches import IGNORE
 
 V = 37

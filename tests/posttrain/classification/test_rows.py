@@ -7,9 +7,9 @@ import pytest
 import transformers
 
 from trainrig.errors import DataError
-from trainrig.posttrain.classification.rows import settle_labels
-from trainrig.posttrain.conversation_run import ConversationEncoding
+from trainrig.posttrain.classified_rows import settle_labels
 from trainrig.posttrain.conversations import encode_conversations
+from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.tokenizers.encode import (
     Encoder,

@@ -14,16 +14,17 @@ from trainrig.models.lora import is_adapter
 from trainrig.objectives import AnswerSpan, Classification
 from trainrig.objectives.classification import find_likeliest_spans
 from trainrig.objectives.objective_interface import DeviceBatch
-from trainrig.posttrain.classification.batches import TextBatches
-from trainrig.posttrain.conversation_run import ConversationEncoding
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.posttrain.huggingface import export_checkpoint
-from trainrig.posttrain.peft_adapter.adapter_export import export_adapter
-from trainrig.posttrain.peft_adapter.adapter_import import import_adapter
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.score.run_file import AnswerScoring
-from trainrig.posttrain.score.stage import score_rows
-from trainrig.posttrain.sft import posttrain, prepare
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint
+from trainrig.posttrain.huggingface.peft_adapters import export_adapter, import_adapter
+from trainrig.posttrain.row_run_files import AnswerScoring, ConversationEncoding
+from trainrig.posttrain.stages.score_stage import score_rows
+from trainrig.posttrain.tuning.classified_batches import TextBatches
+from trainrig.posttrain.tuning.fine_tuning import (
+    posttrain,
+    prepare,
+)
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train import checkpoint

@@ -9,12 +9,18 @@ import torch
 
 from trainrig import manifest
 from trainrig.errors import ConfigError
-from trainrig.posttrain.constitutional import chain as chain_module
-from trainrig.posttrain.constitutional import stage
-from trainrig.posttrain.constitutional.chain import judge_both_orders
-from trainrig.posttrain.constitutional.run_file import AnswerRule, ConstitutionalChain
-from trainrig.posttrain.constitutional.stage import read_principles, revise_answers
 from trainrig.posttrain.prompt_text import PromptEncoder
+from trainrig.posttrain.stages import constitutional_chain as chain_module
+from trainrig.posttrain.stages import constitutional_stage
+from trainrig.posttrain.stages.constitutional_chain import judge_both_orders
+from trainrig.posttrain.stages.constitutional_stage import (
+    read_principles,
+    revise_answers,
+)
+from trainrig.posttrain.stages.prompted_run_files import (
+    AnswerRule,
+    ConstitutionalChain,
+)
 from trainrig.train import checkpoint
 
 RULE = {"pattern": "[aeiou]", "says": "no vowel"}
@@ -229,7 +235,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(chaining, decided, whol
 
 @pytest.mark.slow
 def test_a_stopped_stage_continues_with_the_rest(chaining, decided, whole, tmp_path, monkeypatch):
-    write = stage.write_rows
+    write = constitutional_stage.write_rows
     written = []
 
     def write_one(folder, name, files):
@@ -238,12 +244,12 @@ def test_a_stopped_stage_continues_with_the_rest(chaining, decided, whole, tmp_p
         written.append(name)
         return write(folder, name, files)
 
-    monkeypatch.setattr(stage, "write_rows", write_one)
+    monkeypatch.setattr(constitutional_stage, "write_rows", write_one)
     with pytest.raises(KeyboardInterrupt):
         revise_answers(chaining(checkpoint=decided))
     done = read_content(tmp_path / "chained")
     assert len(done) == 3
-    monkeypatch.setattr(stage, "write_rows", write)
+    monkeypatch.setattr(constitutional_stage, "write_rows", write)
     again = revise_answers(chaining(checkpoint=decided))
     assert read_content(tmp_path / "chained") == read_content(whole)
     assert again.content == manifest.read_manifest(str(whole)).content

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.posttrain.constitutional.run_file import ConstitutionalChain
-from trainrig.posttrain.constitutional.stage import revise_answers
-from trainrig.posttrain.distillation.run_file import TeacherScoring
-from trainrig.posttrain.distillation.stage import store_teacher
+from trainrig.posttrain.row_run_files import TeacherScoring
+from trainrig.posttrain.stages.constitutional_stage import revise_answers
+from trainrig.posttrain.stages.prompted_run_files import ConstitutionalChain
+from trainrig.posttrain.stages.teacher_stage import store_teacher
 
 pytestmark = pytest.mark.soak
 

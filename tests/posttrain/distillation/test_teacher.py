@@ -9,11 +9,14 @@ import torch
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.distillation.parts import StoredTeacher
-from trainrig.posttrain.distillation.run_file import TeacherScoring
-from trainrig.posttrain.distillation.stage import store_teacher
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import posttrain, prepare
+from trainrig.posttrain.row_run_files import TeacherScoring
+from trainrig.posttrain.stages.teacher_stage import store_teacher
+from trainrig.posttrain.tuning.fine_tuning import (
+    posttrain,
+    prepare,
+)
+from trainrig.posttrain.tuning.teacher_probabilities import StoredTeacher
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import IGNORE, TEACHER_IDS, TEACHER_LOG, TEACHER_REST
 from trainrig.tokens.shards.token_shards import TokenShards
@@ -142,10 +145,10 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(scoring, tmp_path):
 
 
 def test_a_stopped_stage_continues_with_the_rest(scoring, tmp_path, monkeypatch):
-    from trainrig.posttrain.distillation import stage
+    from trainrig.posttrain.stages import teacher_stage
 
     whole = store_teacher(scoring(output=str(tmp_path / "whole")))
-    write = stage.write_part
+    write = teacher_stage.write_part
     calls = []
 
     def write_two(*arguments):
@@ -154,12 +157,12 @@ def test_a_stopped_stage_continues_with_the_rest(scoring, tmp_path, monkeypatch)
         calls.append(arguments)
         return write(*arguments)
 
-    monkeypatch.setattr(stage, "write_part", write_two)
+    monkeypatch.setattr(teacher_stage, "write_part", write_two)
     with pytest.raises(KeyboardInterrupt):
         store_teacher(scoring())
     done = read_content(tmp_path / "taught")
     assert len(done) == 12  # two parts, of three arrays with their checksums
-    monkeypatch.setattr(stage, "write_part", write)
+    monkeypatch.setattr(teacher_stage, "write_part", write)
     again = store_teacher(scoring())
     assert read_content(tmp_path / "taught") == read_content(tmp_path / "whole")
     assert again.content == whole.content

@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.posttrain.environments import Calculator, PythonEnvironment
-from trainrig.posttrain.environments.calculator import evaluate_sum
-from trainrig.posttrain.environments.contract import StepResult
-from trainrig.posttrain.rewards.contract import Fault
+from trainrig.posttrain.rewards.reward_contract import Fault
+from trainrig.posttrain.rollouts.environments import (
+    Calculator,
+    PythonEnvironment,
+    StepResult,
+    evaluate_sum,
+)
 
 SOURCE = """
 import os, time

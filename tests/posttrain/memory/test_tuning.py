@@ -9,11 +9,18 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.log_probabilities import stack_rows
 from trainrig.objectives.shared_prompts import lay_out
-from trainrig.posttrain.memory.rows import LargestRows, find_largest
-from trainrig.posttrain.memory.tuning import estimate_tuning_memory
-from trainrig.posttrain.references import compute_references
-from trainrig.posttrain.run_file import FineTuning
-from trainrig.posttrain.sft import estimate_tuning, needs_references, prepare
+from trainrig.posttrain.tuning.fine_tuning import (
+    estimate_tuning,
+    needs_references,
+    prepare,
+)
+from trainrig.posttrain.tuning.references import compute_references
+from trainrig.posttrain.tuning.tuning_memory import (
+    LargestRows,
+    estimate_tuning_memory,
+    find_largest,
+)
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.batches import (
     CHOSEN_IDS,
     CHOSEN_TARGETS,

@@ -1,6 +1,6 @@
 """Completions to score."""
 
-from trainrig.posttrain.rewards.contract import Completion
+from trainrig.posttrain.rewards.reward_contract import Completion
 
 
 def completion(text: str, prompt: str = "p", finished: bool = True, **row: object) -> Completion:

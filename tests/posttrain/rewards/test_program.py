@@ -2,7 +2,7 @@ import pytest
 from tests.posttrain.rewards.completions import completion
 
 from trainrig.posttrain.rewards import ProgramAnswer
-from trainrig.posttrain.rewards.contract import Fault
+from trainrig.posttrain.rewards.reward_contract import Fault
 
 TESTS = "assert double(4) == 8"
 

@@ -2,7 +2,7 @@ import pytest
 from tests.posttrain.rewards.completions import completion
 
 from trainrig.posttrain.rewards import ExactAnswer, NumericAnswer
-from trainrig.posttrain.rewards.contract import Fault
+from trainrig.posttrain.rewards.reward_contract import Fault
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
+from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
 
 ABOVE = Path(__file__).parents[1]
 globals().update(runpy.run_path(str(ABOVE / "conftest.py")))

@@ -11,9 +11,9 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.rewards import JudgeModel, RewardModel
-from trainrig.posttrain.rewards.contract import Fault
-from trainrig.posttrain.rewards.weighted import build_rewards
-from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.posttrain.rewards.reward_contract import Fault
+from trainrig.posttrain.rewards.weighted_rewards import build_rewards
+from trainrig.posttrain.rollouts.reinforcement_stage import prepare
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import REWARD_PART, REWARDS
 from trainrig.tokens.chat.chat_messages import (

@@ -27,7 +27,10 @@ from trainrig.models.generation import (
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rollouts.partial_waves import (
+from trainrig.posttrain.rollouts.reinforcement_run_file import Rollouts
+from trainrig.posttrain.rollouts.reinforcement_stage import prepare
+from trainrig.posttrain.rollouts.rollout_prompts import Prompt
+from trainrig.posttrain.rollouts.sampling_waves import (
     BORN,
     COMPLETIONS,
     LENGTH,
@@ -39,9 +42,6 @@ from trainrig.posttrain.rollouts.partial_waves import (
     choose_groups,
     select_unit,
 )
-from trainrig.posttrain.rollouts.prompts import Prompt
-from trainrig.posttrain.rollouts.run_file import Rollouts
-from trainrig.posttrain.rollouts.stage import prepare
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
 from trainrig.report import format_percent
 from trainrig.tokens.batches import (

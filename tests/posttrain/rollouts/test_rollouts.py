@@ -20,8 +20,8 @@ from trainrig.models.generation import (
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rollouts.prompts import read_prompt_set
-from trainrig.posttrain.rollouts.stage import prepare
+from trainrig.posttrain.rollouts.reinforcement_stage import prepare
+from trainrig.posttrain.rollouts.rollout_prompts import read_prompt_set
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import (
     ADVANTAGES,

@@ -10,11 +10,19 @@ from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards import ExactAnswer
-from trainrig.posttrain.rewards.contract import Completion
-from trainrig.posttrain.rollouts.prompts import Prompt, read_prompt_set
-from trainrig.posttrain.sampling import stage
-from trainrig.posttrain.sampling.run_file import AnswerSampling
-from trainrig.posttrain.sampling.stage import ScoredAnswer, choose_best, choose_pair, sample_answers
+from trainrig.posttrain.rewards.reward_contract import Completion
+from trainrig.posttrain.rollouts.rollout_prompts import (
+    Prompt,
+    read_prompt_set,
+)
+from trainrig.posttrain.stages import sample_stage
+from trainrig.posttrain.stages.prompted_run_files import AnswerSampling
+from trainrig.posttrain.stages.sample_stage import (
+    ScoredAnswer,
+    choose_best,
+    choose_pair,
+    sample_answers,
+)
 
 REWARDS = (
     {"kind": "ExactAnswer"},
@@ -80,10 +88,10 @@ def test_answers_to_conversations_become_rows_that_conversations_reads(
         ScoredAnswer(prompt, n, Completion("", text, (1,), True, {}), 1.0 - n, {})
         for n, text in enumerate(("e", "now"))
     )
-    rows = [stage._build_row(best)]
+    rows = [sample_stage._build_row(best)]
     made = encode_rows(rows, sequence_length=400)
     assert (made.counts["train_conversations"], rows[0]["tools"]) == (1, tools)
-    pair = stage._build_pair(best, worst)
+    pair = sample_stage._build_pair(best, worst)
     made = encode_rows([pair], output="pairs", rows="pairs", sequence_length=400)
     assert (made.counts["train_pairs"], pair["prompt"]) == (1, asked)
 
@@ -137,7 +145,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(sampling, whole, tmp_pa
 
 @pytest.mark.slow
 def test_a_stopped_stage_continues_with_the_rest(sampling, whole, tmp_path, monkeypatch):
-    write = stage.write_rows
+    write = sample_stage.write_rows
     written = []
 
     def write_one(folder, name, files):
@@ -146,14 +154,14 @@ def test_a_stopped_stage_continues_with_the_rest(sampling, whole, tmp_path, monk
         written.append(name)
         return write(folder, name, files)
 
-    monkeypatch.setattr(stage, "write_rows", write_one)
+    monkeypatch.setattr(sample_stage, "write_rows", write_one)
     with pytest.raises(KeyboardInterrupt):
         sample_answers(sampling())
-    monkeypatch.setattr(stage, "write_rows", write)
-    answers = stage.answer_all
+    monkeypatch.setattr(sample_stage, "write_rows", write)
+    answers = sample_stage.answer_all
     asked = []
     monkeypatch.setattr(
-        stage, "answer_all", lambda *given: asked.extend(given[4]) or answers(*given)
+        sample_stage, "answer_all", lambda *given: asked.extend(given[4]) or answers(*given)
     )
     again = sample_answers(sampling())
     assert len(asked) == 5  # 9 prompts, and the first file existed

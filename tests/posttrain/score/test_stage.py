@@ -11,9 +11,9 @@ import torch
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.posttrain.chat_source import open_chat_tokenizer
-from trainrig.posttrain.score.run_file import AnswerScoring
-from trainrig.posttrain.score.stage import score_rows
+from trainrig.posttrain.model_source import open_chat_tokenizer
+from trainrig.posttrain.row_run_files import AnswerScoring
+from trainrig.posttrain.stages.score_stage import score_rows
 from trainrig.tokens.chat.chat_messages import Message
 from trainrig.train import checkpoint
 

@@ -14,8 +14,7 @@ import pytest
 from trainrig import cli
 from trainrig.errors import ClusterError, DataError
 from trainrig.models.token_sampling import Sampling
-from trainrig.posttrain.generate_file import generate_file
-from trainrig.posttrain.text_generator import TextGenerator, TextRequest
+from trainrig.posttrain.text_generator import TextGenerator, TextRequest, generate_file
 from trainrig.tokens.chat.chat_messages import Message
 
 GREEDY = Sampling(temperature=0, maximum_tokens=12)

@@ -4,15 +4,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainrig.posttrain.rewards.exact import ExactAnswer
-from trainrig.posttrain.rewards.formula import FormulaAnswer
-from trainrig.posttrain.rewards.judge import JudgeModel
-from trainrig.posttrain.rewards.numeric import NumericAnswer
-from trainrig.posttrain.rewards.overlong import OverlongPenalty
-from trainrig.posttrain.rewards.pattern import PatternShape
-from trainrig.posttrain.rewards.program import ProgramAnswer
-from trainrig.posttrain.rewards.python_function import PythonFunction
-from trainrig.posttrain.rewards.reward_model import RewardModel
+from trainrig.posttrain.rewards.model_rewards import JudgeModel, RewardModel
+from trainrig.posttrain.rewards.rule_rewards import (
+    ExactAnswer,
+    FormulaAnswer,
+    NumericAnswer,
+    OverlongPenalty,
+    PatternShape,
+    ProgramAnswer,
+)
+from trainrig.posttrain.rewards.user_code import PythonFunction
 
 RewardSettings = Annotated[
     ExactAnswer

@@ -1,4 +1,4 @@
-"""User-written Python that runs in a separate process, so that it may raise, hang or exit safely.
+"""User-written Python in a separate process, which may raise, hang or exit, and rewards by it.
 
 The code is trusted like the run file and is not sandboxed. It is never loaded from a checkpoint.
 """
@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,6 +24,12 @@ from trainrig.config import Settings
 from trainrig.config.field_marks import SHIPPED
 from trainrig.errors import ConfigError
 from trainrig.manifest import digest
+from trainrig.posttrain.rewards.reward_contract import (
+    Completion,
+    Fault,
+    RewardPart,
+    Score,
+)
 from trainrig.processes.child_process import end_process
 
 START_SECONDS = 120.0  # time limit of loading: the user's imports may include torch
@@ -174,3 +182,56 @@ class UserCode:
                 self._rest += new
         line, _, self._rest = self._rest.partition(b"\n")
         return line
+
+
+class PythonFunction(UserCodeSettings, RewardPart):
+    """Reward that is the number returned by your function `reward(prompt, completion, row)`.
+
+    `prompt` and `completion` are strings; `row` is a dict of the prompt's row. The function runs in
+    a separate process and is called once for each completion.
+    """
+
+    kind: Literal["PythonFunction"] = "PythonFunction"
+    name: str = "function"  # name of this reward in metrics
+    function: str = "reward"  # name of the function in `file` or `module`
+    needs: tuple[str, ...] = ()  # columns that every row of the prompt files must have
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the function needs."""
+        return self.needs
+
+    def hash_inputs(self) -> Mapping[str, str]:
+        """Return the hash of the function's source."""
+        return {"source": self.hash_source()}
+
+    def open(self) -> "FunctionScorer":
+        """Return the scorer that calls the function.
+
+        Raises ConfigError if the function cannot be loaded.
+        """
+        return FunctionScorer(self.name, UserCode(self, self.function).check())
+
+
+@dataclass(frozen=True)
+class FunctionScorer:
+    """Scorer that calls a user's function once for each completion."""
+
+    name: str
+    code: UserCode
+
+    def score(self, completions: Sequence[Completion]) -> list[Score]:
+        """Return the function's result for each completion.
+
+        The score is a Fault if the function raises, takes too long, or returns no number.
+        """
+        return [self._score(completion) for completion in completions]
+
+    def _score(self, completion: Completion) -> Score:
+        try:
+            given = self.code.ask("call", completion.prompt, completion.text, dict(completion.row))
+        except UserCodeFault as fault:
+            return Fault(fault.kind, fault.detail)
+        if not isinstance(given, int | float):  # bool passes: True is 1.0
+            return Fault("raised", f"the function returned {given!r:.60}, which is not a number")
+        return float(given)

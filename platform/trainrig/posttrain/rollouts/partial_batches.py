@@ -14,22 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rewards.weighted import RewardScores
-from trainrig.posttrain.rollouts.batches import CompletionGroup, RolloutBatches, move_to_device
-from trainrig.posttrain.rollouts.partial_waves import (
+from trainrig.posttrain.rewards.weighted_rewards import RewardScores
+from trainrig.posttrain.rollouts.reinforcement_run_file import (
+    PartialRollouts,
+    ReinforcementLearning,
+)
+from trainrig.posttrain.rollouts.rollout_batches import (
+    CompletionGroup,
+    RolloutBatches,
+    move_to_device,
+)
+from trainrig.posttrain.rollouts.sampling_waves import (
     COMPLETIONS,
     LENGTH,
     NUMBER,
     OVER,
     PLACE,
     SAMPLE,
+    TOTALS,
     VERSIONS,
     PartialWaves,
     Rows,
     select_unit,
 )
-from trainrig.posttrain.rollouts.run_file import PartialRollouts, ReinforcementLearning
-from trainrig.posttrain.rollouts.sampled_groups import TOTALS
 from trainrig.posttrain.rollouts.transcripts import Transcript
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays
 from trainrig.tokens.batches import (

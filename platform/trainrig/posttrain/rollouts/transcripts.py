@@ -2,7 +2,8 @@
 
 In each turn the model continues all unfinished transcripts in one batch, from their whole text so
 far. The shapes depend on the earlier text alone, so transcripts are a function of the prompts, the
-random numbers and the weights.
+random numbers and the weights. Instead of the model itself, vLLM may sample with its current
+weights.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -11,20 +12,71 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainrig.posttrain.environments.contract import Environment
 from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
-from trainrig.posttrain.rewards.contract import Completion, Fault, Score
-from trainrig.posttrain.rollouts.prompts import Prompt
-from trainrig.posttrain.rollouts.run_file import ReinforcementLearning
+from trainrig.posttrain.rewards.reward_contract import (
+    Completion,
+    Fault,
+    Score,
+)
+from trainrig.posttrain.rollouts.environments import Environment
+from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
+from trainrig.posttrain.rollouts.rollout_prompts import Prompt
 from trainrig.randomness import RandomKey, draw_words
+from trainrig.tokens.special_tokens import TokenizerFiles
 
-if TYPE_CHECKING:  # torch takes seconds to import
+if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainrig.models.decoder import Decoder
-    from trainrig.models.generation import (
-        Generation,
-        Request,
-        ScoredGeneration,
-    )
+    from trainrig.models.generation import Generation, Request, ScoredGeneration
+    from trainrig.posttrain.vllm_model import VllmModel
+
+
+class VllmSampler:
+    """Instance of vLLM that reloads the weights of a model when they have changed."""
+
+    def __init__(self, files: TokenizerFiles, memory: float) -> None:
+        """Store the settings; vLLM starts at the first call of `generate`.
+
+        Args:
+            files: Files of the model's tokenizer.
+            memory: Share of the GPU's memory that vLLM takes, 0 to 1.
+        """
+        self._files = files
+        self._memory = memory
+        self._vllm: VllmModel | None = None
+        self._follows = False  # True while vLLM has the model's current weights
+
+    def take_weights(self) -> None:
+        """Note that the model's weights have changed, so that `generate` reloads them."""
+        self._follows = False
+
+    def generate(
+        self, model: "Decoder", requests: "Sequence[Request]", stop: Collection[int], entries: int
+    ) -> "list[ScoredGeneration]":
+        """Return one scored generation per request, as `generate.generate_scored` does.
+
+        The parameters of `model` must be gathered on this process, not sharded.
+        """
+        import torch
+
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+
+        def read(name: str) -> "Tensor":
+            # Copy: FSDP frees gathered tensors, and the optimizer updates unsharded ones in place.
+            return tensors[name].detach().to("cpu", torch.float32, copy=True)
+
+        if self._vllm is None:
+            from trainrig.posttrain.vllm_model import VllmModel
+
+            files = self._files
+            named = "rollouts.vllm"
+            self._vllm = VllmModel(model.config, read, files, self._memory, named)
+        elif not self._follows:
+            self._vllm.load(read)
+        self._follows = True
+        return self._vllm.generate_scored(requests, stop, entries)
+
 
 PURPOSE = "rollouts"  # random key of the samples
 

@@ -1,1 +1,0 @@
-"""Text classification and extractive question answering: rows, batches and prediction."""

@@ -1,1 +1,0 @@
-"""Comparison of a model before and after tuning: its answers, and what it forgot."""

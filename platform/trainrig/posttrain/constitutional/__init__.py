@@ -1,1 +1,0 @@
-"""Constitutional AI: a model criticises, revises and judges its answers by principles."""

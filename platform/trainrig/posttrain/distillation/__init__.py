@@ -1,1 +1,0 @@
-"""Distillation: a teacher's token probabilities, stored beside conversations and read back."""

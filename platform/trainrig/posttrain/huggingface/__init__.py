@@ -1,0 +1,1 @@
+"""Exchange with Hugging Face: model folders and PEFT adapters, exported and imported."""

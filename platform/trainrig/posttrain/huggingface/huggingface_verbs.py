@@ -1,0 +1,166 @@
+"""The commands `export` and `import`.
+
+They import their dependencies when they run.
+"""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from trainrig import command_line, config
+from trainrig.command_line import Checkpoint, Json
+from trainrig.errors import ConfigError
+
+NumberFormat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Number format of the weights: float32, bfloat16 or float16.  "
+        "[default: as imported, else float32]",
+        autocompletion=command_line.make_word_completion("float32", "bfloat16", "float16"),
+    ),
+]
+License = Annotated[
+    str | None,
+    typer.Option(
+        "--license",
+        metavar="NAME",
+        help="License for the model card, by its name on the Hub. [default: none]",
+    ),
+]
+BaseModel = Annotated[
+    str | None,
+    typer.Option(metavar="OWNER/MODEL", help="Base model, for the model card. [default: none]"),
+]
+Datasets = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OWNER/DATASET", help="Training data set, for the model card; repeatable."
+    ),
+]
+Scores = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of an evaluation of this checkpoint, for the model card; repeatable.",
+    ),
+]
+
+
+def export(
+    checkpoint: Checkpoint,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; must be new.")],
+    dtype: NumberFormat = None,
+    adapter: Annotated[
+        bool,
+        typer.Option("--adapter", help="Write the adapter alone, for PEFT, instead of merging it."),
+    ] = False,
+    generator: Annotated[
+        bool,
+        typer.Option(
+            "--generator", help="Write the generator of a model that finds replaced tokens."
+        ),
+    ] = False,
+    scores: Scores = None,
+    license_: License = None,
+    base_model: BaseModel = None,
+    dataset: Datasets = None,
+    as_json: Json = False,
+) -> None:
+    """Export a checkpoint as a Hugging Face folder that Transformers, or PEFT, can load.
+
+    The files that the model was imported with (tokenizer, chat template, generation config) are
+    copied unchanged. The model card lists the stages that made the model, and its scores.
+    """
+    from trainrig.evaluate.model_card import describe_checkpoint
+    from trainrig.models.huggingface import HubFolder
+    from trainrig.posttrain.huggingface.model_folders import export_checkpoint
+    from trainrig.posttrain.huggingface.peft_adapters import export_adapter
+    from trainrig.storage.writable import check_folder
+
+    if adapter and (scores or license_ or base_model or dataset):
+        raise ConfigError(
+            "export --adapter: an adapter gets no model card; leave out --scores, --license, "
+            "--base-model and --dataset"
+        )
+    if adapter and generator:
+        raise ConfigError("export: an adapter has no generator; leave out --adapter or --generator")
+    check_folder(out)
+    settings = config.build(HubFolder, {"dtype": dtype}, "export --dtype")
+    settings = settings.model_copy(
+        update={
+            "license": license_,
+            "base_model": base_model,
+            "datasets": tuple(dataset or ()),
+            "sections": "" if adapter else describe_checkpoint(checkpoint, scores or ()),
+        }
+    )
+    facts = (
+        export_adapter(checkpoint, out)
+        if adapter
+        else export_checkpoint(checkpoint, out, settings, generator)
+    )
+    print(json.dumps(facts) if as_json else f"{out}: step {facts['step']} of {facts['checkpoint']}")
+
+
+def import_folder(
+    folder: Annotated[
+        str, typer.Argument(metavar="HF_DIR", help="Hugging Face folder, on disk or s3://.")
+    ],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Run folder to write; must be new.")],
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=TOKEN",
+            help="Special token for a role that the folder's files do not name: begin, end, "
+            "pad, end_of_turn, user, assistant or system; repeatable.",
+        ),
+    ] = None,
+    add_token: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="Special token to add; its embedding begins as the mean of all embeddings; "
+            "repeatable.",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CKPT", help="Checkpoint that is the base of a PEFT folder. [default: none]"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Import a Hugging Face folder as a checkpoint to train, evaluate or tune.
+
+    Supported: Llama, Mistral, Qwen 2 and 3, OLMo 2, Gemma 2 and 3 (text), GPT-2, and models of the
+    same architectures.
+    """
+    from trainrig.posttrain.huggingface.model_folders import import_checkpoint
+    from trainrig.posttrain.huggingface.peft_adapters import import_adapter
+
+    if base:
+        adapter = import_adapter(folder, base, out)
+        print(json.dumps(adapter) if as_json else f"{out}: {adapter['parameters']:,} parameters")
+        return
+    roles = dict(_parse_role(assignment) for assignment in role or ())
+    facts = import_checkpoint(folder, out, roles, add_token or ())
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(f"{out}: {facts['parameters']:,} parameters, {facts['vocabulary']:,} entries")
+    for name, token in facts["special_tokens"].items():
+        print(f"{name}: {token or 'none'}")
+    if dropouts := facts["dropouts_left_out"]:
+        shares = ", ".join(f"{key} = {share:g}" for key, share in dropouts.items())
+        print(f"config.json: {shares} is left out; trainrig imports no dropout", file=sys.stderr)
+
+
+def _parse_role(given: str) -> tuple[str, str]:
+    name, equals, token = given.partition("=")
+    if not equals or not token:
+        raise ConfigError(f"--role {given}: write it as ROLE=TOKEN, such as end_of_turn=<|im_end|>")
+    return name, token

@@ -1,1 +1,0 @@
-"""Import and export of LoRA adapters as Hugging Face PEFT folders."""

@@ -1,1 +1,0 @@
-"""Sampling of answers to prompts, and selection of the best by reward as training rows."""

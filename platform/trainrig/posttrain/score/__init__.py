@@ -1,1 +1,0 @@
-"""Scoring of the rows of files with reward models and classifiers."""

@@ -1,0 +1,1 @@
+"""Fine-tuning on conversations, preferences, labels and a teacher: batches, references, memory."""

@@ -1,0 +1,217 @@
+"""Training and held-out rows of preference learning: pairs, labelled answers or solutions."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig import storage
+from trainrig.errors import ConfigError
+from trainrig.objectives import KTO, Objective, ProcessReward, Referenced
+from trainrig.objectives.preference import REFERENCE_MODEL
+from trainrig.posttrain.tuning.answer_batches import (
+    Answers,
+    LabelledBatches,
+    PairBatches,
+    StepBatches,
+    build_mismatched,
+    build_step_arrays,
+    fill_row,
+)
+from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
+from trainrig.posttrain.tuning.references import (
+    StoredReferences,
+    find_reference_folder,
+)
+from trainrig.posttrain.tuning.tuning_run_file import FineTuning
+from trainrig.tokens.batches import (
+    CHOSEN_IDS,
+    CHOSEN_REFERENCE,
+    CHOSEN_TARGETS,
+    IDS,
+    IGNORE,
+    KL_IDS,
+    KL_TARGETS,
+    LABELS,
+    REJECTED_IDS,
+    REJECTED_REFERENCE,
+    REJECTED_TARGETS,
+    TARGETS,
+    MicroBatch,
+)
+from trainrig.tokens.permutation import Integers
+from trainrig.tokens.rows.pretraining import PretrainBatches
+from trainrig.tokens.shards.block_cache import BlockCache
+from trainrig.tokens.shards.shard_files import LABELS as LABEL_ARRAY
+from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards, check_rows
+from trainrig.train import checkpoint
+from trainrig.train.held_out_loss import HeldOutSets, hold_nothing_out
+from trainrig.train.training_job import FrozenModel
+
+AnswerKind = Literal["pairs", "labelled", "steps"]
+
+
+@dataclass(frozen=True)
+class TuningRows:
+    """The training batches, held-out sets and frozen models of a post-training run."""
+
+    kind: str  # One of conversations, pairs, labelled and steps.
+    make_batches: Callable[[], PretrainBatches]
+    make_held_out: Callable[[], HeldOutSets | None]
+    frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
+
+
+def needs_references(run: FineTuning) -> bool:
+    """Return whether the objective needs reference log-probabilities of the pairs."""
+    return isinstance(run.objective, get_args(Referenced))
+
+
+def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> TuningRows:
+    """Open the rows of a preference run in the `folder` that `conversations` wrote.
+
+    `reference` is the checkpoint that preferences are measured from. Raises ConfigError for rows of
+    another kind.
+    """
+    if run.pretraining:
+        raise ConfigError(
+            "pretraining: text can be mixed into conversations alone; leave it out for this "
+            "objective"
+        )
+    length = run.batches.sequence_length
+    stored = None
+    if needs_references(run):
+        stored = find_reference_folder(folder, reference, length)
+    frozen = find_frozen(run, reference)
+    kind = find_answer_kind(run.objective)
+    make = functools.partial(
+        open_answers, kind, folder, run.batches, padding, run.cache, references=stored
+    )
+    rows = run.training.held_out.rows
+    held_out = HeldOutAnswers(folder, length, padding, rows, kind, stored, run.cache)
+    there = TokenShards.open(storage.join(folder, HELD_OUT), run.cache).sources
+    return TuningRows(kind, make, held_out if rows and there else hold_nothing_out, frozen)
+
+
+def find_frozen(run: FineTuning, reference: str) -> dict[str, FrozenModel]:
+    """Return the frozen models that a run holds in memory while it trains, by name.
+
+    Only KTO has one, the checkpoint `reference`: its mismatched answers depend on the batch, so
+    they cannot be computed before. Raises ConfigError for a model that the workers cannot divide.
+    """
+    if not isinstance(run.objective, KTO):
+        return {}
+    model, _ = checkpoint.describe(reference)
+    for laid_out in run.list_laid_out():
+        laid_out.check_reference(model)
+    return {REFERENCE_MODEL: FrozenModel(model, reference)}
+
+
+def find_answer_kind(objective: Objective) -> AnswerKind:
+    """Return the kind of rows that a preference objective learns from."""
+    if isinstance(objective, KTO):
+        return "labelled"
+    return "steps" if isinstance(objective, ProcessReward) else "pairs"
+
+
+def open_answers(
+    kind: AnswerKind,
+    folder: str,
+    sizes: ConversationBatching,
+    padding: int,
+    cache: BlockCache | None = None,
+    references: str | None = None,
+) -> PretrainBatches:
+    """Open the training batches of a folder that `conversations` wrote.
+
+    `references` is the folder of the reference log-probabilities of pairs. Raises ConfigError for
+    rows of another kind.
+    """
+    shards = TokenShards.open(storage.join(folder, TRAIN), cache)
+    if kind == "pairs":
+        stored = StoredReferences(references, TRAIN, shards) if references else None
+        return PairBatches(shards, sizes, padding, stored)
+    if kind == "steps":
+        return StepBatches(shards, sizes, padding)
+    try:
+        return LabelledBatches(shards, sizes, padding)
+    except ValueError as error:
+        raise ConfigError(f"batches.{error}") from None
+
+
+@dataclass(frozen=True)
+class HeldOutAnswers:
+    """A function that opens the held-out rows of one kind; it can be pickled."""
+
+    folder: str
+    sequence_length: int
+    padding: int
+    rows: int  # Largest number of rows of each source.
+    kind: AnswerKind
+    references: str | None = None
+    cache: BlockCache | None = None
+
+    def __call__(self) -> HeldOutSets:
+        """Return held-out rows of each source, evenly spaced, one row a batch."""
+        shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
+        check_rows(shards, self.kind)
+        answers_per_row = 2 if self.kind == "pairs" else 1
+        answers = Answers(shards, self.sequence_length, answers_per_row)
+        stored = StoredReferences(self.references, HELD_OUT, shards) if self.references else None
+        batches = []
+        for number, source in enumerate(shards.sources):
+            count = answers.windows(source)
+            wanted = min(self.rows, count)
+            for row in np.unique(np.arange(wanted) * count // wanted).tolist():
+                batches.append(
+                    MicroBatch(
+                        self._read_arrays(shards, answers, stored, source, row),
+                        samples=np.array([row]),
+                        sources=np.array([number]),
+                        pieces=np.array([[0, 0, answers_per_row * row]]),
+                    )
+                )
+        return HeldOutSets(shards.sources, tuple(batches))
+
+    def _read_arrays(
+        self,
+        shards: TokenShards,
+        answers: Answers,
+        stored: StoredReferences | None,
+        source: str,
+        row: int,
+    ) -> dict[str, NDArray[Any]]:
+        if self.kind == "steps":
+            return build_step_arrays([answers.read_answer(source, row)], self.padding)
+        if self.kind == "labelled":
+            own = answers.read_answer(source, row)
+            after = answers.read_answer(source, (row + 1) % answers.windows(source))
+            arrays = self._fill_arrays(
+                ((IDS, TARGETS), own),
+                ((KL_IDS, KL_TARGETS), build_mismatched(own, after, self.sequence_length)),
+            )
+            return arrays | {
+                LABELS: shards.read_document_values(LABEL_ARRAY, source, np.array([row]))
+            }
+        arrays = self._fill_arrays(
+            ((CHOSEN_IDS, CHOSEN_TARGETS), answers.read_answer(source, 2 * row)),
+            ((REJECTED_IDS, REJECTED_TARGETS), answers.read_answer(source, 2 * row + 1)),
+        )
+        if stored:
+            found = stored(source, np.array([row]))
+            arrays |= dict(zip((CHOSEN_REFERENCE, REJECTED_REFERENCE), found, strict=True))
+        return arrays
+
+    def _fill_arrays(
+        self, *given: tuple[tuple[str, str], tuple[Integers, Integers]]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the ids and targets of answers, [1, T] each, as wide as the longest."""
+        width = max(len(ids) for _, (ids, _) in given) - 1
+        arrays: dict[str, NDArray[Any]] = {}
+        for (ids, targets), answer in given:
+            arrays[ids] = np.full((1, width), self.padding, dtype=np.int64)
+            arrays[targets] = np.full_like(arrays[ids], IGNORE)
+            fill_row(arrays[ids][0], arrays[targets][0], *answer)
+        return arrays

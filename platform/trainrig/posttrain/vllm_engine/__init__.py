@@ -1,1 +1,0 @@
-"""Text generation with vLLM, an optional package, for checkpoints and for rollouts."""
