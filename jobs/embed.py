@@ -6,8 +6,8 @@ Run it on a cluster that has trainrig installed (README.md describes other clust
 """
 
 from trainrig import job
-from trainrig.evaluate.embed.run_file import DocumentEmbedding
-from trainrig.evaluate.embed.stage import embed
+from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
+from trainrig.evaluate.engine.embed_stage import embed
 
 if __name__ == "__main__":
     job.main(DocumentEmbedding, embed)

@@ -6,8 +6,8 @@ Run it on a cluster that has trainrig installed (README.md describes other clust
 """
 
 from trainrig import job
-from trainrig.evaluate.run_file import Evaluation
-from trainrig.evaluate.scorecard import evaluate
+from trainrig.evaluate.evaluation import evaluate
+from trainrig.evaluate.evaluation_run_file import Evaluation
 
 if __name__ == "__main__":
     job.main(Evaluation, evaluate)

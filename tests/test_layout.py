@@ -70,7 +70,7 @@ def test_the_loop_and_all_below_it_run_where_there_is_no_ray() -> None:
     program = (
         "import sys; sys.modules['ray'] = None\n"  # pretend that Ray is not installed
         "import trainrig.train.loop, trainrig.train.pretrain, trainrig.models.huggingface\n"
-        "import trainrig.evaluate.perplexity, trainrig.corpus.curate\n"
+        "import trainrig.evaluate.held_out_perplexity, trainrig.corpus.curate\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

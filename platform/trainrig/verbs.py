@@ -132,14 +132,14 @@ VERBS = {
         example="preferences",
     ),
     "evaluate": Verb(
-        "trainrig.evaluate.scorecard:evaluate",
-        "trainrig.evaluate.run_file:Evaluation",
+        "trainrig.evaluate.evaluation:evaluate",
+        "trainrig.evaluate.evaluation_run_file:Evaluation",
         "models",
         "Score a checkpoint on benchmarks, and on held-out text in bits per byte.",
     ),
     "embed": Verb(
-        "trainrig.evaluate.embed.stage:embed",
-        "trainrig.evaluate.embed.run_file:DocumentEmbedding",
+        "trainrig.evaluate.engine.embed_stage:embed",
+        "trainrig.evaluate.engine.embed_run_file:DocumentEmbedding",
         "models",
         "Compute a vector for each document with a trained model, as Parquet.",
         example="encoder",

@@ -8,11 +8,13 @@ import pytest
 
 from trainrig import cli, manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.comparison import compare
+from trainrig.evaluate.evaluation_run_file import (
+    Evaluation,
+    TaskChoice,
+)
 from trainrig.evaluate.leaderboard import read_leaderboard
-from trainrig.evaluate.run_file import Evaluation, TaskChoice
-from trainrig.evaluate.scores.card import Scorecard
-from trainrig.evaluate.scores.task_score import score_task
+from trainrig.evaluate.paired_comparison import compare
+from trainrig.evaluate.scorecards import Scorecard, score_task
 
 
 @pytest.fixture

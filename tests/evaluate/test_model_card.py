@@ -6,8 +6,13 @@ import pytest
 
 from trainrig import manifest, storage
 from trainrig.evaluate import model_card
-from trainrig.evaluate.scores.card import Scorecard, SourceScore
-from trainrig.evaluate.scores.task_score import MetricScore, RowsSeen, TaskScore
+from trainrig.evaluate.scorecards import (
+    MetricScore,
+    RowsSeen,
+    Scorecard,
+    SourceScore,
+    TaskScore,
+)
 
 
 @pytest.fixture

@@ -7,17 +7,17 @@ import torch
 from torch.nn import functional
 
 from trainrig.errors import ConfigError, DataError, OutputTaken
-from trainrig.evaluate import scorecard
-from trainrig.evaluate.perplexity import (
+from trainrig.evaluate import evaluation
+from trainrig.evaluate.evaluation import evaluate
+from trainrig.evaluate.evaluation_run_file import Evaluation
+from trainrig.evaluate.held_out_perplexity import (
     HeldOutPlan,
     check_fit,
     score,
     score_conversations,
     score_source,
 )
-from trainrig.evaluate.run_file import Evaluation
-from trainrig.evaluate.scorecard import evaluate
-from trainrig.evaluate.scores.card import SourceScore
+from trainrig.evaluate.scorecards import SourceScore
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.row_run_files import (
@@ -200,7 +200,7 @@ def test_the_scorecard_holds_the_scores_of_the_newest_checkpoint(run, model, enc
 
 def test_the_same_evaluation_is_not_done_twice_and_another_is_refused(run, monkeypatch):
     manifest = evaluate(run)
-    monkeypatch.setattr(scorecard, "HeldOutPlan", None)
+    monkeypatch.setattr(evaluation, "HeldOutPlan", None)
     assert evaluate(run) == manifest
     with pytest.raises(OutputTaken, match="sequence_length: 32 there, 31 here"):
         evaluate(changed(run, sequence_length=31))

@@ -14,9 +14,12 @@ from trainrig import manifest
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.evaluate.engine.shards import TaskRun, load_questions
-from trainrig.evaluate.run_file import Evaluation, TaskChoice
-from trainrig.evaluate.scorecard import evaluate
-from trainrig.evaluate.scores.card import read_scorecard
+from trainrig.evaluate.evaluation import evaluate
+from trainrig.evaluate.evaluation_run_file import (
+    Evaluation,
+    TaskChoice,
+)
+from trainrig.evaluate.scorecards import read_scorecard
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.train.checkpoint import write_model

@@ -13,10 +13,13 @@ from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine import shards
-from trainrig.evaluate.engine.chat_prompts import encode_chat_prompt
-from trainrig.evaluate.run_file import Evaluation, TaskChoice
-from trainrig.evaluate.scorecard import evaluate
-from trainrig.evaluate.scores.card import read_scorecard
+from trainrig.evaluate.engine.request_encoding import encode_chat_prompt
+from trainrig.evaluate.evaluation import evaluate
+from trainrig.evaluate.evaluation_run_file import (
+    Evaluation,
+    TaskChoice,
+)
+from trainrig.evaluate.scorecards import read_scorecard
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from trainrig.evaluate.scores.card import read_scorecard
+from trainrig.evaluate.scorecards import read_scorecard
 from trainrig.train.evaluations import read_views
 from trainrig.train.run import metrics
 

@@ -7,8 +7,11 @@ import pytest
 
 from trainrig.config import build
 from trainrig.errors import ConfigError
-from trainrig.evaluate.perplexity import score, score_source
-from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.evaluation_run_file import Evaluation
+from trainrig.evaluate.held_out_perplexity import (
+    score,
+    score_source,
+)
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder

@@ -25,8 +25,11 @@ from trainrig.corpus.decontaminate import (
 from trainrig.corpus.decontaminate.benchmark_index import Examples
 from trainrig.corpus.decontaminate.benchmark_overlap import find_unit_thresholds
 from trainrig.evaluate.engine.shards import TaskRun, load_questions
-from trainrig.evaluate.scores.task_score import RowsSeen, compute_headline_score
-from trainrig.evaluate.tasks.prompts import Question
+from trainrig.evaluate.scorecards import (
+    RowsSeen,
+    compute_headline_score,
+)
+from trainrig.evaluate.tasks.task_prompts import Question
 from trainrig.manifest import FileSum
 from trainrig.splits import Phase, Split, Work
 

@@ -1,12 +1,34 @@
-"""Command-line verbs for evaluations: compare, leaderboard and lm-eval."""
+"""Command-line verbs for evaluations: compare, leaderboard and lm-eval.
+
+The command line of lm-evaluation-harness runs in this process, with trainrig's model.
+"""
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Annotated
+from unittest import mock
 
 import typer
 
 from trainrig.command_line import Json
+from trainrig.errors import ConfigError
+
+
+def run_harness(arguments: Sequence[str]) -> None:
+    """Run `lm-eval ARGUMENTS`. Raises ConfigError if the harness is not installed."""
+    try:
+        from lm_eval.__main__ import cli_evaluate
+    except ImportError as error:
+        raise ConfigError(
+            f"lm-eval: {error}; install lm-evaluation-harness with `pip install "
+            "'trainrig[lm-eval]'`"
+        ) from None
+    from trainrig.evaluate.harness import model  # noqa: F401 - registers the model by name
+
+    with mock.patch.object(sys, "argv", ["lm-eval", *arguments]):
+        cli_evaluate()
+
 
 Page = Annotated[
     str | None,
@@ -29,14 +51,14 @@ def compare(
     if its 95% interval contains 0.
     """
     from trainrig import storage
-    from trainrig.evaluate.comparison import compare as compare_evaluations
+    from trainrig.evaluate.paired_comparison import compare as compare_evaluations
     from trainrig.storage.writable import check_file
 
     if html:
         check_file(html)
     found = compare_evaluations(folders)
     if html:
-        from trainrig.evaluate.report.comparison_page import build_comparison_page
+        from trainrig.evaluate.paired_comparison import build_comparison_page
 
         storage.write(html, build_comparison_page(found).render_html().encode())
     if as_json:
@@ -68,8 +90,11 @@ def leaderboard(
 ) -> None:
     """Rank all evaluations in a folder by their mean score on the common tasks."""
     from trainrig import storage
-    from trainrig.evaluate.leaderboard import read_leaderboard
-    from trainrig.evaluate.report.leaderboard_page import build_board_table, build_leaderboard_page
+    from trainrig.evaluate.leaderboard import (
+        build_board_table,
+        build_leaderboard_page,
+        read_leaderboard,
+    )
     from trainrig.storage.writable import check_file
 
     if html:
@@ -91,7 +116,6 @@ def lm_eval(context: typer.Context) -> None:
     All arguments are passed to its command line. `--model trainrig --model_args checkpoint=RUN`
     reads a run folder or a checkpoint, without an export. Needs `pip install trainrig[lm-eval]`.
     """
-    from trainrig.evaluate.harness.command import run_harness
 
     run_harness(context.args)
 

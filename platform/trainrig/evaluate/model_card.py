@@ -6,8 +6,11 @@ from pathlib import Path
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.scores.card import Scorecard, read_scorecard
-from trainrig.evaluate.scores.task_score import TaskScore
+from trainrig.evaluate.scorecards import (
+    Scorecard,
+    TaskScore,
+    read_scorecard,
+)
 from trainrig.manifest import read_claim
 from trainrig.train import checkpoint
 

@@ -17,8 +17,8 @@ from trainrig import config, manifest, storage
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Run, RunFile
 from trainrig.corpus.curate import Curation, curate
 from trainrig.errors import ConfigError
-from trainrig.evaluate.run_file import Evaluation
-from trainrig.evaluate.scorecard import evaluate
+from trainrig.evaluate.evaluation import evaluate
+from trainrig.evaluate.evaluation_run_file import Evaluation
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.row_run_files import ConversationEncoding

@@ -3,10 +3,18 @@
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.evaluate.checks.answers import cut_at, extract_answer, is_right, score_answer
-from trainrig.evaluate.checks.instructions import INSTRUCTIONS, is_followed
-from trainrig.evaluate.checks.maths import find_last_boxed
-from trainrig.evaluate.checks.settings import (
+from trainrig.evaluate.tasks.answer_checks import (
+    cut_at,
+    extract_answer,
+    find_last_boxed,
+    is_right,
+    score_answer,
+)
+from trainrig.evaluate.tasks.ifeval_instructions import (
+    INSTRUCTIONS,
+    is_followed,
+)
+from trainrig.evaluate.tasks.task_definition import (
     ExactMatch,
     InstructionMatch,
     MathsMatch,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.embed.run_file import DocumentEmbedding
-from trainrig.evaluate.embed.stage import embed
+from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
+from trainrig.evaluate.engine.embed_stage import embed
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise

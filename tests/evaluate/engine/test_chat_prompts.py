@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from trainrig.evaluate.engine.chat_prompts import encode_chat_prompt
+from trainrig.evaluate.engine.request_encoding import encode_chat_prompt
 from trainrig.tokens.tokenizers.encode import Encoder
 
 transformers = pytest.importorskip("transformers")

@@ -3,8 +3,11 @@ import random
 import pytest
 import torch
 
-from trainrig.evaluate.engine.encoding import GenerationRequest
-from trainrig.evaluate.engine.generation import StopRule, answer_greedily
+from trainrig.evaluate.engine.batched_reading import (
+    StopRule,
+    answer_greedily,
+)
+from trainrig.evaluate.engine.request_encoding import GenerationRequest
 
 
 def generate_alone(model, prompt, stop):

@@ -6,13 +6,19 @@ import pytest
 import torch
 
 from trainrig.errors import DataError, OutputTaken
-from trainrig.evaluate.engine.judge import Judge, Pair
+from trainrig.evaluate.engine.opened_models import (
+    Judge,
+    Pair,
+)
 from trainrig.evaluate.engine.shards import read_scored
-from trainrig.evaluate.run_file import Evaluation, TaskChoice
-from trainrig.evaluate.scorecard import evaluate
-from trainrig.evaluate.scores.card import read_scorecard
-from trainrig.evaluate.tasks.prompts import Question
-from trainrig.evaluate.tasks.scoring import PreferredAnswer
+from trainrig.evaluate.evaluation import evaluate
+from trainrig.evaluate.evaluation_run_file import (
+    Evaluation,
+    TaskChoice,
+)
+from trainrig.evaluate.scorecards import read_scorecard
+from trainrig.evaluate.tasks.task_definition import PreferredAnswer
+from trainrig.evaluate.tasks.task_prompts import Question
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.train.checkpoint import write_model
 

@@ -3,8 +3,11 @@ import random
 import pytest
 import torch
 
-from trainrig.evaluate.engine.encoding import LikelihoodRequest, RequestEncoder
-from trainrig.evaluate.engine.likelihood import score_continuations
+from trainrig.evaluate.engine.batched_reading import score_continuations
+from trainrig.evaluate.engine.request_encoding import (
+    LikelihoodRequest,
+    RequestEncoder,
+)
 
 
 def score_alone(model, request):

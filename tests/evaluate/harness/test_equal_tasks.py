@@ -12,10 +12,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainrig.evaluate.engine.answers import Examination
-from trainrig.evaluate.engine.encoding import RequestEncoder
-from trainrig.evaluate.engine.shards import TaskRun, load_questions
-from trainrig.evaluate.run_file import TaskChoice
+from trainrig.evaluate.engine.request_encoding import RequestEncoder
+from trainrig.evaluate.engine.shards import Examination, TaskRun, load_questions
+from trainrig.evaluate.evaluation_run_file import TaskChoice
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.huggingface import HubFolder

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.evaluate.harness.command import run_harness
+from trainrig.evaluate.evaluation_verbs import run_harness
 from trainrig.train.checkpoint import write_model
 
 

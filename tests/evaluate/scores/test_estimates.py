@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from trainrig.evaluate.scores.calibration import calibrate
-from trainrig.evaluate.scores.estimates import (
+from trainrig.evaluate.score_statistics import (
+    calibrate,
     estimate,
     estimate_paired_difference,
     estimate_shuffled_band,
 )
-from trainrig.evaluate.scores.task_score import score_task
+from trainrig.evaluate.scorecards import score_task
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=30))

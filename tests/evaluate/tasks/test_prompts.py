@@ -10,10 +10,10 @@ import pytest
 from trainrig import config
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.shards import TaskRun, load_questions
-from trainrig.evaluate.run_file import TaskChoice
-from trainrig.evaluate.tasks.definition import Task
-from trainrig.evaluate.tasks.rows import read_rows
+from trainrig.evaluate.evaluation_run_file import TaskChoice
 from trainrig.evaluate.tasks.shipped import list_shipped_tasks, load_task
+from trainrig.evaluate.tasks.task_definition import Task
+from trainrig.evaluate.tasks.task_prompts import read_rows
 
 CHOICE = {"kind": "MultipleChoice", "choices": "choices", "gold": "gold"}
 

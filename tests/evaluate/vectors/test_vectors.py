@@ -8,14 +8,20 @@ import pytest
 import torch
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.comparison import compare
-from trainrig.evaluate.embed.embedder import TextEmbedder
-from trainrig.evaluate.run_file import Evaluation
-from trainrig.evaluate.scorecard import evaluate
-from trainrig.evaluate.scores.card import read_scorecard
-from trainrig.evaluate.vectors.definition import LinearProbe, load_vector_task
-from trainrig.evaluate.vectors.probe import fit_classifier
-from trainrig.evaluate.vectors.ranking import compute_ranks, score_ranks
+from trainrig.evaluate.engine.text_embedder import TextEmbedder
+from trainrig.evaluate.engine.vector_scores import (
+    compute_ranks,
+    fit_classifier,
+    score_ranks,
+)
+from trainrig.evaluate.engine.vector_tasks import (
+    LinearProbe,
+    load_vector_task,
+)
+from trainrig.evaluate.evaluation import evaluate
+from trainrig.evaluate.evaluation_run_file import Evaluation
+from trainrig.evaluate.paired_comparison import compare
+from trainrig.evaluate.scorecards import read_scorecard
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model

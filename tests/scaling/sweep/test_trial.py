@@ -11,7 +11,7 @@ from trainrig import config, storage
 from trainrig.errors import ClusterError, ConfigError, DataError, Unfinished
 from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.evaluate.engine.shards import read_scored
-from trainrig.evaluate.run_file import TaskChoice
+from trainrig.evaluate.evaluation_run_file import TaskChoice
 from trainrig.flops import count_encoder_decoder_flops
 from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.objectives import CausalLM

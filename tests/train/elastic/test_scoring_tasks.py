@@ -13,7 +13,7 @@ import pytest
 
 from trainrig.config import to_toml
 from trainrig.errors import DataError
-from trainrig.evaluate.scores.card import read_scorecard
+from trainrig.evaluate.scorecards import read_scorecard
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.pretrain import pretrain

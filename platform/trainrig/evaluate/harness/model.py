@@ -7,12 +7,15 @@ import lm_eval.models  # noqa: F401 - the harness registers its own models only 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from trainrig.evaluate.checks.answers import cut_at
-from trainrig.evaluate.engine.encoding import RequestEncoder
-from trainrig.evaluate.engine.generation import StopRule, answer_greedily
-from trainrig.evaluate.engine.likelihood import score_continuations
-from trainrig.evaluate.engine.opened_model import OpenedModel
-from trainrig.evaluate.run_file import Evaluation
+from trainrig.evaluate.engine.batched_reading import (
+    StopRule,
+    answer_greedily,
+    score_continuations,
+)
+from trainrig.evaluate.engine.opened_models import OpenedModel
+from trainrig.evaluate.engine.request_encoding import RequestEncoder
+from trainrig.evaluate.evaluation_run_file import Evaluation
+from trainrig.evaluate.tasks.answer_checks import cut_at
 
 DEFAULT_TOKENS = 256  # the harness's default for the most tokens of an answer
 

@@ -7,8 +7,8 @@ from typing import Any
 from trainrig import config, storage
 from trainrig.config import with_absolute_paths
 from trainrig.errors import ConfigError
-from trainrig.evaluate.run_file import TaskChoice
-from trainrig.evaluate.tasks.definition import Task
+from trainrig.evaluate.evaluation_run_file import TaskChoice
+from trainrig.evaluate.tasks.task_definition import Task
 
 ENDING = ".toml"
 _FOLDER = "evaluate/tasks/definitions"

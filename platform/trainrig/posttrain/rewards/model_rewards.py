@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.tasks.templates import compile_template
+from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.posttrain.rewards.reward_contract import (
     Completion,
     Fault,

@@ -12,11 +12,18 @@ from typing import Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.checks.answers import extract_answer, find_numbers, is_right
-from trainrig.evaluate.checks.maths import extract_formula
-from trainrig.evaluate.checks.settings import ExactMatch, MathsMatch
 from trainrig.evaluate.confined.run import check_confinement, run_confined
-from trainrig.evaluate.tasks.templates import compile_template
+from trainrig.evaluate.tasks.answer_checks import (
+    extract_answer,
+    extract_formula,
+    find_numbers,
+    is_right,
+)
+from trainrig.evaluate.tasks.task_definition import (
+    ExactMatch,
+    MathsMatch,
+)
+from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.posttrain.rewards.reward_contract import (
     Completion,
     Fault,

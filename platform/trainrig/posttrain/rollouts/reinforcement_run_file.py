@@ -7,7 +7,7 @@ from pydantic import field_validator, model_validator
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.config.resource_request import ResourceRequest
 from trainrig.errors import ConfigError
-from trainrig.evaluate.tasks.templates import compile_template
+from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import GRPO, PPO, OnPolicyDistillation, Policy, ReinforcePlusPlus
 from trainrig.optim import AdamW, Optimizer

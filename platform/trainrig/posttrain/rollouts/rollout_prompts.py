@@ -17,7 +17,7 @@ import numpy as np
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.evaluate.tasks.templates import compile_template
+from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.reinforcement_run_file import PromptFiles
 from trainrig.tokens.chat.chat_messages import (

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainrig.evaluate.engine.encoding import LikelihoodRequest
-from trainrig.evaluate.engine.likelihood import score_continuations
-from trainrig.evaluate.tasks.templates import compile_template
+from trainrig.evaluate.engine.batched_reading import score_continuations
+from trainrig.evaluate.engine.request_encoding import LikelihoodRequest
+from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.models.decoder import Decoder
 from trainrig.models.generation import Request, generate_batch
 from trainrig.posttrain.prompt_text import TextListener

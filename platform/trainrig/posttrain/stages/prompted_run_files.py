@@ -15,7 +15,7 @@ from trainrig.config import (
     Settings,
 )
 from trainrig.errors import ConfigError
-from trainrig.evaluate.tasks.templates import compile_template
+from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.posttrain.rewards import RewardSettings
 from trainrig.posttrain.rewards.rule_rewards import check_pattern
 from trainrig.posttrain.rollouts.reinforcement_run_file import PromptFiles

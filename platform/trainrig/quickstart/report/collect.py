@@ -19,7 +19,7 @@ from trainrig.corpus.dedup.documents import (
     EXACT,
     NEAR,
 )
-from trainrig.evaluate.scores.card import SCORECARD
+from trainrig.evaluate.scorecards import SCORECARD
 from trainrig.manifest import Manifest
 from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.text_generator import Spoken, TextGenerator

@@ -21,7 +21,7 @@ from trainrig.config import (
     Settings,
 )
 from trainrig.errors import ConfigError
-from trainrig.evaluate.run_file import TaskChoice
+from trainrig.evaluate.evaluation_run_file import TaskChoice
 from trainrig.models import ENCODER_DECODER
 from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.models.architecture.initialisation import MuP

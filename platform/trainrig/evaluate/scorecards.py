@@ -1,12 +1,14 @@
-"""The scores of one task, computed from its scored rows."""
+"""Scores of a task, computed from its scored rows, and the scorecard that holds them."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trainrig.evaluate.scores.estimates import (
+from trainrig import manifest
+from trainrig.evaluate.score_statistics import (
     Estimate,
     bound_unseen_share,
     estimate,
@@ -145,3 +147,38 @@ def _estimate_shuffled(rows: Rows, metric: str) -> tuple[float, float]:
         [row["gold"] for row in rows],
         [len(row["choices"]) for row in rows],
     )
+
+
+SCORECARD = "scorecard.json"
+
+
+@dataclass(frozen=True)
+class SourceScore:
+    """The scores of held-out text from one source."""
+
+    loss: float  # nats per token
+    perplexity: float  # e to the loss
+    bits_per_byte: float  # bits per byte of text, without special tokens
+    tokens: int
+    bytes: int
+    accuracy: float | None = None  # encoders: share of masked tokens predicted as the likeliest
+
+
+class Scorecard(BaseModel):
+    """The scores of one checkpoint, as `evaluate` writes them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    checkpoint: str = ""
+    step: int
+    scores: dict[str, SourceScore]  # scores of held-out text by source
+    tasks: dict[str, TaskScore] = {}
+    # Training operations of the checkpoint's run, by the 6ND estimate; None: the checkpoint does
+    # not record its training tokens.
+    training_flops: float | None = None
+
+
+def read_scorecard(folder: str) -> Scorecard:
+    """Read the scorecard in `folder`. Raises DataError if `evaluate` did not write the folder."""
+    manifest.read_input(folder, "evaluate")
+    return Scorecard.model_validate_json(manifest.read_file(folder, SCORECARD))

@@ -18,15 +18,11 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.errors import DataError
-from trainrig.evaluate.embed.run_file import DocumentEmbedding
+from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, sum_counts
-from trainrig.tokens.document_set import (
-    DocumentSet,
-    RefusedRow,
-    open_documents,
-)
+from trainrig.tokens.document_set import DocumentSet, RefusedRow, open_documents
 from trainrig.train import checkpoint
 
 TEXTS = 256  # documents that are embedded together; batches do not cross them
@@ -44,7 +40,7 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
     if stage.finished:
         return stage.finished
     with stage.undo_if_refused():
-        from trainrig.evaluate.embed.embedder import TextEmbedder
+        from trainrig.evaluate.engine.text_embedder import TextEmbedder
 
         # A model that cannot embed is refused before workers start.
         channels = TextEmbedder.open(model, run.sequence_length).channels
@@ -70,7 +66,7 @@ def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Wo
     """Return the function that a worker calls for each split of the documents."""
     import torch
 
-    from trainrig.evaluate.embed.embedder import TextEmbedder
+    from trainrig.evaluate.engine.text_embedder import TextEmbedder
 
     torch.set_num_threads(run.threads)
     embedder = TextEmbedder.open(model, run.sequence_length)

@@ -1,13 +1,15 @@
-"""Scores with standard errors, and paired differences with intervals.
+"""Standard errors of scores, paired differences with intervals, and calibration of confidence.
 
 Rows are a sample of the questions that a task could ask, so a score is an estimate (Miller 2024,
 "Adding error bars to evals", arXiv:2411.00640). Rows of one group, such as questions on one
 passage, are sampled together: their errors are summed before they are squared (clustered errors).
+Calibration compares a model's confidence with its accuracy.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,3 +120,48 @@ def estimate_shuffled_band(
     tail = (1 - share) / 2
     low, high = np.quantile(right / len(chosen_R), [tail, 1 - tail], method="nearest")
     return float(low), float(high)
+
+
+BINS = 10
+
+
+@dataclass(frozen=True)
+class ConfidenceBin:
+    """Rows in one tenth of the confidence range."""
+
+    rows: int
+    confidence: float  # mean confidence
+    right: float  # mean score: the share of right answers
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Accuracy by confidence."""
+
+    bins: tuple[ConfidenceBin, ...]  # non-empty bins, by rising confidence
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error, between 0 and 1 (arXiv:1706.04599).
+
+        This is the mean over rows of the distance between confidence and accuracy of their bin.
+        """
+        rows = sum(entry.rows for entry in self.bins)
+        return sum(entry.rows * abs(entry.confidence - entry.right) for entry in self.bins) / rows
+
+
+def calibrate(rows: Sequence[Mapping[str, Any]], metric: str) -> Calibration | None:
+    """Bin `rows` by tenths of confidence. Return None if the rows have no confidence."""
+    if not rows or any("confidence" not in row for row in rows):
+        return None
+    binned: dict[int, list[tuple[float, float]]] = {}
+    for row in rows:
+        sure = float(row["confidence"])
+        place = min(BINS - 1, int(sure * BINS))
+        binned.setdefault(place, []).append((sure, float(row["scores"][metric])))
+    found = []
+    for _, pairs in sorted(binned.items()):
+        count = len(pairs)
+        sure, right = (sum(values) / count for values in zip(*pairs, strict=True))
+        found.append(ConfidenceBin(count, sure, right))
+    return Calibration(tuple(found))

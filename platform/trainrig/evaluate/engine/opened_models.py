@@ -1,4 +1,6 @@
-"""A judge of two answers: a reward model that scores both, or a language model that compares them.
+"""The models of an evaluation on their device: the evaluated model, and a judge of two answers.
+
+A judge is a reward model that scores both answers, or a language model that compares them.
 
 Shapes: B answers, T positions.
 """
@@ -9,17 +11,64 @@ from dataclasses import dataclass
 
 import torch
 
-from trainrig.evaluate.engine.chat_prompts import encode_chat_prompt
-from trainrig.evaluate.engine.encoding import LikelihoodRequest, RequestEncoder
-from trainrig.evaluate.engine.likelihood import score_continuations
-from trainrig.evaluate.engine.prefix_reading import Ids, pad_rows
-from trainrig.evaluate.run_file import Evaluation
-from trainrig.evaluate.tasks.prompts import Question
-from trainrig.evaluate.tasks.scoring import PreferredAnswer
-from trainrig.evaluate.tasks.templates import compile_template
+from trainrig.errors import ConfigError
+from trainrig.evaluate.engine.batched_reading import (
+    Ids,
+    pad_rows,
+    score_continuations,
+)
+from trainrig.evaluate.engine.request_encoding import (
+    LikelihoodRequest,
+    RequestEncoder,
+    encode_chat_prompt,
+)
+from trainrig.evaluate.evaluation_run_file import Evaluation
+from trainrig.evaluate.tasks.task_definition import PreferredAnswer
+from trainrig.evaluate.tasks.task_prompts import Question
+from trainrig.evaluate.tasks.task_templates import compile_template
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.decoder import Decoder
+from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model on its device, with its tokenizer."""
+
+    model: Decoder
+    encoder: Encoder
+
+    @classmethod
+    def load(cls, run: Evaluation) -> "OpenedModel":
+        """Load the model and the tokenizer of the run's checkpoint.
+
+        Raises ConfigError if the device is missing, or the model cannot do the run's evaluations.
+        """
+        if run.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device = 'cuda', but this machine has no GPU; leave `device` out")
+        torch.set_num_threads(run.threads)
+        device = find_local_device() if run.device == "auto" else torch.device(run.device)
+        opened = checkpoint.open_model(run.checkpoint)
+        if opened.config.head != "tokens":
+            raise ConfigError(
+                f"checkpoint: {opened.path} is {opened.config.description}, which computes no "
+                "probabilities of text; use `trainrig score` with it"
+            )
+        if isinstance(opened.config, EncoderDecoderConfig):
+            raise ConfigError(
+                f"checkpoint: {opened.path} is an encoder-decoder, which `evaluate` does not "
+                "support; see its held-out loss in the metrics of its run"
+            )
+        if opened.config.bidirectional and (run.tasks or run.conversations):
+            raise ConfigError(
+                f"checkpoint: {opened.path} is an encoder, which cannot continue a text; leave "
+                "`tasks` and `conversations` out, and set `tokens`"
+            )
+        model = opened.build().to(device=device, dtype=getattr(torch, run.dtype))
+        return cls(model, Encoder(opened.tokenizer, opened.path, opened.beside))
+
 
 LETTERS = (" A", " B")  # a language model's verdict: the first answer is better, or the second
 

@@ -13,7 +13,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.checks.maths import find_last_boxed
+from trainrig.evaluate.tasks.answer_checks import find_last_boxed
 
 Fields = Mapping[str, Any]
 

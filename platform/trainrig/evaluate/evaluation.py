@@ -13,20 +13,25 @@ from trainrig import manifest, storage
 from trainrig.config import extract_identity
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.contamination import find_seen, join_seen
-from trainrig.evaluate.engine.shards import (
-    TaskPlan,
-    TaskRun,
-    list_program_tasks,
-    read_scored,
+from trainrig.evaluate.engine.shards import TaskPlan, TaskRun, list_program_tasks, read_scored
+from trainrig.evaluate.engine.vector_tasks import (
+    LinearProbe,
+    Retrieval,
+    VectorPlan,
+    list_content_keys,
+    load_vector_tasks,
 )
-from trainrig.evaluate.perplexity import HeldOutPlan
-from trainrig.evaluate.run_file import Evaluation
-from trainrig.evaluate.scores.card import SCORECARD, Scorecard, SourceScore
-from trainrig.evaluate.scores.task_score import TaskScore, score_task
-from trainrig.evaluate.tasks.scoring import PreferredAnswer
+from trainrig.evaluate.evaluation_run_file import Evaluation
+from trainrig.evaluate.held_out_perplexity import HeldOutPlan
+from trainrig.evaluate.scorecards import (
+    SCORECARD,
+    Scorecard,
+    SourceScore,
+    TaskScore,
+    score_task,
+)
 from trainrig.evaluate.tasks.shipped import load_task
-from trainrig.evaluate.vectors.definition import LinearProbe, Retrieval
-from trainrig.evaluate.vectors.work import VectorPlan, list_content_keys, load_vector_tasks
+from trainrig.evaluate.tasks.task_definition import PreferredAnswer
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.architecture.decoder_config import count_parameters
@@ -40,9 +45,7 @@ REPORT = "report.html"
 
 def evaluate(run: Evaluation) -> Manifest:
     """Evaluate the checkpoint of `run`, write its scorecard and return the output's manifest."""
-    from trainrig.evaluate.report.scorecard_page import (
-        build_scorecard_page,  # imports matplotlib, which takes a second
-    )
+    from trainrig.evaluate.scorecard_page import build_scorecard_page
 
     path = checkpoint.resolve(run.checkpoint)
     run = run.model_copy(update={"checkpoint": path})  # all workers use the same checkpoint

@@ -2,14 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from trainrig.config import (
-    NOT_IDENTITY,
-    OUTPUT,
-    Field,
-    ProgressUnit,
-    ResourceRequest,
-    RunFile,
-)
+from trainrig.config import NOT_IDENTITY, OUTPUT, Field, ProgressUnit, ResourceRequest, RunFile
 from trainrig.tokens.document_set import Documents
 
 SPLIT_BYTES = 2**22  # bytes of text: about a minute on a core with a model of 100M parameters

@@ -1,11 +1,76 @@
-"""Settings for requesting and scoring answers: a union with the discriminator `kind`."""
+"""A task file: TOML that defines where a benchmark's rows are, their prompts and their scoring.
 
-from typing import Annotated, Literal
+Two kinds of strings use the fields of a row. A *template* is text with `{{ field }}` in it. An
+*expression* is the part between such braces, and evaluates to a list, a number or a text. Both are
+evaluated in Jinja's sandbox, and a field that a row lacks is an error. This module does not import
+torch.
 
-from pydantic import Field
+The settings for requesting and scoring an answer, and those for comparing it with the right ones,
+are unions with the discriminator `kind`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
 
 from trainrig.config import NOT_IDENTITY, Settings
-from trainrig.evaluate.checks.settings import AnswerCheck, ExactMatch
+
+
+class ExactMatch(Settings):
+    """A match if the answer equals one of the targets, ignoring white space at both ends."""
+
+    kind: Literal["ExactMatch"] = "ExactMatch"
+    ignore_case: bool = False  # true: "Paris" equals "paris"
+    ignore_punctuation: bool = False  # true: "Paris." equals "Paris"
+
+
+class NumericMatch(Settings):
+    """A match if the first numbers are equal: "1,234.0", "$1234" and "1234" are the same."""
+
+    kind: Literal["NumericMatch"] = "NumericMatch"
+    tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # largest difference
+
+
+class PatternMatch(Settings):
+    """A match if one of the targets, which are regular expressions, is found in the answer."""
+
+    kind: Literal["PatternMatch"] = "PatternMatch"
+    whole: bool = False  # true: the whole answer must match, not only a part of it
+
+
+class TokenF1(Settings):
+    """The F1 score of the words shared with the best target, as in SQuAD (arXiv:1606.05250).
+
+    The score is between 0 and 1 (section 6.1 of the paper). exact_match is reported, too.
+    """
+
+    kind: Literal["TokenF1"] = "TokenF1"
+
+
+class MathsMatch(Settings):
+    r"""A match if the formula equals one of the targets after LaTeX is normalised, as in MATH.
+
+    The formula is the last `\boxed{…}` of the answer, else the text between its first and last
+    dollar signs, else the whole answer (arXiv:2103.03874).
+    """
+
+    kind: Literal["MathsMatch"] = "MathsMatch"
+
+
+class InstructionMatch(Settings):
+    """A match if the answer follows every instruction of the row, as in IFEval (arXiv:2311.07911).
+
+    `targets` is a list of tables with the `id` and the `arguments` of one instruction each.
+    """
+
+    kind: Literal["InstructionMatch"] = "InstructionMatch"
+
+
+AnswerCheck = Annotated[
+    ExactMatch | NumericMatch | PatternMatch | TokenF1 | MathsMatch | InstructionMatch,
+    Field(discriminator="kind"),
+]
 
 
 class MultipleChoice(Settings):
@@ -104,3 +169,47 @@ Scoring = Annotated[
     MultipleChoice | Continuation | GeneratedAnswer | PreferredAnswer | RollingText | ProgramTests,
     Field(discriminator="kind"),
 ]
+
+
+class FewShot(Settings):
+    """Few-shot examples: solved rows before each prompt."""
+
+    count: int = Field(default=0, ge=0)  # number of examples; 0: none
+    # File of the examples' rows; None: the task's file, without the row that is asked.
+    rows: str | None = None
+    # Choice of rows: the first of the file, or a random draw by `seed`. All prompts get the same
+    # rows, except that a row is never an example for itself.
+    draw: Literal["first", "random"] = "random"
+    seed: int = Field(default=0, ge=0)  # random seed of the draw
+    separator: str = "\n\n"  # text after each example
+
+
+class Task(Settings):
+    """One benchmark."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")  # name of the task in scorecards
+    description: str = ""  # description of the task, for reports
+    source: str = ""  # paper of the task, or its publisher's page
+    # File of the task's rows: JSON Lines (plain or .gz) or Parquet. A relative path is below the
+    # run file's `task_rows`.
+    rows: str
+    # Named expressions, which templates and other expressions can use by name.
+    values: Mapping[str, str] = {}
+    preamble: str = ""  # text before the few-shot examples and the prompt
+    prompt: str = "{{ prompt }}"  # template of the prompt
+    delimiter: str = " "  # text between a prompt and its answer
+    # Expression for the group of a row, such as its passage. Standard errors treat the rows of one
+    # group as one sample. None: each row is a sample.
+    group: str | None = None
+    few_shot: FewShot = FewShot()  # solved rows before each prompt
+    scoring: Scoring  # kind of request to the model, and how its answer is scored
+
+    @model_validator(mode="after")
+    def _one_prompt_a_row(self) -> Self:
+        contexts = isinstance(self.scoring, MultipleChoice) and self.scoring.contexts
+        if contexts and self.few_shot.count:
+            raise ValueError(
+                "few_shot.count: rows with `contexts` have several prompts, so they cannot be "
+                "shown solved; set it to 0"
+            )
+        return self

@@ -1,26 +1,103 @@
-"""Rendering of rows as prompts with their right answers."""
+"""Rows of a task, rendered as prompts with their right answers and with few-shot examples.
 
+Rows are read from JSON Lines (plain or .gz) or Parquet, on disk or in a bucket. The few-shot
+examples never include the row that is asked.
+"""
+
+import functools
+import gzip
+import json
+import random
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainrig import storage
+from trainrig import storage as utf8
 from trainrig.errors import DataError
-from trainrig.evaluate.checks.settings import InstructionMatch
-from trainrig.evaluate.tasks.definition import Task
-from trainrig.evaluate.tasks.rows import TaskRow
-from trainrig.evaluate.tasks.scoring import (
+from trainrig.evaluate.tasks.task_definition import (
     Continuation,
     GeneratedAnswer,
+    InstructionMatch,
     MultipleChoice,
     PreferredAnswer,
     ProgramTests,
+    Task,
 )
-from trainrig.evaluate.tasks.templates import (
+from trainrig.evaluate.tasks.task_templates import (
     Fields,
     compile_expression,
     compile_template,
     parse_texts,
 )
+
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One row with its number in the file, from 1."""
+
+    number: int
+    fields: Mapping[str, Any]
+
+
+@functools.lru_cache(maxsize=8)
+def read_rows(path: str) -> tuple[TaskRow, ...]:
+    """Return all rows of the file at `path`. Raises DataError, with file and row, if invalid."""
+    try:
+        data = storage.read(path)
+    except FileNotFoundError:
+        raise DataError(
+            f"{path}: no such file; correct `rows` of the task, or `task_rows`"
+        ) from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: this is a folder; name the file of rows in it") from None
+    rows = (
+        _parse_parquet(path, data) if path.endswith(".parquet") else _parse_json_lines(path, data)
+    )
+    if not rows:
+        raise DataError(f"{path}: the file has no row")
+    return rows
+
+
+def _parse_parquet(path: str, data: bytes) -> tuple[TaskRow, ...]:
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file: {error}") from None
+    return tuple(TaskRow(number, row) for number, row in enumerate(table.to_pylist(), 1))
+
+
+def _parse_json_lines(path: str, data: bytes) -> tuple[TaskRow, ...]:
+    if data.startswith(_GZIP):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: damaged: {error}") from None
+    try:
+        text = utf8.decode_utf8(data)
+    except utf8.NotUtf8 as error:
+        raise DataError(f"{path}: {error}") from None
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            rows.append(TaskRow(number, _parse_object(line, f"{path}: row {number}")))
+    return tuple(rows)
+
+
+def _parse_object(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{where}: a JSON {type(found).__name__}; write a JSON object")
+    return found
 
 
 @dataclass(frozen=True)
@@ -201,3 +278,93 @@ def _check_tables(value: Any, row: str) -> tuple[Mapping[str, Any], ...]:
 def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A row that can be a few-shot example."""
+
+    row: int  # number of the row in its file, from 1
+    key: str  # normalised prompt, to compare with the question
+    shot: Shot
+
+
+class ShotPool:
+    """Candidates for few-shot examples, in the order of a draw.
+
+    Each question gets the first candidates that differ from it: neither the same row of the same
+    file, nor a row of any file with the same prompt.
+    """
+
+    def __init__(
+        self, task: Task, renderer: Renderer, rows: Sequence[TaskRow], file: str, asked_file: str
+    ) -> None:
+        """Draw from `rows` of `file`, as examples for questions of `asked_file`.
+
+        Raises DataError if there are too few rows.
+        """
+        self._task = task
+        self._renderer = renderer
+        self._file = file
+        self._same_file = file == asked_file
+        self._candidates: list[_Candidate] = []
+        own = task.few_shot.rows is None
+        needed = task.few_shot.count + own
+        if len(rows) < needed:
+            raise DataError(
+                f"task '{task.name}': few_shot.count = {task.few_shot.count} needs {needed} rows "
+                f"for examples, but the file has {len(rows)}; lower it"
+            )
+        self._order = _draw(task, rows, needed)
+        for number in range(needed):
+            self._find(number)
+
+    def select(self, question: Question) -> tuple[Shot, ...]:
+        """Return the examples for `question`. Raises DataError if too few rows differ from it."""
+        key = _find_key(question)
+        count = self._task.few_shot.count
+        shown: list[Shot] = []
+        for number in range(len(self._order)):
+            candidate = self._find(number)
+            itself = self._same_file and candidate.row == question.row
+            if not itself and candidate.key != key:
+                shown.append(candidate.shot)
+            if len(shown) == count:
+                return tuple(shown)
+        raise DataError(
+            f"{question.where}: few_shot.count = {count}, but only {len(shown)} of the "
+            f"{len(self._order)} rows of {self._file} ask something different; lower it, or name "
+            "other rows in few_shot.rows"
+        )
+
+    def _find(self, number: int) -> _Candidate:
+        """Return the candidate at index `number` of the draw, which is rendered on first use."""
+        while len(self._candidates) <= number:
+            row = self._order[len(self._candidates)]
+            shown = self._renderer.render_question(row)
+            shot = self._renderer.build_shot(row)
+            self._candidates.append(_Candidate(row.number, _find_key(shown), shot))
+        return self._candidates[number]
+
+
+def _draw(task: Task, rows: Sequence[TaskRow], needed: int) -> list[TaskRow]:
+    """Return all `rows` in the order in which they become examples.
+
+    The first `needed` rows are one draw; the others follow for questions that repeat one of them.
+    """
+    if task.few_shot.draw == "first":
+        return list(rows)
+    first = random.Random(task.few_shot.seed).sample(list(rows), needed)
+    drawn = {row.number for row in first}
+    rest = [row for row in rows if row.number not in drawn]
+    random.Random(f"further rows to show: {task.few_shot.seed}").shuffle(rest)
+    return [*first, *rest]
+
+
+def _find_key(question: Question) -> str:
+    """Return the prompt of `question`, or its answer if the prompt is empty, for comparison.
+
+    White space and case are normalised.
+    """
+    asked = question.prompt if question.prompt.strip() else question.expected
+    return " ".join(asked.casefold().split())

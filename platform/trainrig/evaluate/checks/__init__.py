@@ -1,1 +1,0 @@
-"""When an answer that a model wrote is right."""

@@ -1,1 +1,0 @@
-"""The stage `embed`, which computes a vector for each document with a trained model."""

@@ -1,1 +1,0 @@
-"""HTML reports of evaluations: one scorecard, a comparison, and a leaderboard."""

@@ -1,1 +1,0 @@
-"""Scores of tasks, with standard errors and intervals, computed from scored rows."""

@@ -1,1 +1,0 @@
-"""Evaluation of a model's text embeddings: linear probes and retrieval."""
