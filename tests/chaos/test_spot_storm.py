@@ -25,9 +25,9 @@ from trainrig.corpus.curation_settings import (
 )
 from trainrig.corpus.filters.filters import Length
 from trainrig.corpus.read import ReadSettings
-from trainrig.launch.spot import trace
+from trainrig.launch.spot import loss_trace
+from trainrig.launch.spot.loss_trace import LOST
 from trainrig.launch.spot.rehearse import Replay, build_environment, cluster_for
-from trainrig.launch.spot.trace import LOST
 from trainrig.train.run import progress
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
@@ -148,14 +148,14 @@ def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_p
     run = straight.model_copy(update={"output": str(tmp_path / "out"), "workers": 1})
     # Two workers run on three nodes, so at least one of them is on a node that is lost.
     events = [
-        trace.Event(11.0, "a", "lost", 6.0),
-        trace.Event(14.0, "b", "lost"),
-        trace.Event(15.0, "a", "back"),
-        trace.Event(16.0, "b", "back"),
+        loss_trace.Event(11.0, "a", "lost", 6.0),
+        loss_trace.Event(14.0, "b", "lost"),
+        loss_trace.Event(15.0, "a", "back"),
+        loss_trace.Event(16.0, "b", "back"),
     ]
     path = str(tmp_path / "storm.csv")
-    trace.write(path, events)
-    with cluster_for(trace.read(path), steady=1, cpus=1) as cluster:
+    loss_trace.write(path, events)
+    with cluster_for(loss_trace.read(path), steady=1, cpus=1) as cluster:
         training = start_training(job, cluster, tmp_path)
         with ensure_ended(training):
             chaos.events(job.folder).wait("first_step")
@@ -181,7 +181,7 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
     seconds = float(os.environ.get("STORM_SECONDS", "600"))
     seed = int(os.environ.get("STORM_SEED", str(int(time.time()))))
     # A node is lost about every 25 s. Notices are a tenth of Amazon's and a fifth of Google's.
-    events = trace.generate_trace(
+    events = loss_trace.generate_trace(
         seed, ["a", "b", "c"], seconds, stays=60.0, away=12.0, notices=(0.0, 6.0, 12.0)
     )
     # steps of at least 0.25 s each, so that the whole trace happens during the run

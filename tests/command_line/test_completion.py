@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainrig import hardware
-from trainrig.launch.record.run_record import Home
+from trainrig.launch.supervise.run_record import Home
 
 BIN = Path(sys.executable).parent
 # Do what readline does when TAB is pressed: call the completion function of `trainrig` with the

@@ -5,8 +5,8 @@ import threading
 import time
 from pathlib import Path
 
+from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
-from trainrig.launch.supervise.limits import Limits
 
 PATIENCE = 60.0  # s: ends a broken test
 PACE = Pace(heartbeat=0.1, look=0.05, poll=0.02)

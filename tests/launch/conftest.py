@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.launch.record.run_record import Home
+from trainrig.launch.supervise.run_record import Home
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are no package, and share modules
 

@@ -17,8 +17,8 @@ from trainrig.corpus.curation_settings import (
     CurationSource,
 )
 from trainrig.corpus.filters.filters import Length
-from trainrig.launch.record.run_record import Home
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.supervise.attempt_ends import Limits
+from trainrig.launch.supervise.run_record import Home
 
 lines = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))[
     "make_lines"

@@ -15,12 +15,11 @@ import pytest
 
 from trainrig import cli
 from trainrig.launch import ray_jobs
-from trainrig.launch.follow import resubmit
-from trainrig.launch.follow.follow import Following
 from trainrig.launch.ray_jobs import RayJobs, Unreachable
-from trainrig.launch.record.run_record import Home
-from trainrig.launch.submit import preflight
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.submit import preflight, resubmit
+from trainrig.launch.submit.follow import Following
+from trainrig.launch.supervise.attempt_ends import Limits
+from trainrig.launch.supervise.run_record import Home
 
 SERVER = """
 import runpy, sys, threading

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from trainrig import cli, hardware
-from trainrig.launch.cost.metering import Kind
-from trainrig.launch.cost.spending import compute_cost
-from trainrig.launch.record.run_record import Home
+from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.supervise.run_cost import Kind, compute_cost
+from trainrig.launch.supervise.run_record import Home
 
 _server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
 

@@ -13,9 +13,9 @@ from trainrig.corpus.curation_settings import (
     Curation,
     CurationSource,
 )
-from trainrig.launch.record.run_record import Home
 from trainrig.launch.redaction import MASK, Redactor, find_secrets, redact
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.supervise.attempt_ends import Limits
+from trainrig.launch.supervise.run_record import Home
 
 # Secrets of two letters, so that they touch, overlap and begin with each other.
 SECRETS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)

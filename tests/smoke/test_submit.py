@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from trainrig.launch.record.run_record import Home
+from trainrig.launch.supervise.run_record import Home
 from trainrig.train.run import metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak, pytest.mark.timeout(1200)]

@@ -116,7 +116,6 @@ def lm_eval(context: typer.Context) -> None:
     All arguments are passed to its command line. `--model trainrig --model_args checkpoint=RUN`
     reads a run folder or a checkpoint, without an export. Needs `pip install trainrig[lm-eval]`.
     """
-
     run_harness(context.args)
 
 

@@ -27,7 +27,7 @@ cluster_app = typer.Typer(
 
 
 def _complete_names(incomplete: str) -> list[str]:
-    from trainrig.launch.check.shipped import list_shipped_clusters
+    from trainrig.launch.check.shipped_clusters import list_shipped_clusters
 
     known = [name for name in list_shipped_clusters() if name.startswith(incomplete)]
     return known or command_line.complete_files(incomplete, (".yaml", ".yml"))
@@ -61,9 +61,8 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check a cluster file: its mistakes by line, the cost and the quotas it needs."""
-    from trainrig.launch.check.cluster import check_cluster
-    from trainrig.launch.check.shipped import find_cluster
-    from trainrig.launch.check.show import show_checked
+    from trainrig.launch.check.cluster_check import check_cluster, show_checked
+    from trainrig.launch.check.shipped_clusters import find_cluster
 
     checked = check_cluster(find_cluster(name), hardware, checkpoint_seconds)
     if as_json:
@@ -91,8 +90,8 @@ def up(
 
     If it does not come up in time, machines that were started are ended again.
     """
-    from trainrig.launch.clusters.kinds import open_cluster
-    from trainrig.launch.clusters.up import bring_up_cluster
+    from trainrig.launch.clusters.cluster_kinds import open_cluster
+    from trainrig.launch.clusters.cluster_up import bring_up_cluster
 
     how = bring_up_cluster(open_cluster(name), _say, minutes * 60)
     print(json.dumps(how) if as_json else "\n".join(f"{key}: {how[key]}" for key in how))
@@ -106,9 +105,9 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the nodes of a cluster, their hourly cost, its live runs and when it expires."""
-    from trainrig.launch.clusters.kinds import open_cluster
-    from trainrig.launch.clusters.status import read_cluster_status
-    from trainrig.launch.record.run_record import Home
+    from trainrig.launch.clusters.cluster_kinds import open_cluster
+    from trainrig.launch.clusters.cluster_status import read_cluster_status
+    from trainrig.launch.supervise.run_record import Home
 
     found = read_cluster_status(open_cluster(name), Home.choose(home), hardware)
     print(json.dumps(found.to_json()) if as_json else "\n".join(found.format_lines()))
@@ -131,9 +130,9 @@ def down(
 
     Refused while a run is live on the cluster.
     """
-    from trainrig.launch.clusters.down import take_down_cluster
-    from trainrig.launch.clusters.kinds import open_cluster
-    from trainrig.launch.record.run_record import Home
+    from trainrig.launch.clusters.cluster_down import take_down_cluster
+    from trainrig.launch.clusters.cluster_kinds import open_cluster
+    from trainrig.launch.supervise.run_record import Home
 
     cluster = open_cluster(name)
     with if_stopped("machines may be left; run the same command to end them"):
@@ -160,8 +159,8 @@ def leaks(
 
     No machine is ended.
     """
-    from trainrig.launch.clusters.kinds import open_cluster
-    from trainrig.launch.clusters.leaks import find_leaks
+    from trainrig.launch.clusters.cluster_kinds import open_cluster
+    from trainrig.launch.clusters.cluster_status import find_leaks
 
     found = find_leaks(open_cluster(name), region, everything)
     if as_json:

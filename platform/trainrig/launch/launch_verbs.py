@@ -32,12 +32,12 @@ from trainrig.launch.submit.limit_options import (
     build_limits,
     read_submitted,
 )
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.supervise.attempt_ends import Limits
 
 
 def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return ids that complete `incomplete`; none from a bucket, which is too slow for a TAB."""
-    from trainrig.launch.record.run_record import Home as Records
+    from trainrig.launch.supervise.run_record import Home as Records
 
     records = Records.choose(ctx.params.get("home"))
     if "://" in records.path:
@@ -139,9 +139,12 @@ def _run(
     as_json: bool,
 ) -> None:
     """Follow the run to its end; submit it first, unless it is live."""
-    from trainrig.launch.follow.follow import Following, exit_code
-    from trainrig.launch.follow.resubmit import Resubmitter
-    from trainrig.launch.submit.submit import Submission
+    from trainrig.launch.submit.follow import (
+        Following,
+        exit_code,
+    )
+    from trainrig.launch.submit.resubmit import Resubmitter
+    from trainrig.launch.submit.submission import Submission
 
     record = found.record()
     attached = record is not None and record.read_status().alive
@@ -178,7 +181,7 @@ def _find_given_options(context: typer.Context) -> set[str]:
 
 def _send(submission: Any) -> Any:
     """Submit, and record whether libraries are pinned, as the next attempt must match."""
-    from trainrig.launch.record.run_record import PINNED
+    from trainrig.launch.supervise.run_record import PINNED
 
     attempt = submission.submit()
     if submission.environment == "pinned":
@@ -191,9 +194,12 @@ def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
 
     Reads the records in storage, without asking a cluster.
     """
-    from trainrig.launch.follow.jobs_table import build_rows, format_lines
-    from trainrig.launch.follow.jobs_table import to_json as row_to_json
-    from trainrig.launch.record.run_record import Home as Records
+    from trainrig.launch.submit.jobs_table import (
+        build_rows,
+        format_lines,
+    )
+    from trainrig.launch.submit.jobs_table import to_json as row_to_json
+    from trainrig.launch.supervise.run_record import Home as Records
 
     found = build_rows(Records.choose(home))
     if as_json:
@@ -213,8 +219,11 @@ def logs(
     ] = False,
 ) -> None:
     """Print the log of a run, over all attempts, even when its cluster is gone."""
-    from trainrig.launch.follow.follow import Following, exit_code
-    from trainrig.launch.record.run_record import Home as Records
+    from trainrig.launch.submit.follow import (
+        Following,
+        exit_code,
+    )
+    from trainrig.launch.supervise.run_record import Home as Records
 
     records = Records.choose(home)
     record = records.find(run)
@@ -248,9 +257,9 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop a run once it has saved a checkpoint, and print what was saved."""
-    from trainrig.launch.follow.follow import describe_end
-    from trainrig.launch.follow.stop import stop as stop_run
-    from trainrig.launch.record.run_record import Home as Records
+    from trainrig.launch.submit.follow import describe_end
+    from trainrig.launch.submit.follow import stop as stop_run
+    from trainrig.launch.supervise.run_record import Home as Records
 
     _listen()
     record = Records.choose(home).find(run)

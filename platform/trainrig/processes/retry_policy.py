@@ -1,7 +1,7 @@
 """Parts of a retry policy that supervisors share: repeated failures, back-off and giving up.
 
 Limits are set elsewhere: `train/elastic/restart_policy.py` counts restarts without a new
-checkpoint, `launch/supervise/retries.py` has a budget for each cause.
+checkpoint, `launch/supervise/attempt_ends.py` has a budget for each cause.
 """
 
 import re

@@ -7,12 +7,11 @@ import pytest
 
 from trainrig import cli
 from trainrig.errors import ConfigError
-from trainrig.launch.check import shipped
-from trainrig.launch.check.cluster import check_cluster
-from trainrig.launch.check.kubernetes.quantities import parse_quantity
-from trainrig.launch.check.secrets import find_secrets
-from trainrig.launch.check.shape import find_differences
-from trainrig.launch.check.shipped import find_cluster
+from trainrig.launch.check import shipped_clusters
+from trainrig.launch.check.cluster_check import check_cluster, find_secrets
+from trainrig.launch.check.cluster_yaml import find_differences
+from trainrig.launch.check.pod_templates import parse_quantity
+from trainrig.launch.check.shipped_clusters import find_cluster
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
 
@@ -27,7 +26,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_a_name_means_a_file_that_comes_along() -> None:
     assert find_cluster("aws").samefile(CLUSTER / "aws.yaml")
     assert find_cluster("kuberay/rayjob").samefile(CLUSTER / "kuberay" / "rayjob.yaml")
-    assert set(shipped.list_shipped_clusters()) == {
+    assert set(shipped_clusters.list_shipped_clusters()) == {
         "aws",
         "gcp",
         "kuberay/raycluster",

@@ -3,9 +3,12 @@
 import pytest
 
 from trainrig import hardware
-from trainrig.launch.check.notice import notice_warnings
-from trainrig.launch.check.pools import PricedPool, estimate
-from trainrig.launch.check.quotas import compute_quotas
+from trainrig.launch.check.machine_pools import (
+    PricedPool,
+    compute_quotas,
+    estimate,
+    notice_warnings,
+)
 
 TABLE = hardware.load()
 HEAD = PricedPool("head", "m7i.2xlarge", "on-demand", 1, 1, 0, 0)

@@ -6,16 +6,19 @@ import pytest
 
 from trainrig import hardware
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch.check.cluster import check_cluster
-from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters.down import DeletionTimeouts, end_all, take_down_cluster
-from trainrig.launch.clusters.kinds import OpenCluster
-from trainrig.launch.clusters.providers.machine import CloudMachine
-from trainrig.launch.clusters.runs import find_runs
-from trainrig.launch.clusters.status import read_cluster_status
-from trainrig.launch.record import known_clusters
-from trainrig.launch.record.run_record import Home
-from trainrig.launch.submit.submit import Submission
+from trainrig.launch.check.cluster_check import check_cluster
+from trainrig.launch.check.shipped_clusters import find_cluster
+from trainrig.launch.clusters.cluster_down import (
+    DeletionTimeouts,
+    end_all,
+    take_down_cluster,
+)
+from trainrig.launch.clusters.cluster_kinds import OpenCluster
+from trainrig.launch.clusters.cluster_status import find_runs, read_cluster_status
+from trainrig.launch.clusters.machine_providers import CloudMachine
+from trainrig.launch.submit.submission import Submission
+from trainrig.launch.supervise import known_clusters
+from trainrig.launch.supervise.run_record import Home
 
 QUICK = DeletionTimeouts(total=1.0, between=0.01, settle=0.05)
 HEAD = CloudMachine("i-1", "instance", "aws", "running", pool="head")

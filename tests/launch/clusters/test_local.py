@@ -12,8 +12,11 @@ import urllib.request
 import psutil
 import pytest
 
-from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters.providers.local_processes import MARK, Processes
+from trainrig.launch.check.shipped_clusters import find_cluster
+from trainrig.launch.clusters.local_processes import (
+    MARK,
+    Processes,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -85,7 +88,7 @@ def test_a_local_cluster_is_started_used_and_removed(file, trainrig, tmp_path):
 
 @pytest.mark.soak
 def test_a_local_cluster_with_a_live_run_stays_up(file, trainrig, tmp_path):
-    from trainrig.launch.record.run_record import Home
+    from trainrig.launch.supervise.run_record import Home
 
     up = json.loads(trainrig("up", file, "--json").stdout)
     home = tmp_path / "home"

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters import up as bringing_up
-from trainrig.launch.clusters.kinds import OpenCluster, open_cluster
-from trainrig.launch.clusters.up import bring_up_cluster
+from trainrig.launch.check.shipped_clusters import find_cluster
+from trainrig.launch.clusters import cluster_up as bringing_up
+from trainrig.launch.clusters.cluster_kinds import (
+    OpenCluster,
+    open_cluster,
+)
+from trainrig.launch.clusters.cluster_up import bring_up_cluster
 
 NO_CLOUD = """#!/bin/sh
 echo "$@" >> {folder}/asked

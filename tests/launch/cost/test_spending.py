@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from trainrig import config
 from trainrig.hardware import Hardware
-from trainrig.launch.cost.metering import Kind
-from trainrig.launch.cost.spending import (
+from trainrig.launch.supervise.run_cost import (
+    Kind,
     Spent,
     compute_cost,
     compute_tokens_per_usd,

@@ -10,10 +10,14 @@ import pytest
 from clocked import Clock
 
 from trainrig.errors import ClusterError
-from trainrig.launch.follow.follow import Following
-from trainrig.launch.follow.resubmit import GONE_SECONDS, HUNG_SECONDS, Resubmitter
-from trainrig.launch.record.run_record import LOST_SECONDS
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.submit.follow import Following
+from trainrig.launch.submit.resubmit import (
+    GONE_SECONDS,
+    HUNG_SECONDS,
+    Resubmitter,
+)
+from trainrig.launch.supervise.attempt_ends import Limits
+from trainrig.launch.supervise.run_record import LOST_SECONDS
 
 _server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
 AHEAD = LOST_SECONDS + 31.0  # s that the clock here is ahead of the run's clock

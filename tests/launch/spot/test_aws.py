@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.launch.spot import metadata
-from trainrig.launch.spot.aws import (
+from trainrig.launch.spot import preemption_notices
+from trainrig.launch.spot.preemption_notices import (
     INTERRUPTION,
     REBALANCE,
     TOKEN,
+    Endpoint,
     InstanceMetadata,
+    Notice,
+    Unclear,
     read_interruption,
     read_rebalance,
 )
-from trainrig.launch.spot.metadata import Endpoint
-from trainrig.launch.spot.notices import Notice, Unclear
 
 GOES = '{"action": "terminate", "time": "2026-11-22T08:22:00Z"}'
 WHEN = datetime(2026, 11, 22, 8, 22, tzinfo=UTC).timestamp()
@@ -121,7 +122,7 @@ def test_a_refused_token_is_not_requested_endlessly(source, metadata_service):
 
 
 def test_a_service_that_keeps_silent_is_given_up_in_time(source, metadata_service, monkeypatch):
-    monkeypatch.setattr(metadata.Endpoint.ask, "__defaults__", (0.05,))
+    monkeypatch.setattr(preemption_notices.Endpoint.ask, "__defaults__", (0.05,))
     metadata_service.slow = 0.3
     with pytest.raises(Unclear, match="timed out"):
         source.look()

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.launch.spot.aws import InstanceMetadata
-from trainrig.launch.spot.gcp import ComputeMetadata
-from trainrig.launch.spot.kubernetes import LEFT_FOR_RAY, PodEnd
-from trainrig.launch.spot.provider import detect, make_source
+from trainrig.launch.spot.preemption_notices import (
+    LEFT_FOR_RAY,
+    ComputeMetadata,
+    InstanceMetadata,
+    PodEnd,
+    detect,
+    make_source,
+)
 
 NOBODY = "127.0.0.1:1"  # an address without a head
 

@@ -5,15 +5,20 @@ import time
 
 import pytest
 
-from trainrig.launch.spot import gcp
-from trainrig.launch.spot.gcp import MAINTENANCE, PREEMPTED, ComputeMetadata
-from trainrig.launch.spot.metadata import Endpoint
-from trainrig.launch.spot.notices import Notice, Unclear
+from trainrig.launch.spot import preemption_notices
+from trainrig.launch.spot.preemption_notices import (
+    MAINTENANCE,
+    PREEMPTED,
+    ComputeMetadata,
+    Endpoint,
+    Notice,
+    Unclear,
+)
 
 
 @pytest.fixture
 def source(metadata_service, monkeypatch):
-    monkeypatch.setattr(gcp, "WAIT", 0.2)
+    monkeypatch.setattr(preemption_notices, "WAIT", 0.2)
     metadata_service.put(PREEMPTED, "FALSE")
     metadata_service.put(MAINTENANCE, "NONE")
     return ComputeMetadata(Endpoint.parse(metadata_service.url))
@@ -30,7 +35,7 @@ def test_a_preemption_has_thirty_seconds_from_its_first_sight(source, metadata_s
 
 
 def test_the_question_waits_for_the_answer(source, metadata_service, monkeypatch):
-    monkeypatch.setattr(gcp, "WAIT", 60)
+    monkeypatch.setattr(preemption_notices, "WAIT", 60)
     source.look()
     found = []
     thread = threading.Thread(target=lambda: found.append(source.look()))

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import DataError
-from trainrig.launch.spot import trace
+from trainrig.launch.spot import loss_trace
+from trainrig.launch.spot.loss_trace import Event
 from trainrig.launch.spot.rehearse import _order_events
-from trainrig.launch.spot.trace import Event
 
 HEAD = "second,node,event,notice\n"
 
@@ -17,15 +17,15 @@ HEAD = "second,node,event,notice\n"
 def test_a_trace_is_read_as_it_was_written(tmp_path):
     path = str(tmp_path / "storm.csv")
     events = [Event(41.5, "a", "lost", 12.0), Event(60.0, "b", "lost"), Event(95.25, "a", "back")]
-    trace.write(path, events)
-    assert trace.read(path) == events
+    loss_trace.write(path, events)
+    assert loss_trace.read(path) == events
     (tmp_path / "storm.jsonl").write_text(
         '{"second": 41.5, "node": "a", "event": "lost", "notice": 12}\n'
         '{"second": 60, "node": "b", "event": "lost"}\n\n'
         '{"second": 95.25, "node": "a", "event": "back", "notice": null}\n'
     )
-    assert trace.read(str(tmp_path / "storm.jsonl")) == events
-    assert trace.list_nodes(events) == ["a", "b"]
+    assert loss_trace.read(str(tmp_path / "storm.jsonl")) == events
+    assert loss_trace.list_nodes(events) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -60,24 +60,24 @@ def test_invalid_events_are_refused_with_their_line(tmp_path, text, problem):
     path = tmp_path / "storm.csv"
     path.write_text(text)
     with pytest.raises(DataError) as found:
-        trace.read(str(path))
+        loss_trace.read(str(path))
     assert problem in str(found.value)
 
 
 def test_the_documented_example_is_valid(tmp_path):
     path = tmp_path / "storm.csv"
-    path.write_text(re.search(r"\n\n((?:    .*\n)+)", trace.__doc__)[1].replace("    ", ""))
-    assert len(trace.read(str(path))) == 2
+    path.write_text(re.search(r"\n\n((?:    .*\n)+)", loss_trace.__doc__)[1].replace("    ", ""))
+    assert len(loss_trace.read(str(path))) == 2
     path.write_text(HEAD)
     with pytest.raises(DataError) as refused:
-        trace.read(str(path))
+        loss_trace.read(str(path))
     path.write_text(HEAD + re.search("`(.*)`", str(refused.value))[1] + "\n")
-    assert len(trace.read(str(path))) == 1
+    assert len(loss_trace.read(str(path))) == 1
 
 
 def test_a_missing_trace_is_reported(tmp_path):
     with pytest.raises(DataError, match="no such trace"):
-        trace.read(str(tmp_path / "none.csv"))
+        loss_trace.read(str(tmp_path / "none.csv"))
 
 
 @given(seed=st.integers(0, 2**32), nodes=st.integers(2, 6), seconds=st.floats(1, 500))
@@ -86,13 +86,13 @@ def test_a_storm_by_chance_is_a_trace_and_the_same_for_a_seed(
 ):
     names = [f"n{number}" for number in range(nodes)]
     settings = {"stays": 30.0, "away": 10.0, "notices": (0.0, 15.0)}
-    events = trace.generate_trace(seed, names, seconds, **settings)
-    assert events == trace.generate_trace(seed, names, seconds, **settings)
-    assert set(trace.list_nodes(events)) <= set(names)
+    events = loss_trace.generate_trace(seed, names, seconds, **settings)
+    assert events == loss_trace.generate_trace(seed, names, seconds, **settings)
+    assert set(loss_trace.list_nodes(events)) <= set(names)
     if events:
         path = str(tmp_path_factory.mktemp("storm") / "storm.csv")
-        trace.write(path, events)
-        assert trace.read(path) == events
+        loss_trace.write(path, events)
+        assert loss_trace.read(path) == events
 
 
 def test_a_notice_is_given_before_the_loss_even_if_other_nodes_go_between():

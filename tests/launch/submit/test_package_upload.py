@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 import trainrig
-from trainrig.launch.submit import package_upload
-from trainrig.launch.submit.package_upload import pack, pin_versions
+from trainrig.launch.submit import uploads
+from trainrig.launch.submit.uploads import (
+    pack,
+    pin_versions,
+)
 
 HERE = Path(trainrig.__file__).parent
 
@@ -69,5 +72,5 @@ def test_pinned_are_the_versions_here_without_ray(monkeypatch: pytest.MonkeyPatc
     def not_installed(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(package_upload.metadata, "requires", not_installed)
+    monkeypatch.setattr(uploads.metadata, "requires", not_installed)
     assert dict(pin.split("==") for pin in pin_versions()).items() <= found.items()

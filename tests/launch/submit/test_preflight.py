@@ -20,11 +20,11 @@ from moto.s3.responses import S3Response
 from trainrig import cli, storage
 from trainrig.config import ResourceRequest
 from trainrig.launch.ray_jobs import ClusterNode, RayJobs
-from trainrig.launch.record.run_record import Home
-from trainrig.launch.submit import package_upload
+from trainrig.launch.submit import uploads
 from trainrig.launch.submit.cluster_view import ClusterView
 from trainrig.launch.submit.preflight import Preflight, SubmissionRequest, examine
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.supervise.attempt_ends import Limits
+from trainrig.launch.supervise.run_record import Home
 from trainrig.ray_runtime.ray_pools import NodePool
 
 ELSEWHERE = "203.0.113.7"  # an address for documentation, which belongs to no machine
@@ -442,10 +442,10 @@ def test_a_package_too_large_names_its_ten_largest(
         (folder / f"weights{number:02d}.bin").write_bytes(b"x" * (1000 + number))
         (folder / ".git" / str(number)).write_bytes(b"x" * 5000)
     (folder / "__pycache__" / "module.pyc").write_bytes(b"x" * 5000)
-    monkeypatch.setattr(package_upload, "LIMIT", 12_066)
-    assert len(package_upload.find_files_to_pack(folder)) == 12
-    monkeypatch.setattr(package_upload, "LIMIT", 12_065)
-    monkeypatch.setattr(package_upload.trainrig, "__file__", str(folder / "__init__.py"))
+    monkeypatch.setattr(uploads, "LIMIT", 12_066)
+    assert len(uploads.find_files_to_pack(folder)) == 12
+    monkeypatch.setattr(uploads, "LIMIT", 12_065)
+    monkeypatch.setattr(uploads.trainrig, "__file__", str(folder / "__init__.py"))
     what, text = one_problem(examine(make_request()))
     assert what == "upload"
     assert text.count(".bin (") == 10

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.launch.submit import write_access
-from trainrig.launch.submit.write_access import check_writable, find_shared_disk
+from trainrig.launch.submit import run_paths
+from trainrig.launch.submit.run_paths import (
+    check_writable,
+    find_shared_disk,
+)
 from trainrig.storage import s3_objects
 
 MOUNTS = """/dev/vda1 / ext4 rw 0 0
@@ -22,13 +25,13 @@ def test_a_shared_disk_is_recognised_by_its_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mounts").write_text(MOUNTS)
-    monkeypatch.setattr(write_access, "MOUNTS", str(tmp_path / "mounts"))
+    monkeypatch.setattr(run_paths, "MOUNTS", str(tmp_path / "mounts"))
     assert find_shared_disk("/mnt/efs/runs") == "nfs4 (fs-1.example:/)"
     assert find_shared_disk("/mnt/with space/runs") == "lustre (10.0.0.1@tcp:/fsx)"
     assert find_shared_disk("/mnt/bucket") == "fuse.s3fs (bucket)"
     assert find_shared_disk("/mnt/efs/local/runs") is None
     assert find_shared_disk("/mnt/efsother") is None
-    monkeypatch.setattr(write_access, "MOUNTS", str(tmp_path / "none"))
+    monkeypatch.setattr(run_paths, "MOUNTS", str(tmp_path / "none"))
     assert find_shared_disk("/mnt/efs/runs") is None
 
 

@@ -2,8 +2,13 @@ import signal
 
 import pytest
 
-from trainrig.launch.supervise.end_causes import CAUSES, RunEnd, find_end, read_outcome
-from trainrig.launch.supervise.retries import build_signature
+from trainrig.launch.supervise.attempt_ends import (
+    CAUSES,
+    RunEnd,
+    build_signature,
+    find_end,
+    read_outcome,
+)
 from trainrig.processes.stop_file import StopRequests
 
 

@@ -3,8 +3,13 @@ import sys
 
 import pytest
 
-from trainrig.launch.cost.metering import Kind
-from trainrig.launch.supervise.live_nodes import INSTANCE, MARKET, POOL, LiveNodes
+from trainrig.launch.supervise.run_cost import (
+    INSTANCE,
+    MARKET,
+    POOL,
+    Kind,
+    LiveNodes,
+)
 
 
 def test_without_a_cluster_there_is_this_machine():
@@ -31,7 +36,7 @@ def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last():
     finally:
         cluster.shutdown()
     # A process that never reached Ray neither waits for Ray's own timeout nor fails by it.
-    code = "import sys; from trainrig.launch.supervise.live_nodes import LiveNodes; "
+    code = "import sys; from trainrig.launch.supervise.run_cost import LiveNodes; "
     code += "print(LiveNodes(sys.argv[1]).look())"
     command = [sys.executable, "-c", code, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as another:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.launch.supervise.notify import notify
+from trainrig.launch.supervise.supervisor_output import notify
 
 
 def python(code):

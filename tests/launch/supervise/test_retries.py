@@ -4,9 +4,15 @@ from hypothesis import strategies as st
 
 from trainrig import config
 from trainrig.errors import ConfigError
-from trainrig.launch.supervise.end_causes import CAUSES, RunEnd
-from trainrig.launch.supervise.limits import NEVER, RETRIES, Limits
-from trainrig.launch.supervise.retries import Retries, build_signature
+from trainrig.launch.supervise.attempt_ends import (
+    CAUSES,
+    NEVER,
+    RETRIES,
+    Limits,
+    Retries,
+    RunEnd,
+    build_signature,
+)
 from trainrig.processes.retry_policy import GiveUp
 
 ENDS = st.tuples(

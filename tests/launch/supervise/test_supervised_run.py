@@ -15,10 +15,10 @@ import pytest
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation_settings import CurationSource
-from trainrig.launch.record.run_record import Home
+from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.entrypoint import build_verb_command
 from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.supervise.run_record import Home
 from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.tokenizer import TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE

@@ -10,10 +10,10 @@ import psutil
 import pytest
 from attended import CHILD, DEAF, PACE, PATIENCE, WHOLE, until, waiting
 
-from trainrig.launch.supervise import previous_supervisor
+from trainrig.launch.supervise import attempt_start
+from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.entrypoint import listen
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
-from trainrig.launch.supervise.limits import Limits
 
 
 def test_a_newer_attempt_takes_over_from_one_that_lives(supervise, home):
@@ -145,7 +145,7 @@ def test_a_supervisor_that_returns_ends_its_child_and_writes_nothing(
     process, run, _ = start_attendant(DEAF)  # the child ignores SIGTERM, so its grace would be long
     process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(
-        previous_supervisor, "_may_be_alive", lambda *_: False
+        attempt_start, "_may_be_alive", lambda *_: False
     )  # pretends to be another machine
     second = supervise(home, WHOLE)
     until(lambda: waiting(tmp_path) == 2)

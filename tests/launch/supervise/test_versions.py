@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from trainrig import manifest
-from trainrig.launch.record.run_record import Home, RunRecord
-from trainrig.launch.supervise.versions import compare_versions
+from trainrig.launch.supervise.attempt_start import compare_versions
+from trainrig.launch.supervise.run_record import (
+    Home,
+    RunRecord,
+)
 
 
 @pytest.fixture

@@ -3,19 +3,93 @@
 The shape is checked by Ray's JSON schema, read from the installed package as data without starting
 Ray. Where Ray's schema allows any key, this check does not: an unknown key under `provider` is a
 typo.
+
+The checks of labels, images, and tags with owner and expiry serve files for KubeRay too. Leaked
+machines are found by these tags. A cluster on this machine alone must not be reachable from
+outside, and is free.
 """
 
 import functools
 import importlib.util
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainrig.errors import ClusterError
-from trainrig.launch.check.document import Found, at, ensure_list, ensure_table, suggest_nearest
-from trainrig.launch.check.pools import HEAD, INSTANCE, MARKET, MARKETS, POOL, PricedPool
-from trainrig.launch.check.shape import find_differences
+from trainrig.hardware import OWN
+from trainrig.launch.check.cluster_yaml import (
+    Found,
+    at,
+    ensure_list,
+    ensure_table,
+    find_differences,
+    suggest_nearest,
+)
+from trainrig.launch.check.machine_pools import (
+    HEAD,
+    INSTANCE,
+    MARKET,
+    MARKETS,
+    POOL,
+    PricedPool,
+)
+
+# A time in UTC, in lower case where a cloud requires that, or hours from `cluster up` on.
+EXPIRY = re.compile(r"^(\d{4}-\d\d-\d\d[Tt]\d\d[:-]\d\d[:-]\d\d[Zz]|[1-9]\d{0,3}h)$")
+
+
+def check_tags(
+    tags: Mapping[str, Any], where: tuple[str | int, ...], cluster: Any, names: tuple[str, str]
+) -> Iterator[Found]:
+    """Check the tags of a machine; `names` are the cloud's keys of the cluster and expiry tags."""
+    whose, until = names
+    if whose not in tags:
+        yield where, f"no tag `{whose}`; leaked machines are found by it"
+    elif cluster is not None and tags[whose] != cluster:
+        yield where, f"`{whose}` is '{tags[whose]}', but the cluster is named '{cluster}'"
+    if until not in tags:
+        yield where, f"no tag `{until}`; write hours after `cluster up` (24h), or a time in UTC"
+    elif not EXPIRY.match(str(tags[until])):
+        found = tags[until]
+        yield where, f"`{until}` is '{found}'; write hours (24h), or a time (2026-11-30T18:00:00Z)"
+
+
+DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+
+
+def check_image(image: Any, where: tuple[str | int, ...]) -> Iterator[Found]:
+    """Check that an image is named by its digest, as the image behind a tag can change."""
+    if isinstance(image, str) and not DIGEST.search(image):
+        short = image if len(image) <= 60 else image[:57] + "..."
+        yield where, f"'{short}' may differ between two nodes; pin it by @sha256:…"
+
+
+def check_docker(data: dict[str, Any]) -> Iterator[Found]:
+    """Check the `docker` part of a cluster file in Ray's form."""
+    docker = ensure_table(data.get("docker"))
+    if not docker:
+        yield (), "`docker` is missing; every node needs an image with trainrig, pinned by digest"
+        return
+    for key in ("image", "head_image", "worker_image"):
+        yield from check_image(docker.get(key), ("docker", key))
+    options = [str(option) for option in ensure_list(docker.get("run_options"))]
+    where = ("docker", "run_options") if options else ("docker",)
+    if not any(option.startswith("--shm-size") for option in options):
+        yield (
+            where,
+            "no --shm-size; Docker's 64 MB are too small for Ray's object store: --shm-size=32g",
+        )
+    if not any(option.replace("=", " ").startswith("--ulimit nofile") for option in options):
+        yield where, "no --ulimit=nofile=65536:65536; a large shuffle opens more files than 1,024"
+    for index, option in enumerate(options):
+        if option.startswith("--privileged"):
+            yield (
+                (*where, index),
+                "a privileged container has full access to the machine; leave it out",
+            )
+
 
 # Keys that Ray's providers read, but its schema lacks (ray/autoscaler/_private, 2.60).
 MORE_OF_PROVIDER = (
@@ -222,3 +296,66 @@ def _check_head_start(where: tuple[str | int, ...], command: str) -> Iterator[Fo
             where,
             "without --autoscaling-config=~/ray_bootstrap_config.yaml no node is ever added",
         )
+
+
+AGENT = "trainrig.launch.spot"
+
+
+def check_agent(data: dict[str, Any], provider: str) -> Iterator[Found]:
+    """Check that every worker starts the agent before Ray, for the right provider."""
+    types = list_node_types(data).items()
+    spot = [
+        name
+        for name, node_type in types
+        if ensure_table(node_type.get("labels")).get(MARKET) == "spot"
+    ]
+    if not spot:
+        return
+    key = "worker_start_ray_commands"
+    commands = [str(command) for command in ensure_list(data.get(key))]
+    agents = [index for index, command in enumerate(commands) if AGENT in command]
+    starts = [index for index, command in enumerate(commands) if "ray start" in command]
+    wanted = f"python -m {AGENT} --provider {provider}"
+    if not agents:
+        what = (
+            f"spot machines ({', '.join(spot)}) without the agent: run `{wanted} &` before "
+            "`ray start`"
+        )
+        yield (key,) if key in data else (), what
+        return
+    if f"--provider {provider}" not in commands[agents[0]].replace("=", " "):
+        yield (key, agents[0]), f"this agent watches another cloud's notices; use `{wanted}`"
+    if starts and agents[0] > starts[0]:
+        yield (
+            (key, agents[0]),
+            "the agent starts after `ray start`; put it before",
+        )
+    if not commands[agents[0]].rstrip().endswith("&"):
+        yield (key, agents[0]), "the agent never ends; run it in the background with `&`"
+
+
+def check_laptop(data: dict[str, Any]) -> Iterator[Found]:
+    """Find the problems of a local cluster file that Ray's own rules do not cover."""
+    provider = ensure_table(data.get("provider"))
+    if provider.get("disable_node_updaters") is not True:
+        yield (
+            ("provider", "disable_node_updaters"),
+            "a local cluster has no machines to log in to; write true",
+        )
+    if not ensure_table(data.get("auth")).get("ssh_user"):
+        yield (), "`auth.ssh_user` is missing; Ray's monitor needs it, whatever its value"
+    if data.get("docker"):
+        yield ("docker",), "a local cluster runs no containers; leave it out"
+    for name, node_type in list_node_types(data).items():
+        where = ("available_node_types", name)
+        if ensure_table(node_type.get("node_config")):
+            yield (*where, "node_config"), "a local cluster rents no machines; write {}"
+        labels = ensure_table(node_type.get("labels"))
+        if (instance := labels.get(INSTANCE, OWN)) != OWN:
+            yield (*where, "labels", INSTANCE), f"'{instance}' cannot be rented here; write {OWN}"
+        if labels.get(MARKET) == "spot":
+            yield (*where, "labels", MARKET), "this machine is never preempted; write on-demand"
+    for index, command in enumerate(ensure_list(data.get("head_start_ray_commands"))):
+        if "ray start" in str(command) and "--node-ip-address=127.0.0.1" not in str(command):
+            where_it_is = ("head_start_ray_commands", index)
+            yield where_it_is, "Ray would listen on the network; write --node-ip-address=127.0.0.1"

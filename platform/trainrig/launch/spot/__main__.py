@@ -13,8 +13,12 @@ import sys
 from trainrig.errors import ConfigError
 from trainrig.launch.spot.agent import Agent
 from trainrig.launch.spot.drain import RayNode
-from trainrig.launch.spot.kubernetes import GRACE
-from trainrig.launch.spot.provider import PROVIDERS, detect, make_source
+from trainrig.launch.spot.preemption_notices import (
+    POD_GRACE,
+    PROVIDERS,
+    detect,
+    make_source,
+)
 
 
 def main() -> None:
@@ -29,7 +33,7 @@ def main() -> None:
     parser.add_argument(
         "--grace",
         type=float,
-        default=GRACE,
+        default=POD_GRACE,
         help="grace time of the pod, in seconds  [default: 30]",
     )
     parser.add_argument("--now", action="store_true", help="the pod is ending: for a preStop hook")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainrig.errors import ClusterError, ConfigError, TrainrigError
-from trainrig.launch.spot.notices import Notice
+from trainrig.launch.spot.preemption_notices import Notice
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 

@@ -1,1 +1,1 @@
-"""Submission of a run: checks beforehand, upload of the package, and the Ray job."""
+"""Submission of runs: checks, upload and Ray job; following, stopping and listing of runs."""

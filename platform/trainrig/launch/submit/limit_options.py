@@ -9,7 +9,7 @@ import typer
 
 from trainrig import config
 from trainrig.errors import ConfigError
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.supervise.attempt_ends import Limits
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATIONS = ("deadline", "pending", "grace")
@@ -79,7 +79,7 @@ def read_submitted(
 
     Raises ConfigError if an option named in `given` asks for another value.
     """
-    from trainrig.launch.record.run_record import PINNED
+    from trainrig.launch.supervise.run_record import PINNED
 
     attempt = record.read_status().attempt
     there = config.build(Limits, attempt.limits, f"{record.id}: limits")

@@ -14,15 +14,25 @@ from trainrig.config import ResourceRequest, RunFile
 from trainrig.errors import ClusterError, ConfigError, OutputTaken, TrainrigError
 from trainrig.hardware import Hardware
 from trainrig.launch.ray_jobs import RayJobs, Unreachable, find_address
-from trainrig.launch.record.live_runs import list_live_runs
-from trainrig.launch.record.run_record import Home, RunRecord, run_id
-from trainrig.launch.submit import package_upload
+from trainrig.launch.submit import uploads
 from trainrig.launch.submit.cluster_view import ClusterView, Verdict, ask_pools, look
-from trainrig.launch.submit.output_check import check_output
-from trainrig.launch.submit.package_upload import Package
-from trainrig.launch.submit.run_paths import NamedPath, find_paths, is_there, with_absolute_paths
-from trainrig.launch.submit.write_access import check_writable, find_shared_disk
-from trainrig.launch.supervise.limits import Limits
+from trainrig.launch.submit.run_paths import (
+    NamedPath,
+    check_output,
+    check_writable,
+    find_paths,
+    find_shared_disk,
+    is_there,
+    with_absolute_paths,
+)
+from trainrig.launch.submit.uploads import Package
+from trainrig.launch.supervise.attempt_ends import Limits
+from trainrig.launch.supervise.known_clusters import list_live_runs
+from trainrig.launch.supervise.run_record import (
+    Home,
+    RunRecord,
+    run_id,
+)
 from trainrig.manifest import Manifest
 from trainrig.verbs import VERBS
 
@@ -160,7 +170,7 @@ def _reach(found: Preflight, request: SubmissionRequest) -> str:
 
 
 def _pack(found: Preflight) -> str:
-    found.package = package_upload.pack()
+    found.package = uploads.pack()
     size = len(found.package.data) / 2**20
     return f"trainrig, {found.package.files} files, {size:.1f} MiB packed"
 

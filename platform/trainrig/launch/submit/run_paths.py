@@ -1,19 +1,26 @@
-"""Paths that a run file names: the inputs that it reads and the outputs that it writes.
+"""Paths that a run file names: inputs and outputs, and whether the output can be written.
 
 Paths are the text fields marked NOT_IDENTITY (input), OUTPUT, CACHE or SHIPPED. A choice between
 words (a Literal) is not a path.
+
+The output folder is checked before the inputs are read. `manifest.claim` decides later: it also
+compares the contents of the inputs.
 """
 
 import contextlib
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from trainrig import storage
+from trainrig import manifest, storage
 from trainrig.config import (
     CACHE,
     OUTPUT,
+    RunFile,
     Settings,
+    extract_identity,
     find_path_fields,
     format_location,
     list_fields,
@@ -21,12 +28,19 @@ from trainrig.config import (
 )
 from trainrig.config.field_marks import SHIPPED
 from trainrig.corpus.read import find_files
-from trainrig.errors import DataError
+from trainrig.errors import ClusterError, ConfigError, DataError, OutputTaken
+from trainrig.manifest import MANIFEST, Manifest
+from trainrig.storage.writable import check_folder
 
 __all__ = [
+    "MOUNTS",
+    "SHARED",
     "NamedPath",
     "Use",
+    "check_output",
+    "check_writable",
     "find_paths",
+    "find_shared_disk",
     "is_there",
     "with_absolute_paths",
 ]
@@ -96,3 +110,97 @@ def is_there(path: str) -> bool:
             return bool(find_files([path]))
         return False
     return bool(storage.list_files(path))
+
+
+def check_output(run: RunFile, folder: str) -> Manifest | None:
+    """Return the manifest in `folder` if `run` has finished there; None if there is work left.
+
+    Raises OutputTaken if the folder holds another run or other files, DataError for damaged
+    records.
+    """
+    if storage.exists(folder):
+        raise OutputTaken(f"{folder}: this is a file; choose another `output`")
+    found = manifest.read_claim(folder)
+    if found is None:
+        _check_empty(folder)
+        return None
+    if done := storage.exists(storage.join(folder, MANIFEST)):
+        found = manifest.read_manifest(folder)
+    here = extract_identity(run)
+    lasting = extract_identity(run, extendable=False)
+    whole = done and not run.extends_finished
+    there = found.config if whole else _drop_extendable(found.config, here, lasting)
+    different = manifest.describe_table_difference(
+        {"stage": found.stage, **there}, {"stage": run.verb, **(here if whole else lasting)}
+    )
+    if different:
+        raise OutputTaken(
+            f"{folder}: made by another run ({different}); choose another `output`, or "
+            "delete that folder"
+        )
+    same = not manifest.describe_table_difference(found.config, here)
+    return found if isinstance(found, Manifest) and same else None
+
+
+def _check_empty(folder: str) -> None:
+    if files := storage.list_files(folder):
+        raise OutputTaken(
+            f"{folder}: holds files that no stage made ({files[0].rpartition('/')[2]}, …); choose "
+            "another `output`"
+        )
+
+
+def _drop_extendable(there: Any, whole: Any, lasting: Any) -> Any:
+    """Return `there` without the fields marked EXTENDABLE: those in `whole`, but not `lasting`."""
+    if all(isinstance(table, Mapping) for table in (there, whole, lasting)):
+        return {
+            key: _drop_extendable(value, whole.get(key), lasting.get(key))
+            for key, value in there.items()
+            if key not in whole or key in lasting
+        }
+    if all(isinstance(part, list) for part in (there, whole, lasting)):
+        known = [_drop_extendable(*parts) for parts in zip(there, whole, lasting, strict=False)]
+        return [*known, *there[len(known) :]]
+    return there
+
+
+MOUNTS = "/proc/self/mounts"
+# File systems that several machines can mount, by their names in Linux.
+SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs", "smb3", "afs")
+
+
+def check_writable(folder: str) -> None:
+    """Raise ConfigError or DataError if `folder` cannot be written to.
+
+    The folder need not exist. In a bucket, an object is created, on condition that none has its
+    name (as runs do for locks and manifests), and deleted.
+    """
+    if not folder.startswith(storage.S3):
+        check_folder(folder)
+        return
+    probe = storage.join(folder, f".probe-{secrets.token_hex(8)}")
+    try:
+        storage.create(probe, probe.encode())
+        storage.delete(probe)
+    except DataError:
+        raise  # the bucket does not exist
+    except ClusterError as error:
+        raise ConfigError(f"{folder}: cannot be written to from this machine: {error}") from None
+
+
+def find_shared_disk(path: str) -> str | None:
+    """Return the file system of `path` as "type (source)", or None if machines cannot share it."""
+    try:
+        lines = Path(MOUNTS).read_text().splitlines()
+    except OSError:
+        return None
+    mounts = [line.split()[:3] for line in lines]
+    containing = [mount for mount in mounts if _is_below(path, mount[1].replace("\\040", " "))]
+    if not containing:
+        return None
+    source, _, kind = max(containing, key=lambda mount: len(mount[1]))
+    return f"{kind} ({source})" if kind in SHARED or kind.startswith("fuse.") else None
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

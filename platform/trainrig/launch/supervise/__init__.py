@@ -1,1 +1,1 @@
-"""The job supervisor: retries by cause, limits, cost, log, final event."""
+"""Supervision of runs: records in storage, and the supervisor with retries, limits and cost."""

@@ -13,12 +13,19 @@ from dataclasses import asdict
 from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.job import GOES_ON, exit_codes, if_stopped
-from trainrig.launch.record.run_record import ENDED, Home, RunRecord
 from trainrig.launch.redaction import RedactingFormatter
-from trainrig.launch.supervise.end_causes import Cause, RunEnd
+from trainrig.launch.supervise.attempt_ends import (
+    Cause,
+    Limits,
+    RunEnd,
+)
+from trainrig.launch.supervise.attempt_start import compare_versions
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
-from trainrig.launch.supervise.limits import Limits
-from trainrig.launch.supervise.versions import compare_versions
+from trainrig.launch.supervise.run_record import (
+    ENDED,
+    Home,
+    RunRecord,
+)
 from trainrig.processes.stop_signals import list_stop_signals
 
 # The cause and the message that a signal to the supervisor gives the end of its attempt.

@@ -23,11 +23,27 @@ from typing import Any
 from trainrig import hardware
 from trainrig.errors import TrainrigError, Unfinished
 from trainrig.job import OUTCOME
-from trainrig.launch.cost import metering, spending
-from trainrig.launch.cost.metering import Kind, Meter
-from trainrig.launch.cost.spending import Spent
-from trainrig.launch.record.run_progress import RunProgress
-from trainrig.launch.record.run_record import (
+from trainrig.launch.redaction import redact
+from trainrig.launch.supervise import (
+    run_cost,
+)
+from trainrig.launch.supervise.attempt_ends import (
+    Cause,
+    Limits,
+    Retries,
+    RunEnd,
+    find_end,
+    read_outcome,
+)
+from trainrig.launch.supervise.attempt_start import settle_previous_supervisors
+from trainrig.launch.supervise.run_cost import (
+    Kind,
+    LiveNodes,
+    Meter,
+    Spent,
+)
+from trainrig.launch.supervise.run_progress import RunProgress
+from trainrig.launch.supervise.run_record import (
     ENDED,
     HEARTBEAT_SECONDS,
     LOST_SECONDS,
@@ -37,14 +53,7 @@ from trainrig.launch.record.run_record import (
     JobAttempt,
     RunRecord,
 )
-from trainrig.launch.redaction import redact
-from trainrig.launch.supervise.end_causes import Cause, RunEnd, find_end, read_outcome
-from trainrig.launch.supervise.limits import Limits
-from trainrig.launch.supervise.live_nodes import LiveNodes
-from trainrig.launch.supervise.log_copy import LogCopy
-from trainrig.launch.supervise.notify import notify
-from trainrig.launch.supervise.previous_supervisor import settle_previous_supervisors
-from trainrig.launch.supervise.retries import Retries
+from trainrig.launch.supervise.supervisor_output import LogCopy, notify
 from trainrig.processes.child_process import Child
 from trainrig.processes.lease import LeaseOwner
 from trainrig.processes.retry_policy import GiveUp
@@ -297,7 +306,7 @@ class JobSupervisor:
         if nodes is None:
             self._say_once("no answer from the cluster yet, so its cost is unknown")
             return
-        if missing := spending.list_unpriced(nodes, self._prices):
+        if missing := run_cost.list_unpriced(nodes, self._prices):
             bound = "; max_cost counts only nodes with a price" if self._limits.max_cost else ""
             self._say_once(f"no price for {', '.join(missing)}{bound}")
         self._check_budget(nodes)
@@ -310,7 +319,7 @@ class JobSupervisor:
         """
         now = self._sum_spent().count_against_limit()
         grace = {kind: count * self._limits.grace for kind, count in nodes.items()}
-        left = spending.compute_cost(grace, self._prices).count_against_limit()
+        left = run_cost.compute_cost(grace, self._prices).count_against_limit()
         if self._limits.max_cost and now + left >= self._limits.max_cost:
             kept = f" and {left:.2f} USD reserved for its end" if left else ""
             why = f"{now:.2f} USD spent{kept}: max_cost is {self._limits.max_cost:g}"
@@ -320,13 +329,13 @@ class JobSupervisor:
         return self._before + self._own()
 
     def _own(self) -> Spent:
-        return spending.compute_cost(self._meter.seconds, self._prices)
+        return run_cost.compute_cost(self._meter.seconds, self._prices)
 
     def _collect_figures(self) -> dict[str, Any]:
         """Return what this attempt took so far, for heartbeats and events."""
         return {
             **self._own().to_json(),
-            "node_seconds": metering.to_json(self._meter.seconds),
+            "node_seconds": run_cost.to_json(self._meter.seconds),
             "attended": round(self._meter.wall, 1),
             "total_usd": self._sum_spent().to_json()["usd"],  # with all earlier attempts
         }
@@ -363,7 +372,7 @@ class JobSupervisor:
         supervised = self._supervised_before + self._meter.wall
         events = self._try_quietly(lambda: list(self._record.read_events())) or []
         split = self._progress.trains and self._try_quietly(
-            lambda: spending.split_cost(spent.usd, supervised, events, self._output)
+            lambda: run_cost.split_cost(spent.usd, supervised, events, self._output)
         )
         return {
             "state": end.state,
@@ -373,7 +382,7 @@ class JobSupervisor:
             "forced": self._forced,
             "step": saved.step if saved else None,
             "tokens": tokens,
-            "tokens_per_usd": spending.compute_tokens_per_usd(tokens, spent),
+            "tokens_per_usd": run_cost.compute_tokens_per_usd(tokens, spent),
             "bill": split or None,
         }
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from trainrig.errors import ClusterError
-from trainrig.launch.clusters.providers.compute_engine import Compute
+from trainrig.launch.clusters.machine_providers import Compute
 
 ZONE = "https://www.googleapis.com/compute/v1/projects/p/zones/us-central1-a"
 WORKER = {

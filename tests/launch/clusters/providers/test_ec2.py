@@ -9,15 +9,16 @@ import pytest
 import yaml
 
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch.check.shipped import find_cluster
-from trainrig.launch.clusters.down import DeletionTimeouts, take_down_cluster
-from trainrig.launch.clusters.kinds import open_cluster
-from trainrig.launch.clusters.leaks import find_leaks
-from trainrig.launch.clusters.providers.machine import read_time
-from trainrig.launch.clusters.stamp import apply_stamp
-from trainrig.launch.clusters.status import read_cluster_status
-from trainrig.launch.clusters.up import bring_up_cluster
-from trainrig.launch.record.run_record import Home
+from trainrig.launch.check.shipped_clusters import find_cluster
+from trainrig.launch.clusters.cluster_down import (
+    DeletionTimeouts,
+    take_down_cluster,
+)
+from trainrig.launch.clusters.cluster_kinds import open_cluster
+from trainrig.launch.clusters.cluster_status import find_leaks, read_cluster_status
+from trainrig.launch.clusters.cluster_up import apply_stamp, bring_up_cluster
+from trainrig.launch.clusters.machine_providers import read_time
+from trainrig.launch.supervise.run_record import Home
 
 REGION = "us-east-1"
 ELSEWHERE = "eu-west-1"

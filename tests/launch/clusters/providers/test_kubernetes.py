@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch.clusters.kinds import open_cluster
-from trainrig.launch.clusters.providers.kubernetes import Kubernetes
-from trainrig.launch.clusters.providers.machine import read_time
-from trainrig.launch.clusters.up import bring_up_cluster, render_documents
+from trainrig.launch.clusters.cluster_kinds import open_cluster
+from trainrig.launch.clusters.cluster_up import (
+    bring_up_cluster,
+    render_documents,
+)
+from trainrig.launch.clusters.machine_providers import Kubernetes, read_time
 
 CLUSTER = {
     "kind": "RayCluster",

@@ -2,7 +2,10 @@ import datetime
 
 import pytest
 
-from trainrig.launch.clusters.providers.machine import CloudMachine, read_time
+from trainrig.launch.clusters.machine_providers import (
+    CloudMachine,
+    read_time,
+)
 
 UTC = datetime.UTC
 

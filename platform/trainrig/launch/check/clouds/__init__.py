@@ -1,1 +1,0 @@
-"""Checks of cluster files for AWS, Google Cloud and one laptop."""

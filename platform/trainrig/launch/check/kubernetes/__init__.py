@@ -1,1 +1,0 @@
-"""Checks of KubeRay's RayClusters and RayJobs."""

@@ -1,0 +1,91 @@
+"""Kinds of clusters: which kind a file describes, and which provider runs its machines."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainrig.errors import ConfigError
+from trainrig.launch.check.cluster_check import (
+    KUBERNETES,
+    LAPTOP,
+    Checked,
+    check_cluster,
+)
+from trainrig.launch.check.cluster_yaml import (
+    at,
+    read_documents,
+)
+from trainrig.launch.check.shipped_clusters import find_cluster
+from trainrig.launch.clusters.ec2_machines import EC2
+from trainrig.launch.clusters.local_processes import Processes
+from trainrig.launch.clusters.machine_providers import (
+    CLUSTER_LABEL,
+    Compute,
+    Kubernetes,
+    Provider,
+)
+
+
+@dataclass(frozen=True)
+class OpenCluster:
+    """A cluster file with its checks and the provider of its machines."""
+
+    path: Path
+    name: str  # the name in the tags of the machines
+    kind: str  # aws, gcp, kubernetes or fake_multinode
+    data: Mapping[str, Any]  # content of the file
+    checked: Checked
+    provider: Provider
+
+
+def open_cluster(name: str) -> OpenCluster:
+    """Open the cluster that NAME|FILE means. Raises ConfigError."""
+    path = find_cluster(name)
+    checked = check_cluster(path)
+    documents, problems = read_documents(path.read_text(), str(path))
+    data = next((d.data for d in documents if isinstance(d.data, dict)), None)
+    if data is None:
+        raise ConfigError(str(problems[0]) if problems else f"{path}: not a cluster file")
+    if checked.provider not in _PROVIDERS:
+        raise ConfigError(
+            f"{path}: trainrig cannot bring up clusters with provider.type "
+            f"'{checked.provider}'; use {', '.join(sorted(_PROVIDERS))}"
+        )
+    data = _find_ray_object([d.data for d in documents]) or data
+    tag = str(at(data, "metadata", "labels", CLUSTER_LABEL) or checked.name)
+    return OpenCluster(
+        path, tag, checked.provider, data, checked, _PROVIDERS[checked.provider](data)
+    )
+
+
+def _find_ray_object(documents: Sequence[Any]) -> dict[str, Any] | None:
+    of_ray = (d for d in documents if str(at(d, "apiVersion") or "").startswith("ray.io/"))
+    return next(of_ray, None)
+
+
+def _make_ec2(data: Mapping[str, Any]) -> Provider:
+    return EC2([_require_provider_key(data, "region")])
+
+
+def _make_compute(data: Mapping[str, Any]) -> Provider:
+    return Compute(_require_provider_key(data, "project_id"))
+
+
+def _require_provider_key(data: Mapping[str, Any], key: str) -> str:
+    found = at(data, "provider", key)
+    if not isinstance(found, str):
+        raise ConfigError(f"provider.{key} is missing, so the machines cannot be located")
+    return found
+
+
+def _make_kubernetes(data: Mapping[str, Any]) -> Provider:
+    return Kubernetes(str(at(data, "metadata", "namespace") or "default"))
+
+
+_PROVIDERS: dict[str, Callable[[Mapping[str, Any]], Provider]] = {
+    "aws": _make_ec2,
+    "gcp": _make_compute,
+    KUBERNETES: _make_kubernetes,
+    LAPTOP: lambda data: Processes(),
+}

@@ -1,1 +1,0 @@
-"""Providers of machines: EC2, Compute Engine, Kubernetes, and this machine."""

@@ -1,1 +1,0 @@
-"""Cost of a run: metered nodes, money and time spent."""

@@ -1,1 +1,0 @@
-"""Following, listing, stopping and resubmitting of runs."""

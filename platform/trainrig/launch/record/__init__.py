@@ -1,1 +1,0 @@
-"""Records of runs in storage: attempts, events, progress, and the clusters they ran on."""
