@@ -22,10 +22,16 @@ from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.row_schema import build_row_schema
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
-from trainrig.quickstart.fault_injection import KILLED
+from trainrig.quickstart import (
+    collect_results,
+    quickstart_results,
+)
 from trainrig.quickstart.folders import Folders
-from trainrig.quickstart.report import collect, results
-from trainrig.quickstart.site.planted import Kind, Plant
+from trainrig.quickstart.injected_faults import KILLED
+from trainrig.quickstart.site.site_plan import (
+    Kind,
+    Plant,
+)
 from trainrig.tokens.batches import IDS, MicroBatch
 from trainrig.tokens.rows.pretraining import BatchSettings
 from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
@@ -69,7 +75,7 @@ def test_a_restart_lasts_until_the_first_step_that_is_new(run: RunFolder) -> Non
         *(line(step, 1, died - 13 + step) for step in range(1, 13)),
         *(line(step, 2, died + step) for step in range(9, 20)),
     ]
-    (told,) = collect._find_restarts(run, lines)
+    (told,) = collect_results._find_restarts(run, lines)
     assert (told.killed_at, told.resumed_from, told.pid) == (12, 8, 4711)
     assert told.seconds == pytest.approx(13)  # steps 9 to 12 were repeated
 
@@ -78,12 +84,12 @@ def test_an_attempt_that_ended_normally_is_not_a_restart(run: RunFolder) -> None
     run.take_attempt(0)
     run.record("attempt_failed", attempt=1)
     run.take_attempt(2)
-    assert collect._find_restarts(run, [line(1, 1), line(2, 1), line(3, 2)]) == ()
+    assert collect_results._find_restarts(run, [line(1, 1), line(2, 1), line(3, 2)]) == ()
 
 
 def test_a_run_of_one_attempt_has_no_restarts(run: RunFolder) -> None:
     run.take_attempt(0)
-    assert collect._find_restarts(run, [line(1, 1)]) == ()
+    assert collect_results._find_restarts(run, [line(1, 1)]) == ()
 
 
 def test_an_attempt_that_failed_on_the_way_back_hides_no_restart(run: RunFolder) -> None:
@@ -92,7 +98,7 @@ def test_an_attempt_that_failed_on_the_way_back_hides_no_restart(run: RunFolder)
     run.take_attempt(8)
     run.take_attempt(8)
     lines = [line(10, 1), line(9, 2, died + 1), line(10, 3, died + 6), line(11, 3, died + 9)]
-    (told,) = collect._find_restarts(run, lines)
+    (told,) = collect_results._find_restarts(run, lines)
     assert (told.killed_at, told.resumed_from) == (10, 8)
     assert told.seconds == pytest.approx(9)
 
@@ -132,15 +138,15 @@ def test_removals_are_listed_by_rule_in_the_order_of_the_rules(at: Folders) -> N
         ],
         quarantined=4,
     )
-    dropped, pairs = collect._count_dropped(at, documents)
+    dropped, pairs = collect_results._count_dropped(at, documents)
     assert [(fell.reason, fell.documents) for fell in dropped] == [
-        (collect.REASONS["quarantined"], 4),
-        (collect.REASONS["Length"], 5),
-        (collect.REASONS[EXACT], 1),
+        (collect_results.REASONS["quarantined"], 4),
+        (collect_results.REASONS["Length"], 5),
+        (collect_results.REASONS[EXACT], 1),
     ]
     examples = {fell.reason: fell.examples for fell in dropped}
-    assert examples[collect.REASONS["quarantined"]] == ()
-    assert examples[collect.REASONS["Length"]] == (
+    assert examples[collect_results.REASONS["quarantined"]] == ()
+    assert examples[collect_results.REASONS["Length"]] == (
         "Length.too_short: Text short-0.",
         "Length.too_long: Text short-1.",
         "Length.too_short: Text short-2.",
@@ -151,22 +157,26 @@ def test_removals_are_listed_by_rule_in_the_order_of_the_rules(at: Folders) -> N
 def test_the_least_similar_near_duplicates_are_shown_with_their_originals(at: Folders) -> None:
     near = [
         row(f"near-{n}", NEAR, duplicate_of=f"kept-{n % 2}", similarity=0.8 + n / 100)
-        for n in reversed(range(collect.PAIRS + 3))
+        for n in reversed(range(collect_results.PAIRS + 3))
     ]
     kept = [row("kept-0", None), row("kept-1", None)]
-    _, pairs = collect._count_dropped(at, write_documents(at, [*near, *kept], quarantined=0))
+    _, pairs = collect_results._count_dropped(
+        at, write_documents(at, [*near, *kept], quarantined=0)
+    )
     assert pairs == tuple(
-        results.NearDuplicate(f"http://a/near-{n}", f"http://a/kept-{n % 2}", 0.8 + n / 100)
-        for n in range(collect.PAIRS)
+        quickstart_results.NearDuplicate(
+            f"http://a/near-{n}", f"http://a/kept-{n % 2}", 0.8 + n / 100
+        )
+        for n in range(collect_results.PAIRS)
     )
 
 
 def test_every_reason_there_can_be_has_its_words() -> None:
     filters = {type(rule).__name__ for rule in PROSE}
-    assert set(collect.REASONS) == {"quarantined", *filters, PII.__name__, EXACT, NEAR}
+    assert set(collect_results.REASONS) == {"quarantined", *filters, PII.__name__, EXACT, NEAR}
     copies = {kind for kind in typing.get_args(Kind) if kind != "personal_data"}
     # The quickstart injects none of these.
-    assert set(collect.KINDS) == copies | set(PII().kinds) - {"KEY", "SSN"}
+    assert set(collect_results.KINDS) == copies | set(PII().kinds) - {"KEY", "SSN"}
 
 
 def test_injected_pages_are_counted_by_kind_and_add_up() -> None:
@@ -176,9 +186,11 @@ def test_injected_pages_are_counted_by_kind_and_add_up() -> None:
         Plant("personal_data", "http://a/3", what="EMAIL", value="d@b.example"): "gone",
         Plant("foreign_language", "http://a/4", language="de"): "caught",
     }
-    assert collect._count_planted(found) == (
-        results.Planted(collect.KINDS["foreign_language"], 1, caught=1, missed=0, gone=0),
-        results.Planted(collect.KINDS["EMAIL"], 3, caught=1, missed=1, gone=1),
+    assert collect_results._count_planted(found) == (
+        quickstart_results.Planted(
+            collect_results.KINDS["foreign_language"], 1, caught=1, missed=0, gone=0
+        ),
+        quickstart_results.Planted(collect_results.KINDS["EMAIL"], 3, caught=1, missed=1, gone=1),
     )
 
 
@@ -196,12 +208,12 @@ def test_preference_accuracy_is_shown_by_step_and_for_held_out_pairs(at: Folders
     ]
     Path(at.aligned).mkdir()
     Path(at.aligned, "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    assert collect._read_preferences(at, 7) == results.Preferences(
+    assert collect_results._read_preferences(at, 7) == quickstart_results.Preferences(
         steps=(
-            results.PreferencePoint(1, 0.0, 0.0, 0.4),
-            results.PreferencePoint(2, 0.2, -0.1, 0.7),
+            quickstart_results.PreferencePoint(1, 0.0, 0.0, 0.4),
+            quickstart_results.PreferencePoint(2, 0.2, -0.1, 0.7),
         ),
-        held_out=results.PreferencePoint(2, 0.3, -0.4, 0.8),
+        held_out=quickstart_results.PreferencePoint(2, 0.3, -0.4, 0.8),
         held_out_pairs=7,
         right_drift=1.5,
         wrong_drift=-4.0,
@@ -252,20 +264,20 @@ def train(at: Folders, resumed_step: int, plan: Plan) -> None:
 def test_samples_trained_as_prescribed_are_neither_lost_nor_repeated(at: Folders) -> None:
     plan = write_plan(at)
     train(at, 0, plan)
-    assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
+    assert collect_results._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
 
 
 def test_steps_taken_again_after_a_restart_count_once(at: Folders) -> None:
     plan = write_plan(at)
     train(at, 0, {step: plan[step] for step in range(1, 5)})
     train(at, 2, {step: plan[step] for step in range(3, STEPS + 1)})
-    assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
+    assert collect_results._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
 
 
 def test_which_rank_trained_on_a_sample_does_not_matter(at: Folders) -> None:
     plan = write_plan(at)
     train(at, 0, {step: ranks[::-1] for step, ranks in plan.items()})
-    assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
+    assert collect_results._check_samples(at, STEPS) == (STEPS * SEQUENCES, 0, 0)
 
 
 def test_lost_and_repeated_samples_are_counted(at: Folders) -> None:
@@ -274,7 +286,7 @@ def test_lost_and_repeated_samples_are_counted(at: Folders) -> None:
     plan[3][1].append(plan[3][0][0])  # a sample of rank 0 trained by both ranks
     plan[4][1].pop()  # a sample lost
     train(at, 0, {step: ranks for step, ranks in plan.items() if step < STEPS})  # one step short
-    assert collect._check_samples(at, STEPS) == (STEPS * SEQUENCES, 2 + SEQUENCES, 2)
+    assert collect_results._check_samples(at, STEPS) == (STEPS * SEQUENCES, 2 + SEQUENCES, 2)
 
 
 # Folders

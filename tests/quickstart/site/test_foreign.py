@@ -3,7 +3,7 @@ import pytest
 from trainrig.corpus.models.language_id import identify
 from trainrig.quickstart.site.article import build_main_text
 from trainrig.quickstart.site.foreign import _load_languages, list_languages, make_foreign_page
-from trainrig.quickstart.site.planted import compute_shingle_jaccard
+from trainrig.quickstart.site.site_plan import compute_shingle_jaccard
 
 PAGES = [make_foreign_page(number, layout=0, seed=0) for number in range(60)]
 

@@ -1,6 +1,6 @@
 import json
 
-from trainrig.quickstart.site.instructions import (
+from trainrig.quickstart.site.questions import (
     Instruction,
     shuffle_answers,
     write_instructions,

@@ -10,9 +10,18 @@ from trainrig.corpus.extract import Resiliparse, extract
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import read_warc
 from trainrig.errors import ConfigError
-from trainrig.quickstart.site.pages import PagesSettings, build_pages
-from trainrig.quickstart.site.planted import compute_shingle_jaccard, read_plants
-from trainrig.quickstart.site.site_plan import CODE, HANDBOOK, MIRROR, NOTES
+from trainrig.quickstart.site.site_pages import (
+    PagesSettings,
+    build_pages,
+)
+from trainrig.quickstart.site.site_plan import (
+    CODE,
+    HANDBOOK,
+    MIRROR,
+    NOTES,
+    compute_shingle_jaccard,
+    read_plants,
+)
 
 SETTINGS = PagesSettings(
     docs_pages=60,

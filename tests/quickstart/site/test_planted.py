@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trainrig.quickstart.site.article import Article, Bullets, Code, Paragraph, build_main_text
 from trainrig.quickstart.site.foreign import make_foreign_page
 from trainrig.quickstart.site.page_frame import Frame
-from trainrig.quickstart.site.planted import (
+from trainrig.quickstart.site.site_plan import (
     Plant,
     choose_originals,
     compute_shingle_jaccard,

@@ -15,25 +15,25 @@ from typing import Any
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import DROPPED, KEPT, read_rows
-from trainrig.corpus.dedup.documents import (
-    EXACT,
-    NEAR,
-)
+from trainrig.corpus.dedup.documents import EXACT, NEAR
 from trainrig.evaluate.scorecards import SCORECARD
 from trainrig.manifest import Manifest
 from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.text_generator import Spoken, TextGenerator
-from trainrig.quickstart.fault_injection import KILLED
+from trainrig.quickstart import quickstart_results
 from trainrig.quickstart.folders import Folders
-from trainrig.quickstart.report import results
-from trainrig.quickstart.report.laws import fit_scaling
-from trainrig.quickstart.report.planted_results import (
+from trainrig.quickstart.injected_faults import (
     DUPLICATES,
+    KILLED,
     count_by_kind,
     find_outcomes,
     tally,
 )
-from trainrig.quickstart.site.planted import Plant, read_plants
+from trainrig.quickstart.quickstart_law import fit_scaling
+from trainrig.quickstart.site.site_plan import (
+    Plant,
+    read_plants,
+)
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -94,14 +94,14 @@ class _Made:
         return cls(**{name: manifest.read_manifest(getattr(at, name)) for name in names})
 
 
-def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartResults:
+def collect_results(at: Folders, with_law: bool = False) -> quickstart_results.QuickstartResults:
     """Collect the results of the finished quickstart in `at`; `with_law` includes its sweep."""
     made = _Made.read(at)
     run = RunFolder(at.model)
     lines = list(metrics.read_lines(at.model))
     checked, lost, repeated = _check_samples(at, made.model.counts["steps"])
     dropped, pairs = _count_dropped(at, made.documents)
-    return results.QuickstartResults(
+    return quickstart_results.QuickstartResults(
         stages=_collect_stages(made) + (_read_sweep_stage(at) if with_law else ()),
         documents_in=made.documents.counts["documents_in"],
         documents_kept=made.documents.counts["documents_kept"],
@@ -115,14 +115,14 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
         held_out=(_read_held_out(at.scores_early, lines), _read_held_out(at.scores_model, lines)),
         restarts=_find_restarts(run, lines),
         speed=tuple(
-            results.SpeedPoint(line["step"], line["speed/tokens_per_second"])
+            quickstart_results.SpeedPoint(line["step"], line["speed/tokens_per_second"])
             for line in metrics.read_series(at.model)
         ),
         samples_checked=checked,
         samples_lost=lost,
         samples_repeated=repeated,
         tuning=tuple(
-            results.TuningPoint(line["step"], line["train/loss"])
+            quickstart_results.TuningPoint(line["step"], line["train/loss"])
             for line in metrics.read_series(at.tuned)
         ),
         preferences=_read_preferences(at, made.pairs.counts["held_out_pairs"]),
@@ -139,7 +139,7 @@ def collect_results(at: Folders, with_law: bool = False) -> results.QuickstartRe
     )
 
 
-def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
+def summarise(at: Folders, told: quickstart_results.QuickstartResults) -> dict[str, Any]:
     """Return the quickstart's JSON summary."""
     found = find_outcomes(read_plants(at.planted), at.documents)
     duplicates = tally(found, DUPLICATES)
@@ -161,7 +161,7 @@ def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
             f"bits_per_byte_{model}": {
                 score.domain: score.bits_per_byte[n] for score in told.scores
             }
-            for n, model in enumerate(results.MODELS[:-1])
+            for n, model in enumerate(quickstart_results.MODELS[:-1])
         },
         "pairs_right": told.preferences.held_out.accuracy,
         "restarts": len(told.restarts),
@@ -173,7 +173,7 @@ def summarise(at: Folders, told: results.QuickstartResults) -> dict[str, Any]:
     }
 
 
-def _summarise_scaling(found: results.Scaling) -> dict[str, Any]:
+def _summarise_scaling(found: quickstart_results.Scaling) -> dict[str, Any]:
     if found.plan is None:
         return {"points": len(found.points), "problem": found.problem}
     return {
@@ -186,7 +186,7 @@ def _summarise_scaling(found: results.Scaling) -> dict[str, Any]:
     }
 
 
-def _collect_stages(made: _Made) -> tuple[results.StageResult, ...]:
+def _collect_stages(made: _Made) -> tuple[quickstart_results.StageResult, ...]:
     pages = made.pages.counts
     tuned = made.tuned.counts
     aligned = made.aligned.counts
@@ -197,28 +197,32 @@ def _collect_stages(made: _Made) -> tuple[results.StageResult, ...]:
     bits = made.scores_aligned.counts["bits_per_byte"]
     kept = made.documents.counts["documents_kept"]
     return (
-        results.StageResult("pages", made.pages.seconds, pages["docs"] + pages["code"], "pages"),
-        results.StageResult("documents", made.documents.seconds, kept, "documents"),
-        results.StageResult("tokens", tokens_seconds, made.tokens.counts["train_tokens"], "tokens"),
-        results.StageResult(
+        quickstart_results.StageResult(
+            "pages", made.pages.seconds, pages["docs"] + pages["code"], "pages"
+        ),
+        quickstart_results.StageResult("documents", made.documents.seconds, kept, "documents"),
+        quickstart_results.StageResult(
+            "tokens", tokens_seconds, made.tokens.counts["train_tokens"], "tokens"
+        ),
+        quickstart_results.StageResult(
             "model", made.model.seconds, made.model.counts["parameters"], "parameters"
         ),
-        results.StageResult("tuned", tuned_seconds, tuned["steps"], "steps"),
-        results.StageResult("aligned", aligned_seconds, aligned["pairs"], "pairs"),
-        results.StageResult(
+        quickstart_results.StageResult("tuned", tuned_seconds, tuned["steps"], "steps"),
+        quickstart_results.StageResult("aligned", aligned_seconds, aligned["pairs"], "pairs"),
+        quickstart_results.StageResult(
             "scores", sum(s.seconds for s in scores), bits["docs"], "bits per byte, docs"
         ),
     )
 
 
-def _read_sweep_stage(at: Folders) -> tuple[results.StageResult, ...]:
+def _read_sweep_stage(at: Folders) -> tuple[quickstart_results.StageResult, ...]:
     made = manifest.read_manifest(at.sweep)
-    return (results.StageResult("sweep", made.seconds, made.counts["points"], "runs"),)
+    return (quickstart_results.StageResult("sweep", made.seconds, made.counts["points"], "runs"),)
 
 
 def _count_dropped(
     at: Folders, documents: Manifest
-) -> tuple[tuple[results.Dropped, ...], tuple[results.NearDuplicate, ...]]:
+) -> tuple[tuple[quickstart_results.Dropped, ...], tuple[quickstart_results.NearDuplicate, ...]]:
     """Count the dropped documents by reason, and list the least similar near-duplicates.
 
     Reasons are in the order in which curation decides.
@@ -236,26 +240,29 @@ def _count_dropped(
         if row["dropped_by"] == NEAR:
             copies.append((row["similarity"], row["url"], row["duplicate_of"]))
     urls = {row["id"]: row["url"] for row in read_rows(at.documents, KEPT, ["id", "url"])}
-    pairs = [results.NearDuplicate(url, urls[kept], s) for s, url, kept in sorted(copies)[:PAIRS]]
+    pairs = [
+        quickstart_results.NearDuplicate(url, urls[kept], s)
+        for s, url, kept in sorted(copies)[:PAIRS]
+    ]
     dropped = [
-        results.Dropped(words, counts[kind], tuple(examples.get(kind, ())))
+        quickstart_results.Dropped(words, counts[kind], tuple(examples.get(kind, ())))
         for kind, words in REASONS.items()
         if counts[kind]
     ]
     return tuple(dropped), tuple(pairs)
 
 
-def _count_planted(found: Mapping[Plant, Any]) -> tuple[results.Planted, ...]:
+def _count_planted(found: Mapping[Plant, Any]) -> tuple[quickstart_results.Planted, ...]:
     counts = count_by_kind(found)
     return tuple(
-        results.Planted(words, sum(counts[kind].values()), **counts[kind])
+        quickstart_results.Planted(words, sum(counts[kind].values()), **counts[kind])
         for kind, words in KINDS.items()
         if kind in counts
     )
 
 
-def _build_loss_point(line: Mapping[str, Any]) -> results.LossPoint:
-    return results.LossPoint(
+def _build_loss_point(line: Mapping[str, Any]) -> quickstart_results.LossPoint:
+    return quickstart_results.LossPoint(
         line["step"], line["train/tokens"], line["train/loss"], line["attempt"]
     )
 
@@ -265,19 +272,21 @@ def _read_card(scores: str) -> dict[str, Any]:
     return card
 
 
-def _read_held_out(scores: str, lines: Sequence[Mapping[str, Any]]) -> results.HeldOutPoint:
+def _read_held_out(
+    scores: str, lines: Sequence[Mapping[str, Any]]
+) -> quickstart_results.HeldOutPoint:
     """Return the loss over the held-out documents of all sources, without conversations."""
     card = _read_card(scores)
     documents = [score for name, score in card["scores"].items() if name != "conversations"]
     nats = sum(score["loss"] * score["tokens"] for score in documents)
     tokens = next(line["train/tokens"] for line in lines if line["step"] == card["step"])
     loss = nats / sum(score["tokens"] for score in documents)
-    return results.HeldOutPoint(card["step"], tokens, loss)
+    return quickstart_results.HeldOutPoint(card["step"], tokens, loss)
 
 
 def _find_restarts(
     run: RunFolder, lines: Sequence[Mapping[str, Any]]
-) -> tuple[results.Restart, ...]:
+) -> tuple[quickstart_results.Restart, ...]:
     """Return each attempt that the fault injection ended, with its cost."""
     kills = [event for event in run.read_events() if event["event"] == KILLED]
     restarts = []
@@ -289,7 +298,9 @@ def _find_restarts(
         killed = next((kill for kill in kills if kill["attempt"] == before.number), None)
         if killed and again:
             seconds = again["time"] - killed["time"]
-            restarts.append(results.Restart(last, after.resumed_step, seconds, killed["target"]))
+            restarts.append(
+                quickstart_results.Restart(last, after.resumed_step, seconds, killed["target"])
+            )
     return tuple(restarts)
 
 
@@ -312,11 +323,11 @@ def _check_samples(at: Folders, steps: int) -> tuple[int, int, int]:
     return checked, lost, repeated
 
 
-def _read_preferences(at: Folders, held_out_pairs: int) -> results.Preferences:
+def _read_preferences(at: Folders, held_out_pairs: int) -> quickstart_results.Preferences:
     """Read the rewards of right and wrong answers from the run's metrics."""
     measured = metrics.read_held_out_series(at.aligned)[-1]
     told = "eval/diagnostics/"
-    return results.Preferences(
+    return quickstart_results.Preferences(
         steps=tuple(
             _build_preference_point(line, "train/diagnostics/")
             for line in metrics.read_series(at.aligned)
@@ -328,19 +339,21 @@ def _read_preferences(at: Folders, held_out_pairs: int) -> results.Preferences:
     )
 
 
-def _build_preference_point(line: Mapping[str, Any], told: str) -> results.PreferencePoint:
+def _build_preference_point(
+    line: Mapping[str, Any], told: str
+) -> quickstart_results.PreferencePoint:
     names = ("chosen_reward", "rejected_reward", "reward_accuracy")
-    return results.PreferencePoint(line["step"], *(line[told + name] for name in names))
+    return quickstart_results.PreferencePoint(line["step"], *(line[told + name] for name in names))
 
 
-def _read_scores(at: Folders) -> tuple[results.DomainScore, ...]:
+def _read_scores(at: Folders) -> tuple[quickstart_results.DomainScore, ...]:
     cards = [
         _read_card(at.scores_model),
         _read_card(at.scores_tuned),
         _read_card(at.scores_aligned),
     ]
     return tuple(
-        results.DomainScore(
+        quickstart_results.DomainScore(
             domain=name,
             bits_per_byte=tuple(card["scores"][name]["bits_per_byte"] for card in cards),
             perplexity=tuple(card["scores"][name]["perplexity"] for card in cards),
@@ -349,22 +362,22 @@ def _read_scores(at: Folders) -> tuple[results.DomainScore, ...]:
     )
 
 
-def _generate_answers(at: Folders) -> tuple[results.PromptAnswers, ...]:
+def _generate_answers(at: Folders) -> tuple[quickstart_results.PromptAnswers, ...]:
     """Generate the answer of each model to the first held-out questions."""
     models = [TextGenerator.open(path) for path in (at.model, at.tuned, at.aligned)]
     lines = itertools.islice(storage.read(at.questions).splitlines(), QUESTIONS)
     questions = [json.loads(line)["messages"][0]["content"] for line in lines]
     return tuple(
-        results.PromptAnswers(
+        quickstart_results.PromptAnswers(
             question, tuple(_answer(model.speak(question, SPEECH, chat=True)) for model in models)
         )
         for question in questions
     )
 
 
-def _answer(spoken: Spoken) -> results.ModelAnswer:
+def _answer(spoken: Spoken) -> quickstart_results.ModelAnswer:
     stops = {"end": "end of turn", "length": "length", "positions": "positions"}
-    return results.ModelAnswer(spoken.text, spoken.tokens, stops[spoken.stopped])
+    return quickstart_results.ModelAnswer(spoken.text, spoken.tokens, stops[spoken.stopped])
 
 
 def _list_commands(at: Folders) -> tuple[tuple[str, str], ...]:

@@ -9,9 +9,12 @@ from statistics import median
 from typing import Literal
 
 from trainrig import report
-from trainrig.quickstart.report import charts
-from trainrig.quickstart.report.law_section import build_law_section
-from trainrig.quickstart.report.results import MODELS, QuickstartResults
+from trainrig.quickstart import quickstart_charts
+from trainrig.quickstart.quickstart_law import build_law_section
+from trainrig.quickstart.quickstart_results import (
+    MODELS,
+    QuickstartResults,
+)
 from trainrig.report import Details, ReportTable, Section, Text
 
 _NUMERALS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
@@ -70,7 +73,7 @@ def _build_verdict(results: QuickstartResults) -> report.Verdict:
         )
     if not results.restarts:
         warnings.append("No worker was killed, so this run does not show that training recovers.")
-    _, difference = charts.compare_repeated_steps(results)
+    _, difference = quickstart_charts.compare_repeated_steps(results)
     if difference:
         warnings.append(
             f"Losses of repeated steps differ by up to {difference:.2g} nats per token, "
@@ -143,7 +146,7 @@ def _show_pages(results: QuickstartResults) -> Section:
             "duplicates, near-duplicates, foreign languages and invented personal data. "
             "Some are deliberately hard to find."
         ),
-        charts.draw_caught_chart(results),
+        quickstart_charts.draw_caught_chart(results),
     )
     if results.near_duplicates:
         pairs = tuple((pair.url, pair.kept_url, pair.jaccard) for pair in results.near_duplicates)
@@ -175,7 +178,7 @@ def _show_documents(results: QuickstartResults) -> Section:
     return Section(
         "documents",
         f"Documents: {share} of the pages were kept",
-        (charts.draw_funnel_chart(results), *shown),
+        (quickstart_charts.draw_funnel_chart(results), *shown),
     )
 
 
@@ -183,7 +186,7 @@ def _show_tokens(results: QuickstartResults) -> Section:
     total = report.format_short(sum(results.tokens_by_source.values()))
     sources = _count(len(results.tokens_by_source), "source").lower()
     title = f"Tokens: {total} from {sources}"
-    return Section("tokens", title, (charts.draw_sources_chart(results),))
+    return Section("tokens", title, (quickstart_charts.draw_sources_chart(results),))
 
 
 def _show_model(results: QuickstartResults) -> Section:
@@ -195,7 +198,7 @@ def _show_model(results: QuickstartResults) -> Section:
             for number, restart in enumerate(results.restarts, 1)
         ),
     )
-    again, difference = charts.compare_repeated_steps(results)
+    again, difference = quickstart_charts.compare_repeated_steps(results)
     findings = []
     if not results.samples_lost + results.samples_repeated:
         findings.append(
@@ -209,28 +212,28 @@ def _show_model(results: QuickstartResults) -> Section:
         f"Model: {report.format_short(results.parameters)} parameters, "
         f"{report.format_short(results.loss[-1].tokens)} training tokens",
         (
-            charts.draw_loss_chart(results),
+            quickstart_charts.draw_loss_chart(results),
             *((Text(" ".join(findings)),) if findings else ()),
             *((Details("Restarts", (restarts,)),) if results.restarts else ()),
-            Details("Speed", (charts.draw_speed_chart(results),)),
+            Details("Speed", (quickstart_charts.draw_speed_chart(results),)),
         ),
     )
 
 
 def _show_tuning(results: QuickstartResults) -> Section:
     title = f"Tuned: {_count(len(results.tuning), 'step').lower()} on questions and answers"
-    return Section("tuned", title, (charts.draw_tuning_chart(results),))
+    return Section("tuned", title, (quickstart_charts.draw_tuning_chart(results),))
 
 
 def _show_alignment(results: QuickstartResults) -> Section:
     steps = _count(len(results.preferences.steps), "step").lower()
     title = f"Aligned: {steps} on preference pairs"
-    return Section("aligned", title, (charts.draw_preferences_chart(results),))
+    return Section("aligned", title, (quickstart_charts.draw_preferences_chart(results),))
 
 
 def _show_scores(results: QuickstartResults) -> Section:
     title = "Scores: gains and losses by domain"
-    return Section("scores", title, (charts.draw_scores_chart(results),))
+    return Section("scores", title, (quickstart_charts.draw_scores_chart(results),))
 
 
 def _show_generations(results: QuickstartResults) -> Section:

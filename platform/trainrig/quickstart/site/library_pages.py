@@ -1,10 +1,13 @@
-"""Pages of the standard library by pydoc, rendered in isolated processes.
+"""Pages of every Python installation: the standard library by pydoc, and the language reference.
 
 pydoc imports what it documents. So it runs in disposable processes, each with an empty home and
 working folder, no console, no display, no browser and no site-packages. A module that raises, hangs
 or kills the interpreter loses only its own page.
+
+The chapters of the language reference are those that `help()` shows.
 """
 
+import ast
 import contextlib
 import json
 import os
@@ -12,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +23,7 @@ from pathlib import Path
 
 from trainrig.processes.child_process import hold_group
 from trainrig.quickstart.site import pydoc_child
-from trainrig.quickstart.site.article import Article, Markup
+from trainrig.quickstart.site.article import Article, Markup, count_prose_words, read_docstring
 
 # Modules of one process. Constant at any number of workers, because a module's page may depend on
 # the modules imported before it.
@@ -157,3 +161,31 @@ def _parse_outcome(entry: dict[str, str]) -> Article | Skipped:
         return Skipped(name, "too_large")
     path = f"python/library/{name}.html"
     return Article(path, entry["title"], "Python library", (Markup(entry["html"]),))
+
+
+_FEWEST_WORDS = 120  # Minimum words of prose, as for other pages.
+
+
+def make_topic_pages() -> list[Article]:
+    """Return a page for each topic with enough prose, sorted; empty if not installed."""
+    file = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
+    if not file.exists():
+        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(file.read_bytes())
+    pages = []
+    for name, text in sorted(_find_texts(tree).items()):
+        path = f"python/reference/{name.lower()}.html"
+        page = Article(path, f"Language reference: {name}", "Reference", read_docstring(text))
+        if count_prose_words(page) >= _FEWEST_WORDS:
+            pages.append(page)
+    return pages
+
+
+def _find_texts(tree: ast.Module) -> dict[str, str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "topics":
+            found = ast.literal_eval(node.value)
+            return {str(name): str(text) for name, text in found.items()}
+    return {}

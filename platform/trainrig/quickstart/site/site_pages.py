@@ -28,18 +28,20 @@ from trainrig.config import Field, Settings
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError, DataError
-from trainrig.quickstart.site import pydoc_pages, reference_topics, source_pages
+from trainrig.quickstart.site import (
+    library_pages,
+    source_pages,
+)
 from trainrig.quickstart.site.article import Article
-from trainrig.quickstart.site.instructions import (
+from trainrig.quickstart.site.library_pages import Skipped
+from trainrig.quickstart.site.page_frame import render
+from trainrig.quickstart.site.questions import (
     AnswerPair,
     Instruction,
     shuffle_answers,
     write_instructions,
 )
-from trainrig.quickstart.site.page_frame import render
-from trainrig.quickstart.site.planted import write_plants
-from trainrig.quickstart.site.pydoc_pages import Skipped
-from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site
+from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site, write_plants
 from trainrig.quickstart.site.source_pages import (
     Described,
     SourceFile,
@@ -199,12 +201,12 @@ def _make_library_pages(
     """Build the pages that every Python installation has: pydoc's and the reference's."""
     most = -(-settings.docs_pages // _LIBRARY_SHARE)
     modules = sorted(
-        pydoc_pages.list_standard_modules(),
+        library_pages.list_standard_modules(),
         key=lambda module: hash_with_seed(settings.seed, module),
     )[:most]
-    outcomes = pydoc_pages.render(sorted(modules), workers, seconds=_MODULE_SECONDS)
+    outcomes = library_pages.render(sorted(modules), workers, seconds=_MODULE_SECONDS)
     pages = [outcome for outcome in outcomes if isinstance(outcome, Article)]
-    topics = reference_topics.make_topic_pages()
+    topics = library_pages.make_topic_pages()
     topics.sort(key=lambda page: hash_with_seed(settings.seed, page.path))
     skipped = tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped))
     return [*pages, *topics[:most]][: settings.docs_pages], skipped

@@ -1,0 +1,146 @@
+"""The quickstart's scaling law: fitted to its sweep, with a larger plan, and their report section."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from trainrig import figures, report, storage
+from trainrig.errors import InputError
+from trainrig.quickstart import quickstart_results
+from trainrig.quickstart.folders import Folders
+from trainrig.quickstart.quickstart_results import Scaling
+from trainrig.report import Chart, Details, ReportTable, Section, Text, TextSample
+from trainrig.scaling.fit.law_fit import LAW_FILE, Fitted, LawFit, fit_law, write_fit
+from trainrig.scaling.law_plots import Agreement, plot_agreement
+from trainrig.scaling.laws.law import IntervalEstimate
+from trainrig.scaling.laws.runs_files import read_table
+from trainrig.scaling.laws.runs_table import Floats, RunsTable
+from trainrig.scaling.plan.plan_schema import ScalingPlan
+from trainrig.scaling.plan.plan_verb import RunWanted, answer
+from trainrig.scaling.regression.form_choice import predict
+
+NAME = "quickstart"
+TIMES = 10.0  # Compute of the planned run, as a multiple of the sweep's largest run.
+LENGTH = 256  # Tokens in a sequence of the planned run, as in the quickstart's model.
+
+
+def fit_scaling(at: Folders) -> quickstart_results.Scaling:
+    """Fit the scaling law of the finished sweep of `at`, write it, and plan a run by it.
+
+    So few runs may not suffice for a law or a plan; the result then has the reason instead.
+    """
+    runs = read_table(at.sweep)
+    try:
+        fitted = _fit_law(runs, at.sweep)
+        plan, lines = _make_plan(at, fitted)
+    except InputError as error:  # No law, or its best model is too small to plan.
+        points = _build_points(runs, np.full(len(runs), np.nan))
+        return quickstart_results.Scaling(points=points, problem=str(error))
+    return quickstart_results.Scaling(
+        points=_build_points(fitted.runs, predict(fitted.law.form, fitted.runs)),
+        constants=tuple(
+            (name, f"{estimate.value:.4g}", _format_interval(estimate))
+            for name, estimate in fitted.law.estimates.items()
+        ),
+        plan=quickstart_results.Planned(
+            plan.asked, plan.size.parameters, plan.size.tokens, plan.loss, lines
+        ),
+    )
+
+
+def _fit_law(runs: RunsTable, source: str) -> Fitted:
+    """Fit the law, validated on held-back runs if enough others remain, and write it."""
+    fitted = fit_law(runs, LawFit(), NAME, source)
+    write_fit(source, fitted)
+    return fitted
+
+
+def _make_plan(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...]]:
+    """Plan a run of TIMES the largest compute; return the plan and the lines that explain it.
+
+    The run file of the plan is written as well.
+    """
+    flops = TIMES * float(fitted.runs.flops_6nd.max())
+    wanted = RunWanted(at.planned, at.tokens, at.planned.removesuffix(".toml"))
+    given: dict[str, Any] = {"flops": flops, "devices": 1, "sequence_length": LENGTH}
+    plan, lines = answer(storage.join(at.sweep, LAW_FILE), given, None, wanted)
+    return plan, tuple(lines)
+
+
+def _build_points(runs: RunsTable, predicted: Floats) -> tuple[quickstart_results.SweepPoint, ...]:
+    return tuple(
+        quickstart_results.SweepPoint(
+            parameters=int(runs.parameters[row]),
+            tokens=int(runs.tokens[row]),
+            loss=float(runs.loss[row]),
+            predicted=float(predicted[row]),
+        )
+        for row in range(len(runs))
+    )
+
+
+def _format_interval(estimate: IntervalEstimate) -> str:
+    found = estimate.profile or estimate.bootstrap
+    return str(found) if found else "none"
+
+
+_HEIGHT = 320  # Height of the drawing in pixels.
+
+
+def build_law_section(found: Scaling) -> Section:
+    """Build the section with the sweep's runs, their scaling law and a larger planned run.
+
+    Without a law, the section says why.
+    """
+    sizes = len({point.parameters for point in found.points})
+    what = (
+        f"Scaling law: {len(found.points)} {'run' if len(found.points) == 1 else 'runs'} of "
+        f"{sizes} {'size' if sizes == 1 else 'sizes'}"
+    )
+    if found.plan is None:
+        reason = Text(f"No law can be fitted to them: {found.problem}.")
+        return Section(
+            "law", f"{what}, too few or too alike for a law", (reason, _build_runs_table(found))
+        )
+    caution = Text(
+        "A few runs of small models constrain a law only loosely, as the intervals show. "
+        "This section shows the path from a sweep to a plan, not how a large model will "
+        "perform."
+    )
+    constants = ReportTable(
+        "The law's constants", ("constant", "value", "95% interval"), found.constants
+    )
+    plan = TextSample(
+        f"A plan for {report.format_short(found.plan.flops)} FLOPs", "\n".join(found.plan.lines)
+    )
+    return Section(
+        "law",
+        f"{what}, and a plan for ten times their compute",
+        (_draw_agreement(found), caution, constants, Details("The plan", (plan,))),
+    )
+
+
+def _build_runs_table(found: Scaling) -> ReportTable:
+    columns = ("parameters", "tokens", "loss")
+    rows = tuple((point.parameters, point.tokens, point.loss) for point in found.points)
+    return ReportTable("The runs of the sweep", columns, rows)
+
+
+def _draw_agreement(found: Scaling) -> Chart:
+    predicted = np.array([point.predicted for point in found.points])
+    actual = np.array([point.loss for point in found.points])
+    worst = float(np.abs(predicted / actual - 1).max())
+    plot = partial(plot_agreement, fitted=Agreement(predicted, actual))
+    rows = tuple((p.parameters, p.tokens, p.loss, p.predicted) for p in found.points)
+    return Chart(
+        f"The law is within {worst:.1%} of each of the {len(found.points)} runs it was fitted to",
+        figures.draw(plot, _HEIGHT),
+        label=(
+            "Points: the loss that the law predicts against the measured loss, with the diagonal."
+        ),
+        caption=f"n = {len(found.points)} runs, with the held-out loss at the end of each.",
+        table=ReportTable(
+            "The runs of the sweep", ("parameters", "tokens", "loss", "predicted"), rows
+        ),
+    )
