@@ -1,4 +1,4 @@
-"""The quickstart's scaling law: fitted to its sweep, with a larger plan, and their report section."""
+"""The scaling law of the quickstart: its fit, a larger plan, and their section of the report."""
 
 from functools import partial
 from typing import Any
