@@ -15,7 +15,7 @@ FILES = {
 
 import numpy as np
 
-from trainrig.corpus.signals.shares import compute_shares
+from trainrig.corpus.signals.text_arrays import compute_shares
 
 
 def vowel_shares(texts):
@@ -79,7 +79,7 @@ class SignDescent(Settings):
 
 from typing import ClassVar, Literal
 
-from trainrig.parallel.layout_contract import WorkerLayout
+from trainrig.parallel.worker_layout import WorkerLayout
 
 
 class FurtherAxis(WorkerLayout):
@@ -107,8 +107,8 @@ class FurtherAxis(WorkerLayout):
 from typing import Literal
 
 from trainrig.config import Settings
-from trainrig.objectives.causal import CausalLM
-from trainrig.objectives.contract import Computed, Contributions, Term
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_interface import Computed, Contributions, Term
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS
 
 
@@ -146,7 +146,7 @@ class TwoTerms(Settings):
 from dataclasses import dataclass
 from typing import Literal
 
-from trainrig.models.architecture.attention import AttentionSettings
+from trainrig.models.architecture.attention_settings import AttentionSettings
 from trainrig.models.architecture.shapes import AttentionShape, VectorShape
 
 
@@ -177,18 +177,18 @@ NAMES = {
     "corpus/signals/text_signals.py": (
         (
             "import split_words\n",
-            "from trainrig.corpus.signals.text_signals.vowels import vowel_shares\n",
+            "from trainrig.corpus.signals.vowels import vowel_shares\n",
         ),
         ('    "characters": _COUNT,\n', '    "vowels": _RATIO,\n'),
         ('        "characters": characters,\n', '        "vowels": vowel_shares(texts),\n'),
     ),
     "corpus/filters/filters.py": (
-        ("filters.url import Url\n", "from trainrig.corpus.filters.filters.vowels import Vowels\n"),
-        ("Filter = Annotated[\n    Length\n", "    | Vowels\n"),
-        ("_Written = Annotated[\n    Length\n", "    | Vowels\n"),
+        ("limits import Columns\n", "from trainrig.corpus.filters.vowels import Vowels\n"),
+        ("\nFilter = Annotated[\n    Length\n", "    | Vowels\n"),
+        ("_WrittenFilter = Annotated[\n    Length\n", "    | Vowels\n"),
     ),
     "optim/__init__.py": (
-        ("optim.sgd import SGD\n", "from trainrig.optim.sign_descent import SignDescent\n"),
+        ("import Adafactor, Muon\n", "from trainrig.optim.sign_descent import SignDescent\n"),
         ("Optimizer = Annotated[", "SignDescent | "),
     ),
     "parallel/layout.py": (
@@ -196,12 +196,12 @@ NAMES = {
         ("Layout = Annotated[", "FurtherAxis | "),
     ),
     "objectives/__init__.py": (
-        ("objectives.sft import SFT\n", "from trainrig.objectives.two_terms import TwoTerms\n"),
+        ("kto import KTO\n", "from trainrig.objectives.two_terms import TwoTerms\n"),
         ("OfText = (\n", "    TwoTerms |\n"),
     ),
-    "models/architecture/attention_settings.py": (
+    "models/architecture/decoder_fields.py": (
         (
-            "import GatedAttention\n",
+            "import Settings, suggest_choice\n",
             "from trainrig.models.architecture.scaled_attention import ScaledAttention\n",
         ),
         ("    AttentionSettings | ", "ScaledAttention | "),

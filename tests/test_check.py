@@ -16,17 +16,11 @@ from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.parallel.axes.axis_settings import Gathered
 from trainrig.parallel.layout import FSDP
 from trainrig.parallel.precision import Precision
-from trainrig.parallel.recompute import (
-    Budget,
-    Full,
-)
+from trainrig.parallel.recompute import Budget, Full
 from trainrig.parallel.sharding.sum_tree import SumPlan
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
 from trainrig.posttrain.tuning.fine_tuning import FineTuning
-from trainrig.tokens.rows.batch_stages import (
-    BatchSettings,
-    BatchStage,
-)
+from trainrig.tokens.rows.batch_stages import BatchSettings, BatchStage
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.training_settings import Training

@@ -13,13 +13,7 @@ import pytest
 
 from trainrig import job, manifest, storage
 from trainrig.config import NOT_IDENTITY, RunFile
-from trainrig.errors import (
-    ClusterError,
-    ConfigError,
-    DataError,
-    OutputTaken,
-    Unfinished,
-)
+from trainrig.errors import ClusterError, ConfigError, DataError, OutputTaken, Unfinished
 from trainrig.manifest import Manifest
 from trainrig.verbs import VERBS
 

@@ -11,14 +11,7 @@ import pytest
 from trainrig import manifest, storage
 from trainrig.config import EXTENDABLE, NOT_IDENTITY, RunFile, Settings
 from trainrig.errors import DataError, OutputTaken
-from trainrig.manifest import (
-    CLAIM,
-    MANIFEST,
-    FileSum,
-    Manifest,
-    Stage,
-    stage_folder,
-)
+from trainrig.manifest import CLAIM, MANIFEST, FileSum, Manifest, Stage, stage_folder
 
 
 class Pile(Settings):

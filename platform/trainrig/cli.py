@@ -39,10 +39,7 @@ from trainrig.job import exit_codes
 from trainrig.launch import launch_verbs
 from trainrig.launch.cluster_verbs import cluster_app
 from trainrig.posttrain.generate_verbs import chat, generate
-from trainrig.posttrain.huggingface.huggingface_verbs import (
-    export,
-    import_folder,
-)
+from trainrig.posttrain.huggingface.huggingface_verbs import export, import_folder
 from trainrig.runs import run_verbs
 from trainrig.scaling.fit.fit_options import fit
 from trainrig.scaling.mixture.mixture_verb import mixture

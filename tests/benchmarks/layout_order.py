@@ -14,10 +14,7 @@ from trainrig.scaling.layout.layout_verb import (
     build_subject,
 )
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, explain_refusal
-from trainrig.scaling.layout.step_prediction import (
-    Predictor,
-    StepPrediction,
-)
+from trainrig.scaling.layout.step_prediction import Predictor, StepPrediction
 from trainrig.train.run_file.run_files import Pretraining
 
 WORLD = 2

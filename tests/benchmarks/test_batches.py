@@ -26,16 +26,8 @@ from trainrig.tokens.batch_makers import Prefetch
 from trainrig.tokens.batches import read_local_batch
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.rows.pretraining import PretrainBatches
-from trainrig.tokens.rows.timeline import (
-    Mixture,
-    carry_over,
-)
-from trainrig.tokens.shards.flat_arrays import (
-    SUM_DTYPE,
-    SUMMED,
-    SUMS,
-    compute_block_sums,
-)
+from trainrig.tokens.rows.timeline import Mixture, carry_over
+from trainrig.tokens.shards.flat_arrays import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
@@ -238,11 +230,11 @@ RANK = """
 import hashlib, json, sys
 from trainrig.config import build
 from trainrig.tokens.batches import read_local_batch
-from trainrig.tokens.shards.blocks import BlockCache
-from trainrig.tokens.mixing.prefetch import Prefetch
-from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.shards.block_cache import BlockCache
+from trainrig.tokens.batch_makers import Prefetch
+from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
-from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.rows.batch_stages import BatchSettings
 
 folder, table, cache, rank, world, steps, restarts = json.loads(sys.argv[1])
 cache = cache and BlockCache(folder=cache)

@@ -30,12 +30,7 @@ from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime.ray_pools import ON_HEAD
 from trainrig.ray_runtime.ray_session import connect, map_splits
 from trainrig.splits import Phase, Split, Work
-from trainrig.train.elastic.coordinator import (
-    Assignment,
-    Command,
-    Coordinator,
-    RankExit,
-)
+from trainrig.train.elastic.coordinator import Assignment, Command, Coordinator, RankExit
 from trainrig.train.elastic.rank import compute_heartbeat_interval
 from trainrig.train.elastic.restart_policy import HangDetector
 from trainrig.train.elastic.trainer import MAX_CONCURRENT_CALLS, RayCluster, _probe

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.ray_runtime.ray_session import connect
 
 pytestmark = pytest.mark.bench
@@ -21,8 +18,8 @@ MEASURED = """
 import gc, json, re, resource, sys, time
 from pathlib import Path
 from trainrig.corpus.curate import Curation, curate
-from trainrig.corpus.run_file import CurationSource, WipeOut
-from trainrig.corpus.filters import Language, Length
+from trainrig.corpus.curation_settings import CurationSource, WipeOut
+from trainrig.corpus.filters.filters import Language, Length
 
 def cpu_seconds():
     gc.collect()  # ends the child that extracts, so that its time counts

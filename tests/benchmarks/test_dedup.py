@@ -16,10 +16,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.dedup.candidates import CANDIDATE
 from trainrig.corpus.dedup.document_refs import find_positions
 from trainrig.corpus.dedup.documents import BY_URL
@@ -28,10 +25,7 @@ from trainrig.corpus.documents import compute_document_id
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.normalised_texts import NormalisedTexts
 from trainrig.corpus.signatures.shingle_similarity import count_common_shingles
-from trainrig.corpus.signatures.signatures import (
-    Signatures,
-    compute_keys_and_shingles,
-)
+from trainrig.corpus.signatures.signatures import Signatures, compute_keys_and_shingles
 
 pytestmark = pytest.mark.bench
 

@@ -55,9 +55,9 @@ OURS = """
 import runpy, sys, time
 from pathlib import Path
 import pyarrow.parquet as pq
-from trainrig.corpus.dedup.decisions.documents import BY_URL
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.sign_split import Signatures
+from trainrig.corpus.dedup.documents import BY_URL
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.signatures import Signatures
 pages, work, searching = sys.argv[1:]
 found = runpy.run_path(searching)
 look, shelve = found["look"], found["shelve"]

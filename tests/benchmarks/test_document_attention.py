@@ -10,11 +10,7 @@ import torch.nn.functional as F
 from trainrig.hardware import cpu_has_bfloat16
 from trainrig.models.attention import make_added_mask, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.kernels import (
-    attention_blocks,
-    blocked_attention,
-    cpu_attention,
-)
+from trainrig.models.kernels import attention_blocks, blocked_attention, cpu_attention
 
 pytestmark = pytest.mark.bench
 

@@ -20,14 +20,12 @@ import tokenizers
 from trainrig.ray_runtime.ray_session import map_splits
 from trainrig.splits import Phase, Work
 from trainrig.tokens import prepare
-from trainrig.tokens.document_set import (
-    DocumentSet,
-    open_documents,
-)
+from trainrig.tokens.document_set import DocumentSet, open_documents
 from trainrig.tokens.prepare import Tokenization
+from trainrig.tokens.tokenizer import train_tokenizer
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.fast_engine import LLAMA_3
-from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.ray]
 SETS = ("gsm8k_train", "boolq", "lambada_openai", "bigbench_language_identification", "arc_easy")

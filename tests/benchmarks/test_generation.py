@@ -10,10 +10,7 @@ import pytest
 import torch
 
 from trainrig.models.decoder import Decoder
-from trainrig.models.generation import (
-    Request,
-    generate_batch,
-)
+from trainrig.models.generation import Request, generate_batch
 from trainrig.models.huggingface import open_folder
 from trainrig.models.token_sampling import Sampling
 

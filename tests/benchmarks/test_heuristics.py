@@ -33,10 +33,7 @@ from trainrig.corpus.filters.filters import (
     Preset,
     find_first_broken_rule,
 )
-from trainrig.corpus.models.language_id import (
-    identify_all,
-    list_language_codes,
-)
+from trainrig.corpus.models.language_id import identify_all, list_language_codes
 from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import measure
 

@@ -2,10 +2,7 @@
 
 import pytest
 
-from trainrig.scaling.layout.published_layouts import (
-    format_table_rows,
-    read_published_runs,
-)
+from trainrig.scaling.layout.published_layouts import format_table_rows, read_published_runs
 
 
 @pytest.mark.bench

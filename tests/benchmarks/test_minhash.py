@@ -22,10 +22,7 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.documents import (
-    ROW_GROUP,
-    read_columns,
-)
+from trainrig.corpus.documents import ROW_GROUP, read_columns
 from trainrig.corpus.signatures.datasketch_signatures import split_words
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.normalised_texts import NormalisedTexts
@@ -64,8 +61,8 @@ with tempfile.TemporaryDirectory() as folder:
 MEGA = """
 import resource, sys, time
 from pathlib import Path
-from trainrig.corpus.dedup.signatures.minhash import MinHash
-from trainrig.corpus.dedup.signatures.sign_split import Signatures
+from trainrig.corpus.signatures.minhash import MinHash
+from trainrig.corpus.signatures.signatures import Signatures
 text = Path(sys.argv[1]).read_text()
 Signatures.of([("a", "", text[:1000])], MinHash())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -22,11 +22,7 @@ from fastwarc.warc import ArchiveIterator
 from numpy.typing import NDArray
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.models.classifier import (
-    Learning,
-    compute_area,
-    compute_reliability,
-)
+from trainrig.corpus.models.classifier import Learning, compute_area, compute_reliability
 from trainrig.corpus.models.classifier import train as train_classifier
 from trainrig.corpus.models.language_model import LanguageModel, train
 from trainrig.corpus.models.subwords import Subwords, Words, make_tokenizer

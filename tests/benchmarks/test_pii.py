@@ -16,11 +16,7 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.rewrite.pii_mask import (
-    PII,
-    Kind,
-    mask,
-)
+from trainrig.corpus.rewrite.pii_mask import PII, Kind, mask
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 
 from trainrig.scaling.fit.fit_verb import build_settings
-from trainrig.scaling.fit.law_fit import (
-    LawFit,
-    fit_law,
-    read_runs,
-)
-from trainrig.scaling.fit.recipe_comparison import (
-    RecipeFit,
-    compare,
-)
+from trainrig.scaling.fit.law_fit import LawFit, fit_law, read_runs
+from trainrig.scaling.fit.recipe_comparison import RecipeFit, compare
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.regression.approaches import fit_optima_line
 from trainrig.scaling.regression.bootstrap import Bootstrap

@@ -23,10 +23,7 @@ import trouble  # noqa: E402
 
 from trainrig.errors import Unfinished  # noqa: E402
 from trainrig.train.elastic import trainer  # noqa: E402
-from trainrig.train.run import (  # noqa: E402
-    metrics,
-    progress,
-)
+from trainrig.train.run import metrics, progress  # noqa: E402
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(3600)]
 REPEATS = int(os.environ.get("TRAINRIG_REPEATS", "5"))

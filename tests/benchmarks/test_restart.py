@@ -9,10 +9,7 @@ import math
 
 import pytest
 
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    parameter_shapes,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.train.checkpoint.manifest import CheckpointManifest
 from trainrig.train.checkpoint.tensor_index import (
     CHUNK,

@@ -17,10 +17,7 @@ from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.corpus.rewrite import C4Lines, Normalise, RefinedWebLines, RepairUnicode, Rewrite
 from trainrig.corpus.rewrite.characters import load_fixer
-from trainrig.corpus.url_blocklist import (
-    UrlLists,
-    UrlSignals,
-)
+from trainrig.corpus.url_blocklist import UrlLists, UrlSignals
 from trainrig.corpus.url_keys import compute_url_key, normalise_url
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]

@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 
 from trainrig.scaling.laws.runs_files import read_table
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    bootstrap_form,
-)
-from trainrig.scaling.regression.form_fits import (
-    ParametricFit,
-    fit_parametric,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
 from trainrig.scaling.regression.minimise import Lad
 from trainrig.scaling.regression.profile_likelihood import compute_profiles
 

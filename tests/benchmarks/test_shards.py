@@ -14,12 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.tokens.shards.flat_arrays import (
-    SUM_DTYPE,
-    SUMMED,
-    SUMS,
-    compute_block_sums,
-)
+from trainrig.tokens.shards.flat_arrays import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TOKENS, ShardHeader
 
 READER = Path(__file__).with_name("read_shards.py")

@@ -28,7 +28,8 @@ from trainrig.posttrain.huggingface.model_folders import export_checkpoint
 from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.posttrain.tuning import fine_tuning
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
-from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
+from trainrig.tokens.tokenizer import train_tokenizer
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import metrics
 

@@ -40,11 +40,7 @@ from extraction_pages import (
 from numpy.typing import NDArray
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.extract import (
-    block_scores,
-    block_trees,
-    main_content,
-)
+from trainrig.corpus.extract import block_scores, block_trees, main_content
 from trainrig.corpus.extract.block_features import compute_features
 from trainrig.corpus.extract.block_scores import (
     ScoredBlocks,
@@ -54,10 +50,7 @@ from trainrig.corpus.extract.block_scores import (
 )
 from trainrig.corpus.extract.extract_page import decode
 from trainrig.corpus.extract.extractors import Favour
-from trainrig.corpus.extract.page_blocks import (
-    CHARACTERS,
-    PageBlocks,
-)
+from trainrig.corpus.extract.page_blocks import CHARACTERS, PageBlocks
 
 SETTINGS = {
     "objective": "binary",

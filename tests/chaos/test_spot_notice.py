@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 import trouble
 
-from trainrig.launch.spot.preemption_notices import (
-    INTERRUPTION,
-    REBALANCE,
-)
+from trainrig.launch.spot.preemption_notices import INTERRUPTION, REBALANCE
 from trainrig.train.elastic import trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]

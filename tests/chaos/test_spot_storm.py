@@ -19,10 +19,7 @@ import trouble
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.filters.filters import Length
 from trainrig.corpus.read import ReadSettings
 from trainrig.launch.spot import loss_trace

@@ -17,10 +17,7 @@ import pytest
 from trainrig import config
 from trainrig.corpus.curate import Curation, curate
 from trainrig.errors import DataError
-from trainrig.scaling.fit.law_fit import (
-    LawFit,
-    fit_law,
-)
+from trainrig.scaling.fit.law_fit import LawFit, fit_law
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RUNS_FILE, RunsTable

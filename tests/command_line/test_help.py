@@ -9,10 +9,7 @@ import pytest
 from typer.main import get_command
 
 from trainrig import cli
-from trainrig.command_line import (
-    SECTIONS,
-    extract_summary,
-)
+from trainrig.command_line import SECTIONS, extract_summary
 
 ROOT = get_command(cli.app)
 

@@ -16,31 +16,19 @@ import pytest
 from trainrig import config, manifest, storage
 from trainrig.corpus import curate as curation
 from trainrig.corpus.curate import DROPPED, KEPT, REPORT_PAGE, Curation, curate, read_rows
-from trainrig.corpus.curation_settings import (
-    Buckets,
-    CurationSource,
-    WipeOut,
-)
+from trainrig.corpus.curation_settings import Buckets, CurationSource, WipeOut
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.search_passes import list_steps
 from trainrig.corpus.documents import QUARANTINE
 from trainrig.corpus.extract import PlainText
-from trainrig.corpus.filters.filters import (
-    GopherQuality,
-    Language,
-    Length,
-    Score,
-)
+from trainrig.corpus.filters.filters import GopherQuality, Language, Length, Score
 from trainrig.corpus.models.scorers import WordList
 from trainrig.corpus.read import RawPage, ReadSettings
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.rewrite.refinedweb_line_rules import RefinedWebLines
 from trainrig.corpus.row_schema import build_row_schema
-from trainrig.corpus.signatures.shingles import (
-    jaccard,
-    shingle,
-)
+from trainrig.corpus.signatures.shingles import jaccard, shingle
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 

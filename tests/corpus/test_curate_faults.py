@@ -19,14 +19,8 @@ import pytest
 from trainrig import config, manifest, storage
 from trainrig.corpus import row_schema
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
-from trainrig.corpus.filters.filters import (
-    C4,
-    Length,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
+from trainrig.corpus.filters.filters import C4, Length
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.signals.text_signals import SIGNALS
 from trainrig.errors import DataError

@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.activation_bytes import (
-    NO_MASKS,
-    RowMasks,
-)
+from trainrig.estimate.activation_bytes import NO_MASKS, RowMasks
 from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.training_facts import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
@@ -18,11 +15,7 @@ from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderD
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
 from trainrig.objectives import UL2, CausalLM, PrefixLM, SpanCorruption
-from trainrig.parallel.recompute import (
-    Full,
-    choose_kept,
-    recompute,
-)
+from trainrig.parallel.recompute import Full, choose_kept, recompute
 from trainrig.train.run_file.training_settings import Training
 
 SIZES: dict[str, Any] = {"layers": 3, "channels": 32, "heads": 4, "vocabulary": 32}

@@ -20,10 +20,7 @@ from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, in
 from trainrig.objectives import chunked_head
 from trainrig.optim import Constant
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.parallel.recompute import (
-    Full,
-    Selective,
-)
+from trainrig.parallel.recompute import Full, Selective
 from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays
 from trainrig.train.run_file.training_settings import Training
 from trainrig.train.training_job import TrainingJob

@@ -8,10 +8,7 @@ import pytest
 
 from trainrig import cli, manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.evaluation_run_file import (
-    Evaluation,
-    TaskChoice,
-)
+from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
 from trainrig.evaluate.leaderboard import read_leaderboard
 from trainrig.evaluate.paired_comparison import compare
 from trainrig.evaluate.scorecards import Scorecard, score_task

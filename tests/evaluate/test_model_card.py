@@ -6,13 +6,7 @@ import pytest
 
 from trainrig import manifest, storage
 from trainrig.evaluate import model_card
-from trainrig.evaluate.scorecards import (
-    MetricScore,
-    RowsSeen,
-    Scorecard,
-    SourceScore,
-    TaskScore,
-)
+from trainrig.evaluate.scorecards import MetricScore, RowsSeen, Scorecard, SourceScore, TaskScore
 
 
 @pytest.fixture

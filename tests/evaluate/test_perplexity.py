@@ -20,10 +20,7 @@ from trainrig.evaluate.held_out_perplexity import (
 from trainrig.evaluate.scorecards import SourceScore
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.posttrain.row_run_files import (
-    ConversationEncoding,
-    RowFiles,
-)
+from trainrig.posttrain.row_run_files import ConversationEncoding, RowFiles
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder

@@ -10,10 +10,7 @@ import torch
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.opened_models import OpenedModel
 from trainrig.evaluate.evaluation import evaluate
-from trainrig.evaluate.evaluation_run_file import (
-    Evaluation,
-    TaskChoice,
-)
+from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
 from trainrig.evaluate.held_out_perplexity import score_masked_windows
 from trainrig.evaluate.scorecards import read_scorecard
 from trainrig.models.architecture.encoder_configs import EncoderConfig

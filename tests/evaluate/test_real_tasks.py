@@ -15,10 +15,7 @@ from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.evaluate.engine.shards import TaskRun, load_questions
 from trainrig.evaluate.evaluation import evaluate
-from trainrig.evaluate.evaluation_run_file import (
-    Evaluation,
-    TaskChoice,
-)
+from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecards import read_scorecard
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise

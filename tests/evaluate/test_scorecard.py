@@ -15,10 +15,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine import shards
 from trainrig.evaluate.engine.request_encoding import encode_chat_prompt
 from trainrig.evaluate.evaluation import evaluate
-from trainrig.evaluate.evaluation_run_file import (
-    Evaluation,
-    TaskChoice,
-)
+from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecards import read_scorecard
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model

@@ -33,17 +33,9 @@ from own_process import alone  # noqa: E402
 from torch.nn.attention import flex_attention as torch_flex  # noqa: E402
 
 from trainrig.models.kernels.blocked_attention import blocked_attention  # noqa: E402
-from trainrig.models.kernels.kernel_choice import (  # noqa: E402
-    AttentionCase,
-    Kernel,
-    find_obstacle,
-)
+from trainrig.models.kernels.kernel_choice import AttentionCase, Kernel, find_obstacle  # noqa: E402
 from trainrig.models.kernels.kernel_support import read_card  # noqa: E402
-from trainrig.models.kernels.prepared_rows import (  # noqa: E402
-    PreparedRows,
-    attend_prepared,
-    prepare_rows,
-)
+from trainrig.models.kernels.prepared_rows import PreparedRows, attend_prepared, prepare_rows  # noqa: E402
 
 KERNELS: tuple[Kernel, ...] = ("flash", "flex", "triton", "plain")
 WARM = 3

@@ -41,19 +41,11 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from trainrig import hardware  # noqa: E402
 from trainrig.errors import ConfigError  # noqa: E402
 from trainrig.flops import BACKWARD, count_token_flops  # noqa: E402
-from trainrig.models.architecture.decoder_config import (  # noqa: E402
-    DecoderConfig,
-    count_parameters,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters  # noqa: E402
 from trainrig.parallel import numerics  # noqa: E402
 from trainrig.parallel.mesh import find_local_device, join_group, use_device  # noqa: E402
 from trainrig.parallel.precision import set_products  # noqa: E402
-from trainrig.tokens.batches import (  # noqa: E402
-    TOKENS,
-    MicroBatch,
-    build_token_arrays,
-    read_local_batch,
-)
+from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays, read_local_batch  # noqa: E402
 from trainrig.train.run_file.training_settings import Training  # noqa: E402
 from trainrig.train.state import build_fresh_state  # noqa: E402
 from trainrig.train.step import Stepper  # noqa: E402

@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainrig import config, storage
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.filters.filters import Length
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.run_record import Home

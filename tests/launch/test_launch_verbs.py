@@ -18,10 +18,7 @@ from typing import Any
 import pytest
 
 from trainrig import cli, storage
-from trainrig.launch.supervise.run_record import (
-    Home,
-    RunRecord,
-)
+from trainrig.launch.supervise.run_record import Home, RunRecord
 
 _server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
 NEVER_DONE = 50_000  # pages: most of a minute of a core; a test stops the run long before

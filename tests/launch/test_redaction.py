@@ -9,10 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig import config, storage
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.launch.redaction import MASK, Redactor, find_secrets, redact
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.run_record import Home

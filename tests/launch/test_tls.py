@@ -24,8 +24,8 @@ NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 STAGE = """
 import sys
 from trainrig.corpus.curate import curate
-from trainrig.corpus.run_file import Curation, CurationSource
-from trainrig.corpus.filters import Length
+from trainrig.corpus.curation_settings import Curation, CurationSource
+from trainrig.corpus.filters.filters import Length
 
 if __name__ == "__main__":
     source = CurationSource(name="web", paths=(sys.argv[1],), filters=(Length(),))

@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.models.attention import KeyValueCache
-from trainrig.models.decoder import (
-    Decoder,
-    DecoderConfig,
-    count_parameters,
-    initialise,
-)
+from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.models.initial_values import fill_fresh
 
 TINY = {"layers": 1, "channels": 8, "heads": 2}

@@ -4,10 +4,7 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainrig.models.layer_parts import (
-    Embedding,
-    add_gradients,
-)
+from trainrig.models.layer_parts import Embedding, add_gradients
 
 
 def compute_gradients(table: Embedding, ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

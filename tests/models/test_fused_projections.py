@@ -22,16 +22,8 @@ from trainrig.models.architecture.layer_settings import (
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.encoder import build_model
 from trainrig.models.fused_projections import fuse_projections
-from trainrig.parallel.layer_compilation import (
-    Compile,
-    compile_layers,
-)
-from trainrig.parallel.recompute import (
-    Full,
-    Selective,
-    choose_kept,
-    recompute,
-)
+from trainrig.parallel.layer_compilation import Compile, compile_layers
+from trainrig.parallel.recompute import Full, Selective, choose_kept, recompute
 from trainrig.parallel.training_statistics import ActivationStatistics
 
 SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 64, "initial_std": 0.2}

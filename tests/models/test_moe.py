@@ -6,14 +6,8 @@ import torch
 
 from trainrig.config import build as build_settings
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    count_parameters,
-)
-from trainrig.models.architecture.layer_settings import (
-    GELU,
-    MixtureOfExperts,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
+from trainrig.models.architecture.layer_settings import GELU, MixtureOfExperts
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.layer_parts import activate
 from trainrig.models.moe import ROUTER_TERMS, ExpertFeedForward, multiply_grouped

@@ -11,10 +11,7 @@ from trainrig.models.architecture.attention_settings import (
     GatedAttention,
     SlidingWindow,
 )
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    count_parameters,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.layer_settings import (
     GEGLU,
     GELU,

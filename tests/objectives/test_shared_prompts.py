@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainrig.models.architecture.attention_settings import (
-    AttentionSettings,
-    SlidingWindow,
-)
+from trainrig.models.architecture.attention_settings import AttentionSettings, SlidingWindow
 from trainrig.models.architecture.layer_settings import LearnedPositions, MixtureOfExperts
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.attention import MaskRegions, make_document_mask

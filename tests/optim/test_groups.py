@@ -2,10 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainrig.optim.parameter_groups import (
-    decays,
-    group_by_decay,
-)
+from trainrig.optim.parameter_groups import decays, group_by_decay
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import ReLU
 from trainrig.models.attention import Attention, Sight, number_documents
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.parallel.training_statistics import (
-    ActivationStatistics,
-    mean_entropy,
-)
+from trainrig.parallel.training_statistics import ActivationStatistics, mean_entropy
 
 CONFIG = DecoderConfig(layers=2, channels=32, heads=4, kv_heads=2, vocabulary=64, positions=64)
 FIGURES = ("activation_rms", "activation_max", "saturated", "attention_entropy")

@@ -3,12 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.parallel.axes.context_parts import (
-    cut,
-    find_chunks,
-    join,
-    take_part,
-)
+from trainrig.parallel.axes.context_parts import cut, find_chunks, join, take_part
 
 # Uneven documents of 16 or of 48 tokens: they end inside chunks, fill several, or fill a row.
 SHORT = [[3, 1, 12], [16]]

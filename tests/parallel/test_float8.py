@@ -5,17 +5,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.errors import ConfigError
 from trainrig.parallel.float8 import check_float8, use_float8
-from trainrig.parallel.layer_compilation import (
-    Compile,
-    compile_layers,
-)
+from trainrig.parallel.layer_compilation import Compile, compile_layers
 from trainrig.parallel.precision import LossScale, Precision
-from trainrig.parallel.recompute import (
-    Full,
-    Selective,
-    choose_kept,
-    recompute,
-)
+from trainrig.parallel.recompute import Full, Selective, choose_kept, recompute
 
 FLOAT8 = Precision(compute="float8")
 

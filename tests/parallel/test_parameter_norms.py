@@ -6,10 +6,7 @@ from torch import nn
 
 from trainrig.parallel.mesh import build_mesh, find_local_device
 from trainrig.parallel.sharding.fsdp import shard
-from trainrig.parallel.training_statistics import (
-    ParameterNorms,
-    group_parameters,
-)
+from trainrig.parallel.training_statistics import ParameterNorms, group_parameters
 
 NAMES = [
     "embedding.weight",

@@ -10,16 +10,8 @@ from trainrig.models.architecture.attention_settings import (
 )
 from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.parallel.layer_compilation import (
-    Compile,
-    compile_layers,
-)
-from trainrig.parallel.recompute import (
-    Full,
-    Selective,
-    choose_kept,
-    recompute,
-)
+from trainrig.parallel.layer_compilation import Compile, compile_layers
+from trainrig.parallel.recompute import Full, Selective, choose_kept, recompute
 
 VARIANTS = {
     "experts": {"feedforward": MixtureOfExperts(experts=4, active=2, balance_bias=True)},

@@ -17,7 +17,8 @@ from trainrig.posttrain.text_generator import TextGenerator, TextRequest
 from trainrig.posttrain.tuning.fine_tuning import posttrain
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.chat.chat_messages import Message
-from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
+from trainrig.tokens.tokenizer import train_tokenizer
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run import metrics
 

@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.posttrain.tuning.answer_batches import (
-    LabelledBatches,
-    PairBatches,
-)
+from trainrig.posttrain.tuning.answer_batches import LabelledBatches, PairBatches
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
 from trainrig.tokens.batches import (
     CHOSEN_IDS,

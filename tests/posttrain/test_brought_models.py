@@ -12,10 +12,7 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.families.safetensors_files import open_tensors
 from trainrig.models.huggingface import HubFolder, write_folder
 from trainrig.models.token_sampling import Sampling
-from trainrig.posttrain.huggingface.model_folders import (
-    export_checkpoint,
-    import_checkpoint,
-)
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 from trainrig.posttrain.text_generator import (
     TextGenerator,
     TextRequest,

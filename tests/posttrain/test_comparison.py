@@ -15,10 +15,7 @@ from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.train.evaluations import read_views
-from trainrig.train.held_out_loss import (
-    RowSizes,
-    open_held_out,
-)
+from trainrig.train.held_out_loss import RowSizes, open_held_out
 
 CHATS = [{"prompt": f"is {n}", "completion": "yes é"} for n in range(12)]
 PAIRS = [{"prompt": f"is {n}", "chosen": "yes é", "rejected": "no"} for n in range(12)]

@@ -3,10 +3,7 @@ import torch
 
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.huggingface import HubFolder
-from trainrig.posttrain.huggingface.model_folders import (
-    export_checkpoint,
-    import_checkpoint,
-)
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import open_model
 

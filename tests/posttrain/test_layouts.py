@@ -11,10 +11,7 @@ from trainrig.check import describe
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.huggingface.peft_adapters import export_adapter
-from trainrig.posttrain.tuning.fine_tuning import (
-    posttrain,
-    prepare,
-)
+from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
 from trainrig.posttrain.tuning.preference_rows import needs_references
 from trainrig.posttrain.tuning.references import compute_references
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning

@@ -14,10 +14,7 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.huggingface import HubFolder, write_folder
 from trainrig.models.lora import list_adapter_shapes
-from trainrig.posttrain.huggingface.model_folders import (
-    export_checkpoint,
-    import_checkpoint,
-)
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 from trainrig.posttrain.huggingface.peft_adapters import export_adapter, import_adapter
 from trainrig.posttrain.huggingface.peft_settings import name_saved_module
 from trainrig.tokens.special_tokens import find_special_tokens

@@ -9,10 +9,7 @@ import torch
 
 from trainrig.errors import DataError
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.models.lora import (
-    is_adapter,
-    list_adapter_shapes,
-)
+from trainrig.models.lora import is_adapter, list_adapter_shapes
 from trainrig.posttrain.huggingface.model_folders import import_checkpoint
 from trainrig.posttrain.huggingface.peft_adapters import export_adapter, import_adapter
 from trainrig.train import checkpoint

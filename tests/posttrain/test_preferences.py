@@ -10,15 +10,8 @@ from torch.nn import functional
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.posttrain.tuning.fine_tuning import (
-    posttrain,
-    prepare,
-)
-from trainrig.posttrain.tuning.references import (
-    TRAIN,
-    StoredReferences,
-    compute_references,
-)
+from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
+from trainrig.posttrain.tuning.references import TRAIN, StoredReferences, compute_references
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import TokenShards

@@ -11,18 +11,12 @@ import transformers
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.huggingface import HubFolder
-from trainrig.posttrain.huggingface.model_folders import (
-    export_checkpoint,
-    import_checkpoint,
-)
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 from trainrig.posttrain.huggingface.peft_adapters import export_adapter
 from trainrig.posttrain.row_run_files import AnswerScoring
 from trainrig.posttrain.stages.score_stage import score_rows
 from trainrig.posttrain.text_generator import TextGenerator
-from trainrig.posttrain.tuning.fine_tuning import (
-    posttrain,
-    prepare,
-)
+from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import IGNORE, STEP_LABELS

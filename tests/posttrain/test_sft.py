@@ -22,16 +22,8 @@ from trainrig.models.huggingface import HubFolder
 from trainrig.objectives import SFT
 from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint
-from trainrig.posttrain.tuning.conversation_batches import (
-    ConversationBatching,
-    PretrainingShare,
-)
-from trainrig.posttrain.tuning.fine_tuning import (
-    FineTuning,
-    open_conversations,
-    posttrain,
-    prepare,
-)
+from trainrig.posttrain.tuning.conversation_batches import ConversationBatching, PretrainingShare
+from trainrig.posttrain.tuning.fine_tuning import FineTuning, open_conversations, posttrain, prepare
 from trainrig.tokens.batches import IGNORE, TOKENS, WEIGHTS
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.train.checkpoint import open_model

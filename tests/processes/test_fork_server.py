@@ -14,12 +14,7 @@ import psutil
 import pytest
 
 from trainrig.processes import fork_server, forking
-from trainrig.processes.fork_server import (
-    ForkedProcess,
-    ForkServer,
-    ProcessDied,
-    ServerAddress,
-)
+from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied, ServerAddress
 from trainrig.train.elastic import worker_agent
 
 HERE = str(Path(__file__).parent)

@@ -10,7 +10,7 @@ NAMES = ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME")
 FIND = """
 import getpass, os, stat, sys
 from pathlib import Path
-from trainrig.processes.home import ensure_home
+from trainrig.processes.child_process import ensure_home
 
 if len(sys.argv) > 1:
     os.setuid(int(sys.argv[1]))

@@ -6,10 +6,7 @@ import sys
 import psutil
 import pytest
 
-from trainrig.processes.child_process import (
-    end_process,
-    hold_group,
-)
+from trainrig.processes.child_process import end_process, hold_group
 
 # A leader whose child outlives it; it prints the child's pid.
 PARENT = """

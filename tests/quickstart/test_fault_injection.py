@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.quickstart.injected_faults import (
-    KILLED,
-    kill_one_worker,
-)
+from trainrig.quickstart.injected_faults import KILLED, kill_one_worker
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 

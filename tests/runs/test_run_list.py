@@ -12,10 +12,7 @@ from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.processes.lease import hold_lease
 from trainrig.runs.run_list import list_runs, read_run_state
-from trainrig.train.evaluations import (
-    CheckpointScore,
-    ScoredCheckpoint,
-)
+from trainrig.train.evaluations import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import write_scores
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining

@@ -11,10 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
 from trainrig.tokens.special_tokens import TokenizerFiles
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    GPT_2_WORDS,
-    LLAMA_3_WORDS,
-)
+from trainrig.tokens.tokenizers.tokenizer_kinds import GPT_2_WORDS, LLAMA_3_WORDS
 
 TEXTS = (
     "the quick brown fox jumps over the lazy dog, and then the fox sleeps",

@@ -3,11 +3,7 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.tokens.document_set import (
-    _normalise_parts,
-    is_held_out,
-    normalise_url,
-)
+from trainrig.tokens.document_set import _normalise_parts, is_held_out, normalise_url
 
 
 @pytest.mark.parametrize(

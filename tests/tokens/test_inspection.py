@@ -13,12 +13,7 @@ from trainrig.manifest import CLAIM
 from trainrig.tokens import inspection
 from trainrig.tokens.inspection import Inspection, View, choose_packing, count_source
 from trainrig.tokens.prepare import Tokenization
-from trainrig.tokens.rows.packing import (
-    BestFit,
-    Concatenate,
-    PackingPlan,
-    write_plans,
-)
+from trainrig.tokens.rows.packing import BestFit, Concatenate, PackingPlan, write_plans
 from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,
@@ -26,11 +21,9 @@ from trainrig.tokens.shards.token_shards import (
     TokenShards,
     write_shard,
 )
+from trainrig.tokens.tokenizer import train_tokenizer
 from trainrig.tokens.tokenizers.encode import Encoder
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    ByteLevelBPE,
-    train_tokenizer,
-)
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 TEXTS = {
     "web": ["the cat", "the cat sat on the mat " * 3, "a mat", "sat on the cat " * 9],

@@ -5,11 +5,9 @@ import numpy as np
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.row_view import RowPiece, count_padding, render_row
 from trainrig.tokens.special_tokens import PAD
+from trainrig.tokens.tokenizer import train_tokenizer
 from trainrig.tokens.tokenizers.encode import Encoder
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    ByteLevelBPE,
-    train_tokenizer,
-)
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 
 @functools.cache

@@ -9,12 +9,7 @@ import pytest
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
-from trainrig.tokens.document_set import (
-    JSONL,
-    Column,
-    Parquet,
-    is_held_out,
-)
+from trainrig.tokens.document_set import JSONL, Column, Parquet, is_held_out
 from trainrig.tokens.tokenizer import (
     REPORT,
     REPORT_PAGE,
@@ -23,10 +18,11 @@ from trainrig.tokens.tokenizer import (
     Reporting,
     TokenizerTraining,
     make_tokenizer,
+    train_tokenizer,
 )
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.imported import Imported
-from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, WordPiece, train_tokenizer
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, WordPiece
 from trainrig.tokens.tokenizers.training_sample import TextSampling
 
 SMALL = ByteLevelBPE(vocabulary=320, min_frequency=1)

@@ -46,25 +46,14 @@ from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig
 from trainrig.objectives import CausalLM
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-    Term,
-)
+from trainrig.objectives.objective_interface import Computed, Contributions, DeviceBatch, Term
 from trainrig.parallel import mesh as meshes
 from trainrig.parallel import numerics
-from trainrig.parallel.axes.pipeline_passes import (
-    StagePass,
-    StagePasses,
-)
+from trainrig.parallel.axes.pipeline_passes import StagePass, StagePasses
 from trainrig.parallel.mesh import build_mesh, find_local_device, join_group
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.sharding import sum_exchange
-from trainrig.parallel.sharding.deterministic import (
-    SummedInTree,
-    count_peers,
-)
+from trainrig.parallel.sharding.deterministic import SummedInTree, count_peers
 from trainrig.parallel.sharding.fsdp import (
     Gradients,
     SummedByRank,
@@ -89,10 +78,7 @@ from trainrig.train.elastic.rank import dump_collectives
 from trainrig.train.held_out_loss import evaluate
 from trainrig.train.loss_table import Loss
 from trainrig.train.rollouts.online_batches import OnlineBatches
-from trainrig.train.rollouts.rollout_requests import (
-    find_open,
-    name_rollouts_folder,
-)
+from trainrig.train.rollouts.rollout_requests import find_open, name_rollouts_folder
 from trainrig.train.rollouts.rollout_sampler import RolloutSampler
 from trainrig.train.run import step_logger
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt

@@ -18,10 +18,7 @@ from trainrig.train.checkpoint.manifest import clean_up
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.training_job import (
-    Adapter,
-    FrozenModel,
-)
+from trainrig.train.training_job import Adapter, FrozenModel
 
 STEPS = 4
 TRAINING = {

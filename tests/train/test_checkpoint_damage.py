@@ -21,10 +21,7 @@ from trainrig.train.checkpoint import (
 )
 from trainrig.train.checkpoint import tensor_index as chunks_of_files
 from trainrig.train.checkpoint.manifest import CheckpointManifest, commit, name_checkpoint_folder
-from trainrig.train.checkpoint.tensor_index import (
-    read_chunk,
-    write_file,
-)
+from trainrig.train.checkpoint.tensor_index import read_chunk, write_file
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import build_fresh_state
 

@@ -8,20 +8,12 @@ import pytest
 from trainrig.config import build
 from trainrig.errors import ConfigError
 from trainrig.evaluate.evaluation_run_file import Evaluation
-from trainrig.evaluate.held_out_perplexity import (
-    score,
-    score_source,
-)
+from trainrig.evaluate.held_out_perplexity import score, score_source
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.shards.token_shards import HELD_OUT, TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import find_newest_valid, open_model
-from trainrig.train.held_out_loss import (
-    HeldOutSets,
-    HeldOutSettings,
-    RowSizes,
-    open_held_out,
-)
+from trainrig.train.held_out_loss import HeldOutSets, HeldOutSettings, RowSizes, open_held_out
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

@@ -18,10 +18,7 @@ from trainrig.train.pretrain import prepare, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_report.run_page import (
-    build_run_page,
-    read_report_data,
-)
+from trainrig.train.run_report.run_page import build_run_page, read_report_data
 
 YARN = {"kind": "YaRN", "factor": 4.0, "original_positions": 48}
 LONG = {"from_step": 3, "positions": 192, "rope": {"scaling": YARN}}

@@ -7,10 +7,7 @@ import torch
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device
-from trainrig.parallel.sharding.fsdp import (
-    find_local_slice,
-    list_units,
-)
+from trainrig.parallel.sharding.fsdp import find_local_slice, list_units
 from trainrig.tokens.batches import read_local_batch
 from trainrig.train import state as state_module
 from trainrig.train.state import build_fresh_state

@@ -32,10 +32,7 @@ from trainrig.corpus.filters.filters import (
     list_read_columns,
     need_datatrove,
 )
-from trainrig.corpus.models.scorers import (
-    BadWords,
-    Scorer,
-)
+from trainrig.corpus.models.scorers import BadWords, Scorer
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.repeated_text.common_lines import CommonLines
 from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
@@ -43,10 +40,7 @@ from trainrig.corpus.rewrite import C4Lines, RefinedWebLines, Rewrite
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.signals.text_signals import SIGNALS
 from trainrig.corpus.signatures.shingle_similarity import Verification
-from trainrig.corpus.url_blocklist import (
-    URL_COLUMNS,
-    UrlLists,
-)
+from trainrig.corpus.url_blocklist import URL_COLUMNS, UrlLists
 
 # Numeric columns that every document has.
 MEASURED = (*SIGNALS, "language", "language_score", "extracted_share", "bytes", "pii_finds")

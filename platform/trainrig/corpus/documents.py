@@ -25,10 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainrig import storage
-from trainrig.corpus.removed_spans import (
-    Removed,
-    restore,
-)
+from trainrig.corpus.removed_spans import Removed, restore
 from trainrig.errors import DataError
 from trainrig.manifest import MANIFEST, SCRATCH, Below, Manifest
 

@@ -5,11 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainrig.estimate.activation_bytes import MASTER
-from trainrig.estimate.step_memory import (
-    RESERVE,
-    Memory,
-    estimate_step_memory,
-)
+from trainrig.estimate.step_memory import RESERVE, Memory, estimate_step_memory
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes, count_trained

@@ -12,11 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from trainrig.estimate.activation_bytes import (
-    BYTES,
-    MASTER,
-    find_gathered_width,
-)
+from trainrig.estimate.activation_bytes import BYTES, MASTER, find_gathered_width
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA, is_of_head, is_router, list_matrices
 from trainrig.optim import Optimizer

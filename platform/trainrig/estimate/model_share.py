@@ -21,11 +21,7 @@ from trainrig.estimate.held_parameters import (
 )
 from trainrig.estimate.step_memory import Memory
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.shapes import (
-    DecoderShapes,
-    count,
-    list_named_sizes,
-)
+from trainrig.models.architecture.shapes import DecoderShapes, count, list_named_sizes
 from trainrig.parallel.layer_bytes import cut_shapes
 from trainrig.train.run_file.training_settings import Training
 

@@ -21,10 +21,7 @@ from trainrig.estimate.run_cost import (
     estimate_cost,
     list_sizes_after_losses,
 )
-from trainrig.estimate.step_memory import (
-    Memory,
-    estimate_cache_memory,
-)
+from trainrig.estimate.step_memory import Memory, estimate_cache_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import MANIFEST

@@ -14,12 +14,7 @@ from trainrig.estimate.activation_bytes import (
     estimate_restored_weight,
 )
 from trainrig.estimate.held_parameters import GatheredBytes, ModelRole
-from trainrig.estimate.step_memory import (
-    HeldParameters,
-    Memory,
-    estimate_cache_memory,
-    hold_model,
-)
+from trainrig.estimate.step_memory import HeldParameters, Memory, estimate_cache_memory, hold_model
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import GATED
 from trainrig.models.architecture.lora_settings import LoRA

@@ -45,15 +45,8 @@ from trainrig.parallel.activation_budget import (
     estimate_keys_and_values,
 )
 from trainrig.parallel.axes.pipeline_schedule import cut_for_ranks
-from trainrig.parallel.layer_bytes import (
-    cut_model,
-    cut_shapes,
-    list_layer_adapters,
-)
-from trainrig.parallel.recompute import (
-    Budget,
-    choose_kept,
-)
+from trainrig.parallel.layer_bytes import cut_model, cut_shapes, list_layer_adapters
+from trainrig.parallel.recompute import Budget, choose_kept
 from trainrig.train.run_file.training_settings import Training
 
 

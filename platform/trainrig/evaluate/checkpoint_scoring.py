@@ -6,16 +6,8 @@ from typing import Any
 from trainrig import config, manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.evaluate.engine.shards import TaskPlan
-from trainrig.evaluate.evaluation import (
-    check_tasks,
-    claim,
-    evaluate,
-    load_task_runs,
-)
-from trainrig.evaluate.evaluation_run_file import (
-    Evaluation,
-    TaskChoice,
-)
+from trainrig.evaluate.evaluation import check_tasks, claim, evaluate, load_task_runs
+from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
 from trainrig.evaluate.scorecards import read_scorecard
 from trainrig.splits import Phase
 from trainrig.train.evaluations import CheckpointScore, RunEvaluation

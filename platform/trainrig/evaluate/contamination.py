@@ -14,21 +14,11 @@ import pyarrow.parquet as pq
 
 from trainrig import storage
 from trainrig.corpus.curate import KEPT
-from trainrig.corpus.decontaminate import (
-    Benchmark,
-    Decontamination,
-    Index,
-    PaLM,
-    match,
-    merge,
-)
+from trainrig.corpus.decontaminate import Benchmark, Decontamination, Index, PaLM, match, merge
 from trainrig.corpus.decontaminate.benchmark_index import Examples
 from trainrig.corpus.decontaminate.benchmark_overlap import find_unit_thresholds
 from trainrig.evaluate.engine.shards import TaskRun, load_questions
-from trainrig.evaluate.scorecards import (
-    RowsSeen,
-    compute_headline_score,
-)
+from trainrig.evaluate.scorecards import RowsSeen, compute_headline_score
 from trainrig.evaluate.tasks.task_prompts import Question
 from trainrig.manifest import FileSum
 from trainrig.splits import Phase, Split, Work

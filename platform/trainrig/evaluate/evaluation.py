@@ -23,13 +23,7 @@ from trainrig.evaluate.engine.vector_tasks import (
 )
 from trainrig.evaluate.evaluation_run_file import Evaluation
 from trainrig.evaluate.held_out_perplexity import HeldOutPlan
-from trainrig.evaluate.scorecards import (
-    SCORECARD,
-    Scorecard,
-    SourceScore,
-    TaskScore,
-    score_task,
-)
+from trainrig.evaluate.scorecards import SCORECARD, Scorecard, SourceScore, TaskScore, score_task
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.evaluate.tasks.task_definition import PreferredAnswer
 from trainrig.flops import count_flops_6nd

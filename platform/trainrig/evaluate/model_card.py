@@ -6,11 +6,7 @@ from pathlib import Path
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.scorecards import (
-    Scorecard,
-    TaskScore,
-    read_scorecard,
-)
+from trainrig.evaluate.scorecards import Scorecard, TaskScore, read_scorecard
 from trainrig.manifest import read_claim
 from trainrig.train import checkpoint
 

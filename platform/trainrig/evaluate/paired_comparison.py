@@ -13,15 +13,9 @@ from matplotlib.axes import Axes
 from trainrig import figures, manifest
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.shards import read_scored
-from trainrig.evaluate.score_statistics import (
-    PairedDifference,
-    estimate_paired_difference,
-)
+from trainrig.evaluate.score_statistics import PairedDifference, estimate_paired_difference
 from trainrig.evaluate.scorecard_page import build_row_sample
-from trainrig.evaluate.scorecards import (
-    Scorecard,
-    read_scorecard,
-)
+from trainrig.evaluate.scorecards import Scorecard, read_scorecard
 from trainrig.report import (
     Block,
     Chart,

@@ -7,15 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from trainrig import figures
-from trainrig.evaluate.score_statistics import (
-    Calibration,
-    calibrate,
-)
-from trainrig.evaluate.scorecards import (
-    MetricScore,
-    Scorecard,
-    TaskScore,
-)
+from trainrig.evaluate.score_statistics import Calibration, calibrate
+from trainrig.evaluate.scorecards import MetricScore, Scorecard, TaskScore
 from trainrig.report import (
     Block,
     Cell,

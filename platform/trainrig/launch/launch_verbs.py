@@ -12,14 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from trainrig import command_line, config
-from trainrig.command_line import (
-    Changes,
-    HardwareTable,
-    Json,
-    RecordsHome,
-    RunPath,
-    Verb,
-)
+from trainrig.command_line import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.job import if_stopped
 from trainrig.launch.submit.limit_options import (
@@ -139,10 +132,7 @@ def _run(
     as_json: bool,
 ) -> None:
     """Follow the run to its end; submit it first, unless it is live."""
-    from trainrig.launch.submit.follow import (
-        Following,
-        exit_code,
-    )
+    from trainrig.launch.submit.follow import Following, exit_code
     from trainrig.launch.submit.resubmit import Resubmitter
     from trainrig.launch.submit.submission import Submission
 
@@ -194,10 +184,7 @@ def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
 
     Reads the records in storage, without asking a cluster.
     """
-    from trainrig.launch.submit.jobs_table import (
-        build_rows,
-        format_lines,
-    )
+    from trainrig.launch.submit.jobs_table import build_rows, format_lines
     from trainrig.launch.submit.jobs_table import to_json as row_to_json
     from trainrig.launch.supervise.run_record import Home as Records
 
@@ -219,10 +206,7 @@ def logs(
     ] = False,
 ) -> None:
     """Print the log of a run, over all attempts, even when its cluster is gone."""
-    from trainrig.launch.submit.follow import (
-        Following,
-        exit_code,
-    )
+    from trainrig.launch.submit.follow import Following, exit_code
     from trainrig.launch.supervise.run_record import Home as Records
 
     records = Records.choose(home)

@@ -14,10 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainrig.models.architecture.attention_settings import (
-    AttentionSettings,
-    hides_by_distance,
-)
+from trainrig.models.architecture.attention_settings import AttentionSettings, hides_by_distance
 from trainrig.models.architecture.layer_settings import Normalisation
 from trainrig.models.architecture.shapes import (
     AttentionShape,

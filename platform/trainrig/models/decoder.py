@@ -12,22 +12,14 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from trainrig.models.architecture.attention_settings import (
-    find_maskless_setting,
-    hides_by_distance,
-)
+from trainrig.models.architecture.attention_settings import find_maskless_setting, hides_by_distance
 from trainrig.models.architecture.decoder_config import (
     DecoderConfig,
     ParameterCount,
     Shape,
     count_parameters,
 )
-from trainrig.models.architecture.layer_settings import (
-    Alibi,
-    MixtureOfExperts,
-    PostNorm,
-    Rope,
-)
+from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts, PostNorm, Rope
 from trainrig.models.architecture.shapes import (
     FeedForwardShape,
     LayerShape,

@@ -15,22 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.encoder_configs import (
-    SHARED,
-    EncoderConfig,
-    EncoderDecoderConfig,
-)
+from trainrig.models.architecture.encoder_configs import SHARED, EncoderConfig, EncoderDecoderConfig
 from trainrig.models.architecture.layer_settings import Network, Normalisation
 from trainrig.models.architecture.shapes import TransformShape
 from trainrig.models.attention import Cache, number_documents
 from trainrig.models.decoder import Decoder
 from trainrig.models.encoder_decoder import EncoderDecoder
 from trainrig.models.initial_values import GENERATOR
-from trainrig.models.layer_parts import (
-    Norm,
-    activate,
-    build_projection,
-)
+from trainrig.models.layer_parts import Norm, activate, build_projection
 from trainrig.models.output import ModelOutput
 
 

@@ -15,25 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from trainrig.errors import DataError
-from trainrig.models.architecture.encoder_configs import (
-    EncoderDecoderConfig,
-    RelativeBias,
-)
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig, RelativeBias
 from trainrig.models.architecture.shapes import CrossLayerShape
 from trainrig.models.attention import Attention, Cache, KeyValueCache, Sight
 from trainrig.models.decoder import Decoder, Layer
-from trainrig.models.generation import (
-    Generation,
-    Stopped,
-)
+from trainrig.models.generation import Generation, Stopped
 from trainrig.models.layer_parts import Norm
 from trainrig.models.output import ModelOutput
-from trainrig.models.token_sampling import (
-    NextToken,
-    Sampling,
-    derive_stream,
-    draw,
-)
+from trainrig.models.token_sampling import NextToken, Sampling, derive_stream, draw
 
 
 class CrossAttention(Attention):

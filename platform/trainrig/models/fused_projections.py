@@ -19,10 +19,7 @@ from torch.autograd.function import once_differentiable
 from trainrig.models.architecture.layer_settings import Rope
 from trainrig.models.attention import Attention
 from trainrig.models.decoder import Decoder
-from trainrig.models.layer_parts import (
-    DenseFeedForward,
-    multiply_each,
-)
+from trainrig.models.layer_parts import DenseFeedForward, multiply_each
 
 
 def fuse_projections(model: Decoder) -> None:

@@ -19,12 +19,7 @@ from torch import Tensor
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder
 from trainrig.models.output import ModelOutput
-from trainrig.models.token_sampling import (
-    NextToken,
-    Sampling,
-    derive_stream,
-    draw,
-)
+from trainrig.models.token_sampling import NextToken, Sampling, derive_stream, draw
 
 
 class PreallocatedCache:

@@ -21,10 +21,7 @@ from torch import Tensor
 from trainrig import storage
 from trainrig.config import Settings
 from trainrig.errors import DataError, OutputTaken
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    count_parameters,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.families import Family, find_family, read_config, strip_config
 from trainrig.models.families.mapping import HubConfig, read_labels, write_labels

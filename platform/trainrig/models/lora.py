@@ -20,12 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.lora_settings import (
-    LoRA,
-    is_of_head,
-    is_router,
-    list_matrices,
-)
+from trainrig.models.architecture.lora_settings import LoRA, is_of_head, is_router, list_matrices
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder import build_model
 from trainrig.models.output import ReadByLoss

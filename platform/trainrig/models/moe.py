@@ -17,16 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, library, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from trainrig.models.architecture.layer_settings import (
-    MixtureOfExperts,
-    Network,
-)
+from trainrig.models.architecture.layer_settings import MixtureOfExperts, Network
 from trainrig.models.architecture.shapes import ExpertsShape, MixtureShape, StackShape
-from trainrig.models.layer_parts import (
-    DenseFeedForward,
-    activate,
-    build_projection,
-)
+from trainrig.models.layer_parts import DenseFeedForward, activate, build_projection
 
 # Terms that a router adds to the loss, in the order of the vector that a layer returns.
 ROUTER_TERMS = ("expert_balance", "router_z", "balance_bias")

@@ -87,10 +87,7 @@ class Distillation(Settings):
         entry.
         """
         from trainrig.objectives.chunked_head import LogitTransform, compute_row_losses
-        from trainrig.objectives.teacher_divergence import (
-            SoftTargets,
-            TeacherRows,
-        )
+        from trainrig.objectives.teacher_divergence import SoftTargets, TeacherRows
 
         arrays = batch.arrays
         text = mark_text(model, batch)

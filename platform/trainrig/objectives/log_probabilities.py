@@ -15,10 +15,7 @@ from torch import Tensor, nn
 
 from trainrig.objectives.chunked_head import PartialHead, compute_head_loss
 from trainrig.objectives.cross_entropy import cut_rows, token_nats
-from trainrig.objectives.objective_interface import (
-    Output,
-    RowParts,
-)
+from trainrig.objectives.objective_interface import Output, RowParts
 from trainrig.objectives.shared_prompts import read_answers
 from trainrig.tokens.batches import IGNORE
 

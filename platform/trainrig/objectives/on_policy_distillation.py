@@ -18,11 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-)
+from trainrig.objectives.objective_interface import Computed, Contributions, DeviceBatch
 from trainrig.objectives.policy.policy_divergence import PolicyTokens
 from trainrig.objectives.policy.policy_gradient import POLICY, ClippedPolicy, Floats
 from trainrig.objectives.policy.ppo import estimate_advantages

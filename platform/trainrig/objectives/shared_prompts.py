@@ -20,10 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainrig.objectives.objective_interface import (
-    Output,
-    RowParts,
-)
+from trainrig.objectives.objective_interface import Output, RowParts
 from trainrig.tokens.batches import IGNORE
 
 # branch numbers; 0 is the common beginning

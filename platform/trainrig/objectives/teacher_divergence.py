@@ -25,10 +25,7 @@ from torch import Tensor, nn
 
 from trainrig.objectives.chunked_head import LogitTransform, compute_row_losses, put_back
 from trainrig.objectives.cross_entropy import cut_rows
-from trainrig.objectives.objective_interface import (
-    Output,
-    OutputHead,
-)
+from trainrig.objectives.objective_interface import Output, OutputHead
 from trainrig.tokens.batches import IGNORE
 
 

@@ -24,10 +24,7 @@ from trainrig.optim.moment_optimizers import (
     StateDtype,
     check_rounded,
 )
-from trainrig.optim.parameter_groups import (
-    RATE_SHARE,
-    ParameterGroup,
-)
+from trainrig.optim.parameter_groups import RATE_SHARE, ParameterGroup
 
 if TYPE_CHECKING:
     import torch

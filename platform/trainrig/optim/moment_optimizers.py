@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.optim.parameter_groups import (
-    ParameterGroup,
-    elementwise_share,
-)
+from trainrig.optim.parameter_groups import ParameterGroup, elementwise_share
 
 if TYPE_CHECKING:
     import torch

@@ -12,11 +12,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
-from trainrig.parallel.axes.pipeline_schedule import (
-    cut_for_ranks,
-    find_held_at_once,
-    plan_turns,
-)
+from trainrig.parallel.axes.pipeline_schedule import cut_for_ranks, find_held_at_once, plan_turns
 from trainrig.parallel.layer_bytes import (
     LayerAdapters,
     cut_model,
@@ -25,12 +21,9 @@ from trainrig.parallel.layer_bytes import (
     estimate_kept_products,
     list_layer_adapters,
 )
-from trainrig.parallel.layout import WorkerLayout
 from trainrig.parallel.precision import Precision
-from trainrig.parallel.recompute import (
-    Budget,
-    Kept,
-)
+from trainrig.parallel.recompute import Budget, Kept
+from trainrig.parallel.worker_layout import WorkerLayout
 
 GIB = 2**30
 

@@ -22,10 +22,7 @@ from typing import Any
 import numpy as np
 
 from trainrig.errors import DataError
-from trainrig.posttrain.row_run_files import (
-    ConversationEncoding,
-    RowFiles,
-)
+from trainrig.posttrain.row_run_files import ConversationEncoding, RowFiles
 from trainrig.splits import Work
 from trainrig.tokens.chat.chat_messages import BadRow, check_unicode
 from trainrig.tokens.chat.example_rows import find_field

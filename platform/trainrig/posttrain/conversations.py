@@ -23,47 +23,19 @@ import numpy as np
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.classified_rows import (
-    TEXT_ROWS,
-    TextRows,
-    count_labels,
-    settle_labels,
-)
-from trainrig.posttrain.model_source import (
-    find_tokenizer_files,
-    open_chat_tokenizer,
-)
-from trainrig.posttrain.row_run_files import (
-    ConversationEncoding,
-    RowFiles,
-)
+from trainrig.posttrain.classified_rows import TEXT_ROWS, TextRows, count_labels, settle_labels
+from trainrig.posttrain.model_source import find_tokenizer_files, open_chat_tokenizer
+from trainrig.posttrain.row_run_files import ConversationEncoding, RowFiles
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
 from trainrig.tokens.chat.chat_messages import BadRow
-from trainrig.tokens.chat.chat_samples import (
-    SampleRules,
-    Samples,
-    build_samples,
-)
+from trainrig.tokens.chat.chat_samples import SampleRules, Samples, build_samples
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
-from trainrig.tokens.chat.example_rows import (
-    Example,
-    parse_example,
-)
+from trainrig.tokens.chat.example_rows import Example, parse_example
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
 from trainrig.tokens.chat_template import DATE
-from trainrig.tokens.document_formats import (
-    FORMATS,
-    StagePart,
-    name_place,
-)
-from trainrig.tokens.document_set import (
-    OPENERS,
-    find_paths,
-    group_parts,
-    is_held_out,
-    name_files,
-)
+from trainrig.tokens.document_formats import FORMATS, StagePart, name_place
+from trainrig.tokens.document_set import OPENERS, find_paths, group_parts, is_held_out, name_files
 from trainrig.tokens.rows.whole_rows import write_whole_plan
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import (

@@ -10,10 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trainrig.command_line import (
-    Checkpoint,
-    Json,
-)
+from trainrig.command_line import Checkpoint, Json
 from trainrig.errors import ConfigError, InputError
 
 Tokens = Annotated[

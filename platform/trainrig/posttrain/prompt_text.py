@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainrig.objectives.denoising.fill_in_the_middle import find_infilling_tokens
-from trainrig.tokens.chat.chat_messages import (
-    Conversation,
-    Message,
-    adapt_roles,
-)
+from trainrig.tokens.chat.chat_messages import Conversation, Message, adapt_roles
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.tokens.chat.rendering import ChatRenderer
 from trainrig.tokens.tokenizers.encode import Encoder

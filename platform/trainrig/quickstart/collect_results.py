@@ -30,10 +30,7 @@ from trainrig.quickstart.injected_faults import (
     tally,
 )
 from trainrig.quickstart.quickstart_law import fit_scaling
-from trainrig.quickstart.site.site_plan import (
-    Plant,
-    read_plants,
-)
+from trainrig.quickstart.site.site_plan import Plant, read_plants
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

@@ -24,17 +24,11 @@ from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.posttrain.tuning.fine_tuning import posttrain
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
-from trainrig.quickstart.collect_results import (
-    collect_results,
-    summarise,
-)
+from trainrig.quickstart.collect_results import collect_results, summarise
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.injected_faults import kill_one_worker
 from trainrig.quickstart.quickstart_page import build_quickstart_page
-from trainrig.quickstart.site.site_pages import (
-    PagesSettings,
-    build_pages,
-)
+from trainrig.quickstart.site.site_pages import PagesSettings, build_pages
 from trainrig.ray_runtime import ray_session
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.storage.writable import check_folder

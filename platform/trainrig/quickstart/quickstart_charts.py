@@ -13,11 +13,7 @@ from numpy.typing import NDArray
 
 from trainrig import figures
 from trainrig.figures import C1, C2, MUTED, BarPart, BarRow, BeforeAfter, Interruptions, NoisyCurve
-from trainrig.quickstart.quickstart_results import (
-    MODELS,
-    LossPoint,
-    QuickstartResults,
-)
+from trainrig.quickstart.quickstart_results import MODELS, LossPoint, QuickstartResults
 from trainrig.report import Cell, Chart, ReportTable, format_duration, format_percent, format_short
 
 _TABLE_ROWS = 50  # About a screenful, folded below a chart; metrics.jsonl holds every step.

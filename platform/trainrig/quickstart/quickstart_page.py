@@ -11,10 +11,7 @@ from typing import Literal
 from trainrig import report
 from trainrig.quickstart import quickstart_charts
 from trainrig.quickstart.quickstart_law import build_law_section
-from trainrig.quickstart.quickstart_results import (
-    MODELS,
-    QuickstartResults,
-)
+from trainrig.quickstart.quickstart_results import MODELS, QuickstartResults
 from trainrig.report import Details, ReportTable, Section, Text
 
 _NUMERALS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")

@@ -12,22 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from trainrig.corpus.filters.filters import (
-    Filter,
-    Preset,
-    find_broken_rules,
-    list_read_columns,
-)
+from trainrig.corpus.filters.filters import Filter, Preset, find_broken_rules, list_read_columns
 from trainrig.corpus.limits import LANGUAGE
-from trainrig.corpus.signals.text_signals import (
-    SIGNALS,
-    measure,
-)
+from trainrig.corpus.signals.text_signals import SIGNALS, measure
 from trainrig.errors import ConfigError
-from trainrig.runs.step_trace import (
-    TracedRun,
-    open_traced,
-)
+from trainrig.runs.step_trace import TracedRun, open_traced
 from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards

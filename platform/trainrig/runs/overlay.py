@@ -27,10 +27,7 @@ from trainrig.report import (
 )
 from trainrig.runs.run_list import ListedRun, read_listed_run, shorten_name
 from trainrig.storage.writable import check_file
-from trainrig.train.run_report.run_charts import (
-    RunReportData,
-    list_values,
-)
+from trainrig.train.run_report.run_charts import RunReportData, list_values
 from trainrig.train.run_report.run_page import read_report_data
 
 # One colour and stroke for each run; more runs could not be distinguished.

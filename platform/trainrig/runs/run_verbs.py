@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainrig import command_line
-from trainrig.command_line import (
-    Borders,
-    Json,
-)
+from trainrig.command_line import Borders, Json
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import format_short
 
@@ -235,10 +232,7 @@ def average(
     """Write averaged weights of a training run as a new checkpoint."""
     from trainrig.storage import list_files
     from trainrig.storage.writable import check_folder
-    from trainrig.train.checkpoint.stored_model import (
-        write_average,
-        write_mean_of_last,
-    )
+    from trainrig.train.checkpoint.stored_model import write_average, write_mean_of_last
 
     if (last is None) == (horizon is None):
         raise ConfigError("give exactly one of --last and --horizon")

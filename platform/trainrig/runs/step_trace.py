@@ -20,15 +20,9 @@ from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import SFT, Distillation, OfLabels
 from trainrig.objectives.objective_interface import find_corruption
-from trainrig.posttrain.tuning.classified_batches import (
-    find_row_kind,
-    open_text_batches,
-)
+from trainrig.posttrain.tuning.classified_batches import find_row_kind, open_text_batches
 from trainrig.posttrain.tuning.fine_tuning import open_conversations
-from trainrig.posttrain.tuning.preference_rows import (
-    find_answer_kind,
-    open_answers,
-)
+from trainrig.posttrain.tuning.preference_rows import find_answer_kind, open_answers
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.traced_step import Log, TracedDocument, TracedSequence, TracedStep
 from trainrig.tokens.batches import (
@@ -52,11 +46,7 @@ from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint, pretrain
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import (
-    StoredBatch,
-    list_stored_batches,
-    read_trained_samples,
-)
+from trainrig.train.run.step_data import StoredBatch, list_stored_batches, read_trained_samples
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN_FILE = "run.toml"

@@ -17,10 +17,7 @@ from urllib.parse import urlsplit
 from trainrig.errors import ConfigError, DataError
 from trainrig.report import POLICY
 from trainrig.runs.overlay import build_overlay_page, read_runs
-from trainrig.train.run_report.run_page import (
-    build_run_page,
-    read_report_data,
-)
+from trainrig.train.run_report.run_page import build_run_page, read_report_data
 
 ADDRESS = "127.0.0.1"
 REFRESH_SECONDS = 10

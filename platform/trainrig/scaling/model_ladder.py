@@ -15,10 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    count_parameters,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.architecture.initialisation import MuP
 

@@ -10,11 +10,7 @@ from matplotlib.ticker import PercentFormatter
 
 from trainrig.figures import C1, C2, C3, C4, INK, MUTED, PAPER, Numbers
 from trainrig.report import escape_invisible
-from trainrig.scaling.law_plots import (
-    BAND,
-    Band,
-    log_axis,
-)
+from trainrig.scaling.law_plots import BAND, Band, log_axis
 
 
 def plot_trajectory(ax: Axes, band: Band) -> Axes:

@@ -29,12 +29,7 @@ from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.corpus.documents import KEPT, compute_document_id
 from trainrig.errors import DataError
 from trainrig.splits import Split
-from trainrig.tokens.document_formats import (
-    FORMATS,
-    Format,
-    StagePart,
-    find_value,
-)
+from trainrig.tokens.document_formats import FORMATS, Format, StagePart, find_value
 
 # Default size of a split, in bytes of text. About 16 million tokens, which a worker holds in 32 to
 # 64 MB of memory until their shard is written.

@@ -19,12 +19,7 @@ from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.document_formats import name_place
 from trainrig.tokens.permutation import Integers, permute_indices
 from trainrig.tokens.row_view import RowPiece, render_row
-from trainrig.tokens.rows.packing import (
-    BestFit,
-    Concatenate,
-    Packing,
-    open_layout,
-)
+from trainrig.tokens.rows.packing import BestFit, Concatenate, Packing, open_layout
 from trainrig.tokens.shards.shard_files import LABELS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder

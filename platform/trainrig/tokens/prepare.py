@@ -28,10 +28,7 @@ from trainrig.tokens.document_set import (
     is_held_out,
     open_documents,
 )
-from trainrig.tokens.rows.packing import (
-    PackingPlan,
-    write_plans,
-)
+from trainrig.tokens.rows.packing import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, ShardVocabulary
 from trainrig.tokens.special_tokens import BEGIN_OF_TEXT, BROUGHT, TokenizerFiles

@@ -23,24 +23,11 @@ from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, RunFile, Settings
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest
-from trainrig.tokens.document_set import (
-    Documents,
-    DocumentSet,
-    is_held_out,
-    open_documents,
-)
+from trainrig.tokens.document_set import Documents, DocumentSet, is_held_out, open_documents
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.imported import Imported
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    ByteLevelBPE,
-    Tokenizer,
-    train_tokenizer,
-)
-from trainrig.tokens.tokenizers.training_sample import (
-    DrawnTexts,
-    TextSampling,
-    draw_sample,
-)
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, Unigram, WordPiece
+from trainrig.tokens.tokenizers.training_sample import DrawnTexts, TextSampling, draw_sample
 from trainrig.tokens.tokenizers.vocabulary_measures import (
     MeasuredText,
     TokenizerReport,
@@ -54,6 +41,20 @@ TOKENIZER_FILE = "tokenizer.json"
 REPORT = "report.json"
 REPORT_PAGE = "report.html"
 REPORT_FORMAT = 1  # version of report.json
+
+Tokenizer = Annotated[ByteLevelBPE | Unigram | WordPiece | Imported, Field(discriminator="kind")]
+
+
+def train_tokenizer(settings: Tokenizer, texts: Iterable[str]) -> bytes:
+    """Return the `tokenizer.json` of a tokenizer trained on `texts`; an imported one ignores them.
+
+    The caller sets the number of threads, by `RAYON_NUM_THREADS` or `TOKENIZERS_PARALLELISM=false`,
+    before the first use of the library in a process.
+
+    Raises DataError if the texts are too few for the vocabulary, or if an imported file is not a
+    lossless tokenizer.
+    """
+    return settings.train(texts)
 
 
 class Reporting(Settings):

@@ -6,14 +6,7 @@ from typing import Annotated
 import typer
 
 from trainrig import command_line
-from trainrig.command_line import (
-    CONTEXT,
-    DATA,
-    Borders,
-    HelpGroup,
-    Json,
-    command,
-)
+from trainrig.command_line import CONTEXT, DATA, Borders, HelpGroup, Json, command
 
 tokens_app = typer.Typer(
     cls=HelpGroup,

@@ -19,19 +19,13 @@ from trainrig.tokens.batch_makers import BatchMaker, Prefetch
 from trainrig.tokens.batches import Batches, DataHistory, LocalBatch, read_local_batch
 from trainrig.train import checkpoint
 from trainrig.train.evaluations import RunComparison
-from trainrig.train.held_out_loss import (
-    HeldOutSets,
-    evaluate,
-)
+from trainrig.train.held_out_loss import HeldOutSets, evaluate
 from trainrig.train.loss_table import Loss
 from trainrig.train.rollouts.online_batches import OnlineBatches
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.step_logger import StepLogger, StepRecorder
-from trainrig.train.run_scores import (
-    Next,
-    RunScores,
-)
+from trainrig.train.run_scores import Next, RunScores
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import Stepper
 from trainrig.train.training_job import TrainingJob

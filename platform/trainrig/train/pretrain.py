@@ -11,10 +11,7 @@ from trainrig import manifest, storage
 from trainrig.config import RunFile, to_toml, with_absolute_paths
 from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum, Manifest, Stage
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    count_parameters,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives.denoising.row_shapes import compute_widest_row, count_further_heads
@@ -31,12 +28,7 @@ from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
-from trainrig.train.held_out_loss import (
-    HeldOutSets,
-    RowSizes,
-    hold_nothing_out,
-    open_held_out,
-)
+from trainrig.train.held_out_loss import HeldOutSets, RowSizes, hold_nothing_out, open_held_out
 from trainrig.train.run import metrics
 from trainrig.train.run.alarms import find_repetition_alarms, watch_alarms
 from trainrig.train.run.checkpoint_scores import check_evaluations

@@ -4,13 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainrig.train.sink_kinds import (
-    ExportedRun,
-    MLflow,
-    Prometheus,
-    SinkWriter,
-    WandB,
-)
+from trainrig.train.sink_kinds import ExportedRun, MLflow, Prometheus, SinkWriter, WandB
 
 Sink = Annotated[WandB | MLflow | Prometheus, Field(discriminator="kind")]
 

@@ -17,27 +17,17 @@ from trainrig.models.encoder import build_model
 from trainrig.models.fused_projections import fuse_projections
 from trainrig.models.initial_values import fill_fresh
 from trainrig.models.kernels.kernel_support import read_card
-from trainrig.models.lora import (
-    adapt,
-    draw_adapter_value,
-    is_adapter,
-)
+from trainrig.models.lora import adapt, draw_adapter_value, is_adapter
 from trainrig.objectives.objective_interface import Carrying
 from trainrig.optim.named_groups import NamedGroup, build_optimizer, choose_matching, freeze
 from trainrig.optim.parameter_groups import OptimizerSet
-from trainrig.parallel.activation_budget import (
-    Room,
-    plan_kept,
-)
+from trainrig.parallel.activation_budget import Room, plan_kept
 from trainrig.parallel.axes.context_attention import split_attention
 from trainrig.parallel.axes.expert_dispatch import divide_experts
 from trainrig.parallel.axes.pipeline_schedule import StageShare, cut_for_ranks
 from trainrig.parallel.axes.pipeline_stage import StageDecoder
 from trainrig.parallel.axes.row_split import RowSplit, find_row_split
-from trainrig.parallel.axes.tensor_layers import (
-    LayerSplit,
-    split_layers,
-)
+from trainrig.parallel.axes.tensor_layers import LayerSplit, split_layers
 from trainrig.parallel.axes.whole_parameters import SharedLayers
 from trainrig.parallel.float8 import use_float8
 from trainrig.parallel.host_copies import keep_on_host
@@ -45,27 +35,12 @@ from trainrig.parallel.layer_compilation import compile_layers
 from trainrig.parallel.layout import needs_sharding
 from trainrig.parallel.mesh import EXPERT, WorkerMesh
 from trainrig.parallel.precision import LossScale, find_stream_type
-from trainrig.parallel.recompute import (
-    Budget,
-    Kept,
-    choose_kept,
-    recompute,
-)
-from trainrig.parallel.sharding.fsdp import (
-    find_local_slice,
-    prepare_unsharded,
-    shard,
-)
+from trainrig.parallel.recompute import Budget, Kept, choose_kept, recompute
+from trainrig.parallel.sharding.fsdp import find_local_slice, prepare_unsharded, shard
 from trainrig.train.averaging import WeightAverages
-from trainrig.train.run_file.training_settings import (
-    Training,
-    find_width_transfer,
-)
+from trainrig.train.run_file.training_settings import Training, find_width_transfer
 from trainrig.train.spikes import DataRange, SpikeDetector
-from trainrig.train.training_job import (
-    Adapter,
-    TrainingJob,
-)
+from trainrig.train.training_job import Adapter, TrainingJob
 
 MEMORY = "optimizer.state."
 

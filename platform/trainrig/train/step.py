@@ -13,21 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainrig.models.lora import list_dropouts
-from trainrig.objectives.objective_interface import (
-    DeviceBatch,
-    compute_differentiable_loss,
-)
+from trainrig.objectives.objective_interface import DeviceBatch, compute_differentiable_loss
 from trainrig.optim.noise_scale import estimate_noise
 from trainrig.optim.parameter_groups import RATE_SHARE, OptimizerSet
-from trainrig.parallel.axes.pipeline_passes import (
-    StagePass,
-    StagePasses,
-    add_shared,
-)
-from trainrig.parallel.axes.pipeline_schedule import (
-    Schedule,
-    plan_turns,
-)
+from trainrig.parallel.axes.pipeline_passes import StagePass, StagePasses, add_shared
+from trainrig.parallel.axes.pipeline_schedule import Schedule, plan_turns
 from trainrig.parallel.axes.pipeline_stage import StageDecoder
 from trainrig.parallel.phase_clock import PhaseClock, time_collectives
 from trainrig.parallel.sharding.deterministic import SummedInTree

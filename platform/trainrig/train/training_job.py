@@ -16,18 +16,9 @@ from trainrig.parallel.precision import supports_bfloat16
 from trainrig.parallel.recompute import Budget
 from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import Batches
-from trainrig.train.evaluations import (
-    ModelComparison,
-    compare_nothing,
-)
-from trainrig.train.held_out_loss import (
-    HeldOutSets,
-    hold_nothing_out,
-)
-from trainrig.train.run_file.run_file_checks import (
-    ModelStages,
-    find_model,
-)
+from trainrig.train.evaluations import ModelComparison, compare_nothing
+from trainrig.train.held_out_loss import HeldOutSets, hold_nothing_out
+from trainrig.train.run_file.run_file_checks import ModelStages, find_model
 from trainrig.train.run_file.training_settings import Training
 
 if TYPE_CHECKING:

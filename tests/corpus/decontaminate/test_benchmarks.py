@@ -14,11 +14,7 @@ from trainrig.corpus.decontaminate.benchmark_index import (
     list_benchmarks,
     read_examples,
 )
-from trainrig.corpus.decontaminate.decontamination_settings import (
-    GPT3,
-    Benchmark,
-    Decontamination,
-)
+from trainrig.corpus.decontaminate.decontamination_settings import GPT3, Benchmark, Decontamination
 from trainrig.errors import ConfigError, DataError
 
 ROWS = [

@@ -21,14 +21,8 @@ from trainrig.corpus.decontaminate.decontamination_settings import (
     PaLM,
     Style,
 )
-from trainrig.corpus.decontaminate.document_matches import (
-    match,
-    merge,
-)
-from trainrig.corpus.removed_spans import (
-    RemovedSpan,
-    remove_spans,
-)
+from trainrig.corpus.decontaminate.document_matches import match, merge
+from trainrig.corpus.removed_spans import RemovedSpan, remove_spans
 
 SECRET = "The quick brown fox jumps over the lazy dog, twice each day."
 OTHER = "Pack my box with five dozen liquor jugs before the ship sails away."

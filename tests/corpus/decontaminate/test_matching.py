@@ -8,10 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainrig.corpus.decontaminate import document_matches
-from trainrig.corpus.decontaminate.benchmark_grams import (
-    find_hits,
-    index_grams,
-)
+from trainrig.corpus.decontaminate.benchmark_grams import find_hits, index_grams
 from trainrig.corpus.decontaminate.benchmark_index import Examples, Index
 from trainrig.corpus.decontaminate.benchmark_overlap import find_unit_thresholds
 from trainrig.corpus.decontaminate.benchmark_words import (
@@ -28,12 +25,7 @@ from trainrig.corpus.decontaminate.decontamination_settings import (
     PaLM,
     Style,
 )
-from trainrig.corpus.decontaminate.document_matches import (
-    Matches,
-    Totals,
-    match,
-    merge,
-)
+from trainrig.corpus.decontaminate.document_matches import Matches, Totals, match, merge
 
 _spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
 assert _spec and _spec.loader

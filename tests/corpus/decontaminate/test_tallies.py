@@ -21,10 +21,7 @@ from trainrig.corpus.decontaminate.decontamination_settings import (
     PaLM,
     Style,
 )
-from trainrig.corpus.decontaminate.document_matches import (
-    match,
-    merge,
-)
+from trainrig.corpus.decontaminate.document_matches import match, merge
 
 TWENTY = [f"w{i}" for i in range(20)]
 SET = Examples(

@@ -3,9 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.corpus.repeated_text import (
-    record_files,
-)
+from trainrig.corpus.repeated_text import record_files
 from trainrig.errors import DataError
 
 RECORD = np.dtype([("key", "<u8"), ("count", "<i8"), ("first", "<i8")])

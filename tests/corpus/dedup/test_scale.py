@@ -20,15 +20,8 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.corpus.dedup.candidates import MOST_CANDIDATES
 from trainrig.corpus.dedup.document_refs import SplitIndex
-from trainrig.corpus.dedup.documents import (
-    KEPT,
-    DedupDecisions,
-)
-from trainrig.corpus.dedup.duplicate_search import (
-    MIB,
-    DuplicateSearch,
-    plan_partitions,
-)
+from trainrig.corpus.dedup.documents import KEPT, DedupDecisions
+from trainrig.corpus.dedup.duplicate_search import MIB, DuplicateSearch, plan_partitions
 from trainrig.corpus.dedup.keep_rules import Longest
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.shingle_similarity import Verification
@@ -41,7 +34,7 @@ import json, pickle, re, runpy, sys, time
 from pathlib import Path
 folder, search = Path(sys.argv[1]), pickle.loads(Path(sys.argv[2]).read_bytes())
 searching = runpy.run_path(sys.argv[3])
-from trainrig.corpus.dedup.search import find_duplicates
+from trainrig.corpus.dedup.search_passes import find_duplicates
 do, seconds = searching["in_process"](folder), {}
 def timed(name, make, tasks):
     began = time.process_time()

@@ -13,16 +13,8 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.documents import (
-    BY_LIKENESS,
-    BY_TEXT,
-    BY_URL,
-    DIGEST,
-)
-from trainrig.corpus.dedup.keep_rules import (
-    ContentHash,
-    Longest,
-)
+from trainrig.corpus.dedup.documents import BY_LIKENESS, BY_TEXT, BY_URL, DIGEST
+from trainrig.corpus.dedup.keep_rules import ContentHash, Longest
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.normalised_texts import hash_text
 from trainrig.corpus.signatures.shingle_similarity import Verification

@@ -5,19 +5,10 @@ import numpy as np
 import pytest
 
 from trainrig.corpus.extract import block_trees
-from trainrig.corpus.extract.block_features import (
-    FEATURES,
-    compute_features,
-)
+from trainrig.corpus.extract.block_features import FEATURES, compute_features
 from trainrig.corpus.extract.block_scores import measure_agreement
 from trainrig.corpus.extract.block_trees import LEAF, Trees
-from trainrig.corpus.extract.page_blocks import (
-    COLUMNS,
-    FIRST_TOPIC,
-    TOPICS,
-    WIDTH,
-    PageBlocks,
-)
+from trainrig.corpus.extract.page_blocks import COLUMNS, FIRST_TOPIC, TOPICS, WIDTH, PageBlocks
 
 NAMES = (*COLUMNS, *TOPICS)
 

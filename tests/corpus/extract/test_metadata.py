@@ -1,10 +1,7 @@
 import pytest
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.extract.html_page import (
-    find_date,
-    parse_day,
-)
+from trainrig.corpus.extract.html_page import find_date, parse_day
 
 
 def date(html: str) -> str:

@@ -5,10 +5,7 @@ from unittest import mock
 import pytest
 
 from trainrig import manifest, storage
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.documents import Replacement
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage

@@ -6,11 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.documents import (
-    ROW_GROUP,
-    read_columns,
-    writing,
-)
+from trainrig.corpus.documents import ROW_GROUP, read_columns, writing
 
 SCHEMA = pa.schema([("text", pa.string()), ("number", pa.int64())])
 

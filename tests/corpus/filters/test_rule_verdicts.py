@@ -3,10 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.filters.filters import (
-    Language,
-    Length,
-)
+from trainrig.corpus.filters.filters import Language, Length
 from trainrig.corpus.filters.rule_verdicts import (
     EDGES,
     INTEGER_EDGES,

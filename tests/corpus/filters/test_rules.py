@@ -19,11 +19,7 @@ from trainrig.corpus.filters.filters import (
     find_first_broken_rule,
 )
 from trainrig.corpus.limits import Columns
-from trainrig.corpus.models.language_id import (
-    NONE,
-    LanguageGuess,
-    identify,
-)
+from trainrig.corpus.models.language_id import NONE, LanguageGuess, identify
 from trainrig.corpus.signals.text_signals import measure
 
 ENGLISH = LanguageGuess("en", 0.9)

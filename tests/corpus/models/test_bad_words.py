@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.filters.filters import (
-    C4,
-    find_first_broken_rule,
-)
+from trainrig.corpus.filters.filters import C4, find_first_broken_rule
 from trainrig.corpus.models.scorers import BadWords
 
 ENTRIES = ("darn", "blast it", "f*ck", "a55", "\U0001f595", "b_d", "!ouch!", "it")

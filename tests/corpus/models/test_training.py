@@ -6,11 +6,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from trainrig import config
-from trainrig.corpus.models.scorers import (
-    Classifier,
-    Perplexity,
-    Scorer,
-)
+from trainrig.corpus.models.scorers import Classifier, Perplexity, Scorer
 from trainrig.corpus.models.training import (
     ClassifierTraining,
     NgramTraining,

@@ -38,10 +38,7 @@ from trainrig.corpus.read.input_pieces import (
 )
 from trainrig.corpus.read.raw_pages import Fields
 from trainrig.corpus.read.text_files import read_jsonl, read_text
-from trainrig.corpus.read.warc_and_arc import (
-    read_warc,
-    write_warc,
-)
+from trainrig.corpus.read.warc_and_arc import read_warc, write_warc
 from trainrig.errors import ClusterError
 
 _proxies = runpy.run_path(str(Path(__file__).parents[2] / "s3_proxy.py"))

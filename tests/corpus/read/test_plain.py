@@ -9,17 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainrig.corpus.read import (
-    RawPage,
-    ReadSettings,
-    Unreadable,
-    text_files,
-)
+from trainrig.corpus.read import RawPage, ReadSettings, Unreadable, text_files
 from trainrig.corpus.read import text_files as reading_lines
-from trainrig.corpus.read.text_files import (
-    read_page,
-    read_text,
-)
+from trainrig.corpus.read.text_files import read_page, read_text
 
 
 def list_outcomes(found: Iterator[RawPage | Unreadable]) -> list[str]:

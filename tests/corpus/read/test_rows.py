@@ -17,10 +17,7 @@ from hypothesis import strategies as st
 from trainrig.corpus.read import Fields, RawPage, Unreadable
 from trainrig.corpus.read import raw_pages as reading_rows
 from trainrig.corpus.read import text_files as reading_lines
-from trainrig.corpus.read.parquet_files import (
-    measure_row_groups,
-    read_parquet,
-)
+from trainrig.corpus.read.parquet_files import measure_row_groups, read_parquet
 from trainrig.corpus.read.text_files import read_jsonl
 from trainrig.errors import DataError
 

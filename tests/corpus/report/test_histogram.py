@@ -8,11 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from trainrig.corpus.report.curation_charts import (
-    BOTTOM,
-    RIGHT,
-    draw_histogram,
-)
+from trainrig.corpus.report.curation_charts import BOTTOM, RIGHT, draw_histogram
 from trainrig.report import format_short
 
 COUNTS = [((0.0, 1.0), 3), ((1.0, 2.0), 5), ((2.0, 4.0), 10), ((64.0, 128.0), 1_200)]

@@ -1,14 +1,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from trainrig.corpus.report.curation_charts import (
-    _plot_match_curve,
-    chart_matches,
-)
-from trainrig.corpus.signatures.minhash import (
-    MinHash,
-    compute_match_curve,
-)
+from trainrig.corpus.report.curation_charts import _plot_match_curve, chart_matches
+from trainrig.corpus.signatures.minhash import MinHash, compute_match_curve
 
 
 def test_the_chart_shows_the_share_found_at_the_threshold():

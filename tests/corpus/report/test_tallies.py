@@ -1,11 +1,7 @@
 import pyarrow.parquet as pq
 
 from trainrig.corpus.dedup import MinHash
-from trainrig.corpus.filters.filters import (
-    GopherQuality,
-    Language,
-    Length,
-)
+from trainrig.corpus.filters.filters import GopherQuality, Language, Length
 from trainrig.corpus.filters.rule_verdicts import Rule, list_rules
 from trainrig.corpus.report.curation_page import render_curation_page
 from trainrig.corpus.report.curation_tallies import (

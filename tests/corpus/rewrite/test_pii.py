@@ -10,10 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainrig.corpus.rewrite.pii_account_numbers import passes_luhn, passes_mod_97
-from trainrig.corpus.rewrite.pii_mask import (
-    PII,
-    mask,
-)
+from trainrig.corpus.rewrite.pii_mask import PII, mask
 
 PUBLISHED_TEST_NUMBERS = [  # test numbers that the issuers publish
     "4111 1111 1111 1111",

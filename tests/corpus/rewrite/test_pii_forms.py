@@ -5,10 +5,7 @@ import random
 import pytest
 
 from trainrig.corpus.rewrite.pii_account_numbers import IBAN_LENGTHS, passes_luhn
-from trainrig.corpus.rewrite.pii_mask import (
-    PII,
-    mask,
-)
+from trainrig.corpus.rewrite.pii_mask import PII, mask
 from trainrig.quickstart.site.personal_data import make_personal_items
 
 SECTIONS = """Section 4.2.1.3 says more|see 8.1.2.3 for details|§ 5.3.2.1|§5.3.2.1

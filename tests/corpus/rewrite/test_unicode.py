@@ -8,10 +8,7 @@ from ftfy.badness import BADNESS_RE, is_bad
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.rewrite.characters import (
-    RepairUnicode,
-    find_suspect_lines,
-)
+from trainrig.corpus.rewrite.characters import RepairUnicode, find_suspect_lines
 
 # All characters of ftfy's own pattern, including the ends of its ranges, and some plain ones.
 SIGNS = sorted({*re.sub(r"[\[\]{}|\\]", "", BADNESS_RE.pattern), *"aZ0. \n\u0301\ud83d\ude00漢é€œ"})

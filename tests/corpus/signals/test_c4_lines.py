@@ -3,10 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.signals.c4_signals import (
-    _is_decimal,
-    find_line,
-)
+from trainrig.corpus.signals.c4_signals import _is_decimal, find_line
 from trainrig.corpus.signals.text_arrays import build_batch
 
 texts = st.text(st.sampled_from([*"ab [{\t\n\r\x0b\x1c\x85\u2028\xa0"]) | st.characters())

@@ -5,20 +5,14 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.documents import compute_document_id
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.signals.text_signals import measure
-from trainrig.corpus.stages.read_pages import (
-    MeasuredPages,
-    measure_pages,
-)
+from trainrig.corpus.stages.read_pages import MeasuredPages, measure_pages
 
 DATE = "2024-05-18T01:58:10Z"
 TEXT = "The keeper of the lighthouse writes to the harbor master that the lamp has to be mended."

@@ -17,19 +17,10 @@ import pytest
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import DROPPED, KEPT, curate, read_rows
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-    WipeOut,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource, WipeOut
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.dedup.duplicate_search import PartitionPlan
-from trainrig.corpus.dedup.keep_rules import (
-    BestSignal,
-    Earliest,
-    Longest,
-    SourcePriority,
-)
+from trainrig.corpus.dedup.keep_rules import BestSignal, Earliest, Longest, SourcePriority
 from trainrig.corpus.extract.guard import Guard, Outcome
 from trainrig.corpus.read import RawPage, ReadSettings
 from trainrig.corpus.read.warc_and_arc import write_warc
@@ -243,7 +234,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.slow
 def test_how_the_search_is_cut_does_not_show(tmp_path: Path, straight: dict[str, str]) -> None:
     run = make_run(tmp_path, *CRAWL, url_duplicates=True, index=True)
-    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", make_small_plan):
+    with mock.patch("trainrig.corpus.stages.near_duplicates.plan_partitions", make_small_plan):
         curate(run)
     assert files(run.output) == straight
 
@@ -255,7 +246,7 @@ def test_any_number_of_workers_finds_the_same(
     local_ray: None, tmp_path: Path, straight: dict[str, str], workers: int
 ) -> None:
     run = make_run(tmp_path, *CRAWL, url_duplicates=True, index=True, workers=workers)
-    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", make_small_plan):
+    with mock.patch("trainrig.corpus.stages.near_duplicates.plan_partitions", make_small_plan):
         curate(run)
     assert files(run.output) == straight
 
@@ -275,14 +266,14 @@ from unittest import mock
 from trainrig import config
 from trainrig.ray_runtime import ray_session
 from trainrig.corpus.curate import Curation, curate
-from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
+from trainrig.corpus.dedup.duplicate_search import PartitionPlan
 
 def apart(split_indexes, bands, memory):
     return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 9, 10**9, 10**9, 0)
 
 options = {**ray_session._build_local_options(), "num_cpus": 8}
 with mock.patch.object(ray_session, "_build_local_options", lambda: options):
-    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", apart):
+    with mock.patch("trainrig.corpus.stages.near_duplicates.plan_partitions", apart):
         run = config.load(Curation, sys.argv[1])
         curate(run.model_copy(update={"workers": 8}))
 """
@@ -299,7 +290,7 @@ import os, signal, sys
 from unittest import mock
 from trainrig import config, storage
 from trainrig.corpus.curate import Curation, curate
-from trainrig.corpus.dedup.pairs.partition_plan import PartitionPlan
+from trainrig.corpus.dedup.duplicate_search import PartitionPlan
 
 def apart(split_indexes, bands, memory):
     return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 3, 40, 40, 0)
@@ -314,7 +305,7 @@ def dying(path, data):
             os.kill(os.getpid(), signal.SIGKILL)
     write(path, data)
 
-duplicates = "trainrig.corpus.stages.near_duplicates.plan"
+duplicates = "trainrig.corpus.stages.near_duplicates.plan_partitions"
 with mock.patch(duplicates, apart), mock.patch.object(storage, "write", dying):
     curate(config.load(Curation, sys.argv[1]))
 """
@@ -329,7 +320,7 @@ def test_killed_between_a_task_and_its_record_it_ends_the_same(
     run = make_run(tmp_path, *CRAWL, url_duplicates=True, index=True)
     command = [sys.executable, "-c", KILLED, str(written(run, tmp_path)), str(after)]
     assert subprocess.run(command).returncode == -signal.SIGKILL
-    with mock.patch("trainrig.corpus.stages.near_duplicates.plan", make_small_plan):
+    with mock.patch("trainrig.corpus.stages.near_duplicates.plan_partitions", make_small_plan):
         curate(run)
     assert files(run.output) == straight
 

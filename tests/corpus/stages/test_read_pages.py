@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import curate
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.extract.guard import Guard
 from trainrig.corpus.read import RawPage, Unreadable

@@ -11,15 +11,9 @@ import pytest
 
 from trainrig import config, storage
 from trainrig.corpus.curate import DROPPED, KEPT, Curation, curate, read_rows
-from trainrig.corpus.curation_settings import (
-    CurationSource,
-    WipeOut,
-)
+from trainrig.corpus.curation_settings import CurationSource, WipeOut
 from trainrig.corpus.decontaminate import GPT3, Benchmark, Decontamination
-from trainrig.corpus.removed_spans import (
-    Removed,
-    restore,
-)
+from trainrig.corpus.removed_spans import Removed, restore
 from trainrig.corpus.repeated_text.common_lines import CommonLines
 from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
 from trainrig.corpus.stages.span_removal import list_removal_passes

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus import url_blocklist
-from trainrig.corpus.url_blocklist import (
-    URL_COLUMNS,
-    HashSet,
-    Substrings,
-    UrlLists,
-    UrlSignals,
-)
+from trainrig.corpus.url_blocklist import URL_COLUMNS, HashSet, Substrings, UrlLists, UrlSignals
 from trainrig.errors import DataError
 
 Write = Callable[..., str]

@@ -6,17 +6,9 @@ V = 320 vocabulary entries.
 
 import pytest
 
-from trainrig.estimate.activation_bytes import (
-    estimate_at_head,
-    estimate_per_token,
-)
+from trainrig.estimate.activation_bytes import estimate_at_head, estimate_per_token
 from trainrig.estimate.held_parameters import EndParts, ModelRole
-from trainrig.estimate.step_memory import (
-    PRETRAINING,
-    TuningStep,
-    estimate_step_memory,
-    hold_model,
-)
+from trainrig.estimate.step_memory import PRETRAINING, TuningStep, estimate_step_memory, hold_model
 from trainrig.estimate.tuned_models import (
     ModelBeside,
     SampledRows,

@@ -10,10 +10,7 @@ from trainrig.evaluate.tasks.answer_checks import (
     is_right,
     score_answer,
 )
-from trainrig.evaluate.tasks.ifeval_instructions import (
-    INSTRUCTIONS,
-    is_followed,
-)
+from trainrig.evaluate.tasks.ifeval_instructions import INSTRUCTIONS, is_followed
 from trainrig.evaluate.tasks.task_definition import (
     ExactMatch,
     InstructionMatch,

@@ -3,10 +3,7 @@ import random
 import pytest
 import torch
 
-from trainrig.evaluate.engine.batched_reading import (
-    StopRule,
-    answer_greedily,
-)
+from trainrig.evaluate.engine.batched_reading import StopRule, answer_greedily
 from trainrig.evaluate.engine.request_encoding import GenerationRequest
 
 

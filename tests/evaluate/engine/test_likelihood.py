@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from trainrig.evaluate.engine.batched_reading import score_continuations
-from trainrig.evaluate.engine.request_encoding import (
-    LikelihoodRequest,
-    RequestEncoder,
-)
+from trainrig.evaluate.engine.request_encoding import LikelihoodRequest, RequestEncoder
 
 
 def score_alone(model, request):

@@ -9,15 +9,8 @@ import torch
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.text_embedder import TextEmbedder
-from trainrig.evaluate.engine.vector_scores import (
-    compute_ranks,
-    fit_classifier,
-    score_ranks,
-)
-from trainrig.evaluate.engine.vector_tasks import (
-    LinearProbe,
-    load_vector_task,
-)
+from trainrig.evaluate.engine.vector_scores import compute_ranks, fit_classifier, score_ranks
+from trainrig.evaluate.engine.vector_tasks import LinearProbe, load_vector_task
 from trainrig.evaluate.evaluation import evaluate
 from trainrig.evaluate.evaluation_run_file import Evaluation
 from trainrig.evaluate.paired_comparison import compare

@@ -8,11 +8,7 @@ from trainrig import hardware
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.check.cluster_check import check_cluster
 from trainrig.launch.check.shipped_clusters import find_cluster
-from trainrig.launch.clusters.cluster_down import (
-    DeletionTimeouts,
-    end_all,
-    take_down_cluster,
-)
+from trainrig.launch.clusters.cluster_down import DeletionTimeouts, end_all, take_down_cluster
 from trainrig.launch.clusters.cluster_kinds import OpenCluster
 from trainrig.launch.clusters.cluster_status import find_runs, read_cluster_status
 from trainrig.launch.clusters.machine_providers import CloudMachine

@@ -13,10 +13,7 @@ import psutil
 import pytest
 
 from trainrig.launch.check.shipped_clusters import find_cluster
-from trainrig.launch.clusters.local_processes import (
-    MARK,
-    Processes,
-)
+from trainrig.launch.clusters.local_processes import MARK, Processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 

@@ -9,10 +9,7 @@ import pytest
 from trainrig.errors import ConfigError
 from trainrig.launch.check.shipped_clusters import find_cluster
 from trainrig.launch.clusters import cluster_up as bringing_up
-from trainrig.launch.clusters.cluster_kinds import (
-    OpenCluster,
-    open_cluster,
-)
+from trainrig.launch.clusters.cluster_kinds import OpenCluster, open_cluster
 from trainrig.launch.clusters.cluster_up import bring_up_cluster
 
 NO_CLOUD = """#!/bin/sh
@@ -50,7 +47,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenCluster:
     def rent(*_: object) -> None:
         raise Rented
 
-    monkeypatch.setattr(bringing_up.ray_launcher, "launch", rent)
+    monkeypatch.setattr(bringing_up.head_start, "launch_head_by_ray", rent)
     monkeypatch.setattr(bringing_up, "_end_what_was_started", lambda *_: None)
     return open_cluster(str(path))
 

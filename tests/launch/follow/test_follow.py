@@ -5,10 +5,7 @@ from clocked import Clock
 
 from trainrig import storage
 from trainrig.errors import ClusterError
-from trainrig.launch.submit.follow import (
-    SILENT_SECONDS,
-    Following,
-)
+from trainrig.launch.submit.follow import SILENT_SECONDS, Following
 
 NO_ANSWER = [ClusterError("s3://bucket: no answer"), OSError(5, "no answer")]
 

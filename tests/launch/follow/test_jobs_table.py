@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainrig.launch.submit.jobs_table import (
-    build_row,
-    build_rows,
-    format_lines,
-    to_text,
-)
-from trainrig.launch.supervise.run_record import (
-    Home,
-    RunRecord,
-)
+from trainrig.launch.submit.jobs_table import build_row, build_rows, format_lines, to_text
+from trainrig.launch.supervise.run_record import Home, RunRecord
 
 RUN = "[training]\nsteps = 40\n[model]\nlayers = 1\n"
 

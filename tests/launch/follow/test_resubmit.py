@@ -11,11 +11,7 @@ from clocked import Clock
 
 from trainrig.errors import ClusterError
 from trainrig.launch.submit.follow import Following
-from trainrig.launch.submit.resubmit import (
-    GONE_SECONDS,
-    HUNG_SECONDS,
-    Resubmitter,
-)
+from trainrig.launch.submit.resubmit import GONE_SECONDS, HUNG_SECONDS, Resubmitter
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.run_record import LOST_SECONDS
 

@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 
 from trainrig import storage
-from trainrig.launch.supervise.run_progress import (
-    RunProgress,
-    Saved,
-)
+from trainrig.launch.supervise.run_progress import RunProgress, Saved
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 

@@ -7,10 +7,7 @@ import pytest
 from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.launch.supervise import run_record as records
-from trainrig.launch.supervise.run_record import (
-    Home,
-    run_id,
-)
+from trainrig.launch.supervise.run_record import Home, run_id
 from trainrig.processes.append_log import LINE_LIMIT
 
 

@@ -6,10 +6,7 @@ import time
 import pytest
 
 from trainrig.launch.spot.agent import Agent
-from trainrig.launch.spot.preemption_notices import (
-    Notice,
-    Unclear,
-)
+from trainrig.launch.spot.preemption_notices import Notice, Unclear
 
 WARNING = Notice("rebalance", None)
 

@@ -12,10 +12,7 @@ import pytest
 
 import trainrig
 from trainrig.launch.submit import uploads
-from trainrig.launch.submit.uploads import (
-    pack,
-    pin_versions,
-)
+from trainrig.launch.submit.uploads import pack, pin_versions
 
 HERE = Path(trainrig.__file__).parent
 

@@ -7,10 +7,7 @@ import pytest
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.launch.submit import run_paths
-from trainrig.launch.submit.run_paths import (
-    check_writable,
-    find_shared_disk,
-)
+from trainrig.launch.submit.run_paths import check_writable, find_shared_disk
 from trainrig.storage import s3_objects
 
 MOUNTS = """/dev/vda1 / ext4 rw 0 0

@@ -3,13 +3,7 @@ import sys
 
 import pytest
 
-from trainrig.launch.supervise.run_cost import (
-    INSTANCE,
-    MARKET,
-    POOL,
-    Kind,
-    LiveNodes,
-)
+from trainrig.launch.supervise.run_cost import INSTANCE, MARKET, POOL, Kind, LiveNodes
 
 
 def test_without_a_cluster_there_is_this_machine():

@@ -7,10 +7,7 @@ import pytest
 
 from trainrig import manifest
 from trainrig.launch.supervise.attempt_start import compare_versions
-from trainrig.launch.supervise.run_record import (
-    Home,
-    RunRecord,
-)
+from trainrig.launch.supervise.run_record import Home, RunRecord
 
 
 @pytest.fixture

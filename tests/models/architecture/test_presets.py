@@ -8,10 +8,7 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.step_memory import estimate_cache_memory
 from trainrig.models import find_model_class
 from trainrig.models.architecture.attention_settings import GatedAttention
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    count_parameters,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.presets import PRESETS
 from trainrig.models.encoder import build_model
 

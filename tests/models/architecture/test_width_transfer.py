@@ -9,15 +9,8 @@ import torch.nn.functional as F
 
 from trainrig.config import build
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    parameter_shapes,
-)
-from trainrig.models.architecture.initialisation import (
-    MuP,
-    SmallInit,
-    find_roles,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
+from trainrig.models.architecture.initialisation import MuP, SmallInit, find_roles
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.families import find_family
@@ -25,10 +18,7 @@ from trainrig.models.initial_values import compute_initial_std
 from trainrig.optim import SGD, Adafactor, AdamW, Lion, Muon
 from trainrig.optim.named_groups import build_optimizer
 from trainrig.optim.parameter_groups import RATE_SHARE
-from trainrig.train.run_file.training_settings import (
-    Training,
-    find_width_transfer,
-)
+from trainrig.train.run_file.training_settings import Training, find_width_transfer
 
 WIDTHS = (32, 64, 128, 256)
 MUP = MuP(base_channels=64)

@@ -18,10 +18,7 @@ from trainrig.models.architecture.decoder_config import (
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import initialise
-from trainrig.models.encoder import (
-    BidirectionalEncoder,
-    build_model,
-)
+from trainrig.models.encoder import BidirectionalEncoder, build_model
 from trainrig.models.kernels.attention_blocks import QUERIES
 from trainrig.models.kernels.blocked_attention import blocked_attention
 from trainrig.optim import AdamW

@@ -9,28 +9,13 @@ import torch
 from trainrig.errors import ConfigError, DataError
 from trainrig.flops import count_encoder_decoder_flops
 from trainrig.models import find_model_class
-from trainrig.models.architecture.decoder_config import (
-    count_parameters,
-    parameter_shapes,
-)
-from trainrig.models.architecture.encoder_configs import (
-    EncoderDecoderConfig,
-    RelativeBias,
-)
+from trainrig.models.architecture.decoder_config import count_parameters, parameter_shapes
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig, RelativeBias
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
-from trainrig.models.encoder_decoder import (
-    CrossCache,
-    find_buckets,
-    write_answer,
-)
-from trainrig.models.token_sampling import (
-    NextToken,
-    Sampling,
-    derive_stream,
-    draw,
-)
+from trainrig.models.encoder_decoder import CrossCache, find_buckets, write_answer
+from trainrig.models.token_sampling import NextToken, Sampling, derive_stream, draw
 from trainrig.objectives.denoising.span_corruption import shift_targets
 from trainrig.parallel.training_statistics import ActivationStatistics
 

@@ -10,20 +10,14 @@ import torch
 
 from trainrig import cli
 from trainrig.errors import ConfigError, DataError
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    parameter_shapes,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
 from trainrig.models.families import read_config
 from trainrig.models.families.safetensors_files import PlannedTensor
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
-from trainrig.posttrain.huggingface.model_folders import (
-    export_checkpoint,
-    import_checkpoint,
-)
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
 

@@ -4,18 +4,8 @@ import pytest
 import torch
 
 from trainrig.errors import DataError
-from trainrig.models.generation import (
-    Generation,
-    Request,
-    generate,
-    generate_batch,
-)
-from trainrig.models.token_sampling import (
-    NextToken,
-    Sampling,
-    derive_stream,
-    draw,
-)
+from trainrig.models.generation import Generation, Request, generate, generate_batch
+from trainrig.models.token_sampling import NextToken, Sampling, derive_stream, draw
 
 GREEDY = Sampling(temperature=0.0, maximum_tokens=10)
 PROMPT = [3, 14, 15]

@@ -1,10 +1,7 @@
 import pytest
 import torch
 
-from trainrig.models.generation import (
-    PreallocatedCache,
-    WindowCache,
-)
+from trainrig.models.generation import PreallocatedCache, WindowCache
 
 
 def pieces(lengths, rows=2, heads=3, channels=4):

@@ -5,12 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from trainrig.models.token_sampling import (
-    NextToken,
-    Sampling,
-    derive_stream,
-    draw,
-)
+from trainrig.models.token_sampling import NextToken, Sampling, derive_stream, draw
 from trainrig.randomness import RandomKey, draw_uniforms
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 3

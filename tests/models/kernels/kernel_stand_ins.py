@@ -14,10 +14,7 @@ import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 import trainrig.models.kernels
-from trainrig.models.kernels import (
-    kernel_support,
-    varlen_attention,
-)
+from trainrig.models.kernels import kernel_support, varlen_attention
 from trainrig.models.kernels.kernel_choice import Card
 
 CARD = Card((9, 0), 232_448, is_triton_installed=True)

@@ -6,10 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainrig.models.kernels.cpu_attention import (
-    biased_attention,
-    suits_biased_attention,
-)
+from trainrig.models.kernels.cpu_attention import biased_attention, suits_biased_attention
 
 
 def inputs(rows, heads, queries, keys, channels, of_rows):

@@ -16,11 +16,7 @@ from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.attention import make_added_mask, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.encoder import build_model
-from trainrig.models.kernels import (
-    attention_blocks,
-    blocked_attention,
-    cpu_attention,
-)
+from trainrig.models.kernels import attention_blocks, blocked_attention, cpu_attention
 
 ROWS = [[150, 1, 2, 40, 3, 104], [300], [1] * 50 + [130, 60, 60]]  # document lengths of each row
 HEADS = 4

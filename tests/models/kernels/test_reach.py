@@ -5,10 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.models.kernels.kernel_support import (
-    find_document_ends,
-    find_reach,
-)
+from trainrig.models.kernels.kernel_support import find_document_ends, find_reach
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,7 @@ import torch
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig
-from trainrig.models.architecture.lora_settings import (
-    LoRA,
-    list_matrices,
-)
+from trainrig.models.architecture.lora_settings import LoRA, list_matrices
 from trainrig.models.decoder import Decoder
 from trainrig.models.encoder import build_model
 from trainrig.models.lora import (

@@ -22,10 +22,7 @@ from trainrig.objectives.denoising.noise_spans import (
 )
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.denoising.ul2 import UL2
-from trainrig.objectives.objective_interface import (
-    DeviceBatch,
-    find_corruption,
-)
+from trainrig.objectives.objective_interface import DeviceBatch, find_corruption
 from trainrig.randomness import RandomKey
 from trainrig.tokens.batches import IGNORE, POSITIONS, PREFIXES, TOKENS
 

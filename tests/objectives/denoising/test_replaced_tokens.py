@@ -13,10 +13,7 @@ from trainrig.models.encoder import build_model
 from trainrig.models.output import Head, ModelOutput
 from trainrig.objectives import ReplacedTokenDetection
 from trainrig.objectives.denoising.masked import draw_entries
-from trainrig.objectives.objective_interface import (
-    DeviceBatch,
-    compute_differentiable_loss,
-)
+from trainrig.objectives.objective_interface import DeviceBatch, compute_differentiable_loss
 from trainrig.tokens.batches import (
     DRAWS,
     IDS,

@@ -17,10 +17,7 @@ from trainrig.objectives.denoising.mixture import MEMBERS
 from trainrig.objectives.denoising.noise_spans import Noise, draw_ends, read_texts
 from trainrig.objectives.denoising.span_corruption import SpanCorruption
 from trainrig.objectives.denoising.ul2 import UL2
-from trainrig.objectives.objective_interface import (
-    DeviceBatch,
-    find_corruption,
-)
+from trainrig.objectives.objective_interface import DeviceBatch, find_corruption
 from trainrig.tokens.batches import (
     DECODER_IDS,
     DECODER_SEGMENTS,

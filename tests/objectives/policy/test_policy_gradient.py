@@ -8,10 +8,7 @@ import torch
 
 from trainrig.objectives import CISPO, DAPO, GRPO, GSPO, RLOO, DrGRPO, ReinforcePlusPlus
 from trainrig.objectives.objective_interface import compute_differentiable_loss
-from trainrig.objectives.policy.policy_divergence import (
-    ReferenceDivergence,
-    estimate_divergence,
-)
+from trainrig.objectives.policy.policy_divergence import ReferenceDivergence, estimate_divergence
 from trainrig.tokens.batches import (
     ADVANTAGES,
     ENTRIES,

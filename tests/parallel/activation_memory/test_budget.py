@@ -16,12 +16,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.parallel import activation_budget
-from trainrig.parallel.activation_budget import (
-    GIB,
-    Room,
-    describe_kept,
-    plan_kept,
-)
+from trainrig.parallel.activation_budget import GIB, Room, describe_kept, plan_kept
 from trainrig.parallel.layout import FSDP
 from trainrig.parallel.precision import FLOAT32, Precision
 from trainrig.parallel.recompute import Budget

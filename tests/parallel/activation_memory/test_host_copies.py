@@ -10,15 +10,8 @@ from trainrig.models import decoder
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.parallel import host_copies
 from trainrig.parallel.host_copies import keep_on_host
-from trainrig.parallel.layer_compilation import (
-    Compile,
-    compile_layers,
-)
-from trainrig.parallel.recompute import (
-    Full,
-    choose_kept,
-    recompute,
-)
+from trainrig.parallel.layer_compilation import Compile, compile_layers
+from trainrig.parallel.recompute import Full, choose_kept, recompute
 
 
 @pytest.fixture

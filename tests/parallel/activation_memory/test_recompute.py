@@ -10,12 +10,7 @@ from torch.utils._pytree import tree_leaves
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.kernels import cpu_attention
 from trainrig.objectives.cross_entropy import cross_entropy_sum
-from trainrig.parallel.recompute import (
-    Full,
-    Selective,
-    choose_kept,
-    recompute,
-)
+from trainrig.parallel.recompute import Full, Selective, choose_kept, recompute
 
 WAYS = {
     "none": None,

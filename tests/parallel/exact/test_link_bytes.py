@@ -1,9 +1,6 @@
 import pytest
 
-from trainrig.parallel.sharding.sum_tree import (
-    reduce_scatter_bytes,
-    sum_bytes,
-)
+from trainrig.parallel.sharding.sum_tree import reduce_scatter_bytes, sum_bytes
 
 
 @pytest.mark.parametrize("ranks", [16, 64, 1024])

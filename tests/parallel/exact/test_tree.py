@@ -6,10 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.parallel.sharding.sum_tree import (
-    TreeSum,
-    find_largest_subtrees,
-)
+from trainrig.parallel.sharding.sum_tree import TreeSum, find_largest_subtrees
 
 # Large and small numbers of both signs: their float sums depend on the order.
 FLOATS = st.floats(-1e6, 1e6, width=32)

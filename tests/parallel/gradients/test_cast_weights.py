@@ -7,16 +7,8 @@ import torch
 from torch import nn
 
 from trainrig.parallel.precision import Precision
-from trainrig.parallel.sharding.cast_weights import (
-    cast_weights,
-    list_cast_units,
-)
-from trainrig.parallel.sharding.fsdp import (
-    BackwardUnits,
-    keep_gathered,
-    prepare_unsharded,
-    reshard,
-)
+from trainrig.parallel.sharding.cast_weights import cast_weights, list_cast_units
+from trainrig.parallel.sharding.fsdp import BackwardUnits, keep_gathered, prepare_unsharded, reshard
 
 NARROW = Precision(compute="bfloat16")
 

@@ -11,11 +11,7 @@ from trainrig.posttrain.classified_rows import settle_labels
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.tokens.shards.token_shards import TokenShards
-from trainrig.tokens.tokenizers.encode import (
-    Encoder,
-    TextPairEncoder,
-    TooLong,
-)
+from trainrig.tokens.tokenizers.encode import Encoder, TextPairEncoder, TooLong
 
 TEXTS = ["the sea is grey", "Unknown ships, 1870.", "a", "the team wins by three " * 4, "[SEP] ?"]
 ROWS = [

@@ -20,10 +20,7 @@ from trainrig.posttrain.huggingface.peft_adapters import export_adapter, import_
 from trainrig.posttrain.row_run_files import AnswerScoring, ConversationEncoding
 from trainrig.posttrain.stages.score_stage import score_rows
 from trainrig.posttrain.tuning.classified_batches import TextBatches
-from trainrig.posttrain.tuning.fine_tuning import (
-    posttrain,
-    prepare,
-)
+from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.shards.token_shards import TokenShards

@@ -13,14 +13,8 @@ from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.stages import constitutional_chain as chain_module
 from trainrig.posttrain.stages import constitutional_stage
 from trainrig.posttrain.stages.constitutional_chain import judge_both_orders
-from trainrig.posttrain.stages.constitutional_stage import (
-    read_principles,
-    revise_answers,
-)
-from trainrig.posttrain.stages.prompted_run_files import (
-    AnswerRule,
-    ConstitutionalChain,
-)
+from trainrig.posttrain.stages.constitutional_stage import read_principles, revise_answers
+from trainrig.posttrain.stages.prompted_run_files import AnswerRule, ConstitutionalChain
 from trainrig.train import checkpoint
 
 RULE = {"pattern": "[aeiou]", "says": "no vowel"}

@@ -11,10 +11,7 @@ from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.row_run_files import TeacherScoring
 from trainrig.posttrain.stages.teacher_stage import store_teacher
-from trainrig.posttrain.tuning.fine_tuning import (
-    posttrain,
-    prepare,
-)
+from trainrig.posttrain.tuning.fine_tuning import posttrain, prepare
 from trainrig.posttrain.tuning.teacher_probabilities import StoredTeacher
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.step_trace import trace

@@ -10,10 +10,7 @@ from tests.posttrain.rewards.completions import completion
 from trainrig.errors import ConfigError, DataError
 from trainrig.posttrain.rewards import PythonFunction
 from trainrig.posttrain.rewards.reward_contract import Fault
-from trainrig.posttrain.rewards.weighted_rewards import (
-    build_rewards,
-    hash_reward_inputs,
-)
+from trainrig.posttrain.rewards.weighted_rewards import build_rewards, hash_reward_inputs
 
 SOURCE = """
 import math, os, sys, time

@@ -6,14 +6,8 @@ from tests.posttrain.rewards.completions import completion
 
 from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.posttrain.rewards import ExactAnswer, NumericAnswer
-from trainrig.posttrain.rewards.reward_contract import (
-    Completion,
-    RewardPart,
-)
-from trainrig.posttrain.rewards.weighted_rewards import (
-    WeightedRewards,
-    build_rewards,
-)
+from trainrig.posttrain.rewards.reward_contract import Completion, RewardPart
+from trainrig.posttrain.rewards.weighted_rewards import WeightedRewards, build_rewards
 
 RIGHT = completion("7", "a", answer="7")
 CLOSE = completion("it is 7", "b", answer="7")

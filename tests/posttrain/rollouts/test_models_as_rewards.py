@@ -16,10 +16,7 @@ from trainrig.posttrain.rewards.weighted_rewards import build_rewards
 from trainrig.posttrain.rollouts.reinforcement_stage import prepare
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import REWARD_PART, REWARDS
-from trainrig.tokens.chat.chat_messages import (
-    Conversation,
-    Message,
-)
+from trainrig.tokens.chat.chat_messages import Conversation, Message
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import write_model

@@ -18,12 +18,7 @@ from hypothesis import strategies as st
 
 from trainrig.config import to_toml
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.generation import (
-    Generation,
-    Request,
-    ScoredGeneration,
-    generate_batch,
-)
+from trainrig.models.generation import Generation, Request, ScoredGeneration, generate_batch
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder

@@ -12,11 +12,7 @@ import torch
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.models.generation import (
-    Request,
-    generate_batch,
-    generate_scored,
-)
+from trainrig.models.generation import Request, generate_batch, generate_scored
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.posttrain.prompt_text import PromptEncoder
@@ -40,14 +36,8 @@ from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import list_stored_batches
-from trainrig.train.run_report.rollout_charts import (
-    REWARD,
-    build_rollout_charts,
-)
-from trainrig.train.run_report.run_page import (
-    build_run_page,
-    read_report_data,
-)
+from trainrig.train.run_report.rollout_charts import REWARD, build_rollout_charts
+from trainrig.train.run_report.run_page import build_run_page, read_report_data
 from trainrig.train.run_report.sampled_answers import (
     BatchAnswers,
     StoredAnswer,

@@ -10,28 +10,16 @@ import pytest
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import DROPPED, KEPT, Curation
-from trainrig.corpus.curation_settings import (
-    PROSE,
-    CurationSource,
-)
-from trainrig.corpus.dedup.documents import (
-    EXACT,
-    NEAR,
-)
+from trainrig.corpus.curation_settings import PROSE, CurationSource
+from trainrig.corpus.dedup.documents import EXACT, NEAR
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.row_schema import build_row_schema
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import DecoderConfig
-from trainrig.quickstart import (
-    collect_results,
-    quickstart_results,
-)
+from trainrig.quickstart import collect_results, quickstart_results
 from trainrig.quickstart.folders import Folders
 from trainrig.quickstart.injected_faults import KILLED
-from trainrig.quickstart.site.site_plan import (
-    Kind,
-    Plant,
-)
+from trainrig.quickstart.site.site_plan import Kind, Plant
 from trainrig.tokens.batches import IDS, MicroBatch
 from trainrig.tokens.rows.pretraining import BatchSettings
 from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard

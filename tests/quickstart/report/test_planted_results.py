@@ -6,12 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.corpus.curate import DROPPED, KEPT
-from trainrig.quickstart.injected_faults import (
-    DUPLICATES,
-    count_by_kind,
-    find_outcomes,
-    tally,
-)
+from trainrig.quickstart.injected_faults import DUPLICATES, count_by_kind, find_outcomes, tally
 from trainrig.quickstart.site.site_plan import Plant
 
 COPY = "http://a/copy"

@@ -1,10 +1,6 @@
 import json
 
-from trainrig.quickstart.site.questions import (
-    Instruction,
-    shuffle_answers,
-    write_instructions,
-)
+from trainrig.quickstart.site.questions import Instruction, shuffle_answers, write_instructions
 from trainrig.quickstart.site.source_pages import Described
 
 

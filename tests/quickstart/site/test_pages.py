@@ -10,10 +10,7 @@ from trainrig.corpus.extract import Resiliparse, extract
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import read_warc
 from trainrig.errors import ConfigError
-from trainrig.quickstart.site.site_pages import (
-    PagesSettings,
-    build_pages,
-)
+from trainrig.quickstart.site.site_pages import PagesSettings, build_pages
 from trainrig.quickstart.site.site_plan import (
     CODE,
     HANDBOOK,

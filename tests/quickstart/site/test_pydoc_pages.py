@@ -5,11 +5,7 @@ import pytest
 
 from trainrig.quickstart.site import library_pages
 from trainrig.quickstart.site.article import Article
-from trainrig.quickstart.site.library_pages import (
-    Skipped,
-    list_standard_modules,
-    render,
-)
+from trainrig.quickstart.site.library_pages import Skipped, list_standard_modules, render
 
 
 def write_modules(folder, **sources):

@@ -8,16 +8,9 @@ import pytest
 
 from trainrig.scaling.fit.fit_page import build_fit_page
 from trainrig.scaling.fit.fit_verb import build_settings
-from trainrig.scaling.fit.law_fit import (
-    LawFit,
-    fit_law,
-)
+from trainrig.scaling.fit.law_fit import LawFit, fit_law
 from trainrig.scaling.fit.law_summary import describe_law, find_grave_warnings
-from trainrig.scaling.laws.law_forms import (
-    Form,
-    Kaplan,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import Form, Kaplan, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.bootstrap import Bootstrap
 from trainrig.scaling.regression.form_choice import (

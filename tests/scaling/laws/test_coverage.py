@@ -12,18 +12,9 @@ import pytest
 
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    bootstrap_form,
-)
-from trainrig.scaling.regression.form_fits import (
-    ParametricFit,
-    fit_parametric,
-)
-from trainrig.scaling.regression.profile_likelihood import (
-    compute_profiles,
-    profile,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
+from trainrig.scaling.regression.profile_likelihood import compute_profiles, profile
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 QUICK = ParametricFit(exponents=(0.2, 0.5), floors=(0.5, 0.9))

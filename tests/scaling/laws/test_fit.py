@@ -9,19 +9,8 @@ import pytest
 
 from trainrig import cli
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.fit.fit_verb import (
-    Tables,
-    build_settings,
-    fit,
-    parse_columns,
-)
-from trainrig.scaling.fit.law_fit import (
-    Fitted,
-    LawFit,
-    fit_law,
-    read_runs,
-    write_fit,
-)
+from trainrig.scaling.fit.fit_verb import Tables, build_settings, fit, parse_columns
+from trainrig.scaling.fit.law_fit import Fitted, LawFit, fit_law, read_runs, write_fit
 from trainrig.scaling.fit.law_summary import describe_law, find_grave_warnings
 from trainrig.scaling.laws.law import read_law
 from trainrig.scaling.laws.law_forms import Parametric

@@ -5,25 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from trainrig.scaling.fit.law_fit import (
-    LawFit,
-    fit_law,
-)
-from trainrig.scaling.laws.law_forms import (
-    DataConstrained,
-    Parametric,
-)
+from trainrig.scaling.fit.law_fit import LawFit, fit_law
+from trainrig.scaling.laws.law_forms import DataConstrained, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    bootstrap_form,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.regression.form_choice import HoldOut
 from trainrig.scaling.regression.form_fits import fit_parametric
-from trainrig.scaling.regression.regression import (
-    EVERY,
-    Progress,
-)
+from trainrig.scaling.regression.regression import EVERY, Progress
 
 TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
 

@@ -3,16 +3,8 @@
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.scaling.laws.law_forms import (
-    DataConstrained,
-    Kaplan,
-    Parametric,
-)
-from trainrig.scaling.laws.published_laws import (
-    HOFFMANN_SIZES,
-    LAWS,
-    find_published_law,
-)
+from trainrig.scaling.laws.law_forms import DataConstrained, Kaplan, Parametric
+from trainrig.scaling.laws.published_laws import HOFFMANN_SIZES, LAWS, find_published_law
 
 
 @pytest.mark.parametrize(

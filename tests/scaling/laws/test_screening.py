@@ -10,10 +10,7 @@ import pytest
 from trainrig.errors import DataError
 from trainrig.scaling.laws import runs_screening
 from trainrig.scaling.laws.runs_files import read_table
-from trainrig.scaling.laws.runs_screening import (
-    Exclusions,
-    screen,
-)
+from trainrig.scaling.laws.runs_screening import Exclusions, screen
 from trainrig.scaling.laws.runs_table import RunsTable
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"

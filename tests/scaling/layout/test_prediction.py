@@ -9,15 +9,9 @@ from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_token_flops
-from trainrig.parallel.layer_bytes import (
-    cut_model,
-    cut_shapes,
-)
+from trainrig.parallel.layer_bytes import cut_model, cut_shapes
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout import (
-    layouts,
-    planner_terms,
-)
+from trainrig.scaling.layout import layouts, planner_terms
 from trainrig.scaling.layout.device_compute import (
     Product,
     Timer,

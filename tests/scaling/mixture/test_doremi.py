@@ -6,10 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import DataError
-from trainrig.scaling.mixture.mixture_runs import (
-    DoReMi,
-    compute_excess,
-)
+from trainrig.scaling.mixture.mixture_runs import DoReMi, compute_excess
 
 WEIGHTS = (0.25, 0.25, 0.5)
 

@@ -14,14 +14,8 @@ from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.published_laws import find_published_law
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    bootstrap_form,
-)
-from trainrig.scaling.regression.form_fits import (
-    ParametricFit,
-    fit_parametric,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
 from trainrig.scaling.regression.minimise import Squares
 
 TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)

@@ -3,10 +3,7 @@
 import pytest
 
 from trainrig.processes.retry_policy import GiveUp
-from trainrig.scaling.sweep.trial_agent import (
-    FailureRecord,
-    TrialFailure,
-)
+from trainrig.scaling.sweep.trial_agent import FailureRecord, TrialFailure
 
 KILLED = TrialFailure("its process died: killed by SIGKILL")
 

@@ -18,10 +18,7 @@ from trainrig.tokens.chat.chat_messages import (
     parse_messages,
     parse_tools,
 )
-from trainrig.tokens.chat.chat_tokenizer import (
-    TEMPLATE,
-    build_template,
-)
+from trainrig.tokens.chat.chat_tokenizer import TEMPLATE, build_template
 from trainrig.tokens.chat.rendering import ChatRenderer
 from trainrig.tokens.special_tokens import SPECIAL_TOKENS
 from trainrig.tokens.tokenizers.encode import Encoder

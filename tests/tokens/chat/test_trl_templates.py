@@ -15,11 +15,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from trainrig.tokens.chat.chat_messages import (
-    BadRow,
-    Conversation,
-    Message,
-)
+from trainrig.tokens.chat.chat_messages import BadRow, Conversation, Message
 from trainrig.tokens.chat.rendering import ChatRenderer, MessageForm
 from trainrig.tokens.chat_template import DATE
 from trainrig.tokens.tokenizers.encode import Encoder

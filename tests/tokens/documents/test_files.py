@@ -4,12 +4,7 @@ import os
 import pytest
 
 from trainrig import storage
-from trainrig.tokens.document_set import (
-    JSONL,
-    find_paths,
-    name_files,
-    open_documents,
-)
+from trainrig.tokens.document_set import JSONL, find_paths, name_files, open_documents
 
 
 @pytest.fixture

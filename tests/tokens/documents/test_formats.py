@@ -8,11 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.tokens.document_formats import (
-    FORMATS,
-    StagePart,
-    name_place,
-)
+from trainrig.tokens.document_formats import FORMATS, StagePart, name_place
 
 COLUMNS = ("text", "id", "meta.url")
 TABLE = pa.Table.from_pylist(

@@ -11,16 +11,10 @@ from hypothesis import strategies as st
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.special_tokens import (
-    END_OF_TEXT,
-    END_OF_TURN,
-    SPECIAL_TOKENS,
-)
+from trainrig.tokens.special_tokens import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS
+from trainrig.tokens.tokenizer import train_tokenizer
 from trainrig.tokens.tokenizers.encode import Encoder
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    ByteLevelBPE,
-    train_tokenizer,
-)
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 TEXTS = [f"the cat {n} sat on the mat, naïve; the hat {n % 7} is flat 猫\n" for n in range(200)]
 # Texts from which an unrestricted trainer could merge special tokens.

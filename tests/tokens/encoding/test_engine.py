@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from trainrig.tokens.special_tokens import SPECIAL_TOKENS
+from trainrig.tokens.tokenizer import train_tokenizer
 from trainrig.tokens.tokenizers import fast_engine
-from trainrig.tokens.tokenizers.entry_bytes import (
-    list_byte_characters,
-    list_entry_bytes,
-)
+from trainrig.tokens.tokenizers.entry_bytes import list_byte_characters, list_entry_bytes
 from trainrig.tokens.tokenizers.fast_engine import (
     GPT_2,
     LLAMA_3,
@@ -31,7 +29,7 @@ from trainrig.tokens.tokenizers.fast_engine import (
     build_fast_engine,
     find_long_runs,
 )
-from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 PROSE = [
     f"the cat {n} sat on the mat, naïve; the hat's {n % 7} is flat 猫が好き\n" for n in range(200)

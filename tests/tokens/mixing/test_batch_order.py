@@ -16,10 +16,7 @@ from trainrig import storage
 from trainrig.config import build
 from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.rows.batch_stages import BatchSettings
-from trainrig.tokens.rows.packing import (
-    PackingPlan,
-    write_plans,
-)
+from trainrig.tokens.rows.packing import PackingPlan, write_plans
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import (
@@ -95,10 +92,10 @@ sys.path.insert(0, sys.argv[1])
 from test_batch_order import digest, SETTINGS
 from trainrig.config import build
 from trainrig.tokens.batches import read_local_batch
-from trainrig.tokens.mixing.prefetch import Prefetch
-from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.batch_makers import Prefetch
+from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
-from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.rows.batch_stages import BatchSettings
 
 folder, rank, world, steps, restarts = json.loads(sys.argv[2])
 found = []

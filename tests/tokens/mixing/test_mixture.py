@@ -8,11 +8,7 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from trainrig.errors import ConfigError
-from trainrig.tokens.rows.timeline import (
-    SLOTS,
-    Mixture,
-    carry_over,
-)
+from trainrig.tokens.rows.timeline import SLOTS, Mixture, carry_over
 
 
 def list_sources(mixture: Mixture, samples: int) -> list[str]:

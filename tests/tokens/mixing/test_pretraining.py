@@ -175,9 +175,9 @@ def test_batch_sizes_do_not_change_samples(make):
 IN_ANOTHER_PROCESS = """
 import sys
 import numpy as np
-from trainrig.tokens.mixing.pretraining import PretrainBatches
+from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
-from trainrig.tokens.mixing.stages import BatchSettings
+from trainrig.tokens.rows.batch_stages import BatchSettings
 settings = BatchSettings(sequence_length=4, global_batch=6, micro_batch=2, seed=5)
 batches = PretrainBatches(TokenShards.open(sys.argv[1]), settings)
 print(*(int(t) for m in batches.at(1_000_003) for t in m.targets.ravel()))

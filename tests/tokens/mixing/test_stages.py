@@ -15,11 +15,7 @@ from trainrig.config import build
 from trainrig.errors import ConfigError
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.rows import window_order
-from trainrig.tokens.rows.batch_stages import (
-    BatchRamp,
-    BatchSettings,
-    BatchStage,
-)
+from trainrig.tokens.rows.batch_stages import BatchRamp, BatchSettings, BatchStage
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import (
     EncodedDocument,

@@ -6,11 +6,7 @@ from hypothesis import strategies as st
 
 from trainrig.tokens.permutation import permute_indices
 from trainrig.tokens.rows import window_order
-from trainrig.tokens.rows.window_order import (
-    ReadPosition,
-    SourceStage,
-    WindowBlocks,
-)
+from trainrig.tokens.rows.window_order import ReadPosition, SourceStage, WindowBlocks
 
 
 @pytest.fixture(params=[1, 3, 256])

@@ -13,26 +13,10 @@ from hypothesis import strategies as st
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.permutation import permute_indices
-from trainrig.tokens.rows import (
-    best_fit,
-    concatenated,
-)
-from trainrig.tokens.rows.packing import (
-    BestFit,
-    Concatenate,
-    PackingPlan,
-    open_layout,
-    write_plans,
-)
-from trainrig.tokens.shards.block_cache import (
-    BLOCK,
-    WAYS,
-    BlockCache,
-)
-from trainrig.tokens.shards.flat_arrays import (
-    SUMS,
-    compute_block_sums,
-)
+from trainrig.tokens.rows import best_fit, concatenated
+from trainrig.tokens.rows.packing import BestFit, Concatenate, PackingPlan, open_layout, write_plans
+from trainrig.tokens.shards.block_cache import BLOCK, WAYS, BlockCache
+from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ShardVocabulary
 from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
 from trainrig.tokens.shards.token_shards import TokenShards

@@ -11,11 +11,7 @@ import pytest
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.shards.block_cache import (
-    BLOCK,
-    WAYS,
-    BlockCache,
-)
+from trainrig.tokens.shards.block_cache import BLOCK, WAYS, BlockCache
 
 SMALLEST = WAYS * BLOCK
 DATA = np.random.default_rng(0).integers(0, 256, 6 * BLOCK + 100, dtype=np.uint8).tobytes()
@@ -156,7 +152,7 @@ def test_the_default_folder_is_this_users_below_the_temporary_one(s3, tmp_path, 
 READ_MUCH = """
 import json, sys
 import numpy as np
-from trainrig.tokens.shards.blocks import BLOCK, BlockCache
+from trainrig.tokens.shards.block_cache import BLOCK, BlockCache
 
 settings, names, size, seed = json.loads(sys.argv[1])
 data = open(sys.argv[2], "rb").read()

@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.shards import flat_arrays
-from trainrig.tokens.shards.block_cache import (
-    BLOCK,
-    BlockCache,
-)
-from trainrig.tokens.shards.flat_arrays import (
-    MAPS,
-    SUMMED,
-    SUMS,
-    FlatArray,
-    compute_block_sums,
-)
+from trainrig.tokens.shards.block_cache import BLOCK, BlockCache
+from trainrig.tokens.shards.flat_arrays import MAPS, SUMMED, SUMS, FlatArray, compute_block_sums
 
 INT64 = np.dtype("<i8")
 

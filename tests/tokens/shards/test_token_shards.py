@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 from trainrig import manifest, storage
 from trainrig.errors import DataError
 from trainrig.tokens.shards.block_cache import BlockCache
-from trainrig.tokens.shards.flat_arrays import (
-    SUMS,
-    compute_block_sums,
-)
+from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.shard_writer import INDEX_ROW_GROUP
 from trainrig.tokens.shards.token_shards import (

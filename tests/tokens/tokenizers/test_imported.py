@@ -8,16 +8,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.tokens.special_tokens import (
-    END_OF_TEXT,
-    PAD,
-    SPECIAL_TOKENS,
-    find_role_id,
-)
-from trainrig.tokens.tokenizers.entry_bytes import (
-    BYTE_ENTRIES,
-    list_entry_bytes,
-)
+from trainrig.tokens.special_tokens import END_OF_TEXT, PAD, SPECIAL_TOKENS, find_role_id
+from trainrig.tokens.tokenizers.entry_bytes import BYTE_ENTRIES, list_entry_bytes
 from trainrig.tokens.tokenizers.imported import Imported
 from trainrig.tokens.tokenizers.tokenizer_kinds import make_word_splitter
 

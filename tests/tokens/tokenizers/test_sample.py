@@ -7,11 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainrig.errors import ConfigError
-from trainrig.tokens.tokenizers.training_sample import (
-    DrawnTexts,
-    TextSampling,
-    draw_sample,
-)
+from trainrig.tokens.tokenizers.training_sample import DrawnTexts, TextSampling, draw_sample
 
 Documents = list[tuple[str, str, str]]
 

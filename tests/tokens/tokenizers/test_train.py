@@ -13,22 +13,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from trainrig.errors import DataError
-from trainrig.tokens.special_tokens import (
-    END_OF_TEXT,
-    SPECIAL_TOKENS,
-)
-from trainrig.tokens.tokenizers.entry_bytes import (
-    BYTE_ENTRIES,
-    list_entry_bytes,
-)
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    ByteLevelBPE,
-    Tokenizer,
-    Trained,
-    Unigram,
-    WordPiece,
-    train_tokenizer,
-)
+from trainrig.tokens.special_tokens import END_OF_TEXT, SPECIAL_TOKENS
+from trainrig.tokens.tokenizer import Tokenizer, train_tokenizer
+from trainrig.tokens.tokenizers.entry_bytes import BYTE_ENTRIES, list_entry_bytes
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, Trained, Unigram, WordPiece
 
 TEXTS = [f"the cat {n} sat on the mat, naïve; the hat {n % 7} is flat 猫\n" for n in range(200)]
 # Texts from which an unrestricted trainer could merge special tokens.
@@ -54,7 +42,7 @@ texts_of_any_kind = st.one_of(any_text, st.lists(tricky | any_text, max_size=8).
 TRAIN_AND_HASH = """
 import hashlib, sys
 from pydantic import TypeAdapter
-from trainrig.tokens.tokenizers.train import Tokenizer, train_tokenizer
+from trainrig.tokens.tokenizer import Tokenizer, train_tokenizer
 texts = [f"{n:x} words {n * n} and word {n % 11} of {n * 7919}" for n in range(3_000)]
 for settings in sys.argv[1:]:
     trained = train_tokenizer(TypeAdapter(Tokenizer).validate_json(settings), texts)

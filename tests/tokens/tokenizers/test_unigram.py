@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, trainers
 
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    PRINTABLE_ASCII,
-    Unigram,
-    make_plain_splitter,
-)
+from trainrig.tokens.tokenizers.tokenizer_kinds import PRINTABLE_ASCII, Unigram, make_plain_splitter
 from trainrig.tokens.tokenizers.unigram_training import (
     Lattice,
     _digamma,

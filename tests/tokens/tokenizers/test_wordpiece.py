@@ -3,11 +3,7 @@ import json
 import tokenizers
 
 from trainrig.tokens.tokenizers.entry_bytes import list_byte_characters
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    CONTINUES,
-    WORD_LIMIT,
-    WordPiece,
-)
+from trainrig.tokens.tokenizers.tokenizer_kinds import CONTINUES, WORD_LIMIT, WordPiece
 
 LEAST = 519  # 512 bytes and 7 special tokens
 

@@ -3,10 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    make_plain_splitter,
-    make_word_splitter,
-)
+from trainrig.tokens.tokenizers.tokenizer_kinds import make_plain_splitter, make_word_splitter
 
 MIXED = "I'm 12345 x_y  (ok)\n\n  end"
 

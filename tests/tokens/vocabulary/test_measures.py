@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.tokens.special_tokens import SPECIAL_TOKENS
+from trainrig.tokens.tokenizer import train_tokenizer
 from trainrig.tokens.tokenizers.encode import Encoder
-from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, train_tokenizer
+from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.tokens.tokenizers.vocabulary_measures import (
     Amount,
     MeasuredText,

@@ -5,12 +5,7 @@ import asyncio
 import pytest
 
 from trainrig.processes.heartbeats import Heartbeat
-from trainrig.train.elastic.coordinator import (
-    Assignment,
-    Command,
-    Coordinator,
-    RankExit,
-)
+from trainrig.train.elastic.coordinator import Assignment, Command, Coordinator, RankExit
 
 AT_ONCE = 0.0
 LONG = 10.0  # s: never reached if the code works

@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.train.run.progress import (
-    Goodput,
-    account_time,
-    measure_goodput,
-)
+from trainrig.train.run.progress import Goodput, account_time, measure_goodput
 
 
 def make_event(name, time, **details):

@@ -10,21 +10,12 @@ from matplotlib.figure import Figure
 from trainrig.config import to_toml
 from trainrig.errors import DataError, Unfinished
 from trainrig.train import pretrain
-from trainrig.train.evaluations import (
-    CheckpointScore,
-    ScoredCheckpoint,
-)
-from trainrig.train.run.loss_prediction import (
-    Prediction,
-    read_prediction,
-)
+from trainrig.train.evaluations import CheckpointScore, ScoredCheckpoint
+from trainrig.train.run.loss_prediction import Prediction, read_prediction
 from trainrig.train.run.metrics import MetricsWriter
 from trainrig.train.run.progress import Goodput
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_report.outcome_charts import (
-    MeasuredLoss,
-    plot_prediction,
-)
+from trainrig.train.run_report.outcome_charts import MeasuredLoss, plot_prediction
 from trainrig.train.run_report.run_charts import RunReportData
 from trainrig.train.run_report.run_page import (
     build_run_page,
@@ -32,10 +23,7 @@ from trainrig.train.run_report.run_page import (
     report_at_end,
     write_report,
 )
-from trainrig.train.run_report.sampled_answers import (
-    AnswerAt,
-    FollowedPrompt,
-)
+from trainrig.train.run_report.sampled_answers import AnswerAt, FollowedPrompt
 
 HOSTILE = "<script>alert(1)</script>"
 

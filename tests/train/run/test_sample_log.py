@@ -6,10 +6,7 @@ import pytest
 
 from trainrig.tokens.batches import MicroBatch
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import (
-    SampleLog,
-    read_trained_samples,
-)
+from trainrig.train.run.step_data import SampleLog, read_trained_samples
 
 STEPS = 20  # steps of the undisturbed runs
 

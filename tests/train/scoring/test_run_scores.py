@@ -9,10 +9,7 @@ import pytest
 from trainrig.errors import ConfigError, DataError
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.evaluations import (
-    CheckpointScore,
-    ScoredCheckpoint,
-)
+from trainrig.train.evaluations import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.checkpoint_scores import (
     check_evaluations,

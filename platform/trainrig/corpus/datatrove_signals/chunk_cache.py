@@ -25,11 +25,7 @@ from trainrig.corpus.datatrove_signals.spacy_splitting import (
     load_spacy_words,
     split_chunk,
 )
-from trainrig.corpus.datatrove_signals.spacy_tables import (
-    Kinds,
-    Rules,
-    compute_flags,
-)
+from trainrig.corpus.datatrove_signals.spacy_tables import Kinds, Rules, compute_flags
 from trainrig.corpus.signals.text_arrays import (
     PRIME,
     SEED,

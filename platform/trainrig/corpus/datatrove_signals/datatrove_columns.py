@@ -30,24 +30,11 @@ from trainrig.corpus.datatrove_signals.datatrove_counts import (
     measure_repetition,
 )
 from trainrig.corpus.datatrove_signals.spacy_splitting import load_spacy_words
-from trainrig.corpus.datatrove_signals.spacy_tables import (
-    LETTERED,
-    STOP_WORD_SHIFT,
-    SYMBOLS_ONLY,
-)
+from trainrig.corpus.datatrove_signals.spacy_tables import LETTERED, STOP_WORD_SHIFT, SYMBOLS_ONLY
 from trainrig.corpus.rewrite.c4_line_rules import C4Lines
-from trainrig.corpus.signals.text_arrays import (
-    TextBatch,
-    build_batch,
-)
-from trainrig.corpus.signals.text_signals import (
-    Marks,
-    count_marks,
-)
-from trainrig.corpus.signals.word_signals import (
-    DUPLICATES,
-    TOPS,
-)
+from trainrig.corpus.signals.text_arrays import TextBatch, build_batch
+from trainrig.corpus.signals.text_signals import Marks, count_marks
+from trainrig.corpus.signals.word_signals import DUPLICATES, TOPS
 
 PREFIX = "datatrove_"
 _COUNT = np.dtype(np.int64)

@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.datatrove_signals.chunk_cache import Chunks, Tokens
-from trainrig.corpus.datatrove_signals.spacy_tables import (
-    ENDS_SENTENCE,
-    PUNCTUATION,
-)
+from trainrig.corpus.datatrove_signals.spacy_tables import ENDS_SENTENCE, PUNCTUATION
 from trainrig.corpus.signals.line_signals import (
     Pieces,
     RepeatedPieces,
@@ -39,11 +36,7 @@ from trainrig.corpus.signals.text_arrays import (
     hash_characters,
     mix_bits,
 )
-from trainrig.corpus.signals.word_signals import (
-    DUPLICATES,
-    TOPS,
-    Repetition,
-)
+from trainrig.corpus.signals.word_signals import DUPLICATES, TOPS, Repetition
 
 _NEW_LINE = 0x0A
 _RETURN = 0x0D

@@ -16,11 +16,7 @@ with `Index.load(path)`. This package does not use Ray. The rules and the papers
 in settings.py.
 """
 
-from trainrig.corpus.decontaminate.benchmark_index import (
-    Index,
-    check_examples,
-    fingerprint,
-)
+from trainrig.corpus.decontaminate.benchmark_index import Index, check_examples, fingerprint
 from trainrig.corpus.decontaminate.decide import CONTAMINATED, Decision, Touch, decide
 from trainrig.corpus.decontaminate.decontamination_settings import (
     GPT3,
@@ -31,12 +27,7 @@ from trainrig.corpus.decontaminate.decontamination_settings import (
     PaLM,
     Style,
 )
-from trainrig.corpus.decontaminate.document_matches import (
-    Matches,
-    Totals,
-    match,
-    merge,
-)
+from trainrig.corpus.decontaminate.document_matches import Matches, Totals, match, merge
 
 __all__ = [
     "CONTAMINATED",

@@ -20,10 +20,7 @@ from trainrig.corpus.decontaminate.benchmark_words import (
     ask_numbers,
     find_word_number,
 )
-from trainrig.corpus.signals.text_arrays import (
-    compute_table_size,
-    mix_bits,
-)
+from trainrig.corpus.signals.text_arrays import compute_table_size, mix_bits
 
 NONE = np.uint32(0xFFFFFFFF)  # value for a position at which no n-gram begins
 _Whole = int | np.int64

@@ -16,16 +16,8 @@ from numpy.typing import NDArray
 
 from trainrig import manifest, storage
 from trainrig.config import suggest_choice
-from trainrig.corpus.array_files import (
-    open_arrays,
-    write_arrays,
-)
-from trainrig.corpus.decontaminate.benchmark_grams import (
-    Grams,
-    Hits,
-    find_hits,
-    index_grams,
-)
+from trainrig.corpus.array_files import open_arrays, write_arrays
+from trainrig.corpus.decontaminate.benchmark_grams import Grams, Hits, find_hits, index_grams
 from trainrig.corpus.decontaminate.benchmark_words import (
     NormalisedWords,
     WordNumbers,

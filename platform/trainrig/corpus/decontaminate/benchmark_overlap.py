@@ -20,16 +20,8 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.decontaminate.benchmark_grams import Hits
 from trainrig.corpus.decontaminate.benchmark_index import Index
-from trainrig.corpus.decontaminate.decontamination_settings import (
-    BySize,
-    Llama2,
-    Llama3,
-    PaLM,
-)
-from trainrig.corpus.signals.text_signals import (
-    STEPS,
-    compute_shares,
-)
+from trainrig.corpus.decontaminate.decontamination_settings import BySize, Llama2, Llama3, PaLM
+from trainrig.corpus.signals.text_arrays import SHARE_STEPS, compute_shares
 
 _Integer = int | np.int64
 
@@ -162,15 +154,15 @@ def list_thresholds(index: Index, style: BySize) -> list[float]:
 def find_unit_thresholds(index: Index, style: BySize) -> NDArray[np.int64]:
     """Return the smallest number of units that makes each example dirty.
 
-    Shares are rounded to 1 / STEPS before they are compared with the threshold. An example without
-    units gets the largest int64, so it is never dirty.
+    Shares are rounded to 1 / SHARE_STEPS before they are compared with the threshold. An example
+    without units gets the largest int64, so it is never dirty.
     """
     all_units_E = count_units(index, style)
     thresholds_E = np.repeat(list_thresholds(index, style), np.diff(index.firsts))
-    # lowest rounded share that reaches the threshold, in steps of 1 / STEPS
-    steps = np.ceil(np.round(thresholds_E * STEPS, 6))
+    # lowest rounded share that reaches the threshold, in steps of 1 / SHARE_STEPS
+    steps = np.ceil(np.round(thresholds_E * SHARE_STEPS, 6))
     # Rounding makes the result one of `near`, `near + 1` and `near + 2`.
-    near = np.floor((steps - 0.5) / STEPS * all_units_E).astype(np.int64)
+    near = np.floor((steps - 0.5) / SHARE_STEPS * all_units_E).astype(np.int64)
     enough = near + 2
     for units in (near + 1, near):
         enough = np.where(compute_shares(units, all_units_E) >= thresholds_E, units, enough)

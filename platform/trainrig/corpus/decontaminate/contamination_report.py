@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.benchmark_overlap import count_units, list_thresholds
 from trainrig.corpus.decontaminate.decide import Touch
-from trainrig.corpus.decontaminate.decontamination_settings import (
-    GPT3,
-    Llama2,
-)
+from trainrig.corpus.decontaminate.decontamination_settings import GPT3, Llama2
 from trainrig.corpus.decontaminate.document_matches import Totals
-from trainrig.corpus.signals.text_signals import compute_shares
+from trainrig.corpus.signals.text_arrays import compute_shares
 from trainrig.report import (
     Details,
     ReportTable,

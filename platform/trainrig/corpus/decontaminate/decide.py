@@ -13,10 +13,7 @@ import numpy as np
 
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.decontamination_settings import GPT3
-from trainrig.corpus.decontaminate.document_matches import (
-    Matches,
-    Totals,
-)
+from trainrig.corpus.decontaminate.document_matches import Matches, Totals
 from trainrig.corpus.removed_spans import RemovedSpan
 
 # name of the removal step, and the reason recorded for documents it drops

@@ -20,17 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.array_files import (
-    open_arrays,
-    write_arrays,
-)
+from trainrig.corpus.array_files import open_arrays, write_arrays
 from trainrig.corpus.decontaminate.benchmark_grams import Hits
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.benchmark_overlap import BenchmarkOverlap
-from trainrig.corpus.decontaminate.decontamination_settings import (
-    GPT3,
-    BySize,
-)
+from trainrig.corpus.decontaminate.decontamination_settings import GPT3, BySize
 
 # kinds of files
 _MATCHES = "benchmark matches"

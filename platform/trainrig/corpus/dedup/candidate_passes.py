@@ -27,21 +27,9 @@ from trainrig.corpus.dedup.document_refs import (
     find_splits,
     make_refs,
 )
-from trainrig.corpus.dedup.documents import (
-    KEPT,
-    DedupDecisions,
-)
-from trainrig.corpus.dedup.duplicate_search import (
-    DuplicateSearch,
-    cut_partitions,
-    mark_absent,
-)
-from trainrig.corpus.dedup.sorted_runs import (
-    Rows,
-    RunPart,
-    write_grouped,
-    writing_run,
-)
+from trainrig.corpus.dedup.documents import KEPT, DedupDecisions
+from trainrig.corpus.dedup.duplicate_search import DuplicateSearch, cut_partitions, mark_absent
+from trainrig.corpus.dedup.sorted_runs import Rows, RunPart, write_grouped, writing_run
 from trainrig.corpus.signatures.signatures import load_columns
 from trainrig.splits import Done, Task, Work
 

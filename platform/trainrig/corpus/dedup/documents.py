@@ -12,19 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.array_files import (
-    load_arrays,
-    save_arrays,
-)
-from trainrig.corpus.dedup.document_refs import (
-    SplitIndex,
-    format_ids,
-    group_equal_keys,
-)
-from trainrig.corpus.dedup.keep_rules import (
-    KeepRule,
-    rank_across_crawls,
-)
+from trainrig.corpus.array_files import load_arrays, save_arrays
+from trainrig.corpus.dedup.document_refs import SplitIndex, format_ids, group_equal_keys
+from trainrig.corpus.dedup.keep_rules import KeepRule, rank_across_crawls
 from trainrig.corpus.dedup.sorted_runs import Rows
 
 DIGEST = np.dtype([(name, "u8") for name in ("key", "more", "rank", "id0", "id1", "ref")])

@@ -14,10 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.dedup import documents
-from trainrig.corpus.dedup.candidates import (
-    ENTRY,
-    MOST_CANDIDATES,
-)
+from trainrig.corpus.dedup.candidates import ENTRY, MOST_CANDIDATES
 from trainrig.corpus.dedup.document_refs import (
     SplitIndex,
     assign_parts,
@@ -27,14 +24,7 @@ from trainrig.corpus.dedup.document_refs import (
 )
 from trainrig.corpus.dedup.documents import keep_order
 from trainrig.corpus.dedup.keep_rules import KeepRule
-from trainrig.corpus.dedup.sorted_runs import (
-    Rows,
-    Run,
-    RunPart,
-    read_part,
-    write_run,
-    writing_run,
-)
+from trainrig.corpus.dedup.sorted_runs import Rows, Run, RunPart, read_part, write_run, writing_run
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.shingle_similarity import Verification
 from trainrig.splits import Task

@@ -13,12 +13,7 @@ import numpy as np
 
 from trainrig.corpus.dedup import documents
 from trainrig.corpus.dedup import documents as equals
-from trainrig.corpus.dedup.document_refs import (
-    find_refs,
-    find_splits,
-    make_refs,
-    split_digests,
-)
+from trainrig.corpus.dedup.document_refs import find_refs, find_splits, make_refs, split_digests
 from trainrig.corpus.dedup.documents import (
     BY_LIKENESS,
     BY_TEXT,
@@ -27,19 +22,9 @@ from trainrig.corpus.dedup.documents import (
     DedupDecisions,
     Documents,
 )
-from trainrig.corpus.dedup.duplicate_search import (
-    DuplicateSearch,
-    Kind,
-    mark_absent,
-)
-from trainrig.corpus.dedup.greedy_decision import (
-    FALLS,
-    DecidedPartition,
-)
-from trainrig.corpus.dedup.sorted_runs import (
-    Rows,
-    read_part,
-)
+from trainrig.corpus.dedup.duplicate_search import DuplicateSearch, Kind, mark_absent
+from trainrig.corpus.dedup.greedy_decision import FALLS, DecidedPartition
+from trainrig.corpus.dedup.sorted_runs import Rows, read_part
 from trainrig.corpus.url_keys import compute_url_key
 from trainrig.splits import Done, Task, Work
 

@@ -21,10 +21,7 @@ from typing import Any
 import numpy as np
 
 from trainrig.corpus.array_files import save_arrays
-from trainrig.corpus.dedup import (
-    exact_repeats,
-    greedy_decision,
-)
+from trainrig.corpus.dedup import exact_repeats, greedy_decision
 from trainrig.corpus.dedup.candidate_passes import (
     find_candidates,
     find_shared_keys,
@@ -38,17 +35,8 @@ from trainrig.corpus.dedup.document_refs import (
     find_positions,
     find_splits,
 )
-from trainrig.corpus.dedup.documents import (
-    BY_LIKENESS,
-    COPIES,
-    KEPT,
-    DedupDecisions,
-    Documents,
-)
-from trainrig.corpus.dedup.duplicate_search import (
-    DuplicateSearch,
-    Kind,
-)
+from trainrig.corpus.dedup.documents import BY_LIKENESS, COPIES, KEPT, DedupDecisions, Documents
+from trainrig.corpus.dedup.duplicate_search import DuplicateSearch, Kind
 from trainrig.corpus.dedup.exact_repeats import (
     propagate,
     read_decided,
@@ -56,16 +44,8 @@ from trainrig.corpus.dedup.exact_repeats import (
     write_digests,
     write_repeats,
 )
-from trainrig.corpus.dedup.sorted_runs import (
-    Rows,
-    RunPart,
-    read_part,
-)
-from trainrig.corpus.dedup.verification_passes import (
-    fetch_remote,
-    verify,
-    write_edges,
-)
+from trainrig.corpus.dedup.sorted_runs import Rows, RunPart, read_part
+from trainrig.corpus.dedup.verification_passes import fetch_remote, verify, write_edges
 from trainrig.splits import Done, Phase, Split, Task, Work, sum_counts
 
 

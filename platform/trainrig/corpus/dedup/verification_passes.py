@@ -14,11 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup import (
-    candidates,
-    greedy_decision,
-    verified_pairs,
-)
+from trainrig.corpus.dedup import candidates, greedy_decision, verified_pairs
 from trainrig.corpus.dedup.document_refs import (
     DOCUMENT_KEY,
     REMOTE_DOCUMENT,
@@ -32,10 +28,7 @@ from trainrig.corpus.dedup.document_refs import (
     select_fields,
 )
 from trainrig.corpus.dedup.duplicate_search import DuplicateSearch
-from trainrig.corpus.dedup.sorted_runs import (
-    Rows,
-    RunPart,
-)
+from trainrig.corpus.dedup.sorted_runs import Rows, RunPart
 from trainrig.corpus.dedup.verified_pairs import PAIR
 from trainrig.corpus.signatures.shingle_similarity import (
     Measure,

@@ -19,13 +19,7 @@ from trainrig.corpus.extract.extractors import (
     Resiliparse,
     Trafilatura,
 )
-from trainrig.corpus.extract.html_page import (
-    find_date,
-    find_language,
-    find_title,
-    parse_html,
-    tidy,
-)
+from trainrig.corpus.extract.html_page import find_date, find_language, find_title, parse_html, tidy
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.text_files import guess_encoding
 

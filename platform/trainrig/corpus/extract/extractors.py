@@ -6,7 +6,7 @@ use, as that takes 0.5 s and 50 MB.
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -83,11 +83,6 @@ class Trafilatura(HTMLExtractor):
     favour: Favour = "balance"
     tables: bool = True  # keep tables
     comments: bool = False  # keep sections of reader comments
-
-
-Extractor = Annotated[
-    MainContent | Resiliparse | Trafilatura | PlainText, Field(discriminator="kind")
-]
 
 
 @dataclass(frozen=True)

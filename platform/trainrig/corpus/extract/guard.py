@@ -28,10 +28,7 @@ from typing import IO, Literal, Self
 
 from trainrig.config import Settings
 from trainrig.corpus.extract.extract_page import extract
-from trainrig.corpus.extract.extractors import (
-    Extracted,
-    NotExtracted,
-)
+from trainrig.corpus.extract.extractors import Extracted, NotExtracted
 from trainrig.corpus.read import RawPage
 from trainrig.processes.child_process import end_process
 

@@ -19,19 +19,9 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import extractors
-from trainrig.corpus.extract.block_scores import (
-    Ask,
-    ScoredBlocks,
-    score_blocks,
-    vote,
-)
+from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, score_blocks, vote
 from trainrig.corpus.extract.block_trees import Name
-from trainrig.corpus.extract.extractors import (
-    TRAFILATURA_NODES,
-    Favour,
-    MainContent,
-    Trafilatura,
-)
+from trainrig.corpus.extract.extractors import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
 from trainrig.corpus.extract.page_blocks import (
     CHARACTERS,
     H1,

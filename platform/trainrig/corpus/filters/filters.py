@@ -1,7 +1,7 @@
 """The filters that a run file can choose, presets of well-known data sets, and what filters read.
 
 Filters are thresholds over stored signals, so that they can be applied again. To add a filter,
-write its class in `general_rules` or `published_rules` and add it to `Filter` and `_Written`.
+write its class in `general_rules` or `published_rules` and add it to `Filter` and `_WrittenFilter`.
 
 A preset stands for the filters of a data set, for short run files:
 
@@ -21,13 +21,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from trainrig.config import Settings, suggest_choice
 from trainrig.corpus.datatrove_signals.datatrove_columns import PREFIX
-from trainrig.corpus.filters.general_rules import (
-    Language,
-    Length,
-    RepeatedLines,
-    Score,
-    Symbols,
-)
+from trainrig.corpus.filters.general_rules import Language, Length, RepeatedLines, Score, Symbols
 from trainrig.corpus.filters.published_rules import (
     C4,
     FineWeb,

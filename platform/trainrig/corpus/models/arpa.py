@@ -17,10 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.models.kneser_ney import (
-    NEVER,
-    Trie,
-)
+from trainrig.corpus.models.kneser_ney import NEVER, Trie
 from trainrig.corpus.models.ngram_counts import (
     BEGIN,
     LONGEST,

@@ -14,14 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.corpus.array_files import (
-    open_arrays,
-    write_arrays,
-)
-from trainrig.corpus.limits import (
-    Scores,
-    quantise_scores,
-)
+from trainrig.corpus.array_files import open_arrays, write_arrays
+from trainrig.corpus.limits import Scores, quantise_scores
 from trainrig.corpus.models.language_id import identify_all
 from trainrig.corpus.models.linear_classifier import (
     Features,

@@ -18,25 +18,11 @@ from pydantic import Field
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
-from trainrig.corpus.array_files import (
-    open_arrays,
-    write_arrays,
-)
+from trainrig.corpus.array_files import open_arrays, write_arrays
 from trainrig.corpus.limits import quantise_scores
-from trainrig.corpus.models.arpa import (
-    ENDINGS,
-    read_arpa,
-    write_arpa,
-)
+from trainrig.corpus.models.arpa import ENDINGS, read_arpa, write_arpa
 from trainrig.corpus.models.kneser_ney import Trie, estimate
-from trainrig.corpus.models.ngram_counts import (
-    CHUNK,
-    SPECIAL,
-    UNKNOWN,
-    Counter,
-    Ids,
-    build_levels,
-)
+from trainrig.corpus.models.ngram_counts import CHUNK, SPECIAL, UNKNOWN, Counter, Ids, build_levels
 from trainrig.corpus.models.subwords import TextEncoder, build_word_tokenizer
 from trainrig.errors import DataError
 

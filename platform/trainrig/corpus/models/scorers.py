@@ -20,10 +20,7 @@ from pydantic import Field
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
-from trainrig.corpus.limits import (
-    Scores,
-    quantise_scores,
-)
+from trainrig.corpus.limits import Scores, quantise_scores
 from trainrig.corpus.models.classifier import ClassifierModel
 from trainrig.corpus.models.language_model import Perplexity
 from trainrig.corpus.signals.text_words import UNSPACED

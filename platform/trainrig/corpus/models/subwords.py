@@ -17,14 +17,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
-from trainrig.corpus.models.ngram_counts import (
-    BEGIN,
-    END,
-    MOST_WORDS,
-    SPECIAL,
-    UNKNOWN,
-    Ids,
-)
+from trainrig.corpus.models.ngram_counts import BEGIN, END, MOST_WORDS, SPECIAL, UNKNOWN, Ids
 from trainrig.errors import DataError
 
 MOST_KNOWN = 1_000_000  # words whose pieces are cached: some 300 MB

@@ -3,32 +3,12 @@
 from collections.abc import Iterator
 
 from trainrig import storage
-from trainrig.corpus.read import (
-    warc_and_arc,
-)
+from trainrig.corpus.read import warc_and_arc
 from trainrig.corpus.read.archive_records import ArchiveGrammar, read_archive
-from trainrig.corpus.read.input_files import (
-    File,
-    find_files,
-    read_first_bytes,
-)
-from trainrig.corpus.read.input_pieces import (
-    InputPiece,
-    cut_pieces,
-    from_json,
-    serialise_piece,
-)
-from trainrig.corpus.read.raw_pages import (
-    Fields,
-    RawPage,
-    ReadSettings,
-    Unreadable,
-)
-from trainrig.corpus.read.text_files import (
-    read_jsonl,
-    read_page,
-    read_text,
-)
+from trainrig.corpus.read.input_files import File, find_files, read_first_bytes
+from trainrig.corpus.read.input_pieces import InputPiece, cut_pieces, from_json, serialise_piece
+from trainrig.corpus.read.raw_pages import Fields, RawPage, ReadSettings, Unreadable
+from trainrig.corpus.read.text_files import read_jsonl, read_page, read_text
 
 
 def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreadable]:

@@ -23,11 +23,7 @@ from trainrig.corpus.read.compressed_files import (
     find_member,
 )
 from trainrig.corpus.read.http_responses import BadBody
-from trainrig.corpus.read.raw_pages import (
-    LARGEST_BODY,
-    RawPage,
-    Unreadable,
-)
+from trainrig.corpus.read.raw_pages import LARGEST_BODY, RawPage, Unreadable
 
 LONGEST_LINE = 2**13  # bytes of a record's first line
 _LONGEST_HEAD = 2**15  # bytes of a record's header lines; also fastwarc's limit

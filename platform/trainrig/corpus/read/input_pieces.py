@@ -32,22 +32,12 @@ from typing import Any, cast
 
 from fastwarc.stream_io import ZstdReader
 
-from trainrig.corpus.read import (
-    warc_and_arc,
-)
+from trainrig.corpus.read import warc_and_arc
 from trainrig.corpus.read.archive_records import is_compressed_by_record
 from trainrig.corpus.read.compressed_files import GZIP_MAGIC as GZIP_MAGIC
 from trainrig.corpus.read.compressed_files import ZSTD_MAGIC
-from trainrig.corpus.read.input_files import (
-    NAMES,
-    File,
-    format_by_name,
-    read_first_bytes,
-)
-from trainrig.corpus.read.raw_pages import (
-    Format,
-    ReadSettings,
-)
+from trainrig.corpus.read.input_files import NAMES, File, format_by_name, read_first_bytes
+from trainrig.corpus.read.raw_pages import Format, ReadSettings
 from trainrig.corpus.read.text_files import is_wide
 from trainrig.errors import DataError
 

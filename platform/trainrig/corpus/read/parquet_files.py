@@ -8,12 +8,7 @@ import pyarrow.parquet as pq
 
 from trainrig import storage
 from trainrig.config import suggest_choice
-from trainrig.corpus.read.raw_pages import (
-    Fields,
-    RawPage,
-    Unreadable,
-    build_page,
-)
+from trainrig.corpus.read.raw_pages import Fields, RawPage, Unreadable, build_page
 from trainrig.errors import DataError
 
 _ROWS = 256  # rows decoded at a time

@@ -18,11 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from trainrig import storage
-from trainrig.corpus.read.archive_records import (
-    NoRecord,
-    RecordHeader,
-    read_archive,
-)
+from trainrig.corpus.read.archive_records import NoRecord, RecordHeader, read_archive
 from trainrig.corpus.read.http_responses import (
     BadBody,
     parse_charset,
@@ -30,10 +26,7 @@ from trainrig.corpus.read.http_responses import (
     parse_response,
 )
 from trainrig.corpus.read.input_files import read_first_bytes
-from trainrig.corpus.read.raw_pages import (
-    RawPage,
-    Unreadable,
-)
+from trainrig.corpus.read.raw_pages import RawPage, Unreadable
 from trainrig.errors import DataError
 
 # A URL may wrongly contain spaces; the address and date after it show where it ends.

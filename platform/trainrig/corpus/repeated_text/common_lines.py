@@ -33,11 +33,7 @@ from pydantic import Field
 from trainrig.config import Settings
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.repeated_text import record_files
-from trainrig.corpus.repeated_text.record_files import (
-    Records,
-    RemovedSpans,
-    save_spans,
-)
+from trainrig.corpus.repeated_text.record_files import Records, RemovedSpans, save_spans
 
 COMMON_LINES = "common_lines"  # `by` of the removed spans
 

@@ -28,14 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.repeated_text import (
-    record_files,
-)
-from trainrig.corpus.repeated_text.record_files import (
-    Records,
-    RemovedSpans,
-    save_spans,
-)
+from trainrig.corpus.repeated_text import record_files
+from trainrig.corpus.repeated_text.record_files import Records, RemovedSpans, save_spans
 from trainrig.corpus.repeated_text.substring_pieces import (
     EXACT_SUBSTRINGS,
     ExactSubstrings,
@@ -46,11 +40,7 @@ from trainrig.corpus.repeated_text.substring_pieces import (
     find_repeated_anchors,
     gather_pieces,
 )
-from trainrig.corpus.repeated_text.substring_repeats import (
-    SPAN,
-    find_repeats,
-    unite_spans,
-)
+from trainrig.corpus.repeated_text.substring_repeats import SPAN, find_repeats, unite_spans
 
 __all__ = [
     "EXACT_SUBSTRINGS",

@@ -26,9 +26,7 @@ from pydantic import Field
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.repeated_text import (
-    record_files,
-)
+from trainrig.corpus.repeated_text import record_files
 from trainrig.corpus.repeated_text.record_files import Records
 
 EXACT_SUBSTRINGS = "exact_substrings"  # `by` of the removed spans

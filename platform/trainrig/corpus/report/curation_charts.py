@@ -15,11 +15,7 @@ from matplotlib.axes import Axes
 from trainrig import figures
 from trainrig.corpus.filters.rule_verdicts import Rule
 from trainrig.corpus.limits import Limit
-from trainrig.corpus.report.curation_tallies import (
-    BinRow,
-    CurationTallies,
-    StepRow,
-)
+from trainrig.corpus.report.curation_tallies import BinRow, CurationTallies, StepRow
 from trainrig.corpus.signatures.minhash import MinHash, compute_match_curve
 from trainrig.figures import C1, C2, MUTED, BarPart, BarRow
 from trainrig.report import Chart, ReportTable, format_percent, format_short

@@ -13,10 +13,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii_views import (
-    FindPosition,
-    Views,
-)
+from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
 _CARD_SHAPE = b"000000000000"
 _CARD_SHAPE_IN_GROUPS = re.compile(rb"0000[ -]0000(?:00)?[ -]0000|000000[ -]0000000000")

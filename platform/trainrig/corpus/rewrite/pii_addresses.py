@@ -8,10 +8,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii_views import (
-    FindPosition,
-    Views,
-)
+from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
 _DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}([^\W\d_]{2,24})(?![\w@-])")
 _LOCAL_LENGTH = 64  # characters (RFC 5321, section 4.5.3.1)

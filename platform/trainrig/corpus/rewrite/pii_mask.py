@@ -15,16 +15,8 @@ from pydantic import Field
 
 from trainrig.config import EXTENDABLE, Settings
 from trainrig.corpus.limits import Limit
-from trainrig.corpus.rewrite import (
-    pii_account_numbers,
-    pii_addresses,
-    pii_phones,
-    pii_secrets,
-)
-from trainrig.corpus.rewrite.pii_views import (
-    FindPosition,
-    Views,
-)
+from trainrig.corpus.rewrite import pii_account_numbers, pii_addresses, pii_phones, pii_secrets
+from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
 Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE"]
 

@@ -8,10 +8,7 @@ the same. Other national formats count only after a word that announces a number
 import re
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii_views import (
-    FindPosition,
-    Views,
-)
+from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
 _INTERNATIONAL = re.compile(
     r"\+(?<![\w.+/-]\+)[1-9](?:[ .-]?(?:\([0-9]{1,4}\)|[0-9])){7,18}(?![\w/-]|[.,][0-9])"

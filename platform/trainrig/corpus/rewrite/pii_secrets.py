@@ -13,10 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from trainrig.corpus.rewrite.pii_views import (
-    FindPosition,
-    Views,
-)
+from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
 # Fixed prefix and whole pattern of each format.
 _FORMS = tuple(

@@ -5,12 +5,15 @@ Python's `str` methods and `unicodedata`, so that compiled loops agree with Pyth
 
 Hashes of characters and words have 64 bits. Two different runs of one text share a hash in about
 one of 10**13 texts of a thousand words. The hashes are not secure against chosen keys.
+
+Shares of counts are rounded to 1e-4 before any threshold is applied. So a rule decides the same
+from the text, from stored columns, and on every machine.
 """
 
 import functools
 import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +45,8 @@ FINAL_SIGMA = 0x3C2
 # the only letter whose lower case has two characters
 CAPITAL_I_WITH_DOT = 0x130
 DOT_ABOVE = 0x307
+
+SHARE_STEPS = 10_000  # shares are whole multiples of 1 / SHARE_STEPS
 
 _BULLETS = "•‣▶◀◦■□▪▫●○·"
 _DASHES = "-*–+"
@@ -215,3 +220,18 @@ def count_again(
         keys[place] = key
         counts[place] = 1
     return place
+
+
+def compute_shares(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
+    """Compute `round(part / whole, 4)` of integers exactly; 0 where the whole is 0."""
+    parts = parts.astype(np.int64)
+    wholes = wholes.astype(np.int64)
+    safe = np.maximum(wholes, 1)
+    steps, rest = np.divmod(parts * SHARE_STEPS, safe)
+    steps += 2 * rest > safe
+    rounded = steps / SHARE_STEPS
+    # Ties are rounded by Python's `round`, which considers the exact value of the double.
+    for half in np.flatnonzero((2 * rest == safe) & (wholes > 0)).tolist():
+        rounded[half] = round(int(parts[half]) / int(wholes[half]), 4)
+    rounded[wholes == 0] = 0.0
+    return rounded

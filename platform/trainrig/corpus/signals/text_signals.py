@@ -25,11 +25,7 @@ from trainrig.corpus.signals.line_signals import (
     find_lines_and_paragraphs,
     measure_repeated,
 )
-from trainrig.corpus.signals.text_arrays import (
-    SYMBOL,
-    TextBatch,
-    build_batch,
-)
+from trainrig.corpus.signals.text_arrays import SYMBOL, TextBatch, build_batch, compute_shares
 from trainrig.corpus.signals.text_words import split_words
 from trainrig.corpus.signals.word_signals import (
     DUPLICATES,
@@ -37,24 +33,6 @@ from trainrig.corpus.signals.word_signals import (
     count_stop_words,
     measure_repetition,
 )
-
-STEPS = 10_000
-
-
-def compute_shares(parts: NDArray[Any], wholes: NDArray[Any]) -> NDArray[np.float64]:
-    """Compute `round(part / whole, 4)` of integers exactly; 0 where the whole is 0."""
-    parts = parts.astype(np.int64)
-    wholes = wholes.astype(np.int64)
-    safe = np.maximum(wholes, 1)
-    steps, rest = np.divmod(parts * STEPS, safe)
-    steps += 2 * rest > safe
-    rounded = steps / STEPS
-    # Ties are rounded by Python's `round`, which considers the exact value of the double.
-    for half in np.flatnonzero((2 * rest == safe) & (wholes > 0)).tolist():
-        rounded[half] = round(int(parts[half]) / int(wholes[half]), 4)
-    rounded[wholes == 0] = 0.0
-    return rounded
-
 
 _NEW_LINE = 0x0A
 _HASH = 0x23

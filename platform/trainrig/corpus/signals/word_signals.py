@@ -23,10 +23,7 @@ from trainrig.corpus.signals.text_arrays import (
     count_again,
     mix_bits,
 )
-from trainrig.corpus.signals.text_words import (
-    BatchWords,
-    split_words,
-)
+from trainrig.corpus.signals.text_words import BatchWords, split_words
 
 TOPS = (2, 3, 4)
 DUPLICATES = (5, 6, 7, 8, 9, 10)

@@ -20,10 +20,7 @@ from trainrig.corpus.signatures.normalised_texts import (
     NormalisedTexts,
     build_letter_table,
 )
-from trainrig.corpus.signatures.shingles import (
-    IDEOGRAMS_A_WORD,
-    SYLLABLES_A_WORD,
-)
+from trainrig.corpus.signatures.shingles import IDEOGRAMS_A_WORD, SYLLABLES_A_WORD
 
 SCHEMES = {
     "datasketch": "affine32",  # the default of datasketch

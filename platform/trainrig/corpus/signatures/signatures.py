@@ -27,11 +27,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.signatures.minhash import MinHash
-from trainrig.corpus.signatures.normalised_texts import (
-    DIGEST,
-    NormalisedTexts,
-    hash_texts,
-)
+from trainrig.corpus.signatures.normalised_texts import DIGEST, NormalisedTexts, hash_texts
 from trainrig.corpus.signatures.shingles import finalise_hash, shingle_texts
 from trainrig.corpus.url_keys import compute_url_key
 from trainrig.errors import DataError

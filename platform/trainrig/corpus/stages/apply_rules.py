@@ -13,14 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.array_files import (
-    load_arrays,
-    save_arrays,
-)
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.array_files import load_arrays, save_arrays
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.documents import MeasuredDocuments
 from trainrig.corpus.filters.rule_verdicts import (
     Rule,

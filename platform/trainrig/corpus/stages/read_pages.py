@@ -26,10 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
-from trainrig.corpus.curation_settings import (
-    Curation,
-    CurationSource,
-)
+from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.datatrove_signals.datatrove_columns import measure_datatrove
 from trainrig.corpus.documents import Parts, compute_document_id, writing
 from trainrig.corpus.extract import Extracted, NotExtracted
@@ -44,18 +41,11 @@ from trainrig.corpus.read import (
     read,
     serialise_piece,
 )
-from trainrig.corpus.rewrite.pii_mask import (
-    PII,
-    MaskedSpan,
-    mask,
-)
+from trainrig.corpus.rewrite.pii_mask import PII, MaskedSpan, mask
 from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import measure
-from trainrig.corpus.url_blocklist import (
-    UrlLists,
-    UrlSignals,
-)
+from trainrig.corpus.url_blocklist import UrlLists, UrlSignals
 from trainrig.manifest import SCRATCH, FileSum
 from trainrig.splits import Split, Work
 

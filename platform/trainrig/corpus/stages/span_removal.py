@@ -47,11 +47,7 @@ from trainrig.corpus.decontaminate.contamination_report import (
     tally_contamination,
 )
 from trainrig.corpus.dedup.document_refs import SplitIndex
-from trainrig.corpus.dedup.documents import (
-    KEPT,
-    DedupDecisions,
-    Documents,
-)
+from trainrig.corpus.dedup.documents import KEPT, DedupDecisions, Documents
 from trainrig.corpus.dedup.duplicate_search import MIB
 from trainrig.corpus.dedup.keep_rules import KeepRule
 from trainrig.corpus.repeated_text.common_lines import (
@@ -75,10 +71,7 @@ from trainrig.corpus.repeated_text.exact_substrings import (
     gather_pieces,
     read_repeated_texts,
 )
-from trainrig.corpus.repeated_text.record_files import (
-    RemovedSpans,
-    save_spans,
-)
+from trainrig.corpus.repeated_text.record_files import RemovedSpans, save_spans
 from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
 from trainrig.corpus.stages.apply_rules import PathBuilder
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps

@@ -16,25 +16,12 @@ import pyarrow.compute as pc
 from trainrig import manifest, storage
 from trainrig.corpus.curation_settings import Curation
 from trainrig.corpus.dedup.document_refs import SplitIndex
-from trainrig.corpus.dedup.documents import (
-    COPIES,
-    DedupDecisions,
-)
-from trainrig.corpus.documents import (
-    DROPPED,
-    KEPT,
-    QUARANTINE,
-    MeasuredDocuments,
-    writing,
-)
+from trainrig.corpus.dedup.documents import COPIES, DedupDecisions
+from trainrig.corpus.documents import DROPPED, KEPT, QUARANTINE, MeasuredDocuments, writing
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
 from trainrig.corpus.models.language_model import assign_buckets
 from trainrig.corpus.report.curation_tallies import MOST_PAIRS as PAIRS
-from trainrig.corpus.report.curation_tallies import (
-    CurationTallies,
-    LikePairs,
-    tally_curation,
-)
+from trainrig.corpus.report.curation_tallies import CurationTallies, LikePairs, tally_curation
 from trainrig.corpus.row_schema import VERDICT, build_pool_schema, build_row_schema
 from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.stages import near_duplicates

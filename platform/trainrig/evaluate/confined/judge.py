@@ -10,13 +10,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 
-from exchange import (  # type: ignore[import-not-found]
-    ASKED,
-    ClassHandle,
-    ConnectionLost,
-    Handle,
-    ObjectExchange,
-)
+from exchange import ASKED, ClassHandle, ConnectionLost, Handle, ObjectExchange  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False  # `typing` would take a tenth of the start
 if TYPE_CHECKING:

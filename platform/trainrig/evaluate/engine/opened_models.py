@@ -12,11 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from trainrig.errors import ConfigError
-from trainrig.evaluate.engine.batched_reading import (
-    Ids,
-    pad_rows,
-    score_continuations,
-)
+from trainrig.evaluate.engine.batched_reading import Ids, pad_rows, score_continuations
 from trainrig.evaluate.engine.request_encoding import (
     LikelihoodRequest,
     RequestEncoder,

@@ -23,11 +23,7 @@ from trainrig.evaluate.engine.batched_reading import (
     answer_greedily,
     score_continuations,
 )
-from trainrig.evaluate.engine.opened_models import (
-    Judge,
-    OpenedModel,
-    Pair,
-)
+from trainrig.evaluate.engine.opened_models import Judge, OpenedModel, Pair
 from trainrig.evaluate.engine.request_encoding import (
     GenerationRequest,
     LikelihoodRequest,
@@ -35,11 +31,7 @@ from trainrig.evaluate.engine.request_encoding import (
     encode_chat_prompt,
 )
 from trainrig.evaluate.evaluation_run_file import Evaluation
-from trainrig.evaluate.tasks.answer_checks import (
-    cut_at,
-    extract_answer,
-    score_answer,
-)
+from trainrig.evaluate.tasks.answer_checks import cut_at, extract_answer, score_answer
 from trainrig.evaluate.tasks.task_definition import (
     Continuation,
     GeneratedAnswer,
@@ -49,12 +41,7 @@ from trainrig.evaluate.tasks.task_definition import (
     RollingText,
     Task,
 )
-from trainrig.evaluate.tasks.task_prompts import (
-    Question,
-    Renderer,
-    ShotPool,
-    read_rows,
-)
+from trainrig.evaluate.tasks.task_prompts import Question, Renderer, ShotPool, read_rows
 from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.manifest import FileSum
 from trainrig.models.decoder import Decoder

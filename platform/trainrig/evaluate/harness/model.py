@@ -7,11 +7,7 @@ import lm_eval.models  # noqa: F401 - the harness registers its own models only 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from trainrig.evaluate.engine.batched_reading import (
-    StopRule,
-    answer_greedily,
-    score_continuations,
-)
+from trainrig.evaluate.engine.batched_reading import StopRule, answer_greedily, score_continuations
 from trainrig.evaluate.engine.opened_models import OpenedModel
 from trainrig.evaluate.engine.request_encoding import RequestEncoder
 from trainrig.evaluate.evaluation_run_file import Evaluation

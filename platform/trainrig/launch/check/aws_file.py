@@ -17,10 +17,7 @@ from trainrig.launch.check.cluster_yaml import (
     ensure_table,
     find_differences,
 )
-from trainrig.launch.check.machine_pools import (
-    INSTANCE,
-    MARKET,
-)
+from trainrig.launch.check.machine_pools import INSTANCE, MARKET
 from trainrig.launch.check.ray_file import check_tags, list_node_types
 
 SERVICE = "ec2"

@@ -7,10 +7,7 @@ from importlib import resources
 from typing import Any
 
 from trainrig.hardware import Hardware
-from trainrig.launch.check.aws_file import (
-    Where,
-    check_resources,
-)
+from trainrig.launch.check.aws_file import Where, check_resources
 from trainrig.launch.check.cluster_yaml import (
     Found,
     at,
@@ -18,10 +15,7 @@ from trainrig.launch.check.cluster_yaml import (
     ensure_table,
     find_differences,
 )
-from trainrig.launch.check.machine_pools import (
-    INSTANCE,
-    MARKET,
-)
+from trainrig.launch.check.machine_pools import INSTANCE, MARKET
 from trainrig.launch.check.ray_file import check_tags, list_node_types
 
 LABELS = ("trainrig-cluster", "trainrig-expires")

@@ -22,12 +22,7 @@ from trainrig.launch.check.cluster_yaml import (
     find_differences,
     suggest_nearest,
 )
-from trainrig.launch.check.machine_pools import (
-    HEAD,
-    INSTANCE,
-    MARKET,
-    PricedPool,
-)
+from trainrig.launch.check.machine_pools import HEAD, INSTANCE, MARKET, PricedPool
 from trainrig.launch.check.pod_templates import check_pod_template, parse_quantity
 from trainrig.launch.check.ray_file import EXPIRY, LONGEST_IDLE, check_labels
 

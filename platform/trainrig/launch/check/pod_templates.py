@@ -8,16 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainrig.config.run_file_text import Location
-from trainrig.launch.check.cluster_yaml import (
-    Found,
-    at,
-    ensure_list,
-    ensure_table,
-)
-from trainrig.launch.check.machine_pools import (
-    HEAD,
-    MARKET,
-)
+from trainrig.launch.check.cluster_yaml import Found, at, ensure_list, ensure_table
+from trainrig.launch.check.machine_pools import HEAD, MARKET
 from trainrig.launch.check.ray_file import AGENT, check_image
 
 _FORM = re.compile(r"^([+-]?[0-9.]+)([numkMGTPE]|[KMGTPE]i)?$")

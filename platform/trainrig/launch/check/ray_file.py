@@ -27,14 +27,7 @@ from trainrig.launch.check.cluster_yaml import (
     find_differences,
     suggest_nearest,
 )
-from trainrig.launch.check.machine_pools import (
-    HEAD,
-    INSTANCE,
-    MARKET,
-    MARKETS,
-    POOL,
-    PricedPool,
-)
+from trainrig.launch.check.machine_pools import HEAD, INSTANCE, MARKET, MARKETS, POOL, PricedPool
 
 # A time in UTC, in lower case where a cloud requires that, or hours from `cluster up` on.
 EXPIRY = re.compile(r"^(\d{4}-\d\d-\d\d[Tt]\d\d[:-]\d\d[:-]\d\d[Zz]|[1-9]\d{0,3}h)$")

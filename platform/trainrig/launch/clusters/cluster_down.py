@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.cluster_kinds import OpenCluster
 from trainrig.launch.clusters.cluster_status import find_runs
-from trainrig.launch.clusters.machine_providers import (
-    CloudMachine,
-    Provider,
-)
+from trainrig.launch.clusters.machine_providers import CloudMachine, Provider
 from trainrig.launch.supervise.known_clusters import forget
 from trainrig.launch.supervise.run_record import Home
 

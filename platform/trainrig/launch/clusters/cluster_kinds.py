@@ -6,25 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from trainrig.errors import ConfigError
-from trainrig.launch.check.cluster_check import (
-    KUBERNETES,
-    LAPTOP,
-    Checked,
-    check_cluster,
-)
-from trainrig.launch.check.cluster_yaml import (
-    at,
-    read_documents,
-)
+from trainrig.launch.check.cluster_check import KUBERNETES, LAPTOP, Checked, check_cluster
+from trainrig.launch.check.cluster_yaml import at, read_documents
 from trainrig.launch.check.shipped_clusters import find_cluster
 from trainrig.launch.clusters.ec2_machines import EC2
 from trainrig.launch.clusters.local_processes import Processes
-from trainrig.launch.clusters.machine_providers import (
-    CLUSTER_LABEL,
-    Compute,
-    Kubernetes,
-    Provider,
-)
+from trainrig.launch.clusters.machine_providers import CLUSTER_LABEL, Compute, Kubernetes, Provider
 
 
 @dataclass(frozen=True)

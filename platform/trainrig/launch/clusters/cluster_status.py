@@ -17,29 +17,18 @@ from typing import Any
 from trainrig import hardware, storage
 from trainrig.errors import DataError, TrainrigError
 from trainrig.hardware import Hardware
-from trainrig.launch.check.cluster_check import (
-    KUBERNETES,
-    LAPTOP,
-)
+from trainrig.launch.check.cluster_check import KUBERNETES, LAPTOP
 from trainrig.launch.clusters.cluster_kinds import OpenCluster
 from trainrig.launch.clusters.ec2_machines import EC2
 from trainrig.launch.clusters.local_processes import Processes
-from trainrig.launch.clusters.machine_providers import (
-    CloudMachine,
-    Compute,
-    Kubernetes,
-    Provider,
-)
+from trainrig.launch.clusters.machine_providers import CloudMachine, Compute, Kubernetes, Provider
 from trainrig.launch.supervise.known_clusters import (
     list_addresses,
     list_live_runs,
     read_endpoint,
     read_noted_homes,
 )
-from trainrig.launch.supervise.run_record import (
-    Home,
-    RunRecord,
-)
+from trainrig.launch.supervise.run_record import Home, RunRecord
 
 HOME = "TRAINRIG_HOME"
 # matches options of docker and lines of shell scripts

@@ -22,30 +22,14 @@ import yaml
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch import ray_jobs
-from trainrig.launch.check.cluster_check import (
-    KUBERNETES,
-    LAPTOP,
-)
-from trainrig.launch.check.cluster_yaml import (
-    at,
-    ensure_table,
-)
+from trainrig.launch.check.cluster_check import KUBERNETES, LAPTOP
+from trainrig.launch.check.cluster_yaml import at, ensure_table
 from trainrig.launch.check.kuberay_file import RAY
-from trainrig.launch.clusters import (
-    head_start,
-    machine_providers,
-)
-from trainrig.launch.clusters.cluster_down import (
-    DeletionTimeouts,
-    end_all,
-)
+from trainrig.launch.clusters import head_start, machine_providers
+from trainrig.launch.clusters.cluster_down import DeletionTimeouts, end_all
 from trainrig.launch.clusters.cluster_kinds import OpenCluster
 from trainrig.launch.clusters.machine_providers import EXPIRES_TAG
-from trainrig.launch.supervise.known_clusters import (
-    make_folder,
-    record_launch,
-    save_endpoint,
-)
+from trainrig.launch.supervise.known_clusters import make_folder, record_launch, save_endpoint
 
 HOURS = re.compile(r"([1-9]\d{0,3})h")
 LABEL = "trainrig-expires"  # the label on Google Cloud

@@ -5,11 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trainrig.errors import ClusterError
-from trainrig.launch.clusters.machine_providers import (
-    CLUSTER_TAG,
-    EXPIRES_TAG,
-    CloudMachine,
-)
+from trainrig.launch.clusters.machine_providers import CLUSTER_TAG, EXPIRES_TAG, CloudMachine
 
 RAY_TAG = "ray-cluster-name"
 POOL_TAG = "ray-user-node-type"

@@ -12,11 +12,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainrig.launch.check.machine_pools import (
-    INSTANCE,
-    MARKET,
-    POOL,
-)
+from trainrig.launch.check.machine_pools import INSTANCE, MARKET, POOL
 from trainrig.launch.clusters.machine_providers import CloudMachine
 from trainrig.processes.process_identity import read_user
 

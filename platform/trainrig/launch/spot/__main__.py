@@ -13,12 +13,7 @@ import sys
 from trainrig.errors import ConfigError
 from trainrig.launch.spot.agent import Agent
 from trainrig.launch.spot.drain import RayNode
-from trainrig.launch.spot.preemption_notices import (
-    POD_GRACE,
-    PROVIDERS,
-    detect,
-    make_source,
-)
+from trainrig.launch.spot.preemption_notices import POD_GRACE, PROVIDERS, detect, make_source
 
 
 def main() -> None:

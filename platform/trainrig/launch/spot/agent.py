@@ -5,11 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from trainrig.launch.spot.preemption_notices import (
-    Notice,
-    NoticeSource,
-    Unclear,
-)
+from trainrig.launch.spot.preemption_notices import Notice, NoticeSource, Unclear
 
 log = logging.getLogger(__name__)
 AFTER_TROUBLE = 1.0  # seconds, at least, after an error until the next poll or try

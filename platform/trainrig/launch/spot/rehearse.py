@@ -30,12 +30,7 @@ from pathlib import Path
 
 from trainrig.errors import ClusterError, ConfigError, TrainrigError
 from trainrig.launch.spot.drain import RayNode, list_live_nodes
-from trainrig.launch.spot.loss_trace import (
-    LOST,
-    Event,
-    list_nodes,
-    read,
-)
+from trainrig.launch.spot.loss_trace import LOST, Event, list_nodes, read
 from trainrig.launch.spot.preemption_notices import Notice
 from trainrig.processes.child_process import kill_group
 from trainrig.ray_runtime.ray_session import ENVIRONMENT

@@ -7,17 +7,9 @@ from typing import Any
 
 from trainrig import config, storage
 from trainrig.errors import TrainrigError
-from trainrig.launch.supervise.run_cost import (
-    UNKNOWN,
-    Spent,
-)
+from trainrig.launch.supervise.run_cost import UNKNOWN, Spent
 from trainrig.launch.supervise.run_progress import trains
-from trainrig.launch.supervise.run_record import (
-    DONE,
-    Home,
-    RunRecord,
-    RunStatus,
-)
+from trainrig.launch.supervise.run_record import DONE, Home, RunRecord, RunStatus
 from trainrig.manifest import SCRATCH
 from trainrig.report import format_duration
 

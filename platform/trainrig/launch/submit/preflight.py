@@ -28,11 +28,7 @@ from trainrig.launch.submit.run_paths import (
 from trainrig.launch.submit.uploads import Package
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.known_clusters import list_live_runs
-from trainrig.launch.supervise.run_record import (
-    Home,
-    RunRecord,
-    run_id,
-)
+from trainrig.launch.supervise.run_record import Home, RunRecord, run_id
 from trainrig.manifest import Manifest
 from trainrig.verbs import VERBS
 

@@ -14,13 +14,7 @@ from trainrig.launch.ray_jobs import PENDING, SILENT_SECONDS, RayJob, RayJobs
 from trainrig.launch.submit.follow import Following, end_as_stopped
 from trainrig.launch.submit.submission import give_up
 from trainrig.launch.supervise.attempt_ends import Limits
-from trainrig.launch.supervise.run_record import (
-    LOST,
-    LOST_SECONDS,
-    QUEUED,
-    JobAttempt,
-    RunStatus,
-)
+from trainrig.launch.supervise.run_record import LOST, LOST_SECONDS, QUEUED, JobAttempt, RunStatus
 
 ASK_SECONDS = 1.0  # between questions to the cluster
 END_SECONDS = 2.0  # seconds for an end to appear in storage after its job has ended

@@ -19,13 +19,7 @@ from trainrig.launch.submit.preflight import Preflight
 from trainrig.launch.submit.uploads import Package, with_shipped_files
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.known_clusters import note_home
-from trainrig.launch.supervise.run_record import (
-    ENDED,
-    FAILED,
-    Home,
-    JobAttempt,
-    RunRecord,
-)
+from trainrig.launch.supervise.run_record import ENDED, FAILED, Home, JobAttempt, RunRecord
 
 log = logging.getLogger(__name__)
 Environment = Literal["cluster", "pinned"]  # the source of the library versions

@@ -17,11 +17,7 @@ from pydantic import ValidationError
 
 from trainrig import manifest
 from trainrig.launch.supervise.run_cost import Spent
-from trainrig.launch.supervise.run_record import (
-    ENDED,
-    LOST_SECONDS,
-    RunRecord,
-)
+from trainrig.launch.supervise.run_record import ENDED, LOST_SECONDS, RunRecord
 from trainrig.processes.lease import EXPIRE_SECONDS, LeaseOwner
 
 LOOK_SECONDS = 1.0

@@ -14,18 +14,10 @@ from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.job import GOES_ON, exit_codes, if_stopped
 from trainrig.launch.redaction import RedactingFormatter
-from trainrig.launch.supervise.attempt_ends import (
-    Cause,
-    Limits,
-    RunEnd,
-)
+from trainrig.launch.supervise.attempt_ends import Cause, Limits, RunEnd
 from trainrig.launch.supervise.attempt_start import compare_versions
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
-from trainrig.launch.supervise.run_record import (
-    ENDED,
-    Home,
-    RunRecord,
-)
+from trainrig.launch.supervise.run_record import ENDED, Home, RunRecord
 from trainrig.processes.stop_signals import list_stop_signals
 
 # The cause and the message that a signal to the supervisor gives the end of its attempt.

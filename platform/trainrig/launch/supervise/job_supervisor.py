@@ -24,9 +24,7 @@ from trainrig import hardware
 from trainrig.errors import TrainrigError, Unfinished
 from trainrig.job import OUTCOME
 from trainrig.launch.redaction import redact
-from trainrig.launch.supervise import (
-    run_cost,
-)
+from trainrig.launch.supervise import run_cost
 from trainrig.launch.supervise.attempt_ends import (
     Cause,
     Limits,
@@ -36,12 +34,7 @@ from trainrig.launch.supervise.attempt_ends import (
     read_outcome,
 )
 from trainrig.launch.supervise.attempt_start import settle_previous_supervisors
-from trainrig.launch.supervise.run_cost import (
-    Kind,
-    LiveNodes,
-    Meter,
-    Spent,
-)
+from trainrig.launch.supervise.run_cost import Kind, LiveNodes, Meter, Spent
 from trainrig.launch.supervise.run_progress import RunProgress
 from trainrig.launch.supervise.run_record import (
     ENDED,

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trainrig.launch.supervise.run_record import (
-    Home,
-    RunRecord,
-)
+from trainrig.launch.supervise.run_record import Home, RunRecord
 
 HOMES = "homes.txt"  # one path per line; two submissions at once both append
 

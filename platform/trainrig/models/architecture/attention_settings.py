@@ -6,17 +6,12 @@ Each other kind inherits from the plain one. To add a kind, add its class to `At
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.config.field_marks import FitsSeveral, assume_kind
-from trainrig.models.architecture.layer_settings import (
-    Alibi,
-    PositionEmbedding,
-    Rope,
-)
+from trainrig.models.architecture.layer_settings import Alibi, PositionEmbedding, Rope
 from trainrig.models.architecture.shapes import AttentionShape, ProjectionShape
 
 if TYPE_CHECKING:
@@ -158,11 +153,3 @@ class GatedAttention(AttentionSettings):
         gate_BTE: Tensor = cast("nn.Module", layer.gate)(x_BTC)
         gate_BTHD = gate_BTE.view(*gate_BTE.shape[:2], -1, query_BHTD.shape[-1])
         return see(query_BHTD, key_BKSD, value_BKSD) * gate_BTHD.transpose(1, 2).sigmoid()
-
-
-AttentionKind = Annotated[
-    AttentionSettings | GatedAttention,
-    Field(discriminator="kind"),
-    assume_kind("Attention"),
-    FitsSeveral(),
-]

@@ -1,15 +1,16 @@
 """Fields of a decoder's settings, and the checks that they fit each other."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from trainrig.config import Settings, suggest_choice
+from trainrig.config.field_marks import FitsSeveral, assume_kind
 from trainrig.models.architecture.attention_settings import (
-    AttentionKind,
     AttentionSettings,
     Biases,
+    GatedAttention,
     SlidingWindow,
 )
 from trainrig.models.architecture.initialisation import GPT2Init, Initialisation, MuP
@@ -26,6 +27,12 @@ from trainrig.models.architecture.layer_settings import (
 )
 from trainrig.models.architecture.presets import PRESETS, with_preset
 
+AttentionKind = Annotated[
+    AttentionSettings | GatedAttention,
+    Field(discriminator="kind"),
+    assume_kind("Attention"),
+    FitsSeveral(),
+]
 Head = Literal["tokens", "score", "classes", "spans", "replaced"]
 
 

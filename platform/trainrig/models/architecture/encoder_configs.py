@@ -10,15 +10,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from trainrig.config import Settings
-from trainrig.models.architecture.attention_settings import (
-    AttentionSettings,
-    Biases,
-    SlidingWindow,
-)
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    Shape,
-)
+from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
+from trainrig.models.architecture.decoder_config import DecoderConfig, Shape
 from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.architecture.layer_settings import (
     GEGLU,

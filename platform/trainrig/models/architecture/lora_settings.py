@@ -9,10 +9,7 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    parameter_shapes,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
 
 # First parts of the names of parameters that belong to a head for scores, classes or spans.
 WHOLE = ("head", "head_bias", "pooler", "transform")

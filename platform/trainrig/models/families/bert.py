@@ -12,16 +12,8 @@ from typing import Any
 from trainrig.models.architecture.attention_settings import Biases
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
-from trainrig.models.architecture.encoder_configs import (
-    EncoderConfig,
-    HeadTransform,
-)
-from trainrig.models.architecture.layer_settings import (
-    GELU,
-    LayerNorm,
-    LearnedPositions,
-    PostNorm,
-)
+from trainrig.models.architecture.encoder_configs import EncoderConfig, HeadTransform
+from trainrig.models.architecture.layer_settings import GELU, LayerNorm, LearnedPositions, PostNorm
 from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 
 # Whether each is the tanh approximation.

@@ -7,18 +7,9 @@ norms, and five local layers for each global one (arXiv:2503.19786).
 import math
 from typing import Any
 
-from trainrig.models.architecture.attention_settings import (
-    AttentionSettings,
-    Biases,
-    SlidingWindow,
-)
+from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import (
-    GEGLU,
-    RMSNorm,
-    Rope,
-    SandwichNorm,
-)
+from trainrig.models.architecture.layer_settings import GEGLU, RMSNorm, Rope, SandwichNorm
 from trainrig.models.families.llama import (
     ATTENTION,
     EMBEDDINGS,

@@ -9,18 +9,9 @@ the feed-forward network.
 
 from typing import Any
 
-from trainrig.models.architecture.attention_settings import (
-    AttentionSettings,
-    Biases,
-    SlidingWindow,
-)
+from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import (
-    MixtureOfExperts,
-    RMSNorm,
-    Rope,
-    SwiGLU,
-)
+from trainrig.models.architecture.layer_settings import MixtureOfExperts, RMSNorm, Rope, SwiGLU
 from trainrig.models.families.mapping import (
     Family,
     HubConfig,

@@ -6,16 +6,9 @@ Source: arXiv:2412.13663.
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trainrig.models.architecture.attention_settings import (
-    AttentionSettings,
-    Biases,
-    SlidingWindow,
-)
+from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.encoder_configs import (
-    EncoderConfig,
-    HeadTransform,
-)
+from trainrig.models.architecture.encoder_configs import EncoderConfig, HeadTransform
 from trainrig.models.architecture.layer_settings import GEGLU, LayerNorm, Rope
 from trainrig.models.families.bert import PARTS
 from trainrig.models.families.mapping import (

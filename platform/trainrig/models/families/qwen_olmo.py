@@ -8,18 +8,9 @@ arXiv:2412.15115). Qwen 3 has a norm of each head's queries and keys, and no bia
 
 from typing import Any
 
-from trainrig.models.architecture.attention_settings import (
-    AttentionSettings,
-    Biases,
-    SlidingWindow,
-)
+from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import (
-    MixtureOfExperts,
-    OutputNorm,
-    Rope,
-    SwiGLU,
-)
+from trainrig.models.architecture.layer_settings import MixtureOfExperts, OutputNorm, Rope, SwiGLU
 from trainrig.models.families.llama import (
     ATTENTION,
     EMBEDDINGS,

@@ -8,10 +8,7 @@ from typing import Any
 
 from trainrig.models.architecture.attention_settings import AttentionSettings
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.encoder_configs import (
-    EncoderDecoderConfig,
-    RelativeBias,
-)
+from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig, RelativeBias
 from trainrig.models.architecture.layer_settings import GEGLU, RMSNorm
 from trainrig.models.families.mapping import WRITING_LAYER, Family, HubConfig, TensorName, map_one
 

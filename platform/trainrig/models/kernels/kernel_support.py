@@ -20,10 +20,7 @@ import torch
 from torch import Tensor
 
 from trainrig.hardware import is_triton_installed
-from trainrig.models.kernels.kernel_choice import (
-    CPU_CARD,
-    Card,
-)
+from trainrig.models.kernels.kernel_choice import CPU_CARD, Card
 
 
 @functools.cache

@@ -14,17 +14,9 @@ from torch import Tensor
 
 from trainrig.models.kernels.flex_rows import FlexRows, find_flex_rows, flex_rows_attention
 from trainrig.models.kernels.kernel_choice import Kernel
-from trainrig.models.kernels.kernel_support import (
-    Reach,
-    find_document_ends,
-    find_reach,
-)
+from trainrig.models.kernels.kernel_support import Reach, find_document_ends, find_reach
 from trainrig.models.kernels.reach_attention import ReachRows, reach_attention
-from trainrig.models.kernels.varlen_attention import (
-    VarlenRows,
-    find_varlen_rows,
-    varlen_attention,
-)
+from trainrig.models.kernels.varlen_attention import VarlenRows, find_varlen_rows, varlen_attention
 
 PreparedRows = VarlenRows | FlexRows | ReachRows
 

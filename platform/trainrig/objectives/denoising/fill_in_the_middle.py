@@ -25,11 +25,7 @@ from trainrig.objectives.next_token import CausalLM
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.special_tokens import (
-    FIM_MIDDLE,
-    FIM_PREFIX,
-    FIM_SUFFIX,
-)
+from trainrig.tokens.special_tokens import FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
 from trainrig.tokens.tokenizers.encode import Encoder
 
 SENTINELS = 3  # sentinels added to a document

@@ -32,10 +32,7 @@ from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption, SpansLeftOut
-from trainrig.objectives.next_token import (
-    CROSS_ENTROPY,
-    CausalLM,
-)
+from trainrig.objectives.next_token import CROSS_ENTROPY, CausalLM
 from trainrig.objectives.objective_interface import (
     Computed,
     Contributions,

@@ -4,11 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from trainrig.errors import DataError
-from trainrig.tokens.special_tokens import (
-    MODES,
-    find_named,
-    name_sentinel,
-)
+from trainrig.tokens.special_tokens import MODES, find_named, name_sentinel
 from trainrig.tokens.tokenizers.encode import Encoder
 
 

@@ -17,11 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from trainrig.objectives.next_token import CausalLM
-from trainrig.objectives.objective_interface import (
-    DeviceBatch,
-    Output,
-    mark_text,
-)
+from trainrig.objectives.objective_interface import DeviceBatch, Output, mark_text
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, PREFIXES, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.permutation import Integers

@@ -41,10 +41,7 @@ from trainrig.objectives.denoising.noise_spans import (
 )
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.next_token import CausalLM
-from trainrig.objectives.objective_interface import (
-    DeviceBatch,
-    Output,
-)
+from trainrig.objectives.objective_interface import DeviceBatch, Output
 from trainrig.randomness import RandomKey
 from trainrig.tokens.batches import (
     DECODER_IDS,

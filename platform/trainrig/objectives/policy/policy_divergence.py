@@ -15,11 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.objective_interface import (
-    Contributions,
-    DeviceBatch,
-    average_rows,
-)
+from trainrig.objectives.objective_interface import Contributions, DeviceBatch, average_rows
 from trainrig.tokens.batches import (
     ADVANTAGES,
     BEHAVIOUR,

@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-    Term,
-)
+from trainrig.objectives.objective_interface import Computed, Contributions, DeviceBatch, Term
 from trainrig.objectives.policy.policy_divergence import (
     PolicyTokens,
     ReferenceDivergence,

@@ -29,12 +29,7 @@ from trainrig.models.decoder import Decoder
 from trainrig.models.kernels.kernel_choice import KernelChoice
 from trainrig.models.kernels.prepared_rows import prepare_rows
 from trainrig.models.layer_parts import compute_alibi_slopes
-from trainrig.parallel.axes.context_parts import (
-    find_chunks,
-    gather_parts,
-    gather_row,
-    join,
-)
+from trainrig.parallel.axes.context_parts import find_chunks, gather_parts, gather_row, join
 from trainrig.parallel.axes.context_ring import Ring
 
 Attend = Callable[[Tensor, Tensor, Tensor, Sight], Tensor]

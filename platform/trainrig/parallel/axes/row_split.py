@@ -12,11 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainrig.objectives.objective_interface import DeviceBatch, RowParts
-from trainrig.parallel.axes.context_parts import (
-    gather_parts,
-    gather_shared,
-    take_part,
-)
+from trainrig.parallel.axes.context_parts import gather_parts, gather_shared, take_part
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.tokens.batches import IDS, IGNORABLE, IGNORE, POSITIONS
 

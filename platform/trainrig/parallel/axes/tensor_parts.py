@@ -30,12 +30,7 @@ from trainrig.models.lora import LowRankLinear, is_adapter
 from trainrig.models.moe import ExpertFeedForward
 from trainrig.models.output import Head
 from trainrig.objectives.chunked_head import Extras, LogitTransform, put_back
-from trainrig.parallel.axes.tensor_collectives import (
-    add_up,
-    copy_in,
-    gather_apart,
-    scatter_sum,
-)
+from trainrig.parallel.axes.tensor_collectives import add_up, copy_in, gather_apart, scatter_sum
 from trainrig.parallel.mesh import Axis
 
 # Parameters with a row for each output, and with a column for each input.

@@ -54,16 +54,8 @@ from trainrig.parallel.sharding.fsdp import (
     list_units,
     reduce_within_copy,
 )
-from trainrig.parallel.sharding.gradient_norm import (
-    RowPlaces,
-    compute_exact_norm,
-)
-from trainrig.parallel.sharding.sum_exchange import (
-    StepSum,
-    Summation,
-    UnitReduction,
-    Waits,
-)
+from trainrig.parallel.sharding.gradient_norm import RowPlaces, compute_exact_norm
+from trainrig.parallel.sharding.sum_exchange import StepSum, Summation, UnitReduction, Waits
 from trainrig.parallel.sharding.sum_tree import TreeSum
 from trainrig.tokens.batches import MicroBatchSlot
 

@@ -15,12 +15,7 @@ from torch import Tensor
 
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
-from trainrig.parallel.sharding.sum_tree import (
-    Span,
-    SumPlan,
-    TreeSum,
-    join_spans,
-)
+from trainrig.parallel.sharding.sum_tree import Span, SumPlan, TreeSum, join_spans
 from trainrig.tokens.batches import MicroBatchSlot, find_virtual_worker
 
 # yields each transfer that must complete before the generator continues

@@ -19,11 +19,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.architecture.lora_settings import LoRA, is_of_head
 from trainrig.models.lora import is_adapter, list_adapter_shapes, merge
-from trainrig.posttrain.huggingface.peft_settings import (
-    TheirLayer,
-    find_tensors,
-    split_key,
-)
+from trainrig.posttrain.huggingface.peft_settings import TheirLayer, find_tensors, split_key
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint.reader import find_fresh_parameters
 

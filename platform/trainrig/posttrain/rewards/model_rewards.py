@@ -11,12 +11,7 @@ from trainrig import storage
 from trainrig.config import NOT_IDENTITY
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.tasks.task_templates import compile_template
-from trainrig.posttrain.rewards.reward_contract import (
-    Completion,
-    Fault,
-    RewardPart,
-    Score,
-)
+from trainrig.posttrain.rewards.reward_contract import Completion, Fault, RewardPart, Score
 from trainrig.posttrain.rewards.rule_rewards import check_pattern
 from trainrig.tokens.chat.chat_messages import BadRow, Conversation, Message, adapt_roles
 from trainrig.train import checkpoint

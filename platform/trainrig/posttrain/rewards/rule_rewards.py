@@ -19,17 +19,9 @@ from trainrig.evaluate.tasks.answer_checks import (
     find_numbers,
     is_right,
 )
-from trainrig.evaluate.tasks.task_definition import (
-    ExactMatch,
-    MathsMatch,
-)
+from trainrig.evaluate.tasks.task_definition import ExactMatch, MathsMatch
 from trainrig.evaluate.tasks.task_templates import compile_template
-from trainrig.posttrain.rewards.reward_contract import (
-    Completion,
-    Fault,
-    RewardPart,
-    Score,
-)
+from trainrig.posttrain.rewards.reward_contract import Completion, Fault, RewardPart, Score
 
 
 class Verifier(RewardPart):

@@ -24,12 +24,7 @@ from trainrig.config import Settings
 from trainrig.config.field_marks import SHIPPED
 from trainrig.errors import ConfigError
 from trainrig.manifest import digest
-from trainrig.posttrain.rewards.reward_contract import (
-    Completion,
-    Fault,
-    RewardPart,
-    Score,
-)
+from trainrig.posttrain.rewards.reward_contract import Completion, Fault, RewardPart, Score
 from trainrig.processes.child_process import end_process
 
 START_SECONDS = 120.0  # time limit of loading: the user's imports may include torch

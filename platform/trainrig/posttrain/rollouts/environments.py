@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field
 
@@ -252,5 +252,4 @@ def _read_result(given: Any) -> StepResult | Fault:
     return Fault("raised", f"step returned {given!r:.60}, not (observation, reward, done)")
 
 
-EnvironmentSettings = Annotated[Calculator | PythonEnvironment, Field(discriminator="kind")]
 """Settings of `[environment]` in a run file; `kind` selects the class."""

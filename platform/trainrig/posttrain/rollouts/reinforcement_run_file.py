@@ -12,12 +12,14 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import GRPO, PPO, OnPolicyDistillation, Policy, ReinforcePlusPlus
 from trainrig.optim import AdamW, Optimizer
 from trainrig.posttrain.rewards import RewardSettings
-from trainrig.posttrain.rollouts.environments import EnvironmentSettings
+from trainrig.posttrain.rollouts.environments import Calculator, PythonEnvironment
 from trainrig.tokens.batches import check_divides
 from trainrig.train.run_file.run_files import TrainingRunFile
 from trainrig.train.run_file.training_settings import Training
 from trainrig.train.run_file.worker_settings import ExtraWorkers, Workers, parse_bounds
 from trainrig.train.spikes import Spikes
+
+EnvironmentSettings = Annotated[Calculator | PythonEnvironment, Field(discriminator="kind")]
 
 
 class PromptFiles(Settings):

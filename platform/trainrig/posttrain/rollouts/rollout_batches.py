@@ -34,21 +34,10 @@ from trainrig.objectives.policy.policy_gradient import Floats
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rewards.weighted_rewards import (
-    RewardScores,
-    WeightedRewards,
-    build_rewards,
-)
+from trainrig.posttrain.rewards.weighted_rewards import RewardScores, WeightedRewards, build_rewards
 from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.rollout_prompts import (
-    PromptSet,
-    read_prompt_set,
-)
-from trainrig.posttrain.rollouts.sampling_waves import (
-    PROMPTS,
-    TOTALS,
-    fill_batch,
-)
+from trainrig.posttrain.rollouts.rollout_prompts import PromptSet, read_prompt_set
+from trainrig.posttrain.rollouts.sampling_waves import PROMPTS, TOTALS, fill_batch
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler, VllmSampler
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, RolloutMaker
 from trainrig.tokens.batches import (

@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
-from trainrig.posttrain.rewards.reward_contract import (
-    Completion,
-    Fault,
-    Score,
-)
+from trainrig.posttrain.rewards.reward_contract import Completion, Fault, Score
 from trainrig.posttrain.rollouts.environments import Environment
 from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
 from trainrig.posttrain.rollouts.rollout_prompts import Prompt

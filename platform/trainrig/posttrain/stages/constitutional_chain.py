@@ -21,10 +21,7 @@ from trainrig.models.generation import Request, generate_batch
 from trainrig.posttrain.prompt_text import TextListener
 from trainrig.posttrain.rollouts.rollout_prompts import Prompt
 from trainrig.posttrain.stages.prompted_run_files import ConstitutionalChain
-from trainrig.posttrain.stages.sample_stage import (
-    Asked,
-    build_sampling,
-)
+from trainrig.posttrain.stages.sample_stage import Asked, build_sampling
 from trainrig.randomness import RandomKey, draw_words
 from trainrig.tokens.chat.chat_messages import Message
 

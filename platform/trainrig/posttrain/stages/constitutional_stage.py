@@ -27,10 +27,7 @@ from trainrig.splits import Phase, Work, sum_counts
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:
-    from trainrig.posttrain.stages.constitutional_chain import (
-        Chain,
-        ChainMaker,
-    )
+    from trainrig.posttrain.stages.constitutional_chain import Chain, ChainMaker
 
 
 log = logging.getLogger(__name__)

@@ -29,12 +29,7 @@ from trainrig.posttrain.rewards.weighted_rewards import (
     build_rewards,
     hash_reward_inputs,
 )
-from trainrig.posttrain.rollouts.rollout_prompts import (
-    FORMAT,
-    Prompt,
-    PromptSet,
-    read_prompt_set,
-)
+from trainrig.posttrain.rollouts.rollout_prompts import FORMAT, Prompt, PromptSet, read_prompt_set
 from trainrig.posttrain.stages.prompted_run_files import AnswerSampling, PromptedRunFile
 from trainrig.randomness import RandomKey, draw_words
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
@@ -277,10 +272,7 @@ def answer_all(
 
     Returns one list of answers per prompt. The counts of scores that failed are added to `faults`.
     """
-    from trainrig.models.generation import (
-        Request,
-        generate_batch,
-    )
+    from trainrig.models.generation import Request, generate_batch
 
     encoder = asked.encoder.encoder
     places = [(prompt, sample) for prompt in prompts for sample in range(run.samples)]

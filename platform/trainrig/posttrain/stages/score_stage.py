@@ -42,10 +42,7 @@ from trainrig.tokens.permutation import Integers
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:
-    from trainrig.posttrain.row_scorers import (
-        AnswerScorer,
-        Scores,
-    )
+    from trainrig.posttrain.row_scorers import AnswerScorer, Scores
 
 
 ENDINGS = {"JSONL": "jsonl", "Parquet": "parquet"}
@@ -196,11 +193,7 @@ def _make_work(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Wo
 
     `chat` is the chat tokenizer of conversations; None for texts.
     """
-    from trainrig.posttrain.row_scorers import (
-        AnswerScorer,
-        TextPredictor,
-        use_threads,
-    )
+    from trainrig.posttrain.row_scorers import AnswerScorer, TextPredictor, use_threads
 
     asked: _Asked
     if chat is None:

@@ -19,10 +19,7 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.row_run_files import TeacherScoring
-from trainrig.posttrain.tuning.answer_batches import (
-    Answers,
-    fill_row,
-)
+from trainrig.posttrain.tuning.answer_batches import Answers, fill_row
 from trainrig.posttrain.tuning.teacher_probabilities import (
     IDS,
     LOG,

@@ -21,14 +21,8 @@ from trainrig.objectives import (
     OfLabels,
     Scoring,
 )
-from trainrig.posttrain.model_source import (
-    is_hub_folder,
-    open_initial_model,
-)
-from trainrig.posttrain.tuning.classified_batches import (
-    open_texts,
-    read_labels,
-)
+from trainrig.posttrain.model_source import is_hub_folder, open_initial_model
+from trainrig.posttrain.tuning.classified_batches import open_texts, read_labels
 from trainrig.posttrain.tuning.conversation_batches import (
     ConversationBatches,
     ConversationBatching,
@@ -40,10 +34,7 @@ from trainrig.posttrain.tuning.preference_rows import (
     needs_references,
     open_rows,
 )
-from trainrig.posttrain.tuning.references import (
-    compute_references,
-    find_reference,
-)
+from trainrig.posttrain.tuning.references import compute_references, find_reference
 from trainrig.posttrain.tuning.teacher_probabilities import (
     HeldOutTaught,
     check_teacher,

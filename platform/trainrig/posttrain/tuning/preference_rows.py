@@ -22,10 +22,7 @@ from trainrig.posttrain.tuning.answer_batches import (
     fill_row,
 )
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
-from trainrig.posttrain.tuning.references import (
-    StoredReferences,
-    find_reference_folder,
-)
+from trainrig.posttrain.tuning.references import StoredReferences, find_reference_folder
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.batches import (
     CHOSEN_IDS,

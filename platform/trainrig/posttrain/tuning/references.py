@@ -21,10 +21,7 @@ from numpy.typing import NDArray
 from trainrig import manifest, storage
 from trainrig.config import OUTPUT, Field, RunFile
 from trainrig.errors import ConfigError
-from trainrig.posttrain.tuning.answer_batches import (
-    Answers,
-    fill_row,
-)
+from trainrig.posttrain.tuning.answer_batches import Answers, fill_row
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.block_cache import BlockCache

@@ -21,10 +21,7 @@ from numpy.typing import NDArray
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.tuning.conversation_batches import (
-    ConversationBatches,
-    ConversationBatching,
-)
+from trainrig.posttrain.tuning.conversation_batches import ConversationBatches, ConversationBatching
 from trainrig.tokens.batches import IGNORE, TEACHER_IDS, TEACHER_LOG, TEACHER_REST, MicroBatch
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.block_cache import BlockCache

@@ -58,15 +58,9 @@ class TuningComparison:
     def _generate_answers(self, model: Any) -> tuple[GivenAnswer, ...]:
         import torch
 
-        from trainrig.models.generation import (
-            Request,
-            generate_scored,
-        )
+        from trainrig.models.generation import Request, generate_scored
         from trainrig.models.token_sampling import Sampling
-        from trainrig.parallel.sharding.fsdp import (
-            keep_gathered,
-            reshard,
-        )
+        from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
 
         prompts = list(self._prompts)
         listeners = [TextListener(self.encoder, (), answers=True) for _ in prompts]

@@ -19,10 +19,7 @@ from trainrig.objectives import (
     Reward,
     Tuning,
 )
-from trainrig.posttrain.tuning.conversation_batches import (
-    ConversationBatching,
-    PretrainingShare,
-)
+from trainrig.posttrain.tuning.conversation_batches import ConversationBatching, PretrainingShare
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.run_files import TrainingRunFile
 from trainrig.train.run_file.training_settings import Training

@@ -28,10 +28,7 @@ from trainrig.config import Field, Settings
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError, DataError
-from trainrig.quickstart.site import (
-    library_pages,
-    source_pages,
-)
+from trainrig.quickstart.site import library_pages, source_pages
 from trainrig.quickstart.site.article import Article
 from trainrig.quickstart.site.library_pages import Skipped
 from trainrig.quickstart.site.page_frame import render

@@ -32,11 +32,7 @@ from trainrig.scaling.law_plots import (
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.hoffmann import (
-    EnvelopeFit,
-    IsoFlopFit,
-    group_by_budget,
-)
+from trainrig.scaling.regression.hoffmann import EnvelopeFit, IsoFlopFit, group_by_budget
 from trainrig.scaling.regression.profile_likelihood import Profile
 
 TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all rows

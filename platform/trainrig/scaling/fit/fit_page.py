@@ -21,14 +21,8 @@ from trainrig.scaling.fit.fit_charts import (
     chart_profiles,
     chart_residuals,
 )
-from trainrig.scaling.fit.law_fit import (
-    LAW_FILE,
-    Fitted,
-)
-from trainrig.scaling.fit.law_summary import (
-    find_grave_warnings,
-    find_warnings,
-)
+from trainrig.scaling.fit.law_fit import LAW_FILE, Fitted
+from trainrig.scaling.fit.law_summary import find_grave_warnings, find_warnings
 from trainrig.scaling.fit.law_views import (
     BEYOND,
     COMPUTES,
@@ -37,24 +31,11 @@ from trainrig.scaling.fit.law_views import (
     format_formula,
     format_power,
 )
-from trainrig.scaling.law_plots import (
-    Band,
-    ScoredRuns,
-    plot_task_scores,
-)
+from trainrig.scaling.law_plots import Band, ScoredRuns, plot_task_scores
 from trainrig.scaling.laws.law import IntervalEstimate, Law, TaskLaw, refuse_draws
-from trainrig.scaling.laws.law_formats import (
-    format_count,
-    format_interval,
-    format_loss,
-)
+from trainrig.scaling.laws.law_formats import format_count, format_interval, format_loss
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.hoffmann import (
-    EnvelopeFit,
-    IsoFlopFit,
-    fit_envelope,
-    fit_isoflops,
-)
+from trainrig.scaling.regression.hoffmann import EnvelopeFit, IsoFlopFit, fit_envelope, fit_isoflops
 
 
 def build_task_blocks(fitted: Fitted) -> tuple[Text | Chart, ...]:

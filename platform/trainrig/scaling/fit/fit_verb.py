@@ -8,25 +8,12 @@ from typing import Any
 
 from trainrig import config, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.fit import (
-    law_summary,
-    objective_comparison,
-    recipe_comparison,
-)
+from trainrig.scaling.fit import law_summary, objective_comparison, recipe_comparison
 from trainrig.scaling.fit.fit_page import write_fit_page
-from trainrig.scaling.fit.law_fit import (
-    LawFit,
-    count_parameters_as,
-    fit_law,
-    read_runs,
-    write_fit,
-)
+from trainrig.scaling.fit.law_fit import LawFit, count_parameters_as, fit_law, read_runs, write_fit
 from trainrig.scaling.fit.objective_comparison import compare_objectives
 from trainrig.scaling.fit.objectives_page import write_objectives_page
-from trainrig.scaling.fit.recipe_comparison import (
-    RecipeFit,
-    compare,
-)
+from trainrig.scaling.fit.recipe_comparison import RecipeFit, compare
 from trainrig.scaling.laws.law_formats import name_objective
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.regression import Progress

@@ -25,21 +25,10 @@ from trainrig.scaling.laws.law import (
     write_law,
 )
 from trainrig.scaling.laws.runs_files import read_table
-from trainrig.scaling.laws.runs_screening import (
-    Exclusions,
-    Screened,
-    screen,
-)
+from trainrig.scaling.laws.runs_screening import Exclusions, Screened, screen
 from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, join_tables
-from trainrig.scaling.regression.approaches import (
-    fit_approaches,
-    fit_frontier_laws,
-)
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    FormDraws,
-    bootstrap_form,
-)
+from trainrig.scaling.regression.approaches import fit_approaches, fit_frontier_laws
+from trainrig.scaling.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
 from trainrig.scaling.regression.form_choice import (
     EPOCHS,
     HeldOutSplit,
@@ -53,15 +42,8 @@ from trainrig.scaling.regression.form_choice import (
     split_held_out,
 )
 from trainrig.scaling.regression.hoffmann import Envelope, IsoFlop
-from trainrig.scaling.regression.minimise import (
-    Huber,
-    Loss,
-)
-from trainrig.scaling.regression.profile_likelihood import (
-    Profile,
-    compute_profiles,
-    with_profiles,
-)
+from trainrig.scaling.regression.minimise import Huber, Loss
+from trainrig.scaling.regression.profile_likelihood import Profile, compute_profiles, with_profiles
 from trainrig.scaling.regression.regression import Progress
 from trainrig.scaling.regression.task_laws import fit_tasks
 

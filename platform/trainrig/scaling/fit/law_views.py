@@ -7,16 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainrig.scaling.law_plots import (
-    Band,
-    Surface,
-)
+from trainrig.scaling.law_plots import Band, Surface
 from trainrig.scaling.laws.law import Interval, Law
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    Form,
-    Optimum,
-)
+from trainrig.scaling.laws.law_forms import Array, Form, Optimum
 
 LEVEL = 0.95
 COMPUTES = 60

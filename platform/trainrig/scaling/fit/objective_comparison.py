@@ -23,11 +23,7 @@ from trainrig.flops import count_flops_6nd
 from trainrig.scaling.fit.law_fit import Fitted
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.law_formats import format_count, name_objective
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    Form,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import Array, Form, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 
 SIZES = 400  # sizes among which the optimum is searched

@@ -8,10 +8,7 @@ import numpy as np
 from trainrig import figures, report, storage
 from trainrig.report import Chart, KeyFigure, ReportTable, Section, Text
 from trainrig.scaling.fit.fit_page import PAGE
-from trainrig.scaling.fit.law_fit import (
-    LAW_FILE,
-    Fitted,
-)
+from trainrig.scaling.fit.law_fit import LAW_FILE, Fitted
 from trainrig.scaling.fit.law_views import format_power
 from trainrig.scaling.fit.objective_comparison import (
     COMPUTES,
@@ -19,17 +16,9 @@ from trainrig.scaling.fit.objective_comparison import (
     ObjectiveComparison,
     find_best_division,
 )
-from trainrig.scaling.law_plots import (
-    OBJECTIVE_COLOURS,
-    BestOf,
-    plot_objectives,
-)
+from trainrig.scaling.law_plots import OBJECTIVE_COLOURS, BestOf, plot_objectives
 from trainrig.scaling.laws.law import Interval
-from trainrig.scaling.laws.law_formats import (
-    format_count,
-    format_interval,
-    name_objective,
-)
+from trainrig.scaling.laws.law_formats import format_count, format_interval, name_objective
 
 
 def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequence[Fitted]) -> str:

@@ -23,37 +23,13 @@ from numpy.typing import NDArray
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import FittedRange, IntervalEstimate, LeftOut
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    Constants,
-    Parametric,
-)
-from trainrig.scaling.laws.runs_screening import (
-    Exclusions,
-    refuse_mixtures,
-    screen,
-)
+from trainrig.scaling.laws.law_forms import Array, Constants, Parametric
+from trainrig.scaling.laws.runs_screening import Exclusions, refuse_mixtures, screen
 from trainrig.scaling.laws.runs_table import RunsTable, join_tables
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    Draws,
-    bootstrap,
-)
-from trainrig.scaling.regression.form_fits import (
-    ParametricFit,
-    fit_above_floor,
-    fit_parametric,
-)
-from trainrig.scaling.regression.minimise import (
-    Huber,
-    LogSumExp,
-    Loss,
-    MinimiseSettings,
-)
-from trainrig.scaling.regression.regression import (
-    Fit,
-    Regression,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, Draws, bootstrap
+from trainrig.scaling.regression.form_fits import ParametricFit, fit_above_floor, fit_parametric
+from trainrig.scaling.regression.minimise import Huber, LogSumExp, Loss, MinimiseSettings
+from trainrig.scaling.regression.regression import Fit, Regression
 
 
 class RecipeFit(Settings):

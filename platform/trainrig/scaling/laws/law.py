@@ -10,12 +10,7 @@ from pydantic import BeforeValidator
 from trainrig import config, storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.laws.law_forms import (
-    TASK_CONSTANTS,
-    Array,
-    Form,
-    TaskForm,
-)
+from trainrig.scaling.laws.law_forms import TASK_CONSTANTS, Array, Form, TaskForm
 
 LEAST_DRAWS = 20  # with fewer, no draw lies beyond either end of a 95% interval
 MOST_FAILED = 0.1  # if a larger share of draws has no fit, the rest give too narrow an interval

@@ -18,11 +18,7 @@ from math import exp
 from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.scaling.laws.law import FittedRange, Law, Ranges
-from trainrig.scaling.laws.law_forms import (
-    DataConstrained,
-    Kaplan,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import DataConstrained, Kaplan, Parametric
 
 _CHINCHILLA = "MassiveText, SentencePiece of 32,000 entries"
 # Ranges of the 400 runs of Hoffmann et al.: 70M to 16B parameters, 5B to 500B tokens (their section

@@ -10,15 +10,9 @@ from dataclasses import replace
 
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.communication import Cluster
-from trainrig.scaling.layout.layout_search import (
-    Subject,
-    list_needs,
-)
+from trainrig.scaling.layout.layout_search import Subject, list_needs
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.step_prediction import (
-    Predictor,
-    StepPrediction,
-)
+from trainrig.scaling.layout.step_prediction import Predictor, StepPrediction
 
 HALVINGS = 3
 # ways to recompute, in order of increasing memory savings

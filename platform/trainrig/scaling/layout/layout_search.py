@@ -6,11 +6,7 @@ from dataclasses import dataclass, replace
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.estimate.run_cost import (
-    Assumptions,
-    Cost,
-    estimate_cost,
-)
+from trainrig.estimate.run_cost import Assumptions, Cost, estimate_cost
 from trainrig.estimate.step_memory import RESERVE
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
@@ -22,10 +18,7 @@ from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout import layouts
 from trainrig.scaling.layout.communication import Cluster
 from trainrig.scaling.layout.layouts import RECOMPUTED, Degrees, DeviceLayout
-from trainrig.scaling.layout.step_prediction import (
-    Predictor,
-    StepPrediction,
-)
+from trainrig.scaling.layout.step_prediction import Predictor, StepPrediction
 from trainrig.train.run_file.training_settings import Training
 
 SHOWN = 10

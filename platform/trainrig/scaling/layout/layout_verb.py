@@ -23,17 +23,8 @@ from trainrig.objectives.objective_interface import find_parts
 from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback
 from trainrig.scaling.layout import layout_text
 from trainrig.scaling.layout.communication import Cluster
-from trainrig.scaling.layout.layout_fallbacks import (
-    count_unit,
-    find_fallbacks,
-)
-from trainrig.scaling.layout.layout_search import (
-    GIB,
-    FixedDegrees,
-    LayoutPlan,
-    Subject,
-    search,
-)
+from trainrig.scaling.layout.layout_fallbacks import count_unit, find_fallbacks
+from trainrig.scaling.layout.layout_search import GIB, FixedDegrees, LayoutPlan, Subject, search
 from trainrig.scaling.layout.layouts import RECOMPUTED, DeviceLayout
 from trainrig.scaling.layout.step_prediction import StepPrediction
 from trainrig.storage.writable import check_file

@@ -14,11 +14,7 @@ from typing import Literal
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.parallel.recompute import (
-    Full,
-    Recompute,
-    Selective,
-)
+from trainrig.parallel.recompute import Full, Recompute, Selective
 
 Axis = Literal["tensor", "context", "expert", "pipeline", "shard", "replicate"]
 AXES: tuple[Axis, ...] = ("tensor", "context", "expert", "pipeline", "shard", "replicate")

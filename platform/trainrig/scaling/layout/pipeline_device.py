@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from trainrig.estimate.activation_bytes import (
-    estimate_at_head,
-    estimate_layers_per_token,
-)
+from trainrig.estimate.activation_bytes import estimate_at_head, estimate_layers_per_token
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.estimate.step_memory import (
     HeldActivations,
@@ -34,10 +31,7 @@ from trainrig.scaling.layout.communication import (
     Sent,
     estimate_replica_traffic,
 )
-from trainrig.scaling.layout.device_compute import (
-    Kernels,
-    Timer,
-)
+from trainrig.scaling.layout.device_compute import Kernels, Timer
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.train.run_file.training_settings import Training
 

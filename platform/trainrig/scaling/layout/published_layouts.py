@@ -18,10 +18,7 @@ from trainrig.parallel.layer_compilation import Compile
 from trainrig.parallel.precision import Precision
 from trainrig.scaling.layout.communication import Cluster
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, RecomputeChoice
-from trainrig.scaling.layout.step_prediction import (
-    Predictor,
-    StepPrediction,
-)
+from trainrig.scaling.layout.step_prediction import Predictor, StepPrediction
 from trainrig.train.run_file.training_settings import Training
 
 LLAMA = "Llama 3 (arXiv:2407.21783), table 4"

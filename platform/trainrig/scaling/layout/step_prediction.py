@@ -21,11 +21,7 @@ from trainrig.parallel.axes.pipeline_schedule import cut_evenly
 from trainrig.parallel.layer_bytes import cut_model, cut_shapes
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.scaling.layout import communication
-from trainrig.scaling.layout.communication import (
-    NOTHING,
-    Cluster,
-    Sent,
-)
+from trainrig.scaling.layout.communication import NOTHING, Cluster, Sent
 from trainrig.scaling.layout.device_compute import (
     Kernels,
     Timer,

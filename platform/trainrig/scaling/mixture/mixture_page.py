@@ -6,10 +6,7 @@ from functools import partial
 from trainrig import figures, report, storage
 from trainrig.errors import ConfigError
 from trainrig.report import Chart, Details, KeyFigure, ReportTable, Section, Text
-from trainrig.scaling.law_plots import (
-    Agreement,
-    plot_agreement,
-)
+from trainrig.scaling.law_plots import Agreement, plot_agreement
 from trainrig.scaling.laws.law_formats import format_loss
 from trainrig.scaling.mixture.mixture_fit import (
     PAGE,
@@ -29,10 +26,7 @@ from trainrig.scaling.mixture.mixture_proposal import (
     choose_score,
     format_loss_interval,
 )
-from trainrig.scaling.plan_plots import (
-    Share,
-    plot_shares,
-)
+from trainrig.scaling.plan_plots import Share, plot_shares
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.train.run_file.run_files import Pretraining

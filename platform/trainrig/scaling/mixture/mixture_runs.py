@@ -15,10 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainrig.config import Field, Settings, suggest_choice
 from trainrig.errors import DataError
-from trainrig.scaling.laws.runs_files import (
-    Csv,
-    parse,
-)
+from trainrig.scaling.laws.runs_files import Csv, parse
 
 Array = NDArray[np.float64]
 ROUNDING = 0.02  # largest difference of a line's sum from 1, because shares are written rounded

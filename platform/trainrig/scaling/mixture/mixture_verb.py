@@ -82,10 +82,7 @@ def mixture(
 def _print_record(record: "MixtureRecord", out: str, as_json: bool) -> None:
     """Print the proposed weights, the scores, the warnings and the path of the page."""
     from trainrig import storage
-    from trainrig.scaling.mixture.mixture_fit import (
-        PAGE,
-        RECORD,
-    )
+    from trainrig.scaling.mixture.mixture_fit import PAGE, RECORD
     from trainrig.scaling.mixture.mixture_proposal import format_loss_interval
 
     if as_json:

@@ -13,13 +13,7 @@ import numpy as np
 
 from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
-from trainrig.scaling.laws.law_forms import (
-    DataConstrained,
-    Form,
-    Optimum,
-    OverTraining,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import DataConstrained, Form, Optimum, OverTraining, Parametric
 from trainrig.scaling.laws.published_laws import LAWS
 
 # Range of budgets that are searched: from less than a single step to more than Earth could compute.

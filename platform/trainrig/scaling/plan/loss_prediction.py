@@ -6,19 +6,9 @@ from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
 from trainrig.scaling.laws.law import Interval, Law
-from trainrig.scaling.laws.law_formats import (
-    format_count,
-    format_flops,
-    format_loss,
-)
-from trainrig.scaling.laws.law_forms import (
-    DataConstrained,
-    Form,
-)
-from trainrig.scaling.plan import (
-    allocation,
-    plan_schema,
-)
+from trainrig.scaling.laws.law_formats import format_count, format_flops, format_loss
+from trainrig.scaling.laws.law_forms import DataConstrained, Form
+from trainrig.scaling.plan import allocation, plan_schema
 
 Positive = Field(gt=0, allow_inf_nan=False)
 MOST_EPOCHS = 100.0  # most epochs of the published runs on which the decay of repeats was fitted

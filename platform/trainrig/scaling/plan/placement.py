@@ -28,11 +28,7 @@ from trainrig.scaling.model_ladder import (
     find_ladder_model_of,
     with_further_heads,
 )
-from trainrig.scaling.plan.plan_schema import (
-    MemoryRow,
-    Placement,
-    PlanRequest,
-)
+from trainrig.scaling.plan.plan_schema import MemoryRow, Placement, PlanRequest
 from trainrig.train.run_file.training_settings import Training
 
 

@@ -7,10 +7,7 @@ import numpy as np
 from trainrig import figures, report, storage
 from trainrig.report import Cell, Chart, KeyFigure, ReportTable, Section, Text
 from trainrig.scaling.fit.law_views import compute_surface
-from trainrig.scaling.law_plots import (
-    Band,
-    plot_contours,
-)
+from trainrig.scaling.law_plots import Band, plot_contours
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import (
     format_count,
@@ -20,10 +17,7 @@ from trainrig.scaling.laws.law_formats import (
     format_loss,
     format_usd,
 )
-from trainrig.scaling.laws.law_forms import (
-    OverTraining,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import OverTraining, Parametric
 from trainrig.scaling.plan import allocation
 from trainrig.scaling.plan.plan_schema import ScalingPlan
 from trainrig.scaling.plan_plots import (

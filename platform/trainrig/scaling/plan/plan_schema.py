@@ -13,11 +13,7 @@ from pydantic import model_validator
 from trainrig import config, storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
-from trainrig.estimate.run_cost import (
-    Assumptions,
-    Cost,
-    Saving,
-)
+from trainrig.estimate.run_cost import Assumptions, Cost, Saving
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Compute
 from trainrig.models import Model

@@ -3,10 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from trainrig.flops import count_flops_6nd
-from trainrig.parallel.recompute import (
-    Full,
-    Selective,
-)
+from trainrig.parallel.recompute import Full, Selective
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.law_formats import (
     format_count,
@@ -18,10 +15,7 @@ from trainrig.scaling.laws.law_formats import (
 )
 from trainrig.scaling.laws.published_laws import HOFFMANN_SIZES
 from trainrig.scaling.plan import allocation
-from trainrig.scaling.plan.plan_schema import (
-    Placement,
-    ScalingPlan,
-)
+from trainrig.scaling.plan.plan_schema import Placement, ScalingPlan
 
 GIB = 2**30
 _WIDTH = 22

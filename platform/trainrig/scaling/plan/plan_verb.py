@@ -18,15 +18,8 @@ from trainrig.scaling.laws import published_laws
 from trainrig.scaling.laws.law import Law, read_law
 from trainrig.scaling.laws.law_formats import parse_objective
 from trainrig.scaling.laws.law_forms import Kaplan
-from trainrig.scaling.plan import (
-    plan_schema,
-    plan_text,
-)
-from trainrig.scaling.plan.plan_schema import (
-    PlanRequest,
-    ScalingPlan,
-    write_plan,
-)
+from trainrig.scaling.plan import plan_schema, plan_text
+from trainrig.scaling.plan.plan_schema import PlanRequest, ScalingPlan, write_plan
 from trainrig.scaling.plan.planner import make_plan
 from trainrig.storage.writable import check_file
 from trainrig.tokens.rows.batch_stages import EPOCHS, BatchSettings

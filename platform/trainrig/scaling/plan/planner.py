@@ -21,20 +21,14 @@ from trainrig.estimate.run_cost import (
 )
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Hardware
-from trainrig.models.architecture.decoder_config import (
-    count_parameters,
-    parameter_shapes,
-)
+from trainrig.models.architecture.decoder_config import count_parameters, parameter_shapes
 from trainrig.optim import Optimizer
 from trainrig.optim.named_groups import count_state_bytes
 from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.law_forms import Form
 from trainrig.scaling.model_ladder import LadderModel
-from trainrig.scaling.plan import (
-    allocation,
-    plan_schema,
-)
+from trainrig.scaling.plan import allocation, plan_schema
 from trainrig.scaling.plan.allocation import Allocation
 from trainrig.scaling.plan.placement import (
     PlanHardware,

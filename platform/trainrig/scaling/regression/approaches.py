@@ -18,13 +18,7 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.law import Approach, IntervalEstimate, LeftOut
 from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    Counts,
-    Draws,
-    bootstrap,
-    make_refit,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, Counts, Draws, bootstrap, make_refit
 from trainrig.scaling.regression.hoffmann import (
     Envelope,
     EnvelopeFit,

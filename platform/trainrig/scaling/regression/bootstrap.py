@@ -20,16 +20,9 @@ from numpy.typing import NDArray
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import Interval, IntervalEstimate, compute_percentiles, refuse_draws
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    Constants,
-)
+from trainrig.scaling.laws.law_forms import Array, Constants
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.regression import (
-    Fit,
-    ReportProgress,
-    ignore_progress,
-)
+from trainrig.scaling.regression.regression import Fit, ReportProgress, ignore_progress
 
 F = TypeVar("F", bound=Constants)
 Counts = NDArray[np.int64]

@@ -17,29 +17,11 @@ import numpy as np
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    DataConstrained,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import Array, DataConstrained, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.form_fits import (
-    ParametricFit,
-    Shares,
-    fit_parametric,
-)
-from trainrig.scaling.regression.minimise import (
-    CurveValue,
-    Huber,
-    Loss,
-    MinimiseSettings,
-)
-from trainrig.scaling.regression.regression import (
-    SPARE,
-    Fit,
-    Regression,
-    check_numbers,
-)
+from trainrig.scaling.regression.form_fits import ParametricFit, Shares, fit_parametric
+from trainrig.scaling.regression.minimise import CurveValue, Huber, Loss, MinimiseSettings
+from trainrig.scaling.regression.regression import SPARE, Fit, Regression, check_numbers
 
 A, B, E, ALPHA, BETA, R_D, R_N = range(7)  # coordinates; all but alpha and beta are logarithms
 BASE = 5  # number of coordinates of the base law, which come first

@@ -23,20 +23,10 @@ from trainrig.scaling.laws.law import (
     compute_percentiles,
     refuse_draws,
 )
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    Form,
-)
+from trainrig.scaling.laws.law_forms import Array, Form
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    FormDraws,
-    bootstrap_form,
-)
-from trainrig.scaling.regression.data_constrained import (
-    DataConstrainedFit,
-    fit_data_constrained,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
+from trainrig.scaling.regression.data_constrained import DataConstrainedFit, fit_data_constrained
 from trainrig.scaling.regression.form_fits import (
     KaplanFit,
     OverTrainingFit,
@@ -46,12 +36,7 @@ from trainrig.scaling.regression.form_fits import (
     fit_parametric,
 )
 from trainrig.scaling.regression.minimise import Loss
-from trainrig.scaling.regression.regression import (
-    FINEST,
-    Fit,
-    ReportProgress,
-    ignore_progress,
-)
+from trainrig.scaling.regression.regression import FINEST, Fit, ReportProgress, ignore_progress
 
 Mask = NDArray[np.bool_]
 FitForm = Callable[[RunsTable], Fit[Any]]

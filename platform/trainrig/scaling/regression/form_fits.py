@@ -35,11 +35,7 @@ from trainrig.scaling.regression.minimise import (
     Loss,
     MinimiseSettings,
 )
-from trainrig.scaling.regression.regression import (
-    Fit,
-    Regression,
-    check_spread,
-)
+from trainrig.scaling.regression.regression import Fit, Regression, check_spread
 
 Shares = tuple[Positive, ...]
 

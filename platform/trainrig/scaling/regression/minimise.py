@@ -25,10 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    Positive,
-)
+from trainrig.scaling.laws.law_forms import Array, Positive
 
 Mask = NDArray[np.bool_]
 Chosen = NDArray[Any]  # a boolean mask or indices

@@ -21,10 +21,7 @@ import numpy as np
 from scipy.stats import f as f_distribution
 
 from trainrig.scaling.laws.law import Interval, IntervalEstimate
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    Constants,
-)
+from trainrig.scaling.laws.law_forms import Array, Constants
 from trainrig.scaling.regression.minimise import (
     CurveFunction,
     CurveValue,
@@ -32,12 +29,7 @@ from trainrig.scaling.regression.minimise import (
     Minima,
     minimise,
 )
-from trainrig.scaling.regression.regression import (
-    FINEST,
-    Fit,
-    ReportProgress,
-    ignore_progress,
-)
+from trainrig.scaling.regression.regression import FINEST, Fit, ReportProgress, ignore_progress
 
 F = TypeVar("F", bound=Constants)
 # Function of a form, whose constants may be arrays; the value is positive.

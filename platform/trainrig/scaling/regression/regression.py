@@ -16,10 +16,7 @@ from numpy.typing import NDArray
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import FitRecord, LeftOut
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    Constants,
-)
+from trainrig.scaling.laws.law_forms import Array, Constants
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.minimise import (
     CurveFunction,

@@ -15,15 +15,9 @@ import numpy as np
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law import IntervalEstimate, TaskLaw, compute_percentiles, refuse_draws
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    TaskForm,
-)
+from trainrig.scaling.laws.law_forms import Array, TaskForm
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    draw_counts,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, draw_counts
 
 Residuals = Callable[[Array], tuple[Array, Array]]
 """theta [K, P] to residuals [K, R] and their gradients by theta [K, R, P]."""

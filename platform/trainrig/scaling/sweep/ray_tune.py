@@ -18,10 +18,7 @@ from trainrig.manifest import SCRATCH, Stage
 from trainrig.processes.stop_file import FILE, StopRequests
 from trainrig.ray_runtime.ray_local import end_own, keep_logs, raise_if_lost
 from trainrig.ray_runtime.ray_session import connect
-from trainrig.scaling.sweep.rate_search import (
-    Optuna,
-    RateSearch,
-)
+from trainrig.scaling.sweep.rate_search import Optuna, RateSearch
 from trainrig.scaling.sweep.sweep_progress import POLL, Show, SweepProgress
 from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.scaling.sweep.trial_agent import FailureRecord

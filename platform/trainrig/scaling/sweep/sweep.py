@@ -34,10 +34,7 @@ from trainrig.scaling.sweep.sweep_table import (
     serialise_design,
     summarise_sweep,
 )
-from trainrig.scaling.sweep.sweep_tasks import (
-    check_tasks,
-    make_paths_absolute,
-)
+from trainrig.scaling.sweep.sweep_tasks import check_tasks, make_paths_absolute
 from trainrig.scaling.sweep.trial_process import SearchedPairs, TrainedTrials, TrialTask
 from trainrig.scaling.sweep.trials import (
     SweepTokens,

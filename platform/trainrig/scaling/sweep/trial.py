@@ -29,10 +29,7 @@ from trainrig.parallel.mesh import join_group
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY
 from trainrig.scaling.sweep.sweep_run_file import Sweep
-from trainrig.scaling.sweep.sweep_tasks import (
-    is_scored_on_tasks,
-    score_tasks,
-)
+from trainrig.scaling.sweep.sweep_tasks import is_scored_on_tasks, score_tasks
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,

@@ -28,16 +28,8 @@ from trainrig.objectives.objective_interface import find_corruption
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.model_ladder import LadderModel, find_ladder_model_of, with_further_heads
-from trainrig.scaling.sweep.rate_search import (
-    RateBatchPair,
-    RateSearch,
-    list_rungs,
-)
-from trainrig.scaling.sweep.sweep_run_file import (
-    DesignPoint,
-    ModelShape,
-    Sweep,
-)
+from trainrig.scaling.sweep.rate_search import RateBatchPair, RateSearch, list_rungs
+from trainrig.scaling.sweep.sweep_run_file import DesignPoint, ModelShape, Sweep
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.held_out_loss import HeldOutSettings

@@ -20,10 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainrig.tokens.chat.chat_messages import (
-    ASSISTANT,
-    BadRow,
-)
+from trainrig.tokens.chat.chat_messages import ASSISTANT, BadRow
 from trainrig.tokens.chat_template import TemplateRefusal, find_reasoning
 
 END_OF_THOUGHTS = "</think>"

@@ -5,10 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainrig.tokens.chat.chat_messages import (
-    BadRow,
-    Conversation,
-)
+from trainrig.tokens.chat.chat_messages import BadRow, Conversation
 from trainrig.tokens.chat.example_rows import Example
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
 from trainrig.tokens.shards.shard_files import RIGHT_STEP, WRONG_STEP

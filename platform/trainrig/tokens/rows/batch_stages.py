@@ -9,10 +9,7 @@ from pydantic import field_validator, model_validator
 
 from trainrig.config import EXTENDABLE, Field, Settings
 from trainrig.tokens.batches import BatchSizes, check_divides
-from trainrig.tokens.rows.packing import (
-    Concatenate,
-    Packing,
-)
+from trainrig.tokens.rows.packing import Concatenate, Packing
 
 # Up to 4 epochs of a source train nearly as well as the same number of new tokens (Muennighoff et
 # al. 2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264, section 6).

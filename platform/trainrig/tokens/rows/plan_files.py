@@ -32,11 +32,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.block_cache import BlockCache
-from trainrig.tokens.shards.flat_arrays import (
-    SUMS,
-    FlatArray,
-    compute_file_block_sums,
-)
+from trainrig.tokens.shards.flat_arrays import SUMS, FlatArray, compute_file_block_sums
 from trainrig.tokens.shards.token_shards import TokenShards
 
 

@@ -31,22 +31,10 @@ from trainrig.tokens.batches import (
     build_token_arrays,
 )
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.rows.batch_stages import (
-    BatchSettings,
-    StageSizes,
-)
-from trainrig.tokens.rows.packing import (
-    Layout,
-    open_layout,
-)
-from trainrig.tokens.rows.timeline import (
-    Places,
-    Timeline,
-)
-from trainrig.tokens.rows.window_order import (
-    RowStarts,
-    WindowBlocks,
-)
+from trainrig.tokens.rows.batch_stages import BatchSettings, StageSizes
+from trainrig.tokens.rows.packing import Layout, open_layout
+from trainrig.tokens.rows.timeline import Places, Timeline
+from trainrig.tokens.rows.window_order import RowStarts, WindowBlocks
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import IndexedDocument, ShardVocabulary, TokenShards
 

@@ -24,11 +24,7 @@ from numpy.typing import NDArray
 from trainrig.errors import ConfigError
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.rows.batch_stages import StageSizes
-from trainrig.tokens.rows.window_order import (
-    ReadPosition,
-    SourceStage,
-    WindowBlocks,
-)
+from trainrig.tokens.rows.window_order import ReadPosition, SourceStage, WindowBlocks
 
 # Slots of the mixture's table. Weights are rounded to hundred-thousandths, so that typical weights
 # are exact; the table takes about a tenth of a second to build.

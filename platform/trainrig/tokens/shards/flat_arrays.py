@@ -32,10 +32,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.block_cache import (
-    BLOCK,
-    BlockCache,
-)
+from trainrig.tokens.shards.block_cache import BLOCK, BlockCache
 
 # Bytes in a block. Larger blocks would make a small read check more bytes than it needs. At this
 # size the checksums add 1/4,096 to the data.

@@ -37,11 +37,7 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.tokens.shards.block_cache import BlockCache
-from trainrig.tokens.shards.flat_arrays import (
-    SUMS,
-    FlatArray,
-    count_sums_bytes,
-)
+from trainrig.tokens.shards.flat_arrays import SUMS, FlatArray, count_sums_bytes
 
 # Version of the shard format; incremented when an older reader could misread a newer shard.
 FORMAT = 3

@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.flat_arrays import (
-    SUMS,
-    compute_block_sums,
-)
+from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import (
     CLASSES,
     DOCUMENT_TARGETS,

@@ -35,15 +35,8 @@ from trainrig.tokens.special_tokens import (
     find_special_tokens,
     parse_tokenizer,
 )
-from trainrig.tokens.tokenizers.entry_bytes import (
-    list_entry_bytes,
-    strips_leading_space,
-)
-from trainrig.tokens.tokenizers.fast_engine import (
-    FastEngine,
-    NotEquivalent,
-    build_fast_engine,
-)
+from trainrig.tokens.tokenizers.entry_bytes import list_entry_bytes, strips_leading_space
+from trainrig.tokens.tokenizers.fast_engine import FastEngine, NotEquivalent, build_fast_engine
 
 
 class Encoder:

@@ -51,10 +51,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import models
 
-from trainrig.tokens.tokenizers.tokenizer_kinds import (
-    GPT_2_WORDS,
-    LLAMA_3_WORDS,
-)
+from trainrig.tokens.tokenizers.tokenizer_kinds import GPT_2_WORDS, LLAMA_3_WORDS
 
 # Blocks of letters, marks and digits that were added in Unicode 14 to 17 (appendix D of each
 # version of the standard). Unicode tables of different versions differ here.

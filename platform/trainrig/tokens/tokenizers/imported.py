@@ -18,10 +18,7 @@ from tokenizers import decoders
 from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, Settings
 from trainrig.errors import DataError
-from trainrig.tokens.special_tokens import (
-    SPECIAL_TOKENS,
-    find_role_id,
-)
+from trainrig.tokens.special_tokens import SPECIAL_TOKENS, find_role_id
 from trainrig.tokens.tokenizers.entry_bytes import list_entry_bytes
 
 SPACE_MARK = "▁"

@@ -1,7 +1,8 @@
 """All kinds of tokenizers that a run file can name, and how each is trained.
 
-To add a kind, write settings that have a `kind` and a `train` method. Add the class to `Tokenizer`,
-and a line to the table in this module's tests, which check the properties that all kinds share.
+To add a kind, write settings that have a `kind` and a `train` method. Add the class to `Tokenizer`
+in tokens/tokenizer.py, and a line to the table in this module's tests, which check the properties
+that all kinds share.
 
 No vocabulary entry crosses the border of a word. WordPiece splits each word into the longest
 entries that fit, left to right. Of all ways to cut a word into entries, Unigram uses the most
@@ -11,7 +12,7 @@ probable one.
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import tokenizers
 from pydantic import model_validator
@@ -35,7 +36,6 @@ __all__ = [
     "ByteLevelBPE",
     "CountedTexts",
     "Imported",
-    "Tokenizer",
     "Trained",
     "Unigram",
     "WordPiece",
@@ -45,7 +45,6 @@ __all__ = [
     "make_plain_splitter",
     "make_word_splitter",
     "serialise_tokenizer",
-    "train_tokenizer",
 ]
 
 
@@ -306,18 +305,3 @@ class Unigram(Trained):
         tokenizer.pre_tokenizer = cut
         tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
         return serialise_tokenizer(tokenizer)
-
-
-Tokenizer = Annotated[ByteLevelBPE | Unigram | WordPiece | Imported, Field(discriminator="kind")]
-
-
-def train_tokenizer(settings: Tokenizer, texts: Iterable[str]) -> bytes:
-    """Return the `tokenizer.json` of a tokenizer trained on `texts`; an imported one ignores them.
-
-    The caller sets the number of threads, by `RAYON_NUM_THREADS` or `TOKENIZERS_PARALLELISM=false`,
-    before the first use of the library in a process.
-
-    Raises DataError if the texts are too few for the vocabulary, or if an imported file is not a
-    lossless tokenizer.
-    """
-    return settings.train(texts)

@@ -27,10 +27,7 @@ from trainrig.tokens.tokenizers.vocabulary_charts import (
     build_scripts_chart,
     format_count,
 )
-from trainrig.tokens.tokenizers.vocabulary_measures import (
-    MeasuredVocabulary,
-    TokenizerReport,
-)
+from trainrig.tokens.tokenizers.vocabulary_measures import MeasuredVocabulary, TokenizerReport
 
 BORDER = "│"  # between two tokens
 

@@ -41,11 +41,7 @@ from trainrig.train.checkpoint.tensor_index import DamagedCheckpoint
 if TYPE_CHECKING:
     from trainrig.train.checkpoint.adapter import OpenAdapter, load_base
     from trainrig.train.checkpoint.reader import load, load_frozen, load_trained, load_weights
-    from trainrig.train.checkpoint.saver import (
-        Saver,
-        roll_back,
-        watch_for_spikes,
-    )
+    from trainrig.train.checkpoint.saver import Saver, roll_back, watch_for_spikes
     from trainrig.train.checkpoint.stored_model import (
         CheckpointModel,
         StoredModel,

@@ -35,10 +35,7 @@ from trainrig.train.checkpoint.reader import (
     read_together,
 )
 from trainrig.train.state import TrainState
-from trainrig.train.training_job import (
-    Adapter,
-    TrainingJob,
-)
+from trainrig.train.training_job import Adapter, TrainingJob
 
 
 def load_base(state: TrainState, job: TrainingJob) -> None:

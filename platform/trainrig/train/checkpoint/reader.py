@@ -11,10 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from trainrig import storage
 from trainrig.errors import ConfigError, InputError, TrainrigError
-from trainrig.models.architecture.decoder_config import (
-    DecoderConfig,
-    parameter_shapes,
-)
+from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
 from trainrig.parallel.sharding.fsdp import find_local_slice
@@ -38,11 +35,7 @@ from trainrig.train.checkpoint.tensor_index import (
     read_chunk,
 )
 from trainrig.train.state import TrainState
-from trainrig.train.training_job import (
-    FrozenModel,
-    TrainedModel,
-    TrainingJob,
-)
+from trainrig.train.training_job import FrozenModel, TrainedModel, TrainingJob
 
 Result = TypeVar("Result")
 HEADS = ("head", "pooler")  # modules that a head of another kind lacks

@@ -38,10 +38,7 @@ from trainrig.train.checkpoint.manifest import (
     list_committed,
     name_checkpoint_folder,
 )
-from trainrig.train.checkpoint.rank_file import (
-    StagedFile,
-    tensor_file_name,
-)
+from trainrig.train.checkpoint.rank_file import StagedFile, tensor_file_name
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.checkpoint.tensor_index import (
     DamagedCheckpoint,

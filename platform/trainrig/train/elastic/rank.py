@@ -18,12 +18,7 @@ from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.processes.heartbeats import Heartbeat, HeartbeatReporter, Stall
 from trainrig.processes.lease import follow_lease
 from trainrig.processes.process_identity import Process
-from trainrig.train.elastic.coordinator import (
-    RankDone,
-    RankError,
-    RankInfo,
-    RankTask,
-)
+from trainrig.train.elastic.coordinator import RankDone, RankError, RankInfo, RankTask
 from trainrig.train.elastic.restart_policy import HangDetector
 from trainrig.train.loop import train
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt

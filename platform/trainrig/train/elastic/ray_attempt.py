@@ -16,12 +16,7 @@ from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private
-from trainrig.train.elastic.coordinator import (
-    Assignment,
-    Command,
-    RankError,
-    RankExit,
-)
+from trainrig.train.elastic.coordinator import Assignment, Command, RankError, RankExit
 from trainrig.train.elastic.failure_cause import (
     LOST_NODE,
     describe_out_of_memory,

@@ -19,11 +19,7 @@ from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.train.checkpoint import list_committed
 from trainrig.train.checkpoint.manifest import clean_up
 from trainrig.train.elastic.failure_cause import format_last_line
-from trainrig.train.evaluations import (
-    CheckpointScore,
-    RunEvaluation,
-    ScoredCheckpoint,
-)
+from trainrig.train.evaluations import CheckpointScore, RunEvaluation, ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import (
     ScoringRequest,
     forget_failures,

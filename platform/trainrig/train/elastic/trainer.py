@@ -50,10 +50,7 @@ from trainrig.train.elastic.worker_group import (
     get_warm_actors,
 )
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run_file.worker_settings import (
-    WorkerBounds,
-    parse_bounds,
-)
+from trainrig.train.run_file.worker_settings import WorkerBounds, parse_bounds
 from trainrig.train.training_job import TrainingJob
 
 __all__ = [

@@ -16,13 +16,7 @@ from trainrig.errors import ClusterError
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
 from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private
-from trainrig.train.elastic.coordinator import (
-    Assignment,
-    RankDone,
-    RankError,
-    RankExit,
-    RankInfo,
-)
+from trainrig.train.elastic.coordinator import Assignment, RankDone, RankError, RankExit, RankInfo
 
 RANK = "trainrig.train.elastic.rank"
 # Modules that fork servers import: a rank's own, and those that torch and others would import on

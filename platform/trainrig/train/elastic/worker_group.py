@@ -17,10 +17,7 @@ from trainrig.processes.fork_server import ForkServer
 from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
-from trainrig.train.elastic.coordinator import (
-    RankExit,
-    WorkerGroupSpec,
-)
+from trainrig.train.elastic.coordinator import RankExit, WorkerGroupSpec
 from trainrig.train.elastic.restart_policy import WorkerNode
 from trainrig.train.elastic.worker_agent import MODULES
 

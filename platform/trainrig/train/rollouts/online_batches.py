@@ -35,13 +35,7 @@ from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, BatchMaker, RolloutM
 from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
 from trainrig.train.rollouts.rollouts_ahead import RolloutsAhead
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.run.step_data import (
-    LEFT,
-    ONLINE_FOLDER,
-    RECORD,
-    StoredBatch,
-    pack_arrays,
-)
+from trainrig.train.run.step_data import LEFT, ONLINE_FOLDER, RECORD, StoredBatch, pack_arrays
 from trainrig.train.state import TrainState
 
 # Key in `TrainState.carried`: waves of rollouts drawn so far, where batches may need several.

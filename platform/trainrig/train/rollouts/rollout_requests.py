@@ -27,11 +27,7 @@ from trainrig import errors, storage
 from trainrig.errors import ClusterError, TrainrigError
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import (
-    ONLINE_FOLDER,
-    pack_arrays,
-    unpack_arrays,
-)
+from trainrig.train.run.step_data import ONLINE_FOLDER, pack_arrays, unpack_arrays
 
 ROLLOUTS = "rollouts"
 REQUEST = "request.json"

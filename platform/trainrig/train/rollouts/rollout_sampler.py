@@ -36,10 +36,7 @@ from trainrig.train.checkpoint.rank_file import (
 )
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.checkpoint.tensor_index import FileChunks, IndexedTensor
-from trainrig.train.rollouts.rollout_requests import (
-    RolloutRequest,
-    write_unit,
-)
+from trainrig.train.rollouts.rollout_requests import RolloutRequest, write_unit
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.training_job import TrainingJob
 

@@ -29,10 +29,7 @@ from trainrig.errors import ClusterError
 from trainrig.processes.append_log import Tail
 from trainrig.report import format_short
 from trainrig.storage import s3_retries
-from trainrig.train.run.loss_prediction import (
-    Prediction,
-    read_prediction,
-)
+from trainrig.train.run.loss_prediction import Prediction, read_prediction
 from trainrig.train.run.metrics import METRICS
 from trainrig.train.run.run_folder import EVENTS, RunFolder
 

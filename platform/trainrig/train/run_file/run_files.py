@@ -4,27 +4,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import ValidationError, model_validator
 
-from trainrig.config import (
-    EXTENDABLE,
-    NOT_IDENTITY,
-    OUTPUT,
-    ProgressUnit,
-    ResourceRequest,
-    RunFile,
-)
+from trainrig.config import EXTENDABLE, NOT_IDENTITY, OUTPUT, ProgressUnit, ResourceRequest, RunFile
 from trainrig.models import Model
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import ContextStage, MixtureOfExperts
-from trainrig.objectives import (
-    OF_PLACES,
-    CausalLM,
-    MaskedLM,
-    PretrainingObjective,
-)
-from trainrig.objectives.denoising.row_shapes import (
-    check_rows,
-    compute_widest_row,
-)
+from trainrig.objectives import OF_PLACES, CausalLM, MaskedLM, PretrainingObjective
+from trainrig.objectives.denoising.row_shapes import check_rows, compute_widest_row
 from trainrig.objectives.objective_interface import find_parts
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.shards.block_cache import BlockCache
@@ -34,15 +19,8 @@ from trainrig.train.run_file.run_file_checks import (
     check_positions,
     find_model,
 )
-from trainrig.train.run_file.training_settings import (
-    Training,
-    name_setting,
-)
-from trainrig.train.run_file.worker_settings import (
-    Workers,
-    check_fallbacks,
-    parse_bounds,
-)
+from trainrig.train.run_file.training_settings import Training, name_setting
+from trainrig.train.run_file.worker_settings import Workers, check_fallbacks, parse_bounds
 
 
 class TrainingRunFile(RunFile):

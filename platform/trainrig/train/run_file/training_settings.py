@@ -28,24 +28,10 @@ from trainrig.parallel.layout import FSDP, Fallback, Layout, check_order, list_u
 from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Offload, Recompute
 from trainrig.train.averaging import Averaging
-from trainrig.train.evaluations import (
-    BestBy,
-    RunEvaluation,
-    StopIf,
-    check_named,
-    check_names,
-)
-from trainrig.train.held_out_loss import (
-    HeldOutSettings,
-    Metrics,
-    StepProfile,
-)
+from trainrig.train.evaluations import BestBy, RunEvaluation, StopIf, check_named, check_names
+from trainrig.train.held_out_loss import HeldOutSettings, Metrics, StepProfile
 from trainrig.train.retention import Checkpoints
-from trainrig.train.run_file.worker_settings import (
-    Faults,
-    WorkerBounds,
-    parse_bounds,
-)
+from trainrig.train.run_file.worker_settings import Faults, WorkerBounds, parse_bounds
 from trainrig.train.spikes import Spikes
 
 # Steps that compensate for compilation, which makes the first step 8 to 16 s longer (124M and 1.3B

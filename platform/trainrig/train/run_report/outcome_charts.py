@@ -11,17 +11,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from trainrig import figures, report
 from trainrig.figures import C1, C2, C3, C4, BeforeAfter, Numbers, thin
 from trainrig.report import Block, Chart, ReportTable, Section, Text, escape_invisible, format_short
-from trainrig.train.evaluations import (
-    GivenAnswer,
-    ModelView,
-    ScoredCheckpoint,
-)
+from trainrig.train.evaluations import GivenAnswer, ModelView, ScoredCheckpoint
 from trainrig.train.run.loss_prediction import Prediction
-from trainrig.train.run_report.run_charts import (
-    TABLE_ROWS,
-    RunReportData,
-    list_values,
-)
+from trainrig.train.run_report.run_charts import TABLE_ROWS, RunReportData, list_values
 
 BAND = 0.22  # opacity
 

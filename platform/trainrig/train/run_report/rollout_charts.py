@@ -8,11 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4
 from trainrig.report import Chart, ReportTable, format_percent
-from trainrig.train.run_report.run_charts import (
-    Line,
-    RunReportData,
-    list_values,
-)
+from trainrig.train.run_report.run_charts import Line, RunReportData, list_values
 
 TRAIN = "train/diagnostics/"
 REWARD = f"{TRAIN}reward"

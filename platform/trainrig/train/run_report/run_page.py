@@ -24,10 +24,7 @@ from trainrig.report import (
 from trainrig.storage.writable import check_folder
 from trainrig.train.evaluations import read_views
 from trainrig.train.run import metrics
-from trainrig.train.run.checkpoint_scores import (
-    read_end,
-    read_usable_scores,
-)
+from trainrig.train.run.checkpoint_scores import read_end, read_usable_scores
 from trainrig.train.run.loss_prediction import read_prediction
 from trainrig.train.run.progress import account_time
 from trainrig.train.run.run_folder import RunFolder
@@ -42,10 +39,7 @@ from trainrig.train.run_report.outcome_charts import (
     build_score_chart,
     compare_prediction,
 )
-from trainrig.train.run_report.rollout_charts import (
-    build_rollout_charts,
-    measure_answer_worth,
-)
+from trainrig.train.run_report.rollout_charts import build_rollout_charts, measure_answer_worth
 from trainrig.train.run_report.run_charts import (
     Line,
     RunReportData,

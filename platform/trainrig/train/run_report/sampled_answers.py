@@ -30,10 +30,7 @@ from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.evaluations import ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import scorecard_folder
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import (
-    StoredBatch,
-    list_stored_batches,
-)
+from trainrig.train.run.step_data import StoredBatch, list_stored_batches
 
 MOMENTS = 5  # checkpoints of a run to read: the first, the last, and some between
 TASKS = 3  # tasks of an evaluation to read

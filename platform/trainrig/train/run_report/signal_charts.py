@@ -10,11 +10,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, Numbers
 from trainrig.report import Chart, ReportTable, format_percent, format_short
-from trainrig.train.run_report.run_charts import (
-    Line,
-    RunReportData,
-    list_values,
-)
+from trainrig.train.run_report.run_charts import Line, RunReportData, list_values
 
 COLUMNS = 60  # columns of the heat map; further measurements are dropped evenly
 PHASES = {

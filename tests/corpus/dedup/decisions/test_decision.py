@@ -14,12 +14,7 @@ from trainrig.corpus.dedup.document_refs import (
     deduplicate_names,
     find_remote_documents,
 )
-from trainrig.corpus.dedup.greedy_decision import (
-    FALLS,
-    STAYS,
-    build_edges,
-    decide,
-)
+from trainrig.corpus.dedup.greedy_decision import FALLS, STAYS, build_edges, decide
 from trainrig.corpus.dedup.verified_pairs import PAIR
 
 COUNT = 14

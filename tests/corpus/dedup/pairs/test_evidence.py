@@ -6,17 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.corpus.dedup import verified_pairs
-from trainrig.corpus.dedup.document_refs import (
-    DOCUMENT_KEY,
-    format_ids,
-    make_refs,
-)
-from trainrig.corpus.dedup.verified_pairs import (
-    PAIR,
-    SCHEMA,
-    read_pairs,
-    write_pairs,
-)
+from trainrig.corpus.dedup.document_refs import DOCUMENT_KEY, format_ids, make_refs
+from trainrig.corpus.dedup.verified_pairs import PAIR, SCHEMA, read_pairs, write_pairs
 
 SHELF = 3
 

@@ -7,16 +7,9 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 
 from trainrig.corpus.dedup import candidate_passes
-from trainrig.corpus.dedup.candidates import (
-    ENTRY,
-    iterate_candidates,
-    select_nearest_of_all,
-)
+from trainrig.corpus.dedup.candidates import ENTRY, iterate_candidates, select_nearest_of_all
 from trainrig.corpus.dedup.document_refs import assign_parts
-from trainrig.corpus.dedup.sorted_runs import (
-    RunPart,
-    write_run,
-)
+from trainrig.corpus.dedup.sorted_runs import RunPart, write_run
 
 # Some keys are far apart, and some are in one bin.
 keys = st.sampled_from([n << 60 for n in range(16)] + [7 << 60 | n for n in range(4)])

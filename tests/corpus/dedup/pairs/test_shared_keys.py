@@ -14,11 +14,7 @@ from trainrig.corpus.dedup.candidate_passes import (
     mark_shared,
 )
 from trainrig.corpus.dedup.document_refs import assign_parts
-from trainrig.corpus.dedup.sorted_runs import (
-    PIECE,
-    RunPart,
-    write_grouped,
-)
+from trainrig.corpus.dedup.sorted_runs import PIECE, RunPart, write_grouped
 
 low_bits = st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 2, 2**16, 2**31, 2**32 - 1])
 any_key = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**26, 2**26 + 1, 2**63, 2**64 - 1])

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.dedup.sorted_runs import (
-    RunPart,
-    read_part,
-    write_run,
-    writing_run,
-)
+from trainrig.corpus.dedup.sorted_runs import RunPart, read_part, write_run, writing_run
 from trainrig.errors import DataError
 
 KIND = np.dtype([("key", "u8"), ("value", "u4")])

@@ -15,12 +15,7 @@ from trainrig.corpus.signatures.normalised_texts import (
     NormalisedTexts,
     build_letter_table,
 )
-from trainrig.corpus.signatures.shingles import (
-    finalise_hash,
-    jaccard,
-    shingle,
-    shingle_texts,
-)
+from trainrig.corpus.signatures.shingles import finalise_hash, jaccard, shingle, shingle_texts
 
 words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=30)
 # Characters that lower-casing and \w treat specially: "İ" becomes two characters, a sigma at the

@@ -3,10 +3,7 @@ import pyarrow as pa
 import pytest
 
 from trainrig import storage
-from trainrig.corpus.signatures.signatures import (
-    load_columns,
-    save_columns,
-)
+from trainrig.corpus.signatures.signatures import load_columns, save_columns
 from trainrig.errors import DataError
 from trainrig.storage import s3_objects
 

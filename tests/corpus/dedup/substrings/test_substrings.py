@@ -15,10 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
 
-from trainrig.corpus.removed_spans import (
-    RemovedSpan,
-    remove_spans,
-)
+from trainrig.corpus.removed_spans import RemovedSpan, remove_spans
 from trainrig.corpus.repeated_text import substring_pieces
 from trainrig.corpus.repeated_text.exact_substrings import (
     EXACT_SUBSTRINGS,

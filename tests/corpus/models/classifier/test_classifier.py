@@ -16,11 +16,7 @@ from trainrig.corpus.models.classifier import (
     measure_at_thresholds,
     train,
 )
-from trainrig.corpus.models.linear_classifier import (
-    compute_evidence,
-    extract_features,
-    learn,
-)
+from trainrig.corpus.models.linear_classifier import compute_evidence, extract_features, learn
 from trainrig.corpus.models.scorers import Classifier
 from trainrig.errors import DataError
 

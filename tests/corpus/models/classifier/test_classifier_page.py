@@ -3,10 +3,7 @@ import json
 import numpy as np
 from matplotlib.figure import Figure
 
-from trainrig.corpus.models.classifier_page import (
-    plot_reliability,
-    render_classifier_page,
-)
+from trainrig.corpus.models.classifier_page import plot_reliability, render_classifier_page
 
 CURVE = [
     {"predicted": 0.05, "observed": 0.1, "texts": 30},

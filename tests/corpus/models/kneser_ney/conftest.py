@@ -6,10 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.corpus.models.kneser_ney import (
-    Estimated,
-    estimate,
-)
+from trainrig.corpus.models.kneser_ney import Estimated, estimate
 from trainrig.corpus.models.ngram_counts import SPECIAL, Counter, build_levels
 
 TEXT = [

@@ -4,10 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainrig.corpus.models.arpa import (
-    read_arpa,
-    write_arpa,
-)
+from trainrig.corpus.models.arpa import read_arpa, write_arpa
 from trainrig.errors import DataError
 
 # As SRILM may write one: there is no "b c", though "a b c" exists, and `<s>` has a probability of

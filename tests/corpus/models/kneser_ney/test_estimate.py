@@ -9,14 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.models.arpa import (
-    read_arpa,
-    write_arpa,
-)
-from trainrig.corpus.models.kneser_ney import (
-    FALLBACK,
-    estimate_discounts,
-)
+from trainrig.corpus.models.arpa import read_arpa, write_arpa
+from trainrig.corpus.models.kneser_ney import FALLBACK, estimate_discounts
 
 words = st.sampled_from("abcde")
 sentences = st.lists(st.lists(words, max_size=8), min_size=1, max_size=12)

@@ -12,20 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainrig.corpus.read import (
-    archive_records,
-    compressed_files,
-    warc_and_arc,
-)
+from trainrig.corpus.read import archive_records, compressed_files, warc_and_arc
 from trainrig.corpus.read.archive_records import (
     ArchiveGrammar,
     is_compressed_by_record,
     read_archive,
 )
-from trainrig.corpus.read.raw_pages import (
-    RawPage,
-    Unreadable,
-)
+from trainrig.corpus.read.raw_pages import RawPage, Unreadable
 
 NOISE = random.Random(0).randbytes(3_000)
 

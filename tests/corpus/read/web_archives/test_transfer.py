@@ -7,10 +7,7 @@ from fastwarc.stream_io import BrotliWriter, ZstdWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.corpus.read.http_responses import (
-    BadBody,
-    decode_body,
-)
+from trainrig.corpus.read.http_responses import BadBody, decode_body
 
 LIMIT = 10_000
 

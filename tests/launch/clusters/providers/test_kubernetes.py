@@ -10,10 +10,7 @@ import yaml
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.cluster_kinds import open_cluster
-from trainrig.launch.clusters.cluster_up import (
-    bring_up_cluster,
-    render_documents,
-)
+from trainrig.launch.clusters.cluster_up import bring_up_cluster, render_documents
 from trainrig.launch.clusters.machine_providers import Kubernetes, read_time
 
 CLUSTER = {

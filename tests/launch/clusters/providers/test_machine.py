@@ -2,10 +2,7 @@ import datetime
 
 import pytest
 
-from trainrig.launch.clusters.machine_providers import (
-    CloudMachine,
-    read_time,
-)
+from trainrig.launch.clusters.machine_providers import CloudMachine, read_time
 
 UTC = datetime.UTC
 

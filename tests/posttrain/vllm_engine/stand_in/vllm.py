@@ -3,11 +3,7 @@
 from dataclasses import dataclass
 
 from trainrig.models.decoder import Decoder
-from trainrig.models.generation import (
-    Request,
-    generate_batch,
-    generate_scored,
-)
+from trainrig.models.generation import Request, generate_batch, generate_scored
 from trainrig.models.huggingface import open_folder
 from trainrig.models.token_sampling import Sampling
 

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.law_forms import (
-    Kaplan,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import Kaplan, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.approaches import (
     find_frontier,
@@ -20,10 +17,7 @@ from trainrig.scaling.regression.approaches import (
     fit_isoflop_line,
     fit_kaplan,
 )
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    draw_counts,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, draw_counts
 from trainrig.scaling.regression.hoffmann import (
     Envelope,
     IsoFlop,

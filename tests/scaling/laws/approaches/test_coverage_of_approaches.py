@@ -14,15 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainrig.scaling.fit.recipe_comparison import (
-    RecipeFit,
-    compare,
-)
+from trainrig.scaling.fit.recipe_comparison import RecipeFit, compare
 from trainrig.scaling.laws.law import Interval
-from trainrig.scaling.laws.law_forms import (
-    Kaplan,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import Kaplan, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.approaches import (
     PowerLine,
@@ -30,14 +24,8 @@ from trainrig.scaling.regression.approaches import (
     fit_frontier_laws,
     fit_isoflop_line,
 )
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    bootstrap_form,
-)
-from trainrig.scaling.regression.form_fits import (
-    KaplanFit,
-    fit_kaplan_form,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.regression.form_fits import KaplanFit, fit_kaplan_form
 from trainrig.scaling.regression.hoffmann import Envelope, IsoFlop
 from trainrig.scaling.regression.minimise import Squares
 

@@ -10,15 +10,8 @@ from scipy.optimize import minimize_scalar
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives import CausalLM, MaskedLM, MixtureOfObjectives, SpanCorruption
-from trainrig.scaling.fit.fit_verb import (
-    Tables,
-    fit,
-)
-from trainrig.scaling.fit.law_fit import (
-    Fitted,
-    LawFit,
-    fit_law,
-)
+from trainrig.scaling.fit.fit_verb import Tables, fit
+from trainrig.scaling.fit.law_fit import Fitted, LawFit, fit_law
 from trainrig.scaling.fit.objective_comparison import (
     COMPUTES,
     compare_objectives,
@@ -33,10 +26,7 @@ from trainrig.scaling.laws.law_formats import (
     parse_objective,
     serialise_objective,
 )
-from trainrig.scaling.laws.law_forms import (
-    Parametric,
-    TaskForm,
-)
+from trainrig.scaling.laws.law_forms import Parametric, TaskForm
 from trainrig.scaling.laws.runs_table import RunsTable, join_tables, read_parquet
 from trainrig.scaling.regression.bootstrap import Bootstrap
 

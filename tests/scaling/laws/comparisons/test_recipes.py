@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.scaling.fit.fit_verb import (
-    Tables,
-    fit,
-)
+from trainrig.scaling.fit.fit_verb import Tables, fit
 from trainrig.scaling.fit.law_fit import LawFit
 from trainrig.scaling.fit.recipe_comparison import (
     Comparison,

@@ -11,10 +11,7 @@ from trainrig.scaling.regression.bootstrap import (
     draw_counts,
     make_refit,
 )
-from trainrig.scaling.regression.form_fits import (
-    ParametricFit,
-    fit_parametric,
-)
+from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 QUICK = ParametricFit(exponents=(0.2, 0.5), floors=(0.5, 0.9))

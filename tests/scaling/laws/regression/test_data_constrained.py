@@ -5,16 +5,10 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.scaling.laws.law_forms import (
-    DataConstrained,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import DataConstrained, Parametric
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.data_constrained import (
-    DataConstrainedFit,
-    fit_data_constrained,
-)
+from trainrig.scaling.regression.data_constrained import DataConstrainedFit, fit_data_constrained
 from trainrig.scaling.regression.profile_likelihood import profile
 
 BASE = Parametric(E=1.869144, A=520.825, B=1487.716, alpha=0.3526596, beta=0.3526596)

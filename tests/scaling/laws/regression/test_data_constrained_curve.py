@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from trainrig.scaling.laws.law_forms import (
-    Array,
-    DataConstrained,
-    Parametric,
-)
+from trainrig.scaling.laws.law_forms import Array, DataConstrained, Parametric
 from trainrig.scaling.regression.data_constrained import DataConstrainedCurve
 from trainrig.scaling.regression.minimise import Differenced
 

@@ -6,19 +6,9 @@ import pytest
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import Kaplan
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    bootstrap_form,
-)
-from trainrig.scaling.regression.form_fits import (
-    KaplanFit,
-    _KaplanCurve,
-    fit_kaplan_form,
-)
-from trainrig.scaling.regression.minimise import (
-    Differenced,
-    Squares,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.regression.form_fits import KaplanFit, _KaplanCurve, fit_kaplan_form
+from trainrig.scaling.regression.minimise import Differenced, Squares
 
 TRUTH = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
 

@@ -8,10 +8,7 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import OverTraining
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    bootstrap_form,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.regression.form_fits import fit_overtraining
 from trainrig.scaling.regression.profile_likelihood import profile
 

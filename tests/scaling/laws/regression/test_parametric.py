@@ -10,15 +10,8 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.form_fits import (
-    ParametricFit,
-    fit_parametric,
-)
-from trainrig.scaling.regression.minimise import (
-    Huber,
-    Lad,
-    Squares,
-)
+from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
+from trainrig.scaling.regression.minimise import Huber, Lad, Squares
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 HOFFMANN = Parametric(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)

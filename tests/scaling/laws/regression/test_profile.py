@@ -4,23 +4,10 @@ from scipy.optimize import minimize
 
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    bootstrap_form,
-)
-from trainrig.scaling.regression.form_fits import (
-    ParametricFit,
-    fit_parametric,
-)
-from trainrig.scaling.regression.minimise import (
-    Huber,
-    Lad,
-    Squares,
-)
-from trainrig.scaling.regression.profile_likelihood import (
-    profile,
-    with_profiles,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
+from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
+from trainrig.scaling.regression.minimise import Huber, Lad, Squares
+from trainrig.scaling.regression.profile_likelihood import profile, with_profiles
 
 FEW = {"exponents": (0.2, 0.5), "floors": (0.5, 0.9)}  # enough starts for simple sweeps
 QUICK = ParametricFit(**FEW)

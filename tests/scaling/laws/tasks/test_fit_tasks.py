@@ -6,23 +6,14 @@ import numpy as np
 import pytest
 
 from trainrig.scaling.fit.fit_page import build_fit_page
-from trainrig.scaling.fit.law_fit import (
-    LawFit,
-    fit_law,
-)
+from trainrig.scaling.fit.law_fit import LawFit, fit_law
 from trainrig.scaling.fit.law_summary import describe_law
 from trainrig.scaling.laws.law import Interval, read_law, write_law
-from trainrig.scaling.laws.law_forms import (
-    Parametric,
-    TaskForm,
-)
+from trainrig.scaling.laws.law_forms import Parametric, TaskForm
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
 from trainrig.scaling.regression.bootstrap import Bootstrap
-from trainrig.scaling.regression.task_laws import (
-    fit_task,
-    fit_tasks,
-)
+from trainrig.scaling.regression.task_laws import fit_task, fit_tasks
 
 LOSSES = Parametric(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)
 SIZES = np.repeat(np.geomspace(2e7, 1e9, 6), 4)

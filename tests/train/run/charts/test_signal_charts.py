@@ -3,10 +3,7 @@ import pytest
 from trainrig.report import Chart
 from trainrig.train.run.progress import Goodput
 from trainrig.train.run_report.run_charts import RunReportData
-from trainrig.train.run_report.signal_charts import (
-    COLUMNS,
-    build_signal_charts,
-)
+from trainrig.train.run_report.signal_charts import COLUMNS, build_signal_charts
 
 LAYERS = 3
 

@@ -1,0 +1,219 @@
+"""`WorkerLayout`: the settings and sizes that all layouts of a model over workers share."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from trainrig.config import Settings
+from trainrig.parallel.axes.axis_settings import Context, Expert, TensorSplit
+from trainrig.parallel.axes.pipeline_schedule import Pipeline
+from trainrig.parallel.sharding.sum_tree import SumPlan
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainrig.parallel.mesh import WorkerMesh
+
+
+class WorkerLayout(Settings):
+    """Layout of a model over the workers of a run: the run-file table `training.parallel`."""
+
+    # Whether the order of adding gradients can be independent of the number of workers.
+    exact: ClassVar[bool] = False
+
+    # Context parallelism: workers that share each row, for sequences too long for one worker. None:
+    # each worker has whole rows.
+    context: Context | None = None
+    # Expert parallelism: workers that divide the experts of each layer, and the rows of a
+    # micro-batch, among them. None: each worker has all experts and rows.
+    expert: Expert | None = None
+    # Tensor parallelism: workers that share each layer, for models too large for one worker. None:
+    # each worker has the whole layer while it computes it.
+    tensor: TensorSplit | None = None
+    # Pipeline parallelism: workers that hold some of the layers each, for models too large for one
+    # worker. None: each worker has all layers.
+    pipeline: Pipeline | None = None
+
+    @property
+    def by_micro_batch(self) -> bool:
+        """True if gradients are reduced after each micro-batch, and not once a step."""
+        return False
+
+    def inexact_by(self) -> str | None:
+        """Return the setting that makes gradient sums depend on the number of workers, or None."""
+        return None if self.exact else f"kind = '{type(self).__name__}'"
+
+    def _find_shared_axis(self) -> str | None:
+        """Return the first axis along which workers share a micro-batch, or None."""
+        axes: dict[str, Settings | None] = {
+            "context": self.context,
+            "expert": self.expert,
+            "tensor": self.tensor,
+            "pipeline": self.pipeline,
+        }
+        return next((name for name, axis in axes.items() if axis is not None), None)
+
+    def check_workers(self, workers: int) -> None:
+        """Raise ConfigError if a model cannot be laid out over `workers` workers."""
+        for axis in (self.context, self.pipeline, self.expert):
+            if axis is not None:
+                axis.check_workers(workers)
+        if self.tensor is not None:
+            self.tensor.check_workers(workers, self.replica)
+
+    def check_beside(self, compiled: bool, recompute: str | None, fused: bool = False) -> None:
+        """Raise ValueError for combinations of settings that are not supported.
+
+        Checks the axes against each other, against `compiled` layers, the kind of `recompute` and
+        `fused` projections.
+        """
+        if self.context is not None and compiled:
+            raise ValueError(
+                "parallel.context sends keys and values within layers, so layers cannot be "
+                "compiled; remove [training.compile] or [training.parallel.context]"
+            )
+        if recompute == "Budget" and self.pipeline and self.pipeline.schedule == "GPipe":
+            raise ValueError(
+                "recompute.kind = 'Budget' does not support parallel.pipeline.schedule = 'GPipe', "
+                "which keeps all micro-batches of a step; set schedule = '1F1B'"
+            )
+        if self.expert is not None and self.context is not None:
+            raise ValueError(
+                "parallel.expert needs whole rows, but parallel.context cuts them; remove one of "
+                "the two"
+            )
+        if self.tensor is not None and compiled:
+            raise ValueError(
+                "parallel.tensor adds results of workers within layers, so layers cannot be "
+                "compiled; remove [training.compile] or [training.parallel.tensor]"
+            )
+        if self.tensor is not None and fused:
+            raise ValueError(
+                "parallel.tensor cuts the matrices of queries, keys and values separately; remove "
+                "training.fuse_projections or [training.parallel.tensor]"
+            )
+        if self.expert is not None and compiled:
+            raise ValueError(
+                "parallel.expert sends tokens within layers, so layers cannot be compiled; remove "
+                "[training.compile] or [training.parallel.expert]"
+            )
+        if self.expert is not None and recompute == "Selective":
+            raise ValueError(
+                "parallel.expert gathers experts within layers, which recompute.kind = "
+                "'Selective' does not support; set recompute.kind = 'Full', or remove "
+                "[training.recompute]"
+            )
+
+    def check_apart(self, verb: str) -> None:
+        """Raise ValueError for axes that `verb`, not `pretrain` or `posttrain`, cannot use."""
+        if self.context is not None:
+            raise ValueError(
+                f"training.parallel.context: `{verb}` needs whole rows on each worker; remove it "
+                "(`pretrain` and `posttrain` can share rows)"
+            )
+        if self.pipeline is not None:
+            raise ValueError(
+                f"training.parallel.pipeline: `{verb}` needs all layers on each worker; remove it "
+                "(`pretrain` and `posttrain` can divide them)"
+            )
+        if self.expert is not None:
+            raise ValueError(
+                f"training.parallel.expert: `{verb}` needs all experts on each worker; remove it "
+                "(`pretrain` and `posttrain` can divide them)"
+            )
+        if self.tensor is not None:
+            raise ValueError(
+                f"training.parallel.tensor: `{verb}` needs whole layers on each worker; remove it "
+                "(`pretrain` and `posttrain` can share them)"
+            )
+
+    @property
+    def replica(self) -> int:
+        """Number of workers that compute a micro-batch together.
+
+        A run grows and shrinks by whole replicas.
+        """
+        return self._ranks_of_micro_batches * self.pipeline_ranks
+
+    def nest(self, workers: int) -> tuple[int, ...]:
+        """Return the sizes of nested groups of neighbouring ranks, the innermost first.
+
+        They are: the ranks that share a layer; the ranks with the same layers or the same
+        micro-batches; the ranks of a replica.
+        """
+        copies = self.copies(workers // self.pipeline_ranks)
+        # the same rule as in `build_mesh`
+        whole = copies == workers // (self._tensor * self.pipeline_ranks)
+        middle = self._tensor * self.pipeline_ranks if whole else self._ranks_of_micro_batches
+        return self._tensor, middle, self.replica
+
+    @property
+    def unit(self) -> int:
+        """Number of workers of which every multiple can be laid out in this way."""
+        return self.replica
+
+    @property
+    def _ranks_of_micro_batches(self) -> int:
+        """Number of workers that share the same micro-batches, or the same layers."""
+        ranks = 1
+        for axis in (self.context, self.expert, self.tensor):
+            ranks *= 1 if axis is None else axis.ranks
+        return ranks
+
+    @property
+    def _tensor(self) -> int:
+        return 1 if self.tensor is None else self.tensor.ranks
+
+    @property
+    def pipeline_ranks(self) -> int:
+        """Number of workers that the layers are divided over."""
+        return 1 if self.pipeline is None else self.pipeline.ranks
+
+    @property
+    def pipeline_chunks(self) -> int:
+        """Number of pipeline stages on each pipeline rank."""
+        return 1 if self.pipeline is None else self.pipeline.chunks
+
+    def data_workers(self, workers: int) -> int:
+        """Return the number of replicas among `workers`, over which data is divided."""
+        return workers // self.replica
+
+    def plan_sums(self, workers: int, micro_batches: int, virtual: int) -> list[SumPlan]:
+        """Return which rank hands over which gradient sums in a step, on a mesh of `workers`.
+
+        The first plan is for whole parameters. A second one is for experts, if they are divided.
+        """
+        # number of ranks that hold the same layers
+        alike = workers // self._tensor // self.pipeline_ranks
+        copies = self.copies(workers // self.pipeline_ranks) or 1
+        slices = alike // copies
+        parts = self.replica // self._tensor // self.pipeline_ranks
+        peers = slices if self.by_micro_batch else 1
+        plans = [SumPlan(micro_batches, virtual, slices, parts, copies, peers)]
+        if self.expert is not None:
+            plans.append(SumPlan(micro_batches, virtual, slices // parts, 1, copies, peers))
+        return plans
+
+    def mesh(self, device: "torch.device") -> "WorkerMesh":
+        """Build the mesh of all ranks of the process group for this layout. Collective."""
+        import torch.distributed as dist  # here because torch is slow to import
+
+        from trainrig.parallel.mesh import build_mesh
+
+        context = 1 if self.context is None else self.context.ranks
+        expert = 1 if self.expert is None else self.expert.ranks
+        copies = self.copies(dist.get_world_size() // self.pipeline_ranks)
+        return build_mesh(
+            device,
+            copies,
+            context,
+            self._tensor,
+            expert=expert,
+            pipeline=self.pipeline_ranks,
+            chunks=self.pipeline_chunks,
+        )
+
+    def copies(self, workers: int) -> int | None:
+        """Return how many of `workers` hold the same slices, or None if each slice is held once.
+
+        `workers` counts the ranks that hold the same layers or parts of the same layers.
+        """
+        return None
