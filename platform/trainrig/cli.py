@@ -12,26 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainrig import config, job
-from trainrig.command_line import (
-    CLUSTERS,
-    CONTEXT,
-    DATA,
-    MODELS,
-    SCALING,
-    SECTION_OF,
-    START,
-    Changes,
-    Device,
-    HardwareTable,
-    HelpGroup,
-    Json,
-    Notify,
-    RunPath,
-    Utilisation,
-    Verb,
-    command,
-)
+from trainrig import command_line, config, job
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.evaluate import evaluation_verbs
@@ -51,8 +32,8 @@ from trainrig.verbs import Verb as VerbEntry
 RUNS = "trainrig {0} jobs/configs/{1}/{0}.toml"
 TRAIN = {"pretrain", "posttrain", "rl"}  # verbs with alarms, which `--notify` forwards
 app = typer.Typer(
-    cls=HelpGroup,
-    context_settings=CONTEXT,
+    cls=command_line.HelpGroup,
+    context_settings=command_line.CONTEXT,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -71,7 +52,7 @@ def trainrig(
     version: Annotated[
         bool, typer.Option("--version", help="Print versions, for bug reports.")
     ] = False,
-    as_json: Json = False,
+    as_json: command_line.Json = False,
 ) -> None:
     """Take raw web pages to an aligned language model, on an elastic Ray cluster."""
     if version:
@@ -82,7 +63,7 @@ def trainrig(
         raise typer.Exit
 
 
-@command(app, START, "trainrig quickstart --out quickstart")
+@command_line.command(app, command_line.START, "trainrig quickstart --out quickstart")
 def quickstart(
     out: Annotated[
         str, typer.Option(metavar="FOLDER", help="Folder for all outputs.")
@@ -94,7 +75,7 @@ def quickstart(
         bool,
         typer.Option("--sweep", help="Also fit a scaling law and make a plan, in 2 more minutes."),
     ] = False,
-    as_json: Json = False,
+    as_json: command_line.Json = False,
 ) -> None:
     """Walk the whole path on this machine, from pages made of the local Python documentation.
 
@@ -111,14 +92,16 @@ def quickstart(
         print(json.dumps(summary))
 
 
-@command(app, START, "trainrig check jobs/configs/quickstart/pretrain.toml --device h100")
+@command_line.command(
+    app, command_line.START, "trainrig check jobs/configs/quickstart/pretrain.toml --device h100"
+)
 def check(
-    run_file: RunPath,
-    changes: Changes = None,
-    device: Device = None,
-    mfu: Utilisation = None,
-    hardware: HardwareTable = None,
-    as_json: Json = False,
+    run_file: command_line.RunPath,
+    changes: command_line.Changes = None,
+    device: command_line.Device = None,
+    mfu: command_line.Utilisation = None,
+    hardware: command_line.HardwareTable = None,
+    as_json: command_line.Json = False,
 ) -> None:
     """Validate a run file and print every setting and what the run would take.
 
@@ -180,25 +163,34 @@ def _do(
 def _add(name: str, verb: VerbEntry) -> None:
     """Add the command of a verb that takes a run file."""
 
-    def do(run_file: RunPath, changes: Changes = None, as_json: Json = False) -> None:
+    def do(
+        run_file: command_line.RunPath,
+        changes: command_line.Changes = None,
+        as_json: command_line.Json = False,
+    ) -> None:
         _do(name, run_file, changes, as_json)
 
     def train(
-        run_file: RunPath, changes: Changes = None, as_json: Json = False, notify: Notify = None
+        run_file: command_line.RunPath,
+        changes: command_line.Changes = None,
+        as_json: command_line.Json = False,
+        notify: command_line.Notify = None,
     ) -> None:
         _do(name, run_file, changes, as_json, notify)
 
     act = train if name in TRAIN else do
     act.__doc__ = verb.summary
-    command(app, SECTION_OF[verb.section], RUNS.format(name, verb.example), name=name)(act)
+    command_line.command(
+        app, command_line.SECTION_OF[verb.section], RUNS.format(name, verb.example), name=name
+    )(act)
 
 
 for _name, _verb in VERBS.items():
     _add(_name, _verb)
 
 
-@command(app, START, "trainrig schema pretrain > pretrain.schema.json")
-def schema(verb: Verb) -> None:
+@command_line.command(app, command_line.START, "trainrig schema pretrain > pretrain.schema.json")
+def schema(verb: command_line.Verb) -> None:
     """Print the JSON schema of a command's run file, for editors to complete keys by."""
     from trainrig.config.run_file_schema import build_json_schema
 
@@ -208,11 +200,11 @@ def schema(verb: Verb) -> None:
 
 
 GENERATE = "trainrig generate quickstart/tuned --chat --prompt 'What does json.dumps do?'"
-command(app, MODELS, GENERATE)(generate)
-command(app, MODELS, "trainrig chat quickstart/tuned")(chat)
+command_line.command(app, command_line.MODELS, GENERATE)(generate)
+command_line.command(app, command_line.MODELS, "trainrig chat quickstart/tuned")(chat)
 
 
-@command(app, MODELS, "trainrig report quickstart/model")
+@command_line.command(app, command_line.MODELS, "trainrig report quickstart/model")
 def report(
     run: Annotated[
         list[str],
@@ -224,7 +216,7 @@ def report(
             metavar="FILE", help="File for a page that compares several runs. [default: none]"
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: command_line.Json = False,
 ) -> None:
     """Write report.html of a training run: losses, speed, faults and where the time went.
 
@@ -244,31 +236,53 @@ def report(
     print(json.dumps({"report": path}) if as_json else path)
 
 
-command(app, MODELS, "trainrig trace quickstart/model --step 150 --rules")(run_verbs.trace)
-command(app, MODELS, "trainrig watch quickstart/model")(run_verbs.watch)
-command(app, MODELS, "trainrig runs quickstart")(run_verbs.runs)
-command(app, MODELS, "trainrig average quickstart/model averaged --last 2")(run_verbs.average)
-command(app, MODELS, "trainrig compare scores/base scores/tuned --html compare.html")(
-    evaluation_verbs.compare
+command_line.command(
+    app, command_line.MODELS, "trainrig trace quickstart/model --step 150 --rules"
+)(run_verbs.trace)
+command_line.command(app, command_line.MODELS, "trainrig watch quickstart/model")(run_verbs.watch)
+command_line.command(app, command_line.MODELS, "trainrig runs quickstart")(run_verbs.runs)
+command_line.command(
+    app, command_line.MODELS, "trainrig average quickstart/model averaged --last 2"
+)(run_verbs.average)
+command_line.command(
+    app, command_line.MODELS, "trainrig compare scores/base scores/tuned --html compare.html"
+)(evaluation_verbs.compare)
+command_line.command(app, command_line.MODELS, "trainrig leaderboard scores")(
+    evaluation_verbs.leaderboard
 )
-command(app, MODELS, "trainrig leaderboard scores")(evaluation_verbs.leaderboard)
-command(
+command_line.command(
     app,
-    MODELS,
+    command_line.MODELS,
     "trainrig lm-eval --model trainrig --model_args checkpoint=runs/base --tasks arc_easy",
     name="lm-eval",
     passes_on=True,
 )(evaluation_verbs.lm_eval)
-command(app, SCALING, "trainrig fit runs/sweep --out laws/web")(fit)
-command(app, SCALING, "trainrig plan hoffmann --budget-usd 10000 --device h100")(plan)
-command(app, SCALING, "trainrig predict laws/web/law.json --params 1.3B --tokens 26B")(predict)
-command(app, SCALING, "trainrig mixture shares.csv losses.csv --out mix")(mixture)
+command_line.command(app, command_line.SCALING, "trainrig fit runs/sweep --out laws/web")(fit)
+command_line.command(
+    app, command_line.SCALING, "trainrig plan hoffmann --budget-usd 10000 --device h100"
+)(plan)
+command_line.command(
+    app, command_line.SCALING, "trainrig predict laws/web/law.json --params 1.3B --tokens 26B"
+)(predict)
+command_line.command(app, command_line.SCALING, "trainrig mixture shares.csv losses.csv --out mix")(
+    mixture
+)
 SUBMIT = "trainrig submit pretrain run.toml --address http://127.0.0.1:8265 --max-cost 500"
-command(app, CLUSTERS, SUBMIT)(launch_verbs.submit)
-command(app, CLUSTERS, "trainrig jobs --home s3://bucket/home")(launch_verbs.jobs)
-command(app, CLUSTERS, "trainrig logs pretrain-model-1f6a13 --follow")(launch_verbs.logs)
-command(app, CLUSTERS, "trainrig stop pretrain-model-1f6a13")(launch_verbs.stop)
-app.add_typer(cluster_app, name="cluster", rich_help_panel=CLUSTERS)
-app.add_typer(tokens_app, name="tokens", rich_help_panel=DATA)
-command(app, MODELS, "trainrig export runs/tuned hf-folder --dtype bfloat16")(export)
-command(app, MODELS, "trainrig import hf-folder runs/imported", name="import")(import_folder)
+command_line.command(app, command_line.CLUSTERS, SUBMIT)(launch_verbs.submit)
+command_line.command(app, command_line.CLUSTERS, "trainrig jobs --home s3://bucket/home")(
+    launch_verbs.jobs
+)
+command_line.command(app, command_line.CLUSTERS, "trainrig logs pretrain-model-1f6a13 --follow")(
+    launch_verbs.logs
+)
+command_line.command(app, command_line.CLUSTERS, "trainrig stop pretrain-model-1f6a13")(
+    launch_verbs.stop
+)
+app.add_typer(cluster_app, name="cluster", rich_help_panel=command_line.CLUSTERS)
+app.add_typer(tokens_app, name="tokens", rich_help_panel=command_line.DATA)
+command_line.command(
+    app, command_line.MODELS, "trainrig export runs/tuned hf-folder --dtype bfloat16"
+)(export)
+command_line.command(
+    app, command_line.MODELS, "trainrig import hf-folder runs/imported", name="import"
+)(import_folder)

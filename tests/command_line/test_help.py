@@ -149,7 +149,7 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     assert offered("plan", "compute") == set(get_args(Compute))
     assert offered("plan", "rule") == kinds(batch_rate_rules.Rule)
     assert offered("tokens inspect", "packing") == kinds(Packing)
-    assert offered("fit", "form") == set(get_args(law_fit.Kind))
+    assert offered("fit", "form") == set(get_args(law_fit.form_choice.Kind))
     assert offered("fit", "share") == literals(recipe_comparison.RecipeFit, "share")
     assert offered("fit", "hold_out_by") == literals(form_choice.HoldOut, "by")
     assert offered("fit", "counts") == set(get_args(runs_table.Counts))

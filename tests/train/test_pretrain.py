@@ -183,8 +183,8 @@ def test_emulated_numbers_are_warned_of_before_a_run_begins(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(hardware, "cpu_has_bfloat16", lambda: False)
-    monkeypatch.setattr(trainer, "find_pools", lambda: [])
-    monkeypatch.setattr(trainer, "contains_gpus", lambda pools: False)
+    monkeypatch.setattr(trainer.ray_pools, "find_pools", lambda: [])
+    monkeypatch.setattr(trainer.ray_pools, "contains_gpus", lambda pools: False)
     monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
     monkeypatch.setattr(trainer, "run", begin)
     with pytest.raises(KeyboardInterrupt):

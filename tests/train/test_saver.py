@@ -64,13 +64,13 @@ def run(alone, make_job, tmp_path):
 def gate(monkeypatch):
     """Block the threads that write tensors until the test releases them."""
     go = threading.Event()
-    sound = saver.StagedFile.write
+    sound = saver.rank_file.StagedFile.write
 
     def write(staged, path):
         assert go.wait(WAIT)
         return sound(staged, path)
 
-    monkeypatch.setattr(saver.StagedFile, "write", write)
+    monkeypatch.setattr(saver.rank_file.StagedFile, "write", write)
     yield go
     go.set()
 
@@ -246,7 +246,7 @@ def test_a_bug_on_one_rank_is_reported_to_all(run, monkeypatch, caplog):
     def fail(staged, path):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(saver.StagedFile, "write", fail)
+    monkeypatch.setattr(saver.rank_file.StagedFile, "write", fail)
     job = run()
     job.save(4)
     with pytest.raises(ClusterError, match="rank 0: ZeroDivisionError: a bug"):

@@ -47,18 +47,7 @@ from trainrig.corpus.documents import (
 )
 from trainrig.corpus.report.curation_tallies import describe_doubtful
 from trainrig.corpus.report.removal_counts import RemovalCounts
-from trainrig.corpus.stages import near_duplicates
-from trainrig.corpus.stages.apply_rules import (
-    PathBuilder,
-    apply_rules_to_split,
-    find_bucket_thresholds,
-    find_thresholds,
-    list_deciding_columns,
-    list_source_rules,
-    refuse_cut_away,
-    refuse_rules_that_wipe_out,
-    refuse_wiped_out,
-)
+from trainrig.corpus.stages import apply_rules, near_duplicates, write_documents
 from trainrig.corpus.stages.near_duplicates import (
     build_paths,
     check_earlier,
@@ -71,12 +60,6 @@ from trainrig.corpus.stages.near_duplicates import (
 from trainrig.corpus.stages.read_pages import plan_splits, read_all_pages
 from trainrig.corpus.stages.span_removal import SpanRemoval, list_removal_passes
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
-from trainrig.corpus.stages.write_documents import (
-    RULES_TALLY,
-    read_tallies,
-    write_signatures,
-    write_split,
-)
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
@@ -179,7 +162,7 @@ class _Passes:
         return f"decision-{manifest.digest(follows_from)[:16]}"
 
     @functools.cached_property
-    def path_of(self) -> PathBuilder:
+    def path_of(self) -> apply_rules.PathBuilder:
         """Builder of paths to intermediate files of this decision."""
         folder = storage.join(self.run.output, manifest.SCRATCH, self.decision)
         return functools.partial(storage.join, folder)
@@ -205,7 +188,7 @@ class _Passes:
         Columns that no rule needs may be missing, such as signals of newer versions.
         """
         there = set().union(*(pool.list_columns(split.name) for split in self.splits))
-        missing = sorted(list_deciding_columns(self.run) - there)
+        missing = sorted(apply_rules.list_deciding_columns(self.run) - there)
         if missing:
             raise DataError(
                 f"{self.run.output}: these rules need "
@@ -216,20 +199,20 @@ class _Passes:
     def judge(self, pool: MeasuredDocuments) -> None:
         """Apply the rules to all documents. Raises DataError if a rule wipes out a source."""
         for name, find in (
-            ("cuts.json", find_thresholds),
-            ("bucket_cuts.json", find_bucket_thresholds),
+            ("cuts.json", apply_rules.find_thresholds),
+            ("bucket_cuts.json", apply_rules.find_bucket_thresholds),
         ):
             if not storage.exists(self.path_of(name)):
                 found = find(self.run, pool, self.splits)
                 storage.write(self.path_of(name), json.dumps(found).encode())
-        work = functools.partial(apply_rules_to_split, self.run, pool, self.path_of)
+        work = functools.partial(apply_rules.apply_rules_to_split, self.run, pool, self.path_of)
         here = len(self.splits) <= JUDGED_HERE
         workers = 0 if here else self.run.workers
         with self._time_phase("judge"):
             phase = self._map("judge", work, self.splits, len(self.splits), workers)
             counts = sum_counts(record.counts for record in phase.read_results(self.splits))
-        storage.write(self.path_of(RULES_TALLY), json.dumps(counts).encode())
-        refuse_rules_that_wipe_out(self.run, counts["tally"])
+        storage.write(self.path_of(write_documents.RULES_TALLY), json.dumps(counts).encode())
+        apply_rules.refuse_rules_that_wipe_out(self.run, counts["tally"])
 
     def find_duplicates(self, pool: MeasuredDocuments) -> tuple[DuplicateSearch, DuplicatesFound]:
         """Find duplicates among the documents that passed; return the search and its result."""
@@ -259,12 +242,12 @@ class _Passes:
             passed = sum(own[n].count for n in of_source)
             fell = sum_counts(found.by_split[n] for n in of_source)
             in_order = {step: fell.get(step, 0) for step in COPIES}
-            refuse_wiped_out(self.run, source.name, in_order, passed)
+            apply_rules.refuse_wiped_out(self.run, source.name, in_order, passed)
         return search, found
 
     def _sign(self, pool: MeasuredDocuments) -> dict[str, tuple[int, int]]:
         """Sign the texts that passed; return the numbers of documents and shingles by split."""
-        work = functools.partial(write_signatures, self.run, pool, self.path_of)
+        work = functools.partial(write_documents.write_signatures, self.run, pool, self.path_of)
         before = 2 * len(self.splits)
         phase = Phase(_name_done_folder(self.run, self.decision, "sign"), work)
         forget_torn(phase, self.splits, self.path_of())
@@ -290,7 +273,7 @@ class _Passes:
             counts = SpanRemoval(
                 self.run, surviving, self.splits, self._run_removal_pass
             ).find_spans(own)
-        refuse_cut_away(self.run, counts.rows)
+        apply_rules.refuse_cut_away(self.run, counts.rows)
         return counts
 
     def _run_removal_pass(
@@ -319,7 +302,9 @@ class _Passes:
             for split_index in search.split_indexes
             if not split_index.earlier
         }
-        work = functools.partial(write_split, self.run, pool, self.path_of, folder, split_indexes)
+        work = functools.partial(
+            write_documents.write_split, self.run, pool, self.path_of, folder, split_indexes
+        )
         passes = len(list_steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
         before = 3 * len(self.splits) + passes
         with self._time_phase("write"):
@@ -334,12 +319,15 @@ class _Passes:
             raise DataError(f"{self.run.output}: nothing was kept; {explain_nothing_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= near_duplicates.write_index(self.run, folder, search, found)
-        tallies = read_tallies(self.run, self.splits, self.path_of)
+        tallies = write_documents.read_tallies(self.run, self.splits, self.path_of)
         if thin := describe_doubtful(tallies.hosts):
             log.warning("%s: %s", self.run.output, thin)
         files |= tallies.save(folder)
         files |= cut.save(folder)
-        rules = {source.name: list_source_rules(self.run, source) for source in self.run.sources}
+        rules = {
+            source.name: apply_rules.list_source_rules(self.run, source)
+            for source in self.run.sources
+        }
         near = self.run.near_duplicates
         cost = {**cost, **{name: round(took, 3) for name, took in self.seconds.items()}}
         more = cut.build_sections()

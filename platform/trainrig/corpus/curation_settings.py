@@ -6,16 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import (
-    EXTENDABLE,
-    NOT_IDENTITY,
-    OUTPUT,
-    ProgressUnit,
-    ResourceRequest,
-    RunFile,
-    Settings,
-    suggest_choice,
-)
+from trainrig import config
 from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
@@ -69,7 +60,7 @@ def _suggest_measure(column: str) -> str:
     )
 
 
-class WipeOut(Settings):
+class WipeOut(config.Settings):
     """Limits at which the run stops because a step drops too much of a source.
 
     Unverified near-duplicates once reduced 859,092 documents to 2, and a percentage in place of a
@@ -83,7 +74,7 @@ class WipeOut(Settings):
     min_documents: int = Field(default=100, ge=1)
 
 
-class Buckets(Settings):
+class Buckets(config.Settings):
     """Labels each document "head", "middle" or "tail" by the rank of a column in its language.
 
     As in CCNet (Wenzek et al. 2019, arXiv:1911.00359): the lowest 30% of perplexities, the next
@@ -103,21 +94,21 @@ class Buckets(Settings):
         return self
 
 
-class CurationSource(Settings):
+class CurationSource(config.Settings):
     """One source of the mixture: its pages and the rules for them."""
 
     # Name of the source in the mixture: letters, digits, "_" and "-".
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
     # Files, folders and patterns (with the wildcards * and ?) to read, on disk or in buckets.
-    paths: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
+    paths: Annotated[tuple[str, ...], config.NOT_IDENTITY] = Field(min_length=1)
     reading: ReadSettings = ReadSettings()  # how the files are split into pages
     extractor: Extractor = MainContent()  # how the text of a page is extracted
     # Changes to each text, in this order, before personal data are masked.
     rewrites: tuple[Rewrite, ...] = ()
     # Rules that a document must fulfil to be kept. The default is the rules for prose (`PROSE`).
-    filters: Annotated[Filters, EXTENDABLE] = PROSE
+    filters: Annotated[Filters, config.EXTENDABLE] = PROSE
     # When to stop because a step drops nearly everything.
-    wipe_out: Annotated[WipeOut, EXTENDABLE] = WipeOut()
+    wipe_out: Annotated[WipeOut, config.EXTENDABLE] = WipeOut()
 
     def check_rules(self, measured: Iterable[str]) -> None:
         """Raise ValueError if a rule needs a column neither `measured` nor counted by a rewrite."""
@@ -126,14 +117,14 @@ class CurationSource(Settings):
             if column not in there:
                 raise ValueError(
                     f"{rule} bounds '{column}', but source '{self.name}' does not measure "
-                    f"it{_suggest_measure(column) or suggest_choice(column, sorted(there))}"
+                    f"it{_suggest_measure(column) or config.suggest_choice(column, sorted(there))}"
                 )
 
 
 _SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 
 
-class Curation(RunFile):
+class Curation(config.RunFile):
     """`trainrig curate`: turns pages into documents.
 
     Keys marked EXTENDABLE can be changed later without reading pages again.
@@ -142,14 +133,14 @@ class Curation(RunFile):
     verb: ClassVar[str] = "curate"
     resumes: ClassVar[bool] = True
     extends_finished: ClassVar[bool] = True
-    progress: ClassVar[ProgressUnit] = "splits"
+    progress: ClassVar[config.ProgressUnit] = "splits"
     estimate: ClassVar[str] = "trainrig.corpus.curation_settings:odds_of_comparison"
     output_format: ClassVar[int] = 2
 
     stage: Literal["curate"] = "curate"
-    output: Annotated[str, OUTPUT]  # folder to write to, on disk or s3://
+    output: Annotated[str, config.OUTPUT]  # folder to write to, on disk or s3://
     # Number of worker processes; 0: work in this process, without Ray.
-    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
+    workers: Annotated[int, config.NOT_IDENTITY] = Field(default=2, ge=0)
     # The sources of the mixture, each a `[[sources]]` table.
     sources: tuple[CurationSource, ...] = Field(min_length=1)
     pii: PII = PII()  # kinds of personal data to mask
@@ -157,32 +148,34 @@ class Curation(RunFile):
     # Models that score each text; each writes a column that rules may bound.
     scorers: tuple[Scorer, ...] = ()
     # How to fill the column `bucket`; None: the column stays empty.
-    buckets: Annotated[Buckets | None, EXTENDABLE] = None
+    buckets: Annotated[Buckets | None, config.EXTENDABLE] = None
     # Whether to keep only one document of each URL.
-    url_duplicates: Annotated[bool, EXTENDABLE] = False
+    url_duplicates: Annotated[bool, config.EXTENDABLE] = False
     # How near-duplicates are found.
-    near_duplicates: Annotated[NearDuplicates, EXTENDABLE] = MinHash()
+    near_duplicates: Annotated[NearDuplicates, config.EXTENDABLE] = MinHash()
     # How candidate pairs are compared before one of a pair is dropped.
-    verification: Annotated[Verification, EXTENDABLE] = Verification()
+    verification: Annotated[Verification, config.EXTENDABLE] = Verification()
     # Which of several near-duplicates is kept.
-    keep_rule: Annotated[KeepRule, EXTENDABLE] = Field(default=Longest(), discriminator="kind")
+    keep_rule: Annotated[KeepRule, config.EXTENDABLE] = Field(
+        default=Longest(), discriminator="kind"
+    )
     # Outputs of earlier crawls, made with `index = true`. Documents that duplicate one of theirs
     # are dropped.
-    against: Annotated[tuple[str, ...], NOT_IDENTITY] = ()
+    against: Annotated[tuple[str, ...], config.NOT_IDENTITY] = ()
     # Whether to write an index that later crawls can name in `against`. The index takes 0.7 bytes
     # per byte of text.
-    index: Annotated[bool, EXTENDABLE] = False
+    index: Annotated[bool, config.EXTENDABLE] = False
     # Memory in MiB that a worker may use to find duplicates.
-    memory: Annotated[int, NOT_IDENTITY] = Field(default=2048, ge=384)
+    memory: Annotated[int, config.NOT_IDENTITY] = Field(default=2048, ge=384)
     # Settings to remove lines that many documents share; None: none are removed.
-    common_lines: Annotated[CommonLines | None, EXTENDABLE] = None
+    common_lines: Annotated[CommonLines | None, config.EXTENDABLE] = None
     # Settings to remove spans that occur more than once; None: none are removed.
-    exact_substrings: Annotated[ExactSubstrings | None, EXTENDABLE] = None
+    exact_substrings: Annotated[ExactSubstrings | None, config.EXTENDABLE] = None
     # Settings to remove or drop text that benchmarks contain; None: nothing is removed.
-    decontamination: Annotated[Decontamination | None, EXTENDABLE] = None
+    decontamination: Annotated[Decontamination | None, config.EXTENDABLE] = None
     # What to store of dropped documents: everything ("text"), everything but the text ("signals"),
     # or nothing ("none").
-    keep_dropped: Annotated[Literal["text", "signals", "none"], EXTENDABLE] = "text"
+    keep_dropped: Annotated[Literal["text", "signals", "none"], config.EXTENDABLE] = "text"
 
     @model_validator(mode="after")
     def _check_source_names(self) -> Self:
@@ -198,7 +191,7 @@ class Curation(RunFile):
         for source in self.sources:
             source.check_rules(self.measured)
         if self.buckets and self.buckets.signal not in self.measured:
-            hint = suggest_choice(self.buckets.signal, self.measured)
+            hint = config.suggest_choice(self.buckets.signal, self.measured)
             raise ValueError(f"buckets: this run does not measure '{self.buckets.signal}'{hint}")
         return self
 
@@ -217,7 +210,7 @@ class Curation(RunFile):
     def _check_keep_rule(self) -> Self:
         for column in self.keep_rule.columns:
             if column not in (*self.measured, "date"):
-                hint = suggest_choice(column, self.measured)
+                hint = config.suggest_choice(column, self.measured)
                 raise ValueError(f"keep_rule: this run does not measure '{column}'{hint}")
         there = [source.name for source in self.sources]
         if isinstance(self.keep_rule, SourcePriority) and not self.against:
@@ -225,7 +218,7 @@ class Curation(RunFile):
                 if name not in there:
                     raise ValueError(
                         "keep_rule: the run file has no source "
-                        f"'{name}'{suggest_choice(name, there)}"
+                        f"'{name}'{config.suggest_choice(name, there)}"
                     )
         return self
 
@@ -239,9 +232,9 @@ class Curation(RunFile):
                 )
         return self
 
-    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+    def request_resources(self, there_are_gpus: bool) -> config.ResourceRequest:
         """Request a core for each worker."""
-        return ResourceRequest.on_cores(self.workers)
+        return config.ResourceRequest.on_cores(self.workers)
 
     @property
     def needs_datatrove(self) -> bool:

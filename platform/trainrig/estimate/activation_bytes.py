@@ -20,16 +20,8 @@ from trainrig.models.architecture.shapes import LayerShape
 from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
 from trainrig.objectives.objective_interface import find_parts
+from trainrig.parallel import layer_bytes
 from trainrig.parallel.activation_budget import Room, describe_kept, plan_kept
-from trainrig.parallel.layer_bytes import (
-    LayerAdapters,
-    compute_feedforward_width,
-    estimate_all_kept,
-    estimate_kept_compiled,
-    estimate_kept_products,
-    list_layer_adapters,
-    list_projections,
-)
 from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Budget, Kept, choose_kept
 from trainrig.train.run_file.training_settings import Training
@@ -128,7 +120,7 @@ def estimate_per_token(
         (*shapes.layers, *shapes.further_layers),
         model,
         training,
-        adapters=list_layer_adapters(model, lora),
+        adapters=layer_bytes.list_layer_adapters(model, lora),
         what=kept,
     )
     # For each further head: the residual stream after its layer, the normalised one, and the norm's
@@ -143,7 +135,7 @@ def estimate_layers_per_token(
     model: DecoderConfig,
     training: Training,
     split: int = 1,
-    adapters: Sequence[LayerAdapters | None] = (),
+    adapters: Sequence[layer_bytes.LayerAdapters | None] = (),
     what: Sequence[Kept] | None = None,
 ) -> tuple[float, float]:
     """Return the bytes per token that `layers` keep, and the temporary bytes within one layer.
@@ -164,8 +156,10 @@ def estimate_layers_per_token(
     size = training.precision.bytes
     channels = model.channels
     pairs = list(zip(layers, adapters or [None] * len(layers), strict=True))
-    all_of = {pair: estimate_all_kept(*pair, model, size, split) for pair in set(pairs)}
-    products_of = {pair: estimate_kept_products(*pair, model, size, split) for pair in all_of}
+    all_of = {pair: layer_bytes.estimate_all_kept(*pair, model, size, split) for pair in set(pairs)}
+    products_of = {
+        pair: layer_bytes.estimate_kept_products(*pair, model, size, split) for pair in all_of
+    }
     again = training.recompute
     if what is None:
         what = choose_kept(len(pairs), None if isinstance(again, Budget) else again)
@@ -175,7 +169,7 @@ def estimate_layers_per_token(
     for pair, keeps in zip(pairs, what, strict=True):
         everything = all_of[pair]
         if keeps == "all" and training.compile and pair[1] is None and split == 1:
-            everything = estimate_kept_compiled(pair[0], model, size) or everything
+            everything = layer_bytes.estimate_kept_compiled(pair[0], model, size) or everything
         of_layer = {
             "all": everything,
             "products": products_of[pair],
@@ -187,7 +181,7 @@ def estimate_layers_per_token(
         computed_again = max(computed_again, 0.0 if keeps == "all" else everything - beside)
     if training.offload.activations:
         total = min(total, LAYERS_BACK * largest)
-    between = max(compute_feedforward_width(layer) for layer in layers)
+    between = max(layer_bytes.compute_feedforward_width(layer) for layer in layers)
     in_a_layer = size * (2 * between + channels / split) + computed_again
     return total, float(in_a_layer)
 
@@ -203,7 +197,7 @@ def estimate_restored_weight(model: DecoderConfig, training: Training, lora: LoR
     size = training.precision.bytes
     largest = max(
         (part.outputs * part.inputs for layer in set(model.shapes.layers) for *_, part in
-         list_projections(layer)),
+         layer_bytes.list_projections(layer)),
         default=0,
     )  # fmt: skip
     if lora.dora:

@@ -11,14 +11,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Self
 
+from trainrig.estimate import held_parameters
 from trainrig.estimate.activation_bytes import MASTER
-from trainrig.estimate.held_parameters import (
-    EndParts,
-    HeldParameter,
-    ModelRole,
-    UpdateState,
-    list_held,
-)
 from trainrig.estimate.step_memory import Memory
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes, count, list_named_sizes
@@ -115,7 +109,7 @@ def slice_parameters(
     over: int,
     expert: int,
     tensor: int = 1,
-    hosted: UpdateState | None = None,
+    hosted: held_parameters.UpdateState | None = None,
 ) -> Slices:
     """Return the bytes of a part whose parameters are sharded over `over` devices.
 
@@ -156,7 +150,7 @@ class ModelParts:
     tied: CountedParameters  # the embedding, to add where a tied head is on another device
     layer: tuple[int, ...]  # number of parameters of each layer
     # Optimizer state of all pieces if the host keeps it; None: the device does.
-    hosted: UpdateState | None
+    hosted: held_parameters.UpdateState | None
 
     @classmethod
     def of(
@@ -165,7 +159,7 @@ class ModelParts:
         training: Training,
         tensor: int,
         expert: int,
-        role: ModelRole | None = None,
+        role: held_parameters.ModelRole | None = None,
     ) -> Self:
         """Return the parts of `model` as `training` trains it, or as `role` says."""
         shapes = _find_held_shapes(model, tensor, expert)
@@ -175,10 +169,14 @@ class ModelParts:
             name for name, _ in list_named_sizes(replace(shapes, layers=(), norm=None, head=None))
         }
         of_first = {name.removesuffix(".weight") for name in first}  # layers that may have adapters
-        role = role or ModelRole.of(training)
+        role = role or held_parameters.ModelRole.of(training)
         sizes = list_named_sizes(shapes)
-        held = list(list_held(model, sizes, role, training.precision))
-        hosted = UpdateState.of(held, role, _EXPERTS) if training.offload.optimizer else None
+        held = list(held_parameters.list_held(model, sizes, role, training.precision))
+        hosted = (
+            held_parameters.UpdateState.of(held, role, _EXPERTS)
+            if training.offload.optimizer
+            else None
+        )
         for parameter in held:
             name = parameter.name
             found = _count_parameters(parameter, role, tensor > 1, hosted is not None)
@@ -199,10 +197,12 @@ class ModelParts:
         apart = (embedding, head) if shapes.ends_apart else 2 * (CountedParameters(),)
         return cls(sums, before, after, *apart, tied, layer_counts, hosted)
 
-    def count_held(self, ranges: Sequence[range]) -> tuple[CountedParameters, EndParts]:
+    def count_held(
+        self, ranges: Sequence[range]
+    ) -> tuple[CountedParameters, held_parameters.EndParts]:
         """Return the parameters of a device with the layers `ranges`, and those outside layers."""
         total, ends = self.count_with_ends(ranges)
-        return total, EndParts(*(end.total for end in ends))
+        return total, held_parameters.EndParts(*(end.total for end in ends))
 
     def count_with_ends(
         self, ranges: Sequence[range]
@@ -228,7 +228,10 @@ class ModelParts:
 
 
 def _count_parameters(
-    parameter: HeldParameter, role: ModelRole, shared: bool, hosted: bool
+    parameter: held_parameters.HeldParameter,
+    role: held_parameters.ModelRole,
+    shared: bool,
+    hosted: bool,
 ) -> CountedParameters:
     """Return the counts of one parameter.
 

@@ -56,23 +56,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainrig.estimate.activation_bytes import (
-    MASTER,
-    NO_MASKS,
-    RowMasks,
-    estimate_at_head,
-    estimate_per_token,
-    estimate_restored_head,
-    estimate_restored_weight,
-    find_kept,
-)
-from trainrig.estimate.held_parameters import (
-    EndParts,
-    GatheredBytes,
-    ModelRole,
-    UpdateState,
-    list_held,
-)
+from trainrig.estimate import activation_bytes, held_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import count, list_named_sizes
@@ -123,7 +107,7 @@ class HeldParameters:
 
     total: int  # number of parameters, which are gathered to compute with
     trained: int
-    ends: EndParts
+    ends: held_parameters.EndParts
     layer: int  # number of parameters of the largest layer
     layers: int
     weights: float  # bytes of this device's slices
@@ -132,9 +116,9 @@ class HeldParameters:
     sharded: bool  # FSDP gathers the parameters (parallel/layout.py)
     # None: all are gathered in the dtype that is computed in. If it is set, `ends` and `layer`
     # count only trained parameters.
-    gathered: GatheredBytes | None = None
+    gathered: held_parameters.GatheredBytes | None = None
 
-    def count_gathered(self, compute: int) -> GatheredBytes:
+    def count_gathered(self, compute: int) -> held_parameters.GatheredBytes:
         """Return the bytes of the parameters as computed with.
 
         `compute` is the bytes of a number.
@@ -142,7 +126,7 @@ class HeldParameters:
         if self.gathered is not None:
             return self.gathered
         root = compute * self.ends.after_layers
-        return GatheredBytes(compute * self.total, root, compute * self.layer)
+        return held_parameters.GatheredBytes(compute * self.total, root, compute * self.layer)
 
     def hold_beside(self, other: "HeldParameters", compute: int) -> "HeldParameters":
         """Return the parameters of this model and of `other`, which are held at the same time.
@@ -162,7 +146,7 @@ class HeldParameters:
             gathered=self.count_gathered(compute) + other.count_gathered(compute),
         )
 
-    def _find_larger_ends(self, other: "HeldParameters") -> EndParts:
+    def _find_larger_ends(self, other: "HeldParameters") -> held_parameters.EndParts:
         return max(self.ends, other.ends, key=lambda ends: max(ends.counts))
 
 
@@ -199,7 +183,7 @@ def estimate_step_memory(
     global_batch: int,
     micro_batch: int,
     sequence_length: int,
-    masks: RowMasks = NO_MASKS,
+    masks: activation_bytes.RowMasks = activation_bytes.NO_MASKS,
     tuning: TuningStep = PRETRAINING,
 ) -> Memory:
     """Return the memory of a step on `global_batch` sequences in micro-batches of `micro_batch`.
@@ -208,25 +192,30 @@ def estimate_step_memory(
     """
     tokens = micro_batch * sequence_length
     compute = training.precision.bytes
-    what = find_kept(model, training, tokens, tuning.lora)
-    a_token = estimate_per_token(model, training, tuning.lora, what)
+    what = activation_bytes.find_kept(model, training, tokens, tuning.lora)
+    a_token = activation_bytes.estimate_per_token(model, training, tuning.lora, what)
     kept, in_a_layer = (tokens * bytes_of_token for bytes_of_token in a_token)
-    in_a_layer += estimate_restored_weight(model, training, tuning.lora)
-    head = estimate_at_head(model, compute, tokens, tuning.places, tuning.lora)
+    in_a_layer += activation_bytes.estimate_restored_weight(model, training, tuning.lora)
+    head = activation_bytes.estimate_at_head(model, compute, tokens, tuning.places, tuning.lora)
     # The generator runs first, and its activations are kept.
     if (generator := model.generator_model) is not None:
         own, within = (
-            tokens * bytes_of_token for bytes_of_token in estimate_per_token(generator, training)
+            tokens * bytes_of_token
+            for bytes_of_token in activation_bytes.estimate_per_token(generator, training)
         )
         kept = kept + own
         in_a_layer = max(in_a_layer, within)
-        head = max(head, estimate_at_head(generator, training.precision.bytes, tokens))
+        head = max(
+            head, activation_bytes.estimate_at_head(generator, training.precision.bytes, tokens)
+        )
     kept += masks.count_kept(model, training, micro_batch, sequence_length)
-    kept += estimate_restored_head(model, training, tuning.lora)
+    kept += activation_bytes.estimate_restored_head(model, training, tuning.lora)
     if tuning.activations_beside:
         held = compute * (tuning.places or 0) * model.outputs
         head = max(head, held + tuning.activations_beside)
-    parameters = hold_model(model, training, workers, ModelRole.of(training, tuning.lora))
+    parameters = hold_model(
+        model, training, workers, held_parameters.ModelRole.of(training, tuning.lora)
+    )
     if tuning.beside is not None:
         parameters = parameters.hold_beside(tuning.beside, compute)
     activations = HeldActivations(kept, in_a_layer, head)
@@ -235,15 +224,17 @@ def estimate_step_memory(
 
 
 def hold_model(
-    model: DecoderConfig, training: Training, workers: int, role: ModelRole
+    model: DecoderConfig, training: Training, workers: int, role: held_parameters.ModelRole
 ) -> HeldParameters:
     """Return what each of `workers` holds of a model whose layers and experts are not divided."""
-    held = list(list_held(model, list_named_sizes(model.shapes), role, training.precision))
+    held = list(
+        held_parameters.list_held(model, list_named_sizes(model.shapes), role, training.precision)
+    )
     sliced = count_slices(training, workers)
     trained = sum(parameter.trained for parameter in held)
     optimizer = sum(parameter.optimizer for parameter in held) / sliced
     if training.offload.optimizer:
-        optimizer = UpdateState.of(held, role).estimate_bytes(sliced, sliced)
+        optimizer = held_parameters.UpdateState.of(held, role).estimate_bytes(sliced, sliced)
     ends, layer = _count_unit_parameters(model)
     sharded = needs_sharding(workers, training.precision, training.parallel.reshard)
     gathered = None
@@ -254,11 +245,15 @@ def hold_model(
             unit = name_unit(parameter.name, model.shapes.ends_apart)
             units[unit] += parameter.gathered if sharded else parameter.cast
             of_trained[unit] += parameter.trained
-        of_ends = EndParts(*(units.pop(name, 0) for name in ("", "embedding", "head")))
-        ends = EndParts(*(of_trained.pop(name, 0) for name in ("", "embedding", "head")))
+        of_ends = held_parameters.EndParts(
+            *(units.pop(name, 0) for name in ("", "embedding", "head"))
+        )
+        ends = held_parameters.EndParts(
+            *(of_trained.pop(name, 0) for name in ("", "embedding", "head"))
+        )
         layer = max(of_trained.values())
         whole = sum(of_ends.counts) + sum(units.values())
-        gathered = GatheredBytes(whole, of_ends.after_layers, max(units.values()))
+        gathered = held_parameters.GatheredBytes(whole, of_ends.after_layers, max(units.values()))
     return HeldParameters(
         total=sum(parameter.numbers for parameter in held),
         trained=trained,
@@ -267,7 +262,7 @@ def hold_model(
         layers=model.layers,
         weights=sum(parameter.held for parameter in held) / sliced,
         optimizer=optimizer,
-        gradients=MASTER * trained / sliced,
+        gradients=activation_bytes.MASTER * trained / sliced,
         sharded=sharded,
         gathered=gathered,
     )
@@ -304,7 +299,7 @@ def estimate_peak_memory(
         together = True
     fleeting = max(activations.in_a_layer, activations.at_the_head) + activations.buffers
     passing = _estimate_passing(max(*ends.counts, layer), compute, together)
-    summing = MASTER * held.trained * whole_sums
+    summing = activation_bytes.MASTER * held.trained * whole_sums
     # Partial sums are freed unit by unit as they are sent, so they never exist together with all
     # slices of the whole sum. Activations are freed by then.
     sending = (
@@ -339,18 +334,18 @@ def _estimate_passing(unit: int, compute: int, together: bool) -> float:
     memory where micro-batches are summed in place (`together`), except for a copy in a narrow
     dtype.
     """
-    narrow = 0 if compute == MASTER else compute * unit
-    return float(MASTER * unit * (1 if together else 2) + narrow)
+    narrow = 0 if compute == activation_bytes.MASTER else compute * unit
+    return float(activation_bytes.MASTER * unit * (1 if together else 2) + narrow)
 
 
-def _count_unit_parameters(model: DecoderConfig) -> tuple[EndParts, int]:
+def _count_unit_parameters(model: DecoderConfig) -> tuple[held_parameters.EndParts, int]:
     """Return the parameters gathered outside the layers, and the size of the largest layer."""
     shapes = model.shapes
     beside = sum(count(other) - count(other.layers) for other in shapes.beside if other)
     ends = count((shapes.before_layers, shapes.norm, shapes.after_layers)) + beside
     apart = {name: count(getattr(shapes, name)) for name in shapes.ends_apart}
     largest = max(count(layer) for layer in set(shapes.layers))
-    return EndParts(ends - sum(apart.values()), **apart), largest
+    return held_parameters.EndParts(ends - sum(apart.values()), **apart), largest
 
 
 def _count_sums(training: Training, workers: int, turns: int) -> tuple[float, bool]:
@@ -378,10 +373,10 @@ def _reduces_each(training: Training, workers: int) -> bool:
     return by_micro_batch and (not training.deterministic or count_slices(training, workers) > 1)
 
 
-def _estimate_sending(ends: EndParts, layer: int, layers: int) -> float:
+def _estimate_sending(ends: held_parameters.EndParts, layer: int, layers: int) -> float:
     """Return the bytes of the FSDP units in flight, as they are sent and as they are received."""
     units = [*ends.counts, *[layer] * min(layers, UNITS_AT_ONCE)]
-    return float(2 * MASTER * sum(sorted(units, reverse=True)[:UNITS_AT_ONCE]))
+    return float(2 * activation_bytes.MASTER * sum(sorted(units, reverse=True)[:UNITS_AT_ONCE]))
 
 
 def estimate_cache_memory(

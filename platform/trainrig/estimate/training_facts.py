@@ -9,18 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainrig import hardware, storage
+from trainrig.estimate import run_cost
 from trainrig.estimate.activation_bytes import RowMasks, describe_budget
 from trainrig.estimate.fitting_layouts import describe_memory_shortage
 from trainrig.estimate.held_parameters import resolve_offload
 from trainrig.estimate.objective_flops import count_position_flops
-from trainrig.estimate.run_cost import (
-    Cost,
-    DeviceChoice,
-    compute_busy_share,
-    describe_busy,
-    estimate_cost,
-    list_sizes_after_losses,
-)
 from trainrig.estimate.step_memory import Memory, estimate_cache_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd
@@ -154,7 +147,7 @@ def _compute_mean_widest(widths: Sequence[tuple[float, int]], rows: int) -> floa
     return mean
 
 
-def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, Any]:
+def estimate_pretraining(run: Pretraining, machine: run_cost.DeviceChoice) -> dict[str, Any]:
     """Return the sizes, the epochs and the cost of `run` on `machine`, for `check`.
 
     Without the run's tokens, only facts that the run file determines are returned. Raises
@@ -178,7 +171,7 @@ def estimate_pretraining(run: Pretraining, machine: DeviceChoice) -> dict[str, A
 
 
 def _estimate_needs(
-    run: Pretraining, model: DecoderConfig, machine: DeviceChoice
+    run: Pretraining, model: DecoderConfig, machine: run_cost.DeviceChoice
 ) -> dict[str, Any]:
     """Return the operations, memory per device, time, money and energy of `run`.
 
@@ -209,7 +202,7 @@ def _estimate_needs(
         )
 
     largest = find_memory(training, workers)
-    taken = estimate_cost(flops, offers, device, workers, compute, machine.assumed)
+    taken = run_cost.estimate_cost(flops, offers, device, workers, compute, machine.assumed)
     positions = run.batches.count_positions(run.training.steps)
     count = count_parameters(model)
     return {
@@ -249,7 +242,7 @@ def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
     }
 
 
-def _describe_at_work(run: Pretraining, taken: Cost) -> str:
+def _describe_at_work(run: Pretraining, taken: run_cost.Cost) -> str:
     """Return the busy share of workers or replicas, also after the loss of one and two nodes.
 
     It is that of the batch stage with the lowest share.
@@ -257,20 +250,20 @@ def _describe_at_work(run: Pretraining, taken: Cost) -> str:
     workers = parse_bounds(run.workers)
     of_a_node = -(-workers.most // taken.machines) if taken.machines else 1
     parallel = run.training.parallel
-    left = list_sizes_after_losses(workers.most, workers.least, of_a_node)
+    left = run_cost.list_sizes_after_losses(workers.most, workers.least, of_a_node)
     sizes = [count for size in left if (count := parallel.data_workers(size))]
     stage = min(
         run.batches.resolve_stages(),
         key=lambda candidate: min(
-            compute_busy_share(candidate.global_batch // candidate.micro_batch, size)
+            run_cost.compute_busy_share(candidate.global_batch // candidate.micro_batch, size)
             for size in sizes
         ),
     )
     unit = "workers" if parallel.replica == 1 else "replicas"
-    return describe_busy(stage.global_batch, stage.micro_batch, sizes, unit)
+    return run_cost.describe_busy(stage.global_batch, stage.micro_batch, sizes, unit)
 
 
-def _describe_rental(taken: Cost) -> str:
+def _describe_rental(taken: run_cost.Cost) -> str:
     return f"{taken.machines} {taken.instance}, price of {taken.as_of}"
 
 
@@ -310,7 +303,7 @@ def describe_tuning(
     model: DecoderConfig,
     training: Training,
     workers: Workers,
-    machine: DeviceChoice,
+    machine: run_cost.DeviceChoice,
     find_memory: Callable[[Training, int, bool], Memory],
     tokens: int,
     lora: LoRA | None = None,

@@ -7,12 +7,7 @@ completions, which all models then read.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainrig.estimate.activation_bytes import (
-    MASTER,
-    estimate_per_token,
-    estimate_restored_head,
-    estimate_restored_weight,
-)
+from trainrig.estimate import activation_bytes
 from trainrig.estimate.held_parameters import GatheredBytes, ModelRole
 from trainrig.estimate.step_memory import HeldParameters, Memory, estimate_cache_memory, hold_model
 from trainrig.models.architecture.decoder_config import DecoderConfig
@@ -52,7 +47,7 @@ def estimate_trained_beside(beside: ModelBeside, training: Training, tokens: int
 
     The model gives one number for each token.
     """
-    kept, in_a_layer = estimate_per_token(beside.model, training)
+    kept, in_a_layer = activation_bytes.estimate_per_token(beside.model, training)
     return tokens * (kept + in_a_layer)
 
 
@@ -73,8 +68,8 @@ def estimate_reading(
 
 # Bytes for each logit of a token in addition to the logit: as float32, divided by the temperature,
 # and the values drawn from, which a GPU leaves to the host.
-DRAWN = 3 * MASTER
-DRAWN_ON_CPU = 6 * MASTER
+DRAWN = 3 * activation_bytes.MASTER
+DRAWN_ON_CPU = 6 * activation_bytes.MASTER
 
 
 @dataclass(frozen=True)
@@ -120,8 +115,8 @@ def estimate_batch_making_memory(
     weights = held.weights
     optimizer = held.optimizer
     gathered = mine
-    restored = estimate_restored_weight(model, training, lora)
-    restored += estimate_restored_head(model, training, lora)
+    restored = activation_bytes.estimate_restored_weight(model, training, lora)
+    restored += activation_bytes.estimate_restored_head(model, training, lora)
     copies = 2 if rows.scaled or model.logit_cap is not None else 1
     reads = [restored + estimate_reading(model, training, rows.tokens, rows.places, copies)]
     for beside in others:

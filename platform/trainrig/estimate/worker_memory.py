@@ -17,33 +17,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainrig.estimate.activation_bytes import (
-    NO_MASKS,
-    RowMasks,
-    estimate_at_head,
-    estimate_layers_per_token,
-    estimate_restored_head,
-    estimate_restored_weight,
-    find_kept,
-)
+from trainrig.estimate import activation_bytes, step_memory
 from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole
 from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
-from trainrig.estimate.step_memory import (
-    PRETRAINING,
-    HeldActivations,
-    HeldParameters,
-    Memory,
-    TuningStep,
-    count_slices,
-    estimate_peak_memory,
-    estimate_step_memory,
-)
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.parallel.activation_budget import (
-    count_held_at_once,
-    estimate_gathered_rows,
-    estimate_keys_and_values,
-)
+from trainrig.parallel import activation_budget
 from trainrig.parallel.axes.pipeline_schedule import cut_for_ranks
 from trainrig.parallel.layer_bytes import cut_model, cut_shapes, list_layer_adapters
 from trainrig.parallel.recompute import Budget, choose_kept
@@ -57,9 +35,9 @@ def estimate_worker_memory(
     global_batch: int,
     micro_batch: int,
     sequence_length: int,
-    masks: RowMasks = NO_MASKS,
-    tuning: TuningStep = PRETRAINING,
-) -> Memory:
+    masks: activation_bytes.RowMasks = activation_bytes.NO_MASKS,
+    tuning: step_memory.TuningStep = step_memory.PRETRAINING,
+) -> step_memory.Memory:
     """Return the memory of the worker that needs the most, in a step or in a save.
 
     The step has `global_batch` sequences, of which a replica takes `micro_batch` at a time. Raises
@@ -68,7 +46,7 @@ def estimate_worker_memory(
     parallel = training.parallel
     if parallel.replica == 1:
         sizes = global_batch, micro_batch, sequence_length
-        return estimate_step_memory(model, training, workers, *sizes, masks, tuning)
+        return step_memory.estimate_step_memory(model, training, workers, *sizes, masks, tuning)
     tensor = 1 if parallel.tensor is None else parallel.tensor.ranks
     expert = 1 if parallel.expert is None else parallel.expert.ranks
     context = 1 if parallel.context is None else parallel.context.ranks
@@ -81,12 +59,12 @@ def estimate_worker_memory(
     adapters = list_layer_adapters(model, tuning.lora)
     ranks = parallel.pipeline_ranks
     chunks = parallel.pipeline_chunks
-    over = count_slices(training, workers // (tensor * ranks))
+    over = step_memory.count_slices(training, workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
     places = tuning.places and math.ceil(tuning.places / (context * expert))
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
     mask = masks.count_kept(model, training, micro_batch / expert, sequence_length)
-    others = estimate_gathered_rows(local, parallel, training.precision.bytes)
+    others = activation_budget.estimate_gathered_rows(local, parallel, training.precision.bytes)
     again = None if isinstance(training.recompute, Budget) else training.recompute
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
@@ -94,14 +72,16 @@ def estimate_worker_memory(
         mine = slice_parameters(counted, over, expert, tensor, parts.hosted)
         kept = 0.0
         in_a_layer = 0.0
-        held = count_held_at_once(parallel, rank, count)
-        planned = find_kept(model, training, micro_batch * sequence_length, tuning.lora, rank)
+        held = activation_budget.count_held_at_once(parallel, rank, count)
+        planned = activation_bytes.find_kept(
+            model, training, micro_batch * sequence_length, tuning.lora, rank
+        )
         what = list(planned or choose_kept(sum(map(len, stages)), again))
         for chunk, layers in enumerate(stages):
             own = [shapes.layers[number] for number in layers]
             theirs = [adapters[number] for number in layers]
             keeps, what = what[: len(own)], what[len(own) :]
-            of_chunk, widest = estimate_layers_per_token(
+            of_chunk, widest = activation_bytes.estimate_layers_per_token(
                 own, local, training, of_places, theirs, keeps
             )
             of_chunk += keeps.count("all") * others
@@ -112,16 +92,24 @@ def estimate_worker_memory(
         there = replace(tuning, places=places)
         head = _estimate_at_head(local, tokens, size, there, tensor) if last else 0.0
         kept = kept * tokens + mask * sum(held)
-        activations = HeldActivations(
-            kept=kept + (estimate_restored_head(local, training, tuning.lora) if last else 0.0),
-            in_a_layer=in_a_layer * tokens + estimate_restored_weight(local, training, tuning.lora),
+        activations = step_memory.HeldActivations(
+            kept=kept
+            + (
+                activation_bytes.estimate_restored_head(local, training, tuning.lora)
+                if last
+                else 0.0
+            ),
+            in_a_layer=in_a_layer * tokens
+            + activation_bytes.estimate_restored_weight(local, training, tuning.lora),
             at_the_head=head,
             buffers=tokens * _estimate_received(local, training, context),
         )
         parameters = _hold_parts(parts, counted, ends, mine, stages, tuning.lora is not None)
         if tuning.beside is not None:
             parameters = parameters.hold_beside(tuning.beside, size)
-        found.append(estimate_peak_memory(parameters, activations, training, replicas, count))
+        found.append(
+            step_memory.estimate_peak_memory(parameters, activations, training, replicas, count)
+        )
         found.append(mine.in_a_save)
     return max(found, key=lambda memory: memory.total)
 
@@ -133,7 +121,7 @@ def _hold_parts(
     mine: Slices,
     stages: Sequence[range],
     adapted: bool,
-) -> HeldParameters:
+) -> step_memory.HeldParameters:
     """Return what a device with the layers `stages` of a model holds.
 
     `counted` are all of its parameters, `ends` those outside the layers.
@@ -149,7 +137,7 @@ def _hold_parts(
         gathered = GatheredBytes(counted.gathered, root, largest)
         ends_sent = EndParts(*(end.trained for end in ends))
         layer_sent = max(layer.trained for layer in counts)
-    return HeldParameters(
+    return step_memory.HeldParameters(
         total=counted.total,
         trained=counted.trained,
         ends=ends_sent,
@@ -164,15 +152,15 @@ def _hold_parts(
 
 
 def _estimate_at_head(
-    local: DecoderConfig, tokens: int, size: int, tuning: TuningStep, tensor: int
+    local: DecoderConfig, tokens: int, size: int, tuning: step_memory.TuningStep, tensor: int
 ) -> float:
     """Return the bytes at the logits.
 
     A vocabulary that a tensor group divides is computed in blocks, whatever the logits are for.
     """
     if tuning.places is not None and tensor > 1:
-        return estimate_at_head(local, size, tuning.places, None, tuning.lora)
-    head = estimate_at_head(local, size, tokens, tuning.places, tuning.lora)
+        return activation_bytes.estimate_at_head(local, size, tuning.places, None, tuning.lora)
+    head = activation_bytes.estimate_at_head(local, size, tokens, tuning.places, tuning.lora)
     if tuning.activations_beside:
         return max(head, size * (tuning.places or 0) * local.outputs + tuning.activations_beside)
     return head
@@ -190,5 +178,7 @@ def _estimate_received(local: DecoderConfig, training: Training, context: int) -
         found += 2 * stream / (tensor.ranks if tensor and tensor.sequence_parallel else 1)
     if parallel.context:
         others = context - 1 if parallel.context.kind == "Gathered" else 2
-        found += others * estimate_keys_and_values(local, training.precision.bytes)
+        found += others * activation_budget.estimate_keys_and_values(
+            local, training.precision.bytes
+        )
     return found

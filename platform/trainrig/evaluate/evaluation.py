@@ -13,14 +13,8 @@ from trainrig import manifest, storage
 from trainrig.config import extract_identity
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.contamination import find_seen, join_seen
+from trainrig.evaluate.engine import vector_tasks
 from trainrig.evaluate.engine.shards import TaskPlan, TaskRun, list_program_tasks, read_scored
-from trainrig.evaluate.engine.vector_tasks import (
-    LinearProbe,
-    Retrieval,
-    VectorPlan,
-    list_content_keys,
-    load_vector_tasks,
-)
 from trainrig.evaluate.evaluation_run_file import Evaluation
 from trainrig.evaluate.held_out_perplexity import HeldOutPlan
 from trainrig.evaluate.scorecards import SCORECARD, Scorecard, SourceScore, TaskScore, score_task
@@ -44,14 +38,14 @@ def evaluate(run: Evaluation) -> Manifest:
     path = checkpoint.resolve(run.checkpoint)
     run = run.model_copy(update={"checkpoint": path})  # all workers use the same checkpoint
     tasks = load_task_runs(run)
-    of_vectors = load_vector_tasks(run)
+    of_vectors = vector_tasks.load_vector_tasks(run)
     stage = claim(run, tasks, of_vectors)
     if stage.finished:
         return stage.finished
     with stage.undo_if_refused():
         held_out = _score_held_out(run, stage)
         files = _ask(run, stage, TaskPlan(run, tasks), "tasks")
-        files |= _ask(run, stage, VectorPlan(run, of_vectors), "vectors")
+        files |= _ask(run, stage, vector_tasks.VectorPlan(run, of_vectors), "vectors")
         entries = read_entries(path)
         card = Scorecard(
             checkpoint=path,
@@ -83,7 +77,9 @@ def _compute_training_flops(path: str, entries: Mapping[str, Any]) -> float | No
 
 
 def claim(
-    run: Evaluation, tasks: tuple[TaskRun, ...], of_vectors: Sequence[LinearProbe | Retrieval] = ()
+    run: Evaluation,
+    tasks: tuple[TaskRun, ...],
+    of_vectors: Sequence[vector_tasks.LinearProbe | vector_tasks.Retrieval] = (),
 ) -> Stage:
     """Check the tasks of `run` and claim its output folder.
 
@@ -92,7 +88,7 @@ def claim(
     check_tasks(run, tasks, [task.name for task in of_vectors])
     inputs = _hash_inputs(run, tasks)
     for task in of_vectors:
-        inputs[f"task '{task.name}'"] = manifest.digest(list_content_keys(task))
+        inputs[f"task '{task.name}'"] = manifest.digest(vector_tasks.list_content_keys(task))
     return manifest.claim(run.output, run, inputs)
 
 
@@ -173,7 +169,7 @@ def _score_held_out(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
 
 
 def _ask(
-    run: Evaluation, stage: Stage, plan: TaskPlan | VectorPlan, records: str
+    run: Evaluation, stage: Stage, plan: TaskPlan | vector_tasks.VectorPlan, records: str
 ) -> dict[str, FileSum]:
     """Evaluate all tasks of `plan`, and return the checksums of the files of scored rows."""
     splits = plan.list_splits()

@@ -13,13 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from trainrig import figures, manifest, storage
 from trainrig.errors import DataError
-from trainrig.evaluate.scorecards import (
-    SCORECARD,
-    MetricScore,
-    Scorecard,
-    TaskScore,
-    read_scorecard,
-)
+from trainrig.evaluate import scorecards
 from trainrig.report import Chart, KeyFigure, PageCommand, ReportPage, ReportTable, Section, Verdict
 
 log = logging.getLogger(__name__)
@@ -30,7 +24,7 @@ class RankedCard:
     """One evaluation of the leaderboard."""
 
     folder: str  # path relative to the leaderboard's folder
-    card: Scorecard
+    card: scorecards.Scorecard
     mean: float | None  # mean headline score over the shared tasks; None: there are none
 
 
@@ -42,7 +36,7 @@ class Leaderboard:
     shared: tuple[str, ...]  # tasks of the mean: all evaluations have them, higher is better
     rows: tuple[RankedCard, ...]
 
-    def sort_by_flops(self) -> dict[str, list[tuple[float, MetricScore]]]:
+    def sort_by_flops(self) -> dict[str, list[tuple[float, scorecards.MetricScore]]]:
         """Return (training operations, headline score) pairs by task, with the fewest first.
 
         Tasks with fewer than two different numbers of operations are left out.
@@ -83,15 +77,15 @@ class Leaderboard:
 def read_leaderboard(folder: str) -> Leaderboard:
     """Rank all finished evaluations at or below `folder`. Raises DataError if there is none."""
     found = []
-    for path in storage.list_files(folder, f"/{SCORECARD}"):
-        place = path.removesuffix(f"/{SCORECARD}")
+    for path in storage.list_files(folder, f"/{scorecards.SCORECARD}"):
+        place = path.removesuffix(f"/{scorecards.SCORECARD}")
         if not storage.exists(storage.join(place, manifest.MANIFEST)):
             log.warning(
                 "%s: this evaluation is not finished; resume it with `trainrig evaluate`", place
             )
             continue
         name = place.removeprefix(folder.rstrip("/")).strip("/") or place
-        found.append((name, read_scorecard(place)))
+        found.append((name, scorecards.read_scorecard(place)))
     if not found:
         raise DataError(
             f"{folder}: the folder has no finished evaluation; name one that `trainrig evaluate` "
@@ -110,13 +104,13 @@ def read_leaderboard(folder: str) -> Leaderboard:
     return Leaderboard(tuple(tasks), tuple(shared), tuple(rows))
 
 
-def _compute_mean(card: Scorecard, shared: list[str]) -> float | None:
+def _compute_mean(card: scorecards.Scorecard, shared: list[str]) -> float | None:
     if not shared:
         return None
     return sum(card.tasks[name].headline.value for name in shared) / len(shared)
 
 
-def _average_bits(card: Scorecard) -> float:
+def _average_bits(card: scorecards.Scorecard) -> float:
     if not card.scores:
         return float("inf")
     return sum(score.bits_per_byte for score in card.scores.values()) / len(card.scores)
@@ -207,7 +201,7 @@ def build_board_table(board: Leaderboard) -> ReportTable:
     )
 
 
-def _format_cell(score: TaskScore | None) -> str:
+def _format_cell(score: scorecards.TaskScore | None) -> str:
     if score is None:
         return "–"
     error = "" if score.headline.error is None else f" ± {score.headline.error:.4f}"

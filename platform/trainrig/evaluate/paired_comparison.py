@@ -10,25 +10,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from trainrig import figures, manifest
+from trainrig import figures, manifest, report
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.score_statistics import PairedDifference, estimate_paired_difference
 from trainrig.evaluate.scorecard_page import build_row_sample
 from trainrig.evaluate.scorecards import Scorecard, read_scorecard
-from trainrig.report import (
-    Block,
-    Chart,
-    Details,
-    KeyFigure,
-    PageCommand,
-    ReportPage,
-    ReportTable,
-    SampleGroup,
-    Section,
-    Text,
-    Verdict,
-)
 
 Row = Mapping[str, Any]
 
@@ -155,7 +142,7 @@ def _compare_task(
 SHOWN = 3  # number of differing rows shown for each task
 
 
-def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
+def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> report.ReportPage:
     """Build the page of all comparisons with the first evaluation, A."""
     tasks = [task for pair in comparisons for task in pair.tasks]
     clear = [task for task in tasks if not task.paired.within_noise]
@@ -165,22 +152,28 @@ def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
     rows = sum(len(task.pairs) for task in tasks)
     differing = sum(len(task.differing) for task in tasks)
     first = comparisons[0]
-    return ReportPage(
+    return report.ReportPage(
         title="Comparison of evaluations",
-        verdict=Verdict(
+        verdict=report.Verdict(
             f"{len(clear)} of {len(tasks)} differences are larger than noise.",
             "warning" if noise else "done",
             noise,
         ),
         figures=(
-            KeyFigure("Evaluations", str(len(comparisons) + 1), "folders", "compared with A"),
-            KeyFigure("Tasks", str(len(tasks)), "tasks", "that both of a pair have"),
-            KeyFigure("Rows", f"{rows:,}", "rows", "answered by both"),
-            KeyFigure("Rows that differ", f"{differing:,}", "rows", "right in only one of the two"),
+            report.KeyFigure(
+                "Evaluations", str(len(comparisons) + 1), "folders", "compared with A"
+            ),
+            report.KeyFigure("Tasks", str(len(tasks)), "tasks", "that both of a pair have"),
+            report.KeyFigure("Rows", f"{rows:,}", "rows", "answered by both"),
+            report.KeyFigure(
+                "Rows that differ", f"{differing:,}", "rows", "right in only one of the two"
+            ),
         ),
         sections=tuple(_build_section(n, pair) for n, pair in enumerate(comparisons)),
         commands=(
-            PageCommand("trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all evaluations:"),
+            report.PageCommand(
+                "trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all evaluations:"
+            ),
         ),
         provenance={
             "Compared": {
@@ -194,16 +187,16 @@ def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> ReportPage:
     )
 
 
-def _build_section(number: int, found: EvaluationPair) -> Section:
-    blocks: list[Block] = [_build_chart(found.tasks), _build_table(found)]
+def _build_section(number: int, found: EvaluationPair) -> report.Section:
+    blocks: list[report.Block] = [_build_chart(found.tasks), _build_table(found)]
     if found.left_out:
-        blocks.append(Text(f"Only in one of the two: {', '.join(found.left_out)}."))
+        blocks.append(report.Text(f"Only in one of the two: {', '.join(found.left_out)}."))
     blocks += [_draw_samples(task) for task in found.tasks if task.differing]
     title = f"B {number + 1} ({found.b}) against A ({found.a})"
-    return Section(f"against-{number + 1}", title, tuple(blocks))
+    return report.Section(f"against-{number + 1}", title, tuple(blocks))
 
 
-def _build_chart(tasks: Sequence[TaskComparison]) -> Chart:
+def _build_chart(tasks: Sequence[TaskComparison]) -> report.Chart:
     names = [task.task for task in tasks]
 
     def plot(axes: Axes) -> None:
@@ -217,12 +210,12 @@ def _build_chart(tasks: Sequence[TaskComparison]) -> Chart:
         axes.set_yticks(range(len(names)), list(reversed(names)))
         axes.set_xlabel("B − A")
 
-    return Chart(
+    return report.Chart(
         title="Differences on the same rows",
         svg=figures.draw(plot, 90 + 34 * len(names)),
         label="Paired differences as dots with 95% intervals, grey if the interval contains 0",
         caption="Each dot is the mean over rows of B's score minus A's. Lines are 95% intervals.",
-        table=ReportTable(
+        table=report.ReportTable(
             "Differences",
             ("task", "difference", "from", "to"),
             tuple((t.task, t.paired.difference.value, *_find_bounds(t)) for t in tasks),
@@ -234,9 +227,9 @@ def _find_bounds(task: TaskComparison) -> tuple[float | None, float | None]:
     return task.paired.difference.interval or (None, None)
 
 
-def _build_table(found: EvaluationPair) -> ReportTable:
+def _build_table(found: EvaluationPair) -> report.ReportTable:
     columns = ("task", "metric", "A", "B", "rows", "A alone", "B alone", "verdict")
-    return ReportTable(
+    return report.ReportTable(
         "Headline scores over the rows that both answered, and the number of rows on which only "
         "one is right, or better.",
         columns,
@@ -247,10 +240,10 @@ def _build_table(found: EvaluationPair) -> ReportTable:
     )
 
 
-def _draw_samples(task: TaskComparison) -> Details:
+def _draw_samples(task: TaskComparison) -> report.Details:
     chosen = random.Random(0).sample(task.differing, min(SHOWN, len(task.differing)))
     groups = tuple(
-        SampleGroup(
+        report.SampleGroup(
             (
                 build_row_sample(a, f"A: {_format_score(a, task)}"),
                 build_row_sample(b, f"B: {_format_score(b, task)}"),
@@ -258,7 +251,7 @@ def _draw_samples(task: TaskComparison) -> Details:
         )
         for a, b in chosen
     )
-    return Details(
+    return report.Details(
         f"{task.task}: {len(groups)} of {len(task.differing):,} rows that differ", groups
     )
 

@@ -6,29 +6,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from trainrig import figures
+from trainrig import figures, report
 from trainrig.evaluate.score_statistics import Calibration, calibrate
 from trainrig.evaluate.scorecards import MetricScore, Scorecard, TaskScore
-from trainrig.report import (
-    Block,
-    Cell,
-    Chart,
-    Details,
-    KeyFigure,
-    PageCommand,
-    ReportPage,
-    ReportTable,
-    SampleGroup,
-    Section,
-    Text,
-    TextSample,
-    Verdict,
-)
 
 LONGEST = 1200  # most characters shown of a prompt or an answer
 
 
-def build_row_sample(row: Mapping[str, Any], label: str) -> TextSample:
+def build_row_sample(row: Mapping[str, Any], label: str) -> report.TextSample:
     """Build a sample with the prompt of a row, and the expected and the given answer."""
     parts = [shorten_middle(str(row["prompt"]))]
     if choices := row.get("choices"):
@@ -42,7 +27,7 @@ def build_row_sample(row: Mapping[str, Any], label: str) -> TextSample:
     note = f"expected: {expected}; given: {given}"
     if "outcome" in row:
         note = f"the program {row['outcome']}"
-    return TextSample(f"row {row['row']}, {label}", "\n".join(parts), note)
+    return report.TextSample(f"row {row['row']}, {label}", "\n".join(parts), note)
 
 
 def shorten_middle(text: str) -> str:
@@ -57,7 +42,7 @@ SHOWN = 3  # number of right rows, and of wrong rows, shown for each task
 Rows = Sequence[Mapping[str, Any]]
 
 
-def build_scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> ReportPage:
+def build_scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> report.ReportPage:
     """Build the page of `card`; `rows` are the scored rows of its tasks, by task."""
     sections = []
     if card.tasks:
@@ -65,22 +50,24 @@ def build_scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> ReportPag
     if card.scores:
         sections.append(_show_held_out(card))
     sections += [_build_task_section(name, card.tasks[name], rows[name]) for name in card.tasks]
-    return ReportPage(
+    return report.ReportPage(
         title=f"Evaluation of step {card.step}",
         verdict=_build_verdict(card),
         figures=_build_key_figures(card),
         sections=tuple(sections),
         commands=(
-            PageCommand(
+            report.PageCommand(
                 "trainrig compare THIS_FOLDER OTHER_FOLDER", "Compare with another evaluation:"
             ),
-            PageCommand("trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all evaluations:"),
+            report.PageCommand(
+                "trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all evaluations:"
+            ),
         ),
         provenance={"What was evaluated": {"checkpoint": card.checkpoint, "step": str(card.step)}},
     )
 
 
-def _build_verdict(card: Scorecard) -> Verdict:
+def _build_verdict(card: Scorecard) -> report.Verdict:
     tasks = card.tasks
     said = []
     for name, score in tasks.items():
@@ -108,29 +95,31 @@ def _build_verdict(card: Scorecard) -> Verdict:
         else []
     )
     sentence = f"{' and '.join(parts)} scored at step {card.step:,}."
-    return Verdict(sentence, "warning" if said else "done", tuple(said))
+    return report.Verdict(sentence, "warning" if said else "done", tuple(said))
 
 
-def _build_key_figures(card: Scorecard) -> tuple[KeyFigure, ...]:
+def _build_key_figures(card: Scorecard) -> tuple[report.KeyFigure, ...]:
     """Build four to six key figures: tasks, then held-out sources, then general figures."""
     found = [
-        KeyFigure(
+        report.KeyFigure(
             name, format_share(score.headline.value, score), score.metric, _format_note(score)
         )
         for name, score in card.tasks.items()
     ]
     found += [
-        KeyFigure(name, f"{score.bits_per_byte:.4g}", "bits per byte", f"{score.tokens:,} tokens")
+        report.KeyFigure(
+            name, f"{score.bits_per_byte:.4g}", "bits per byte", f"{score.tokens:,} tokens"
+        )
         for name, score in card.scores.items()
     ]
     rows = sum(score.rows for score in card.tasks.values())
     tokens = sum(score.tokens for score in card.scores.values())
     found = found[:6]
     for extra in (
-        KeyFigure("Rows", f"{rows:,}", "rows", "in all tasks"),
-        KeyFigure("Held-out text", f"{tokens:,}", "tokens", "in all sources"),
-        KeyFigure("Step", f"{card.step:,}", "updates", "of the checkpoint"),
-        KeyFigure("Tasks", str(len(card.tasks)), "tasks", "each has a section below"),
+        report.KeyFigure("Rows", f"{rows:,}", "rows", "in all tasks"),
+        report.KeyFigure("Held-out text", f"{tokens:,}", "tokens", "in all sources"),
+        report.KeyFigure("Step", f"{card.step:,}", "updates", "of the checkpoint"),
+        report.KeyFigure("Tasks", str(len(card.tasks)), "tasks", "each has a section below"),
     ):
         if len(found) < 4:
             found.append(extra)
@@ -143,8 +132,8 @@ def _format_note(score: TaskScore) -> str:
     return ", ".join(filter(None, (error, chance))) or f"{score.rows:,} rows"
 
 
-def _build_scores_section(tasks: Mapping[str, TaskScore]) -> Section:
-    table = ReportTable(
+def _build_scores_section(tasks: Mapping[str, TaskScore]) -> report.Section:
+    table = report.ReportTable(
         (
             "Metrics of each task with standard errors and 95% intervals; the headline metric is "
             "first."
@@ -157,11 +146,11 @@ def _build_scores_section(tasks: Mapping[str, TaskScore]) -> Section:
         ),
     )
     shares = {n: s for n, s in tasks.items() if s.higher_is_better and s.headline.value <= 1}
-    blocks: tuple[Block, ...] = (_build_scores_chart(shares), table) if shares else (table,)
-    return Section("scores", "Scores and their uncertainty", blocks)
+    blocks: tuple[report.Block, ...] = (_build_scores_chart(shares), table) if shares else (table,)
+    return report.Section("scores", "Scores and their uncertainty", blocks)
 
 
-def _build_scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
+def _build_scores_chart(tasks: Mapping[str, TaskScore]) -> report.Chart:
     names = list(tasks)
 
     def plot(axes: Axes) -> None:
@@ -179,19 +168,21 @@ def _build_scores_chart(tasks: Mapping[str, TaskScore]) -> Chart:
     rows = tuple(
         (n, s.headline.value, s.headline.low, s.headline.high, s.chance) for n, s in tasks.items()
     )
-    return Chart(
+    return report.Chart(
         title="Headline score of each task",
         svg=figures.draw(plot, 90 + 34 * len(names)),
         label="Scores as dots with 95% intervals, and scores of guessing as bars",
         caption="Lines are 95% intervals for other samples of rows from the same task.",
-        table=ReportTable("Headline scores", ("task", "score", "from", "to", "guessing"), rows),
+        table=report.ReportTable(
+            "Headline scores", ("task", "score", "from", "to", "guessing"), rows
+        ),
     )
 
 
-def _show_held_out(card: Scorecard) -> Section:
+def _show_held_out(card: Scorecard) -> report.Section:
     columns: tuple[str, ...] = ("source", "loss (nats per token)", "perplexity", "bits per byte")
     columns += ("tokens", "bytes")
-    rows: list[tuple[Cell, ...]] = [
+    rows: list[tuple[report.Cell, ...]] = [
         (name, s.loss, s.perplexity, s.bits_per_byte, s.tokens, s.bytes)
         for name, s in card.scores.items()
     ]
@@ -202,18 +193,18 @@ def _show_held_out(card: Scorecard) -> Section:
             (*row, "" if accuracy is None else accuracy)
             for row, accuracy in zip(rows, accuracies, strict=True)
         ]
-    table = ReportTable("Text held out of training, by source.", columns, tuple(rows))
-    return Section("held-out", "Held-out text", (table,))
+    table = report.ReportTable("Text held out of training, by source.", columns, tuple(rows))
+    return report.Section("held-out", "Held-out text", (table,))
 
 
-def _build_task_section(name: str, score: TaskScore, rows: Rows) -> Section:
+def _build_task_section(name: str, score: TaskScore, rows: Rows) -> report.Section:
     said = f"{score.rows:,} rows, {score.few_shot}-shot"
     said += ", in the chat format." if score.chat else "."
     if score.groups != score.rows:
         said += f" They form {score.groups:,} groups; standard errors are clustered by group."
-    blocks: list[Block] = [Text(said)]
+    blocks: list[report.Block] = [report.Text(said)]
     if score.contamination is not None:
-        blocks.append(Text(_describe_contamination(score)))
+        blocks.append(report.Text(_describe_contamination(score)))
     right = [row for row in rows if row["scores"][score.metric] >= 1]
     wrong = [row for row in rows if row["scores"][score.metric] < 1]
     if not score.higher_is_better:  # perplexity has no right or wrong rows
@@ -224,11 +215,11 @@ def _build_task_section(name: str, score: TaskScore, rows: Rows) -> Section:
             samples = tuple(build_row_sample(row, title) for row in drawn)
             shown = f"{len(drawn)} of {len(chosen):,} rows that are {title}"
             shown = shown if score.higher_is_better else f"{len(drawn)} of {len(chosen):,} rows"
-            blocks.append(Details(shown, (SampleGroup(samples),)))
+            blocks.append(report.Details(shown, (report.SampleGroup(samples),)))
     if found := calibrate(rows, score.metric):
         blocks.append(_build_calibration_chart(found))
     anchor = "task-" + "".join(c if c.isalnum() else "-" for c in name.lower())
-    return Section(anchor, name, tuple(blocks))
+    return report.Section(anchor, name, tuple(blocks))
 
 
 def _describe_contamination(score: TaskScore) -> str:
@@ -251,7 +242,7 @@ def _draw_rows(rows: Rows) -> Rows:
     return [rows[number] for number in sorted(chosen)]
 
 
-def _build_calibration_chart(found: Calibration) -> Chart:
+def _build_calibration_chart(found: Calibration) -> report.Chart:
     def plot(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], color=figures.MUTED, linewidth=1)
         sure = [entry.confidence for entry in found.bins]
@@ -261,14 +252,14 @@ def _build_calibration_chart(found: Calibration) -> Chart:
         axes.set_xlabel("confidence")
         axes.set_ylabel("share of right answers")
 
-    return Chart(
+    return report.Chart(
         title=f"Confidence and accuracy differ by {found.error:.3f} on average",
         svg=figures.draw(plot, 300),
         label="Share of right answers against the model's confidence, with the diagonal of perfect "
         "calibration",
         caption="Rows by tenths of confidence, the probability of the chosen answer among all "
         "choices.",
-        table=ReportTable(
+        table=report.ReportTable(
             "Calibration",
             ("confidence", "share of right answers", "rows"),
             tuple((entry.confidence, entry.right, entry.rows) for entry in found.bins),

@@ -8,12 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainrig import manifest
-from trainrig.evaluate.score_statistics import (
-    Estimate,
-    bound_unseen_share,
-    estimate,
-    estimate_shuffled_band,
-)
+from trainrig.evaluate import score_statistics
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -68,12 +63,14 @@ def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
     metric = next(iter(rows[0]["scores"]))
     groups = _list_groups(rows)
     metrics = {
-        name: estimate([row["scores"][name] for row in rows], groups=groups)
+        name: score_statistics.estimate([row["scores"][name] for row in rows], groups=groups)
         for name in rows[0]["scores"]
     }
     if metric == "bits_per_byte":
         bits = [-row["log_likelihood"] / math.log(2) for row in rows]
-        metrics["bits_per_byte"] = estimate(bits, [row["bytes"] for row in rows], groups)
+        metrics["bits_per_byte"] = score_statistics.estimate(
+            bits, [row["bytes"] for row in rows], groups
+        )
     found = {name: _convert_to_score(estimated) for name, estimated in metrics.items()}
     found |= _compute_perplexities(rows, groups)
     several = all("chosen" in row for row in rows)
@@ -94,7 +91,9 @@ def score_task(rows: Rows, few_shot: int, chat: bool) -> TaskScore:
 def compute_headline_score(rows: Rows, metric: str) -> MetricScore:
     """Return the mean of one metric over `rows`, with its error."""
     return _convert_to_score(
-        estimate([row["scores"][metric] for row in rows], groups=_list_groups(rows))
+        score_statistics.estimate(
+            [row["scores"][metric] for row in rows], groups=_list_groups(rows)
+        )
     )
 
 
@@ -103,10 +102,10 @@ def _list_groups(rows: Rows) -> list[str | None] | None:
     return None if all(group is None for group in groups) else groups
 
 
-def _convert_to_score(found: Estimate) -> MetricScore:
+def _convert_to_score(found: score_statistics.Estimate) -> MetricScore:
     low, high = found.interval or (None, None)
     if found.error == 0 and found.value in (0, 1):  # equal rows have no variance
-        reach = bound_unseen_share(found.groups)
+        reach = score_statistics.bound_unseen_share(found.groups)
         low, high = (0.0, reach) if found.value == 0 else (1 - reach, 1.0)
     return MetricScore(value=found.value, error=found.error, low=low, high=high)
 
@@ -129,7 +128,7 @@ def _compute_perplexities(rows: Rows, groups: list[str | None] | None) -> dict[s
         }
     found = {}
     for name, counts in weights.items():
-        loss = _convert_to_score(estimate(nats, counts, groups))
+        loss = _convert_to_score(score_statistics.estimate(nats, counts, groups))
         error = None if loss.error is None else _exp(loss.value) * loss.error
         low, high = (None if b is None else _exp(b) for b in (loss.low, loss.high))
         found[name] = MetricScore(value=_exp(loss.value), error=error, low=low, high=high)
@@ -142,7 +141,7 @@ def _exp(nats: float) -> float:
 
 
 def _estimate_shuffled(rows: Rows, metric: str) -> tuple[float, float]:
-    return estimate_shuffled_band(
+    return score_statistics.estimate_shuffled_band(
         [row["chosen"][metric] for row in rows],
         [row["gold"] for row in rows],
         [len(row["choices"]) for row in rows],

@@ -15,16 +15,7 @@ from trainrig import command_line, config
 from trainrig.command_line import Changes, HardwareTable, Json, RecordsHome, RunPath, Verb
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.job import if_stopped
-from trainrig.launch.submit.limit_options import (
-    Deadline,
-    Grace,
-    MaxCost,
-    NotifyCommand,
-    Pending,
-    Retries,
-    build_limits,
-    read_submitted,
-)
+from trainrig.launch.submit import limit_options
 from trainrig.launch.supervise.attempt_ends import Limits
 
 
@@ -67,13 +58,13 @@ def submit(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once the run is submitted; do not follow it.")
     ] = False,
-    max_cost: MaxCost = None,
+    max_cost: limit_options.MaxCost = None,
     hardware: HardwareTable = None,
-    deadline: Deadline = None,
-    pending: Pending = "15m",
-    grace: Grace = "2m",
-    retries: Retries = None,
-    notify: NotifyCommand = None,
+    deadline: limit_options.Deadline = None,
+    pending: limit_options.Pending = "15m",
+    grace: limit_options.Grace = "2m",
+    retries: limit_options.Retries = None,
+    notify: limit_options.NotifyCommand = None,
     environment: Annotated[
         str,
         typer.Option(
@@ -98,7 +89,9 @@ def submit(
     if environment not in ("cluster", "pinned"):
         hint = config.suggest_choice(environment, ["cluster", "pinned"])
         raise ConfigError(f"--environment {environment}: unknown environment{hint}")
-    limits = build_limits(max_cost, hardware, deadline, pending, grace, retries or (), notify)
+    limits = limit_options.build_limits(
+        max_cost, hardware, deadline, pending, grace, retries or (), notify
+    )
     found = examine(SubmissionRequest(verb, run_file, changes or (), address, home, limits))
     record = found.record()
     alive = record is not None and record.read_status().alive
@@ -139,7 +132,7 @@ def _run(
     record = found.record()
     attached = record is not None and record.read_status().alive
     if attached:  # the options of the live run also hold for a resubmission
-        limits, environment = read_submitted(record, limits, environment, given)
+        limits, environment = limit_options.read_submitted(record, limits, environment, given)
     submission = None if found.problems else Submission.of(found, limits, environment)
     record = submission.record if submission else record
     following = Following(record, _make_line_writer(sys.stderr if as_json else sys.stdout), _say)

@@ -15,18 +15,7 @@ from typing import Any
 from trainrig import __version__, storage
 from trainrig.config import RunFile, extract_identity
 from trainrig.errors import InputError, OutputTaken
-from trainrig.manifest.stage_records import (
-    CLAIM,
-    MANIFEST,
-    Claim,
-    FileSum,
-    Manifest,
-    check_files,
-    describe_difference,
-    digest,
-    read_claim,
-    read_manifest,
-)
+from trainrig.manifest import stage_records
 
 # The versions of these packages can change the bits of a result.
 LIBRARIES = (
@@ -98,10 +87,10 @@ class Stage:
     """
 
     folder: str
-    claim: Claim
-    finished: Manifest | None = None
+    claim: stage_records.Claim
+    finished: stage_records.Manifest | None = None
     resumed: bool = False
-    before: Manifest | None = None
+    before: stage_records.Manifest | None = None
     started: float = field(default_factory=time.monotonic)
 
     def build_path(self, *names: str) -> str:
@@ -125,11 +114,11 @@ class Stage:
     def build_manifest(
         self,
         counts: Mapping[str, Any],
-        files: Mapping[str, FileSum],
+        files: Mapping[str, stage_records.FileSum],
         cost: Mapping[str, float] | None = None,
-    ) -> Manifest:
+    ) -> stage_records.Manifest:
         """Build the manifest that lists `files`, without writing it."""
-        return Manifest(
+        return stage_records.Manifest(
             **self.claim.model_dump(),
             counts=dict(counts),
             seconds=round(time.monotonic() - self.started, 3),
@@ -140,12 +129,14 @@ class Stage:
     def finish(
         self,
         counts: Mapping[str, Any],
-        files: Mapping[str, FileSum],
+        files: Mapping[str, stage_records.FileSum],
         cost: Mapping[str, float] | None = None,
-    ) -> Manifest:
+    ) -> stage_records.Manifest:
         """Write the manifest, which marks the folder as finished, and delete SCRATCH."""
         manifest = self.build_manifest(counts, files, cost)
-        storage.write(self.build_path(MANIFEST), manifest.model_dump_json(indent=1).encode())
+        storage.write(
+            self.build_path(stage_records.MANIFEST), manifest.model_dump_json(indent=1).encode()
+        )
         storage.delete_folder(self.build_path(SCRATCH))
         return manifest
 
@@ -154,7 +145,7 @@ def build_claim(
     run: RunFile,
     inputs: Mapping[str, str],
     extendable_inputs: Mapping[str, str] | None = None,
-) -> Claim:
+) -> stage_records.Claim:
     """Build the claim of `run` on `inputs`, as `claim` writes it."""
     lasting = {
         "stage": run.verb,
@@ -163,9 +154,9 @@ def build_claim(
         # Format 1 is left out, so that folders written before the key existed still match.
         **({"output_format": run.output_format} if run.output_format > 1 else {}),
     }
-    return Claim(
+    return stage_records.Claim(
         stage=run.verb,
-        fingerprint=digest(lasting),
+        fingerprint=stage_records.digest(lasting),
         config=extract_identity(run),
         inputs={**inputs, **(extendable_inputs or {})},
         environment=collect_environment(),
@@ -195,33 +186,35 @@ def claim(
     if storage.exists(folder):
         raise OutputTaken(f"{folder}: is a file; choose another `output`")
     empty = not storage.list_files(folder)
-    if empty and storage.create(storage.join(folder, CLAIM), data):
+    if empty and storage.create(storage.join(folder, stage_records.CLAIM), data):
         return Stage(folder, wanted)
-    there = read_claim(folder)
+    there = stage_records.read_claim(folder)
     if there is None:
         first = storage.list_files(folder)[0]
         raise OutputTaken(
             f"{folder}: holds files that no stage wrote ({first.rpartition('/')[2]}, …); "
             "choose another `output`"
         )
-    manifest_path = storage.join(folder, MANIFEST)
-    finished = read_manifest(folder) if storage.exists(manifest_path) else None
-    changed = finished is not None and bool(describe_difference(finished, wanted))
+    manifest_path = storage.join(folder, stage_records.MANIFEST)
+    finished = stage_records.read_manifest(folder) if storage.exists(manifest_path) else None
+    changed = finished is not None and bool(stage_records.describe_difference(finished, wanted))
     if there.fingerprint != wanted.fingerprint or (changed and not run.extends_finished):
         raise OutputTaken(
             f"{folder}: made by another run "
-            f"({describe_difference(finished or there, wanted)}); choose another `output`, or "
-            "delete that folder"
+            f"({stage_records.describe_difference(finished or there, wanted)}); choose another "
+            "`output`, or delete that folder"
         )
     announce_changes(folder, there.environment, wanted.environment)
     if finished and changed:
-        check_files(folder, finished)
+        stage_records.check_files(folder, finished)
         log.info(
-            "%s: the output exists; changing it: %s", folder, describe_difference(finished, wanted)
+            "%s: the output exists; changing it: %s",
+            folder,
+            stage_records.describe_difference(finished, wanted),
         )
         return Stage(folder, wanted, resumed=True, before=finished)
     if finished:
-        check_files(folder, finished)
+        stage_records.check_files(folder, finished)
         storage.delete_folder(storage.join(folder, SCRATCH))  # a kill may have left it
         log.info("%s: the output is finished (see %s); nothing to do", folder, manifest_path)
     else:

@@ -14,31 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainrig.models import layer_parts
+from trainrig.models.architecture import shapes
 from trainrig.models.architecture.attention_settings import AttentionSettings, hides_by_distance
 from trainrig.models.architecture.layer_settings import Normalisation
-from trainrig.models.architecture.shapes import (
-    AttentionShape,
-    NormShape,
-    ProjectionShape,
-    VectorShape,
-)
+from trainrig.models.kernels import cpu_attention
 from trainrig.models.kernels.blocked_attention import blocked_attention
-from trainrig.models.kernels.cpu_attention import (
-    biased_attention,
-    document_attention,
-    reads_documents,
-    suits_biased_attention,
-)
 from trainrig.models.kernels.kernel_choice import Kernel
 from trainrig.models.kernels.prepared_rows import PreparedRows, attend_prepared
-from trainrig.models.layer_parts import (
-    Multiply,
-    Norm,
-    Rotation,
-    build_projection,
-    compute_alibi_slopes,
-    multiply_each,
-)
 from trainrig.on_host import find_on_host, remember_copy
 
 
@@ -105,7 +88,7 @@ class Sight:
 
     def __init__(
         self,
-        rotation: Rotation | None = None,
+        rotation: layer_parts.Rotation | None = None,
         documents_BS: Tensor | None = None,
         window: int | None = None,
         mask_B1TS: Tensor | None = None,
@@ -172,7 +155,7 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        shape: AttentionShape,
+        shape: shapes.AttentionShape,
         head_channels: int,
         norm: Normalisation,
         settings: AttentionSettings,
@@ -184,14 +167,16 @@ class Attention(nn.Module):
         self.alibi = alibi
         self.query_scale = settings.query_scale
         self.logit_cap = settings.logit_cap
-        self.query = build_projection(shape.query)
-        self.key = build_projection(shape.key)
-        self.value = build_projection(shape.value)
-        self.output = build_projection(shape.output)
+        self.query = layer_parts.build_projection(shape.query)
+        self.key = layer_parts.build_projection(shape.key)
+        self.value = layer_parts.build_projection(shape.value)
+        self.output = layer_parts.build_projection(shape.output)
         # This is an attribute so that it can be replaced, for example by `fuse_projections`.
-        self.multiply: Multiply = multiply_each
-        self.query_norm = None if shape.query_norm is None else Norm(shape.query_norm, norm)
-        self.key_norm = None if shape.key_norm is None else Norm(shape.key_norm, norm)
+        self.multiply: layer_parts.Multiply = layer_parts.multiply_each
+        self.query_norm = (
+            None if shape.query_norm is None else layer_parts.Norm(shape.query_norm, norm)
+        )
+        self.key_norm = None if shape.key_norm is None else layer_parts.Norm(shape.key_norm, norm)
         self.sinks = (
             None if shape.sinks is None else nn.Parameter(torch.zeros(shape.sinks.channels))
         )
@@ -239,7 +224,7 @@ class Attention(nn.Module):
             return self._attend_by_reach(query_BHTD, key_BKSD, value_BKSD, sight, rows)
         if way == "documents":
             assert sight.documents_BS is not None
-            return document_attention(
+            return cpu_attention.document_attention(
                 query_BHTD,
                 key_BKSD,
                 value_BKSD,
@@ -250,9 +235,11 @@ class Attention(nn.Module):
         mask_B1TS = sight.mask_for(query_BHTD.dtype) if way == "mask" else None
         if mask_B1TS is not None:
             mask_B1TS = mask_B1TS[..., mask_B1TS.shape[-1] - seen :]
-            if suits_biased_attention(mask_B1TS, query_BHTD, key_BKSD):
+            if cpu_attention.suits_biased_attention(mask_B1TS, query_BHTD, key_BKSD):
                 scale = self.query_scale or 1 / math.sqrt(self.head_channels)
-                return biased_attention(query_BHTD, key_BKSD, value_BKSD, mask_B1TS, scale=scale)
+                return cpu_attention.biased_attention(
+                    query_BHTD, key_BKSD, value_BKSD, mask_B1TS, scale=scale
+                )
         elif way == "mask":
             mask_B1TS = _make_causal_mask(new, seen, query_BHTD.device)
         return F.scaled_dot_product_attention(
@@ -306,7 +293,9 @@ class Attention(nn.Module):
             documents_BS = documents_BS[:, documents_BS.shape[1] - seen :]
         if self.alibi:
             heads = query_BHTD.shape[1]
-            slopes_H = torch.tensor(compute_alibi_slopes(heads), device=query_BHTD.device)
+            slopes_H = torch.tensor(
+                layer_parts.compute_alibi_slopes(heads), device=query_BHTD.device
+            )
         parts = query_BHTD, key_BKSD, value_BKSD
         scale = self.query_scale or 1 / math.sqrt(self.head_channels)
         if rows is not None:
@@ -330,7 +319,7 @@ class Attention(nn.Module):
             causal=sight.causal,
         )
 
-    def _split_heads(self, x_BTE: Tensor, norm: Norm | None) -> Tensor:
+    def _split_heads(self, x_BTE: Tensor, norm: layer_parts.Norm | None) -> Tensor:
         """Return `x_BTE` as [B, heads, T, D].
 
         A `norm` is applied over all channels or over those of each head, by its size.
@@ -346,16 +335,16 @@ class Attention(nn.Module):
     def _add(
         self,
         name: str,
-        part: ProjectionShape | NormShape | VectorShape,
+        part: shapes.ProjectionShape | shapes.NormShape | shapes.VectorShape,
         norm: Normalisation,
     ) -> None:
         """Register the part `name`, which a kind of attention adds to the plain kind."""
-        if isinstance(part, VectorShape):
+        if isinstance(part, shapes.VectorShape):
             self.register_parameter(name, nn.Parameter(torch.zeros(part.channels)))
-        elif isinstance(part, NormShape):
-            self.add_module(name, Norm(part, norm))
+        elif isinstance(part, shapes.NormShape):
+            self.add_module(name, layer_parts.Norm(part, norm))
         else:
-            self.add_module(name, build_projection(part))
+            self.add_module(name, layer_parts.build_projection(part))
 
 
 def number_documents(positions_BT: Tensor) -> Tensor:
@@ -377,7 +366,7 @@ def needs_mask(documents_BS: Tensor, new: int, dtype: torch.dtype, kernel: Kerne
     That is so where no `kernel` was chosen that separates documents and documents are not computed
     one by one either.
     """
-    return kernel is None and not reads_documents(documents_BS, new, dtype)
+    return kernel is None and not cpu_attention.reads_documents(documents_BS, new, dtype)
 
 
 def make_document_mask(

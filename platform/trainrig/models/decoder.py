@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from trainrig.models import attention
 from trainrig.models.architecture.attention_settings import find_maskless_setting, hides_by_distance
 from trainrig.models.architecture.decoder_config import (
     DecoderConfig,
@@ -25,16 +26,6 @@ from trainrig.models.architecture.shapes import (
     LayerShape,
     MixtureShape,
     NormShape,
-)
-from trainrig.models.attention import (
-    Attention,
-    Cache,
-    MaskRegions,
-    Sight,
-    make_added_mask,
-    make_document_mask,
-    needs_mask,
-    number_documents,
 )
 from trainrig.models.initial_values import fill_fresh
 from trainrig.models.kernels.kernel_choice import (
@@ -63,7 +54,7 @@ class Layer(nn.Module):
             return None if of is None else Norm(of, config.norm)
 
         self.attention_norm = norm(shape.attention_norm)
-        self.attention = Attention(
+        self.attention = attention.Attention(
             shape.attention,
             config.shape.head_channels,
             config.norm,
@@ -76,7 +67,7 @@ class Layer(nn.Module):
         self.feedforward_output_norm = norm(shape.feedforward_output_norm)
 
     def forward(
-        self, x_BTC: Tensor, sight: Sight, cache: Cache | None = None
+        self, x_BTC: Tensor, sight: attention.Sight, cache: attention.Cache | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the layer's output [B, T, C], and the router's terms and counts if it has experts.
 
@@ -102,7 +93,7 @@ class Layer(nn.Module):
         changed_BTC = _apply_norm(self.feedforward_output_norm, changed_BTC)
         return x_BTC + self._scale(changed_BTC), router
 
-    def _feed_forward(self, x_BTC: Tensor, sight: Sight) -> tuple[Tensor, Tensor | None]:
+    def _feed_forward(self, x_BTC: Tensor, sight: attention.Sight) -> tuple[Tensor, Tensor | None]:
         if isinstance(self.feedforward, ExpertFeedForward):
             changed_BTC, router = self.feedforward(x_BTC, sight.text_BT)
             return changed_BTC, router
@@ -148,7 +139,7 @@ class Decoder(nn.Module):
     def forward(
         self,
         ids_BT: Tensor,
-        caches: Sequence[Cache] | None = None,
+        caches: Sequence[attention.Cache] | None = None,
         positions_BT: Tensor | None = None,
         documents_BS: Tensor | None = None,
         places_N: Tensor | None = None,
@@ -201,7 +192,7 @@ class Decoder(nn.Module):
         else:
             positions = positions_BT
             if documents_BS is None:
-                documents_BS = number_documents(positions_BT)
+                documents_BS = attention.number_documents(positions_BT)
         marks = None
         if prefixes_BT is not None or branches_BT is not None:
             what = "branches" if prefixes_BT is None else "prefixes"
@@ -214,7 +205,7 @@ class Decoder(nn.Module):
                 )
             if documents_BS is None:
                 documents_BS = torch.ones_like(ids_BT)
-            marks = MaskRegions(prefixes_BT, branches_BT)
+            marks = attention.MaskRegions(prefixes_BT, branches_BT)
         x_BTC = self._embed(ids_BT, positions)
         if further:
             if marks is not None:
@@ -273,7 +264,7 @@ class Decoder(nn.Module):
         self,
         documents_BS: Tensor,
         new: int,
-        marks: MaskRegions | None,
+        marks: attention.MaskRegions | None,
         dtype: torch.dtype | None,
         kernel: Kernel | None,
     ) -> bool:
@@ -287,7 +278,7 @@ class Decoder(nn.Module):
             return True
         if not self.config.takes_mask(seen):
             return False
-        return dtype is None or needs_mask(documents_BS, new, dtype, kernel)
+        return dtype is None or attention.needs_mask(documents_BS, new, dtype, kernel)
 
     @property
     def every_layer(self) -> list[nn.Module]:
@@ -299,9 +290,9 @@ class Decoder(nn.Module):
         x_BTC: Tensor,
         positions: Tensor,
         documents_BS: Tensor | None,
-        caches: Sequence[Cache] | None,
+        caches: Sequence[attention.Cache] | None,
         places_N: Tensor | None,
-        marks: MaskRegions | None = None,
+        marks: attention.MaskRegions | None = None,
         text_BT: Tensor | None = None,
     ) -> ModelOutput:
         """Return the output for the embedded tokens `x_BTC` (see `forward`)."""
@@ -341,8 +332,8 @@ class Decoder(nn.Module):
         x_BTC: Tensor,
         positions: Tensor,
         documents_BS: Tensor | None,
-        caches: Sequence[Cache] | None,
-        marks: MaskRegions | None = None,
+        caches: Sequence[attention.Cache] | None,
+        marks: attention.MaskRegions | None = None,
         text_BT: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Return `x_BTC` after all layers, [B, T, C], and the router terms of each layer."""
@@ -394,9 +385,9 @@ class Decoder(nn.Module):
         self,
         positions: Tensor,
         documents_BS: Tensor | None,
-        marks: MaskRegions | None = None,
+        marks: attention.MaskRegions | None = None,
         dtype: torch.dtype | None = None,
-    ) -> dict[bool, Sight]:
+    ) -> dict[bool, attention.Sight]:
         """Return what global (False) and local layers (True) share for queries of `dtype`.
 
         This is a method of its own so that it can be replaced, for example where rows are divided
@@ -409,9 +400,9 @@ class Decoder(nn.Module):
         if dtype is not None:
             kernel = self.choose_kernel(dtype, positions.device).kernel
         if documents_BS is not None and self._takes_mask(documents_BS, new, marks, dtype, kernel):
-            mask_B1TS = make_document_mask(documents_BS, new, causal, marks)
+            mask_B1TS = attention.make_document_mask(documents_BS, new, causal, marks)
             if dtype is not None and torch.is_grad_enabled():
-                added_B1TS = make_added_mask(mask_B1TS, dtype)
+                added_B1TS = attention.make_added_mask(mask_B1TS, dtype)
         rope = self.config.position_embedding
         window = self.config.attention.window
         rotation = Rotation(positions, width, rope) if isinstance(rope, Rope) else None
@@ -420,11 +411,11 @@ class Decoder(nn.Module):
             kernel = None
         rows = self._prepare_rows(kernel, positions, documents_BS, None)
         rest = mask_B1TS, causal, added_B1TS, kernel
-        sights = {False: Sight(rotation, documents_BS, None, *rest, rows)}
+        sights = {False: attention.Sight(rotation, documents_BS, None, *rest, rows)}
         if window is not None:
             local = rotation if window.rope is None else Rotation(positions, width, window.rope)
             rows = self._prepare_rows(kernel, positions, documents_BS, window.size)
-            sights[True] = Sight(local, documents_BS, window.size, *rest, rows)
+            sights[True] = attention.Sight(local, documents_BS, window.size, *rest, rows)
         return sights
 
     def _prepare_rows(

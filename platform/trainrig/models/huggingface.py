@@ -23,15 +23,14 @@ from trainrig.config import Settings
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
-from trainrig.models.families import Family, find_family, read_config, strip_config
-from trainrig.models.families.mapping import HubConfig, read_labels, write_labels
-from trainrig.models.families.safetensors_files import (
-    INDEX,
-    PlannedTensor,
-    open_tensors,
-    split_into_files,
-    write_tensors,
+from trainrig.models.families import (
+    Family,
+    find_family,
+    read_config,
+    safetensors_files,
+    strip_config,
 )
+from trainrig.models.families.mapping import HubConfig, read_labels, write_labels
 from trainrig.models.families.tensors import (
     add_prefix,
     check_names,
@@ -41,19 +40,7 @@ from trainrig.models.families.tensors import (
     read_ours,
     read_theirs,
 )
-from trainrig.tokens.special_tokens import (
-    GENERATION,
-    MAP,
-    MODEL_CONFIG,
-    NEW_TOKENS,
-    ROLES,
-    TEMPLATE_FILE,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    SpecialTokens,
-    TokenizerFiles,
-    find_special_tokens,
-)
+from trainrig.tokens import special_tokens
 
 TRANSFORMERS = "5.0.0"  # release that introduced the newer names of config keys
 # Files that repeat others for certain readers; they are copied unchanged.
@@ -98,8 +85,8 @@ class HubModel:
     """Model in a Hugging Face folder, whose tensors are read on access."""
 
     config: DecoderConfig
-    files: TokenizerFiles  # the tokenizer and all files that came with it
-    tensors: Mapping[str, PlannedTensor]  # tensors by trainrig's parameter names
+    files: special_tokens.TokenizerFiles  # the tokenizer and all files that came with it
+    tensors: Mapping[str, safetensors_files.PlannedTensor]  # tensors by trainrig's parameter names
 
     def read_state(self) -> dict[str, Tensor]:
         """Return all tensors as the decoder's `state_dict()`, in their stored dtypes."""
@@ -112,31 +99,31 @@ def open_folder(folder: str) -> HubModel:
     Raises DataError for missing files, and for a model that trainrig would compute differently than
     Transformers.
     """
-    given = _read_json(storage.join(folder, MODEL_CONFIG))
-    family, config = read_config(given, storage.join(folder, MODEL_CONFIG))
+    given = _read_json(storage.join(folder, special_tokens.MODEL_CONFIG))
+    family, config = read_config(given, storage.join(folder, special_tokens.MODEL_CONFIG))
     shapes = list_tensor_shapes(config)
     names = list_tensors(family, config, shapes)
-    stored = add_prefix(open_tensors(folder), family, names)
+    stored = add_prefix(safetensors_files.open_tensors(folder), family, names)
     check_names(folder, family, names, stored, shapes)
     tensors = {}
     for entry in names:
         for part, ours in enumerate(entry.ours):
             read = partial(read_ours, entry, part, shapes, stored)
-            tensors[ours] = PlannedTensor(shapes[ours], read)
+            tensors[ours] = safetensors_files.PlannedTensor(shapes[ours], read)
     files = _read_files(folder)
     _check_tokenizer(files, config)
     return HubModel(config, files, tensors)
 
 
-def _read_files(folder: str) -> TokenizerFiles:
+def _read_files(folder: str) -> special_tokens.TokenizerFiles:
     try:
-        files = TokenizerFiles.read(folder)
+        files = special_tokens.TokenizerFiles.read(folder)
     except DataError as error:
-        if storage.exists(storage.join(folder, TOKENIZER)):
+        if storage.exists(storage.join(folder, special_tokens.TOKENIZER)):
             raise
         raise DataError(
-            f"{folder}: no {TOKENIZER}; load its tokenizer with Transformers' AutoTokenizer and "
-            "save it back into the folder with save_pretrained"
+            f"{folder}: no {special_tokens.TOKENIZER}; load its tokenizer with Transformers' "
+            "AutoTokenizer and save it back into the folder with save_pretrained"
         ) from error
     beside = dict(files.beside)
     for name in REPEATING:
@@ -147,9 +134,9 @@ def _read_files(folder: str) -> TokenizerFiles:
     return replace(files, beside=beside)
 
 
-def _check_tokenizer(files: TokenizerFiles, config: DecoderConfig) -> None:
+def _check_tokenizer(files: special_tokens.TokenizerFiles, config: DecoderConfig) -> None:
     """Raise DataError unless the tokenizer fits the model's vocabulary and padding id."""
-    special = find_special_tokens(files)
+    special = special_tokens.find_special_tokens(files)
     entries = special.entries
     offset = getattr(config, "positions_offset", 0)
     if offset and (special.pad is None or special.pad.id != offset - 1):
@@ -171,7 +158,7 @@ def write_folder(
     out: str,
     config: DecoderConfig,
     read: Callable[[str], Tensor],
-    files: TokenizerFiles,
+    files: special_tokens.TokenizerFiles,
     settings: HubFolder | None = None,
     chat_template: str | None = None,
 ) -> Family:
@@ -185,30 +172,32 @@ def write_folder(
     `out` already holds a model.
     """
     settings = settings or HubFolder()
-    brought = files.parse_json(MODEL_CONFIG)
+    brought = files.parse_json(special_tokens.MODEL_CONFIG)
     family = find_family(config, brought)
     _check_tokenizer(files, config)
     shapes = list_tensor_shapes(config)
     planned = {
-        name: PlannedTensor(size, partial(read_theirs, entry, name, shapes, read))
+        name: safetensors_files.PlannedTensor(size, partial(read_theirs, entry, name, shapes, read))
         for entry in list_tensors(family, config, shapes)
         for name, size in list_their_shapes(entry, shapes).items()
     }
     dtype = settings.dtype or brought.get("dtype") or brought.get("torch_dtype")
     dtype = dtype if dtype in DTYPES else "float32"
-    special = find_special_tokens(files)
+    special = special_tokens.find_special_tokens(files)
     texts = _write_texts(files, special, config, chat_template)
     texts[CARD] = _write_card(family, config, dtype, settings)
     sizes = {name: math.prod(t.shape) * DTYPES[dtype].itemsize for name, t in planned.items()}
-    _refuse_another_folder(out, split_into_files(sizes, settings.file_bytes), texts)
-    write_tensors(out, planned, DTYPES[dtype], settings.file_bytes)
+    _refuse_another_folder(
+        out, safetensors_files.split_into_files(sizes, settings.file_bytes), texts
+    )
+    safetensors_files.write_tensors(out, planned, DTYPES[dtype], settings.file_bytes)
     for name, text in texts.items():
         data = text.encode("utf-8", "surrogateescape")
         if name == SENTENCEPIECE:
             data = base64.b64decode(text.removeprefix(BASE64))
         storage.write(storage.join(out, name), data)
     storage.write(
-        storage.join(out, MODEL_CONFIG),
+        storage.join(out, special_tokens.MODEL_CONFIG),
         _write_config(family, config, files, special, dtype).encode(),
     )
     return family
@@ -217,15 +206,15 @@ def write_folder(
 def _write_config(
     family: Family,
     config: DecoderConfig,
-    files: TokenizerFiles,
-    special: SpecialTokens,
+    files: special_tokens.TokenizerFiles,
+    special: special_tokens.SpecialTokens,
     dtype: str,
 ) -> str:
     """Return the text of config.json.
 
     The text of an imported model is kept where it still describes the model.
     """
-    brought = files.parse_json(MODEL_CONFIG)
+    brought = files.parse_json(special_tokens.MODEL_CONFIG)
     kept = brought if brought.get("model_type") == family.model_type else {}
     told = {"dtype": dtype, "torch_dtype": dtype}
     brought_as = kept.get("architectures") or [family.architecture]
@@ -233,11 +222,11 @@ def _write_config(
     if config.head == "classes":
         as_brought = as_brought and read_labels(kept) == config.labels
     there = config.with_head("tokens")
-    if as_brought and strip_config(family.read(HubConfig(kept, MODEL_CONFIG))) == strip_config(
-        there
-    ):
+    if as_brought and strip_config(
+        family.read(HubConfig(kept, special_tokens.MODEL_CONFIG))
+    ) == strip_config(there):
         if kept.get("dtype", kept.get("torch_dtype")) == dtype:
-            return files.beside[MODEL_CONFIG]
+            return files.beside[special_tokens.MODEL_CONFIG]
         return _to_json({**kept, **{k: v for k, v in told.items() if k in kept}})
     written = family.write(config.plain)
     assert written is not None  # `find_family` has checked that the family can express it
@@ -260,28 +249,35 @@ def _write_config(
 
 
 def _write_texts(
-    files: TokenizerFiles, special: SpecialTokens, config: DecoderConfig, template: str | None
+    files: special_tokens.TokenizerFiles,
+    special: special_tokens.SpecialTokens,
+    config: DecoderConfig,
+    template: str | None,
 ) -> dict[str, str]:
     """Return the texts of all files but weights and config.json, by file name.
 
     Files of an imported model are returned unchanged.
     """
-    texts = {TOKENIZER: files.tokenizer}
-    texts |= {k: v for k, v in files.beside.items() if k not in (MODEL_CONFIG, ROLES, NEW_TOKENS)}
-    if TOKENIZER_CONFIG not in texts:
+    texts = {special_tokens.TOKENIZER: files.tokenizer}
+    texts |= {
+        k: v
+        for k, v in files.beside.items()
+        if k not in (special_tokens.MODEL_CONFIG, special_tokens.ROLES, special_tokens.NEW_TOKENS)
+    }
+    if special_tokens.TOKENIZER_CONFIG not in texts:
         texts |= _write_tokenizer_files(special, config, template)
-    if GENERATION not in texts and not config.bidirectional:
+    if special_tokens.GENERATION not in texts and not config.bidirectional:
         end = special.end
         pad = special.pad
-        begin = special.begin or (None if MODEL_CONFIG in files.beside else end)
+        begin = special.begin or (None if special_tokens.MODEL_CONFIG in files.beside else end)
         ids = {"bos_token_id": begin and begin.id, "eos_token_id": list(special.stop_ids) or None,
                "pad_token_id": pad and pad.id}  # fmt: skip
-        texts[GENERATION] = _to_json({**ids, "transformers_version": TRANSFORMERS})
+        texts[special_tokens.GENERATION] = _to_json({**ids, "transformers_version": TRANSFORMERS})
     return texts
 
 
 def _write_tokenizer_files(
-    special: SpecialTokens, config: DecoderConfig, template: str | None
+    special: special_tokens.SpecialTokens, config: DecoderConfig, template: str | None
 ) -> dict[str, str]:
     """Return the settings of a tokenizer trained by trainrig: special tokens and chat template."""
     end = special.of("end")
@@ -298,20 +294,22 @@ def _write_tokenizer_files(
         "model_max_length": config.positions,
         "clean_up_tokenization_spaces": False,  # decoding returns the original text
     }
-    texts = {MAP: _to_json(roles)}
+    texts = {special_tokens.MAP: _to_json(roles)}
     speaks = special.end_of_turn and special.user and special.assistant
     if template is not None and speaks:
         settings["chat_template"] = template
-        texts[TEMPLATE_FILE] = template
-    return texts | {TOKENIZER_CONFIG: _to_json(settings)}
+        texts[special_tokens.TEMPLATE_FILE] = template
+    return texts | {special_tokens.TOKENIZER_CONFIG: _to_json(settings)}
 
 
 def _refuse_another_folder(out: str, files: Mapping[str, Any], texts: Mapping[str, str]) -> None:
     # Files of trainrig without a config.json are left from an interrupted export: overwrite them.
-    ours = {*files, INDEX, *texts}
+    ours = {*files, safetensors_files.INDEX, *texts}
     for path in storage.list_files(out):
         name = path.removeprefix(out.rstrip("/") + "/")
-        if name == MODEL_CONFIG or (name.endswith(".safetensors") and name not in files):
+        if name == special_tokens.MODEL_CONFIG or (
+            name.endswith(".safetensors") and name not in files
+        ):
             raise OutputTaken(f"{out}: already holds a model ({name}); name another folder")
         if name not in ours:
             raise OutputTaken(f"{out}: holds other files ({name}); name another folder")

@@ -16,19 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from trainrig.models.architecture.layer_settings import (
-    GEGLU,
-    GELU,
-    LayerNorm,
-    LinearInterpolation,
-    Llama3Scaling,
-    Network,
-    Normalisation,
-    NTKAware,
-    Rope,
-    SwiGLU,
-    YaRN,
-)
+from trainrig.models.architecture import layer_settings
 from trainrig.models.architecture.shapes import FeedForwardShape, NormShape, ProjectionShape
 
 
@@ -83,7 +71,7 @@ class Norm(nn.Module):
 
     bias: nn.Parameter | None
 
-    def __init__(self, shape: NormShape, settings: Normalisation) -> None:
+    def __init__(self, shape: NormShape, settings: layer_settings.Normalisation) -> None:
         super().__init__()
         self.settings = settings
         self.weight = nn.Parameter(torch.ones(shape.channels))
@@ -98,7 +86,7 @@ class Norm(nn.Module):
         # torch has no fused kernel for a weight in another dtype than the input, and would warn.
         weight_C = weight_C.to(x_C.dtype)
         size = (x_C.shape[-1],)
-        if isinstance(self.settings, LayerNorm):
+        if isinstance(self.settings, layer_settings.LayerNorm):
             bias_C = None if bias_C is None else bias_C.to(x_C.dtype)
             return F.layer_norm(x_C, size, weight_C, bias_C, self.settings.epsilon)
         if self.settings.unit_offset:
@@ -120,7 +108,7 @@ class DenseFeedForward(nn.Module):
 
     gate: nn.Linear | None
 
-    def __init__(self, shape: FeedForwardShape, network: Network) -> None:
+    def __init__(self, shape: FeedForwardShape, network: layer_settings.Network) -> None:
         super().__init__()
         self.network = network
         self.gate = None if shape.gate is None else build_projection(shape.gate)
@@ -145,11 +133,11 @@ class DenseFeedForward(nn.Module):
         return changed_C
 
 
-def activate(network: Network, x_F: Tensor) -> Tensor:
+def activate(network: layer_settings.Network, x_F: Tensor) -> Tensor:
     """Return `x_F` [..., F] through the activation of `network`, without the product of a gate."""
-    if isinstance(network, SwiGLU):
+    if isinstance(network, layer_settings.SwiGLU):
         return F.silu(x_F)
-    if isinstance(network, GEGLU | GELU):
+    if isinstance(network, layer_settings.GEGLU | layer_settings.GELU):
         return F.gelu(x_F, approximate="tanh" if network.tanh else "none")
     return F.relu(x_F)
 
@@ -172,7 +160,7 @@ class Rotation:
     computed in each forward pass because a buffer would not survive the meta device.
     """
 
-    def __init__(self, positions: Tensor, head_channels: int, rope: Rope) -> None:
+    def __init__(self, positions: Tensor, head_channels: int, rope: layer_settings.Rope) -> None:
         """Compute the angles of integer `positions`: [T], or [B, T] where rows differ."""
         self.rotated = rope.count_rotated_channels(head_channels)
         rates, factor = compute_rotation_rates(rope, self.rotated, positions.device)
@@ -202,7 +190,9 @@ class Rotation:
         return turned_BHTR.to(x_BHTR.dtype)
 
 
-def compute_rotation_rates(rope: Rope, rotated: int, device: torch.device) -> tuple[Tensor, float]:
+def compute_rotation_rates(
+    rope: layer_settings.Rope, rotated: int, device: torch.device
+) -> tuple[Tensor, float]:
     """Return radians per position for each channel pair, [R / 2], and a factor on queries and keys.
 
     The rates fall from 1 to about 1 / theta.
@@ -210,20 +200,20 @@ def compute_rotation_rates(rope: Rope, rotated: int, device: torch.device) -> tu
     even = torch.arange(0, rotated, 2, device=device, dtype=torch.float32)
     theta = rope.theta
     scaling = rope.scaling
-    if isinstance(scaling, NTKAware) and rotated > 2:
+    if isinstance(scaling, layer_settings.NTKAware) and rotated > 2:
         theta *= scaling.factor ** (rotated / (rotated - 2))
     rates = 1.0 / theta ** (even / rotated)
-    if isinstance(scaling, LinearInterpolation):
+    if isinstance(scaling, layer_settings.LinearInterpolation):
         return rates / scaling.factor, 1.0
-    if isinstance(scaling, Llama3Scaling):
+    if isinstance(scaling, layer_settings.Llama3Scaling):
         return _scale_by_turns(rates, scaling), 1.0
-    if isinstance(scaling, YaRN):
+    if isinstance(scaling, layer_settings.YaRN):
         usual = 0.1 * math.log(scaling.factor) + 1.0
         return _make_yarn_ramp(rates, rope.theta, scaling), scaling.attention_factor or usual
     return rates, 1.0
 
 
-def _scale_by_turns(rates: Tensor, scaling: Llama3Scaling) -> Tensor:
+def _scale_by_turns(rates: Tensor, scaling: layer_settings.Llama3Scaling) -> Tensor:
     """Return `rates` scaled as in Llama 3.1: divided by the factor for pairs that turn slowly.
 
     Between `slow_turns` and `fast_turns` the result is interpolated linearly in the number of
@@ -235,7 +225,7 @@ def _scale_by_turns(rates: Tensor, scaling: Llama3Scaling) -> Tensor:
     return (1 - left_alone) * rates / scaling.factor + left_alone * rates
 
 
-def _make_yarn_ramp(rates: Tensor, theta: float, scaling: YaRN) -> Tensor:
+def _make_yarn_ramp(rates: Tensor, theta: float, scaling: layer_settings.YaRN) -> Tensor:
     """Return `rates` scaled as in YaRN, by a linear ramp over the index of the channel pair.
 
     The ramp runs between the pairs that make `fast_turns` and `slow_turns` over the original

@@ -11,25 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-    Output,
-    Term,
-    average_rows,
-)
+from trainrig.objectives import objective_interface
 from trainrig.randomness import RandomKey, draw_uniforms
-from trainrig.tokens.batches import (
-    ANSWER_ENDS,
-    ANSWER_STARTS,
-    CLASSES,
-    CONTEXT,
-    EXAMPLES,
-    IDS,
-    SEGMENTS,
-    TEXTS,
-)
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
@@ -45,16 +29,18 @@ class _OfTexts(Settings):
     """Base of both objectives: one cross-entropy, averaged over the rows of a global batch."""
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[objective_interface.Term, ...]:
         """The cross-entropy alone."""
-        return (Term(CROSS_ENTROPY, per=EXAMPLES),)
+        return (objective_interface.Term(CROSS_ENTROPY, per=batches.EXAMPLES),)
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """No statistics."""
         return ()
 
-    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+    def measure(
+        self, model: nn.Module, batch: objective_interface.DeviceBatch
+    ) -> Mapping[str, Tensor]:
         """Return no statistics."""
         return {}
 
@@ -72,8 +58,11 @@ class Classification(_OfTexts):
     dropout_seed: int = 0  # random seed of the dropout
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the cross-entropy and accuracy of each row, and F1 counts of held-out rows.
 
         F1 of a class is twice its hits, over the number of times it is predicted plus the number of
@@ -85,24 +74,26 @@ class Classification(_OfTexts):
         arrays = batch.arrays
         output = read_texts(model, arrays)
         logits_BK = self._compute_logits(output, batch.samples_B).float()
-        classes_B = arrays[CLASSES]
+        classes_B = arrays[batches.CLASSES]
         losses_B = cross_entropy(
             logits_BK, classes_B, reduction="none", label_smoothing=self.label_smoothing
         )
         told_B = logits_BK.argmax(1)
         hits_B = told_B == classes_B
-        diagnostics = average_rows(accuracy=hits_B.float())
+        diagnostics = objective_interface.average_rows(accuracy=hits_B.float())
         if not torch.is_grad_enabled():  # held-out rows only: a training step has too few
             for number in range(logits_BK.shape[1]):
                 told = told_B == number
                 right = classes_B == number
-                diagnostics[f"{CLASS_F1}{number}"] = Contributions(
+                diagnostics[f"{CLASS_F1}{number}"] = objective_interface.Contributions(
                     2.0 * (told & right).float(), told.long() + right.long()
                 )
-        terms = {CROSS_ENTROPY: Contributions(losses_B, torch.ones_like(classes_B))}
-        return Computed(terms, output.auxiliary, diagnostics)
+        terms = {
+            CROSS_ENTROPY: objective_interface.Contributions(losses_B, torch.ones_like(classes_B))
+        }
+        return objective_interface.Computed(terms, output.auxiliary, diagnostics)
 
-    def _compute_logits(self, output: Output, samples_B: Tensor) -> Tensor:
+    def _compute_logits(self, output: objective_interface.Output, samples_B: Tensor) -> Tensor:
         import torch
 
         if not self.dropout or not torch.is_grad_enabled():
@@ -132,8 +123,11 @@ class AnswerSpan(_OfTexts):
     longest_answer: int = Field(default=30, ge=1)  # maximum length of a predicted answer, in tokens
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the cross-entropy, exact match and F1 of each row.
 
         F1 is that of the tokens of the likeliest span and the right one (Rajpurkar et al. 2016,
@@ -144,23 +138,31 @@ class AnswerSpan(_OfTexts):
 
         arrays = batch.arrays
         output = read_texts(model, arrays)
-        logits_BT2 = output.logits.float().masked_fill(arrays[SEGMENTS][:, :, None] == 0, -1e30)
-        starts_B = arrays[ANSWER_STARTS]
-        ends_B = arrays[ANSWER_ENDS]
+        logits_BT2 = output.logits.float().masked_fill(
+            arrays[batches.SEGMENTS][:, :, None] == 0, -1e30
+        )
+        starts_B = arrays[batches.ANSWER_STARTS]
+        ends_B = arrays[batches.ANSWER_ENDS]
         losses_B = (
             cross_entropy(logits_BT2[:, :, 0], starts_B, reduction="none")
             + cross_entropy(logits_BT2[:, :, 1], ends_B, reduction="none")
         ) / 2
-        first_B, last_B, _ = find_likeliest_spans(logits_BT2, arrays[CONTEXT], self.longest_answer)
+        first_B, last_B, _ = find_likeliest_spans(
+            logits_BT2, arrays[batches.CONTEXT], self.longest_answer
+        )
         exact_B = (first_B == starts_B) & (last_B == ends_B)
         shared_B = (torch.minimum(last_B, ends_B) - torch.maximum(first_B, starts_B) + 1).clamp(0)
         tokens_B = last_B - first_B + 1 + ends_B - starts_B + 1
-        diagnostics = average_rows(exact=exact_B.float(), f1=2.0 * shared_B / tokens_B)
-        terms = {CROSS_ENTROPY: Contributions(losses_B, torch.ones_like(starts_B))}
-        return Computed(terms, output.auxiliary, diagnostics)
+        diagnostics = objective_interface.average_rows(
+            exact=exact_B.float(), f1=2.0 * shared_B / tokens_B
+        )
+        terms = {
+            CROSS_ENTROPY: objective_interface.Contributions(losses_B, torch.ones_like(starts_B))
+        }
+        return objective_interface.Computed(terms, output.auxiliary, diagnostics)
 
 
-def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> Output:
+def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> objective_interface.Output:
     """Return the output of `model` for rows of whole texts.
 
     The head in the model's config decides whether there are logits of classes per row or per
@@ -168,8 +170,8 @@ def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> Output:
     """
     import torch
 
-    ids_BT = arrays[IDS]
-    there_BT = arrays[SEGMENTS]
+    ids_BT = arrays[batches.IDS]
+    there_BT = arrays[batches.SEGMENTS]
     config: Any = model.config
     given: dict[str, Tensor] = {}
     if config.head == "classes":
@@ -181,8 +183,8 @@ def read_texts(model: nn.Module, arrays: Mapping[str, Tensor]) -> Output:
     if config.bidirectional:
         given["documents_BS"] = there_BT
         if config.segments > 1:
-            given["segments_BT"] = arrays[TEXTS]
-    output: Output = model(ids_BT, **given)
+            given["segments_BT"] = arrays[batches.TEXTS]
+    output: objective_interface.Output = model(ids_BT, **given)
     return output
 
 

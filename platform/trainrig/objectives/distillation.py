@@ -14,25 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
+from trainrig.objectives import objective_interface
 from trainrig.objectives.next_token import CROSS_ENTROPY
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-    Output,
-    Term,
-    mark_text,
-)
-from trainrig.tokens.batches import (
-    IDS,
-    IGNORE,
-    POSITIONS,
-    TARGETS,
-    TEACHER_IDS,
-    TEACHER_LOG,
-    TEACHER_REST,
-    WEIGHTS,
-)
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,11 +46,13 @@ class Distillation(Settings):
     rest: Literal["bucket", "renormalise"] = "bucket"
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[objective_interface.Term, ...]:
         """The divergence, and the cross-entropy if it has a weight; both averaged by weight."""
-        found = [Term(DIVERGENCE, per=WEIGHTS, weight=self.share)]
+        found = [objective_interface.Term(DIVERGENCE, per=batches.WEIGHTS, weight=self.share)]
         if self.share < 1:
-            found.append(Term(CROSS_ENTROPY, per=WEIGHTS, weight=1 - self.share))
+            found.append(
+                objective_interface.Term(CROSS_ENTROPY, per=batches.WEIGHTS, weight=1 - self.share)
+            )
         return tuple(found)
 
     @property
@@ -74,13 +60,18 @@ class Distillation(Settings):
         """No statistics."""
         return ()
 
-    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+    def measure(
+        self, model: nn.Module, batch: objective_interface.DeviceBatch
+    ) -> Mapping[str, Tensor]:
         """Return no statistics."""
         return {}
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the terms of each target of `batch`, times its weight in hundredths.
 
         A diagnostic is the share of targets for which student and teacher have the same likeliest
@@ -90,18 +81,18 @@ class Distillation(Settings):
         from trainrig.objectives.teacher_divergence import SoftTargets, TeacherRows
 
         arrays = batch.arrays
-        text = mark_text(model, batch)
-        if (positions_BT := arrays.get(POSITIONS)) is None:
-            output: Output = model(arrays[IDS], **text)
+        text = objective_interface.mark_text(model, batch)
+        if (positions_BT := arrays.get(batches.POSITIONS)) is None:
+            output: objective_interface.Output = model(arrays[batches.IDS], **text)
         else:
-            output = model(arrays[IDS], positions_BT=positions_BT, **text)
-        targets_BT = arrays[TARGETS]
-        weights_BT = arrays[WEIGHTS]
-        there_BT = targets_BT != IGNORE
+            output = model(arrays[batches.IDS], positions_BT=positions_BT, **text)
+        targets_BT = arrays[batches.TARGETS]
+        weights_BT = arrays[batches.WEIGHTS]
+        there_BT = targets_BT != batches.IGNORE
         teacher = TeacherRows(
-            arrays[TEACHER_IDS][there_BT].long(),
-            arrays[TEACHER_LOG][there_BT],
-            arrays[TEACHER_REST][there_BT],
+            arrays[batches.TEACHER_IDS][there_BT].long(),
+            arrays[batches.TEACHER_LOG][there_BT],
+            arrays[batches.TEACHER_REST][there_BT],
         )
         losses = SoftTargets(
             teacher,
@@ -117,9 +108,12 @@ class Distillation(Settings):
         weight_B = weights_BT.sum(1)
         count_B = there_BT.sum(1)
         values = {DIVERGENCE: weighed_BT, CROSS_ENTROPY: nats_BT * weights_BT}
-        terms = {term.name: Contributions(values[term.name], weight_B) for term in self.terms}
-        diagnostics = {
-            "teacher_agreement": Contributions(agree_BT, count_B),
-            "student_cross_entropy": Contributions(nats_BT, count_B),
+        terms = {
+            term.name: objective_interface.Contributions(values[term.name], weight_B)
+            for term in self.terms
         }
-        return Computed(terms, output.auxiliary, diagnostics)
+        diagnostics = {
+            "teacher_agreement": objective_interface.Contributions(agree_BT, count_B),
+            "student_cross_entropy": objective_interface.Contributions(nats_BT, count_B),
+        }
+        return objective_interface.Computed(terms, output.auxiliary, diagnostics)

@@ -11,24 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-    Term,
-    average_rows,
-)
+from trainrig.objectives import objective_interface
 from trainrig.objectives.preference import PREFERENCE, REFERENCE_MODEL, Strength
-from trainrig.tokens.batches import (
-    EXAMPLES,
-    IDS,
-    KL_IDS,
-    KL_REFERENCE,
-    KL_TARGETS,
-    LABELS,
-    REFERENCE,
-    TARGETS,
-)
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
@@ -54,18 +39,22 @@ class KTO(Settings):
     undesirable_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[objective_interface.Term, ...]:
         """The loss of a completion alone."""
-        return (Term(PREFERENCE, per=EXAMPLES),)
+        return (objective_interface.Term(PREFERENCE, per=batches.EXAMPLES),)
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """The sum of the log-ratios of mismatched completions, and their number."""
         return (DIVERGENCE, ROWS)
 
-    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+    def measure(
+        self, model: nn.Module, batch: objective_interface.DeviceBatch
+    ) -> Mapping[str, Tensor]:
         """Return the sum of log-ratios of `batch`'s mismatched completions, and their number."""
-        ratios_B, _, _ = _compute_ratios(model, batch, KL_IDS, KL_TARGETS, KL_REFERENCE)
+        ratios_B, _, _ = _compute_ratios(
+            model, batch, batches.KL_IDS, batches.KL_TARGETS, batches.KL_REFERENCE
+        )
         return {DIVERGENCE: ratios_B.sum(), ROWS: ratios_B.new_tensor(len(ratios_B))}
 
     def compute_reference_point(self, statistics: Mapping[str, float]) -> float:
@@ -80,34 +69,41 @@ class KTO(Settings):
         )
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the loss of each completion of `batch`."""
         import torch
 
-        ratios_B, lengths_B, auxiliary = _compute_ratios(model, batch, IDS, TARGETS, REFERENCE)
-        wanted_B = batch.arrays[LABELS].bool()
+        ratios_B, lengths_B, auxiliary = _compute_ratios(
+            model, batch, batches.IDS, batches.TARGETS, batches.REFERENCE
+        )
+        wanted_B = batch.arrays[batches.LABELS].bool()
         point = self.compute_reference_point(statistics)
         losses_B = self.compute_losses(ratios_B, wanted_B, point)
         rewards_B = (self.beta * ratios_B).detach()
         good = wanted_B.long()
         diagnostics = {
-            "chosen_reward": Contributions(rewards_B * good, good),
-            "rejected_reward": Contributions(rewards_B * (1 - good), 1 - good),
-            "chosen_drift": Contributions(ratios_B.detach() * good, good),
-            "rejected_drift": Contributions(ratios_B.detach() * (1 - good), 1 - good),
+            "chosen_reward": objective_interface.Contributions(rewards_B * good, good),
+            "rejected_reward": objective_interface.Contributions(rewards_B * (1 - good), 1 - good),
+            "chosen_drift": objective_interface.Contributions(ratios_B.detach() * good, good),
+            "rejected_drift": objective_interface.Contributions(
+                ratios_B.detach() * (1 - good), 1 - good
+            ),
         }
-        diagnostics |= average_rows(
+        diagnostics |= objective_interface.average_rows(
             reference_point=torch.full_like(rewards_B, point),
             completion_tokens=lengths_B.double(),
         )
-        term = Contributions(losses_B.float(), torch.ones_like(good))
+        term = objective_interface.Contributions(losses_B.float(), torch.ones_like(good))
         alike = batch.parts is not None
-        return Computed({PREFERENCE: term}, auxiliary, diagnostics, alike=alike)
+        return objective_interface.Computed({PREFERENCE: term}, auxiliary, diagnostics, alike=alike)
 
 
 def _compute_ratios(
-    model: nn.Module, batch: DeviceBatch, ids: str, targets: str, reference: str
+    model: nn.Module, batch: objective_interface.DeviceBatch, ids: str, targets: str, reference: str
 ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
     """Return the log-ratios [B] and lengths [B] of completions, and the model's auxiliary terms."""
     import torch

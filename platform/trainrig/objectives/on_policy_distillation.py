@@ -22,19 +22,7 @@ from trainrig.objectives.objective_interface import Computed, Contributions, Dev
 from trainrig.objectives.policy.policy_divergence import PolicyTokens
 from trainrig.objectives.policy.policy_gradient import POLICY, ClippedPolicy, Floats
 from trainrig.objectives.policy.ppo import estimate_advantages
-from trainrig.tokens.batches import (
-    ADVANTAGES,
-    ENTRIES,
-    IDS,
-    IGNORE,
-    OLD,
-    REWARDS,
-    TARGETS,
-    TEACHER_TOKENS,
-    TEMPERATURE,
-    TOKEN_ADVANTAGES,
-    TOKENS,
-)
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,7 +51,7 @@ class OnPolicyDistillation(ClippedPolicy):
     @property
     def per(self) -> str:
         """The denominator: tokens of all completions."""
-        return TOKENS
+        return batches.TOKENS
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:
@@ -92,16 +80,16 @@ class OnPolicyDistillation(ClippedPolicy):
         """
         rewards_B = rewards_GS.reshape(-1)
         if penalties_BT is None:
-            found = {REWARDS: rewards_B, ADVANTAGES: np.zeros(len(rewards_B))}
+            found = {batches.REWARDS: rewards_B, batches.ADVANTAGES: np.zeros(len(rewards_B))}
         else:
             advantages_BT = estimate_advantages(
                 -penalties_BT, np.zeros(mask_BT.shape), mask_BT, self.discount, trace_decay=1.0
             )
             mean_B = advantages_BT.sum(1) / mask_BT.sum(1)
             found = {
-                REWARDS: rewards_B,
-                ADVANTAGES: mean_B,
-                TOKEN_ADVANTAGES: advantages_BT,
+                batches.REWARDS: rewards_B,
+                batches.ADVANTAGES: mean_B,
+                batches.TOKEN_ADVANTAGES: advantages_BT,
             }
         return {name: array.astype(np.float32) for name, array in found.items()}
 
@@ -109,30 +97,30 @@ class OnPolicyDistillation(ClippedPolicy):
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
         """Return the advantages [B, T] of each token."""
-        return arrays[TOKEN_ADVANTAGES]
+        return arrays[batches.TOKEN_ADVANTAGES]
 
     def compute(
         self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
     ) -> Computed:
         """Compute the divergence of each completion of `batch` from the teacher."""
         arrays = batch.arrays
-        mask_BT = arrays[TARGETS] != IGNORE
+        mask_BT = arrays[batches.TARGETS] != batches.IGNORE
         count_B = mask_BT.sum(1)
         if self.estimator == "sampled":
             computed = super().compute(model, batch, statistics)
-            away_BT = (arrays[OLD] - arrays[TEACHER_TOKENS]) * mask_BT
+            away_BT = (arrays[batches.OLD] - arrays[batches.TEACHER_TOKENS]) * mask_BT
             watched = {"teacher_divergence": Contributions(away_BT, count_B)}
             return Computed(computed.terms, computed.auxiliary, {**computed.diagnostics, **watched})
         # Imported here, because run files are read without torch.
         from trainrig.objectives.teacher_divergence import read_beside_teacher
 
-        temperature = float(arrays[TEMPERATURE][0])
-        entries = int(arrays[ENTRIES][0])
+        temperature = float(arrays[batches.TEMPERATURE][0])
+        entries = int(arrays[batches.ENTRIES][0])
         teacher = batch.models[TEACHER_MODEL]
         read = read_beside_teacher(
-            model, teacher, arrays[IDS], arrays[TARGETS], temperature, entries
+            model, teacher, arrays[batches.IDS], arrays[batches.TARGETS], temperature, entries
         )
-        change_BT = (read.log_probabilities_BT - arrays[OLD]) * mask_BT
+        change_BT = (read.log_probabilities_BT - arrays[batches.OLD]) * mask_BT
         seen = PolicyTokens(
             log_BT=read.log_probabilities_BT,
             change_BT=change_BT,

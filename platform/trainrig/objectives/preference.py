@@ -18,23 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-    Term,
-    average_rows,
-)
-from trainrig.tokens.batches import (
-    CHOSEN_IDS,
-    CHOSEN_REFERENCE,
-    CHOSEN_TARGETS,
-    CHOSEN_TOKENS,
-    PAIRS,
-    REJECTED_IDS,
-    REJECTED_REFERENCE,
-    REJECTED_TARGETS,
-)
+from trainrig.objectives import objective_interface
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
@@ -56,20 +41,22 @@ class _Pairwise(Settings):
     kind: str
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[objective_interface.Term, ...]:
         """The loss of a pair alone."""
-        return (Term(PREFERENCE, per=PAIRS),)
+        return (objective_interface.Term(PREFERENCE, per=batches.PAIRS),)
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """No statistics."""
         return ()
 
-    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+    def measure(
+        self, model: nn.Module, batch: objective_interface.DeviceBatch
+    ) -> Mapping[str, Tensor]:
         """Return no statistics."""
         return {}
 
-    def read_ids(self, batch: DeviceBatch) -> Tensor:
+    def read_ids(self, batch: objective_interface.DeviceBatch) -> Tensor:
         """Return the ids [2 B, T] of all chosen answers, followed by all rejected ones."""
         return read_pair_ids(batch)
 
@@ -90,8 +77,11 @@ class _Referenced(_Pairwise):
         """Return the loss [B] of each pair, from the log-ratios of its answers."""
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the loss of each pair of `batch`."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
         chosen_reference_B, rejected_reference_B = read_references(batch)
@@ -102,9 +92,13 @@ class _Referenced(_Pairwise):
         losses_B = self.compute_pair_losses(*ratios)
         rewards = self.beta * ratios[0], self.beta * ratios[1]
         diagnostics = _diagnose(chosen, rejected, rewards)
-        diagnostics |= average_rows(chosen_drift=drifts[0], rejected_drift=drifts[1])
+        diagnostics |= objective_interface.average_rows(
+            chosen_drift=drifts[0], rejected_drift=drifts[1]
+        )
         terms = {PREFERENCE: _average_pairs(losses_B)}
-        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
+        return objective_interface.Computed(
+            terms, auxiliary, diagnostics, alike=batch.parts is not None
+        )
 
     def find_warning(self, diagnostics: Mapping[str, float]) -> str | None:
         """Return a warning if chosen answers have become less likely than under the reference.
@@ -254,26 +248,33 @@ class ORPO(_Pairwise):
     odds_weight: Strength = 0.1
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[objective_interface.Term, ...]:
         """The cross-entropy of each token of chosen answers, and the odds ratio of each pair."""
         return (
-            Term("cross_entropy", per=CHOSEN_TOKENS),
-            Term("odds_ratio", per=PAIRS, weight=self.odds_weight),
+            objective_interface.Term("cross_entropy", per=batches.CHOSEN_TOKENS),
+            objective_interface.Term("odds_ratio", per=batches.PAIRS, weight=self.odds_weight),
         )
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute both terms of each pair."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
         odds_B = self.compute_odds_losses(chosen.means_B, rejected.means_B)
         rewards = self.odds_weight * chosen.means_B, self.odds_weight * rejected.means_B
         terms = {
-            "cross_entropy": Contributions(-chosen.sums_B.float(), chosen.lengths_B),
+            "cross_entropy": objective_interface.Contributions(
+                -chosen.sums_B.float(), chosen.lengths_B
+            ),
             "odds_ratio": _average_pairs(odds_B),
         }
         diagnostics = _diagnose(chosen, rejected, rewards)
-        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
+        return objective_interface.Computed(
+            terms, auxiliary, diagnostics, alike=batch.parts is not None
+        )
 
     @staticmethod
     def compute_odds_losses(chosen_B: Tensor, rejected_B: Tensor) -> Tensor:
@@ -302,33 +303,38 @@ class SimPO(_Pairwise):
         return -logsigmoid(self.beta * (chosen_B - rejected_B) - self.gamma)
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the loss of each pair of `batch`."""
         (chosen, rejected), auxiliary = _read_pairs(model, batch)
         losses_B = self.compute_pair_losses(chosen.means_B, rejected.means_B)
         rewards = self.beta * chosen.means_B, self.beta * rejected.means_B
         diagnostics = _diagnose(chosen, rejected, rewards)
         terms = {PREFERENCE: _average_pairs(losses_B)}
-        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
+        return objective_interface.Computed(
+            terms, auxiliary, diagnostics, alike=batch.parts is not None
+        )
 
 
-def read_pair_ids(batch: DeviceBatch) -> Tensor:
+def read_pair_ids(batch: objective_interface.DeviceBatch) -> Tensor:
     """Return the ids [2 B, T] of the chosen answers of `batch`, followed by the rejected ones."""
     from trainrig.objectives.log_probabilities import stack_rows
 
     arrays = batch.arrays
     ids_BT, _ = stack_rows(
-        (arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]),
-        (arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]),
+        (arrays[batches.CHOSEN_IDS], arrays[batches.CHOSEN_TARGETS]),
+        (arrays[batches.REJECTED_IDS], arrays[batches.REJECTED_TARGETS]),
     )
     return ids_BT
 
 
-def read_references(batch: DeviceBatch) -> tuple[Tensor, Tensor]:
+def read_references(batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
     """Return the reference's float64 log-probabilities [B] of chosen and of rejected answers."""
-    if CHOSEN_REFERENCE in batch.arrays:
-        return batch.arrays[CHOSEN_REFERENCE], batch.arrays[REJECTED_REFERENCE]
+    if batches.CHOSEN_REFERENCE in batch.arrays:
+        return batch.arrays[batches.CHOSEN_REFERENCE], batch.arrays[batches.REJECTED_REFERENCE]
     import torch
 
     with torch.no_grad():
@@ -337,30 +343,32 @@ def read_references(batch: DeviceBatch) -> tuple[Tensor, Tensor]:
 
 
 def _read_pairs(
-    model: nn.Module, batch: DeviceBatch
+    model: nn.Module, batch: objective_interface.DeviceBatch
 ) -> tuple[list[Completions], Mapping[str, Tensor]]:
     from trainrig.objectives.log_probabilities import read_completions
 
     arrays = batch.arrays
     return read_completions(
         model,
-        (arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]),
-        (arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]),
+        (arrays[batches.CHOSEN_IDS], arrays[batches.CHOSEN_TARGETS]),
+        (arrays[batches.REJECTED_IDS], arrays[batches.REJECTED_TARGETS]),
         parts=batch.parts,
     )
 
 
-def _average_pairs(losses_B: Tensor) -> Contributions:
+def _average_pairs(losses_B: Tensor) -> objective_interface.Contributions:
     import torch
 
-    return Contributions(losses_B.float(), torch.ones_like(losses_B, dtype=torch.int64))
+    return objective_interface.Contributions(
+        losses_B.float(), torch.ones_like(losses_B, dtype=torch.int64)
+    )
 
 
 def _diagnose(
     chosen: Completions, rejected: Completions, rewards: tuple[Tensor, Tensor]
-) -> dict[str, Contributions]:
+) -> dict[str, objective_interface.Contributions]:
     margin_B = rewards[0] - rewards[1]
-    return average_rows(
+    return objective_interface.average_rows(
         chosen_reward=rewards[0],
         rejected_reward=rewards[1],
         reward_margin=margin_B,

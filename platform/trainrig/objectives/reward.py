@@ -14,28 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainrig.config import Settings
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-    Output,
-    RowParts,
-    Term,
-    average_rows,
-)
+from trainrig.objectives import objective_interface
 from trainrig.objectives.preference import read_pair_ids
-from trainrig.tokens.batches import (
-    CHOSEN_IDS,
-    CHOSEN_TARGETS,
-    IDS,
-    IGNORE,
-    MARGINS,
-    PAIRS,
-    REJECTED_IDS,
-    REJECTED_TARGETS,
-    STEP_LABELS,
-    STEPS,
-)
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
@@ -62,21 +43,27 @@ class Reward(Settings):
     margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[objective_interface.Term, ...]:
         """The ranking loss of each pair, and the centring loss if it has a weight."""
-        centring = (Term(CENTRING, per=PAIRS, weight=self.centring),) if self.centring else ()
-        return (Term(RANKING, per=PAIRS), *centring)
+        centring = (
+            (objective_interface.Term(CENTRING, per=batches.PAIRS, weight=self.centring),)
+            if self.centring
+            else ()
+        )
+        return (objective_interface.Term(RANKING, per=batches.PAIRS), *centring)
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """No statistics."""
         return ()
 
-    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+    def measure(
+        self, model: nn.Module, batch: objective_interface.DeviceBatch
+    ) -> Mapping[str, Tensor]:
         """Return no statistics."""
         return {}
 
-    def read_ids(self, batch: DeviceBatch) -> Tensor:
+    def read_ids(self, batch: objective_interface.DeviceBatch) -> Tensor:
         """Return the ids [2 B, T] of all chosen answers, followed by all rejected ones."""
         return read_pair_ids(batch)
 
@@ -90,27 +77,32 @@ class Reward(Settings):
         return -logsigmoid(chosen_B - rejected_B - margins_B)
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute both terms of each pair."""
         import torch
 
         arrays = batch.arrays
         (chosen_B, rejected_B), auxiliary = score_answers(
             model,
-            (arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]),
-            (arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]),
+            (arrays[batches.CHOSEN_IDS], arrays[batches.CHOSEN_TARGETS]),
+            (arrays[batches.REJECTED_IDS], arrays[batches.REJECTED_TARGETS]),
             parts=batch.parts,
         )
-        margins: Tensor | float = arrays[MARGINS].float() if MARGINS in arrays else self.margin
+        margins: Tensor | float = (
+            arrays[batches.MARGINS].float() if batches.MARGINS in arrays else self.margin
+        )
         ones_B = torch.ones_like(chosen_B, dtype=torch.int64)
         terms = {
-            RANKING: Contributions(
+            RANKING: objective_interface.Contributions(
                 self.compute_ranking_losses(chosen_B, rejected_B, margins), ones_B
             ),
-            CENTRING: Contributions((chosen_B + rejected_B).square(), ones_B),
+            CENTRING: objective_interface.Contributions((chosen_B + rejected_B).square(), ones_B),
         }
-        diagnostics = average_rows(
+        diagnostics = objective_interface.average_rows(
             chosen_reward=chosen_B,
             rejected_reward=rejected_B,
             reward_margin=chosen_B - rejected_B,
@@ -118,10 +110,14 @@ class Reward(Settings):
         )
         if not torch.is_grad_enabled():  # held-out pairs only: a training step has too few
             diagnostics |= measure_calibration(chosen_B, rejected_B)
-        return Computed(terms, auxiliary, diagnostics, alike=batch.parts is not None)
+        return objective_interface.Computed(
+            terms, auxiliary, diagnostics, alike=batch.parts is not None
+        )
 
 
-def measure_calibration(chosen_B: Tensor, rejected_B: Tensor) -> dict[str, Contributions]:
+def measure_calibration(
+    chosen_B: Tensor, rejected_B: Tensor
+) -> dict[str, objective_interface.Contributions]:
     """Return how often pairs are ranked correctly at each level of confidence.
 
     For a reliability plot. Confidence is the sigmoid of the absolute score difference. Each bin of
@@ -134,14 +130,18 @@ def measure_calibration(chosen_B: Tensor, rejected_B: Tensor) -> dict[str, Contr
     differences_B = (chosen_B - rejected_B).detach()
     sure_B = differences_B.abs().sigmoid()
     bins_B = ((sure_B - 0.5) * 2 * CALIBRATION_BINS).long().clamp(max=CALIBRATION_BINS - 1)
-    found: dict[str, Contributions] = {}
+    found: dict[str, objective_interface.Contributions] = {}
     for number in range(CALIBRATION_BINS):
         here_B = (bins_B == number).long()
         name = f"{CALIBRATION}/{50 + 50 * number // CALIBRATION_BINS}"
         found |= {
-            f"{name}/share": Contributions(here_B.float(), torch.ones_like(here_B)),
-            f"{name}/confidence": Contributions(sure_B * here_B, here_B),
-            f"{name}/accuracy": Contributions((differences_B > 0) * here_B.float(), here_B),
+            f"{name}/share": objective_interface.Contributions(
+                here_B.float(), torch.ones_like(here_B)
+            ),
+            f"{name}/confidence": objective_interface.Contributions(sure_B * here_B, here_B),
+            f"{name}/accuracy": objective_interface.Contributions(
+                (differences_B > 0) * here_B.float(), here_B
+            ),
         }
     return found
 
@@ -155,48 +155,59 @@ class ProcessReward(Settings):
     kind: Literal["ProcessReward"] = "ProcessReward"
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[objective_interface.Term, ...]:
         """The cross-entropy of a step alone."""
-        return (Term("step_cross_entropy", per=STEPS),)
+        return (objective_interface.Term("step_cross_entropy", per=batches.STEPS),)
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """No statistics."""
         return ()
 
-    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+    def measure(
+        self, model: nn.Module, batch: objective_interface.DeviceBatch
+    ) -> Mapping[str, Tensor]:
         """Return no statistics."""
         return {}
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the cross-entropy of each labelled step of `batch`."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
-        labels_BT = batch.arrays[STEP_LABELS]
-        places_N = (labels_BT.flatten() != IGNORE).nonzero().squeeze(1)
+        labels_BT = batch.arrays[batches.STEP_LABELS]
+        places_N = (labels_BT.flatten() != batches.IGNORE).nonzero().squeeze(1)
         where = {} if batch.parts is None else {"positions_BT": batch.parts.positions_BT}
-        output: Output = model(batch.arrays[IDS], places_N=places_N, **where)
+        output: objective_interface.Output = model(
+            batch.arrays[batches.IDS], places_N=places_N, **where
+        )
         scores_N = output.logits.squeeze(-1).float()
         right_N = labels_BT.flatten()[places_N].float()
         nats_N = binary_cross_entropy_with_logits(scores_N, right_N, reduction="none")
-        counts_B = (labels_BT != IGNORE).sum(1)
+        counts_B = (labels_BT != batches.IGNORE).sum(1)
 
-        def sum_by_row(values_N: Tensor) -> Contributions:
+        def sum_by_row(values_N: Tensor) -> objective_interface.Contributions:
             flat = values_N.new_zeros(labels_BT.numel()).index_put((places_N,), values_N)
-            return Contributions(flat.view(labels_BT.shape), counts_B)
+            return objective_interface.Contributions(flat.view(labels_BT.shape), counts_B)
 
         hits_N = ((scores_N > 0) == right_N.bool()).float()
         diagnostics = {
             "step_accuracy": sum_by_row(hits_N),
             "share_of_right_steps": sum_by_row(right_N),
         }
-        return Computed({"step_cross_entropy": sum_by_row(nats_N)}, output.auxiliary, diagnostics)
+        return objective_interface.Computed(
+            {"step_cross_entropy": sum_by_row(nats_N)}, output.auxiliary, diagnostics
+        )
 
 
 def score_answers(
-    model: nn.Module, *rows: tuple[Tensor, Tensor], parts: RowParts | None = None
+    model: nn.Module,
+    *rows: tuple[Tensor, Tensor],
+    parts: objective_interface.RowParts | None = None,
 ) -> tuple[list[Tensor], Mapping[str, Tensor]]:
     """Return the float32 scores [B] of the answers of each of `rows`, and auxiliary terms.
 
@@ -217,7 +228,7 @@ def score_answers(
     return list(torch.split(scores_B, [len(ids) for ids, _ in rows])), output.auxiliary
 
 
-def _take_last(scores_B: Tensor, targets_BT: Tensor, parts: RowParts) -> Tensor:
+def _take_last(scores_B: Tensor, targets_BT: Tensor, parts: objective_interface.RowParts) -> Tensor:
     """Return the score [B] at the last target of each whole row.
 
     `scores_B` are those at the last target of this rank's part of each row.
@@ -225,7 +236,7 @@ def _take_last(scores_B: Tensor, targets_BT: Tensor, parts: RowParts) -> Tensor:
     import torch
 
     positions_BT = parts.positions_BT.repeat(len(targets_BT) // len(parts.positions_BT), 1)
-    last_B = positions_BT.where(targets_BT != IGNORE, -1).amax(1)
+    last_B = positions_BT.where(targets_BT != batches.IGNORE, -1).amax(1)
     # float32 represents positions exactly up to 2^24.
     found_c2B = parts.gather(torch.stack((scores_B, last_B.to(scores_B))))
     holder_1B = found_c2B[:, 1].argmax(0, keepdim=True)

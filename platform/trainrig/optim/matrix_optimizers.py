@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.optim.moment_optimizers import (
-    STATE_BYTES,
-    AdamW,
-    Decay,
-    Momentum,
-    Positive,
-    StateDtype,
-    check_rounded,
-)
+from trainrig.optim import moment_optimizers
 from trainrig.optim.parameter_groups import RATE_SHARE, ParameterGroup
 
 if TYPE_CHECKING:
@@ -42,17 +34,17 @@ class Adafactor(Settings):
 
     kind: Literal["Adafactor"] = "Adafactor"
     # peak learning rate, relative to the size of a weight tensor; the default is T5's
-    lr: Positive = 0.01
+    lr: moment_optimizers.Positive = 0.01
     # Exponent of the decay rate of the averages, which is 1 - step^-decay.
     decay: float = Field(default=0.8, gt=0, le=1)
     # Maximum root mean square of a step, before the learning rate.
-    clip: Positive = 1.0
+    clip: moment_optimizers.Positive = 1.0
     # Two constants: the number added to squared gradients, and the minimum root mean square of a
     # tensor that scales its steps.
-    epsilons: tuple[Positive, Positive] = (1e-30, 1e-3)
+    epsilons: tuple[moment_optimizers.Positive, moment_optimizers.Positive] = (1e-30, 1e-3)
     # Whether to multiply the learning rate by the root mean square of the tensor.
     scale_by_size: bool = True
-    weight_decay: Decay = 0.0  # weight decay, multiplied by the learning rate
+    weight_decay: moment_optimizers.Decay = 0.0  # weight decay, multiplied by the learning rate
 
     def count_state_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         """Return the bytes of a parameter's averages."""
@@ -125,10 +117,10 @@ class Muon(Settings):
     """
 
     kind: Literal["Muon"] = "Muon"
-    lr: Positive = 0.02  # peak learning rate of the matrices
-    momentum: Momentum = 0.95  # decay rate of the average of the gradient
+    lr: moment_optimizers.Positive = 0.02  # peak learning rate of the matrices
+    momentum: moment_optimizers.Momentum = 0.95  # decay rate of the average of the gradient
     nesterov: bool = True  # if true, use Nesterov momentum
-    weight_decay: Decay = 0.1  # weight decay, multiplied by the learning rate
+    weight_decay: moment_optimizers.Decay = 0.1  # weight decay, multiplied by the learning rate
     rounds: int = Field(default=5, ge=1)  # number of Newton-Schulz iterations in a step
     # How a step scales with the shape of the matrix. "original": by the square root of rows over
     # columns, if above 1. "match_rms_adamw": so that AdamW's learning rates can be used
@@ -137,12 +129,12 @@ class Muon(Settings):
     # Number format of the products in the iterations.
     products: Literal["bfloat16", "float32"] = "bfloat16"
     # Number format of the average between steps; bfloat16 halves its memory.
-    state: StateDtype = "float32"
-    rest: AdamW = AdamW()  # optimizer of all other parameters
+    state: moment_optimizers.StateDtype = "float32"
+    rest: moment_optimizers.AdamW = moment_optimizers.AdamW()  # optimizer of all other parameters
 
     @model_validator(mode="after")
     def _check_momentum(self) -> Self:
-        check_rounded(self.state, self.momentum)
+        moment_optimizers.check_rounded(self.state, self.momentum)
         return self
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -156,7 +148,7 @@ class Muon(Settings):
         """Return the bytes of a parameter's average, or of its state in the other optimizer."""
         if not self.takes(name, shape):
             return self.rest.count_state_bytes(name, shape)
-        return math.prod(shape) * STATE_BYTES[self.state]
+        return math.prod(shape) * moment_optimizers.STATE_BYTES[self.state]
 
     def build(self, groups: list[ParameterGroup]) -> "OptimizerSet":
         """Build both optimizers over their parts of `groups`; the training loop sets the rates."""

@@ -10,15 +10,8 @@ from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.optim import Optimizer
+from trainrig.optim import Optimizer, parameter_groups
 from trainrig.optim.moment_optimizers import Decay
-from trainrig.optim.parameter_groups import (
-    RATE_SHARE,
-    OptimizerSet,
-    ParameterGroup,
-    WidthTransfer,
-    group_by_decay,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -101,9 +94,9 @@ def build_optimizer(
     parameters: "Iterable[tuple[str, nn.Parameter]]",
     optimizer: Optimizer,
     groups: Sequence[NamedGroup] = (),
-    transfer: WidthTransfer | None = None,
+    transfer: parameter_groups.WidthTransfer | None = None,
     hosted: bool = False,
-) -> OptimizerSet:
+) -> parameter_groups.OptimizerSet:
     """Build the optimizers of all trained parameters.
 
     Args:
@@ -119,49 +112,53 @@ def build_optimizer(
     pairs = list(parameters)
     assigned = assign((name for name, _ in pairs), groups)
     rest = [(name, parameter) for name, parameter in pairs if name not in assigned]
-    own = _split_by_width(group_by_decay(rest, None), optimizer, transfer)
-    members: list[torch.optim.Optimizer | OptimizerSet] = []
+    own = _split_by_width(parameter_groups.group_by_decay(rest, None), optimizer, transfer)
+    members: list[torch.optim.Optimizer | parameter_groups.OptimizerSet] = []
     for group in groups:
         if group.freeze:
             continue
         chosen = group.optimizer or optimizer
         theirs = [(name, parameter) for name, parameter in pairs if assigned.get(name) is group]
-        made = group_by_decay(theirs, group.weight_decay)
+        made = parameter_groups.group_by_decay(theirs, group.weight_decay)
         for made_group in made:
-            made_group[RATE_SHARE] = group.rate * (chosen.lr / optimizer.lr)
+            made_group[parameter_groups.RATE_SHARE] = group.rate * (chosen.lr / optimizer.lr)
         made = _split_by_width(made, chosen, transfer)
         if group.optimizer is None:
             own += made
         else:
             members.append(chosen.build(made))
-    built = OptimizerSet([*([optimizer.build(own)] if own else []), *members])
+    built = parameter_groups.OptimizerSet([*([optimizer.build(own)] if own else []), *members])
     for built_group in built.param_groups:
         # Optimizers decay by rate times decay, which must stay equal to the base model's.
         built_group["weight_decay"] /= built_group.pop(_WIDTH_SHARE, 1.0)
     return _host(built) if hosted else built
 
 
-def _host(optimizers: OptimizerSet) -> OptimizerSet:
+def _host(optimizers: parameter_groups.OptimizerSet) -> parameter_groups.OptimizerSet:
     from trainrig.optim.hosted import HostedOptimizer  # here because torch is slow to import
 
-    return OptimizerSet([HostedOptimizer(part) for part in optimizers.parts])
+    return parameter_groups.OptimizerSet([HostedOptimizer(part) for part in optimizers.parts])
 
 
 def _split_by_width(
-    groups: list[ParameterGroup], optimizer: Optimizer, transfer: WidthTransfer | None
-) -> list[ParameterGroup]:
+    groups: list[parameter_groups.ParameterGroup],
+    optimizer: Optimizer,
+    transfer: parameter_groups.WidthTransfer | None,
+) -> list[parameter_groups.ParameterGroup]:
     """Split `groups` by the factor that the model's width gives to learning rates."""
     if transfer is None:
         return groups
-    cut: list[ParameterGroup] = []
+    cut: list[parameter_groups.ParameterGroup] = []
     for group in groups:
         by_share: dict[float, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in group["params"]:
             share = transfer.share(optimizer, name, tuple(parameter.shape))
             by_share.setdefault(share, []).append((name, parameter))
         for share, members in by_share.items():
-            rate = group.get(RATE_SHARE, 1.0) * share
-            cut.append(group | {"params": members, RATE_SHARE: rate, _WIDTH_SHARE: share})
+            rate = group.get(parameter_groups.RATE_SHARE, 1.0) * share
+            cut.append(
+                group | {"params": members, parameter_groups.RATE_SHARE: rate, _WIDTH_SHARE: share}
+            )
     return cut
 
 

@@ -12,15 +12,8 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
+from trainrig.parallel import layer_bytes
 from trainrig.parallel.axes.pipeline_schedule import cut_for_ranks, find_held_at_once, plan_turns
-from trainrig.parallel.layer_bytes import (
-    LayerAdapters,
-    cut_model,
-    cut_shapes,
-    estimate_all_kept,
-    estimate_kept_products,
-    list_layer_adapters,
-)
 from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Budget, Kept
 from trainrig.parallel.worker_layout import WorkerLayout
@@ -90,18 +83,24 @@ def _list_bytes(model: DecoderConfig, room: Room, rank: int) -> list[dict[Kept, 
     expert = 1 if layout.expert is None else layout.expert.ranks
     context = 1 if layout.context is None else layout.context.ranks
     split = tensor if layout.tensor and layout.tensor.sequence_parallel else 1
-    local = cut_model(model, tensor, expert)
-    shapes = cut_shapes(model, tensor, expert)
-    adapters = list_layer_adapters(model, room.lora)
+    local = layer_bytes.cut_model(model, tensor, expert)
+    shapes = layer_bytes.cut_shapes(model, tensor, expert)
+    adapters = layer_bytes.list_layer_adapters(model, room.lora)
     tokens = math.ceil(room.tokens / (context * expert))
     size = room.precision.bytes
     every = (*shapes.layers, *shapes.further_layers)
     others = estimate_gathered_rows(local, layout, size)
 
-    def measure(layer: LayerShape, own: LayerAdapters | None, held: int) -> dict[Kept, float]:
+    def measure(
+        layer: LayerShape, own: layer_bytes.LayerAdapters | None, held: int
+    ) -> dict[Kept, float]:
         return {
-            "all": held * tokens * (estimate_all_kept(layer, own, local, size, split) + others),
-            "products": held * tokens * estimate_kept_products(layer, own, local, size, split),
+            "all": held
+            * tokens
+            * (layer_bytes.estimate_all_kept(layer, own, local, size, split) + others),
+            "products": held
+            * tokens
+            * layer_bytes.estimate_kept_products(layer, own, local, size, split),
             "input": held * tokens * size * model.channels / split,
         }
 

@@ -37,14 +37,8 @@ from trainrig.tokens.chat_template import DATE
 from trainrig.tokens.document_formats import FORMATS, StagePart, name_place
 from trainrig.tokens.document_set import OPENERS, find_paths, group_parts, is_held_out, name_files
 from trainrig.tokens.rows.whole_rows import write_whole_plan
+from trainrig.tokens.shards import token_shards
 from trainrig.tokens.shards.shard_writer import ShardBuilder
-from trainrig.tokens.shards.token_shards import (
-    HELD_OUT,
-    TRAIN,
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-)
 from trainrig.tokens.special_tokens import BROUGHT, TOKENIZER
 
 QUARANTINE = "quarantine"
@@ -186,10 +180,15 @@ def _make_work(
         rows = TextRows.make(run, chat.encoder, labels)
     else:
         rows = _ChatRows(run, chat.build_renderer(), chat.template)
-    vocabulary = ShardVocabulary(chat.encoder.vocabulary_size, chat.encoder.fingerprint)
+    vocabulary = token_shards.ShardVocabulary(
+        chat.encoder.vocabulary_size, chat.encoder.fingerprint
+    )
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
-        shards = {split: ShardBuilder(vocabulary, run.rows) for split in (TRAIN, HELD_OUT)}
+        shards = {
+            split: ShardBuilder(vocabulary, run.rows)
+            for split in (token_shards.TRAIN, token_shards.HELD_OUT)
+        }
         bad: list[QuarantinedRow] = []
         counts: Counter[str] = Counter()
         for part in (StagePart(**fields) for fields in task["parts"]):
@@ -221,7 +220,7 @@ class _ChatRows:
 
     def encode_row(
         self, row: Mapping[str, Any], source: RowFiles, part: StagePart, place: int
-    ) -> tuple[str, list[EncodedDocument], Mapping[str, int]]:
+    ) -> tuple[str, list[token_shards.EncodedDocument], Mapping[str, int]]:
         """Return the split that `row` belongs to, its documents, and its counts.
 
         Raises BadRow for a row that cannot be encoded.
@@ -284,7 +283,11 @@ def _choose_split(example: Example, share: float) -> str:
 
     Two answers to one prompt are therefore never in different splits.
     """
-    return HELD_OUT if is_held_out(f"prompt:{example.prompt}", share) else TRAIN
+    return (
+        token_shards.HELD_OUT
+        if is_held_out(f"prompt:{example.prompt}", share)
+        else token_shards.TRAIN
+    )
 
 
 def _build_documents(
@@ -293,11 +296,11 @@ def _build_documents(
     source: RowFiles,
     part: StagePart,
     place: int,
-) -> Iterator[EncodedDocument]:
+) -> Iterator[token_shards.EncodedDocument]:
     text = "\0".join(sample.text for sample in rendered).encode()
     key = hashlib.blake2b(source.source.encode() + b"\0" + text, digest_size=16).hexdigest()
     for sample in rendered:
-        yield EncodedDocument(
+        yield token_shards.EncodedDocument(
             id=key,
             source=source.source,
             url="",
@@ -368,7 +371,7 @@ def _check(
         )
     _report_split(counts, run)
     warn_of_unread(run.output, counts)
-    if run.held_out and not counts[f"{HELD_OUT}_{run.rows}"]:
+    if run.held_out and not counts[f"{token_shards.HELD_OUT}_{run.rows}"]:
         log.warning(
             "%s: none of %d rows is held out; raise held_out to evaluate the run on held-out rows",
             run.output,
@@ -380,7 +383,7 @@ def _report_split(counts: Mapping[str, Any], run: ConversationEncoding) -> None:
     """Log how many rows the chat template turned into several samples, or lost answers."""
     why = "the chat template changes earlier turns when later turns follow"
     if split := counts.get("rows_split", 0):
-        tokens = counts[f"{TRAIN}_tokens"] + counts[f"{HELD_OUT}_tokens"]
+        tokens = counts[f"{token_shards.TRAIN}_tokens"] + counts[f"{token_shards.HELD_OUT}_tokens"]
         repeated = counts["tokens_repeated"]
         log.warning(
             "%s: %s, so %s rows became %s samples, which repeat %s of %s tokens; set "
@@ -417,6 +420,6 @@ def _write_plan(run: ConversationEncoding) -> tuple[dict[str, Any], dict[str, Fi
     """
     if run.rows != "conversations":
         return {}, {}
-    shards = TokenShards.open(storage.join(run.output, TRAIN))
+    shards = token_shards.TokenShards.open(storage.join(run.output, token_shards.TRAIN))
     counts, files = write_whole_plan(shards, run.sequence_length)
-    return counts, {f"{TRAIN}/{name}": entry for name, entry in files.items()}
+    return counts, {f"{token_shards.TRAIN}/{name}": entry for name, entry in files.items()}

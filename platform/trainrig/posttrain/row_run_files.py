@@ -9,45 +9,37 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from trainrig.config import (
-    NOT_IDENTITY,
-    OUTPUT,
-    Field,
-    ProgressUnit,
-    ResourceRequest,
-    RunFile,
-    Settings,
-)
+from trainrig import config
 from trainrig.tokens.chat.example_rows import RowFormat
 from trainrig.tokens.chat_template import TODAY
 from trainrig.tokens.document_set import SPLIT_BYTES
 
 
-class RowFiles(Settings):
+class RowFiles(config.Settings):
     """Data files whose rows are conversations, preference pairs, labelled answers or texts."""
 
     # Format of the files. "JSONL" is JSON lines (.jsonl, .ndjson, .json), also compressed (.gz,
     # .zst).
     kind: Literal["JSONL", "Parquet"] = "JSONL"
     # Files, folders and patterns with the wildcards * and ?, on disk or s3://.
-    paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
+    paths: Annotated[tuple[str, ...], config.NOT_IDENTITY, config.Field(min_length=1)]
     # Name of the source. `posttrain` mixes by source and logs a loss for each.
-    source: Annotated[str, Field(min_length=1)]
+    source: Annotated[str, config.Field(min_length=1)]
     # Format of the rows. None: detected from the fields of each row.
     format: RowFormat | None = None
     # Columns of fields that have other names, as field = "column"; `a.b.0` is a nested path.
-    columns: dict[str, str] = Field(default_factory=dict)
+    columns: dict[str, str] = config.Field(default_factory=dict)
     # Split that the rows go to. None: a share `held_out`, chosen by a hash of the prompt, is held
     # out.
     split: Literal["train", "held_out"] | None = None
 
 
-class ConversationEncoding(RunFile):
+class ConversationEncoding(config.RunFile):
     """Run file of `trainrig conversations`, which encodes rows as token shards with loss masks."""
 
     verb: ClassVar[str] = "conversations"
     resumes: ClassVar[bool] = True
-    progress: ClassVar[ProgressUnit] = "splits"
+    progress: ClassVar[config.ProgressUnit] = "splits"
 
     stage: Literal["conversations"] = "conversations"
     # Kind of training row to make. "conversations": text to imitate. "pairs": a chosen and a
@@ -61,14 +53,14 @@ class ConversationEncoding(RunFile):
     # the rows and sorted alphabetically. The manifest contains them, and so does every model
     # trained on these rows.
     labels: tuple[str, ...] = ()
-    sources: Annotated[tuple[RowFiles, ...], Field(min_length=1)]  # Data files to read.
+    sources: Annotated[tuple[RowFiles, ...], config.Field(min_length=1)]  # Data files to read.
     # Tokenizer of the model to be tuned: a folder that `tokenizer` wrote, a run folder, a
     # checkpoint, or a Hugging Face folder.
-    tokenizer: Annotated[str, NOT_IDENTITY]
+    tokenizer: Annotated[str, config.NOT_IDENTITY]
     # Jinja file of the chat template. None: the tokenizer's own template, or else trainrig's.
-    template: Annotated[str | None, NOT_IDENTITY] = None
+    template: Annotated[str | None, config.NOT_IDENTITY] = None
     # Values that the template may use besides messages and tools, such as enable_thinking.
-    variables: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    variables: dict[str, bool | int | float | str] = config.Field(default_factory=dict)
     date: str = TODAY.isoformat()  # Date that templates use as today, as YYYY-MM-DD.
     # Assistant turns to train on. Pairs and labelled answers train on what follows the prompt.
     train_on: Literal["all", "last"] = "all"
@@ -78,7 +70,7 @@ class ConversationEncoding(RunFile):
     # last answer. Other conversations make one sample with all answers.
     rewritten_turns: Literal["split", "last"] = "split"
     # Longest conversation in tokens. Rows of this length are packed for `posttrain`.
-    sequence_length: int = Field(ge=2)
+    sequence_length: int = config.Field(ge=2)
     # Treatment of a row longer than `sequence_length`. "refuse" moves the row to quarantine.
     # "drop_turns" removes the last turns. Pairs and labelled answers lose the prompt's first turns
     # after a system turn instead. An answer is never cut. "cut" applies to texts only: it
@@ -86,12 +78,12 @@ class ConversationEncoding(RunFile):
     # end of a question's context.
     too_long: Literal["refuse", "drop_turns", "cut"] = "refuse"
     # Share of rows to hold out for evaluation, chosen by a hash of the prompt.
-    held_out: float = Field(default=0.01, ge=0, lt=1)
-    output: Annotated[str, OUTPUT]  # Folder to write, on disk or s3://.
+    held_out: float = config.Field(default=0.01, ge=0, lt=1)
+    output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or s3://.
     # Number of worker processes. 0: work in this process, without Ray.
-    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
+    workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate bytes of input rows in a shard, which is also the work of one task.
-    shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
+    shard_bytes: int = config.Field(default=SPLIT_BYTES, ge=1_024)
 
     @field_validator("date")
     @classmethod
@@ -131,27 +123,27 @@ class ConversationEncoding(RunFile):
             )
         return self
 
-    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+    def request_resources(self, there_are_gpus: bool) -> config.ResourceRequest:
         """Return the CPU cores that the workers need."""
-        return ResourceRequest.on_cores(self.workers)
+        return config.ResourceRequest.on_cores(self.workers)
 
 
-class AnswerScoring(RunFile):
+class AnswerScoring(config.RunFile):
     """Run file of `trainrig score`, which adds a model's scores to the rows of files."""
 
     verb: ClassVar[str] = "score"
     resumes: ClassVar[bool] = True
-    progress: ClassVar[ProgressUnit] = "splits"
+    progress: ClassVar[config.ProgressUnit] = "splits"
 
     stage: Literal["score"] = "score"
     # Reward model: a run folder of `posttrain` with the objective Reward or ProcessReward (also of
     # an adapter), or a checkpoint in it. rows = "classified" and "questions" need a model of the
     # objective Classification or AnswerSpan.
-    checkpoint: Annotated[str, NOT_IDENTITY]
+    checkpoint: Annotated[str, config.NOT_IDENTITY]
     # Format of the files and of the output. "JSONL" is JSON lines, also compressed (.gz, .zst).
     kind: Literal["JSONL", "Parquet"] = "JSONL"
     # Files, folders and patterns with the wildcards * and ?, on disk or s3://. Their order counts.
-    paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
+    paths: Annotated[tuple[str, ...], config.NOT_IDENTITY, config.Field(min_length=1)]
     # Kind of the rows. A conversation or labelled answer gets one score, for its last answer; a
     # pair gets one for each answer; a solution ("steps") one for each step. A text ("classified")
     # gets the name of its likeliest class and the probability of each. A question gets its answer,
@@ -165,24 +157,24 @@ class AnswerScoring(RunFile):
     # Format of the rows. None: detected from the fields of each row.
     format: RowFormat | None = None
     # Columns of fields that have other names, as field = "column"; `a.b.0` is a nested path.
-    columns: dict[str, str] = Field(default_factory=dict)
+    columns: dict[str, str] = config.Field(default_factory=dict)
     # Jinja file of the chat template. None: the template that the model was tuned with.
-    template: Annotated[str | None, NOT_IDENTITY] = None
+    template: Annotated[str | None, config.NOT_IDENTITY] = None
     # Values that the template may use besides messages and tools, such as enable_thinking.
-    variables: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    variables: dict[str, bool | int | float | str] = config.Field(default_factory=dict)
     date: str = TODAY.isoformat()  # Date that templates use as today, as YYYY-MM-DD.
     # Name of the new column. Pairs get `chosen_NAME` and `rejected_NAME`, steps get `step_NAMEs`,
     # texts get `NAME_label` and `NAME_probabilities`, questions get `NAME_answer` and `NAME`.
-    name: str = Field(default="score", min_length=1)
+    name: str = config.Field(default="score", min_length=1)
     # Rows in a forward pass. Another number may change the last digits of the scores.
-    batch: int = Field(default=8, ge=1)
+    batch: int = config.Field(default=8, ge=1)
     # CPU threads of a worker. Another number may change the last digits of the scores.
-    threads: int = Field(default=1, ge=1)
-    output: Annotated[str, OUTPUT]  # Folder to write, on disk or s3://.
+    threads: int = config.Field(default=1, ge=1)
+    output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or s3://.
     # Number of worker processes on Ray. 0: work in this process, without Ray.
-    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
+    workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate bytes of input rows in an output file, which is also the work of one task.
-    shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
+    shard_bytes: int = config.Field(default=SPLIT_BYTES, ge=1_024)
 
     @field_validator("date")
     @classmethod
@@ -218,40 +210,40 @@ class AnswerScoring(RunFile):
             return f"{self.name}_answer", self.name
         return (f"step_{self.name}s",) if self.rows == "steps" else (self.name,)
 
-    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+    def request_resources(self, there_are_gpus: bool) -> config.ResourceRequest:
         """Return the CPU cores that the workers need."""
-        return ResourceRequest.on_cores(self.workers)
+        return config.ResourceRequest.on_cores(self.workers)
 
 
-class TeacherScoring(RunFile):
+class TeacherScoring(config.RunFile):
     """Run file of `trainrig teacher`, which stores token probabilities of conversations."""
 
     verb: ClassVar[str] = "teacher"
     resumes: ClassVar[bool] = True
-    progress: ClassVar[ProgressUnit] = "splits"
+    progress: ClassVar[config.ProgressUnit] = "splits"
 
     stage: Literal["teacher"] = "teacher"
     # Teacher model with the conversations' tokenizer: a run folder (also of an adapter) or a
     # checkpoint.
-    checkpoint: Annotated[str, NOT_IDENTITY]
+    checkpoint: Annotated[str, config.NOT_IDENTITY]
     # Folder that `conversations` wrote with rows = "conversations".
-    conversations: Annotated[str, NOT_IDENTITY]
+    conversations: Annotated[str, config.NOT_IDENTITY]
     # Number of likeliest vocabulary entries to store for each target. Of all other entries, only
     # the total probability is stored. An entry takes 6 bytes (8 if the vocabulary exceeds 65,536).
-    entries: int = Field(default=32, ge=1)
+    entries: int = config.Field(default=32, ge=1)
     # Temperature that divides the teacher's logits before the softmax (Hinton et al. 2015,
     # arXiv:1503.02531, section 2). The student's run must have the same temperature.
-    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    temperature: float = config.Field(default=1.0, gt=0, allow_inf_nan=False)
     # Conversations in a forward pass. Another number may change the last digits of the results.
-    batch: int = Field(default=8, ge=1)
+    batch: int = config.Field(default=8, ge=1)
     # CPU threads of a worker. Another number may change the last digits of the results.
-    threads: int = Field(default=1, ge=1)
-    output: Annotated[str, OUTPUT]  # Folder to write, on disk or s3://.
+    threads: int = config.Field(default=1, ge=1)
+    output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or s3://.
     # Number of worker processes on Ray. 0: work in this process, without Ray.
-    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
+    workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate tokens of the conversations in a file, which is also the work of one task.
-    part_tokens: int = Field(default=2**18, ge=1)
+    part_tokens: int = config.Field(default=2**18, ge=1)
 
-    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+    def request_resources(self, there_are_gpus: bool) -> config.ResourceRequest:
         """Return the CPU cores that the workers need."""
-        return ResourceRequest.on_cores(self.workers)
+        return config.ResourceRequest.on_cores(self.workers)

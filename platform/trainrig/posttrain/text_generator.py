@@ -27,13 +27,7 @@ from trainrig.posttrain.prompt_text import AnyPrompt, Gap, PromptEncoder, TextLi
 from trainrig.posttrain.vllm_model import VllmModel
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work
-from trainrig.tokens.chat.chat_messages import (
-    BadRow,
-    Conversation,
-    Message,
-    parse_messages,
-    parse_tools,
-)
+from trainrig.tokens.chat import chat_messages
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
@@ -100,7 +94,7 @@ class TextGenerator:
 
     def speak(self, prompt: str, sampling: Sampling, chat: bool = False) -> Spoken:
         """Continue `prompt`; with `chat`, answer it as the assistant."""
-        given = (Message("user", prompt),) if chat else prompt
+        given = (chat_messages.Message("user", prompt),) if chat else prompt
         return self.speak_all([TextRequest(given, sampling)])[0]
 
     def fill(self, prefix: str, suffix: str, sampling: Sampling) -> Spoken:
@@ -112,7 +106,7 @@ class TextGenerator:
 
     def answer(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[chat_messages.Message],
         sampling: Sampling,
         hear: Callable[[str], None] | None = None,
     ) -> Spoken:
@@ -181,7 +175,7 @@ class TextGenerator:
 
 
 def _build_listener(encoder: Encoder, request: TextRequest) -> TextListener:
-    answers = isinstance(request.prompt, tuple | Conversation)
+    answers = isinstance(request.prompt, tuple | chat_messages.Conversation)
     return TextListener(encoder, request.sampling.stop, answers, request.hear)
 
 
@@ -259,7 +253,7 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
             raise DataError(
                 f"{path}:{number}: not JSON: {error}; write one object on each line"
             ) from None
-        except (BadRow, TypeError, KeyError) as error:
+        except (chat_messages.BadRow, TypeError, KeyError) as error:
             raise DataError(
                 f"{path}:{number}: {error}; a row is an object with `prompt`, a text, or with "
                 "`messages`, a list of objects with `role` and `content`"
@@ -275,9 +269,12 @@ def read_request(row: Any, sampling: Sampling) -> TextRequest:
 
     Raises BadRow, KeyError or TypeError if the row is not a valid request.
     """
-    prompt: str | Conversation
+    prompt: str | chat_messages.Conversation
     if "messages" in row:
-        prompt = Conversation(parse_messages(row["messages"]), parse_tools(row.get("tools")))
+        prompt = chat_messages.Conversation(
+            chat_messages.parse_messages(row["messages"]),
+            chat_messages.parse_tools(row.get("tools")),
+        )
     elif isinstance(row["prompt"], str):
         prompt = row["prompt"]
     else:

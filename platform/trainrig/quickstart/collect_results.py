@@ -20,15 +20,8 @@ from trainrig.evaluate.scorecards import SCORECARD
 from trainrig.manifest import Manifest
 from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.text_generator import Spoken, TextGenerator
-from trainrig.quickstart import quickstart_results
+from trainrig.quickstart import injected_faults, quickstart_results
 from trainrig.quickstart.folders import Folders
-from trainrig.quickstart.injected_faults import (
-    DUPLICATES,
-    KILLED,
-    count_by_kind,
-    find_outcomes,
-    tally,
-)
 from trainrig.quickstart.quickstart_law import fit_scaling
 from trainrig.quickstart.site.site_plan import Plant, read_plants
 from trainrig.train.pretrain import open_batches
@@ -103,7 +96,9 @@ def collect_results(at: Folders, with_law: bool = False) -> quickstart_results.Q
         documents_in=made.documents.counts["documents_in"],
         documents_kept=made.documents.counts["documents_kept"],
         dropped=dropped,
-        planted=_count_planted(find_outcomes(read_plants(at.planted), at.documents)),
+        planted=_count_planted(
+            injected_faults.find_outcomes(read_plants(at.planted), at.documents)
+        ),
         near_duplicates=pairs,
         tokens_by_source=made.tokens.counts["train_tokens_of"],
         vocabulary=made.tokens.counts["vocabulary"],
@@ -138,9 +133,9 @@ def collect_results(at: Folders, with_law: bool = False) -> quickstart_results.Q
 
 def summarise(at: Folders, told: quickstart_results.QuickstartResults) -> dict[str, Any]:
     """Return the quickstart's JSON summary."""
-    found = find_outcomes(read_plants(at.planted), at.documents)
-    duplicates = tally(found, DUPLICATES)
-    personal = tally(found, ["personal_data"])
+    found = injected_faults.find_outcomes(read_plants(at.planted), at.documents)
+    duplicates = injected_faults.tally(found, injected_faults.DUPLICATES)
+    personal = injected_faults.tally(found, ["personal_data"])
     made = _Made.read(at)
     return {
         "documents_in": told.documents_in,
@@ -250,7 +245,7 @@ def _count_dropped(
 
 
 def _count_planted(found: Mapping[Plant, Any]) -> tuple[quickstart_results.Planted, ...]:
-    counts = count_by_kind(found)
+    counts = injected_faults.count_by_kind(found)
     return tuple(
         quickstart_results.Planted(words, sum(counts[kind].values()), **counts[kind])
         for kind, words in KINDS.items()
@@ -285,7 +280,7 @@ def _find_restarts(
     run: RunFolder, lines: Sequence[Mapping[str, Any]]
 ) -> tuple[quickstart_results.Restart, ...]:
     """Return each attempt that the fault injection ended, with its cost."""
-    kills = [event for event in run.read_events() if event["event"] == KILLED]
+    kills = [event for event in run.read_events() if event["event"] == injected_faults.KILLED]
     restarts = []
     for before, after in itertools.pairwise(run.read_attempts()):
         last = max((li["step"] for li in lines if li["attempt"] == before.number), default=0)

@@ -19,12 +19,7 @@ from typing import Any, TypeVar
 
 from trainrig.errors import ClusterError, ClusterLost, ConfigError
 from trainrig.processes.process_identity import find_listener
-from trainrig.ray_runtime import ray_private
-from trainrig.ray_runtime.session_folder import (
-    kill_users,
-    make_private_folder,
-    remove_private_folder,
-)
+from trainrig.ray_runtime import ray_private, session_folder
 
 log = logging.getLogger(__name__)
 SAID_BETTER = (
@@ -47,13 +42,13 @@ def whole_or_nothing() -> Iterator[Path]:
     is removed, and the error is raised as ClusterError (ConfigError is raised unchanged). On a
     machine that is far too busy, Ray gives up after 30 s.
     """
-    folder = make_private_folder()
+    folder = session_folder.make_private_folder()
     try:
         with ray_private.without_unneeded_processes(), ray_private.shielded_from_signals():
             yield folder
     except BaseException as error:
-        kill_users(folder)
-        remove_private_folder(folder)
+        session_folder.kill_users(folder)
+        session_folder.remove_private_folder(folder)
         if not isinstance(error, Exception) or isinstance(error, ConfigError):
             raise
         raise ClusterError(
@@ -106,19 +101,19 @@ class Session:
         for daemon in self._daemons.values():
             if daemon.poll() is None:
                 daemon.kill()
-        kill_users(self.folder)
+        session_folder.kill_users(self.folder)
 
     def remove(self) -> None:
         """Kill the remaining processes and remove the private folder.
 
         The logs are kept if `keeps_logs` is set.
         """
-        kill_users(self.folder)
+        session_folder.kill_users(self.folder)
         if not self.keeps_logs or not self.logs.is_dir():
-            remove_private_folder(self.folder)
+            session_folder.remove_private_folder(self.folder)
             return
         log.warning("Ray logs: %s", self.logs)
-        remove_private_folder(self.folder, keep=self.logs)
+        session_folder.remove_private_folder(self.folder, keep=self.logs)
 
 
 class Joined:

@@ -23,25 +23,7 @@ from trainrig import errors
 from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
 from trainrig.processes.child_process import ensure_home
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals
-from trainrig.ray_runtime import ray_private
-from trainrig.ray_runtime.ray_local import (
-    LOOK_AT_RAY,
-    Joined,
-    Session,
-    end_own,
-    enter,
-    leave,
-    raise_if_lost,
-    send_known_words_to_log,
-    whole_or_nothing,
-)
-from trainrig.ray_runtime.ray_pools import (
-    Need,
-    NodePool,
-    build_cpu_selector,
-    find_capacity,
-    find_pools,
-)
+from trainrig.ray_runtime import ray_local, ray_pools, ray_private
 from trainrig.ray_runtime.session_folder import RAY, sweep
 from trainrig.ray_runtime.start_checks import check_machine
 from trainrig.splits import Phase, Split, Work
@@ -101,8 +83,8 @@ def connect(workers: int, what: str) -> None:
     the autoscaler may start. `what` names the workers in the message.
     """
     join()
-    pools = find_pools()
-    check_fit(workers, {"CPU": 1}, what, pools, build_cpu_selector(pools))
+    pools = ray_pools.find_pools()
+    check_fit(workers, {"CPU": 1}, what, pools, ray_pools.build_cpu_selector(pools))
 
 
 def join() -> None:
@@ -116,7 +98,7 @@ def join() -> None:
 
     if ray.is_initialized():
         return
-    leave()  # removes a Ray that other code has shut down
+    ray_local.leave()  # removes a Ray that other code has shut down
     sweep()
     if alone:
         check_machine()
@@ -129,11 +111,15 @@ def join() -> None:
                 runtime_env={"env_vars": WORKER_ENVIRONMENT},
                 **(_build_local_options(folder) if folder else {}),
             )
-            enter(Session.read_current(folder) if folder else Joined.read_current())
+            ray_local.enter(
+                ray_local.Session.read_current(folder)
+                if folder
+                else ray_local.Joined.read_current()
+            )
     except ConnectionError as error:
         raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
     _keep_token()
-    send_known_words_to_log()
+    ray_local.send_known_words_to_log()
 
 
 @contextlib.contextmanager
@@ -142,7 +128,7 @@ def _alone() -> Iterator[Path]:
 
     Yields its private folder. If the start fails, nothing is left behind; see `whole_or_nothing`.
     """
-    with ray_private.listening_on_loopback(), whole_or_nothing() as folder:
+    with ray_private.listening_on_loopback(), ray_local.whole_or_nothing() as folder:
         yield folder
 
 
@@ -236,9 +222,9 @@ def _build_local_options(folder: Path) -> dict[str, Any]:
 
 def check_fit(
     workers: int,
-    need: Need,
+    need: ray_pools.Need,
     what: str,
-    pools: Sequence[NodePool] | None,
+    pools: Sequence[ray_pools.NodePool] | None,
     selector: Mapping[str, str] | None = None,
 ) -> None:
     """Raise ConfigError if the workers can never fit the cluster.
@@ -250,7 +236,7 @@ def check_fit(
         pools: node pools that the autoscaler may start; None if unknown.
         selector: labels that a node must have.
     """
-    found = find_capacity(need, selector or {}, pools)
+    found = ray_pools.find_capacity(need, selector or {}, pools)
     if workers <= found.live or found.later is None or workers <= found.later:
         return
     resources = " and ".join(f"{count:g} {name}" for name, count in need.items())
@@ -267,7 +253,7 @@ def check_fit(
     )
 
 
-def _describe_workers(workers: int, need: Need) -> str:
+def _describe_workers(workers: int, need: ray_pools.Need) -> str:
     return f"{workers} logical CPUs" if list(need) == ["CPU"] else f"space for {workers}"
 
 
@@ -296,7 +282,7 @@ def map_splits(
                 done += 1
                 advance(done, len(splits))
         except ClusterLost as lost:
-            if not end_own():
+            if not ray_local.end_own():
                 again = "finished work is kept; run the same command to continue"
                 raise Unfinished(f"{lost}; {again}") from None
             log.warning("%s; starting another one for the remaining work", lost)
@@ -374,7 +360,7 @@ def _run_by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator
 
 def _build_selector() -> dict[str, str]:
     """Return the label selector of the nodes for splits."""
-    return build_cpu_selector(find_pools())
+    return ray_pools.build_cpu_selector(ray_pools.find_pools())
 
 
 def _make_row(split: Split) -> dict[str, Any]:
@@ -410,12 +396,12 @@ def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
     threading.Thread(target=run, name="splits", daemon=True).start()
     while True:
         try:
-            row, error = results.get(timeout=LOOK_AT_RAY)
+            row, error = results.get(timeout=ray_local.LOOK_AT_RAY)
         except queue.Empty:
-            raise_if_lost()
+            ray_local.raise_if_lost()
             continue
         if error is not None:
-            raise_if_lost(surely=True)
+            ray_local.raise_if_lost(surely=True)
             raise error
         if row is None:
             return

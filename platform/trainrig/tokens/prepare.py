@@ -20,14 +20,7 @@ from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, sum_counts
-from trainrig.tokens.document_set import (
-    SPLIT_BYTES,
-    Documents,
-    DocumentSet,
-    RefusedRow,
-    is_held_out,
-    open_documents,
-)
+from trainrig.tokens import document_set
 from trainrig.tokens.rows.packing import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, ShardVocabulary
@@ -50,7 +43,7 @@ class Tokenization(RunFile):
 
     stage: Literal["tokenize"] = "tokenize"
     # Documents to encode: a folder that `curate` wrote, or files as `[[documents]]` tables.
-    documents: Documents
+    documents: document_set.Documents
     # Folder that `trainrig tokenizer` wrote. Alternatively a Hugging Face folder or any
     # tokenizer.json, for example from a checkpoint, which is then used unchanged.
     tokenizer: Annotated[str, NOT_IDENTITY]
@@ -63,7 +56,7 @@ class Tokenization(RunFile):
     begin_of_text: bool = False
     # Approximate bytes of text in a shard: small files share a shard, large ones are cut. One
     # worker processes a shard at a time.
-    shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
+    shard_bytes: int = Field(default=document_set.SPLIT_BYTES, ge=1_024)
     plans: PackingPlan = PackingPlan()  # packing plans to write beside the shards
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
@@ -78,7 +71,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
     documents, and splits depend on the files alone. Raises DataError if the documents or the
     tokenizer cannot be used, or if no document is left to train on.
     """
-    documents = open_documents(run.documents)
+    documents = document_set.open_documents(run.documents)
     files, content = _read_tokenizer(run.tokenizer)
     inputs = {**documents.inputs, "tokenizer": content}
     stage = manifest.claim(run.output, run, inputs)
@@ -145,19 +138,19 @@ def _plan_shards(run: Tokenization, encoder: Encoder) -> tuple[dict[str, Any], d
     return counts, {f"{TRAIN}/{name}": entry for name, entry in files.items()}
 
 
-def _make_work(run: Tokenization, documents: DocumentSet, encoder: Encoder) -> Work:
+def _make_work(run: Tokenization, documents: document_set.DocumentSet, encoder: Encoder) -> Work:
     """Return the function that encodes one split into a training shard and a held-out shard."""
     vocabulary = ShardVocabulary(encoder.vocabulary_size, encoder.fingerprint)
     before = [encoder.find_special(BEGIN_OF_TEXT)] if run.begin_of_text else []
 
     def encode(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         shards = {split: ShardBuilder(vocabulary) for split in (TRAIN, HELD_OUT)}
-        refused: list[RefusedRow] = []
+        refused: list[document_set.RefusedRow] = []
         ids: Counter[str] = Counter()
         for row, document in _encode_rows(
             documents.read_rows(task, refused.append), encoder, before
         ):
-            held = is_held_out(row["url"] or row["id"], run.held_out)
+            held = document_set.is_held_out(row["url"] or row["id"], run.held_out)
             shards[HELD_OUT if held else TRAIN].add(document)
             ids[document.id] += 1
         counts: dict[str, Any] = {
@@ -201,7 +194,9 @@ def _encode_rows(
             )
 
 
-def _quarantine(output: str, name: str, refused: Iterable[RefusedRow]) -> dict[str, FileSum]:
+def _quarantine(
+    output: str, name: str, refused: Iterable[document_set.RefusedRow]
+) -> dict[str, FileSum]:
     """Write the refused rows of a split to quarantine; return the sum of the file, if any."""
     lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in refused]
     if not lines:

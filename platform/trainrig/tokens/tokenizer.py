@@ -24,18 +24,11 @@ from trainrig.config import NOT_IDENTITY, OUTPUT, Field, RunFile, Settings
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest
 from trainrig.tokens.document_set import Documents, DocumentSet, is_held_out, open_documents
+from trainrig.tokens.tokenizers import vocabulary_measures
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.imported import Imported
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE, Unigram, WordPiece
 from trainrig.tokens.tokenizers.training_sample import DrawnTexts, TextSampling, draw_sample
-from trainrig.tokens.tokenizers.vocabulary_measures import (
-    MeasuredText,
-    TokenizerReport,
-    count_occurrences,
-    keep_first_entries,
-    measure,
-    measure_rival,
-)
 
 TOKENIZER_FILE = "tokenizer.json"
 REPORT = "report.json"
@@ -154,7 +147,9 @@ class HeldOutCollector:
 
     def __init__(self, report: Reporting) -> None:
         self._report = report
-        self._heap: list[tuple[int, str, MeasuredText]] = []  # the highest hash is first
+        self._heap: list[
+            tuple[int, str, vocabulary_measures.MeasuredText]
+        ] = []  # the highest hash is first
         self._bytes = 0
 
     def filter_rows(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
@@ -165,12 +160,14 @@ class HeldOutCollector:
             else:
                 yield row["id"], row["source"], row["text"]
 
-    def list_texts(self) -> list[MeasuredText]:
+    def list_texts(self) -> list[vocabulary_measures.MeasuredText]:
         """Return the collected texts, lowest hash first, independent of the documents' order."""
         return [text for _, _, text in sorted(self._heap, key=lambda item: (-item[0], item[1]))]
 
     def _collect(self, row: Mapping[str, Any]) -> None:
-        text = MeasuredText(row["id"], row["source"], row["language"] or "", row["text"])
+        text = vocabulary_measures.MeasuredText(
+            row["id"], row["source"], row["language"] or "", row["text"]
+        )
         place = int.from_bytes(hashlib.blake2b(text.id.encode(), digest_size=8).digest(), "big")
         heapq.heappush(self._heap, (-place, text.id, text))
         self._bytes += len(text.text.encode())
@@ -193,7 +190,10 @@ def _build_smaller(run: TokenizerTraining, encoder: Encoder) -> list[tuple[str, 
     if sizes is None:
         sizes = tuple(size for size in parts if size >= tokenizer.least)
     return [
-        (f"its first {size:,} entries", Encoder(keep_first_entries(encoder.text, size)))
+        (
+            f"its first {size:,} entries",
+            Encoder(vocabulary_measures.keep_first_entries(encoder.text, size)),
+        )
         for size in sizes
     ]
 
@@ -202,29 +202,31 @@ def _build_report(
     run: TokenizerTraining,
     encoder: Encoder,
     sample: DrawnTexts,
-    texts: list[MeasuredText],
+    texts: list[vocabulary_measures.MeasuredText],
     others: Sequence[tuple[str, Encoder]],
-) -> TokenizerReport:
+) -> vocabulary_measures.TokenizerReport:
     measured = texts or [
-        MeasuredText(f"sample {number}", "sample", "", text)
+        vocabulary_measures.MeasuredText(f"sample {number}", "sample", "", text)
         for number, text in enumerate(sample.texts)
     ]
     parameters = run.report.channels * (1 if run.report.tied else 2)
-    return TokenizerReport(
+    return vocabulary_measures.TokenizerReport(
         kind=run.tokenizer.kind,
         held_out=bool(texts),
         sampled_documents=len(sample.texts),
         sampled_bytes_of=sample.bytes_of,
         channels=run.report.channels,
         tied=run.report.tied,
-        vocabulary=measure(encoder, measured, count_occurrences(encoder, sample.texts)),
+        vocabulary=vocabulary_measures.measure(
+            encoder, measured, vocabulary_measures.count_occurrences(encoder, sample.texts)
+        ),
         rivals=tuple(
-            measure_rival(name, one, measured, parameters)
+            vocabulary_measures.measure_rival(name, one, measured, parameters)
             for name, one in [("this one", encoder), *others]
         ),
     )
 
 
-def _serialise_report(results: TokenizerReport) -> bytes:
+def _serialise_report(results: vocabulary_measures.TokenizerReport) -> bytes:
     facts = {"format": REPORT_FORMAT, **dataclasses.asdict(results)}
     return json.dumps(facts, indent=1, ensure_ascii=False).encode()

@@ -17,13 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    Deriving,
-    DeviceBatch,
-    Objective,
-)
+from trainrig.objectives import objective_interface
 from trainrig.parallel.axes.row_split import RowSplit
 from trainrig.tokens.batches import MicroBatchSlot
 
@@ -51,7 +45,7 @@ class LossTable:
 
     def __init__(
         self,
-        objective: Objective,
+        objective: objective_interface.Objective,
         sources: Sequence[str],
         micro_batches: int,
         device: torch.device,
@@ -73,7 +67,9 @@ class LossTable:
         self._split = split or RowSplit()
         self._terms = tuple(objective.terms)
         self._sources = tuple(sources)
-        self._derive = objective.derive if isinstance(objective, Deriving) else None
+        self._derive = (
+            objective.derive if isinstance(objective, objective_interface.Deriving) else None
+        )
         # Columns of each term: its total sum, its sums by source, its counts by source.
         shape = (micro_batches, len(self._terms), 1 + 2 * len(sources))
         self._sums_MNK = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -84,7 +80,9 @@ class LossTable:
         # sum and count of each
         self._diagnostics_MD2 = self._sums_MNK.new_zeros(micro_batches, 0, 2)
 
-    def fill(self, slot: MicroBatchSlot, computed: Computed, sources_B: Tensor) -> None:
+    def fill(
+        self, slot: MicroBatchSlot, computed: objective_interface.Computed, sources_B: Tensor
+    ) -> None:
         """Enter the results of the micro-batch of `slot`, whose rows belong to `sources_B`."""
         self.expect(computed.auxiliary)
         self.expect_diagnostics(tuple(computed.diagnostics))
@@ -133,7 +131,9 @@ class LossTable:
             rows = len(self._sums_MNK)
             self._diagnostics_MD2 = self._sums_MNK.new_zeros(rows, len(names), 2)
 
-    def _fill_term(self, sums_K: Tensor, found: Contributions, sources_B: Tensor) -> None:
+    def _fill_term(
+        self, sums_K: Tensor, found: objective_interface.Contributions, sources_B: Tensor
+    ) -> None:
         count = len(self._sources)
         values = found.values.detach()
         sums_K[0] = (values.double() if self._double else values).sum()
@@ -213,9 +213,9 @@ class LossTable:
 
 
 def measure_statistics(
-    objective: Objective,
+    objective: objective_interface.Objective,
     model: torch.nn.Module,
-    batches: Iterable[tuple[MicroBatchSlot, DeviceBatch]],
+    batches: Iterable[tuple[MicroBatchSlot, objective_interface.DeviceBatch]],
     micro_batches: int,
     agreed_to_stop: Callable[[], bool],
     split: RowSplit,

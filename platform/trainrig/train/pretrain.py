@@ -27,7 +27,7 @@ from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.tokens.tokenizers.encode import Encoder
-from trainrig.train import checkpoint
+from trainrig.train import checkpoint, run_start
 from trainrig.train.held_out_loss import HeldOutSets, RowSizes, hold_nothing_out, open_held_out
 from trainrig.train.run import metrics
 from trainrig.train.run.alarms import find_repetition_alarms, watch_alarms
@@ -38,13 +38,6 @@ from trainrig.train.run.run_folder import PLAN, RunFolder
 from trainrig.train.run_file.run_file_checks import build_model_stages
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.worker_settings import parse_bounds
-from trainrig.train.run_start import (
-    check_claim_stands,
-    check_disk_space,
-    claim_run,
-    find_initial_weights,
-    warn_of_high_rate,
-)
 from trainrig.train.training_job import TrainingJob
 
 if TYPE_CHECKING:
@@ -67,7 +60,7 @@ def pretrain(run: Pretraining) -> Manifest:
     inputs = {"tokens": tokens.content}
     if job.initial_weights:
         inputs["continue_from"] = checkpoint.compute_content_key(job.initial_weights)
-    stage = claim_run(
+    stage = run_start.claim_run(
         job.folder,
         run,
         run.training,
@@ -79,7 +72,7 @@ def pretrain(run: Pretraining) -> Manifest:
     if plan:
         storage.write(stage.build_path(PLAN), plan)
     if job.initial_weights and not stage.resumed:
-        warn_of_high_rate(job.initial_weights, run.training.optimizer.lr)
+        run_start.warn_of_high_rate(job.initial_weights, run.training.optimizer.lr)
     return drive(stage, run, job, run.workers)
 
 
@@ -207,7 +200,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return model, None
-    begun = find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
+    begun = run_start.find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
     model = begun.model
     heads = count_further_heads(run.objective)
     try:
@@ -359,7 +352,7 @@ def drive(
     from trainrig.train.elastic import trainer
 
     with lease.hold_lease(job.folder):
-        check_claim_stands(stage)
+        run_start.check_claim_stands(stage)
         with stage.undo_if_refused():
             copy = job.training.checkpoints.copy_to
             # once the run has started, a failing copy does not end it
@@ -372,7 +365,7 @@ def drive(
                 checkpoint.check_data(newest.path, job.make_batches())
                 checkpoint.check_context(newest.path, checkpoint.read_entries(newest.path), job)
             check_evaluations(job.training)
-            check_disk_space(job)
+            run_start.check_disk_space(job)
             check_compiler(job.training.compile)
             for sink in job.training.metrics.sinks:
                 sink.check(job.folder)

@@ -8,25 +8,9 @@ import torch.distributed as dist
 
 from trainrig.errors import ClusterError
 from trainrig.parallel.stop_consensus import StopConsensus
+from trainrig.train import evaluations
 from trainrig.train.checkpoint import list_committed
-from trainrig.train.evaluations import (
-    CheckpointScore,
-    NamedScore,
-    RunEvaluation,
-    ScoredCheckpoint,
-    find_stop_reason,
-)
-from trainrig.train.run.checkpoint_scores import (
-    EarlyEnd,
-    Scoring,
-    ScoringRequest,
-    make_scoring,
-    read_scores,
-    read_usable_scores,
-    scorecard_folder,
-    write_end,
-    write_scores,
-)
+from trainrig.train.run import checkpoint_scores
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.training_job import TrainingJob
 
@@ -95,17 +79,17 @@ class RunScores:
                 return False
         return True
 
-    def _list_named(self) -> list[NamedScore]:
+    def _list_named(self) -> list[evaluations.NamedScore]:
         return [named for named in (self._training.stop_if, self._training.best) if named]
 
-    def _find_evaluation(self, name: str) -> RunEvaluation:
+    def _find_evaluation(self, name: str) -> evaluations.RunEvaluation:
         return next(
             evaluation for evaluation in self._training.evaluations if evaluation.name == name
         )
 
     # --- scoring on the workers
 
-    def _ask(self, evaluation: RunEvaluation, step: int, to_the_end: bool) -> bool:
+    def _ask(self, evaluation: evaluations.RunEvaluation, step: int, to_the_end: bool) -> bool:
         self._settle()
         found: list[tuple[str, int] | None] = [None]
         if self._first and not self._is_known(evaluation.name, step):
@@ -114,19 +98,23 @@ class RunScores:
         if found[0] is None:  # the checkpoint is scored already, or could not be saved
             return True
         path, number = found[0]
-        output = scorecard_folder(self._folder, evaluation.name, step, number)
+        output = checkpoint_scores.scorecard_folder(self._folder, evaluation.name, step, number)
         threads = self._training.threads
-        scoring = make_scoring(ScoringRequest(evaluation, path, output, "auto", threads))
+        scoring = checkpoint_scores.make_scoring(
+            checkpoint_scores.ScoringRequest(evaluation, path, output, "auto", threads)
+        )
         if not self._ask_by_all(scoring, to_the_end):
             return False
         if self._first:
-            scores: Mapping[str, CheckpointScore] = scoring.finish()
-            write_scores(self._folder, ScoredCheckpoint(evaluation.name, step, number, scores))
+            scores: Mapping[str, evaluations.CheckpointScore] = scoring.finish()
+            checkpoint_scores.write_scores(
+                self._folder, evaluations.ScoredCheckpoint(evaluation.name, step, number, scores)
+            )
         # all wait here for rank 0; a stop request takes effect at the next question
         self._agreed_to_stop("score")
         return True
 
-    def _ask_by_all(self, scoring: Scoring, to_the_end: bool) -> bool:
+    def _ask_by_all(self, scoring: checkpoint_scores.Scoring, to_the_end: bool) -> bool:
         if self._first:
             scoring.begin()
         self._agreement.any(False)  # all ranks wait until the folder is prepared
@@ -141,7 +129,7 @@ class RunScores:
 
     # --- decisions
 
-    def _wait_for_score(self, named: NamedScore, step: int) -> bool:
+    def _wait_for_score(self, named: evaluations.NamedScore, step: int) -> bool:
         """Wait until the score for the decision after `step` is known. Collective.
 
         Returns False if all ranks agreed to stop. Raises ClusterError if the checkpoint could not
@@ -165,9 +153,9 @@ class RunScores:
             if self._agreed_to_stop("wait for scores"):
                 return False
             time.sleep(LOOK_EVERY)
-        found: list[ScoredCheckpoint | None] = [None]
+        found: list[evaluations.ScoredCheckpoint | None] = [None]
         if self._first:
-            known_scores = read_scores(self._folder, evaluation.name)
+            known_scores = checkpoint_scores.read_scores(self._folder, evaluation.name)
             found = [next(checkpoint for checkpoint in known_scores if checkpoint.step == scored)]
         dist.broadcast_object_list(found, src=0)
         assert found[0] is not None
@@ -190,18 +178,23 @@ class RunScores:
             return False
         why: list[str | None] = [None]
         if self._first:
-            known = read_usable_scores(self._folder, rule.evaluation)
+            known = checkpoint_scores.read_usable_scores(self._folder, rule.evaluation)
             until = [checkpoint for checkpoint in known if checkpoint.step <= scored]
             if until and until[-1].step == scored:
-                why = [find_stop_reason(rule, until)]
+                why = [evaluations.find_stop_reason(rule, until)]
             if why[0]:
-                write_end(self._folder, EarlyEnd(step, self._attempt.number, why[0]))
+                checkpoint_scores.write_end(
+                    self._folder, checkpoint_scores.EarlyEnd(step, self._attempt.number, why[0])
+                )
                 self._record("run_ended_by_score", step=step, why=why[0])
         dist.broadcast_object_list(why, src=0)
         return why[0] is not None
 
     def _is_known(self, evaluation: str, step: int) -> bool:
-        return any(checkpoint.step == step for checkpoint in read_scores(self._folder, evaluation))
+        return any(
+            checkpoint.step == step
+            for checkpoint in checkpoint_scores.read_scores(self._folder, evaluation)
+        )
 
     def _find_checkpoint(self, step: int) -> tuple[str, int] | None:
         """Return folder and attempt of the checkpoint of `step` that counts, if there is one."""

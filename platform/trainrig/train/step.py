@@ -20,14 +20,8 @@ from trainrig.parallel.axes.pipeline_passes import StagePass, StagePasses, add_s
 from trainrig.parallel.axes.pipeline_schedule import Schedule, plan_turns
 from trainrig.parallel.axes.pipeline_stage import StageDecoder
 from trainrig.parallel.phase_clock import PhaseClock, time_collectives
+from trainrig.parallel.sharding import fsdp
 from trainrig.parallel.sharding.deterministic import SummedInTree
-from trainrig.parallel.sharding.fsdp import (
-    Gradients,
-    SummedByRank,
-    find_local_slice,
-    list_units,
-    reshard,
-)
 from trainrig.parallel.sharding.gradient_norm import RowPlaces
 from trainrig.parallel.training_statistics import ActivationStatistics, ParameterNorms
 from trainrig.tokens.batches import TOKENS, LocalBatch, MicroBatch
@@ -116,7 +110,7 @@ class Stepper:
         self.clock = PhaseClock(device)
         self._compares_ranks = False
         if state.mesh.slices.size > 1:
-            parts = [unit for model in self._models for unit in list_units(model)]
+            parts = [unit for model in self._models for unit in fsdp.list_units(model)]
             time_collectives(parts, self.clock, device, reduces=not training.deterministic)
         alike = state.shared.list_alike(state.model) if state.shared else frozenset[int]()
         stage = state.stage
@@ -125,7 +119,7 @@ class Stepper:
         places = RowPlaces(firsts, sum(stage.whole.values())) if stage and firsts else None
         counted = [first is not None for first in firsts] if firsts else None
         mesh = state.mesh
-        self._gradients: Gradients = (
+        self._gradients: fsdp.Gradients = (
             SummedInTree(
                 self._models,
                 every,
@@ -137,7 +131,7 @@ class Stepper:
                 by_micro_batch=training.parallel.by_micro_batch,
             )
             if training.deterministic
-            else SummedByRank(
+            else fsdp.SummedByRank(
                 self._models,
                 gather_once,
                 mesh.tensor,
@@ -409,7 +403,7 @@ class Stepper:
         Partial gradients stay where they are: no step may follow.
         """
         for model in self._models:
-            reshard(model)
+            fsdp.reshard(model)
 
 
 def _clip(parameters: Sequence[nn.Parameter], norm: float, most: float) -> None:
@@ -422,7 +416,7 @@ def _multiply_gradients(parameters: Sequence[nn.Parameter], factor: float) -> No
     gradients = []
     for parameter in parameters:
         assert parameter.grad is not None
-        gradients.append(find_local_slice(parameter.grad)[0])
+        gradients.append(fsdp.find_local_slice(parameter.grad)[0])
     torch._foreach_mul_(gradients, factor)  # few kernel launches for all of them
 
 

@@ -101,7 +101,7 @@ def test_any_bytes_at_all_are_read(data: bytes):
 
 
 def test_a_line_too_long_is_passed_over_and_never_held(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading_lines, "LARGEST_BODY", 100)
+    monkeypatch.setattr(reading_lines.raw_pages, "LARGEST_BODY", 100)
     monkeypatch.setattr(reading_rows, "LARGEST_BODY", 30)
     short = b'{"text": "short"}\n'
     long = b'{"text": "' + b"long" * 100_000 + b'"}\n'

@@ -141,9 +141,9 @@ def test_another_threshold_is_decided_on_from_the_evidence(tmp_path: Path) -> No
     unused = mock.Mock(side_effect=AssertionError)
     with (
         mock.patch("trainrig.corpus.curate.read_all_pages", unused),
-        mock.patch("trainrig.corpus.curate.write_signatures", unused),
+        mock.patch("trainrig.corpus.curate.write_documents.write_signatures", unused),
         mock.patch("trainrig.corpus.dedup.search_passes.verify", unused),
-        mock.patch("trainrig.corpus.dedup.search_passes.find_candidates", unused),
+        mock.patch("trainrig.corpus.dedup.search_passes.candidate_passes.find_candidates", unused),
     ):
         curate(again)
         assert list_kept(run.output) == {"c", "e", "f"}  # the longest documents

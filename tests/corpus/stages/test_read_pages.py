@@ -105,7 +105,9 @@ def test_a_part_of_which_a_file_is_missing_is_done_again(
     curate(make_run(archive, tmp_path / "whole"))
     begun = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("trainrig.corpus.curate.apply_rules_to_split", lambda *rest: 1 / 0)
+        patch.setattr(
+            "trainrig.corpus.curate.apply_rules.apply_rules_to_split", lambda *rest: 1 / 0
+        )
         with pytest.raises(ZeroDivisionError):
             curate(make_run(archive, begun))
     pages = storage.list_files(f"{begun}/scratch/pages")

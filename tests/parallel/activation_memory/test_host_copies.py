@@ -140,9 +140,9 @@ def test_several_micro_batches_under_way_have_two_layers_there_as_well(apart):
 
 def test_weights_masks_and_what_is_small_stay(apart, monkeypatch):
     masks = []
-    make = decoder.make_added_mask
+    make = decoder.attention.make_added_mask
     monkeypatch.setattr(
-        decoder, "make_added_mask", lambda *told: masks.append(make(*told)) or masks[-1]
+        decoder.attention, "make_added_mask", lambda *told: masks.append(make(*told)) or masks[-1]
     )
     model = build()
     ids = batch()

@@ -229,7 +229,7 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(chaining, decided, whol
 
 @pytest.mark.slow
 def test_a_stopped_stage_continues_with_the_rest(chaining, decided, whole, tmp_path, monkeypatch):
-    write = constitutional_stage.write_rows
+    write = constitutional_stage.sample_stage.write_rows
     written = []
 
     def write_one(folder, name, files):
@@ -238,12 +238,12 @@ def test_a_stopped_stage_continues_with_the_rest(chaining, decided, whole, tmp_p
         written.append(name)
         return write(folder, name, files)
 
-    monkeypatch.setattr(constitutional_stage, "write_rows", write_one)
+    monkeypatch.setattr(constitutional_stage.sample_stage, "write_rows", write_one)
     with pytest.raises(KeyboardInterrupt):
         revise_answers(chaining(checkpoint=decided))
     done = read_content(tmp_path / "chained")
     assert len(done) == 3
-    monkeypatch.setattr(constitutional_stage, "write_rows", write)
+    monkeypatch.setattr(constitutional_stage.sample_stage, "write_rows", write)
     again = revise_answers(chaining(checkpoint=decided))
     assert read_content(tmp_path / "chained") == read_content(whole)
     assert again.content == manifest.read_manifest(str(whole)).content

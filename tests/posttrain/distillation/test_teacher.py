@@ -145,7 +145,7 @@ def test_a_stopped_stage_continues_with_the_rest(scoring, tmp_path, monkeypatch)
     from trainrig.posttrain.stages import teacher_stage
 
     whole = store_teacher(scoring(output=str(tmp_path / "whole")))
-    write = teacher_stage.write_part
+    write = teacher_stage.teacher_probabilities.write_part
     calls = []
 
     def write_two(*arguments):
@@ -154,12 +154,12 @@ def test_a_stopped_stage_continues_with_the_rest(scoring, tmp_path, monkeypatch)
         calls.append(arguments)
         return write(*arguments)
 
-    monkeypatch.setattr(teacher_stage, "write_part", write_two)
+    monkeypatch.setattr(teacher_stage.teacher_probabilities, "write_part", write_two)
     with pytest.raises(KeyboardInterrupt):
         store_teacher(scoring())
     done = read_content(tmp_path / "taught")
     assert len(done) == 12  # two parts, of three arrays with their checksums
-    monkeypatch.setattr(teacher_stage, "write_part", write)
+    monkeypatch.setattr(teacher_stage.teacher_probabilities, "write_part", write)
     again = store_teacher(scoring())
     assert read_content(tmp_path / "taught") == read_content(tmp_path / "whole")
     assert again.content == whole.content

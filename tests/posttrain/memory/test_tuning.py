@@ -9,7 +9,8 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.log_probabilities import stack_rows
 from trainrig.objectives.shared_prompts import lay_out
-from trainrig.posttrain.tuning.fine_tuning import estimate_tuning, needs_references, prepare
+from trainrig.posttrain.tuning.fine_tuning import estimate_tuning, prepare
+from trainrig.posttrain.tuning.preference_rows import needs_references
 from trainrig.posttrain.tuning.references import compute_references
 from trainrig.posttrain.tuning.tuning_memory import (
     LargestRows,

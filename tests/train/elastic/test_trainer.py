@@ -88,8 +88,8 @@ def test_a_run_in_numbers_that_its_cpus_emulate_is_warned_of_at_its_start(
     compute, hardware_has_it, gpus, warned, monkeypatch, caplog
 ):
     monkeypatch.setattr(hardware, "cpu_has_bfloat16", lambda: hardware_has_it)
-    monkeypatch.setattr(trainer, "find_pools", lambda: [])
-    monkeypatch.setattr(trainer, "contains_gpus", lambda pools: gpus)
+    monkeypatch.setattr(trainer.ray_pools, "find_pools", lambda: [])
+    monkeypatch.setattr(trainer.ray_pools, "contains_gpus", lambda pools: gpus)
     trainer.warn_of_emulation(Precision(compute=compute))
     assert ("this CPU has no hardware for bfloat16" in caplog.text) == warned
 

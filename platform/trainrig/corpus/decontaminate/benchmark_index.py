@@ -17,18 +17,8 @@ from numpy.typing import NDArray
 from trainrig import manifest, storage
 from trainrig.config import suggest_choice
 from trainrig.corpus.array_files import open_arrays, write_arrays
+from trainrig.corpus.decontaminate import benchmark_words, decontamination_settings
 from trainrig.corpus.decontaminate.benchmark_grams import Grams, Hits, find_hits, index_grams
-from trainrig.corpus.decontaminate.benchmark_words import (
-    NormalisedWords,
-    WordNumbers,
-    build_vocabulary,
-    split_words,
-)
-from trainrig.corpus.decontaminate.decontamination_settings import (
-    Benchmark,
-    Decontamination,
-    Llama3,
-)
 from trainrig.errors import DataError
 
 ENDINGS = (".jsonl", ".jsonl.gz")
@@ -45,7 +35,9 @@ class Examples:
     texts: tuple[tuple[str, ...], ...]  # texts of each example
 
 
-def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
+def list_benchmarks(
+    settings: decontamination_settings.Decontamination,
+) -> list[decontamination_settings.Benchmark]:
     """Return all benchmarks: the listed ones, then the files of the folder, sorted by name.
 
     Raises DataError if the folder holds no benchmark, if a file in it has no `fields`, if two
@@ -61,7 +53,7 @@ def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
                 f"decontamination: {names.count(name)} benchmarks are named '{name}'; give each "
                 "a different name"
             )
-    if isinstance(settings.style, Llama3):
+    if isinstance(settings.style, decontamination_settings.Llama3):
         for name in settings.style.thresholds:
             if name not in names:
                 raise DataError(
@@ -71,7 +63,9 @@ def list_benchmarks(settings: Decontamination) -> list[Benchmark]:
     return found
 
 
-def _list_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchmark]:
+def _list_folder(
+    folder: str, fields: dict[str, tuple[str, ...]]
+) -> list[decontamination_settings.Benchmark]:
     paths = {
         path.rpartition("/")[2].removesuffix(".gz").removesuffix(".jsonl"): path
         for path in storage.list_files(folder)
@@ -96,7 +90,10 @@ def _list_folder(folder: str, fields: dict[str, tuple[str, ...]]) -> list[Benchm
             f"{folder}: `fields` lacks {len(missing)} of its {len(paths)} benchmarks; add a line "
             f"for each, with the fields to use of these fields with text: {told}{more}"
         )
-    return [Benchmark(name=name, path=paths[name], fields=fields[name]) for name in sorted(paths)]
+    return [
+        decontamination_settings.Benchmark(name=name, path=paths[name], fields=fields[name])
+        for name in sorted(paths)
+    ]
 
 
 def _format_fields_line(name: str, path: str) -> str:
@@ -105,7 +102,7 @@ def _format_fields_line(name: str, path: str) -> str:
     return f"{json.dumps(name)} = [{texts}]"
 
 
-def fingerprint(settings: Decontamination) -> str:
+def fingerprint(settings: decontamination_settings.Decontamination) -> str:
     """Return a fingerprint of the benchmarks: names, fields and contents of their files.
 
     The settings only name the files, so this fingerprint must be part of the inputs of a run.
@@ -129,13 +126,13 @@ def fingerprint(settings: Decontamination) -> str:
     )
 
 
-def check_examples(settings: Decontamination) -> None:
+def check_examples(settings: decontamination_settings.Decontamination) -> None:
     """Raise DataError if a benchmark cannot be read, hours before its examples are needed."""
     for benchmark in list_benchmarks(settings):
         read_examples(benchmark)
 
 
-def read_examples(benchmark: Benchmark) -> Examples:
+def read_examples(benchmark: decontamination_settings.Benchmark) -> Examples:
     """Return the examples of one benchmark file.
 
     Raises DataError with the file and line if a line is not a valid example, or if a field is empty
@@ -250,11 +247,11 @@ class Index:
     Array suffixes: B is the number of words, P of texts, E of examples.
     """
 
-    settings: Decontamination
+    settings: decontamination_settings.Decontamination
     names: tuple[str, ...]  # names of the benchmarks
     orders: tuple[int, ...]  # n of each benchmark
     firsts: tuple[int, ...]  # the first example of each benchmark, then the number of all examples
-    vocabulary: WordNumbers
+    vocabulary: benchmark_words.WordNumbers
     grams: Grams
     words_B: NDArray[np.uint32]  # vocabulary number of each word
     texts_B: NDArray[np.uint32]  # text of each word
@@ -263,7 +260,7 @@ class Index:
     lines_E: NDArray[np.int64]  # line of each example in its file, from 1
 
     @classmethod
-    def of(cls, settings: Decontamination) -> "Index":
+    def of(cls, settings: decontamination_settings.Decontamination) -> "Index":
         """Build the index of all benchmarks that `settings` name.
 
         The file takes about 40 bytes per benchmark word; building it takes a few times that in
@@ -274,7 +271,9 @@ class Index:
         )
 
     @classmethod
-    def from_examples(cls, settings: Decontamination, benchmarks: Sequence[Examples]) -> "Index":
+    def from_examples(
+        cls, settings: decontamination_settings.Decontamination, benchmarks: Sequence[Examples]
+    ) -> "Index":
         """Build the index of benchmarks that are already read."""
         style = settings.style
         texts = [
@@ -282,7 +281,7 @@ class Index:
         ]
         counts = [len(example) for benchmark in benchmarks for example in benchmark.texts]
         examples_P = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
-        words = split_words(texts)
+        words = benchmark_words.split_words(texts)
         sizes_P = np.diff(words.firsts_D1)
         longest_E = np.zeros(len(counts), np.int64)
         np.maximum.at(longest_E, examples_P, sizes_P)
@@ -292,7 +291,7 @@ class Index:
             for first, end in itertools.pairwise(firsts)
         ]
         by_example = np.repeat(np.array(orders, np.int64), np.diff(firsts))
-        vocabulary, words_B = build_vocabulary(words)
+        vocabulary, words_B = benchmark_words.build_vocabulary(words)
         orders_B = _compute_orders(words.firsts_D1, by_example[examples_P], style.shortest_whole)
         index = cls(
             settings,
@@ -333,11 +332,13 @@ class Index:
         """
         arrays, facts = open_arrays(path, _KIND)
         return cls(
-            Decontamination.model_validate(_freeze(facts["settings"])),
+            decontamination_settings.Decontamination.model_validate(_freeze(facts["settings"])),
             tuple(facts["names"]),
             tuple(facts["orders"]),
             tuple(facts["firsts"]),
-            WordNumbers(*(arrays.pop(f"vocabulary.{name}") for name in WordNumbers._fields)),
+            benchmark_words.WordNumbers(
+                *(arrays.pop(f"vocabulary.{name}") for name in benchmark_words.WordNumbers._fields)
+            ),
             Grams(*(arrays.pop(f"grams.{name}") for name in Grams._fields)),
             **arrays,
         )
@@ -356,13 +357,13 @@ class Index:
 
     def search_texts(
         self, texts: Sequence[str]
-    ) -> tuple[Hits, NormalisedWords, NDArray[np.uint32]]:
+    ) -> tuple[Hits, benchmark_words.NormalisedWords, NDArray[np.uint32]]:
         """Search `texts` for benchmark n-grams.
 
         Returns the hits, all words of the texts, and the vocabulary numbers of the words. Words are
         numbered only in texts with a hit.
         """
-        words = split_words(texts)
+        words = benchmark_words.split_words(texts)
         hits, numbers = find_hits(self.grams, self.words_B, self.vocabulary, words)
         return hits, words, numbers
 

@@ -12,21 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig import report
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.benchmark_overlap import count_units, list_thresholds
 from trainrig.corpus.decontaminate.decide import Touch
 from trainrig.corpus.decontaminate.decontamination_settings import GPT3, Llama2
 from trainrig.corpus.decontaminate.document_matches import Totals
 from trainrig.corpus.signals.text_arrays import compute_shares
-from trainrig.report import (
-    Details,
-    ReportTable,
-    SampleGroup,
-    Section,
-    Text,
-    TextSample,
-    format_percent,
-)
 
 LEAST_SHARES = (0.2, 0.5, 0.7, 0.8, 1.0)  # shares of an example at which the report counts examples
 COMMON = 20  # most common n-grams listed
@@ -247,16 +239,16 @@ def pick_samples(samples: Iterable[ContaminatedSample]) -> list[ContaminatedSamp
     return [candidate for few in chosen for candidate in few]
 
 
-def build_contamination_section(summary: ContaminationTallies) -> Section:
+def build_contamination_section(summary: ContaminationTallies) -> report.Section:
     """Build the report section: overlap found, documents removed, and a few samples."""
-    return Section(
+    return report.Section(
         "contamination",
         "Benchmarks in the corpus",
         (
-            Text(_describe_finding(summary)),
+            report.Text(_describe_finding(summary)),
             _build_document_table(summary),
             _build_example_table(summary),
-            Details("How much of each example was found", (_build_share_table(summary),)),
+            report.Details("How much of each example was found", (_build_share_table(summary),)),
             *_build_common_phrases(summary),
             *_build_samples(summary),
         ),
@@ -279,9 +271,9 @@ def _describe_finding(summary: ContaminationTallies) -> str:
     return sentence
 
 
-def _build_document_table(summary: ContaminationTallies) -> ReportTable:
+def _build_document_table(summary: ContaminationTallies) -> report.ReportTable:
     rows = sorted(summary.benchmarks, key=lambda row: (-row.documents, row.benchmark))
-    return ReportTable(
+    return report.ReportTable(
         "Documents that contain text of a benchmark; a document may count for several",
         ("benchmark", "documents", "dropped", "with removed spans"),
         tuple(
@@ -290,8 +282,8 @@ def _build_document_table(summary: ContaminationTallies) -> ReportTable:
     )
 
 
-def _build_example_table(summary: ContaminationTallies) -> ReportTable:
-    return ReportTable(
+def _build_example_table(summary: ContaminationTallies) -> report.ReportTable:
+    return report.ReportTable(
         "Benchmark examples found in the corpus before decontamination",
         (
             "benchmark",
@@ -315,7 +307,7 @@ def _list_cells(row: BenchmarkRow) -> tuple[str | int, ...]:
         row.words,
         row.examples,
         row.found,
-        format_percent(row.found, row.examples),
+        report.format_percent(row.found, row.examples),
         row.dirty,
         row.clean,
         row.between,
@@ -324,39 +316,39 @@ def _list_cells(row: BenchmarkRow) -> tuple[str | int, ...]:
     )
 
 
-def _build_share_table(summary: ContaminationTallies) -> ReportTable:
+def _build_share_table(summary: ContaminationTallies) -> report.ReportTable:
     examples: dict[str, list[int]] = {}
     for row in summary.shares:
         examples.setdefault(row.benchmark, []).append(row.examples)
-    return ReportTable(
+    return report.ReportTable(
         "Number of examples of which the whole corpus contains this share or more",
-        ("benchmark", *(format_percent(share, 1) for share in LEAST_SHARES)),
+        ("benchmark", *(report.format_percent(share, 1) for share in LEAST_SHARES)),
         tuple((name, *numbers) for name, numbers in examples.items()),
     )
 
 
-def _build_common_phrases(summary: ContaminationTallies) -> tuple[Details, ...]:
+def _build_common_phrases(summary: ContaminationTallies) -> tuple[report.Details, ...]:
     if not summary.common:
         return ()
-    table = ReportTable(
+    table = report.ReportTable(
         "N-grams that occur in too many documents for the rule, most common first",
         ("n-gram", "documents", "in"),
         tuple((row.text, row.documents, row.benchmark) for row in summary.common),
     )
-    return (Details("Common phrases, which are not removed", (table,)),)
+    return (report.Details("Common phrases, which are not removed", (table,)),)
 
 
-def _build_samples(summary: ContaminationTallies) -> tuple[Details | Text, ...]:
+def _build_samples(summary: ContaminationTallies) -> tuple[report.Details | report.Text, ...]:
     names = dict.fromkeys(sample.benchmark for sample in summary.samples)
     if not names:
-        return (Text("No sample was stored."),)
+        return (report.Text("No sample was stored."),)
     return tuple(
-        Details(
+        report.Details(
             f"Documents that contain text of {name}",
             (
-                SampleGroup(
+                report.SampleGroup(
                     tuple(
-                        TextSample(
+                        report.TextSample(
                             sample.url,
                             f"{sample.before}⟦{sample.text}⟧{sample.after}",
                             f"⟦ ⟧: also in line {sample.line} of {name}",

@@ -13,15 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup import documents
+from trainrig.corpus.dedup import document_refs, documents
 from trainrig.corpus.dedup.candidates import ENTRY, MOST_CANDIDATES
-from trainrig.corpus.dedup.document_refs import (
-    SplitIndex,
-    assign_parts,
-    find_positions,
-    find_splits,
-    make_refs,
-)
 from trainrig.corpus.dedup.documents import keep_order
 from trainrig.corpus.dedup.keep_rules import KeepRule
 from trainrig.corpus.dedup.sorted_runs import Rows, Run, RunPart, read_part, write_run, writing_run
@@ -66,7 +59,9 @@ class PartitionPlan:
         return np.repeat(np.arange(len(self.partitions)), lengths)[:split_indexes].astype(np.int64)
 
 
-def plan_partitions(split_indexes: Sequence[SplitIndex], bands: int, memory: int) -> PartitionPlan:
+def plan_partitions(
+    split_indexes: Sequence[document_refs.SplitIndex], bands: int, memory: int
+) -> PartitionPlan:
     """Plan tasks of about `memory` bytes each.
 
     A single split index may take more, because splits are not divided.
@@ -103,7 +98,7 @@ def cut_partitions(taken: Sequence[int], budget: int) -> list[tuple[int, int]]:
     return [*partitions, (first, len(taken))]
 
 
-def _estimate_bytes(split_index: SplitIndex, bands: int) -> int:
+def _estimate_bytes(split_index: document_refs.SplitIndex, bands: int) -> int:
     own = max(bands * _BYTES_OF_ENTRY, MOST_CANDIDATES * _BYTES_OF_PAIR) + _BYTES_OF_DOCUMENT
     return split_index.count * own + split_index.shingles * _BYTES_OF_SHINGLE
 
@@ -115,7 +110,7 @@ Kind = Literal["url", "text"]
 class DuplicateSearch:
     """Settings, documents and intermediate files of a search for duplicates."""
 
-    split_indexes: tuple[SplitIndex, ...]  # split indexes of this run first
+    split_indexes: tuple[document_refs.SplitIndex, ...]  # split indexes of this run first
     plan: PartitionPlan
     minhash: MinHash
     verification: Verification
@@ -138,7 +133,9 @@ class DuplicateSearch:
         """The numbers of the tasks over keys."""
         return range(self.plan.parts)
 
-    def read_order(self, split_index: SplitIndex) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    def read_order(
+        self, split_index: document_refs.SplitIndex
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Return the ranks and ids of the documents of a split index."""
         return keep_order(split_index, self.keep)
 
@@ -159,12 +156,14 @@ class DuplicateSearch:
         """Write a run whose parts are the partitions of the refs `by`."""
         partition_of = self.plan.find_partition(len(self.split_indexes))
         with self.writing(name, task) as run:
-            run.add(rows, partition_of[find_splits(by)])
+            run.add(rows, partition_of[document_refs.find_splits(by)])
 
     def write_by_key(self, name: str, task: Task, rows: Rows) -> None:
         """Write a run whose parts are ranges of the rows' keys."""
         path = self.path_of(name, f"{task['number']:05d}.run")
-        write_run(path, rows, assign_parts(rows["key"], len(self.parts)), len(self.parts))
+        write_run(
+            path, rows, document_refs.assign_parts(rows["key"], len(self.parts)), len(self.parts)
+        )
 
     def read_own_repeats(self, kind: Kind, partition: int) -> Rows:
         """Read the repeats whose first is in the same partition; the first may be a repeat."""
@@ -179,18 +178,20 @@ class DuplicateSearch:
 
     def compute_ref_bounds(self, partition: int) -> NDArray[np.uint64]:
         """Return the first ref of a partition and the ref after its last."""
-        return make_refs(np.array(self.plan.partitions[partition]), np.zeros(2, np.int64))
+        return document_refs.make_refs(
+            np.array(self.plan.partitions[partition]), np.zeros(2, np.int64)
+        )
 
-    def list_own_indexes(self, partition: int) -> Iterator[tuple[int, SplitIndex]]:
+    def list_own_indexes(self, partition: int) -> Iterator[tuple[int, document_refs.SplitIndex]]:
         """Yield the split indexes of a partition, with their numbers."""
         for number in range(*self.plan.partitions[partition]):
             yield number, self.split_indexes[number]
 
 
 def mark_absent(
-    refs: NDArray[np.uint64], number: int, split_index: SplitIndex
+    refs: NDArray[np.uint64], number: int, split_index: document_refs.SplitIndex
 ) -> NDArray[np.bool_]:
     """Return whether each document of split index `number` is absent from `refs` (in any order)."""
     absent = np.ones(split_index.count, bool)
-    absent[find_positions(refs[find_splits(refs) == number])] = False
+    absent[document_refs.find_positions(refs[document_refs.find_splits(refs) == number])] = False
     return absent

@@ -21,20 +21,7 @@ from typing import Any
 import numpy as np
 
 from trainrig.corpus.array_files import save_arrays
-from trainrig.corpus.dedup import exact_repeats, greedy_decision
-from trainrig.corpus.dedup.candidate_passes import (
-    find_candidates,
-    find_shared_keys,
-    write_band_keys,
-    write_bands,
-)
-from trainrig.corpus.dedup.document_refs import (
-    DOCUMENT_KEY,
-    REMOTE_DOCUMENT,
-    deduplicate_names,
-    find_positions,
-    find_splits,
-)
+from trainrig.corpus.dedup import candidate_passes, document_refs, exact_repeats, greedy_decision
 from trainrig.corpus.dedup.documents import BY_LIKENESS, COPIES, KEPT, DedupDecisions, Documents
 from trainrig.corpus.dedup.duplicate_search import DuplicateSearch, Kind
 from trainrig.corpus.dedup.exact_repeats import (
@@ -68,8 +55,10 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
                 greedy_decision.CLUSTER_MESSAGE,
             )
         decided = greedy_decision.decide(
-            deduplicate_names(
-                search.find_part("names", search.partitions, partition, DOCUMENT_KEY).read()
+            document_refs.deduplicate_names(
+                search.find_part(
+                    "names", search.partitions, partition, document_refs.DOCUMENT_KEY
+                ).read()
             ),
             search.find_part("edges", search.partitions, partition, greedy_decision.EDGE).read(),
             search.compute_ref_bounds(partition),
@@ -85,7 +74,9 @@ def decide(search: DuplicateSearch, turn: int) -> Work:
             decided.cluster_messages,
             decided.cluster_messages["about"],
         )
-        remote = search.find_part("remote-documents", search.partitions, partition, REMOTE_DOCUMENT)
+        remote = search.find_part(
+            "remote-documents", search.partitions, partition, document_refs.REMOTE_DOCUMENT
+        )
         with search.writing(f"words-{turn:05d}", task) as words:
             for piece in remote.iterate_pieces():
                 words.add(decided.make_messages(piece["ref"]), piece["reader"].astype(np.int64))
@@ -110,7 +101,7 @@ def finalise(search: DuplicateSearch, turn: int) -> Work:
             tables.append(read_propagated(search, kind, partition, known))
             known = exact_repeats.merge_in_order(known, tables[-1])
         rows = np.concatenate(tables)
-        split_indexes = find_splits(rows["ref"])
+        split_indexes = document_refs.find_splits(rows["ref"])
         counts = {}
         clusters = 0
         for number, split_index in search.list_own_indexes(partition):
@@ -145,7 +136,7 @@ def name_revoked_file(search: DuplicateSearch, split_index: int) -> str:
 
 def _build_decisions(rows: Rows, count: int) -> DedupDecisions:
     found = DedupDecisions.none(count)
-    places = find_positions(rows["ref"])
+    places = document_refs.find_positions(rows["ref"])
     found.kinds[places] = rows["kind"]
     found.similarities[places] = rows["similarity"]
     found.repeated[places] = np.stack([rows["id0"], rows["id1"]], axis=1)
@@ -216,10 +207,10 @@ def find_duplicates(search: DuplicateSearch, do: Do, pairs_known: bool = False) 
         run(f"{kind}-repeats", write_repeats, parts, kind)
     compared = {"candidates": 0, "evidence": 0}
     if not pairs_known:
-        run("band-keys", write_band_keys, partitions)
-        run("shared-keys", find_shared_keys, parts)
-        run("bands", write_bands, partitions)
-        run("find-candidates", find_candidates, parts)
+        run("band-keys", candidate_passes.write_band_keys, partitions)
+        run("shared-keys", candidate_passes.find_shared_keys, parts)
+        run("bands", candidate_passes.write_bands, partitions)
+        run("find-candidates", candidate_passes.find_candidates, parts)
         run("fetch-remote", fetch_remote, partitions)
         compared = run("verify", verify, partitions)
     alike = run("edges", write_edges, partitions)["alike"]

@@ -14,36 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.dedup import candidates, greedy_decision, verified_pairs
-from trainrig.corpus.dedup.document_refs import (
-    DOCUMENT_KEY,
-    REMOTE_DOCUMENT,
-    DedupBuffer,
-    SplitIndex,
-    deduplicate_names,
-    find_positions,
-    find_refs,
-    find_splits,
-    make_remote_keys,
-    select_fields,
-)
+from trainrig.corpus.dedup import candidates, document_refs, greedy_decision, verified_pairs
 from trainrig.corpus.dedup.duplicate_search import DuplicateSearch
 from trainrig.corpus.dedup.sorted_runs import Rows, RunPart
 from trainrig.corpus.dedup.verified_pairs import PAIR
-from trainrig.corpus.signatures.shingle_similarity import (
-    Measure,
-    compute_least_common,
-    compute_similarities,
-    count_common_shingles,
-    gather_shingles,
-    write_together,
-)
+from trainrig.corpus.signatures import shingle_similarity
 from trainrig.corpus.signatures.signatures import load_columns
 from trainrig.splits import Done, Task, Work
 
-Order = Callable[[SplitIndex], tuple[NDArray[np.uint64], NDArray[np.uint64]]]
+Order = Callable[[document_refs.SplitIndex], tuple[NDArray[np.uint64], NDArray[np.uint64]]]
 
-SET = np.dtype([*DOCUMENT_KEY.descr, ("shingles", "u8")])
+SET = np.dtype([*document_refs.DOCUMENT_KEY.descr, ("shingles", "u8")])
 SHINGLE = np.dtype("u4")
 _SLICE = 2**17  # pairs compared together, at about 100 bytes each
 
@@ -67,7 +48,7 @@ class Sets:
 
 
 def gather_sets(
-    refs: NDArray[np.uint64], split_indexes: Sequence[SplitIndex], order: Order
+    refs: NDArray[np.uint64], split_indexes: Sequence[document_refs.SplitIndex], order: Order
 ) -> Sets:
     """Read the shingles of the documents `refs`, which are sorted and in few split indexes."""
     names = np.empty(len(refs), SET)
@@ -75,7 +56,7 @@ def gather_sets(
     spans = []
     for split_index, chosen in _iterate_splits(refs):
         there = load_columns(split_indexes[split_index].signatures, ["shingles", "ends"])
-        places = find_positions(refs[chosen])
+        places = document_refs.find_positions(refs[chosen])
         ends = there["ends"][places]
         starts = np.where(places > 0, there["ends"][places - 1], 0)
         spans.append((there["shingles"], starts, ends))
@@ -86,7 +67,7 @@ def gather_sets(
     found = np.empty(int(names["shingles"].sum()), SHINGLE)
     filled = 0
     for shingles, starts, ends in spans:
-        write_together(shingles, starts, ends, found[filled:])
+        shingle_similarity.write_together(shingles, starts, ends, found[filled:])
         filled += int((ends - starts).sum())
     return Sets(names, _make_read_only(found))
 
@@ -117,11 +98,13 @@ class RemoteShingles:
         for first, end in zip(self.first_names[:-1], self.first_names[1:], strict=True):
             if first < end:
                 chosen = self.nth[first:end]
-                yield gather_shingles(self.own.shingles, starts[chosen], ends[chosen])
+                yield shingle_similarity.gather_shingles(
+                    self.own.shingles, starts[chosen], ends[chosen]
+                )
 
 
 def fetch_shingles(
-    remote: Rows, partitions: int, split_indexes: Sequence[SplitIndex], order: Order
+    remote: Rows, partitions: int, split_indexes: Sequence[document_refs.SplitIndex], order: Order
 ) -> RemoteShingles:
     """Read the shingles that other partitions need; `remote` is sorted and without duplicates."""
     refs, nth = np.unique(remote["ref"], return_inverse=True)
@@ -144,7 +127,11 @@ class CandidatePairs:
 
 
 def find_alike_pairs(
-    met: CandidatePairs, own: Sets, others: Iterable[Sets], measure: Measure, floor: float
+    met: CandidatePairs,
+    own: Sets,
+    others: Iterable[Sets],
+    measure: shingle_similarity.Measure,
+    floor: float,
 ) -> tuple[Rows, Rows]:
     """Return the pairs with a similarity of at least `floor`, and the keys of their documents.
 
@@ -163,7 +150,7 @@ def find_alike_pairs(
     own_ends = own.ends
     compared = np.zeros(len(met.seconds), bool)
     found = [np.empty(0, PAIR)]
-    names = [select_fields(own.names, DOCUMENT_KEY)]
+    names = [document_refs.select_fields(own.names, document_refs.DOCUMENT_KEY)]
     for other in others:
         if not len(other.names):
             continue
@@ -174,23 +161,23 @@ def find_alike_pairs(
         first, end = np.searchsorted(met.seconds, refs[[0, -1]] + np.array([0, 1], np.uint64))
         for begin in range(first, end, _SLICE):
             some = slice(begin, min(begin + _SLICE, end))
-            b, there = find_refs(refs, met.seconds[some])
+            b, there = document_refs.find_refs(refs, met.seconds[some])
             there &= ~compared[some]
             compared[some] |= there
             one = met.firsts[some][there]
             b = b[there]
-            a, _ = find_refs(own_refs, one)
+            a, _ = document_refs.find_refs(own_refs, one)
             sizes = own_ends[a] - own_starts[a], other_ends[b] - other_starts[b]
-            common = count_common_shingles(
+            common = shingle_similarity.count_common_shingles(
                 own.shingles,
                 own_starts[a],
                 own_ends[a],
                 _make_read_only(other.shingles),
                 other_starts[b],
                 other_ends[b],
-                compute_least_common(measure, floor, *sizes),
+                shingle_similarity.compute_least_common(measure, floor, *sizes),
             )
-            likeness = compute_similarities(measure, common, *sizes)
+            likeness = shingle_similarity.compute_similarities(measure, common, *sizes)
             enough = (common >= 0) & (likeness >= floor)
             rows = np.empty(np.count_nonzero(enough), PAIR)
             rows["a"] = one[enough]
@@ -199,16 +186,18 @@ def find_alike_pairs(
             found.append(rows)
             of_use[b[enough]] = True
         if other is not own:
-            names.append(select_fields(other.names[of_use], DOCUMENT_KEY))
+            names.append(
+                document_refs.select_fields(other.names[of_use], document_refs.DOCUMENT_KEY)
+            )
     rows = np.concatenate(found)
     found.clear()
     rows = np.take(rows, np.lexsort((rows["b"], rows["a"])))
-    return rows, deduplicate_names(np.concatenate(names))
+    return rows, document_refs.deduplicate_names(np.concatenate(names))
 
 
 def _iterate_splits(refs: NDArray[np.uint64]) -> Iterator[tuple[int, slice]]:
     """Yield each split index in the sorted `refs`, and the slice of its refs."""
-    there, starts = np.unique(find_splits(refs), return_index=True)
+    there, starts = np.unique(document_refs.find_splits(refs), return_index=True)
     bounds = [*starts.tolist(), len(refs)]
     for nth, split_index in enumerate(there.tolist()):
         yield split_index, slice(bounds[nth], bounds[nth + 1])
@@ -224,7 +213,9 @@ def fetch_remote(search: DuplicateSearch) -> Work:
     """Return the work that writes the shingles that other partitions need."""
 
     def write(task: Task) -> Done:
-        wanted = search.find_part("wanted", search.parts, task["number"], REMOTE_DOCUMENT)
+        wanted = search.find_part(
+            "wanted", search.parts, task["number"], document_refs.REMOTE_DOCUMENT
+        )
         with (
             search.writing("remote-keys", task) as names,
             search.writing("remote-shingles", task) as shingles,
@@ -237,7 +228,7 @@ def fetch_remote(search: DuplicateSearch) -> Work:
                 names.add_grouped([sets.names], sets.first_names)
                 shingles.add_grouped(sets.iterate_shingles(), sets.first_shingles)
 
-            remote = DedupBuffer(flush)
+            remote = document_refs.DedupBuffer(flush)
             for piece in wanted.iterate_pieces():
                 remote.add(piece)
             remote.close()
@@ -270,7 +261,7 @@ def verify(search: DuplicateSearch) -> Work:
         own = gather_sets(refs_here, search.split_indexes, search.read_order)
         others = itertools.chain([own], _read_remote(search, task["number"]))
         found, names = find_alike_pairs(met, own, others, search.verification.measure, search.floor)
-        split_indexes = find_splits(found["a"])
+        split_indexes = document_refs.find_splits(found["a"])
         for number, split_index in search.list_own_indexes(task["number"]):
             if not split_index.earlier:
                 of_split = slice(*np.searchsorted(split_indexes, [number, number + 1]))
@@ -298,26 +289,31 @@ def write_edges(search: DuplicateSearch) -> Work:
 
             def flush(rows: Rows) -> None:
                 readers = rows["reader"].astype(np.int64)
-                homes = partition_of[find_splits(rows["ref"])]
-                names_run.add(select_fields(rows, DOCUMENT_KEY), readers)
+                homes = partition_of[document_refs.find_splits(rows["ref"])]
+                names_run.add(
+                    document_refs.select_fields(rows, document_refs.DOCUMENT_KEY), readers
+                )
                 away = readers != homes
-                remote_run.add(select_fields(rows[away], REMOTE_DOCUMENT), homes[away])
+                remote_run.add(
+                    document_refs.select_fields(rows[away], document_refs.REMOTE_DOCUMENT),
+                    homes[away],
+                )
 
-            names = DedupBuffer(flush)
+            names = document_refs.DedupBuffer(flush)
             for number, split_index in search.list_own_indexes(task["number"]):
                 if split_index.earlier:
                     continue
                 for found in verified_pairs.read_pairs(split_index.pairs, number, threshold):
                     alike += len(found[0])
                     pairs, later, earlier = greedy_decision.build_edges(*found)
-                    readers = partition_of[find_splits(later["ref"])]
+                    readers = partition_of[document_refs.find_splits(later["ref"])]
                     run.add(pairs, readers)
                     for rows, partitions in (
                         (later, readers),
                         (earlier, readers),
-                        (earlier, partition_of[find_splits(earlier["ref"])]),
+                        (earlier, partition_of[document_refs.find_splits(earlier["ref"])]),
                     ):
-                        names.add(make_remote_keys(rows, partitions))
+                        names.add(document_refs.make_remote_keys(rows, partitions))
             names.close()
         return {"alike": alike}, {}
 

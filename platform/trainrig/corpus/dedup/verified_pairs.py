@@ -19,15 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainrig import storage
-from trainrig.corpus.dedup.document_refs import (
-    DOCUMENT_KEY,
-    ID_DIGITS,
-    find_positions,
-    find_splits,
-    format_joined_ids,
-    make_refs,
-    parse_joined_ids,
-)
+from trainrig.corpus.dedup import document_refs
 from trainrig.corpus.dedup.sorted_runs import Rows
 
 SCHEMA = pa.schema(
@@ -71,9 +63,9 @@ def _build_table(pairs: Rows, names: Rows) -> pa.Table:
         "a": _build_id_column(a),
         "b": _build_id_column(b),
         "similarity": pairs["similarity"],
-        "a_row": find_positions(pairs["a"]),
-        "b_shelf": find_splits(pairs["b"]),
-        "b_row": find_positions(pairs["b"]),
+        "a_row": document_refs.find_positions(pairs["a"]),
+        "b_shelf": document_refs.find_splits(pairs["b"]),
+        "b_row": document_refs.find_positions(pairs["b"]),
         "a_rank": a["rank"],
         "b_rank": b["rank"],
     }
@@ -91,12 +83,12 @@ def read_pairs(path: str, split_index: int, threshold: float) -> Iterator[tuple[
             table = table.filter(pc.greater_equal(table["similarity"], threshold))
             columns = {name: table[name].to_numpy() for name in SCHEMA.names if name not in "ab"}
             pairs = np.empty(len(table), PAIR)
-            pairs["a"] = make_refs(split_index, columns["a_row"])
-            pairs["b"] = make_refs(columns["b_shelf"], columns["b_row"])
+            pairs["a"] = document_refs.make_refs(split_index, columns["a_row"])
+            pairs["b"] = document_refs.make_refs(columns["b_shelf"], columns["b_row"])
             pairs["similarity"] = columns["similarity"]
             ends = []
             for end in "ab":
-                rows = np.empty(len(table), DOCUMENT_KEY)
+                rows = np.empty(len(table), document_refs.DOCUMENT_KEY)
                 rows["ref"] = pairs[end]
                 rows["rank"] = columns[f"{end}_rank"]
                 rows["id0"], rows["id1"] = _parse_id_column(table[end]).T
@@ -107,8 +99,8 @@ def read_pairs(path: str, split_index: int, threshold: float) -> Iterator[tuple[
 def _build_id_column(names: Rows) -> pa.LargeStringArray:
     """Build a column of ids without creating a Python string for each."""
     words = np.stack([names["id0"], names["id1"]], axis=1)
-    ends = np.arange(0, ID_DIGITS * len(words) + 1, ID_DIGITS)
-    buffers = pa.py_buffer(ends), pa.py_buffer(format_joined_ids(words).encode())
+    ends = np.arange(0, document_refs.ID_DIGITS * len(words) + 1, document_refs.ID_DIGITS)
+    buffers = pa.py_buffer(ends), pa.py_buffer(document_refs.format_joined_ids(words).encode())
     return pa.LargeStringArray.from_buffers(len(words), *buffers)
 
 
@@ -121,4 +113,4 @@ def _parse_id_column(column: pa.ChunkedArray) -> NDArray[np.uint64]:
         _, ends, data = chunk.buffers()
         here = np.frombuffer(ends, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
         text += memoryview(data)[here[0] : here[-1]]
-    return parse_joined_ids(text.decode())
+    return document_refs.parse_joined_ids(text.decode())

@@ -16,21 +16,10 @@ from numpy.typing import NDArray
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.extract import block_trees
+from trainrig.corpus.extract import block_trees, page_blocks
 from trainrig.corpus.extract.block_features import compute_features
 from trainrig.corpus.extract.block_trees import SCALE
 from trainrig.corpus.extract.extractors import Favour
-from trainrig.corpus.extract.page_blocks import (
-    CHARACTERS,
-    CODE,
-    GAP,
-    ITEM,
-    KIND,
-    LIST_DEPTH,
-    OPENS,
-    ROW,
-    PageBlocks,
-)
 
 _TAG = re.compile(r"""<(?:[^>"']++|"[^"]*+"|'[^']*+')*+>""")
 
@@ -38,23 +27,27 @@ _TAG = re.compile(r"""<(?:[^>"']++|"[^"]*+"|'[^']*+')*+>""")
 _BLOCK_SEPARATOR = "\0"  # separates blocks; no page contains it
 
 
-def extract_lines(page: bytes, blocks: PageBlocks) -> list[str]:
+def extract_lines(page: bytes, blocks: page_blocks.PageBlocks) -> list[str]:
     """Return the text of each block, without tags and entities."""
-    return _clean_lines(page, blocks.spans, blocks.numbers[:, KIND])
+    return _clean_lines(page, blocks.spans, blocks.numbers[:, page_blocks.KIND])
 
 
-def format_blocks(page: bytes, blocks: PageBlocks, kept: NDArray[np.bool_], bullets: bool) -> str:
+def format_blocks(
+    page: bytes, blocks: page_blocks.PageBlocks, kept: NDArray[np.bool_], bullets: bool
+) -> str:
     """Join the kept blocks' lines, with a blank line where the page had one between them."""
-    lines = iter(_clean_lines(page, blocks.spans[kept], blocks.numbers[kept, KIND]))
+    lines = iter(_clean_lines(page, blocks.spans[kept], blocks.numbers[kept, page_blocks.KIND]))
     parts: list[str] = []
     gap = False
-    rows = blocks.numbers[:, (KIND, GAP, LIST_DEPTH, OPENS)].tolist()
+    rows = blocks.numbers[
+        :, (page_blocks.KIND, page_blocks.GAP, page_blocks.LIST_DEPTH, page_blocks.OPENS)
+    ].tolist()
     for keep, (kind, blank, depth, opens) in zip(kept.tolist(), rows, strict=True):
         gap = gap or blank > 0
         line = next(lines) if keep else ""
         if not line:
             continue
-        if bullets and kind == ITEM and opens:
+        if bullets and kind == page_blocks.ITEM and opens:
             line = "  " * (depth - 1) + "- " + line
         if parts:
             parts.append("\n\n" if gap else "\n")
@@ -75,10 +68,10 @@ def _clean_lines(page: bytes, spans: NDArray[np.int64], kinds: NDArray[np.int32]
         text = html.unescape(text)
     lines = []
     for kind, line in zip(kinds.tolist(), text.split(_BLOCK_SEPARATOR), strict=True):
-        if kind == CODE:
+        if kind == page_blocks.CODE:
             lines.append(line.strip("\n"))
         else:
-            lines.append(line.strip() if kind == ROW else " ".join(line.split()))
+            lines.append(line.strip() if kind == page_blocks.ROW else " ".join(line.split()))
     return lines
 
 
@@ -90,7 +83,7 @@ class ScoredBlocks:
     """The blocks of a page, and the log-odds that each is part of its text."""
 
     page: bytes  # minimal HTML that the blocks' offsets refer to
-    blocks: PageBlocks
+    blocks: page_blocks.PageBlocks
     odds: NDArray[np.int32]  # log-odds, times SCALE
 
     def format_text(self, bullets: bool) -> str:
@@ -114,7 +107,7 @@ class ScoredBlocks:
     @property
     def characters(self) -> NDArray[np.int64]:
         """Number of characters of each block."""
-        return self.blocks.numbers[:, CHARACTERS].astype(np.int64)
+        return self.blocks.numbers[:, page_blocks.CHARACTERS].astype(np.int64)
 
     @property
     def certainty(self) -> int:
@@ -126,7 +119,7 @@ class ScoredBlocks:
 def score_blocks(tree: HTMLTree, part: block_trees.Name) -> ScoredBlocks:
     """Score the blocks of resiliparse's main content, or of the whole page."""
     page = render_minimal_html(tree, part).replace("\0", "").encode("utf-8", "replace")
-    blocks = PageBlocks(page, tree.title or "")
+    blocks = page_blocks.PageBlocks(page, tree.title or "")
     return ScoredBlocks(page, blocks, block_trees.load(part).compute_odds(compute_features(blocks)))
 
 

@@ -18,21 +18,10 @@ from numpy.typing import NDArray
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.extract import extractors
+from trainrig.corpus.extract import extractors, page_blocks
 from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, score_blocks, vote
 from trainrig.corpus.extract.block_trees import Name
 from trainrig.corpus.extract.extractors import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
-from trainrig.corpus.extract.page_blocks import (
-    CHARACTERS,
-    H1,
-    H4,
-    ITEM,
-    KIND,
-    LINK_CHARACTERS,
-    PARAGRAPH,
-    TEXT,
-    WORDS,
-)
 
 # The F1 figures below are of five-fold cross-validation over the hosts of the training pages, as
 # the mean of four ways to make the folds (tests/benchmarks/train_block_model.py). Trafilatura has
@@ -129,11 +118,11 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     """
     numbers = judged.blocks.numbers
     kept = judged.kept
-    kind = numbers[:, KIND]
-    characters = numbers[:, CHARACTERS]
-    thumbnail = (kind == ITEM) | (numbers[:, LINK_CHARACTERS] >= characters)
-    text = kept & ~thumbnail & ((kind == TEXT) | (kind == PARAGRAPH))
-    again = kept & thumbnail & (numbers[:, WORDS] >= _LEAST_CAPTION_WORDS)
+    kind = numbers[:, page_blocks.KIND]
+    characters = numbers[:, page_blocks.CHARACTERS]
+    thumbnail = (kind == page_blocks.ITEM) | (numbers[:, page_blocks.LINK_CHARACTERS] >= characters)
+    text = kept & ~thumbnail & ((kind == page_blocks.TEXT) | (kind == page_blocks.PARAGRAPH))
+    again = kept & thumbnail & (numbers[:, page_blocks.WORDS] >= _LEAST_CAPTION_WORDS)
     again &= np.isin(judged.blocks.digests, judged.blocks.digests[text])
     again |= _find_repeated_headings(judged)
     return (
@@ -146,7 +135,9 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
 def _find_repeated_headings(judged: ScoredBlocks) -> NDArray[np.bool_]:
     """Mark kept headings whose words the next kept line repeats."""
     numbers = judged.blocks.numbers
-    heading = (numbers[:, KIND] >= H1) & (numbers[:, KIND] <= H4)
+    heading = (numbers[:, page_blocks.KIND] >= page_blocks.H1) & (
+        numbers[:, page_blocks.KIND] <= page_blocks.H4
+    )
     again = np.zeros(len(numbers), np.bool_)
     kept = np.flatnonzero(judged.kept)
     first = kept[:-1]
@@ -154,7 +145,7 @@ def _find_repeated_headings(judged: ScoredBlocks) -> NDArray[np.bool_]:
     again[first] = (
         heading[first]
         & ~heading[second]
-        & (numbers[first, WORDS] >= _LEAST_CAPTION_WORDS)
+        & (numbers[first, page_blocks.WORDS] >= _LEAST_CAPTION_WORDS)
         & (judged.blocks.digests[first] == judged.blocks.digests[second])
     )
     return again

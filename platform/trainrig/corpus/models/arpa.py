@@ -17,18 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.corpus.models import ngram_counts
 from trainrig.corpus.models.kneser_ney import NEVER, Trie
-from trainrig.corpus.models.ngram_counts import (
-    BEGIN,
-    LONGEST,
-    MOST_WORDS,
-    SPECIAL,
-    UNKNOWN,
-    Ids,
-    find_contexts,
-    pack,
-    sort_places,
-)
 from trainrig.errors import DataError
 
 ENDINGS = (".arpa", ".arpa.gz")
@@ -64,7 +54,7 @@ def _write(file: BinaryIO, trie: Trie, words: NDArray[np.object_]) -> None:
 
 
 class _Level(NamedTuple):
-    words_nM: Ids
+    words_nM: ngram_counts.Ids
     logs_M: NDArray[np.float64]
     back_offs_M: NDArray[np.float64]
 
@@ -76,7 +66,7 @@ def read_arpa(path: str) -> tuple[Trie, list[str]]:
     """
     with _open_lines(path) as lines:
         sizes = _read_sizes(path, lines)
-        ids = {word.encode(): number for number, word in enumerate(SPECIAL)}
+        ids = {word.encode(): number for number, word in enumerate(ngram_counts.SPECIAL)}
         levels = [_read_level(path, lines, n, size, ids) for n, size in enumerate(sizes, 1)]
     vocabulary = [word.decode("utf-8", "replace") for word in ids]
     levels[0] = _index_lowest(levels[0], len(ids))
@@ -119,11 +109,14 @@ def _read_sizes(path: str, lines: Iterator[tuple[int, bytes]]) -> list[int]:
                 f"{path}:{number}: expected ngram {len(sizes) + 1}=…, found `{_shorten_line(line)}`"
             )
         sizes.append(int(size))
-    if not 1 <= len(sizes) <= LONGEST:
-        raise DataError(f"{path} has order {len(sizes)}; trainrig reads orders 1 to {LONGEST}")
-    if sizes[0] > MOST_WORDS - len(SPECIAL):
+    if not 1 <= len(sizes) <= ngram_counts.LONGEST:
         raise DataError(
-            f"{path} has {sizes[0]:,} words, above the limit of {MOST_WORDS - len(SPECIAL):,}"
+            f"{path} has order {len(sizes)}; trainrig reads orders 1 to {ngram_counts.LONGEST}"
+        )
+    if sizes[0] > ngram_counts.MOST_WORDS - len(ngram_counts.SPECIAL):
+        raise DataError(
+            f"{path} has {sizes[0]:,} words, above the limit of "
+            f"{ngram_counts.MOST_WORDS - len(ngram_counts.SPECIAL):,}"
         )
     return sizes
 
@@ -179,12 +172,14 @@ def _shorten_line(line: bytes) -> str:
 def _index_lowest(level: _Level, vocabulary: int) -> _Level:
     """Index the 1-grams by word id. The value of `<s>` is ignored, as it is never predicted."""
     logs = np.full(vocabulary, NEVER)
-    logs[BEGIN] = 0.0
+    logs[ngram_counts.BEGIN] = 0.0
     back_offs = np.zeros(vocabulary)
-    predicted = level.words_nM[0] != BEGIN
+    predicted = level.words_nM[0] != ngram_counts.BEGIN
     logs[level.words_nM[0, predicted]] = level.logs_M[predicted]
     back_offs[level.words_nM[0]] = level.back_offs_M
-    back_offs[UNKNOWN] = 0.0 if UNKNOWN not in level.words_nM[0] else back_offs[UNKNOWN]
+    back_offs[ngram_counts.UNKNOWN] = (
+        0.0 if ngram_counts.UNKNOWN not in level.words_nM[0] else back_offs[ngram_counts.UNKNOWN]
+    )
     return _Level(np.arange(vocabulary, dtype=np.uint32)[None], logs, back_offs)
 
 
@@ -225,11 +220,11 @@ def _fill_by_backoff(level: _Level, below: _Level) -> _Level:
 def _build_trie(levels: Sequence[_Level]) -> Trie:
     sorted_levels = []
     for level in levels:
-        order = sort_places(pack(level.words_nM))
+        order = ngram_counts.sort_places(ngram_counts.pack(level.words_nM))
         words, logs, back_offs = level
         sorted_levels.append(_Level(words[:, order], logs[order], back_offs[order]))
     parents = [
-        find_contexts(level.words_nM, below.words_nM)
+        ngram_counts.find_contexts(level.words_nM, below.words_nM)
         for below, level in itertools.pairwise(sorted_levels)
     ]
     return Trie.of(

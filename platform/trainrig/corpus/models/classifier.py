@@ -16,15 +16,8 @@ from pydantic import Field
 from trainrig.config import Settings
 from trainrig.corpus.array_files import open_arrays, write_arrays
 from trainrig.corpus.limits import Scores, quantise_scores
+from trainrig.corpus.models import linear_classifier
 from trainrig.corpus.models.language_id import identify_all
-from trainrig.corpus.models.linear_classifier import (
-    Features,
-    Weights,
-    compute_evidence,
-    concatenate_features,
-    extract_features,
-    learn,
-)
 from trainrig.errors import DataError
 
 BINS = 10
@@ -167,7 +160,7 @@ class Learning(Settings):
 class ClassifierModel:
     """Computes the probability that a text is one of the wanted texts."""
 
-    weights_B: Weights
+    weights_B: linear_classifier.Weights
     words: int
     sigmoid: Sigmoid
     facts: dict[str, Any]  # training data and measured quality
@@ -178,7 +171,9 @@ class ClassifierModel:
         They hold for a mix of texts like the training data. The language only decides how a text is
         split into words.
         """
-        raw = compute_evidence(extract_features(texts, languages), self.weights_B, self.words)
+        raw = linear_classifier.compute_evidence(
+            linear_classifier.extract_features(texts, languages), self.weights_B, self.words
+        )
         return quantise_scores(self.sigmoid(raw))
 
     def save(self, path: str) -> None:
@@ -203,9 +198,9 @@ def train(
     """
     wanted = _ClassTexts("positives", positives, learning)
     others = _ClassTexts("negatives", negatives, learning)
-    learnt = concatenate_features([wanted.learnt, others.learnt])
+    learnt = linear_classifier.concatenate_features([wanted.learnt, others.learnt])
     labels = np.repeat([True, False], [wanted.count, others.count])
-    weights = learn(
+    weights = linear_classifier.learn(
         learnt,
         labels,
         2**learning.buckets_log2,
@@ -215,7 +210,7 @@ def train(
         learning.seed,
     )
     raw = [
-        np.nan_to_num(compute_evidence(side.held, weights, learning.words))
+        np.nan_to_num(linear_classifier.compute_evidence(side.held, weights, learning.words))
         for side in (wanted, others)
     ]
     scores = np.concatenate(raw)
@@ -240,20 +235,22 @@ class _ClassTexts:
     """The texts of one class, as features: those for training and those held out."""
 
     def __init__(self, name: str, texts: Iterable[str], learning: Learning) -> None:
-        learnt: list[Features] = []
-        held: list[Features] = []
+        learnt: list[linear_classifier.Features] = []
+        held: list[linear_classifier.Features] = []
         for batch in _iterate_text_batches(text for text in texts if not text.isspace() and text):
             out = [_is_held_out(text, learning.held_out) for text in batch]
             languages, _ = identify_all(batch)
             for into, of in ((learnt, False), (held, True)):
                 chosen = [number for number, is_held_out in enumerate(out) if is_held_out is of]
                 into.append(
-                    extract_features([batch[n] for n in chosen], [languages[n] for n in chosen])
+                    linear_classifier.extract_features(
+                        [batch[n] for n in chosen], [languages[n] for n in chosen]
+                    )
                 )
         if not learnt:
             raise DataError(f"{name}: the files contain no text to train on; name other files")
-        self.learnt = concatenate_features(learnt)
-        self.held = concatenate_features(held)
+        self.learnt = linear_classifier.concatenate_features(learnt)
+        self.held = linear_classifier.concatenate_features(held)
         self.count = len(self.learnt.firsts_D1) - 1
         held_out = len(self.held.firsts_D1) - 1
         if not self.count or held_out < LEAST_HELD_OUT:

@@ -14,14 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-from trainrig.corpus.read.compressed_files import (
-    GZIP_MAGIC,
-    ZSTD_MAGIC,
-    Frames,
-    Member,
-    Packed,
-    find_member,
-)
+from trainrig.corpus.read import compressed_files
 from trainrig.corpus.read.http_responses import BadBody
 from trainrig.corpus.read.raw_pages import LARGEST_BODY, RawPage, Unreadable
 
@@ -157,9 +150,11 @@ def read_archive(
     `magic` is the first bytes of the file. A file compressed as one stream has a single start, at
     0.
     """
-    if magic.startswith(ZSTD_MAGIC):
-        yield from _iterate_records(Frames(stream), name, grammar) if begin == 0 else ()
-    elif magic.startswith(GZIP_MAGIC):
+    if magic.startswith(compressed_files.ZSTD_MAGIC):
+        yield from (
+            _iterate_records(compressed_files.Frames(stream), name, grammar) if begin == 0 else ()
+        )
+    elif magic.startswith(compressed_files.GZIP_MAGIC):
         yield from _PackedArchive(stream, name, grammar).read(begin, end)
     else:
         yield from _PlainArchive(stream, name, grammar).read(begin, end)
@@ -167,7 +162,7 @@ def read_archive(
 
 def is_compressed_by_record(stream: BinaryIO, grammar: ArchiveGrammar) -> bool:
     """Return whether a second gzip member, after the first, starts a record."""
-    return find_member(stream, 1, _build_start_test(grammar)) is not None
+    return compressed_files.find_member(stream, 1, _build_start_test(grammar)) is not None
 
 
 def _build_start_test(grammar: ArchiveGrammar) -> Callable[[bytes], bool]:
@@ -276,22 +271,24 @@ class _PlainArchive(_Archive):
 class _PackedArchive(_Archive):
     def __init__(self, stream: BinaryIO, name: str, grammar: ArchiveGrammar) -> None:
         super().__init__(stream, name, grammar)
-        self.packed = Packed(stream, 0)
+        self.packed = compressed_files.Packed(stream, 0)
         self.starts = _build_start_test(grammar)
-        self.opened: Member | None = None  # opened by `find_next_start`, not read yet
+        self.opened: compressed_files.Member | None = (
+            None  # opened by `find_next_start`, not read yet
+        )
 
     def find_first(self) -> tuple[_Start, str | None]:
         self.packed.move(0)
         return self.find_next_start()
 
     def find(self, position: int) -> _Start:
-        return find_member(self.stream, position, self.starts)
+        return compressed_files.find_member(self.stream, position, self.starts)
 
     def iterate_own(self, at: int, begin: int, end: int | None) -> _Owned:
         member = self.opened
         if member is None or member.start != at:
             self.packed.move(at)
-            member = Member(self.packed)
+            member = compressed_files.Member(self.packed)
         if at >= begin:
             yield from _iterate_records(member, self.name, self.grammar)
         member.drain()
@@ -305,12 +302,12 @@ class _PackedArchive(_Archive):
     def find_next_start(self) -> tuple[_Start, str | None]:
         """Return the next start from the current position, and a reason for what precedes it."""
         reason = None
-        while magic := self.packed.peek(len(GZIP_MAGIC)):
+        while magic := self.packed.peek(len(compressed_files.GZIP_MAGIC)):
             at = self.packed.position
-            if magic != GZIP_MAGIC:
-                cut = GZIP_MAGIC.startswith(magic)
+            if magic != compressed_files.GZIP_MAGIC:
+                cut = compressed_files.GZIP_MAGIC.startswith(magic)
                 return self.find(at + 1), reason or ("truncated" if cut else "damaged_gzip")
-            member = Member(self.packed)
+            member = compressed_files.Member(self.packed)
             if self.starts(member.head):
                 self.opened = member
                 return at, reason
@@ -327,7 +324,7 @@ class _PackedArchive(_Archive):
 
 
 def _iterate_records(
-    stream: Member | Frames, name: str, grammar: ArchiveGrammar
+    stream: compressed_files.Member | compressed_files.Frames, name: str, grammar: ArchiveGrammar
 ) -> Iterator[_Found]:
     """Yield the records of one compressed stream, usually one; the stream is read to its end."""
     records = Records(stream.open_stream(), grammar)
@@ -360,7 +357,9 @@ def _iterate_records(
             yield Unreadable(_describe_place(name, stream, number + 1), reason)
 
 
-def _describe_place(name: str, stream: Member | Frames, number: int) -> str:
+def _describe_place(
+    name: str, stream: compressed_files.Member | compressed_files.Frames, number: int
+) -> str:
     if number == 1:
         return f"{name}: record at byte {stream.start}"
     return f"{name}: record {number} of those packed together at byte {stream.start}"

@@ -13,15 +13,8 @@ from urllib.parse import quote
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
+from trainrig.corpus.read import raw_pages
 from trainrig.corpus.read.compressed_files import Unpacked
-from trainrig.corpus.read.raw_pages import (
-    LARGEST_BODY,
-    Fields,
-    RawPage,
-    ReadSettings,
-    Unreadable,
-    build_page,
-)
 
 ENCODING_HEAD = 2**18  # bytes at the start that are enough to detect the encoding
 
@@ -77,10 +70,10 @@ def iterate_lines(stream: BinaryIO, begin: int = 0, end: int | None = None) -> I
         stream.seek(begin - 1)
         at += _skip_line(stream) - 1  # skips the rest of the line before, at least its end
     while end is None or at < end:
-        text = stream.readline(LARGEST_BODY + 1)
+        text = stream.readline(raw_pages.LARGEST_BODY + 1)
         if not text:
             return
-        if len(text) <= LARGEST_BODY:
+        if len(text) <= raw_pages.LARGEST_BODY:
             yield Line(at, text)
             at += len(text)
         else:
@@ -102,14 +95,20 @@ _BACK = 2**12  # bytes read at a time when searching backwards
 _SPACE = b" \t\r\n\v\f"
 
 
-def read_page(stream: BinaryIO, name: str, base_url: str) -> Iterator[RawPage | Unreadable]:
+def read_page(
+    stream: BinaryIO, name: str, base_url: str
+) -> Iterator[raw_pages.RawPage | raw_pages.Unreadable]:
     """Read a file that is one HTML page. Reasons: "too_large", "truncated", "damaged_gzip" etc."""
     yield _read_whole(stream, name, base_url, "text/html", None)
 
 
 def read_text(
-    stream: BinaryIO, name: str, reading: ReadSettings, begin: int = 0, end: int | None = None
-) -> Iterator[RawPage | Unreadable]:
+    stream: BinaryIO,
+    name: str,
+    reading: raw_pages.ReadSettings,
+    begin: int = 0,
+    end: int | None = None,
+) -> Iterator[raw_pages.RawPage | raw_pages.Unreadable]:
     """Read the documents that begin in [begin, end); a compressed file is read whole.
 
     Reasons of Unreadable: "not_text", "too_large"; for a compressed file also "truncated",
@@ -120,7 +119,7 @@ def read_text(
     stream.seek(0)
     if encoding is None:
         if begin == 0:
-            yield Unreadable(name, "not_text")
+            yield raw_pages.Unreadable(name, "not_text")
         return
     if reading.documents == "file":
         yield _read_whole(stream, name, reading.base_url, "text/plain", reading.encoding)
@@ -141,11 +140,11 @@ def read_text(
     )
     for start, text in cut:
         if text is None:
-            yield Unreadable(f"{name}: {reading.documents} at byte {start}", "too_large")
+            yield raw_pages.Unreadable(f"{name}: {reading.documents} at byte {start}", "too_large")
         elif text.strip():
-            yield RawPage(url, "text/plain", text.rstrip(b"\r\n"), "", encoding)
+            yield raw_pages.RawPage(url, "text/plain", text.rstrip(b"\r\n"), "", encoding)
     if unpacked is not None and unpacked.reason:
-        yield Unreadable(name, unpacked.reason)
+        yield raw_pages.Unreadable(name, unpacked.reason)
 
 
 def iterate_blocks(stream: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[Line]:
@@ -176,14 +175,16 @@ class _Block:
     def add(self, at: int, line: bytes | None) -> None:
         if not self.size:
             self.start = at
-        self.size += LARGEST_BODY + 1 if line is None else len(line)
-        if line is None or self.size > LARGEST_BODY:
+        self.size += raw_pages.LARGEST_BODY + 1 if line is None else len(line)
+        if line is None or self.size > raw_pages.LARGEST_BODY:
             self._lines.clear()
         else:
             self._lines.append(line)
 
     def to_line(self) -> Line:
-        return Line(self.start, b"".join(self._lines) if self.size <= LARGEST_BODY else None)
+        return Line(
+            self.start, b"".join(self._lines) if self.size <= raw_pages.LARGEST_BODY else None
+        )
 
 
 def _begins_inside(stream: BinaryIO, begin: int) -> bool:
@@ -210,14 +211,14 @@ def _begins_inside(stream: BinaryIO, begin: int) -> bool:
 
 def _read_whole(
     stream: BinaryIO, name: str, base_url: str, content_type: str, encoding: str | None
-) -> RawPage | Unreadable:
+) -> raw_pages.RawPage | raw_pages.Unreadable:
     unpacked = Unpacked(stream)
-    body = unpacked.read(LARGEST_BODY + 1)
-    if len(body) > LARGEST_BODY:
-        return Unreadable(name, "too_large")
+    body = unpacked.read(raw_pages.LARGEST_BODY + 1)
+    if len(body) > raw_pages.LARGEST_BODY:
+        return raw_pages.Unreadable(name, "too_large")
     if unpacked.reason:
-        return Unreadable(name, unpacked.reason)
-    return RawPage(_build_url(base_url, name), content_type, body, "", encoding)
+        return raw_pages.Unreadable(name, unpacked.reason)
+    return raw_pages.RawPage(_build_url(base_url, name), content_type, body, "", encoding)
 
 
 def _build_url(base_url: str, name: str) -> str:
@@ -254,8 +255,8 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 def read_jsonl(
-    stream: BinaryIO, name: str, fields: Fields, begin: int = 0, end: int | None = None
-) -> Iterator[RawPage | Unreadable]:
+    stream: BinaryIO, name: str, fields: raw_pages.Fields, begin: int = 0, end: int | None = None
+) -> Iterator[raw_pages.RawPage | raw_pages.Unreadable]:
     """Read the texts of the lines that begin in [begin, end); a compressed file is read whole.
 
     Blank lines are skipped. Reasons of Unreadable: "too_large", "not_utf8", "bad_json",
@@ -267,17 +268,17 @@ def read_jsonl(
     for start, line in iterate_lines(source, begin, end):
         where = f"{name}: line at byte {start}"
         if line is None:
-            yield Unreadable(where, "too_large")
+            yield raw_pages.Unreadable(where, "too_large")
             continue
         line = line.removeprefix(_UTF8_MARK) if start == 0 else line
         if line.strip():
             row = _parse_object(line)
             if isinstance(row, str):
-                yield Unreadable(where, row)
+                yield raw_pages.Unreadable(where, row)
             else:
-                yield build_page(row, fields, where)
+                yield raw_pages.build_page(row, fields, where)
     if unpacked is not None and unpacked.reason:
-        yield Unreadable(name, unpacked.reason)
+        yield raw_pages.Unreadable(name, unpacked.reason)
 
 
 def _parse_object(line: bytes) -> dict[str, Any] | str:

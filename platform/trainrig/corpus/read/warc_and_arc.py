@@ -18,13 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from trainrig import storage
+from trainrig.corpus.read import http_responses
 from trainrig.corpus.read.archive_records import NoRecord, RecordHeader, read_archive
-from trainrig.corpus.read.http_responses import (
-    BadBody,
-    parse_charset,
-    parse_media_type,
-    parse_response,
-)
 from trainrig.corpus.read.input_files import read_first_bytes
 from trainrig.corpus.read.raw_pages import RawPage, Unreadable
 from trainrig.errors import DataError
@@ -57,12 +52,14 @@ class _Arc:
     def parse_page(self, head: RecordHeader, block: bytes) -> RawPage:
         url = head.fields.group(_URL).decode("utf-8", "replace")
         if not url.lower().startswith(("http:", "https:")):
-            raise BadBody("not_a_page")
-        stated, body = parse_response(block)
+            raise http_responses.BadBody("not_a_page")
+        stated, body = http_responses.parse_response(block)
         # The type in the record's line is the server's, without its charset.
-        content_type = parse_media_type(stated or head.fields.group(_TYPE).decode("latin-1"))
+        content_type = http_responses.parse_media_type(
+            stated or head.fields.group(_TYPE).decode("latin-1")
+        )
         date = _format_arc_date(head.fields.group(_DATE).decode())
-        return RawPage(url, content_type, body, date, parse_charset(stated))
+        return RawPage(url, content_type, body, date, http_responses.parse_charset(stated))
 
 
 ARC_GRAMMAR = _Arc()
@@ -116,13 +113,19 @@ class _Warc:
         if url.startswith("<") and url.endswith(">"):  # the WARC 1.0 grammar, taken literally
             url = url[1:-1]
         if url.startswith(("dns:", "metadata:")):
-            raise BadBody("not_a_page")
+            raise http_responses.BadBody("not_a_page")
         stated = fields.get("content-type", "")
         body = block
         if fields["warc-type"].lower() == "response":
-            stated, body = parse_response(block)
+            stated, body = http_responses.parse_response(block)
         date = fields.get("warc-date", "")
-        return RawPage(url, parse_media_type(stated), body, date, parse_charset(stated))
+        return RawPage(
+            url,
+            http_responses.parse_media_type(stated),
+            body,
+            date,
+            http_responses.parse_charset(stated),
+        )
 
 
 WARC_GRAMMAR = _Warc()

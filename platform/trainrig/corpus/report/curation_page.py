@@ -14,20 +14,7 @@ from typing import Any, Literal
 from trainrig import report
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters.rule_verdicts import Rule
-from trainrig.corpus.report.curation_charts import (
-    build_signal_charts,
-    build_steps_chart,
-    chart_matches,
-    sum_steps,
-)
-from trainrig.corpus.report.curation_tallies import (
-    BYTES_PER_TOKEN,
-    EXCERPT,
-    CurationTallies,
-    SampleRow,
-    build_hosts_section,
-    describe_doubtful,
-)
+from trainrig.corpus.report import curation_charts, curation_tallies
 from trainrig.report import (
     Chart,
     Details,
@@ -61,7 +48,7 @@ def find_differences(one: str, other: str) -> tuple[tuple[Span, ...], tuple[Span
 
 
 def render_curation_page(
-    summary: CurationTallies,
+    summary: curation_tallies.CurationTallies,
     counts: Mapping[str, Any],
     rules: Mapping[str, Sequence[Rule]],
     cost: Mapping[str, float],
@@ -88,7 +75,7 @@ def render_curation_page(
             Section("samples", "Samples of dropped documents", _build_samples(summary)),
             _build_copies_section(summary, near),
             *more,
-            build_hosts_section(summary.hosts),
+            curation_tallies.build_hosts_section(summary.hosts),
             Section(
                 "quarantine", "Records without a document", (_build_quarantine_table(summary),)
             ),
@@ -107,16 +94,20 @@ def render_curation_page(
     return page.render_html()
 
 
-def _build_verdict(summary: CurationTallies, counts: Mapping[str, Any]) -> report.Verdict:
+def _build_verdict(
+    summary: curation_tallies.CurationTallies, counts: Mapping[str, Any]
+) -> report.Verdict:
     kept = counts["documents_kept"]
     came = counts["documents_in"]
-    idle = [step for step, (_, any_) in sum_steps(summary.steps).items() if not any_]
+    idle = [
+        step for step, (_, any_) in curation_charts.sum_steps(summary.steps).items() if not any_
+    ]
     warnings = []
     if idle:
         some = ", ".join(idle[:4]) + (", …" if len(idle) > 4 else "")
         rules = "1 rule" if len(idle) == 1 else f"{len(idle)} rules"
         warnings.append(f"{rules} would drop no document: {some}.")
-    if thin := describe_doubtful(summary.hosts):
+    if thin := curation_tallies.describe_doubtful(summary.hosts):
         warnings.append(f'{thin[0].upper()}{thin[1:]}. See "How much of the pages was extracted".')
     lost = sum(row.records for row in summary.quarantine)
     if lost > came / 2:
@@ -155,8 +146,8 @@ def _build_key_figures(
             "Text kept",
             format_short(counts["bytes_kept"]),
             "bytes",
-            f"about {format_short(counts['bytes_kept'] / BYTES_PER_TOKEN)} tokens, at "
-            f"{BYTES_PER_TOKEN} bytes per token",
+            f"about {format_short(counts['bytes_kept'] / curation_tallies.BYTES_PER_TOKEN)} "
+            f"tokens, at {curation_tallies.BYTES_PER_TOKEN} bytes per token",
         ),
         report.KeyFigure(
             "Speed",
@@ -173,16 +164,19 @@ def _build_key_figures(
     )
 
 
-def _chart_dropped(summary: CurationTallies, seen: int) -> tuple[Chart | Text, ...]:
+def _chart_dropped(
+    summary: curation_tallies.CurationTallies, seen: int
+) -> tuple[Chart | Text, ...]:
     if not any(row.any_documents for row in summary.steps):
         return (Text("No document was dropped: no rule is set, or no document breaks one."),)
-    return (build_steps_chart(summary, seen),)
+    return (curation_charts.build_steps_chart(summary, seen),)
 
 
-def _build_source_table(summary: CurationTallies) -> ReportTable:
+def _build_source_table(summary: curation_tallies.CurationTallies) -> ReportTable:
     return ReportTable(
-        f"Documents and bytes by source and language. Tokens are estimated at {BYTES_PER_TOKEN} "
-        "bytes per token, which depends on language and vocabulary.",
+        "Documents and bytes by source and language. Tokens are estimated at "
+        f"{curation_tallies.BYTES_PER_TOKEN} bytes per token, which depends on language and "
+        "vocabulary.",
         (
             "source",
             "language",
@@ -202,7 +196,7 @@ def _build_source_table(summary: CurationTallies) -> ReportTable:
                 format_percent(row.kept_documents, row.seen_documents),
                 row.seen_bytes,
                 row.kept_bytes,
-                round(row.kept_bytes / BYTES_PER_TOKEN),
+                round(row.kept_bytes / curation_tallies.BYTES_PER_TOKEN),
             )
             for row in sorted(summary.sources, key=lambda row: (row.source, -row.seen_documents))
         ),
@@ -210,16 +204,16 @@ def _build_source_table(summary: CurationTallies) -> ReportTable:
 
 
 def _build_signal_details(
-    summary: CurationTallies, rules: Mapping[str, Sequence[Rule]]
+    summary: curation_tallies.CurationTallies, rules: Mapping[str, Sequence[Rule]]
 ) -> tuple[Details | Text, ...]:
-    charts = build_signal_charts(summary, rules)
+    charts = curation_charts.build_signal_charts(summary, rules)
     if not charts:
         return (Text("No rule has a numeric threshold."),)
     return tuple(Details(chart.title, (chart,)) for chart in charts)
 
 
-def _build_samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
-    by_step: dict[str, list[SampleRow]] = defaultdict(list)
+def _build_samples(summary: curation_tallies.CurationTallies) -> tuple[Details | Text, ...]:
+    by_step: dict[str, list[curation_tallies.SampleRow]] = defaultdict(list)
     for row in summary.samples:
         by_step[row.step].append(row)
     if not by_step:
@@ -235,8 +229,8 @@ def _build_samples(summary: CurationTallies) -> tuple[Details | Text, ...]:
     )
 
 
-def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
-    blocks: list[Chart | Details | Text] = [chart_matches(near)]
+def _build_copies_section(summary: curation_tallies.CurationTallies, near: MinHash) -> Section:
+    blocks: list[Chart | Details | Text] = [curation_charts.chart_matches(near)]
     if summary.pairs:
         blocks.append(
             Text("Near-duplicates and the documents kept instead, with differences marked:")
@@ -244,7 +238,7 @@ def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
     for row in summary.pairs:
         gone, stayed = find_differences(row.text, row.kept_text)
         # the end of an excerpt is no difference
-        if max(len(row.text), len(row.kept_text)) >= EXCERPT:
+        if max(len(row.text), len(row.kept_text)) >= curation_tallies.EXCERPT:
             gone = gone[:-1]
             stayed = stayed[:-1]
         fell = TextSample(row.url, row.text, "dropped", gone)
@@ -254,7 +248,7 @@ def _build_copies_section(summary: CurationTallies, near: MinHash) -> Section:
     return Section("copies", "Near-duplicates", tuple(blocks))
 
 
-def _build_quarantine_table(summary: CurationTallies) -> ReportTable | Text:
+def _build_quarantine_table(summary: curation_tallies.CurationTallies) -> ReportTable | Text:
     if not summary.quarantine:
         return Text("Every record gave a document.")
     return ReportTable(

@@ -7,23 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainrig import manifest, storage
-from trainrig.corpus.decontaminate.contamination_report import (
-    ContaminationTallies,
-    build_contamination_section,
-)
+from trainrig import manifest, report, storage
+from trainrig.corpus.decontaminate import contamination_report
 from trainrig.corpus.repeated_text.exact_substrings import RepeatedText
 from trainrig.corpus.report.curation_tallies import TALLIES
 from trainrig.manifest import FileSum
-from trainrig.report import (
-    Details,
-    ReportTable,
-    SampleGroup,
-    Section,
-    Text,
-    TextSample,
-    format_percent,
-)
 
 MOST = 10  # passages shown per kind
 
@@ -61,7 +49,7 @@ class RemovalCounts:
 
     rows: tuple[CutRow, ...] = ()
     repeated_texts: Mapping[str, Sequence[RepeatedText]] = dataclasses.field(default_factory=dict)
-    contamination: ContaminationTallies | None = None
+    contamination: contamination_report.ContaminationTallies | None = None
 
     def save(self, folder: str) -> dict[str, FileSum]:
         """Write the data below `folder`, if there are any; return file sums by relative name."""
@@ -84,17 +72,17 @@ class RemovalCounts:
         found = {row.benchmark: row.documents for row in of_benchmarks if row.documents}
         return {"cut": dict(cut), **({"contaminated_by": found} if self.contamination else {})}
 
-    def build_sections(self) -> tuple[Section, ...]:
+    def build_sections(self) -> tuple[report.Section, ...]:
         """Build the sections of the report."""
         found = []
         if self.rows:
-            found.append(Section("cut", "Text removed from documents", self._build_blocks()))
+            found.append(report.Section("cut", "Text removed from documents", self._build_blocks()))
         if self.contamination:
-            found.append(build_contamination_section(self.contamination))
+            found.append(contamination_report.build_contamination_section(self.contamination))
         return tuple(found)
 
-    def _build_blocks(self) -> tuple[ReportTable | Details | Text, ...]:
-        table = ReportTable(
+    def _build_blocks(self) -> tuple[report.ReportTable | report.Details | report.Text, ...]:
+        table = report.ReportTable(
             "Documents that reached each step, and the text that it removed. The column `cut` of "
             "a kept document has the removed text",
             ("step", "source", "documents", "cut", "unit", "size", "size removed", "share removed"),
@@ -107,7 +95,7 @@ class RemovalCounts:
                     row.unit,
                     row.size,
                     row.size_cut,
-                    format_percent(row.size_cut, row.size),
+                    report.format_percent(row.size_cut, row.size),
                 )
                 for row in self.rows
             ),
@@ -117,12 +105,16 @@ class RemovalCounts:
             "long": "Longest removed passages",
         }
         return table, *(
-            Details(titles[kind], (SampleGroup(tuple(map(_show_repeated_text, repeated_texts))),))
+            report.Details(
+                titles[kind], (report.SampleGroup(tuple(map(_show_repeated_text, repeated_texts))),)
+            )
             for kind, repeated_texts in self.repeated_texts.items()
             if repeated_texts
         )
 
 
-def _show_repeated_text(repeated_text: RepeatedText) -> TextSample:
+def _show_repeated_text(repeated_text: RepeatedText) -> report.TextSample:
     times = "once" if repeated_text.copies == 1 else f"{repeated_text.copies:,} times"
-    return TextSample(f"{repeated_text.length:,} bytes", repeated_text.excerpt, f"removed {times}")
+    return report.TextSample(
+        f"{repeated_text.length:,} bytes", repeated_text.excerpt, f"removed {times}"
+    )

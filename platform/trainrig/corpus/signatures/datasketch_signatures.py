@@ -11,15 +11,8 @@ import datasketch
 import numpy as np
 from numpy.typing import NDArray
 
+from trainrig.corpus.signatures import normalised_texts
 from trainrig.corpus.signatures.minhash import MinHash
-from trainrig.corpus.signatures.normalised_texts import (
-    IDEOGRAM,
-    MARK,
-    SYLLABLE,
-    WORD,
-    NormalisedTexts,
-    build_letter_table,
-)
 from trainrig.corpus.signatures.shingles import IDEOGRAMS_A_WORD, SYLLABLES_A_WORD
 
 SCHEMES = {
@@ -28,10 +21,12 @@ SCHEMES = {
     "datasketch-legacy": "legacy",
 }
 _BLOCK = 4096  # shingles permuted at once: with 128 rows they take 4 MB
-_UNSPACED = IDEOGRAM | SYLLABLE
+_UNSPACED = normalised_texts.IDEOGRAM | normalised_texts.SYLLABLE
 
 
-def compute_datasketch_signatures(texts: NormalisedTexts, settings: MinHash) -> NDArray[np.uint64]:
+def compute_datasketch_signatures(
+    texts: normalised_texts.NormalisedTexts, settings: MinHash
+) -> NDArray[np.uint64]:
     """Return the MinHash values of each text as [texts, bands x rows]."""
     rows = settings.bands * settings.rows
     empty = datasketch.MinHash(rows, settings.seed, scheme=SCHEMES[settings.scheme])
@@ -55,7 +50,7 @@ def split_words(text: str, shingle_words: int) -> list[str]:
     Such a word reaches as far ahead as in `shingles.py`.
     """
     lower = text.lower()
-    flags = build_letter_table()[
+    flags = normalised_texts.build_letter_table()[
         np.frombuffer(lower.encode("utf-32-le", "surrogatepass"), np.uint32)
     ]
     if not (flags & np.uint32(_UNSPACED)).any():
@@ -69,16 +64,16 @@ def split_words(text: str, shingle_words: int) -> list[str]:
         end = place + 1
         if script:
             starts = [place]
-            while of[end] & (MARK | script):
+            while of[end] & (normalised_texts.MARK | script):
                 if of[end] & script:
                     starts.append(end)
                 end += 1
-            a_word = IDEOGRAMS_A_WORD if script == IDEOGRAM else SYLLABLES_A_WORD
+            a_word = IDEOGRAMS_A_WORD if script == normalised_texts.IDEOGRAM else SYLLABLES_A_WORD
             reach = shingle_words * a_word - shingle_words + 1
             stops = [*starts[reach:], *[end] * reach]
             words += [lower[start:stop] for start, stop in zip(starts, stops, strict=False)]
-        elif of[place] & WORD:
-            while of[end] & (WORD | _UNSPACED) == WORD:
+        elif of[place] & normalised_texts.WORD:
+            while of[end] & (normalised_texts.WORD | _UNSPACED) == normalised_texts.WORD:
                 end += 1
             words.append(lower[place:end])
         place = end

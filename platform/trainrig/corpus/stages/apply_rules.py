@@ -16,18 +16,7 @@ from trainrig import storage
 from trainrig.corpus.array_files import load_arrays, save_arrays
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.documents import MeasuredDocuments
-from trainrig.corpus.filters.rule_verdicts import (
-    Rule,
-    Thresholds,
-    bind_rules,
-    build_histograms,
-    decide,
-    find_wiped_out,
-    list_columns,
-    list_rules,
-    select_unbound,
-    tally,
-)
+from trainrig.corpus.filters import rule_verdicts
 from trainrig.corpus.limits import LANGUAGE, PercentileThreshold
 from trainrig.corpus.models.language_model import find_cutoffs
 from trainrig.corpus.report.removal_counts import CutRow
@@ -40,15 +29,17 @@ PathBuilder = Callable[..., str]
 """Builder of the path of a file of this decision, from its folder names and file name."""
 
 
-def list_source_rules(run: Curation, source: CurationSource) -> tuple[Rule, ...]:
+def list_source_rules(run: Curation, source: CurationSource) -> tuple[rule_verdicts.Rule, ...]:
     """Return the rules that apply to documents of `source`, in order."""
-    return list_rules((*source.filters, run.pii))
+    return rule_verdicts.list_rules((*source.filters, run.pii))
 
 
 def list_deciding_columns(run: Curation) -> set[str]:
     """Return the names of all columns on which the decisions of `run` depend."""
     rules = {
-        name for source in run.sources for name in list_columns(list_source_rules(run, source))
+        name
+        for source in run.sources
+        for name in rule_verdicts.list_columns(list_source_rules(run, source))
     }
     bucket = {run.buckets.signal} if run.buckets else set()
     return {*DOCUMENT.names, *rules, *bucket, *run.keep_rule.columns}
@@ -56,14 +47,14 @@ def list_deciding_columns(run: Curation) -> set[str]:
 
 def find_thresholds(
     run: Curation, pool: MeasuredDocuments, splits: Sequence[Split]
-) -> dict[str, Thresholds]:
+) -> dict[str, rule_verdicts.Thresholds]:
     """Return, by source, the thresholds that are percentiles of the source's own documents.
 
     Only the columns that these rules use are read.
     """
-    found: dict[str, Thresholds] = {}
+    found: dict[str, rule_verdicts.Thresholds] = {}
     for index, source in enumerate(run.sources):
-        rules = select_unbound(list_source_rules(run, source))
+        rules = rule_verdicts.select_unbound(list_source_rules(run, source))
         if rules:
             names = sorted({LANGUAGE, *(rule.limit.signal for rule in rules)})
             chunks = (
@@ -105,16 +96,18 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
 
     def judge(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         source = run.sources[task["source"]]
-        rules = bind_rules(list_source_rules(run, source), thresholds.get(source.name, {}))
-        names = list_columns(rules)
+        rules = rule_verdicts.bind_rules(
+            list_source_rules(run, source), thresholds.get(source.name, {})
+        )
+        names = rule_verdicts.list_columns(rules)
         table = _concatenate(run, names, pool.iterate_chunks(task["name"], names))
         columns = {name: convert_to_numpy(table[name]) for name in names}
-        verdicts = decide(rules, columns, len(table))
+        verdicts = rule_verdicts.decide(rules, columns, len(table))
         save_arrays(path_of("verdicts", f"{task['name']}.npz"), {"first": verdicts.first})
-        by_source = {source.name: tally(verdicts, columns)}
+        by_source = {source.name: rule_verdicts.tally(verdicts, columns)}
         return {
             "tally": by_source,
-            "histograms": {source.name: build_histograms(verdicts, columns)},
+            "histograms": {source.name: rule_verdicts.build_histograms(verdicts, columns)},
         }, {}
 
     return judge
@@ -173,7 +166,9 @@ def refuse_wiped_out(run: Curation, name: str, dropped: Mapping[str, int], docum
     """
     (source,) = (source for source in run.sources if source.name == name)
     limit = source.wipe_out
-    found = find_wiped_out(dropped, documents, name, limit.max_share, limit.min_documents)
+    found = rule_verdicts.find_wiped_out(
+        dropped, documents, name, limit.max_share, limit.min_documents
+    )
     if found:
         raise DataError(
             f"{run.output}: {found.step} drops {found.dropped:,} of the {found.documents:,} "

@@ -35,42 +35,16 @@ from trainrig.corpus.decontaminate import (
     Matches,
     Totals,
     Touch,
+    contamination_report,
     decide,
     match,
     merge,
-)
-from trainrig.corpus.decontaminate.contamination_report import (
-    ContaminatedSample,
-    ContaminationTallies,
-    pick_samples,
-    sample,
-    tally_contamination,
 )
 from trainrig.corpus.dedup.document_refs import SplitIndex
 from trainrig.corpus.dedup.documents import KEPT, DedupDecisions, Documents
 from trainrig.corpus.dedup.duplicate_search import MIB
 from trainrig.corpus.dedup.keep_rules import KeepRule
-from trainrig.corpus.repeated_text.common_lines import (
-    COMMON_LINES,
-    CommonLines,
-    choose_line_range_count,
-    count_lines,
-    cut_lines,
-    find_common_lines,
-)
-from trainrig.corpus.repeated_text.exact_substrings import (
-    EXACT_SUBSTRINGS,
-    ExactSubstrings,
-    RepeatedText,
-    choose_anchor_range_count,
-    choose_partition_count,
-    count_anchors,
-    cut_substrings,
-    find_repeated_anchors,
-    find_repeats,
-    gather_pieces,
-    read_repeated_texts,
-)
+from trainrig.corpus.repeated_text import common_lines, exact_substrings
 from trainrig.corpus.repeated_text.record_files import RemovedSpans, save_spans
 from trainrig.corpus.report.removal_counts import MOST, CutRow, RemovalCounts
 from trainrig.corpus.stages.apply_rules import PathBuilder
@@ -149,7 +123,7 @@ def _build_removed_spans(decision: Decision) -> RemovedSpans:
 
 def _collect_samples(
     surviving: SurvivingDocuments, split: str, decision: Decision
-) -> list[ContaminatedSample]:
+) -> list[contamination_report.ContaminatedSample]:
     touches: dict[int, list[Touch]] = {}
     for touch in decision.touches:
         touches.setdefault(touch.document, []).append(touch)
@@ -159,8 +133,11 @@ def _collect_samples(
         ids = rows["id"].to_pylist()
         urls = rows["url"].to_pylist()
         for nth, (identity, url, text) in enumerate(zip(ids, urls, texts, strict=True), before):
-            found += [sample(touch, identity, url, text) for touch in touches.get(nth, ())]
-        found = pick_samples(found)
+            found += [
+                contamination_report.sample(touch, identity, url, text)
+                for touch in touches.get(nth, ())
+            ]
+        found = contamination_report.pick_samples(found)
         before += len(texts)
     return found
 
@@ -173,8 +150,14 @@ Do = Callable[[str, Callable[[], Work], Sequence[Split]], Phase]
 
 
 _PASSES = {
-    COMMON_LINES: ("line-keys", "common-lines", "cut-lines"),
-    EXACT_SUBSTRINGS: ("anchors", "repeated", "pieces", "repeats", "cut-substrings"),
+    common_lines.COMMON_LINES: ("line-keys", "common-lines", "cut-lines"),
+    exact_substrings.EXACT_SUBSTRINGS: (
+        "anchors",
+        "repeated",
+        "pieces",
+        "repeats",
+        "cut-substrings",
+    ),
     CONTAMINATED: ("benchmarks", "matches", "matched", "decontaminate"),
 }
 
@@ -203,16 +186,16 @@ class SpanRemoval:
         """Run all removal passes and return the counts of what they removed."""
         run = self.run
         found = dict[str, dict[str, Any]]()
-        repeated_texts: Mapping[str, Sequence[RepeatedText]] = {}
+        repeated_texts: Mapping[str, Sequence[exact_substrings.RepeatedText]] = {}
         contamination = None
         if run.common_lines or run.exact_substrings:
             work = functools.partial(_number_documents, split_indexes, run.keep_rule, self.path_of)
             self.do("numbers", work, [Split("all", {})])
         if run.common_lines:
-            found[COMMON_LINES] = self._remove_common_lines(run.common_lines)
+            found[common_lines.COMMON_LINES] = self._remove_common_lines(run.common_lines)
         if run.exact_substrings:
-            found[EXACT_SUBSTRINGS] = self._remove_substrings(run.exact_substrings)
-            repeated_texts = read_repeated_texts(
+            found[exact_substrings.EXACT_SUBSTRINGS] = self._remove_substrings(run.exact_substrings)
+            repeated_texts = exact_substrings.read_repeated_texts(
                 self._list_files("passages", "keys"), MOST, run.memory * MIB
             )
         if run.decontamination:
@@ -231,20 +214,22 @@ class SpanRemoval:
         ]
         return RemovalCounts(tuple(rows), repeated_texts, contamination)
 
-    def _read_contamination(self, counts: Mapping[str, Any]) -> ContaminationTallies:
+    def _read_contamination(
+        self, counts: Mapping[str, Any]
+    ) -> contamination_report.ContaminationTallies:
         samples = [
-            ContaminatedSample(**row)
+            contamination_report.ContaminatedSample(**row)
             for path in self._list_files("touched", "json")
             for row in json.loads(storage.read(path))
         ]
         index = Index.load(self.path_of(BENCHMARKS_INDEX))
-        return tally_contamination(
+        return contamination_report.tally_contamination(
             index, Totals.load(self.path_of(BENCHMARKS_TOTALS)), counts, samples
         )
 
-    def _remove_common_lines(self, settings: CommonLines) -> dict[str, Any]:
+    def _remove_common_lines(self, settings: common_lines.CommonLines) -> dict[str, Any]:
         counted = self._run_on_splits("line-keys", _count_line_keys, settings)
-        parts = choose_line_range_count(
+        parts = common_lines.choose_line_range_count(
             sum_counts(counted.values())["distinct"], self.run.memory * MIB
         )
         keys = self._list_files("lines", "keys")
@@ -253,9 +238,9 @@ class SpanRemoval:
         common = [self.path_of("common", f"{part:05d}.keys") for part in range(parts)]
         return self._run_on_splits("cut-lines", _cut_lines, settings, common)
 
-    def _remove_substrings(self, settings: ExactSubstrings) -> dict[str, Any]:
+    def _remove_substrings(self, settings: exact_substrings.ExactSubstrings) -> dict[str, Any]:
         counted = self._run_on_splits("anchors", _count_anchors, settings)
-        parts = choose_anchor_range_count(
+        parts = exact_substrings.choose_anchor_range_count(
             sum_counts(counted.values())["distinct"], self.run.memory * MIB
         )
         keys = self._list_files("anchors", "keys")
@@ -264,7 +249,7 @@ class SpanRemoval:
             _number_tasks(parts)
         )
         copies = sum_counts(record.counts for record in records)["copies"]
-        partitions = choose_partition_count(copies, settings)
+        partitions = exact_substrings.choose_partition_count(copies, settings)
         repeated = [self.path_of("repeated", f"{part:05d}.keys") for part in range(parts)]
         self._run_on_splits(f"pieces-{partitions}", _gather_pieces, settings, repeated, partitions)
         work = functools.partial(
@@ -334,42 +319,50 @@ def _number_documents(
     return number
 
 
-def _count_line_keys(surviving: SurvivingDocuments, settings: CommonLines) -> Work:
+def _count_line_keys(surviving: SurvivingDocuments, settings: common_lines.CommonLines) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.read_numbered(COMMON_LINES, name)
-        return count_lines(batches, settings, surviving.path_of("lines", f"{name}.keys")), {}
+        batches = surviving.read_numbered(common_lines.COMMON_LINES, name)
+        return common_lines.count_lines(
+            batches, settings, surviving.path_of("lines", f"{name}.keys")
+        ), {}
 
     return count
 
 
 def _find_common_lines(
-    paths: Sequence[str], parts: int, settings: CommonLines, path_of: PathBuilder
+    paths: Sequence[str], parts: int, settings: common_lines.CommonLines, path_of: PathBuilder
 ) -> Work:
     def find(task: Task) -> Done:
         part = task["number"]
-        return find_common_lines(
+        return common_lines.find_common_lines(
             paths, part, parts, settings, path_of("common", f"{part:05d}.keys")
         ), {}
 
     return find
 
 
-def _cut_lines(surviving: SurvivingDocuments, settings: CommonLines, common: Sequence[str]) -> Work:
+def _cut_lines(
+    surviving: SurvivingDocuments, settings: common_lines.CommonLines, common: Sequence[str]
+) -> Work:
     def cut_split(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.read_numbered(COMMON_LINES, name)
-        path = surviving.name_spans_file(COMMON_LINES, name)
-        return cut_lines(batches, common, settings, path), {}
+        batches = surviving.read_numbered(common_lines.COMMON_LINES, name)
+        path = surviving.name_spans_file(common_lines.COMMON_LINES, name)
+        return common_lines.cut_lines(batches, common, settings, path), {}
 
     return cut_split
 
 
-def _count_anchors(surviving: SurvivingDocuments, settings: ExactSubstrings) -> Work:
+def _count_anchors(
+    surviving: SurvivingDocuments, settings: exact_substrings.ExactSubstrings
+) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.iterate_texts_before(EXACT_SUBSTRINGS, name)
-        return count_anchors(batches, settings, surviving.path_of("anchors", f"{name}.keys")), {}
+        batches = surviving.iterate_texts_before(exact_substrings.EXACT_SUBSTRINGS, name)
+        return exact_substrings.count_anchors(
+            batches, settings, surviving.path_of("anchors", f"{name}.keys")
+        ), {}
 
     return count
 
@@ -377,7 +370,7 @@ def _count_anchors(surviving: SurvivingDocuments, settings: ExactSubstrings) -> 
 def _find_repeated(paths: Sequence[str], parts: int, path_of: PathBuilder) -> Work:
     def find(task: Task) -> Done:
         part = task["number"]
-        return find_repeated_anchors(
+        return exact_substrings.find_repeated_anchors(
             paths, part, parts, path_of("repeated", f"{part:05d}.keys")
         ), {}
 
@@ -386,23 +379,27 @@ def _find_repeated(paths: Sequence[str], parts: int, path_of: PathBuilder) -> Wo
 
 def _gather_pieces(
     surviving: SurvivingDocuments,
-    settings: ExactSubstrings,
+    settings: exact_substrings.ExactSubstrings,
     repeated: Sequence[str],
     partitions: int,
 ) -> Work:
     def gather(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.read_numbered(EXACT_SUBSTRINGS, name)
+        batches = surviving.read_numbered(exact_substrings.EXACT_SUBSTRINGS, name)
         path = surviving.path_of("pieces", f"{name}.pieces")
-        return gather_pieces(batches, repeated, partitions, settings, path), {}
+        return exact_substrings.gather_pieces(batches, repeated, partitions, settings, path), {}
 
     return gather
 
 
-def _find_repeats(pieces: Sequence[str], settings: ExactSubstrings, path_of: PathBuilder) -> Work:
+def _find_repeats(
+    pieces: Sequence[str], settings: exact_substrings.ExactSubstrings, path_of: PathBuilder
+) -> Work:
     def find(task: Task) -> Done:
         part = task["number"]
-        return find_repeats(pieces, part, settings, path_of("repeats", f"{part:05d}.spans")), {}
+        return exact_substrings.find_repeats(
+            pieces, part, settings, path_of("repeats", f"{part:05d}.spans")
+        ), {}
 
     return find
 
@@ -412,11 +409,11 @@ def _cut_substrings(
 ) -> Work:
     def cut_split(task: Task) -> Done:
         name = task["name"]
-        counts = cut_substrings(
-            surviving.iterate_texts_before(EXACT_SUBSTRINGS, name),
+        counts = exact_substrings.cut_substrings(
+            surviving.iterate_texts_before(exact_substrings.EXACT_SUBSTRINGS, name),
             repeats,
             nth[name],
-            surviving.name_spans_file(EXACT_SUBSTRINGS, name),
+            surviving.name_spans_file(exact_substrings.EXACT_SUBSTRINGS, name),
             surviving.path_of("passages", f"{name}.keys"),
         )
         return counts, {}

@@ -24,20 +24,14 @@ from trainrig.corpus.report.curation_tallies import MOST_PAIRS as PAIRS
 from trainrig.corpus.report.curation_tallies import CurationTallies, LikePairs, tally_curation
 from trainrig.corpus.row_schema import VERDICT, build_pool_schema, build_row_schema
 from trainrig.corpus.signatures.signatures import Signatures
-from trainrig.corpus.stages import near_duplicates
+from trainrig.corpus.stages import near_duplicates, surviving_documents
 from trainrig.corpus.stages.apply_rules import PathBuilder, list_source_rules, read_verdicts
-from trainrig.corpus.stages.surviving_documents import (
-    CUT_STEPS,
-    SpanRemover,
-    SurvivingDocuments,
-    list_removal_steps,
-)
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work, sum_counts
 
 _HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?([^/?#:]+)")
 _TOLD = ("source", "language")
-_AFTER_RULES = (*COPIES, *CUT_STEPS)
+_AFTER_RULES = (*COPIES, *surviving_documents.CUT_STEPS)
 SAMPLES = 3  # documents shown for each reason
 EXCERPT = 2000  # most characters of a sample
 # columns left out of dropped documents with `keep_dropped = "signals"`
@@ -82,8 +76,10 @@ def write_split(
         name = task["name"]
         rules = [rule.name for rule in list_source_rules(run, run.sources[task["source"]])]
         decisions = DedupDecisions.load(place("decided", f"{name}.npz")).build_verdicts()
-        surviving = SurvivingDocuments(pool, place, list_removal_steps(run))
-        cutter = SpanRemover.of(surviving, name, surviving.steps)
+        surviving = surviving_documents.SurvivingDocuments(
+            pool, place, surviving_documents.list_removal_steps(run)
+        )
+        cutter = surviving_documents.SpanRemover.of(surviving, name, surviving.steps)
         counts = _Counts()
         samples = _Samples()
         pairs = LikePairs(place("decided", f"{name}.npz"))
@@ -165,7 +161,7 @@ def _with_verdicts(
     return rows, passed_before
 
 
-def _with_cuts(rows: pa.Table, cutter: SpanRemover) -> pa.Table:
+def _with_cuts(rows: pa.Table, cutter: surviving_documents.SpanRemover) -> pa.Table:
     """Return `rows` with spans removed from the kept texts, and documents left empty dropped."""
     columns = {name: rows[name].to_pylist() for name in ("text", "dropped_by", "cut")}
     for nth, (text, fell) in enumerate(zip(columns["text"], columns["dropped_by"], strict=True)):

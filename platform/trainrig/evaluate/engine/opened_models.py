@@ -12,12 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from trainrig.errors import ConfigError
+from trainrig.evaluate.engine import request_encoding
 from trainrig.evaluate.engine.batched_reading import Ids, pad_rows, score_continuations
-from trainrig.evaluate.engine.request_encoding import (
-    LikelihoodRequest,
-    RequestEncoder,
-    encode_chat_prompt,
-)
 from trainrig.evaluate.evaluation_run_file import Evaluation
 from trainrig.evaluate.tasks.task_definition import PreferredAnswer
 from trainrig.evaluate.tasks.task_prompts import Question
@@ -103,7 +99,7 @@ class Judge:
     """A judge on its device."""
 
     model: Decoder
-    encoder: RequestEncoder
+    encoder: request_encoding.RequestEncoder
     batch_tokens: int
     chat: bool  # true: the judge reads conversations, not plain text
 
@@ -116,7 +112,7 @@ class Judge:
         weight = like.embedding.weight
         path = checkpoint.resolve(scoring.judge)
         model, encoder = _open_judge(path, str(weight.device), str(weight.dtype))
-        asked = RequestEncoder(encoder, model.config.positions, run.document_start)
+        asked = request_encoding.RequestEncoder(encoder, model.config.positions, run.document_start)
         return cls(model, asked, run.batch_tokens, chat)
 
     def compare(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
@@ -147,7 +143,7 @@ class Judge:
         encoder = self.encoder.encoder
         if self.chat:
             (ids,) = encoder.encode_batch([answer])
-            return (*encode_chat_prompt(encoder, pair.turns), *map(int, ids))
+            return (*request_encoding.encode_chat_prompt(encoder, pair.turns), *map(int, ids))
         return self.encoder.encode_plain_prompt(pair.context + answer)
 
     def _ask_pairs(self, pairs: Sequence[Pair], scoring: PreferredAnswer) -> list[Judgement]:
@@ -157,7 +153,7 @@ class Judge:
         arXiv:2306.05685, section 3.4).
         """
         prompt = compile_template(scoring.judge_prompt, "scoring.judge_prompt")
-        requests: list[LikelihoodRequest] = []
+        requests: list[request_encoding.LikelihoodRequest] = []
         for pair in pairs:
             for first, second in ((pair.mine, pair.other), (pair.other, pair.mine)):
                 given = {"question": pair.question.prompt, "first": first, "second": second}
@@ -172,11 +168,11 @@ class Judge:
             judged.append(Judgement((nats[0] - nats[1], nats[3] - nats[2]), truncated=cut))
         return judged
 
-    def _request_letters(self, text: str) -> list[LikelihoodRequest]:
+    def _request_letters(self, text: str) -> list[request_encoding.LikelihoodRequest]:
         """Return likelihood requests for both letters after `text`."""
         if not self.chat:
             return self.encoder.request_continuations(text, LETTERS)
-        context = encode_chat_prompt(self.encoder.encoder, [("user", text)])
+        context = request_encoding.encode_chat_prompt(self.encoder.encoder, [("user", text)])
         encoded = self.encoder.encoder.encode_batch([letter.strip() for letter in LETTERS])
         return [self.encoder.request(context, [int(i) for i in ids]) for ids in encoded]
 

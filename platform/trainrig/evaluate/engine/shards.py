@@ -17,30 +17,11 @@ from numpy.typing import NDArray
 from trainrig import config, manifest, storage
 from trainrig.errors import DataError
 from trainrig.evaluate.confined.run import run_confined
-from trainrig.evaluate.engine.batched_reading import (
-    ContinuationScore,
-    StopRule,
-    answer_greedily,
-    score_continuations,
-)
+from trainrig.evaluate.engine import batched_reading, request_encoding
 from trainrig.evaluate.engine.opened_models import Judge, OpenedModel, Pair
-from trainrig.evaluate.engine.request_encoding import (
-    GenerationRequest,
-    LikelihoodRequest,
-    RequestEncoder,
-    encode_chat_prompt,
-)
 from trainrig.evaluate.evaluation_run_file import Evaluation
+from trainrig.evaluate.tasks import task_definition
 from trainrig.evaluate.tasks.answer_checks import cut_at, extract_answer, score_answer
-from trainrig.evaluate.tasks.task_definition import (
-    Continuation,
-    GeneratedAnswer,
-    MultipleChoice,
-    PreferredAnswer,
-    ProgramTests,
-    RollingText,
-    Task,
-)
 from trainrig.evaluate.tasks.task_prompts import Question, Renderer, ShotPool, read_rows
 from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.manifest import FileSum
@@ -57,8 +38,8 @@ class Examination:
     """A model, and the task whose questions it answers."""
 
     model: Decoder
-    encoder: RequestEncoder
-    task: Task
+    encoder: request_encoding.RequestEncoder
+    task: task_definition.Task
     batch_tokens: int
     chat: bool  # true: prompts are user turns in the tokenizer's chat format
     judge: Judge | None = None  # judge of the answers, for tasks that need one
@@ -66,24 +47,26 @@ class Examination:
     def score_questions(self, questions: Sequence[Question]) -> list[Row]:
         """Return the scored rows of `questions`, in the order of the questions."""
         match self.task.scoring:
-            case MultipleChoice() as scoring:
+            case task_definition.MultipleChoice() as scoring:
                 return self._score_choices(questions, scoring)
-            case Continuation():
+            case task_definition.Continuation():
                 return self._score_continuations(questions)
-            case GeneratedAnswer() as scoring:
+            case task_definition.GeneratedAnswer() as scoring:
                 return self._generate_rows(questions, scoring)
-            case PreferredAnswer() as scoring:
+            case task_definition.PreferredAnswer() as scoring:
                 return self._judge_rows(questions, scoring)
-            case ProgramTests() as scoring:
+            case task_definition.ProgramTests() as scoring:
                 return self._run_programs(questions, scoring)
-            case RollingText():
+            case task_definition.RollingText():
                 return self._score_texts(questions)
 
     # --- likelihoods
 
-    def _score_choices(self, questions: Sequence[Question], scoring: MultipleChoice) -> list[Row]:
+    def _score_choices(
+        self, questions: Sequence[Question], scoring: task_definition.MultipleChoice
+    ) -> list[Row]:
         alone = scoring.unconditional or scoring.metric == "acc_mutual_info"
-        requests: list[list[LikelihoodRequest]] = []
+        requests: list[list[request_encoding.LikelihoodRequest]] = []
         for question in questions:
             asked = self._request_choices(question)
             if alone:
@@ -100,7 +83,7 @@ class Examination:
             )
         return rows
 
-    def _request_choices(self, question: Question) -> list[LikelihoodRequest]:
+    def _request_choices(self, question: Question) -> list[request_encoding.LikelihoodRequest]:
         if question.contexts:
             pairs = zip(question.contexts, question.answers, strict=True)
             return [self._request_answers(question, prompt, [text])[0] for prompt, text in pairs]
@@ -134,10 +117,12 @@ class Examination:
 
     def _request_answers(
         self, question: Question, prompt: str, answers: Sequence[str]
-    ) -> list[LikelihoodRequest]:
+    ) -> list[request_encoding.LikelihoodRequest]:
         """Return requests for `answers` after `prompt`, with the few-shot rows before it."""
         if self.chat:
-            context = encode_chat_prompt(self.encoder.encoder, self._build_turns(question, prompt))
+            context = request_encoding.encode_chat_prompt(
+                self.encoder.encoder, self._build_turns(question, prompt)
+            )
             encoded = self.encoder.encoder.encode_batch(list(answers))
             return [self.encoder.request(context, [int(i) for i in ids]) for ids in encoded]
         following = [self.task.delimiter + answer for answer in answers]
@@ -146,11 +131,19 @@ class Examination:
         )
 
     def _score_requests(
-        self, questions: Sequence[Question], requests: Sequence[Sequence[LikelihoodRequest]]
-    ) -> list[tuple[Question, Sequence[LikelihoodRequest], list[ContinuationScore]]]:
+        self,
+        questions: Sequence[Question],
+        requests: Sequence[Sequence[request_encoding.LikelihoodRequest]],
+    ) -> list[
+        tuple[
+            Question,
+            Sequence[request_encoding.LikelihoodRequest],
+            list[batched_reading.ContinuationScore],
+        ]
+    ]:
         """Return each question with its requests and their scores, which are computed together."""
         flat = [request for asked in requests for request in asked]
-        found = iter(score_continuations(self.model, flat, self.batch_tokens))
+        found = iter(batched_reading.score_continuations(self.model, flat, self.batch_tokens))
         return [
             (question, asked, [next(found) for _ in asked])
             for question, asked in zip(questions, requests, strict=True)
@@ -158,7 +151,9 @@ class Examination:
 
     # --- generations
 
-    def _generate_rows(self, questions: Sequence[Question], scoring: GeneratedAnswer) -> list[Row]:
+    def _generate_rows(
+        self, questions: Sequence[Question], scoring: task_definition.GeneratedAnswer
+    ) -> list[Row]:
         rows = []
         for question, request, text in self._write_answers(questions, scoring):
             given = extract_answer(text, scoring.extract, scoring.take)
@@ -167,7 +162,9 @@ class Examination:
             rows.append(row | _describe_truncation([request]))
         return rows
 
-    def _judge_rows(self, questions: Sequence[Question], scoring: PreferredAnswer) -> list[Row]:
+    def _judge_rows(
+        self, questions: Sequence[Question], scoring: task_definition.PreferredAnswer
+    ) -> list[Row]:
         assert self.judge is not None
         written = self._write_answers(questions, scoring)
         pairs = [
@@ -189,7 +186,9 @@ class Examination:
             rows.append(row | cut | _describe_truncation([request]))
         return rows
 
-    def _run_programs(self, questions: Sequence[Question], scoring: ProgramTests) -> list[Row]:
+    def _run_programs(
+        self, questions: Sequence[Question], scoring: task_definition.ProgramTests
+    ) -> list[Row]:
         where = f"task '{self.task.name}': scoring."
         make_program = compile_template(scoring.program, f"{where}program")
         make_tests = compile_template(scoring.tests, f"{where}tests")
@@ -206,27 +205,31 @@ class Examination:
     def _write_answers(
         self,
         questions: Sequence[Question],
-        scoring: GeneratedAnswer | PreferredAnswer | ProgramTests,
-    ) -> list[tuple[Question, GenerationRequest, str]]:
+        scoring: task_definition.GeneratedAnswer
+        | task_definition.PreferredAnswer
+        | task_definition.ProgramTests,
+    ) -> list[tuple[Question, request_encoding.GenerationRequest, str]]:
         encoder = self.encoder.encoder
         requests = []
         for question in questions:
             if self.chat:
                 prompt = tuple(
-                    encode_chat_prompt(encoder, self._build_turns(question, question.prompt))
+                    request_encoding.encode_chat_prompt(
+                        encoder, self._build_turns(question, question.prompt)
+                    )
                 )
             else:
                 prompt = self.encoder.encode_plain_prompt(
                     self._render_context(question) + question.prompt
                 )
             requests.append(self.encoder.request_generation(prompt, scoring.maximum_tokens))
-        stop = StopRule(
+        stop = batched_reading.StopRule(
             ids=self._stop_ids(),
             maximum_tokens=scoring.maximum_tokens,
             entries=encoder.vocabulary_size,
             done=_make_stop_test(encoder.decode_text, scoring.until),
         )
-        answers = answer_greedily(self.model, requests, stop, self.batch_tokens)
+        answers = batched_reading.answer_greedily(self.model, requests, stop, self.batch_tokens)
         texts = [cut_at(encoder.decode_text(answer), scoring.until) for answer in answers]
         return list(zip(questions, requests, texts, strict=True))
 
@@ -272,12 +275,17 @@ def _build_row(question: Question, scores: Mapping[str, float], given: str) -> R
     return found if question.group is None else found | {"group": question.group}
 
 
-def _describe_truncation(requests: Sequence[LikelihoodRequest | GenerationRequest]) -> Row:
+def _describe_truncation(
+    requests: Sequence[request_encoding.LikelihoodRequest | request_encoding.GenerationRequest],
+) -> Row:
     return {"truncated": True} if any(request.truncated for request in requests) else {}
 
 
 def _build_choice_row(
-    question: Question, scoring: MultipleChoice, nats: list[float], without: list[float]
+    question: Question,
+    scoring: task_definition.MultipleChoice,
+    nats: list[float],
+    without: list[float],
 ) -> Row:
     """Return the scored row of a question with choices.
 
@@ -313,7 +321,7 @@ ROWS = "rows"  # folder of scored rows, below the stage's: ROWS/TASK/00000.jsonl
 class TaskRun:
     """A task with the options under which it is evaluated."""
 
-    task: Task
+    task: task_definition.Task
     rows: str  # file of the task's rows
     limit: int | None = None  # number of rows to use, from the first; None: all
     chat: bool = False  # true: prompts are user turns in the tokenizer's chat format
@@ -348,11 +356,11 @@ class TaskPlan:
         questions = load_questions(run)[begin : begin + self.run.shard_rows]
         scoring = run.task.scoring
         judge = None
-        if isinstance(scoring, PreferredAnswer):
+        if isinstance(scoring, task_definition.PreferredAnswer):
             judge = Judge.open(scoring, self.run, opened.model, run.chat)
         examination = Examination(
             model=opened.model,
-            encoder=RequestEncoder(
+            encoder=request_encoding.RequestEncoder(
                 opened.encoder, opened.model.config.positions, self.run.document_start
             ),
             task=run.task,
@@ -375,7 +383,7 @@ def load_questions(run: TaskRun) -> tuple[Question, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _load_questions(task_json: str, path: str, limit: int | None) -> tuple[Question, ...]:
-    task = config.build(Task, json.loads(task_json), path)
+    task = config.build(task_definition.Task, json.loads(task_json), path)
     rows = read_rows(path)
     renderer = Renderer(task, path)
     questions = [renderer.render_question(row) for row in rows[:limit]]
@@ -388,7 +396,9 @@ def _load_questions(task_json: str, path: str, limit: int | None) -> tuple[Quest
 
 def list_program_tasks(tasks: Sequence[TaskRun]) -> list[str]:
     """Return the names of the tasks that run programs written by the model."""
-    return [run.task.name for run in tasks if isinstance(run.task.scoring, ProgramTests)]
+    return [
+        run.task.name for run in tasks if isinstance(run.task.scoring, task_definition.ProgramTests)
+    ]
 
 
 def read_scored(folder: str, task: str) -> list[dict[str, Any]]:

@@ -12,16 +12,8 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
+from trainrig.evaluate.tasks import task_definition
 from trainrig.evaluate.tasks.ifeval_instructions import is_followed
-from trainrig.evaluate.tasks.task_definition import (
-    AnswerCheck,
-    ExactMatch,
-    InstructionMatch,
-    MathsMatch,
-    NumericMatch,
-    PatternMatch,
-    TokenF1,
-)
 
 _DROPPED = (
     "\\!",
@@ -128,7 +120,7 @@ def extract_answer(text: str, pattern: str | None, take: Literal["first", "last"
 
 
 def score_answer(
-    check: AnswerCheck,
+    check: task_definition.AnswerCheck,
     given: str | None,
     targets: Sequence[str],
     instructions: Sequence[Mapping[str, Any]] = (),
@@ -137,9 +129,9 @@ def score_answer(
 
     `given` is None if no answer was found in the text; `instructions` are used for IFEval alone.
     """
-    if isinstance(check, InstructionMatch):
+    if isinstance(check, task_definition.InstructionMatch):
         return _score_instructions(given or "", instructions)
-    if isinstance(check, TokenF1):
+    if isinstance(check, task_definition.TokenF1):
         f1 = (
             max((_compute_token_f1(given, target) for target in targets), default=0.0)
             if given
@@ -153,21 +145,21 @@ def score_answer(
     return {"exact_match": float(right)}
 
 
-def is_right(check: AnswerCheck, given: str, target: str) -> bool:
+def is_right(check: task_definition.AnswerCheck, given: str, target: str) -> bool:
     """Return whether the answer `given` matches `target` under the rule `check`."""
     match check:
-        case ExactMatch():
+        case task_definition.ExactMatch():
             return _normalise_exact(given, check) == _normalise_exact(target, check)
-        case NumericMatch():
+        case task_definition.NumericMatch():
             mine = find_first_number(given)
             wanted = find_first_number(target)
             if mine is None or wanted is None:
                 return False
             return abs(mine - wanted) <= Decimal(repr(check.tolerance))
-        case PatternMatch():
+        case task_definition.PatternMatch():
             find = re.fullmatch if check.whole else re.search
             return find(target, given) is not None
-        case MathsMatch():
+        case task_definition.MathsMatch():
             return normalise_latex(extract_formula(given)) == normalise_latex(target)
     return _normalise_squad(given) == _normalise_squad(target)
 
@@ -195,7 +187,7 @@ def _parse_decimal(written: str) -> Decimal | None:
         return None
 
 
-def _normalise_exact(text: str, check: ExactMatch) -> str:
+def _normalise_exact(text: str, check: task_definition.ExactMatch) -> str:
     text = text.strip()
     if check.ignore_case:
         text = text.lower()

@@ -19,21 +19,7 @@ import pyarrow.parquet as pq
 from trainrig import storage
 from trainrig import storage as utf8
 from trainrig.errors import DataError
-from trainrig.evaluate.tasks.task_definition import (
-    Continuation,
-    GeneratedAnswer,
-    InstructionMatch,
-    MultipleChoice,
-    PreferredAnswer,
-    ProgramTests,
-    Task,
-)
-from trainrig.evaluate.tasks.task_templates import (
-    Fields,
-    compile_expression,
-    compile_template,
-    parse_texts,
-)
+from trainrig.evaluate.tasks import task_definition, task_templates
 
 _GZIP = b"\x1f\x8b"
 
@@ -134,16 +120,19 @@ class Question:
 class Renderer:
     """The compiled templates of one task. Raises ConfigError for an invalid template."""
 
-    def __init__(self, task: Task, file: str) -> None:
+    def __init__(self, task: task_definition.Task, file: str) -> None:
         """Compile the templates of `task`; `file` is the path of the rows, for errors."""
         self.task = task
         self._file = file
         where = f"task '{task.name}'"
         self._values = {
-            k: compile_expression(v, f"{where}: values.{k}") for k, v in task.values.items()
+            k: task_templates.compile_expression(v, f"{where}: values.{k}")
+            for k, v in task.values.items()
         }
-        self._prompt = compile_template(task.prompt, f"{where}: prompt")
-        self._group = compile_expression(task.group, f"{where}: group") if task.group else None
+        self._prompt = task_templates.compile_template(task.prompt, f"{where}: prompt")
+        self._group = (
+            task_templates.compile_expression(task.group, f"{where}: group") if task.group else None
+        )
         self._where = where
         self._read = self._make_reader()
 
@@ -171,51 +160,56 @@ class Renderer:
         scoring = self.task.scoring
         shown = getattr(scoring, "shown", None)
         if shown is not None:
-            text = compile_template(shown, f"{self._where}: scoring.shown")
+            text = task_templates.compile_template(shown, f"{self._where}: scoring.shown")
             return text(question.fields, question.where)
         return question.expected
 
-    def _make_reader(self) -> Callable[[Fields, str], dict[str, Any]]:
+    def _make_reader(self) -> Callable[[task_templates.Fields, str], dict[str, Any]]:
         """Return a function that reads the fields of a question that depend on the scoring."""
         scoring = self.task.scoring
         where = f"{self._where}: scoring."
         match scoring:
-            case MultipleChoice():
+            case task_definition.MultipleChoice():
                 return self._make_choice_reader(scoring)
-            case Continuation():
-                target = compile_template(scoring.target, where + "target")
+            case task_definition.Continuation():
+                target = task_templates.compile_template(scoring.target, where + "target")
                 return lambda fields, row: {"answers": (target(fields, row),)}
-            case GeneratedAnswer(check=InstructionMatch()):
-                tables = compile_expression(scoring.targets, where + "targets")
+            case task_definition.GeneratedAnswer(check=task_definition.InstructionMatch()):
+                tables = task_templates.compile_expression(scoring.targets, where + "targets")
                 return lambda fields, row: {"instructions": _check_tables(tables(fields, row), row)}
-            case GeneratedAnswer():
-                targets = compile_expression(scoring.targets, where + "targets")
+            case task_definition.GeneratedAnswer():
+                targets = task_templates.compile_expression(scoring.targets, where + "targets")
                 return lambda fields, row: {
                     "answers": _require_texts(targets(fields, row), f"{row}: scoring.targets")
                 }
-            case PreferredAnswer():
-                against = compile_template(scoring.against, where + "against")
-                compile_template(scoring.judge_prompt, where + "judge_prompt")
+            case task_definition.PreferredAnswer():
+                against = task_templates.compile_template(scoring.against, where + "against")
+                task_templates.compile_template(scoring.judge_prompt, where + "judge_prompt")
                 return lambda fields, row: {"answers": (against(fields, row),)}
-            case ProgramTests():
+            case task_definition.ProgramTests():
                 return lambda fields, row: {}
         return lambda fields, row: {}
 
     def _make_choice_reader(
-        self, scoring: MultipleChoice
-    ) -> Callable[[Fields, str], dict[str, Any]]:
+        self, scoring: task_definition.MultipleChoice
+    ) -> Callable[[task_templates.Fields, str], dict[str, Any]]:
         where = f"{self._where}: scoring."
-        gold = compile_expression(scoring.gold, where + "gold")
+        gold = task_templates.compile_expression(scoring.gold, where + "gold")
         contexts = (
-            compile_expression(scoring.contexts, where + "contexts") if scoring.contexts else None
+            task_templates.compile_expression(scoring.contexts, where + "contexts")
+            if scoring.contexts
+            else None
         )
         if isinstance(scoring.choices, str):
-            listed = compile_expression(scoring.choices, where + "choices")
+            listed = task_templates.compile_expression(scoring.choices, where + "choices")
             several = None
         else:
-            several = [compile_template(choice, where + "choices") for choice in scoring.choices]
+            several = [
+                task_templates.compile_template(choice, where + "choices")
+                for choice in scoring.choices
+            ]
 
-        def read(fields: Fields, row: str) -> dict[str, Any]:
+        def read(fields: task_templates.Fields, row: str) -> dict[str, Any]:
             if several is None:
                 answers = _require_texts(listed(fields, row), f"{row}: scoring.choices")
             else:
@@ -241,7 +235,7 @@ class Renderer:
 
 
 def _require_texts(value: Any, where: str) -> tuple[str, ...]:
-    found = parse_texts(value)
+    found = task_templates.parse_texts(value)
     if not found:
         raise DataError(f"{where}: must be a text or a list of texts, but is {_shorten(value)}")
     return found
@@ -297,7 +291,12 @@ class ShotPool:
     """
 
     def __init__(
-        self, task: Task, renderer: Renderer, rows: Sequence[TaskRow], file: str, asked_file: str
+        self,
+        task: task_definition.Task,
+        renderer: Renderer,
+        rows: Sequence[TaskRow],
+        file: str,
+        asked_file: str,
     ) -> None:
         """Draw from `rows` of `file`, as examples for questions of `asked_file`.
 
@@ -347,7 +346,7 @@ class ShotPool:
         return self._candidates[number]
 
 
-def _draw(task: Task, rows: Sequence[TaskRow], needed: int) -> list[TaskRow]:
+def _draw(task: task_definition.Task, rows: Sequence[TaskRow], needed: int) -> list[TaskRow]:
     """Return all `rows` in the order in which they become examples.
 
     The first `needed` rows are one draw; the others follow for questions that repeat one of them.

@@ -10,13 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainrig.hardware import Hardware
-from trainrig.launch.check.cluster_yaml import (
-    Found,
-    at,
-    ensure_list,
-    ensure_table,
-    find_differences,
-)
+from trainrig.launch.check import cluster_yaml
 from trainrig.launch.check.machine_pools import INSTANCE, MARKET
 from trainrig.launch.check.ray_file import check_tags, list_node_types
 
@@ -73,25 +67,25 @@ RAYS_OWN = "ray-autoscaler-v1"  # role and profile created by Ray, with all righ
 HOPS = 2  # hops from a container to the metadata service; one more than from the machine
 
 
-def check_aws(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
+def check_aws(data: dict[str, Any], hardware: Hardware) -> Iterator[cluster_yaml.Found]:
     """Find the problems of an AWS cluster file that Ray's own rules do not cover."""
-    yield from _check_provider(ensure_table(data.get("provider")))
+    yield from _check_provider(cluster_yaml.ensure_table(data.get("provider")))
     profiles: dict[str, str] = {}
     for name, node_type in list_node_types(data).items():
         where: Where = ("available_node_types", name, "node_config")
-        config = ensure_table(node_type.get("node_config"))
-        yield from find_differences(config, build_node_schema(), where)
+        config = cluster_yaml.ensure_table(node_type.get("node_config"))
+        yield from cluster_yaml.find_differences(config, build_node_schema(), where)
         yield from _check_machine(config, node_type, where, hardware)
         yield from _check_metadata(config, where)
         yield from _check_disks(config, where)
         yield from _check_network(config, where)
         yield from _check_tags(config, where, data.get("cluster_name"))
         yield from _check_profile(config, where)
-        profiles[name] = str(at(config, "IamInstanceProfile", "Arn") or "")
+        profiles[name] = str(cluster_yaml.at(config, "IamInstanceProfile", "Arn") or "")
     yield from _check_shared_profile(profiles, data.get("head_node_type"))
 
 
-def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
+def _check_provider(provider: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     if provider.get("cache_stopped_nodes", True) is not False:
         what = "stopped machines keep their disks, which cost money; write false"
         yield ("provider", "cache_stopped_nodes"), what
@@ -104,7 +98,9 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
     for zone in filter(None, zones.split(",")):
         if region and not zone.startswith(str(region)):
             yield ("provider", "availability_zone"), f"'{zone}' is not in region {region}"
-    for index, rule in enumerate(ensure_list(at(provider, "security_group", "IpPermissions"))):
+    for index, rule in enumerate(
+        cluster_yaml.ensure_list(cluster_yaml.at(provider, "security_group", "IpPermissions"))
+    ):
         if "0.0.0.0/0" in str(rule) or "::/0" in str(rule):
             where = ("provider", "security_group", "IpPermissions", index)
             yield where, "open to the whole internet; name the addresses that you log in from"
@@ -112,9 +108,9 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
 
 def _check_machine(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
-) -> Iterator[Found]:
+) -> Iterator[cluster_yaml.Found]:
     instance = config.get("InstanceType")
-    labels = ensure_table(node_type.get("labels"))
+    labels = cluster_yaml.ensure_table(node_type.get("labels"))
     if instance is None:
         yield where, "`InstanceType` is missing"
         return
@@ -125,13 +121,15 @@ def _check_machine(
             "the label"
         )
         yield (*of_labels, INSTANCE), what
-    rented = at(config, "InstanceMarketOptions", "MarketType")
+    rented = cluster_yaml.at(config, "InstanceMarketOptions", "MarketType")
     if labels.get(MARKET) == "spot" and rented != "spot":
         what = "the label says spot, but no InstanceMarketOptions: { MarketType: spot } asks for it"
         yield (*of_labels, MARKET), what
     elif labels.get(MARKET) == "on-demand" and rented == "spot":
         yield (*where, "InstanceMarketOptions", "MarketType"), "the label says on-demand"
-    behaviour = at(config, "InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior")
+    behaviour = cluster_yaml.at(
+        config, "InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior"
+    )
     if behaviour in {"hibernate", "stop"}:
         yield (
             (*where, "InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior"),
@@ -141,13 +139,13 @@ def _check_machine(
             ),
         )
     yield from check_resources(
-        ensure_table(node_type.get("resources")), str(instance), where, hardware
+        cluster_yaml.ensure_table(node_type.get("resources")), str(instance), where, hardware
     )
 
 
 def check_resources(
     resources: dict[str, Any], instance: str, where: Where, hardware: Hardware
-) -> Iterator[Found]:
+) -> Iterator[cluster_yaml.Found]:
     """Check that a node offers no more than its machine has, or its work would wait for ever."""
     offer = hardware.instances.get(instance)
     if offer is None:
@@ -159,8 +157,8 @@ def check_resources(
             yield (*where[:-1], "resources", kind), f"{asked}, but {instance} has {count}"
 
 
-def _check_metadata(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    options = ensure_table(config.get("MetadataOptions"))
+def _check_metadata(config: dict[str, Any], where: Where) -> Iterator[cluster_yaml.Found]:
+    options = cluster_yaml.ensure_table(config.get("MetadataOptions"))
     here = (*where, "MetadataOptions")
     if options.get("HttpTokens") != "required":
         what = "IMDSv1 gives credentials to any request; write HttpTokens: required"
@@ -175,8 +173,8 @@ def _check_metadata(config: dict[str, Any], where: Where) -> Iterator[Found]:
         )
 
 
-def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    disks = ensure_list(config.get("BlockDeviceMappings"))
+def _check_disks(config: dict[str, Any], where: Where) -> Iterator[cluster_yaml.Found]:
+    disks = cluster_yaml.ensure_list(config.get("BlockDeviceMappings"))
     if not disks:
         yield (
             where,
@@ -186,7 +184,7 @@ def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
             ),
         )
     for index, disk in enumerate(disks):
-        ebs = ensure_table(ensure_table(disk).get("Ebs"))
+        ebs = cluster_yaml.ensure_table(cluster_yaml.ensure_table(disk).get("Ebs"))
         here = (*where, "BlockDeviceMappings", index, "Ebs")
         if not ebs:
             continue
@@ -198,10 +196,10 @@ def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
             yield here, "gp3 is faster and cheaper than the default type; write VolumeType: gp3"
 
 
-def _check_network(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    cards = ensure_list(config.get("NetworkInterfaces"))
+def _check_network(config: dict[str, Any], where: Where) -> Iterator[cluster_yaml.Found]:
+    cards = cluster_yaml.ensure_list(config.get("NetworkInterfaces"))
     for index, card in enumerate(cards):
-        if ensure_table(card).get("AssociatePublicIpAddress") is True:
+        if cluster_yaml.ensure_table(card).get("AssociatePublicIpAddress") is True:
             here = (*where, "NetworkInterfaces", index, "AssociatePublicIpAddress")
             yield here, "the machine gets a public address; write false"
     for key in ("SubnetIds", "SecurityGroupIds"):
@@ -209,14 +207,19 @@ def _check_network(config: dict[str, Any], where: Where) -> Iterator[Found]:
             yield where, f"`{key}` is missing, so Ray would choose one, which may be public"
 
 
-def _check_tags(config: dict[str, Any], where: Where, cluster: Any) -> Iterator[Found]:
+def _check_tags(config: dict[str, Any], where: Where, cluster: Any) -> Iterator[cluster_yaml.Found]:
     given: dict[str, tuple[int, dict[str, Any]]] = {}
-    for index, specification in enumerate(ensure_list(config.get("TagSpecifications"))):
+    for index, specification in enumerate(
+        cluster_yaml.ensure_list(config.get("TagSpecifications"))
+    ):
         pairs = [
-            ensure_table(pair) for pair in ensure_list(ensure_table(specification).get("Tags"))
+            cluster_yaml.ensure_table(pair)
+            for pair in cluster_yaml.ensure_list(
+                cluster_yaml.ensure_table(specification).get("Tags")
+            )
         ]
         tags = {str(pair.get("Key")): pair.get("Value") for pair in pairs}
-        given[str(ensure_table(specification).get("ResourceType"))] = (index, tags)
+        given[str(cluster_yaml.ensure_table(specification).get("ResourceType"))] = (index, tags)
     for kind in ("instance", "volume"):
         if kind not in given:
             yield (
@@ -232,8 +235,8 @@ def _check_tags(config: dict[str, Any], where: Where, cluster: Any) -> Iterator[
         yield from check_tags(tags, here, cluster, TAGS)
 
 
-def _check_profile(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    profile = ensure_table(config.get("IamInstanceProfile"))
+def _check_profile(config: dict[str, Any], where: Where) -> Iterator[cluster_yaml.Found]:
+    profile = cluster_yaml.ensure_table(config.get("IamInstanceProfile"))
     name = str(profile.get("Arn") or profile.get("Name") or "")
     if not name:
         yield (
@@ -251,7 +254,7 @@ def _check_profile(config: dict[str, Any], where: Where) -> Iterator[Found]:
         yield (*where, "IamInstanceProfile"), what
 
 
-def _check_shared_profile(profiles: dict[str, str], head: Any) -> Iterator[Found]:
+def _check_shared_profile(profiles: dict[str, str], head: Any) -> Iterator[cluster_yaml.Found]:
     for name, profile in profiles.items():
         if name != head and profile and profile == profiles.get(str(head)):
             where = ("available_node_types", name, "node_config", "IamInstanceProfile")

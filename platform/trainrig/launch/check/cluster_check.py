@@ -14,25 +14,9 @@ from trainrig import hardware, storage
 from trainrig.config.run_file_text import Location
 from trainrig.errors import ConfigError
 from trainrig.hardware import Hardware
+from trainrig.launch.check import cluster_yaml, kuberay_file, ray_file
 from trainrig.launch.check.aws_file import check_aws
-from trainrig.launch.check.cluster_yaml import (
-    Found,
-    Problem,
-    YamlDocument,
-    at,
-    ensure_table,
-    read_documents,
-    suggest_nearest,
-)
 from trainrig.launch.check.gcp_file import check_gcp
-from trainrig.launch.check.kuberay_file import (
-    RAY,
-    check_ray_cluster,
-    check_ray_job,
-    find_kubernetes_differences,
-    iterate_groups,
-    list_kuberay_pools,
-)
 from trainrig.launch.check.machine_pools import (
     PoolEstimate,
     PoolPrice,
@@ -41,13 +25,6 @@ from trainrig.launch.check.machine_pools import (
     compute_quotas,
     estimate,
     notice_warnings,
-)
-from trainrig.launch.check.ray_file import (
-    check_agent,
-    check_docker,
-    check_laptop,
-    check_ray_file,
-    list_ray_pools,
 )
 from trainrig.launch.redaction import NAMES, SHORTEST
 
@@ -62,7 +39,7 @@ ASSIGNED = re.compile(r"(?<!\w)(?=([A-Za-z]\w*)=[\"']?([^\s\"'$][^\s\"']*))")
 INSTEAD = "keep it in a file named in file_mounts, in a Secret, or in the machine's IAM profile"
 
 
-def find_secrets(data: Any, location: Location = ()) -> Iterator[Found]:
+def find_secrets(data: Any, location: Location = ()) -> Iterator[cluster_yaml.Found]:
     """Yield the location of every text in `data` that contains a secret, without the secret."""
     if isinstance(data, dict):
         yield from _find_variable_secret(data, location)
@@ -79,7 +56,7 @@ def find_secrets(data: Any, location: Location = ()) -> Iterator[Found]:
             yield location, f"looks like a secret; {INSTEAD}"
 
 
-def _find_variable_secret(data: dict[str, Any], location: Location) -> Iterator[Found]:
+def _find_variable_secret(data: dict[str, Any], location: Location) -> Iterator[cluster_yaml.Found]:
     """Find a secret in `{name: TOKEN, value: …}`, an environment variable in Kubernetes."""
     name = data.get("name")
     value = data.get("value")
@@ -111,9 +88,9 @@ class Checked:
     path: str
     name: str  # name of the cluster
     provider: str  # aws, gcp, kubernetes or fake_multinode
-    problems: tuple[Problem, ...]
+    problems: tuple[cluster_yaml.Problem, ...]
     warnings: tuple[str, ...]
-    placeholders: tuple[Problem, ...]  # example values that the user has not replaced
+    placeholders: tuple[cluster_yaml.Problem, ...]  # example values that the user has not replaced
     pools: tuple[PricedPool, ...]
     price: PoolEstimate
     quotas: tuple[Quota, ...]
@@ -145,7 +122,7 @@ class Checked:
         }
 
 
-def _to_json(problem: Problem) -> dict[str, Any]:
+def _to_json(problem: cluster_yaml.Problem) -> dict[str, Any]:
     return {"line": problem.line, "where": problem.where, "what": problem.what}
 
 
@@ -160,23 +137,29 @@ def check_cluster(
     """
     known = hardware.load(table_of_hardware)
     text = _read(Path(path))
-    documents, problems = read_documents(text, str(path))
+    documents, problems = cluster_yaml.read_documents(text, str(path))
     provider = _find_provider(documents)
     for document in documents:
         problems += map(document.locate_problem, _find_problems(document.data, provider, known))
         problems += map(document.locate_problem, find_secrets(document.data))
     data = _find_main_document(documents)
-    pools = list_kuberay_pools(data) if provider == KUBERNETES else list_ray_pools(data)
+    pools = (
+        kuberay_file.list_kuberay_pools(data)
+        if provider == KUBERNETES
+        else ray_file.list_ray_pools(data)
+    )
     warnings = _list_unpriced(pools, known, provider)
     if checkpoint_seconds is not None:
         warnings += notice_warnings(
             provider, pools, checkpoint_seconds, _find_grace(data, provider)
         )
-    most = at(data, "max_workers")
+    most = cluster_yaml.at(data, "max_workers")
     free = provider == LAPTOP
     return Checked(
         path=str(path),
-        name=str(at(data, "cluster_name") or at(data, "metadata", "name") or ""),
+        name=str(
+            cluster_yaml.at(data, "cluster_name") or cluster_yaml.at(data, "metadata", "name") or ""
+        ),
         provider=provider,
         problems=tuple(sorted(set(problems))),
         warnings=tuple(warnings),
@@ -202,47 +185,53 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: {error}; write YAML") from None
 
 
-def _find_main_document(documents: list[YamlDocument]) -> Any:
+def _find_main_document(documents: list[cluster_yaml.YamlDocument]) -> Any:
     """Return the document that describes the cluster, if the file has several."""
-    of_ray = [document.data for document in documents if at(document.data, "kind") in RAY]
+    of_ray = [
+        document.data
+        for document in documents
+        if cluster_yaml.at(document.data, "kind") in kuberay_file.RAY
+    ]
     return (of_ray or [document.data for document in documents] or [{}])[0]
 
 
-def _find_provider(documents: list[YamlDocument]) -> str:
+def _find_provider(documents: list[cluster_yaml.YamlDocument]) -> str:
     if any(
-        "apiVersion" in ensure_table(d.data) or "kind" in ensure_table(d.data) for d in documents
+        "apiVersion" in cluster_yaml.ensure_table(d.data)
+        or "kind" in cluster_yaml.ensure_table(d.data)
+        for d in documents
     ):
         return KUBERNETES
-    return str(at(documents[0].data, "provider", "type") or "") if documents else ""
+    return str(cluster_yaml.at(documents[0].data, "provider", "type") or "") if documents else ""
 
 
-def _find_problems(data: Any, provider: str, known: Hardware) -> Iterator[Found]:
+def _find_problems(data: Any, provider: str, known: Hardware) -> Iterator[cluster_yaml.Found]:
     if provider == KUBERNETES:
-        yield from find_kubernetes_differences(data)
-        if at(data, "kind") in RAY:
-            yield from check_ray_cluster(data)
-        if at(data, "kind") == "RayJob":
-            yield from check_ray_job(data)
+        yield from kuberay_file.find_kubernetes_differences(data)
+        if cluster_yaml.at(data, "kind") in kuberay_file.RAY:
+            yield from kuberay_file.check_ray_cluster(data)
+        if cluster_yaml.at(data, "kind") == "RayJob":
+            yield from kuberay_file.check_ray_job(data)
         return
-    yield from check_ray_file(data)
-    of_provider = ensure_table(data)
+    yield from ray_file.check_ray_file(data)
+    of_provider = cluster_yaml.ensure_table(data)
     if provider == "aws":
         yield from check_aws(of_provider, known)
     elif provider == "gcp":
         yield from check_gcp(of_provider, known)
     elif provider == LAPTOP:
-        yield from check_laptop(of_provider)
+        yield from ray_file.check_laptop(of_provider)
     else:
         yield from _check_provider(of_provider)
     if provider in {"aws", "gcp"}:
-        yield from check_agent(of_provider, provider)
-        yield from check_docker(of_provider)
+        yield from ray_file.check_agent(of_provider, provider)
+        yield from ray_file.check_docker(of_provider)
 
 
-def _check_provider(data: dict[str, Any]) -> Iterator[Found]:
-    found = at(data, "provider", "type")
+def _check_provider(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
+    found = cluster_yaml.at(data, "provider", "type")
     if found is not None:
-        hint = suggest_nearest(str(found), list(PROVIDERS))
+        hint = cluster_yaml.suggest_nearest(str(found), list(PROVIDERS))
         yield ("provider", "type"), f"unknown provider '{found}'{hint}"
 
 
@@ -262,18 +251,20 @@ def _find_grace(data: Any, provider: str) -> float | None:
     if provider != KUBERNETES:
         return None
     spot = [
-        g for _, g, _ in iterate_groups(data) if at(g, "labels", "trainrig.io/market") == "spot"
+        g
+        for _, g, _ in kuberay_file.iterate_groups(data)
+        if cluster_yaml.at(g, "labels", "trainrig.io/market") == "spot"
     ]
-    graces = [at(g, "template", "spec", "terminationGracePeriodSeconds") for g in spot]
+    graces = [cluster_yaml.at(g, "template", "spec", "terminationGracePeriodSeconds") for g in spot]
     return min((float(s) for s in graces if isinstance(s, int)), default=None)
 
 
-def _find_placeholders(text: str, path: str) -> Iterator[Problem]:
+def _find_placeholders(text: str, path: str) -> Iterator[cluster_yaml.Problem]:
     for number, line in enumerate(text.splitlines(), 1):
         found = PLACEHOLDERS.search(line.partition(" # ")[0])
         if found and not line.lstrip().startswith("#"):
             what = f"'{found.group()[:24]}' is a placeholder of the example; put in your own value"
-            yield Problem(path, number, "", what)
+            yield cluster_yaml.Problem(path, number, "", what)
 
 
 def show_checked(checked: Checked) -> Iterator[str]:

@@ -7,14 +7,8 @@ from importlib import resources
 from typing import Any
 
 from trainrig.hardware import Hardware
+from trainrig.launch.check import cluster_yaml
 from trainrig.launch.check.aws_file import Where, check_resources
-from trainrig.launch.check.cluster_yaml import (
-    Found,
-    at,
-    ensure_list,
-    ensure_table,
-    find_differences,
-)
 from trainrig.launch.check.machine_pools import INSTANCE, MARKET
 from trainrig.launch.check.ray_file import check_tags, list_node_types
 
@@ -32,23 +26,23 @@ def load_node_schema() -> dict[str, Any]:
     return {"$ref": "#/definitions/Instance", "definitions": schema["definitions"]}
 
 
-def check_gcp(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
+def check_gcp(data: dict[str, Any], hardware: Hardware) -> Iterator[cluster_yaml.Found]:
     """Find the problems of a GCP cluster file that Ray's own rules do not cover."""
-    yield from _check_provider(ensure_table(data.get("provider")))
+    yield from _check_provider(cluster_yaml.ensure_table(data.get("provider")))
     accounts: dict[str, str] = {}
     for name, node_type in list_node_types(data).items():
         where: Where = ("available_node_types", name, "node_config")
-        config = ensure_table(node_type.get("node_config"))
-        yield from find_differences(config, load_node_schema(), where)
+        config = cluster_yaml.ensure_table(node_type.get("node_config"))
+        yield from cluster_yaml.find_differences(config, load_node_schema(), where)
         yield from _check_machine(config, node_type, where, hardware)
         yield from _check_scheduling(config, node_type, where, hardware)
         yield from _check_disks(config, where)
         yield from _check_network(config, where)
-        labels = ensure_table(config.get("labels"))
+        labels = cluster_yaml.ensure_table(config.get("labels"))
         here = (*where, "labels")
         yield from check_tags(labels, here, data.get("cluster_name"), LABELS)
         yield from _check_account(config, where)
-        accounts[name] = str(at(config, "serviceAccounts", 0, "email") or "")
+        accounts[name] = str(cluster_yaml.at(config, "serviceAccounts", 0, "email") or "")
     head = accounts.get(str(data.get("head_node_type")))
     for name, account in accounts.items():
         if name != data.get("head_node_type") and account and account == head:
@@ -59,7 +53,7 @@ def check_gcp(data: dict[str, Any], hardware: Hardware) -> Iterator[Found]:
             )
 
 
-def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
+def _check_provider(provider: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     for key in ("project_id", "region", "availability_zone"):
         if not provider.get(key):
             yield ("provider",), f"`{key}` is missing"
@@ -76,9 +70,9 @@ def _check_provider(provider: dict[str, Any]) -> Iterator[Found]:
 
 def _check_machine(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
-) -> Iterator[Found]:
+) -> Iterator[cluster_yaml.Found]:
     machine = config.get("machineType")
-    labels = ensure_table(node_type.get("labels"))
+    labels = cluster_yaml.ensure_table(node_type.get("labels"))
     if machine is None:
         yield where, "`machineType` is missing"
         return
@@ -88,15 +82,17 @@ def _check_machine(
             f"'{labels[INSTANCE]}', but machineType is '{short}'; costs are computed from the label"
         )
         yield (*where[:-1], "labels", INSTANCE), what
-    yield from check_resources(ensure_table(node_type.get("resources")), short, where, hardware)
+    yield from check_resources(
+        cluster_yaml.ensure_table(node_type.get("resources")), short, where, hardware
+    )
 
 
 def _check_scheduling(
     config: dict[str, Any], node_type: dict[str, Any], where: Where, hardware: Hardware
-) -> Iterator[Found]:
-    scheduling = ensure_table(config.get("scheduling"))
+) -> Iterator[cluster_yaml.Found]:
+    scheduling = cluster_yaml.ensure_table(config.get("scheduling"))
     here = (*where, "scheduling")
-    market = ensure_table(node_type.get("labels")).get(MARKET)
+    market = cluster_yaml.ensure_table(node_type.get("labels")).get(MARKET)
     is_spot = scheduling.get("provisioningModel") == "SPOT"
     if scheduling.get("preemptible") is True:
         yield (
@@ -121,34 +117,34 @@ def _check_scheduling(
         yield (*here, "onHostMaintenance"), "GPUs cannot move while they run; write TERMINATE"
 
 
-def _check_disks(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    disks = ensure_list(config.get("disks"))
-    if not any(ensure_table(disk).get("boot") is True for disk in disks):
+def _check_disks(config: dict[str, Any], where: Where) -> Iterator[cluster_yaml.Found]:
+    disks = cluster_yaml.ensure_list(config.get("disks"))
+    if not any(cluster_yaml.ensure_table(disk).get("boot") is True for disk in disks):
         yield where, "no entry of `disks` is the boot disk; write boot: true"
     for index, disk in enumerate(disks):
-        if ensure_table(disk).get("autoDelete") is not True:
+        if cluster_yaml.ensure_table(disk).get("autoDelete") is not True:
             yield (
                 (*where, "disks", index),
                 "the disk stays when the machine ends; write autoDelete: true",
             )
 
 
-def _check_network(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    cards = ensure_list(config.get("networkInterfaces"))
+def _check_network(config: dict[str, Any], where: Where) -> Iterator[cluster_yaml.Found]:
+    cards = cluster_yaml.ensure_list(config.get("networkInterfaces"))
     if not cards:
         yield (
             where,
             "`networkInterfaces` is missing, so Ray would choose one, with a public address",
         )
     for index, card in enumerate(cards):
-        if ensure_table(card).get("accessConfigs"):
+        if cluster_yaml.ensure_table(card).get("accessConfigs"):
             here = (*where, "networkInterfaces", index, "accessConfigs")
             yield here, "the machine gets a public address; leave it out"
 
 
-def _check_account(config: dict[str, Any], where: Where) -> Iterator[Found]:
-    accounts = ensure_list(config.get("serviceAccounts"))
-    email = str(at(accounts, 0, "email") or "")
+def _check_account(config: dict[str, Any], where: Where) -> Iterator[cluster_yaml.Found]:
+    accounts = cluster_yaml.ensure_list(config.get("serviceAccounts"))
+    email = str(cluster_yaml.at(accounts, 0, "email") or "")
     if not email:
         yield (
             where,

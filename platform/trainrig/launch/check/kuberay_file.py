@@ -14,14 +14,7 @@ from typing import Any
 import yaml
 
 from trainrig.config.run_file_text import Location
-from trainrig.launch.check.cluster_yaml import (
-    Found,
-    at,
-    ensure_list,
-    ensure_table,
-    find_differences,
-    suggest_nearest,
-)
+from trainrig.launch.check import cluster_yaml
 from trainrig.launch.check.machine_pools import HEAD, INSTANCE, MARKET, PricedPool
 from trainrig.launch.check.pod_templates import check_pod_template, parse_quantity
 from trainrig.launch.check.ray_file import EXPIRY, LONGEST_IDLE, check_labels
@@ -47,11 +40,11 @@ def _load_definitions() -> dict[str, Any]:
     return found
 
 
-def find_kubernetes_differences(data: Any) -> Iterator[Found]:
+def find_kubernetes_differences(data: Any) -> Iterator[cluster_yaml.Found]:
     """Find where one document differs from the schema of its kind."""
-    kind = ensure_table(data).get("kind")
+    kind = cluster_yaml.ensure_table(data).get("kind")
     if kind in RAY or kind in BESIDE:
-        yield from find_differences(
+        yield from cluster_yaml.find_differences(
             data, {"$ref": f"#/definitions/{kind}", "definitions": _load_definitions()}
         )
         if kind in BESIDE and data.get("apiVersion") != BESIDE[kind]:
@@ -68,7 +61,10 @@ def find_kubernetes_differences(data: Any) -> Iterator[Found]:
             if kind is None
             else f"kind '{kind}' is not allowed in a cluster file"
         )
-        yield (() if kind is None else ("kind",)), found + suggest_nearest(str(kind or ""), choices)
+        yield (
+            (() if kind is None else ("kind",)),
+            found + cluster_yaml.suggest_nearest(str(kind or ""), choices),
+        )
 
 
 WHOSE = "trainrig.io/cluster"
@@ -78,24 +74,26 @@ GPU = "nvidia.com/gpu"
 
 def cluster_spec(data: Any) -> tuple[dict[str, Any], Location]:
     """Return the RayClusterSpec of a RayCluster or a RayJob, and its location."""
-    where: Location = ("spec", "rayClusterSpec") if at(data, "kind") == "RayJob" else ("spec",)
-    return ensure_table(at(data, *where)), where
+    where: Location = (
+        ("spec", "rayClusterSpec") if cluster_yaml.at(data, "kind") == "RayJob" else ("spec",)
+    )
+    return cluster_yaml.ensure_table(cluster_yaml.at(data, *where)), where
 
 
 def iterate_groups(data: Any) -> Iterator[tuple[str, dict[str, Any], Location]]:
     """Yield the head and the worker groups: name, spec, location."""
     spec, where = cluster_spec(data)
     if "headGroupSpec" in spec:
-        yield HEAD, ensure_table(spec["headGroupSpec"]), (*where, "headGroupSpec")
-    for index, group in enumerate(ensure_list(spec.get("workerGroupSpecs"))):
-        name = str(ensure_table(group).get("groupName", index))
-        yield name, ensure_table(group), (*where, "workerGroupSpecs", index)
+        yield HEAD, cluster_yaml.ensure_table(spec["headGroupSpec"]), (*where, "headGroupSpec")
+    for index, group in enumerate(cluster_yaml.ensure_list(spec.get("workerGroupSpecs"))):
+        name = str(cluster_yaml.ensure_table(group).get("groupName", index))
+        yield name, cluster_yaml.ensure_table(group), (*where, "workerGroupSpecs", index)
 
 
-def check_ray_cluster(data: Any) -> Iterator[Found]:
+def check_ray_cluster(data: Any) -> Iterator[cluster_yaml.Found]:
     """Find the problems of the cluster in a RayCluster or a RayJob, beyond its shape."""
     spec, where = cluster_spec(data)
-    yield from _check_owner(ensure_table(data))
+    yield from _check_owner(cluster_yaml.ensure_table(data))
     yield from _check_token(spec, where)
     yield from _check_autoscaler(spec, where)
     names: set[str] = set()
@@ -103,7 +101,9 @@ def check_ray_cluster(data: Any) -> Iterator[Found]:
         if name in names:
             yield (*here, "groupName"), f"two worker groups are named '{name}'; rename one"
         names.add(name)
-        yield from check_labels(ensure_table(group.get("labels")), (*here, "labels"), name)
+        yield from check_labels(
+            cluster_yaml.ensure_table(group.get("labels")), (*here, "labels"), name
+        )
         yield from _check_head(group, here) if name == HEAD else _check_bounds(group, here)
         yield from check_pod_template(group, here, name)
     if names <= {HEAD}:
@@ -116,8 +116,8 @@ def list_kuberay_pools(data: Any) -> list[PricedPool]:
 
 
 def _build_pool(name: str, group: dict[str, Any]) -> PricedPool:
-    labels = ensure_table(group.get("labels"))
-    limits = at(group, "template", "spec", "containers", 0, "resources", "limits")
+    labels = cluster_yaml.ensure_table(group.get("labels"))
+    limits = cluster_yaml.at(group, "template", "spec", "containers", 0, "resources", "limits")
     least = group.get("minReplicas")
     most = group.get("maxReplicas")
     hosts = group.get("numOfHosts", 1)
@@ -127,8 +127,10 @@ def _build_pool(name: str, group: dict[str, Any]) -> PricedPool:
         market=str(labels.get(MARKET, "")),
         least=1 if name == HEAD else _parse_count(least) * _parse_count(hosts),
         most=1 if name == HEAD else _parse_count(most) * _parse_count(hosts),
-        cpus=0.0 if name == HEAD else parse_quantity(ensure_table(limits).get("cpu")) or 0.0,
-        gpus=parse_quantity(ensure_table(limits).get(GPU)) or 0.0,
+        cpus=0.0
+        if name == HEAD
+        else parse_quantity(cluster_yaml.ensure_table(limits).get("cpu")) or 0.0,
+        gpus=parse_quantity(cluster_yaml.ensure_table(limits).get(GPU)) or 0.0,
     )
 
 
@@ -136,11 +138,11 @@ def _parse_count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _check_owner(data: dict[str, Any]) -> Iterator[Found]:
-    metadata = ensure_table(data.get("metadata"))
+def _check_owner(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
+    metadata = cluster_yaml.ensure_table(data.get("metadata"))
     name = metadata.get("name")
-    labels = ensure_table(metadata.get("labels"))
-    until = ensure_table(metadata.get("annotations")).get(UNTIL)
+    labels = cluster_yaml.ensure_table(metadata.get("labels"))
+    until = cluster_yaml.ensure_table(metadata.get("annotations")).get(UNTIL)
     if not name:
         yield ("metadata",), "`name` is missing"
     if labels.get(WHOSE) != name:
@@ -156,8 +158,8 @@ def _check_owner(data: dict[str, Any]) -> Iterator[Found]:
         yield ("metadata", "annotations", UNTIL), what
 
 
-def _check_token(spec: dict[str, Any], where: Location) -> Iterator[Found]:
-    options = ensure_table(spec.get("authOptions"))
+def _check_token(spec: dict[str, Any], where: Location) -> Iterator[cluster_yaml.Found]:
+    options = cluster_yaml.ensure_table(spec.get("authOptions"))
     if options.get("mode") != "token":
         here = (*where, "authOptions", "mode") if options else where
         yield (
@@ -171,14 +173,14 @@ def _check_token(spec: dict[str, Any], where: Location) -> Iterator[Found]:
         what = "`secretName` is missing, so KubeRay would make a token that you do not have"
         yield (*where, "authOptions"), what
     head = (*where, "headGroupSpec")
-    if at(spec, "headGroupSpec", "serviceType") in {"LoadBalancer", "NodePort"}:
+    if cluster_yaml.at(spec, "headGroupSpec", "serviceType") in {"LoadBalancer", "NodePort"}:
         yield (*head, "serviceType"), "the dashboard would be open to the network; write ClusterIP"
-    if at(spec, "headGroupSpec", "enableIngress") is True:
+    if cluster_yaml.at(spec, "headGroupSpec", "enableIngress") is True:
         yield (*head, "enableIngress"), "the dashboard would be open to the network; write false"
 
 
-def _check_autoscaler(spec: dict[str, Any], where: Location) -> Iterator[Found]:
-    options = ensure_table(spec.get("autoscalerOptions"))
+def _check_autoscaler(spec: dict[str, Any], where: Location) -> Iterator[cluster_yaml.Found]:
+    options = cluster_yaml.ensure_table(spec.get("autoscalerOptions"))
     here = (*where, "autoscalerOptions")
     if spec.get("enableInTreeAutoscaling") is not True:
         yield (
@@ -198,15 +200,15 @@ def _check_autoscaler(spec: dict[str, Any], where: Location) -> Iterator[Found]:
         yield (*here, "idleTimeoutSeconds"), what
 
 
-def _check_head(group: dict[str, Any], where: Location) -> Iterator[Found]:
-    cpus = ensure_table(group.get("rayStartParams")).get("num-cpus")
-    of_resources = ensure_table(group.get("resources")).get("CPU")
+def _check_head(group: dict[str, Any], where: Location) -> Iterator[cluster_yaml.Found]:
+    cpus = cluster_yaml.ensure_table(group.get("rayStartParams")).get("num-cpus")
+    of_resources = cluster_yaml.ensure_table(group.get("resources")).get("CPU")
     if cpus != "0" and of_resources != "0":
         what = 'the head must have num-cpus: "0"; a task there can take the cluster down'
         yield (*where, "rayStartParams", "num-cpus"), what
 
 
-def _check_bounds(group: dict[str, Any], where: Location) -> Iterator[Found]:
+def _check_bounds(group: dict[str, Any], where: Location) -> Iterator[cluster_yaml.Found]:
     least = group.get("minReplicas")
     most = group.get("maxReplicas")
     replicas = group.get("replicas", least)
@@ -224,9 +226,9 @@ def _check_bounds(group: dict[str, Any], where: Location) -> Iterator[Found]:
 RUNS_US = re.compile(r"(-m trainrig[\w.]*|\btrainrig) ")
 
 
-def check_ray_job(data: Any) -> Iterator[Found]:
+def check_ray_job(data: Any) -> Iterator[cluster_yaml.Found]:
     """Find the problems of the job itself."""
-    spec = ensure_table(at(data, "spec"))
+    spec = cluster_yaml.ensure_table(cluster_yaml.at(data, "spec"))
     if not spec.get("entrypoint"):
         yield ("spec",), "`entrypoint` is missing; it is the command to run"
     elif not RUNS_US.search(str(spec["entrypoint"])):
@@ -243,7 +245,7 @@ def check_ray_job(data: Any) -> Iterator[Found]:
         yield ("spec",), "`rayClusterSpec` is missing, so the job has no cluster to run on"
 
 
-def _check_retries(spec: dict[str, Any]) -> Iterator[Found]:
+def _check_retries(spec: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     if spec.get("backoffLimit", 0) != 0:
         what = "each retry of KubeRay starts a whole new cluster, whatever the cause; trainrig"
         yield ("spec", "backoffLimit"), f"{what} retries by cause itself: write 0"
@@ -252,7 +254,7 @@ def _check_retries(spec: dict[str, Any]) -> Iterator[Found]:
         yield ("spec", "submissionMode"), what
 
 
-def _check_end(spec: dict[str, Any]) -> Iterator[Found]:
+def _check_end(spec: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     if "deletionStrategy" in spec:
         for key in ("shutdownAfterJobFinishes", "ttlSecondsAfterFinished"):
             if key in spec:

@@ -19,14 +19,7 @@ from typing import Any
 
 from trainrig.errors import ClusterError
 from trainrig.hardware import OWN
-from trainrig.launch.check.cluster_yaml import (
-    Found,
-    at,
-    ensure_list,
-    ensure_table,
-    find_differences,
-    suggest_nearest,
-)
+from trainrig.launch.check import cluster_yaml
 from trainrig.launch.check.machine_pools import HEAD, INSTANCE, MARKET, MARKETS, POOL, PricedPool
 
 # A time in UTC, in lower case where a cloud requires that, or hours from `cluster up` on.
@@ -35,7 +28,7 @@ EXPIRY = re.compile(r"^(\d{4}-\d\d-\d\d[Tt]\d\d[:-]\d\d[:-]\d\d[Zz]|[1-9]\d{0,3}
 
 def check_tags(
     tags: Mapping[str, Any], where: tuple[str | int, ...], cluster: Any, names: tuple[str, str]
-) -> Iterator[Found]:
+) -> Iterator[cluster_yaml.Found]:
     """Check the tags of a machine; `names` are the cloud's keys of the cluster and expiry tags."""
     whose, until = names
     if whose not in tags:
@@ -52,22 +45,22 @@ def check_tags(
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 
-def check_image(image: Any, where: tuple[str | int, ...]) -> Iterator[Found]:
+def check_image(image: Any, where: tuple[str | int, ...]) -> Iterator[cluster_yaml.Found]:
     """Check that an image is named by its digest, as the image behind a tag can change."""
     if isinstance(image, str) and not DIGEST.search(image):
         short = image if len(image) <= 60 else image[:57] + "..."
         yield where, f"'{short}' may differ between two nodes; pin it by @sha256:…"
 
 
-def check_docker(data: dict[str, Any]) -> Iterator[Found]:
+def check_docker(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     """Check the `docker` part of a cluster file in Ray's form."""
-    docker = ensure_table(data.get("docker"))
+    docker = cluster_yaml.ensure_table(data.get("docker"))
     if not docker:
         yield (), "`docker` is missing; every node needs an image with trainrig, pinned by digest"
         return
     for key in ("image", "head_image", "worker_image"):
         yield from check_image(docker.get(key), ("docker", key))
-    options = [str(option) for option in ensure_list(docker.get("run_options"))]
+    options = [str(option) for option in cluster_yaml.ensure_list(docker.get("run_options"))]
     where = ("docker", "run_options") if options else ("docker",)
     if not any(option.startswith("--shm-size") for option in options):
         yield (
@@ -113,35 +106,37 @@ def load_ray_schema() -> dict[str, Any]:
     return schema
 
 
-def check_ray_file(data: Any) -> Iterator[Found]:
+def check_ray_file(data: Any) -> Iterator[cluster_yaml.Found]:
     """Find the problems of a cluster file in Ray's form that do not depend on its provider."""
-    yield from find_differences(data, load_ray_schema())
-    yield from _check_head(ensure_table(data))
-    yield from _check_sizes(ensure_table(data))
-    yield from _check_all_labels(ensure_table(data))
-    yield from _check_idle(ensure_table(data))
-    yield from _check_ray_start(ensure_table(data))
+    yield from cluster_yaml.find_differences(data, load_ray_schema())
+    yield from _check_head(cluster_yaml.ensure_table(data))
+    yield from _check_sizes(cluster_yaml.ensure_table(data))
+    yield from _check_all_labels(cluster_yaml.ensure_table(data))
+    yield from _check_idle(cluster_yaml.ensure_table(data))
+    yield from _check_ray_start(cluster_yaml.ensure_table(data))
 
 
 def list_node_types(data: Any) -> dict[str, dict[str, Any]]:
     """Return the node types by name."""
     return {
-        name: ensure_table(node_type)
-        for name, node_type in ensure_table(at(data, "available_node_types")).items()
+        name: cluster_yaml.ensure_table(node_type)
+        for name, node_type in cluster_yaml.ensure_table(
+            cluster_yaml.at(data, "available_node_types")
+        ).items()
     }
 
 
 def list_ray_pools(data: Any) -> list[PricedPool]:
     """Return a pool for each node type; missing numbers count as 0."""
     return [
-        _build_pool(name, node_type, name == at(data, "head_node_type"))
+        _build_pool(name, node_type, name == cluster_yaml.at(data, "head_node_type"))
         for name, node_type in list_node_types(data).items()
     ]
 
 
 def _build_pool(name: str, node_type: dict[str, Any], is_head: bool) -> PricedPool:
-    labels = ensure_table(node_type.get("labels"))
-    resources = ensure_table(node_type.get("resources"))
+    labels = cluster_yaml.ensure_table(node_type.get("labels"))
+    resources = cluster_yaml.ensure_table(node_type.get("resources"))
     return PricedPool(
         name=HEAD if is_head else name,
         instance=str(labels.get(INSTANCE, "")),
@@ -157,7 +152,7 @@ def _parse_count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _check_head(data: dict[str, Any]) -> Iterator[Found]:
+def _check_head(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     types = list_node_types(data)
     head = data.get("head_node_type")
     if not types:
@@ -167,11 +162,11 @@ def _check_head(data: dict[str, Any]) -> Iterator[Found]:
         what = (
             "is missing"
             if head is None
-            else f"names no node type{suggest_nearest(str(head), types)}"
+            else f"names no node type{cluster_yaml.suggest_nearest(str(head), types)}"
         )
         yield ("head_node_type",), what
         return
-    resources = ensure_table(types[head].get("resources"))
+    resources = cluster_yaml.ensure_table(types[head].get("resources"))
     for kind in ("CPU", "GPU"):
         if resources.get(kind, 0 if kind == "GPU" else None) != 0:
             where = ("available_node_types", head, "resources", kind)
@@ -181,7 +176,7 @@ def _check_head(data: dict[str, Any]) -> Iterator[Found]:
             yield ("available_node_types", head, bound), "there is only one head; write 0"
 
 
-def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
+def _check_sizes(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     most_of_all = data.get("max_workers")
     for name, node_type in list_node_types(data).items():
         where = ("available_node_types", name)
@@ -200,7 +195,7 @@ def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
             )
         elif isinstance(least, int) and least > 0:
             yield (*where, "min_workers"), f"{least} machines would never be released; write 0"
-        if not ensure_table(node_type.get("resources")):
+        if not cluster_yaml.ensure_table(node_type.get("resources")):
             yield (
                 where,
                 "`resources` is empty, so the autoscaler cannot start this type for any work",
@@ -209,17 +204,17 @@ def _check_sizes(data: dict[str, Any]) -> Iterator[Found]:
         yield (), "`max_workers` is missing; Ray's default is 0 or 2, whatever the pools allow"
 
 
-def _check_all_labels(data: dict[str, Any]) -> Iterator[Found]:
+def _check_all_labels(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     for name, node_type in list_node_types(data).items():
         is_head = name == data.get("head_node_type")
-        labels = ensure_table(node_type.get("labels"))
+        labels = cluster_yaml.ensure_table(node_type.get("labels"))
         where = ("available_node_types", name, "labels")
         yield from check_labels(labels, where, HEAD if is_head else name)
 
 
 def check_labels(
     labels: dict[str, Any], where: tuple[str | int, ...], pool: str
-) -> Iterator[Found]:
+) -> Iterator[cluster_yaml.Found]:
     """Check the labels of a node of `pool`, on which stages and costs depend."""
     ours = (POOL, INSTANCE, MARKET)
     for label in ours:
@@ -230,7 +225,7 @@ def check_labels(
             )
     for label in labels:
         if label.startswith("trainrig.io/") and label not in (*ours, "trainrig.io/cluster"):
-            yield (*where, label), f"unknown label{suggest_nearest(label, list(ours))}"
+            yield (*where, label), f"unknown label{cluster_yaml.suggest_nearest(label, list(ours))}"
     if labels.get(POOL, pool) != pool:
         yield (*where, POOL), f"'{labels[POOL]}', but the pool is named '{pool}'"
     if pool == HEAD and labels.get(MARKET) == "spot":
@@ -242,11 +237,11 @@ def check_labels(
         found = labels[MARKET]
         yield (
             (*where, MARKET),
-            f"unknown market '{found}'{suggest_nearest(str(found), list(MARKETS))}",
+            f"unknown market '{found}'{cluster_yaml.suggest_nearest(str(found), list(MARKETS))}",
         )
 
 
-def _check_idle(data: dict[str, Any]) -> Iterator[Found]:
+def _check_idle(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     minutes = data.get("idle_timeout_minutes")
     if minutes is None:
         yield (
@@ -258,10 +253,10 @@ def _check_idle(data: dict[str, Any]) -> Iterator[Found]:
         yield ("idle_timeout_minutes",), what
 
 
-def _check_ray_start(data: dict[str, Any]) -> Iterator[Found]:
+def _check_ray_start(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     """Check how Ray is started: with a token, its dashboard on loopback, an autoscaler."""
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
-        commands = [str(command) for command in ensure_list(data.get(key))]
+        commands = [str(command) for command in cluster_yaml.ensure_list(data.get(key))]
         starts = [index for index, command in enumerate(commands) if "ray start" in command]
         if not starts and (key == "head_start_ray_commands" or data.get(key) != []):
             here = (key,) if key in data else ()
@@ -281,7 +276,7 @@ def _check_ray_start(data: dict[str, Any]) -> Iterator[Found]:
                 yield from _check_head_start(where, command)
 
 
-def _check_head_start(where: tuple[str | int, ...], command: str) -> Iterator[Found]:
+def _check_head_start(where: tuple[str | int, ...], command: str) -> Iterator[cluster_yaml.Found]:
     if "--dashboard-host=127.0.0.1" not in command:
         yield where, "the dashboard must listen on loopback only: --dashboard-host=127.0.0.1"
     if "--autoscaling-config" not in command:
@@ -294,18 +289,18 @@ def _check_head_start(where: tuple[str | int, ...], command: str) -> Iterator[Fo
 AGENT = "trainrig.launch.spot"
 
 
-def check_agent(data: dict[str, Any], provider: str) -> Iterator[Found]:
+def check_agent(data: dict[str, Any], provider: str) -> Iterator[cluster_yaml.Found]:
     """Check that every worker starts the agent before Ray, for the right provider."""
     types = list_node_types(data).items()
     spot = [
         name
         for name, node_type in types
-        if ensure_table(node_type.get("labels")).get(MARKET) == "spot"
+        if cluster_yaml.ensure_table(node_type.get("labels")).get(MARKET) == "spot"
     ]
     if not spot:
         return
     key = "worker_start_ray_commands"
-    commands = [str(command) for command in ensure_list(data.get(key))]
+    commands = [str(command) for command in cluster_yaml.ensure_list(data.get(key))]
     agents = [index for index, command in enumerate(commands) if AGENT in command]
     starts = [index for index, command in enumerate(commands) if "ray start" in command]
     wanted = f"python -m {AGENT} --provider {provider}"
@@ -327,28 +322,28 @@ def check_agent(data: dict[str, Any], provider: str) -> Iterator[Found]:
         yield (key, agents[0]), "the agent never ends; run it in the background with `&`"
 
 
-def check_laptop(data: dict[str, Any]) -> Iterator[Found]:
+def check_laptop(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     """Find the problems of a local cluster file that Ray's own rules do not cover."""
-    provider = ensure_table(data.get("provider"))
+    provider = cluster_yaml.ensure_table(data.get("provider"))
     if provider.get("disable_node_updaters") is not True:
         yield (
             ("provider", "disable_node_updaters"),
             "a local cluster has no machines to log in to; write true",
         )
-    if not ensure_table(data.get("auth")).get("ssh_user"):
+    if not cluster_yaml.ensure_table(data.get("auth")).get("ssh_user"):
         yield (), "`auth.ssh_user` is missing; Ray's monitor needs it, whatever its value"
     if data.get("docker"):
         yield ("docker",), "a local cluster runs no containers; leave it out"
     for name, node_type in list_node_types(data).items():
         where = ("available_node_types", name)
-        if ensure_table(node_type.get("node_config")):
+        if cluster_yaml.ensure_table(node_type.get("node_config")):
             yield (*where, "node_config"), "a local cluster rents no machines; write {}"
-        labels = ensure_table(node_type.get("labels"))
+        labels = cluster_yaml.ensure_table(node_type.get("labels"))
         if (instance := labels.get(INSTANCE, OWN)) != OWN:
             yield (*where, "labels", INSTANCE), f"'{instance}' cannot be rented here; write {OWN}"
         if labels.get(MARKET) == "spot":
             yield (*where, "labels", MARKET), "this machine is never preempted; write on-demand"
-    for index, command in enumerate(ensure_list(data.get("head_start_ray_commands"))):
+    for index, command in enumerate(cluster_yaml.ensure_list(data.get("head_start_ray_commands"))):
         if "ray start" in str(command) and "--node-ip-address=127.0.0.1" not in str(command):
             where_it_is = ("head_start_ray_commands", index)
             yield where_it_is, "Ray would listen on the network; write --node-ip-address=127.0.0.1"

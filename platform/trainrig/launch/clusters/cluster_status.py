@@ -22,12 +22,7 @@ from trainrig.launch.clusters.cluster_kinds import OpenCluster
 from trainrig.launch.clusters.ec2_machines import EC2
 from trainrig.launch.clusters.local_processes import Processes
 from trainrig.launch.clusters.machine_providers import CloudMachine, Compute, Kubernetes, Provider
-from trainrig.launch.supervise.known_clusters import (
-    list_addresses,
-    list_live_runs,
-    read_endpoint,
-    read_noted_homes,
-)
+from trainrig.launch.supervise import known_clusters
 from trainrig.launch.supervise.run_record import Home, RunRecord
 
 HOME = "TRAINRIG_HOME"
@@ -43,7 +38,7 @@ def find_runs(
     The homes in `ignored` are skipped.
     """
     named = [Home.choose(path).path for path in _find_homes(cluster.data) if "$" not in path]
-    noted = read_noted_homes(cluster.name)
+    noted = known_clusters.read_noted_homes(cluster.name)
     left_out = {Home.choose(path).path for path in ignored}
     live: list[RunRecord] = []
     unread: dict[str, str] = {}
@@ -53,7 +48,9 @@ def find_runs(
         try:
             if path in (*noted, *named):
                 _see(path)
-            live += list_live_runs(Home(path), cluster.name, list_addresses(cluster.name))
+            live += known_clusters.list_live_runs(
+                Home(path), cluster.name, known_clusters.list_addresses(cluster.name)
+            )
         except DataError as error:  # the bucket does not exist
             if path not in named:  # the bucket that the file names may not have been created yet
                 unread[path] = str(error)
@@ -149,7 +146,7 @@ def read_cluster_status(
     machines = [
         _fill_from_pool(cluster, machine) for machine in cluster.provider.machines(cluster.name)
     ]
-    how = read_endpoint(cluster.name) if machines else {}
+    how = known_clusters.read_endpoint(cluster.name) if machines else {}
     live, unread = find_runs(cluster, home)
     runs = {record.id: record.read_state() for record in live}
     usd = 0.0 if cluster.kind == LAPTOP else _sum_usd(machines, prices)

@@ -17,16 +17,8 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ClusterError, Unfinished
 from trainrig.launch.ray_jobs import RayJobs
+from trainrig.launch.supervise import run_record
 from trainrig.launch.supervise.attempt_ends import Limits
-from trainrig.launch.supervise.run_record import (
-    DONE,
-    ENDED,
-    LOST,
-    STOPPED,
-    JobAttempt,
-    RunRecord,
-    RunStatus,
-)
 
 LOOK_SECONDS = 0.2  # between reads of a disk
 LOOK_SECONDS_S3 = 2.0  # between reads of a bucket; each read is a few requests
@@ -42,7 +34,7 @@ Say = Callable[[str], None]
 class Following:
     """Reader of the record of a run that passes each line and event on once."""
 
-    record: RunRecord
+    record: run_record.RunRecord
     hear: Hear
     say: Say
     clock: Callable[[], float] = time.monotonic
@@ -62,7 +54,7 @@ class Following:
         for line in lines[len(lines) - but :] if but else ():
             self.hear(line)
 
-    def look(self) -> RunStatus:
+    def look(self) -> run_record.RunStatus:
         """Report news and return the status. Raises ClusterError or OSError if storage fails."""
         status, events = self._read()
         while self._lines:
@@ -74,7 +66,7 @@ class Following:
                 self.say(f"{self.record.id}: {_describe_status(status)}")
         return status
 
-    def watch(self) -> Iterator[RunStatus]:
+    def watch(self) -> Iterator[run_record.RunStatus]:
         """Yield the status repeatedly until the run has ended.
 
         Nothing is yielded while storage fails. Raises ClusterError if it fails for SILENT_SECONDS.
@@ -105,7 +97,7 @@ class Following:
                 "it again"
             ) from error
 
-    def _read(self) -> tuple[RunStatus, list[dict[str, Any]]]:
+    def _read(self) -> tuple[run_record.RunStatus, list[dict[str, Any]]]:
         """Read status, new log lines and the events of the newest attempt.
 
         The lines are queued in `_lines`.
@@ -118,7 +110,7 @@ class Following:
             self.record.read_events(status.attempt.number)
         ) if status.attempt else []
 
-    def _tell(self, status: RunStatus, events: Sequence[Mapping[str, Any]]) -> None:
+    def _tell(self, status: run_record.RunStatus, events: Sequence[Mapping[str, Any]]) -> None:
         number = status.attempt.number if status.attempt else 0
         if number != self._attempt:
             self._attempt = number
@@ -141,7 +133,7 @@ def describe_end(ended: Mapping[str, Any]) -> str:
     message = f": {ended['message']}" if ended.get("message") else ""
     saved = ended.get("step")
     kept = ""
-    if saved is not None and ended["state"] != DONE:
+    if saved is not None and ended["state"] != run_record.DONE:
         tokens = f", {ended['tokens']:,} tokens" if ended.get("tokens") else ""
         kept = f"; saved at step {saved:,}{tokens}"
     usd = ended.get("usd")
@@ -149,9 +141,9 @@ def describe_end(ended: Mapping[str, Any]) -> str:
     return f"{ended['state']}{why}{message}{kept}{cost}"
 
 
-def _describe_status(status: RunStatus) -> str:
+def _describe_status(status: run_record.RunStatus) -> str:
     number = status.attempt.number if status.attempt else 0
-    if status.state == LOST:
+    if status.state == run_record.LOST:
         return f"attempt {number} has sent no heartbeat for too long"
     at = f" at {status.attempt.address}" if status.attempt and status.state == "queued" else ""
     return f"attempt {number} is {status.state}{at}"
@@ -165,14 +157,16 @@ def _describe_event(event: Mapping[str, Any]) -> str:
         return f"the cluster has other versions ({event['differences']}); see the log"
     if event["event"] == "notified":
         return "the notification command was run"
-    return describe_end(event) if event["event"] == ENDED else ""
+    return describe_end(event) if event["event"] == run_record.ENDED else ""
 
 
 MARGIN_SECONDS = 30.0  # added to the grace time: to notice the request, and to record the end
 JOB_SECONDS = 15.0  # seconds for Ray to end a job
 
 
-def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[str, Any] | None:
+def stop(
+    record: run_record.RunRecord, now: bool, say: Callable[[str], None]
+) -> Mapping[str, Any] | None:
     """Stop the run of `record` and return its end; None if it is lost and its cluster is silent.
 
     `now` skips the wait for a checkpoint: the work since the last one is lost.
@@ -183,7 +177,7 @@ def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[st
     attempt = status.attempt
     jobs = RayJobs(status.attempt.address)
     record.request_stop()
-    if not now and status.state != LOST:
+    if not now and status.state != run_record.LOST:
         if end := _wait(record, attempt, jobs, say):
             return end
         say(f"{record.id}: did not end within its grace time; ending its job now")
@@ -191,7 +185,10 @@ def stop(record: RunRecord, now: bool, say: Callable[[str], None]) -> Mapping[st
 
 
 def _wait(
-    record: RunRecord, attempt: JobAttempt, jobs: RayJobs, say: Callable[[str], None]
+    record: run_record.RunRecord,
+    attempt: run_record.JobAttempt,
+    jobs: RayJobs,
+    say: Callable[[str], None],
 ) -> Mapping[str, Any] | None:
     """Return the end if it comes within the grace time; None also if the job never began."""
     grace = float(attempt.limits.get("grace", Limits().grace))
@@ -205,10 +202,10 @@ def _wait(
     return None
 
 
-def _may_run(state: str, jobs: RayJobs, attempt: JobAttempt) -> bool:
+def _may_run(state: str, jobs: RayJobs, attempt: run_record.JobAttempt) -> bool:
     """Return whether an end may still come, unlike for a job that is pending or over."""
     if state != "queued":
-        return state != LOST
+        return state != run_record.LOST
     try:
         job = jobs.fetch_job(attempt.submission_id)
     except ClusterError:
@@ -217,7 +214,10 @@ def _may_run(state: str, jobs: RayJobs, attempt: JobAttempt) -> bool:
 
 
 def _end_job(
-    record: RunRecord, attempt: JobAttempt, jobs: RayJobs, say: Callable[[str], None]
+    record: run_record.RunRecord,
+    attempt: run_record.JobAttempt,
+    jobs: RayJobs,
+    say: Callable[[str], None],
 ) -> Mapping[str, Any] | None:
     try:
         jobs.stop(attempt.submission_id)
@@ -235,12 +235,12 @@ def _end_job(
     return record.read_status().ended
 
 
-def end_as_stopped(record: RunRecord, attempt: JobAttempt) -> None:
+def end_as_stopped(record: run_record.RunRecord, attempt: run_record.JobAttempt) -> None:
     """Record that `attempt`, which was asked to end, has no job any more."""
     end = {
-        "state": STOPPED,
+        "state": run_record.STOPPED,
         "cause": "stopped",
         "exit_code": Unfinished.exit_code,
         "message": "its job was ended; submit the run again to continue from its last checkpoint",
     }
-    record.record(ENDED, attempt.number, **end)
+    record.record(run_record.ENDED, attempt.number, **end)

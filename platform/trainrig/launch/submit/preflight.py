@@ -14,17 +14,8 @@ from trainrig.config import ResourceRequest, RunFile
 from trainrig.errors import ClusterError, ConfigError, OutputTaken, TrainrigError
 from trainrig.hardware import Hardware
 from trainrig.launch.ray_jobs import RayJobs, Unreachable, find_address
-from trainrig.launch.submit import uploads
+from trainrig.launch.submit import run_paths, uploads
 from trainrig.launch.submit.cluster_view import ClusterView, Verdict, ask_pools, look
-from trainrig.launch.submit.run_paths import (
-    NamedPath,
-    check_output,
-    check_writable,
-    find_paths,
-    find_shared_disk,
-    is_there,
-    with_absolute_paths,
-)
 from trainrig.launch.submit.uploads import Package
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.known_clusters import list_live_runs
@@ -123,7 +114,7 @@ def read_run(request: SubmissionRequest) -> RunFile:
         hint = config.suggest_choice(request.verb, VERBS)
         raise ConfigError(f"submit: no verb '{request.verb}' takes a run file{hint}")
     model = VERBS[request.verb].load_model()
-    return with_absolute_paths(config.load(model, request.run_file, request.changes))
+    return run_paths.with_absolute_paths(config.load(model, request.run_file, request.changes))
 
 
 def examine(request: SubmissionRequest) -> Preflight:
@@ -183,7 +174,7 @@ def _check_home(found: Preflight) -> None:
 
 
 def _check_outputs(found: Preflight, run: RunFile) -> None:
-    for place in find_paths(run):
+    for place in run_paths.find_paths(run):
         if place.use == "output":
             found.check(place.key, lambda at=place: _place(found, at.path, at.key))  # type: ignore[misc]
     found.check("output", lambda: _check_run_output(found, run))
@@ -200,14 +191,14 @@ def _check_run_output(found: Preflight, run: RunFile) -> str | None:
                 f"{found.output}: {record.id} is already running there with another run "
                 f"file ({different}); stop it, or choose another `output`"
             )
-    found.finished = check_output(run, found.output)
+    found.finished = run_paths.check_output(run, found.output)
     return "already finished" if found.finished else None
 
 
 def _place(found: Preflight, path: str, key: str) -> str | None:
     """Check that the run can write at `path`. Raises TrainrigError."""
     said = _check_seen_by_cluster(found, path, key)
-    check_writable(path)
+    run_paths.check_writable(path)
     return said
 
 
@@ -218,7 +209,7 @@ def _check_seen_by_cluster(found: Preflight, path: str, key: str) -> str | None:
         return None
     if found.cluster.here:
         return f"{path}: on this machine, as the cluster is"
-    if kind := find_shared_disk(path):
+    if kind := run_paths.find_shared_disk(path):
         return f"{path}: on {kind}, which every node must mount at the same path"
     raise ConfigError(
         f"{path}: on a disk of this machine, which the cluster at {found.cluster.address} "
@@ -227,17 +218,17 @@ def _check_seen_by_cluster(found: Preflight, path: str, key: str) -> str | None:
 
 
 def _check_inputs(found: Preflight, run: RunFile) -> None:
-    inputs = [place for place in find_paths(run) if place.use in ("input", "shipped")]
+    inputs = [place for place in run_paths.find_paths(run) if place.use in ("input", "shipped")]
     for place in inputs:
         found.check(place.key, lambda at=place: _check_input(found, at))  # type: ignore[misc]
     if inputs and not any(finding.what in {p.key for p in inputs} for finding in found.problems):
         found.note("inputs", "ok", f"all {len(inputs)} exist")
 
 
-def _check_input(found: Preflight, place: NamedPath) -> None:
+def _check_input(found: Preflight, place: run_paths.NamedPath) -> None:
     if place.use == "input":
         _check_seen_by_cluster(found, place.path, place.key)
-    if not is_there(place.path):
+    if not run_paths.is_there(place.path):
         raise ConfigError(f"{place.path}: does not exist; create it first, or name another")
 
 

@@ -24,28 +24,10 @@ from trainrig import hardware
 from trainrig.errors import TrainrigError, Unfinished
 from trainrig.job import OUTCOME
 from trainrig.launch.redaction import redact
-from trainrig.launch.supervise import run_cost
-from trainrig.launch.supervise.attempt_ends import (
-    Cause,
-    Limits,
-    Retries,
-    RunEnd,
-    find_end,
-    read_outcome,
-)
+from trainrig.launch.supervise import attempt_ends, run_cost, run_record
 from trainrig.launch.supervise.attempt_start import settle_previous_supervisors
 from trainrig.launch.supervise.run_cost import Kind, LiveNodes, Meter, Spent
 from trainrig.launch.supervise.run_progress import RunProgress
-from trainrig.launch.supervise.run_record import (
-    ENDED,
-    HEARTBEAT_SECONDS,
-    LOST_SECONDS,
-    RUNNING,
-    STOPPING,
-    WAITING,
-    JobAttempt,
-    RunRecord,
-)
 from trainrig.launch.supervise.supervisor_output import LogCopy, notify
 from trainrig.processes.child_process import Child
 from trainrig.processes.lease import LeaseOwner
@@ -62,7 +44,7 @@ class Pace:
     """Seconds between the periodic checks of a job supervisor."""
 
     # between heartbeats, with the cost and a check for newer attempts
-    heartbeat: float = HEARTBEAT_SECONDS
+    heartbeat: float = run_record.HEARTBEAT_SECONDS
     look: float = 1.0  # between checks for the file `stop`; each may be a request to a bucket
     poll: float = 0.1  # between checks of the child process
 
@@ -80,9 +62,9 @@ class JobSupervisor:
 
     def __init__(
         self,
-        record: RunRecord,
-        attempt: JobAttempt,
-        limits: Limits,
+        record: run_record.RunRecord,
+        attempt: run_record.JobAttempt,
+        limits: attempt_ends.Limits,
         command: Sequence[str],
         pace: Pace = Pace(),
     ) -> None:
@@ -99,10 +81,10 @@ class JobSupervisor:
         self._owner = LeaseOwner.here().model_dump()
         self._before = Spent()  # spent by earlier attempts
         self._supervised_before = 0.0  # seconds that earlier attempts were supervised
-        self._state = WAITING
+        self._state = run_record.WAITING
         self._since = attempt.submitted_at  # the time that the deadline counts from
         # why the attempt has to end: cause and message
-        self._asked: tuple[Cause, str] | None = None
+        self._asked: tuple[attempt_ends.Cause, str] | None = None
         self._told: float | None = None  # when the child was asked to end
         self._forced = False
         self._newer = 0  # number of the attempt that supersedes this one; 0: none
@@ -112,14 +94,14 @@ class JobSupervisor:
         # A thread apart from the one that ends the child: storage may block a check for minutes.
         self._watch = threading.Thread(target=self._watch_until_over, name="watch", daemon=True)
 
-    def ask(self, cause: Cause, why: str) -> None:
+    def ask(self, cause: attempt_ends.Cause, why: str) -> None:
         """Ask the attempt to save and end. The first request gives the cause."""
         self._asked = self._asked or (cause, why)
 
     def supervise(self) -> int:
         """Run the attempt to its end and return the exit code of its verb."""
         number = self._attempt.number
-        if any(event["event"] == ENDED for event in self._record.read_events(number)):
+        if any(event["event"] == run_record.ENDED for event in self._record.read_events(number)):
             log.warning("%s: attempt %d was given up before it began", self._record.id, number)
             return 1
         try:
@@ -139,7 +121,7 @@ class JobSupervisor:
             end = self._end_unstarted()
             tries = 0
         except Exception as error:
-            self._finish(RunEnd(1, "unknown", f"its supervisor failed: {error!r}"), 0)
+            self._finish(attempt_ends.RunEnd(1, "unknown", f"its supervisor failed: {error!r}"), 0)
             raise
         self._finish(end, tries)
         return end.exit_code if end.exit_code >= 0 else 128 - end.exit_code
@@ -162,13 +144,13 @@ class JobSupervisor:
         if self._asked:
             raise AlreadyDone
 
-    def _end_unstarted(self) -> RunEnd:
+    def _end_unstarted(self) -> attempt_ends.RunEnd:
         assert self._asked is not None
-        return RunEnd(Unfinished.exit_code, *self._asked)
+        return attempt_ends.RunEnd(Unfinished.exit_code, *self._asked)
 
-    def _run_tries(self) -> tuple[RunEnd, int]:
+    def _run_tries(self) -> tuple[attempt_ends.RunEnd, int]:
         """Run tries until one ends the attempt; return its end and the number of tries."""
-        retries = Retries(self._limits)
+        retries = attempt_ends.Retries(self._limits)
         tries = 0
         while True:
             self._try_quietly(self._look)
@@ -184,15 +166,15 @@ class JobSupervisor:
             verdict = retries.decide_retry(end, progress)
             if isinstance(verdict, GiveUp):
                 why = f" ({verdict.reason})" if verdict.reason else ""
-                return RunEnd(end.exit_code, end.cause, f"{end.message}{why}"), tries
+                return attempt_ends.RunEnd(end.exit_code, end.cause, f"{end.message}{why}"), tries
             self._back_off(end, progress, verdict * uniform(0.5, 1.0))
 
-    def _run_try(self, number: int) -> RunEnd:
+    def _run_try(self, number: int) -> attempt_ends.RunEnd:
         with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
             outcome = str(Path(folder) / "outcome.json")
             environment = {**os.environ, OUTCOME: outcome, "PYTHONUNBUFFERED": "1"}
             child = Child(self._command, environment, self._log.hear)
-            self._state = RUNNING
+            self._state = run_record.RUNNING
             try:
                 self._insist("started", **{"try": number, "pid": child.pid})
                 while (code := child.poll_group()) is None:
@@ -202,10 +184,12 @@ class JobSupervisor:
                 child.kill()
             self._log.end_lines()
             asked = self._asked[0] if self._asked else None
-            end = find_end(code, read_outcome(outcome), asked, self._log.find_last_words())
-        return RunEnd(end.exit_code, end.cause, self._explain_end(end))
+            end = attempt_ends.find_end(
+                code, attempt_ends.read_outcome(outcome), asked, self._log.find_last_words()
+            )
+        return attempt_ends.RunEnd(end.exit_code, end.cause, self._explain_end(end))
 
-    def _explain_end(self, end: RunEnd) -> str:
+    def _explain_end(self, end: attempt_ends.RunEnd) -> str:
         if not self._asked or end.cause == "done":
             return end.message
         if self._forced:
@@ -221,7 +205,7 @@ class JobSupervisor:
         now = time.monotonic()
         if self._told is None:
             self._told = now
-            self._state = STOPPING
+            self._state = run_record.STOPPING
             if self._newer and self._was_away():
                 child.kill()  # the newer attempt may already take this one for dead
             child.ask()
@@ -229,7 +213,7 @@ class JobSupervisor:
             self._forced = True
             child.kill()
 
-    def _back_off(self, end: RunEnd, progress: int, seconds: float) -> None:
+    def _back_off(self, end: attempt_ends.RunEnd, progress: int, seconds: float) -> None:
         log.warning("%s: %s; retrying in %.0f s", end.cause, end.message, seconds)
         self._insist(
             "retried",
@@ -239,7 +223,7 @@ class JobSupervisor:
             progress=progress,
             seconds=round(seconds, 1),
         )
-        self._state = WAITING
+        self._state = run_record.WAITING
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self._asked:
             if self._newer:
@@ -286,7 +270,7 @@ class JobSupervisor:
 
         Half of LOST_SECONDS leaves a margin for clocks that differ.
         """
-        return time.monotonic() - self._heard > LOST_SECONDS / 2
+        return time.monotonic() - self._heard > run_record.LOST_SECONDS / 2
 
     def _read_meter(self) -> None:
         """Meter the time since the last reading, and ask for the end if the budget is used up.
@@ -342,10 +326,12 @@ class JobSupervisor:
         if self._newer:
             raise Superseded
 
-    def _finish(self, end: RunEnd, tries: int) -> None:
+    def _finish(self, end: attempt_ends.RunEnd, tries: int) -> None:
         self._end_watch()
         self._read_meter()
-        self._insist(ENDED, **self._end_facts(end), tries=tries, **self._collect_figures())
+        self._insist(
+            run_record.ENDED, **self._end_facts(end), tries=tries, **self._collect_figures()
+        )
         self._try_quietly(lambda: self._record.clear_stop(self._attempt.number))
         log.info("%s: %s%s", self._record.id, end.state, f": {end.message}" if end.message else "")
         if self._limits.notify:
@@ -358,7 +344,7 @@ class JobSupervisor:
             how = notify(self._limits.notify, self._limits.notify_seconds, facts)
             self._try_quietly(lambda: self._record.record("notified", self._attempt.number, **how))
 
-    def _end_facts(self, end: RunEnd) -> dict[str, Any]:
+    def _end_facts(self, end: attempt_ends.RunEnd) -> dict[str, Any]:
         saved = self._try_quietly(self._progress.find_saved)
         spent = self._sum_spent()
         tokens = saved.tokens if saved else None

@@ -8,20 +8,9 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from trainrig.errors import ConfigError
+from trainrig.models.architecture import layer_settings
 from trainrig.models.architecture.attention_settings import hides_by_distance
 from trainrig.models.architecture.decoder_fields import DecoderFields, Head, round_up
-from trainrig.models.architecture.layer_settings import (
-    GATED,
-    Alibi,
-    LayerNorm,
-    LearnedPositions,
-    MixtureOfExperts,
-    Network,
-    OutputNorm,
-    ParallelBlock,
-    PostNorm,
-    SandwichNorm,
-)
 from trainrig.models.architecture.shapes import (
     AttentionShape,
     DecoderShapes,
@@ -105,10 +94,10 @@ class DecoderConfig(DecoderFields):
         return self.model_copy(update=update)
 
     @property
-    def network(self) -> Network:
+    def network(self) -> layer_settings.Network:
         """Settings of the feed-forward network, or of one expert."""
         chosen = self.feedforward
-        return chosen.network if isinstance(chosen, MixtureOfExperts) else chosen
+        return chosen.network if isinstance(chosen, layer_settings.MixtureOfExperts) else chosen
 
     def for_tokenizer(self, entries: int) -> Self:
         """Return these settings with the vocabulary size set for a tokenizer of `entries` ids.
@@ -192,7 +181,7 @@ class DecoderConfig(DecoderFields):
         window = self.attention.window
         if attention.logit_cap is not None or attention.sinks:
             return False
-        if isinstance(self.position_embedding, Alibi):
+        if isinstance(self.position_embedding, layer_settings.Alibi):
             return False
         local = window is not None and all(map(window.is_local, range(self.layers)))
         size = None if window is None else window.size
@@ -223,12 +212,14 @@ class DecoderConfig(DecoderFields):
 
     def _declare_shapes(self) -> DecoderShapes:
         shape = self.shape
-        learnt = isinstance(self.position_embedding, LearnedPositions)
+        learnt = isinstance(self.position_embedding, layer_settings.LearnedPositions)
         return DecoderShapes(
             embedding=TableShape(shape.vocabulary, shape.channels),
             position_embedding=TableShape(self.positions, shape.channels) if learnt else None,
             layers=tuple(self._layer_shape(shape, index) for index in range(self.layers)),
-            norm=None if isinstance(self.block, PostNorm) else self._norm_shape(shape.channels),
+            norm=None
+            if isinstance(self.block, layer_settings.PostNorm)
+            else self._norm_shape(shape.channels),
             head=self._head_shape(shape),
             further_layers=(self._layer_shape(shape, self.layers),) * self.further_heads,
         )
@@ -243,9 +234,13 @@ class DecoderConfig(DecoderFields):
     def _layer_shape(self, shape: Shape, index: int) -> LayerShape:
         norm = self._norm_shape(shape.channels)
         block = self.block
-        before = None if isinstance(block, OutputNorm) else norm
-        after = norm if isinstance(block, OutputNorm | SandwichNorm) else None
-        shared = isinstance(block, ParallelBlock) and block.shared_norm
+        before = None if isinstance(block, layer_settings.OutputNorm) else norm
+        after = (
+            norm
+            if isinstance(block, layer_settings.OutputNorm | layer_settings.SandwichNorm)
+            else None
+        )
+        shared = isinstance(block, layer_settings.ParallelBlock) and block.shared_norm
         return LayerShape(
             attention_norm=before,
             attention=self._attention_shape(shape),
@@ -276,7 +271,7 @@ class DecoderConfig(DecoderFields):
 
     def _feedforward_shape(self, shape: Shape, index: int) -> FeedForwardShape | MixtureShape:
         mixture = self.feedforward
-        if not isinstance(mixture, MixtureOfExperts) or index < mixture.dense_layers:
+        if not isinstance(mixture, layer_settings.MixtureOfExperts) or index < mixture.dense_layers:
             return self._dense_shape(shape.channels, shape.feedforward_channels)
         between = mixture.expert_channels or shape.feedforward_channels
         chosen = mixture.experts, mixture.active
@@ -286,7 +281,7 @@ class DecoderConfig(DecoderFields):
             router=ProjectionShape(shape.channels, mixture.experts),
             balance_bias=VectorShape(mixture.experts) if mixture.balance_bias else None,
             experts=ExpertsShape(
-                gate=inner if isinstance(self.network, GATED) else None,
+                gate=inner if isinstance(self.network, layer_settings.GATED) else None,
                 up=inner,
                 down=StackShape(*chosen, between, shape.channels),
             ),
@@ -296,16 +291,18 @@ class DecoderConfig(DecoderFields):
     def _dense_shape(self, channels: int, between: int) -> FeedForwardShape:
         inner = ProjectionShape(channels, between, self.biases.feedforward)
         return FeedForwardShape(
-            gate=inner if isinstance(self.network, GATED) else None,
+            gate=inner if isinstance(self.network, layer_settings.GATED) else None,
             up=inner,
             down=ProjectionShape(between, channels, self.biases.feedforward),
         )
 
     def _norm_shape(self, channels: int) -> NormShape:
-        return NormShape(channels, isinstance(self.norm, LayerNorm) and self.norm.bias)
+        return NormShape(
+            channels, isinstance(self.norm, layer_settings.LayerNorm) and self.norm.bias
+        )
 
     def _usual_width(self) -> int:
-        if not isinstance(self.network, GATED):
+        if not isinstance(self.network, layer_settings.GATED):
             return 4 * self.channels
         return round_up(math.ceil(self.channels * 8 / 3), ALIGNMENT)
 

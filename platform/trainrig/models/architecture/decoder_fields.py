@@ -7,28 +7,12 @@ from pydantic import ConfigDict, Field, model_validator
 
 from trainrig.config import Settings, suggest_choice
 from trainrig.config.field_marks import FitsSeveral, assume_kind
-from trainrig.models.architecture.attention_settings import (
-    AttentionSettings,
-    Biases,
-    GatedAttention,
-    SlidingWindow,
-)
+from trainrig.models.architecture import attention_settings, layer_settings
 from trainrig.models.architecture.initialisation import GPT2Init, Initialisation, MuP
-from trainrig.models.architecture.layer_settings import (
-    Block,
-    FeedForward,
-    MixtureOfExperts,
-    Normalisation,
-    PositionEmbedding,
-    PreNorm,
-    RMSNorm,
-    Rope,
-    SwiGLU,
-)
 from trainrig.models.architecture.presets import PRESETS, with_preset
 
 AttentionKind = Annotated[
-    AttentionSettings | GatedAttention,
+    attention_settings.AttentionSettings | attention_settings.GatedAttention,
     Field(discriminator="kind"),
     assume_kind("Attention"),
     FitsSeveral(),
@@ -69,13 +53,17 @@ class DecoderFields(Settings):
     # Entries of the embedding; None: the tokenizer's number of ids, rounded up to a multiple of 64.
     vocabulary: int | None = Field(default=None, ge=1)
     positions: int = Field(default=2048, ge=1)  # length of the longest sequence, in tokens
-    position_embedding: PositionEmbedding = Rope()  # how the model encodes positions
-    attention: AttentionKind = AttentionSettings()  # options of attention
-    feedforward: FeedForward = SwiGLU()  # feed-forward network of a layer
-    norm: Normalisation = RMSNorm()  # kind of norm
+    position_embedding: layer_settings.PositionEmbedding = (
+        layer_settings.Rope()
+    )  # how the model encodes positions
+    attention: AttentionKind = attention_settings.AttentionSettings()  # options of attention
+    feedforward: layer_settings.FeedForward = (
+        layer_settings.SwiGLU()
+    )  # feed-forward network of a layer
+    norm: layer_settings.Normalisation = layer_settings.RMSNorm()  # kind of norm
     # Position of the norms in a layer, and whether its two parts run in parallel.
-    block: Block = PreNorm()
-    biases: Biases = Biases()  # linear layers that add a bias
+    block: layer_settings.Block = layer_settings.PreNorm()
+    biases: attention_settings.Biases = attention_settings.Biases()  # linear layers that add a bias
     # Output of the head: "tokens" gives logits of the next token, "score" one score for each
     # position (reward models), "classes" a logit for each class of a text, "spans" two logits for
     # each position (first and last token of a span), and "replaced" one logit for each position
@@ -143,7 +131,9 @@ class DecoderFields(Settings):
         window = self.attention.window
         if window is not None:
             self._check_window(window)
-            if window.rope is not None and not isinstance(self.position_embedding, Rope):
+            if window.rope is not None and not isinstance(
+                self.position_embedding, layer_settings.Rope
+            ):
                 raise ValueError(
                     "attention.window.rope is set, but the position_embedding is "
                     f"{self.position_embedding.kind}; leave it out, or choose Rope"
@@ -155,7 +145,7 @@ class DecoderFields(Settings):
                 )
         return self
 
-    def _check_window(self, window: SlidingWindow) -> None:
+    def _check_window(self, window: attention_settings.SlidingWindow) -> None:
         if window.size > self.positions:
             raise ValueError(
                 f"attention.window.size ({window.size}) exceeds positions ({self.positions}), so "
@@ -182,7 +172,7 @@ class DecoderFields(Settings):
             raise ValueError(
                 "further_heads: this model does not predict the next token; leave it out"
             )
-        if isinstance(mixture, MixtureOfExperts):
+        if isinstance(mixture, layer_settings.MixtureOfExperts):
             if self.further_heads:
                 raise ValueError(
                     "further_heads: a mixture of experts does not balance further layers; "
@@ -210,9 +200,9 @@ class DecoderFields(Settings):
         return self
 
     @property
-    def ropes(self) -> tuple[Rope, ...]:
+    def ropes(self) -> tuple[layer_settings.Rope, ...]:
         """The different rotary positions of the layers: none, one, or a global and a local one."""
-        if not isinstance(self.position_embedding, Rope):
+        if not isinstance(self.position_embedding, layer_settings.Rope):
             return ()
         window = self.attention.window
         local = None if window is None else window.rope

@@ -10,21 +10,10 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from trainrig.config import Settings
+from trainrig.models.architecture import layer_settings
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig, Shape
 from trainrig.models.architecture.decoder_fields import Head
-from trainrig.models.architecture.layer_settings import (
-    GEGLU,
-    FeedForward,
-    LayerNorm,
-    LearnedPositions,
-    MixtureOfExperts,
-    Network,
-    Normalisation,
-    PostNorm,
-    PreNorm,
-    RMSNorm,
-)
 from trainrig.models.architecture.shapes import (
     CrossLayerShape,
     EncoderDecoderShapes,
@@ -73,8 +62,10 @@ class EncoderConfig(DecoderConfig):
     biased_when_tied: ClassVar[bool] = True
 
     kind: Literal["Encoder"] = "Encoder"  # type: ignore[assignment]  # not the base class's kind
-    feedforward: FeedForward = GEGLU(tanh=False)  # feed-forward network of a layer
-    norm: Normalisation = LayerNorm(bias=False)  # kind of norm
+    feedforward: layer_settings.FeedForward = layer_settings.GEGLU(
+        tanh=False
+    )  # feed-forward network of a layer
+    norm: layer_settings.Normalisation = layer_settings.LayerNorm(bias=False)  # kind of norm
     biases: Biases = Biases(head=True)  # linear layers that add a bias
     # Normalise the embedding. With PreNorm, the first layer then has no norm before attention,
     # because it would normalise twice.
@@ -105,7 +96,9 @@ class EncoderConfig(DecoderConfig):
             raise ValueError(
                 'head = "score": a reward model must be a decoder; choose another head'
             )
-        if self.positions_offset and not isinstance(self.position_embedding, LearnedPositions):
+        if self.positions_offset and not isinstance(
+            self.position_embedding, layer_settings.LearnedPositions
+        ):
             raise ValueError(
                 f"positions_offset is set, but the position_embedding is "
                 f"{self.position_embedding.kind}; leave it out, or choose LearnedPositions"
@@ -134,7 +127,7 @@ class EncoderConfig(DecoderConfig):
                 f'generator needs head = "replaced", but the head is "{self.head}"; set it, or '
                 "leave the generator out"
             )
-        if isinstance(self.feedforward, MixtureOfExperts):
+        if isinstance(self.feedforward, layer_settings.MixtureOfExperts):
             raise ValueError(
                 "generator: a mixture of experts does not balance its layers; leave it "
                 "out, or choose a dense feedforward"
@@ -223,7 +216,7 @@ class EncoderConfig(DecoderConfig):
         the output of `transform`, as in ModernBERT.
         """
         of_text = self.head in ("classes", "spans")
-        return of_text and isinstance(self.block, PostNorm)
+        return of_text and isinstance(self.block, layer_settings.PostNorm)
 
     @property
     def shapes(self) -> EncoderShapes:
@@ -248,7 +241,7 @@ class EncoderConfig(DecoderConfig):
             transform = TransformShape(dense, self._norm_shape(between))
         pooled = self.reads_last_states and self.head == "classes"
         parts = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
-        if isinstance(self.position_embedding, LearnedPositions):
+        if isinstance(self.position_embedding, layer_settings.LearnedPositions):
             entries = self.positions + self.positions_offset
             parts["position_embedding"] = TableShape(entries, width)
         parts["embedding"] = TableShape(shape.vocabulary, width)
@@ -269,7 +262,7 @@ class EncoderConfig(DecoderConfig):
 
     def _layer_shape(self, shape: Shape, index: int) -> LayerShape:
         layer = super()._layer_shape(shape, index)
-        if index == 0 and self.embedding_norm and isinstance(self.block, PreNorm):
+        if index == 0 and self.embedding_norm and isinstance(self.block, layer_settings.PreNorm):
             return dataclasses.replace(layer, attention_norm=None)
         return layer
 
@@ -333,8 +326,10 @@ class EncoderDecoderConfig(DecoderConfig):
     # Options of attention; only `query_scale` can be set.
     attention: AttentionSettings = AttentionSettings(query_scale=1.0)
     # Feed-forward network of a layer.
-    feedforward: Network = Field(default=GEGLU(), discriminator="kind")
-    norm: Normalisation = RMSNorm(epsilon=1e-6)  # kind of norm
+    feedforward: layer_settings.Network = Field(
+        default=layer_settings.GEGLU(), discriminator="kind"
+    )
+    norm: layer_settings.Normalisation = layer_settings.RMSNorm(epsilon=1e-6)  # kind of norm
     tie_embeddings: bool = False  # use the embedding's weights for the output head
 
     @model_validator(mode="after")

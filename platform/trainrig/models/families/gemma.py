@@ -10,26 +10,11 @@ from typing import Any
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import GEGLU, RMSNorm, Rope, SandwichNorm
-from trainrig.models.families.llama import (
-    ATTENTION,
-    EMBEDDINGS,
-    GATED,
-    HEAD,
-    read_sizes,
-    write_sizes,
-)
-from trainrig.models.families.mapping import (
-    Family,
-    HubConfig,
-    map_one,
-    read_rope,
-    write_rope,
-    write_rope_table,
-)
+from trainrig.models.families import llama, mapping
 from trainrig.models.families.qwen_olmo import QK_NORMS
 
 NORMS = tuple(
-    map_one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
+    mapping.map_one(f"layers.{{layer}}.{ours}.weight", f"model.layers.{{layer}}.{theirs}.weight")
     for ours, theirs in {
         "attention_norm": "input_layernorm",
         "attention_output_norm": "post_attention_layernorm",
@@ -37,12 +22,12 @@ NORMS = tuple(
         "feedforward_output_norm": "post_feedforward_layernorm",
     }.items()
 )
-TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *GATED, *HEAD)
+TENSORS = (*llama.EMBEDDINGS, *NORMS, *llama.ATTENTION, *llama.GATED, *llama.HEAD)
 ACTIVATION = "gelu_pytorch_tanh"
 
 
 def read_settings(
-    config: HubConfig, positions: int, pattern: tuple[str, ...], rope: Rope | None = None
+    config: mapping.HubConfig, positions: int, pattern: tuple[str, ...], rope: Rope | None = None
 ) -> dict[str, Any]:
     """Return the `DecoderConfig` settings that Gemma 2 and 3 share, from a config.json.
 
@@ -51,7 +36,7 @@ def read_settings(
     of all layers.
     """
     config.check_only("hidden_activation", ACTIVATION, None)
-    sizes = read_sizes(config, positions=positions, epsilon=1e-6)
+    sizes = llama.read_sizes(config, positions=positions, epsilon=1e-6)
     kinds = config.layer_types(sizes["layers"]) or pattern
     window = SlidingWindow(
         size=min(config.get("sliding_window", 4096), sizes["positions"]),
@@ -89,7 +74,7 @@ def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
         return None
     local = [window is not None and window.is_local(layer) for layer in range(config.layers)]
     return {
-        **write_sizes(config),
+        **llama.write_sizes(config),
         "hidden_activation": ACTIVATION,
         "hidden_act": ACTIVATION,
         "attention_bias": config.biases.qkv,
@@ -106,15 +91,15 @@ def _round_whole(value: float) -> float | int:
     return round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
 
 
-def _read_gemma2(config: HubConfig) -> DecoderConfig:
+def _read_gemma2(config: mapping.HubConfig) -> DecoderConfig:
     pattern = ("sliding_attention", "full_attention")
     given = dict(config.given)
     # A null value switches a cap off; a missing key means Gemma 2's default.
     given.setdefault("attn_logit_softcapping", 50.0)
     given.setdefault("final_logit_softcapping", 30.0)
-    config = HubConfig(given, config.path)
+    config = mapping.HubConfig(given, config.path)
     return config.build(
-        **read_settings(config, 8192, pattern), position_embedding=read_rope(config)
+        **read_settings(config, 8192, pattern), position_embedding=mapping.read_rope(config)
     )
 
 
@@ -122,10 +107,10 @@ def _write_gemma2(config: DecoderConfig) -> dict[str, Any] | None:
     settings = write_settings(config)
     if settings is None or not isinstance(config.position_embedding, Rope):
         return None
-    return {**settings, **write_rope(config.position_embedding)}
+    return {**settings, **mapping.write_rope(config.position_embedding)}
 
 
-GEMMA2 = Family("gemma2", "Gemma2ForCausalLM", TENSORS, _read_gemma2, _write_gemma2)
+GEMMA2 = mapping.Family("gemma2", "Gemma2ForCausalLM", TENSORS, _read_gemma2, _write_gemma2)
 
 
 GEMMA3_TENSORS = (*TENSORS, *QK_NORMS)
@@ -135,20 +120,20 @@ LOCAL_THETA = 10_000.0
 GLOBAL_THETA = 1_000_000.0
 
 
-def _read_gemma3(config: HubConfig) -> DecoderConfig:
+def _read_gemma3(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("use_bidirectional_attention", False, None)
     every = config.get("sliding_window_pattern", 6)
     pattern = (*[LOCAL] * (every - 1), GLOBAL)
     kinds = config.get("rope_parameters", {})
     if LOCAL in kinds:
-        local = read_rope(
-            HubConfig({"rope_parameters": kinds[LOCAL]}, config.path), None, LOCAL_THETA
+        local = mapping.read_rope(
+            mapping.HubConfig({"rope_parameters": kinds[LOCAL]}, config.path), None, LOCAL_THETA
         )
-        table = HubConfig({"rope_parameters": kinds[GLOBAL]}, config.path)
-        turned = read_rope(table, None, GLOBAL_THETA)
+        table = mapping.HubConfig({"rope_parameters": kinds[GLOBAL]}, config.path)
+        turned = mapping.read_rope(table, None, GLOBAL_THETA)
     else:
         local = Rope(theta=config.get("rope_local_base_freq", LOCAL_THETA))
-        turned = read_rope(config, None, GLOBAL_THETA)
+        turned = mapping.read_rope(config, None, GLOBAL_THETA)
     settings = read_settings(config, 131_072, pattern, local)
     attention = settings["attention"].model_copy(update={"qk_norm": "head"})
     return config.build(**settings | {"attention": attention}, position_embedding=turned)
@@ -163,16 +148,16 @@ def _write_gemma3(config: DecoderConfig) -> dict[str, Any] | None:
     return {
         **settings,
         "rope_theta": rope.theta,
-        "rope_scaling": None if rope.scaling is None else write_rope_table(rope),
+        "rope_scaling": None if rope.scaling is None else mapping.write_rope_table(rope),
         "rope_local_base_freq": window.rope.theta,
         "rope_parameters": {
-            GLOBAL: {"rope_theta": rope.theta, **write_rope_table(rope)},
-            LOCAL: {"rope_theta": window.rope.theta, **write_rope_table(window.rope)},
+            GLOBAL: {"rope_theta": rope.theta, **mapping.write_rope_table(rope)},
+            LOCAL: {"rope_theta": window.rope.theta, **mapping.write_rope_table(window.rope)},
         },
     }
 
 
-GEMMA3 = Family(
+GEMMA3 = mapping.Family(
     "gemma3_text",
     "Gemma3ForCausalLM",
     GEMMA3_TENSORS,

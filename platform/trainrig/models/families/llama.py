@@ -12,33 +12,33 @@ from typing import Any
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts, RMSNorm, Rope, SwiGLU
-from trainrig.models.families.mapping import (
-    Family,
-    HubConfig,
-    TensorName,
-    map_one,
-    read_rope,
-    write_rope,
-)
+from trainrig.models.families import mapping
 
-EMBEDDINGS = (map_one("embedding.weight", "model.embed_tokens.weight"),)
-HEAD = (map_one("norm.weight", "model.norm.weight"), map_one("head.weight", "lm_head.weight"))
+EMBEDDINGS = (mapping.map_one("embedding.weight", "model.embed_tokens.weight"),)
+HEAD = (
+    mapping.map_one("norm.weight", "model.norm.weight"),
+    mapping.map_one("head.weight", "lm_head.weight"),
+)
 NORMS = (
-    map_one("layers.{layer}.attention_norm.weight", "model.layers.{layer}.input_layernorm.weight"),
-    map_one(
+    mapping.map_one(
+        "layers.{layer}.attention_norm.weight", "model.layers.{layer}.input_layernorm.weight"
+    ),
+    mapping.map_one(
         "layers.{layer}.feedforward_norm.weight",
         "model.layers.{layer}.post_attention_layernorm.weight",
     ),
 )
 
 
-def list_projections(theirs: str, names: dict[str, str]) -> tuple[TensorName, ...]:
+def list_projections(theirs: str, names: dict[str, str]) -> tuple[mapping.TensorName, ...]:
     """Return the weight and bias of each linear layer below the module `theirs`.
 
     `names` maps trainrig's names to those of Transformers.
     """
     return tuple(
-        map_one(f"layers.{{layer}}.{ours}.{part}", f"model.layers.{{layer}}.{theirs}.{name}.{part}")
+        mapping.map_one(
+            f"layers.{{layer}}.{ours}.{part}", f"model.layers.{{layer}}.{theirs}.{name}.{part}"
+        )
         for ours, name in names.items()
         for part in ("weight", "bias")
     )
@@ -60,7 +60,7 @@ GATED = list_projections(
 TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *GATED, *HEAD)
 
 
-def read_sizes(config: HubConfig, positions: int, epsilon: float) -> dict[str, Any]:
+def read_sizes(config: mapping.HubConfig, positions: int, epsilon: float) -> dict[str, Any]:
     """Return the settings that all families with Llama's key names share.
 
     `positions` and `epsilon` are Transformers' defaults for the family.
@@ -99,13 +99,13 @@ def write_sizes(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def _read_llama(config: HubConfig) -> DecoderConfig:
+def _read_llama(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     attention = config.get("attention_bias", False)
     biases = Biases(qkv=attention, output=attention, feedforward=config.get("mlp_bias", False))
     return config.build(
         **read_sizes(config, positions=2048, epsilon=1e-6),
-        position_embedding=read_rope(config),
+        position_embedding=mapping.read_rope(config),
         biases=biases,
     )
 
@@ -118,16 +118,16 @@ def _write_llama(config: DecoderConfig) -> dict[str, Any] | None:
     return {
         **write_sizes(config),
         "hidden_act": "silu",
-        **write_rope(config.position_embedding),
+        **mapping.write_rope(config.position_embedding),
         "attention_bias": config.biases.qkv,
         "mlp_bias": config.biases.feedforward,
     }
 
 
-LLAMA = Family("llama", "LlamaForCausalLM", TENSORS, _read_llama, _write_llama)
+LLAMA = mapping.Family("llama", "LlamaForCausalLM", TENSORS, _read_llama, _write_llama)
 
 
-def read_window(config: HubConfig, sizes: dict[str, Any]) -> AttentionSettings:
+def read_window(config: mapping.HubConfig, sizes: dict[str, Any]) -> AttentionSettings:
     """Return attention with the window of all layers, or none if it covers every position."""
     window = config.get("sliding_window")
     if window is None or window >= sizes["positions"]:
@@ -146,11 +146,11 @@ def write_window(config: DecoderConfig) -> dict[str, Any] | None:
     return None if "global" in window.pattern else {"sliding_window": window.size}
 
 
-def _read_mistral(config: HubConfig) -> DecoderConfig:
+def _read_mistral(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-6)
     return config.build(
-        **sizes, position_embedding=read_rope(config), attention=read_window(config, sizes)
+        **sizes, position_embedding=mapping.read_rope(config), attention=read_window(config, sizes)
     )
 
 
@@ -162,18 +162,18 @@ def _write_mistral(config: DecoderConfig) -> dict[str, Any] | None:
         or not isinstance(config.feedforward, SwiGLU)
     ):
         return None
-    rope = write_rope(config.position_embedding)
+    rope = mapping.write_rope(config.position_embedding)
     return {**write_sizes(config), "hidden_act": "silu", **rope, **window}
 
 
-MISTRAL = Family("mistral", "MistralForCausalLM", TENSORS, _read_mistral, _write_mistral)
+MISTRAL = mapping.Family("mistral", "MistralForCausalLM", TENSORS, _read_mistral, _write_mistral)
 
 
 BELOW = "model.layers.{layer}.block_sparse_moe"
 EXPERTS = (
-    map_one("layers.{layer}.feedforward.router.weight", f"{BELOW}.gate.weight"),
+    mapping.map_one("layers.{layer}.feedforward.router.weight", f"{BELOW}.gate.weight"),
     *(
-        map_one(
+        mapping.map_one(
             f"layers.{{layer}}.feedforward.experts.{ours}", f"{BELOW}.experts.{{expert}}.{theirs}"
         )
         for ours, theirs in {
@@ -186,7 +186,7 @@ EXPERTS = (
 MIXTRAL_TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *EXPERTS, *HEAD)
 
 
-def _read_mixtral(config: HubConfig) -> DecoderConfig:
+def _read_mixtral(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-5)
     experts = MixtureOfExperts(
@@ -197,7 +197,7 @@ def _read_mixtral(config: HubConfig) -> DecoderConfig:
     )
     return config.build(
         **sizes,
-        position_embedding=read_rope(config),
+        position_embedding=mapping.read_rope(config),
         attention=read_window(config, sizes),
         feedforward=experts,
     )
@@ -217,7 +217,7 @@ def _write_mixtral(config: DecoderConfig) -> dict[str, Any] | None:
         **write_sizes(config),
         "intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
         "hidden_act": "silu",
-        **write_rope(config.position_embedding),
+        **mapping.write_rope(config.position_embedding),
         **window,
         "num_local_experts": experts.experts,
         "num_experts_per_tok": experts.active,
@@ -225,4 +225,6 @@ def _write_mixtral(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-MIXTRAL = Family("mixtral", "MixtralForCausalLM", MIXTRAL_TENSORS, _read_mixtral, _write_mixtral)
+MIXTRAL = mapping.Family(
+    "mixtral", "MixtralForCausalLM", MIXTRAL_TENSORS, _read_mixtral, _write_mixtral
+)

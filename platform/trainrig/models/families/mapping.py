@@ -12,15 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainrig.errors import ConfigError, DataError
+from trainrig.models.architecture import layer_settings
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
-from trainrig.models.architecture.layer_settings import (
-    LinearInterpolation,
-    Llama3Scaling,
-    Rope,
-    RopeScaling,
-    YaRN,
-)
 
 LAYER = "{layer}"  # placeholder in tensor names for the number of the layer, from 0
 # Placeholder for the number of a decoder layer in an encoder-decoder; in our names the number
@@ -229,7 +223,9 @@ def write_labels(labels: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.0) -> Rope:
+def read_rope(
+    config: HubConfig, kind: str | None = None, theta: float = 10_000.0
+) -> layer_settings.Rope:
     """Return the rotary positions, under newer (`rope_parameters`) and older names.
 
     `kind` selects layers where `rope_parameters` has a table for each kind of layer; `theta` is the
@@ -257,7 +253,7 @@ def read_rope(config: HubConfig, kind: str | None = None, theta: float = 10_000.
             "both equal"
         )
     share = table.get("partial_rotary_factor") or config.get("partial_rotary_factor", 1.0)
-    return Rope(
+    return layer_settings.Rope(
         theta=thetas[0] if thetas else theta,
         scaling=_read_scaling(config, table),
         rotated_share=float(share),
@@ -268,7 +264,7 @@ def _read_rope_type(table: Mapping[str, Any]) -> str:
     return str(table.get("rope_type", table.get("type", "default")))
 
 
-def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | None:
+def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> layer_settings.RopeScaling | None:
     kind = _read_rope_type(table)
     original = table.get("original_max_position_embeddings")
     original = original or config.get("max_position_embeddings", 2048)
@@ -277,9 +273,9 @@ def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | 
             case "default":
                 return None
             case "linear":
-                return LinearInterpolation(factor=table["factor"])
+                return layer_settings.LinearInterpolation(factor=table["factor"])
             case "llama3":
-                return Llama3Scaling(
+                return layer_settings.Llama3Scaling(
                     factor=table["factor"],
                     original_positions=original,
                     slow_turns=table["low_freq_factor"],
@@ -289,7 +285,7 @@ def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> RopeScaling | 
                 factor = table["factor"]
                 if factor is None:
                     factor = config.get("max_position_embeddings", 2048) / original
-                return YaRN(
+                return layer_settings.YaRN(
                     factor=factor,
                     original_positions=original,
                     fast_turns=table.get("beta_fast") or 32.0,
@@ -326,7 +322,7 @@ def _read_yarn_attention(table: Mapping[str, Any], factor: float) -> float | Non
     return float((growth * over + 1) / (growth * under + 1))
 
 
-def write_rope(rope: Rope) -> dict[str, Any]:
+def write_rope(rope: layer_settings.Rope) -> dict[str, Any]:
     """Return the config.json keys for rotary positions, under older and newer names."""
     table = {"rope_theta": rope.theta, **write_rope_table(rope)}
     scaled = rope.scaling is not None
@@ -337,7 +333,7 @@ def write_rope(rope: Rope) -> dict[str, Any]:
     }
 
 
-def write_rope_table(rope: Rope) -> dict[str, Any]:
+def write_rope_table(rope: layer_settings.Rope) -> dict[str, Any]:
     """Return the type and the parameters of rotary positions.
 
     Raises DataError for NTK-aware scaling, which Transformers has no name for.
@@ -346,9 +342,9 @@ def write_rope_table(rope: Rope) -> dict[str, Any]:
     match rope.scaling:
         case None:
             return {"rope_type": "default", **share}
-        case LinearInterpolation(factor=factor):
+        case layer_settings.LinearInterpolation(factor=factor):
             return {"rope_type": "linear", "factor": factor, **share}
-        case Llama3Scaling() as scaling:
+        case layer_settings.Llama3Scaling() as scaling:
             return {
                 "rope_type": "llama3",
                 "factor": scaling.factor,
@@ -357,7 +353,7 @@ def write_rope_table(rope: Rope) -> dict[str, Any]:
                 "high_freq_factor": scaling.fast_turns,
                 **share,
             }
-        case YaRN() as scaling:
+        case layer_settings.YaRN() as scaling:
             return {
                 "rope_type": "yarn",
                 "factor": scaling.factor,

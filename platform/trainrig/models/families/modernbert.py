@@ -10,23 +10,16 @@ from trainrig.models.architecture.attention_settings import AttentionSettings, B
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig, HeadTransform
 from trainrig.models.architecture.layer_settings import GEGLU, LayerNorm, Rope
+from trainrig.models.families import mapping
 from trainrig.models.families.bert import PARTS
-from trainrig.models.families.mapping import (
-    Family,
-    HubConfig,
-    TensorName,
-    map_one,
-    read_rope,
-    write_rope_table,
-)
 
 LAYERS = "layers.{layer}"
 # Queries, keys and values are one matrix, and so are the gate and the part that it multiplies.
 TENSORS = (
-    map_one("embedding.weight", "model.embeddings.tok_embeddings.weight"),
-    *(map_one(f"embedding_norm.{part}", f"model.embeddings.norm.{part}") for part in PARTS),
+    mapping.map_one("embedding.weight", "model.embeddings.tok_embeddings.weight"),
+    *(mapping.map_one(f"embedding_norm.{part}", f"model.embeddings.norm.{part}") for part in PARTS),
     *(
-        TensorName(
+        mapping.TensorName(
             tuple(f"{LAYERS}.{name}.{part}" for name in ours), f"model.{LAYERS}.{theirs}.{part}"
         )
         for ours, theirs in (
@@ -39,10 +32,10 @@ TENSORS = (
         )
         for part in PARTS
     ),
-    *(map_one(f"norm.{part}", f"model.final_norm.{part}") for part in PARTS),
-    *(map_one(f"transform.dense.{part}", f"head.dense.{part}") for part in PARTS),
-    *(map_one(f"transform.norm.{part}", f"head.norm.{part}") for part in PARTS),
-    map_one("head_bias", "decoder.bias"),
+    *(mapping.map_one(f"norm.{part}", f"model.final_norm.{part}") for part in PARTS),
+    *(mapping.map_one(f"transform.dense.{part}", f"head.dense.{part}") for part in PARTS),
+    *(mapping.map_one(f"transform.norm.{part}", f"head.norm.{part}") for part in PARTS),
+    mapping.map_one("head_bias", "decoder.bias"),
 )
 SURPLUS = r"decoder\.weight"  # published files repeat the tied weight
 THETA = 160_000.0
@@ -52,7 +45,7 @@ GLOBAL = "full_attention"
 LOCAL = "sliding_attention"
 
 
-def _read(config: HubConfig) -> DecoderConfig:
+def _read(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_activation", "gelu")
     config.check_only("classifier_activation", "gelu")
     config.check_only("classifier_pooling", *POOLINGS)
@@ -64,8 +57,8 @@ def _read(config: HubConfig) -> DecoderConfig:
         LOCAL if layer % every else GLOBAL for layer in range(layers)
     )
     reach = min(config.get("local_attention", 128) // 2, positions - 1)
-    far = read_rope(config, GLOBAL, config.get("global_rope_theta", THETA))
-    near = read_rope(config, LOCAL, config.get("local_rope_theta", LOCAL_THETA))
+    far = mapping.read_rope(config, GLOBAL, config.get("global_rope_theta", THETA))
+    near = mapping.read_rope(config, LOCAL, config.get("local_rope_theta", LOCAL_THETA))
     window = SlidingWindow(
         size=2 * reach + 1,
         pattern=tuple("local" if kind == LOCAL else "global" for kind in _find_shortest(kinds)),
@@ -137,8 +130,8 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
         "global_rope_theta": rope.theta,
         "local_rope_theta": local.theta,
         "rope_parameters": {
-            GLOBAL: {"rope_theta": rope.theta, **write_rope_table(rope)},
-            LOCAL: {"rope_theta": local.theta, **write_rope_table(local)},
+            GLOBAL: {"rope_theta": rope.theta, **mapping.write_rope_table(rope)},
+            LOCAL: {"rope_theta": local.theta, **mapping.write_rope_table(local)},
         },
         "initializer_range": config.initial_std,
         "attention_dropout": 0.0,
@@ -148,8 +141,8 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
     }
 
 
-CLASSIFIER = tuple(map_one(f"head.{part}", f"classifier.{part}") for part in PARTS)
-MODERNBERT = Family(
+CLASSIFIER = tuple(mapping.map_one(f"head.{part}", f"classifier.{part}") for part in PARTS)
+MODERNBERT = mapping.Family(
     "modernbert",
     "ModernBertForMaskedLM",
     TENSORS,

@@ -11,16 +11,7 @@ from typing import Any
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts, OutputNorm, Rope, SwiGLU
-from trainrig.models.families.llama import (
-    ATTENTION,
-    EMBEDDINGS,
-    GATED,
-    HEAD,
-    NORMS,
-    TENSORS,
-    read_sizes,
-    write_sizes,
-)
+from trainrig.models.families import llama
 from trainrig.models.families.llama import TENSORS as LLAMA_TENSORS
 from trainrig.models.families.mapping import Family, HubConfig, map_one, read_rope, write_rope
 
@@ -65,7 +56,7 @@ def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
 
 def _read_qwen2(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, positions=32768, epsilon=1e-6)
+    sizes = llama.read_sizes(config, positions=32768, epsilon=1e-6)
     return config.build(
         **sizes,
         position_embedding=read_rope(config),
@@ -84,10 +75,10 @@ def _write_qwen2(config: DecoderConfig) -> dict[str, Any] | None:
     ):
         return None
     rope = write_rope(config.position_embedding)
-    return {**write_sizes(config), "hidden_act": "silu", **rope, **write_layer_types(config)}
+    return {**llama.write_sizes(config), "hidden_act": "silu", **rope, **write_layer_types(config)}
 
 
-QWEN2 = Family("qwen2", "Qwen2ForCausalLM", TENSORS, _read_qwen2, _write_qwen2)
+QWEN2 = Family("qwen2", "Qwen2ForCausalLM", llama.TENSORS, _read_qwen2, _write_qwen2)
 
 
 QK_NORMS = tuple(
@@ -103,7 +94,7 @@ QWEN3_TENSORS = (*LLAMA_TENSORS, *QK_NORMS)
 def read_settings(config: HubConfig) -> dict[str, Any]:
     """Return all settings except the feed-forward network, from a config.json."""
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, positions=32768, epsilon=1e-6)
+    sizes = llama.read_sizes(config, positions=32768, epsilon=1e-6)
     biased = config.get("attention_bias", False)
     sizes["head_channels"] = config.get("head_dim", 128)
     return {
@@ -121,7 +112,7 @@ def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
     if not isinstance(config.position_embedding, Rope):
         return None
     return {
-        **write_sizes(config),
+        **llama.write_sizes(config),
         "hidden_act": "silu",
         **write_rope(config.position_embedding),
         **write_layer_types(config),
@@ -151,7 +142,7 @@ EXPERTS = (
         for name in ("gate", "up", "down")
     ),
 )
-MOE_TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *QK_NORMS, *EXPERTS, *HEAD)
+MOE_TENSORS = (*llama.EMBEDDINGS, *llama.NORMS, *llama.ATTENTION, *QK_NORMS, *EXPERTS, *llama.HEAD)
 
 
 def _read_qwen3_moe(config: HubConfig) -> DecoderConfig:
@@ -202,14 +193,21 @@ OLMO2_NORMS = tuple(
         "feedforward_output_norm": "post_feedforward_layernorm",
     }.items()
 )
-OLMO2_TENSORS = (*EMBEDDINGS, *ATTENTION, *QK_NORMS, *GATED, *OLMO2_NORMS, *HEAD)
+OLMO2_TENSORS = (
+    *llama.EMBEDDINGS,
+    *llama.ATTENTION,
+    *QK_NORMS,
+    *llama.GATED,
+    *OLMO2_NORMS,
+    *llama.HEAD,
+)
 
 
 def _read_olmo2(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     biased = config.get("attention_bias", False)
     return config.build(
-        **read_sizes(config, positions=2048, epsilon=1e-5),
+        **llama.read_sizes(config, positions=2048, epsilon=1e-5),
         position_embedding=read_rope(config),
         attention=AttentionSettings(qk_norm="projection"),
         block=OutputNorm(),
@@ -223,7 +221,7 @@ def _write_olmo2(config: DecoderConfig) -> dict[str, Any] | None:
     ):
         return None
     return {
-        **write_sizes(config),
+        **llama.write_sizes(config),
         "hidden_act": "silu",
         **write_rope(config.position_embedding),
         "attention_bias": config.biases.qkv,

@@ -11,14 +11,7 @@ from trainrig.errors import DataError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.encoder import build_model
-from trainrig.models.families.mapping import (
-    DERIVED,
-    EXPERT,
-    LAYER,
-    WRITING_LAYER,
-    Family,
-    TensorName,
-)
+from trainrig.models.families import mapping
 from trainrig.models.families.safetensors_files import StoredTensor
 
 Size = tuple[int, ...]
@@ -32,13 +25,13 @@ def list_tensor_shapes(config: DecoderConfig) -> dict[str, Size]:
 
 
 def list_tensors(
-    family: Family, config: DecoderConfig, shapes: Mapping[str, Size]
-) -> list[TensorName]:
+    family: mapping.Family, config: DecoderConfig, shapes: Mapping[str, Size]
+) -> list[mapping.TensorName]:
     """Return the tensors of one model of `family`, from the embedding to the head.
 
     Raises DataError if the family has no name for one of the model's tensors.
     """
-    found = list[TensorName]()
+    found = list[mapping.TensorName]()
     covered = set[str]()
     table = family.tensors
     if config.head != "tokens":
@@ -56,22 +49,26 @@ def list_tensors(
     return found
 
 
-def _expand_layers(table: tuple[TensorName, ...], config: DecoderConfig) -> Iterator[TensorName]:
-    of_layers = [entry for entry in table if LAYER in entry.theirs]
+def _expand_layers(
+    table: tuple[mapping.TensorName, ...], config: DecoderConfig
+) -> Iterator[mapping.TensorName]:
+    of_layers = [entry for entry in table if mapping.LAYER in entry.theirs]
     first = table.index(of_layers[0])
     yield from table[:first]
     reading = config.encoding_layers if isinstance(config, EncoderDecoderConfig) else config.layers
     for layer in range(reading):
-        yield from (_number_layer(entry, LAYER, layer, layer) for entry in of_layers)
-    of_writing = [entry for entry in table if WRITING_LAYER in entry.theirs]
+        yield from (_number_layer(entry, mapping.LAYER, layer, layer) for entry in of_layers)
+    of_writing = [entry for entry in table if mapping.WRITING_LAYER in entry.theirs]
     for layer in range(config.layers if of_writing else 0):
         for entry in of_writing:
-            yield _number_layer(entry, WRITING_LAYER, reading + layer, layer)
+            yield _number_layer(entry, mapping.WRITING_LAYER, reading + layer, layer)
     plain = (entry for entry in table[first:] if entry not in of_layers and entry not in of_writing)
     yield from plain
 
 
-def _number_layer(entry: TensorName, mark: str, ours: int, theirs: int) -> TensorName:
+def _number_layer(
+    entry: mapping.TensorName, mark: str, ours: int, theirs: int
+) -> mapping.TensorName:
     return replace(
         entry,
         ours=tuple(name.replace(mark, str(ours)) for name in entry.ours),
@@ -79,22 +76,25 @@ def _number_layer(entry: TensorName, mark: str, ours: int, theirs: int) -> Tenso
     )
 
 
-def list_their_shapes(entry: TensorName, shapes: Mapping[str, Size]) -> dict[str, Size]:
+def list_their_shapes(entry: mapping.TensorName, shapes: Mapping[str, Size]) -> dict[str, Size]:
     """Return the names and shapes of the tensors of theirs that `entry` maps."""
     sizes = [shapes[name] for name in entry.ours]
-    if EXPERT in entry.theirs:
+    if mapping.EXPERT in entry.theirs:
         (size,) = sizes
         one = size[:0:-1] if entry.transposed else size[1:]
-        return {entry.theirs.replace(EXPERT, str(expert)): one for expert in range(size[0])}
+        return {entry.theirs.replace(mapping.EXPERT, str(expert)): one for expert in range(size[0])}
     joined = (sum(size[0] for size in sizes), *sizes[0][1:])
     return {entry.theirs: joined[::-1] if entry.transposed else joined}
 
 
 def read_ours(
-    entry: TensorName, part: int, shapes: Mapping[str, Size], stored: Mapping[str, StoredTensor]
+    entry: mapping.TensorName,
+    part: int,
+    shapes: Mapping[str, Size],
+    stored: Mapping[str, StoredTensor],
 ) -> Tensor:
     """Return tensor number `part` of ours of `entry`, read from the `stored` tensors."""
-    if EXPERT in entry.theirs:
+    if mapping.EXPERT in entry.theirs:
         experts = (stored[name] for name in list_their_shapes(entry, shapes))
         stack: Tensor | None = None
         for place, expert in enumerate(experts):
@@ -115,10 +115,10 @@ def read_ours(
 
 
 def read_theirs(
-    entry: TensorName, name: str, shapes: Mapping[str, Size], read: Callable[[str], Tensor]
+    entry: mapping.TensorName, name: str, shapes: Mapping[str, Size], read: Callable[[str], Tensor]
 ) -> Tensor:
     """Return their tensor `name` of `entry`, where `read` gives a tensor of ours by name."""
-    if EXPERT in entry.theirs:
+    if mapping.EXPERT in entry.theirs:
         expert = list(list_their_shapes(entry, shapes)).index(name)
         tensor = read(entry.ours[0])[expert]
     elif len(entry.ours) == 1:
@@ -129,7 +129,7 @@ def read_theirs(
 
 
 def add_prefix(
-    stored: dict[str, StoredTensor], family: Family, names: list[TensorName]
+    stored: dict[str, StoredTensor], family: mapping.Family, names: list[mapping.TensorName]
 ) -> dict[str, StoredTensor]:
     """Return `stored` with the names that a whole model has.
 
@@ -154,8 +154,8 @@ def _rename_norm(name: str) -> str:
 
 def check_names(
     folder: str,
-    family: Family,
-    names: list[TensorName],
+    family: mapping.Family,
+    names: list[mapping.TensorName],
     stored: Mapping[str, StoredTensor],
     shapes: Mapping[str, Size],
 ) -> None:
@@ -170,7 +170,7 @@ def check_names(
         )
     known = {*wanted, "lm_head.weight"}  # Some files repeat a tied head.
     unused = re.compile(family.surplus)
-    left = (n for n in stored if n not in known and not DERIVED.fullmatch(n))
+    left = (n for n in stored if n not in known and not mapping.DERIVED.fullmatch(n))
     if surplus := sorted(n for n in left if not unused.fullmatch(n)):
         raise DataError(
             f"{folder}: tensors that do not belong to a {family.model_type} model: "

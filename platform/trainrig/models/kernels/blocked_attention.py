@@ -13,14 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from trainrig.models.kernels.attention_blocks import (
-    Blocks,
-    compute_mean_gradients,
-    differentiate,
-    differentiate_sinks,
-    look,
-    split_batch,
-)
+from trainrig.models.kernels import attention_blocks
 from trainrig.models.kernels.kernel_support import allocate_by_place
 
 
@@ -66,10 +59,10 @@ def attend(
     """Return the attention output, [B, H, T, D], and the log-sum of exponentials, [B, H, T]."""
     found = seen_BHTD, sums_BHT = _allocate_results(query_BHTD)
     settings = slopes_H, scale, window, cap, causal
-    for row in split_batch(documents_BS, query_BHTD):
+    for row in attention_blocks.split_batch(documents_BS, query_BHTD):
         documents = None if documents_BS is None else documents_BS[row]
-        blocks = Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
-        look(blocks, value_BKSD[row], sinks_H, seen_BHTD[row], sums_BHT[row])
+        blocks = attention_blocks.Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
+        attention_blocks.look(blocks, value_BKSD[row], sinks_H, seen_BHTD[row], sums_BHT[row])
     return found
 
 
@@ -89,21 +82,21 @@ def attend_backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys, values and sinks (empty without sinks)."""
-    mean_BHT = compute_mean_gradients(gradient_BHTD, seen_BHTD)
+    mean_BHT = attention_blocks.compute_mean_gradients(gradient_BHTD, seen_BHTD)
     of_sinks = sums_BHT.new_empty(0)
     if sinks_H is not None:
-        of_sinks = differentiate_sinks(sinks_H, sums_BHT, mean_BHT)
+        of_sinks = attention_blocks.differentiate_sinks(sinks_H, sums_BHT, mean_BHT)
     found = of_query, of_key, of_value = (
         allocate_by_place(query_BHTD),
         allocate_by_place(key_BKSD),
         allocate_by_place(value_BKSD),
     )
     settings = slopes_H, scale, window, cap, causal
-    for row in split_batch(documents_BS, query_BHTD):
+    for row in attention_blocks.split_batch(documents_BS, query_BHTD):
         documents = None if documents_BS is None else documents_BS[row]
-        blocks = Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
+        blocks = attention_blocks.Blocks(query_BHTD[row], key_BKSD[row], documents, *settings)
         parts = value_BKSD[row], gradient_BHTD[row], mean_BHT[row], sums_BHT[row]
-        of_query[row], of_key[row], of_value[row] = differentiate(blocks, *parts)
+        of_query[row], of_key[row], of_value[row] = attention_blocks.differentiate(blocks, *parts)
     return *found, of_sinks
 
 

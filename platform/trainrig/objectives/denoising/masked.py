@@ -27,27 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from trainrig.objectives import objective_interface
 from trainrig.objectives.denoising.needed_tokens import need_tokens
 from trainrig.objectives.next_token import CausalLM
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-    Output,
-    Term,
-)
 from trainrig.randomness import RandomKey, draw_uniforms
-from trainrig.tokens.batches import (
-    DRAWS,
-    IDS,
-    IGNORE,
-    PLACES,
-    POSITIONS,
-    TARGETS,
-    TEXT_PLACES,
-    TOKENS,
-    MicroBatch,
-)
+from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.special_tokens import MASK, PUBLISHED_NAMES
 from trainrig.tokens.tokenizers.encode import Encoder
@@ -183,16 +167,16 @@ class MaskedTokens:
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """Return the number of predicted tokens. See `Corruption`."""
-        return {TOKENS: int(self.count_predicted(step, samples, targets).sum())}
+        return {batches.TOKENS: int(self.count_predicted(step, samples, targets).sum())}
 
-    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+    def apply(self, micro: batches.MicroBatch, step: int) -> batches.MicroBatch:
         """Return `micro` with hidden tokens, in the same shape.
 
         A position with a target is one of text. The last position of a row, whose target is in the
         next row, has none, so each token is in one row of an epoch once.
         """
         ids_BT = micro.ids
-        text_BT = micro.targets != IGNORE
+        text_BT = micro.targets != batches.IGNORE
         counts_B = self.count_predicted(step, micro.samples, text_BT.sum(1))
         places_T = np.arange(ids_BT.shape[1], dtype=np.int64)
         drawn_BT = draw_uniforms(self._make_key("order"), places_T, micro.samples[:, None])
@@ -205,12 +189,12 @@ class MaskedTokens:
         predicted_BT = ranks_BT < counts_B[:, None]
         arrays = {
             **micro.arrays,
-            IDS: self._hide_tokens(micro, predicted_BT),
-            TARGETS: np.where(predicted_BT, ids_BT, IGNORE),
+            batches.IDS: self._hide_tokens(micro, predicted_BT),
+            batches.TARGETS: np.where(predicted_BT, ids_BT, batches.IGNORE),
         }
-        return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
+        return batches.MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
 
-    def _hide_tokens(self, micro: MicroBatch, predicted_BT: NDArray[np.bool_]) -> Integers:
+    def _hide_tokens(self, micro: batches.MicroBatch, predicted_BT: NDArray[np.bool_]) -> Integers:
         """Return the ids [B, T] with predicted tokens masked, replaced or unchanged."""
         ids_BT = micro.ids
         settings = self.settings
@@ -303,9 +287,12 @@ class ReplacedTokenDetection(MaskedLM):
     detection_weight: float = Field(default=50.0, gt=0, allow_inf_nan=False)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[objective_interface.Term, ...]:
         """The generator's terms, followed by the detection's."""
-        return (*super().terms, Term(DETECTION, per=PLACES, weight=self.detection_weight))
+        return (
+            *super().terms,
+            objective_interface.Term(DETECTION, per=batches.PLACES, weight=self.detection_weight),
+        )
 
     def make_corruption(self, encoder: Encoder) -> DrawnTokens:
         """Return the corruption that hides tokens and adds numbers to sample replacements with.
@@ -315,8 +302,11 @@ class ReplacedTokenDetection(MaskedLM):
         return DrawnTokens(**vars(super().make_corruption(encoder)))
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the generator's and the detection's loss.
 
         Diagnostics are the shares of hidden tokens that were replaced, of tokens detected
@@ -325,16 +315,18 @@ class ReplacedTokenDetection(MaskedLM):
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         arrays = batch.arrays
-        ids_BT = arrays[IDS]
-        targets_BT = arrays[TARGETS]
-        hidden_BT = targets_BT != IGNORE
-        text_BT = arrays[TEXT_PLACES].bool()
+        ids_BT = arrays[batches.IDS]
+        targets_BT = arrays[batches.TARGETS]
+        hidden_BT = targets_BT != batches.IGNORE
+        text_BT = arrays[batches.TEXT_PLACES].bool()
         text_ids_BT = targets_BT.where(hidden_BT, ids_BT)
 
-        def replace(generated: Output) -> Tensor:
-            return draw_entries(generated, text_ids_BT, arrays[DRAWS])
+        def replace(generated: objective_interface.Output) -> Tensor:
+            return draw_entries(generated, text_ids_BT, arrays[batches.DRAWS])
 
-        rows = {} if POSITIONS not in arrays else {"positions_BT": arrays[POSITIONS]}
+        rows = (
+            {} if batches.POSITIONS not in arrays else {"positions_BT": arrays[batches.POSITIONS]}
+        )
         generated, drawn_BT, detected = model(ids_BT, replace=replace, **rows)
         logits_BT = detected.logits.squeeze(-1).float()
         replaced_BT = drawn_BT != text_ids_BT
@@ -342,18 +334,20 @@ class ReplacedTokenDetection(MaskedLM):
             logits_BT, replaced_BT.float(), reduction="none"
         ).masked_fill(~text_BT, 0.0)
         terms = self.compute_losses(generated, targets_BT)
-        terms[DETECTION] = Contributions(nats_BT, text_BT.sum(1))
+        terms[DETECTION] = objective_interface.Contributions(nats_BT, text_BT.sum(1))
         told_BT = logits_BT.detach() > 0
 
-        def share(of_BT: Tensor, among_BT: Tensor) -> Contributions:
-            return Contributions((of_BT & among_BT).float(), among_BT.sum(1))
+        def share(of_BT: Tensor, among_BT: Tensor) -> objective_interface.Contributions:
+            return objective_interface.Contributions((of_BT & among_BT).float(), among_BT.sum(1))
 
         watched = {
             "replaced": share(replaced_BT, hidden_BT),
             "accuracy": share(told_BT == replaced_BT, text_BT),
             "found": share(told_BT, replaced_BT),
         }
-        return Computed(terms, {**generated.auxiliary, **detected.auxiliary}, watched)
+        return objective_interface.Computed(
+            terms, {**generated.auxiliary, **detected.auxiliary}, watched
+        )
 
 
 @dataclass(frozen=True)
@@ -362,9 +356,9 @@ class DrawnTokens(MaskedTokens):
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """Return the number of hidden tokens and of tokens of text. See `Corruption`."""
-        return {**super().denominators(step, samples, targets), PLACES: int(targets.sum())}
+        return {**super().denominators(step, samples, targets), batches.PLACES: int(targets.sum())}
 
-    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+    def apply(self, micro: batches.MicroBatch, step: int) -> batches.MicroBatch:
         """Return `micro` with hidden tokens and random numbers. See `MaskedTokens`.
 
         A special token that is predicted stays as it is.
@@ -373,16 +367,18 @@ class DrawnTokens(MaskedTokens):
         places_T = np.arange(micro.ids.shape[1], dtype=np.int64)
         key = RandomKey(self.settings.corruption_seed, "replaced tokens")
         drawn_BT = draw_uniforms(key, places_T, micro.samples[:, None])
-        free_BT = (made.targets != IGNORE) & ~self.is_special(micro.ids)
+        free_BT = (made.targets != batches.IGNORE) & ~self.is_special(micro.ids)
         arrays: dict[str, Any] = {
             **made.arrays,
-            TEXT_PLACES: (micro.targets != IGNORE).astype(np.int64),
-            DRAWS: np.where(free_BT, drawn_BT, -1.0),
+            batches.TEXT_PLACES: (micro.targets != batches.IGNORE).astype(np.int64),
+            batches.DRAWS: np.where(free_BT, drawn_BT, -1.0),
         }
-        return MicroBatch(arrays, made.samples, made.sources, made.pieces)
+        return batches.MicroBatch(arrays, made.samples, made.sources, made.pieces)
 
 
-def draw_entries(output: Output, text_ids_BT: Tensor, draws_BT: Tensor) -> Tensor:
+def draw_entries(
+    output: objective_interface.Output, text_ids_BT: Tensor, draws_BT: Tensor
+) -> Tensor:
     """Return `text_ids_BT` [B, T] with sampled ids at the positions where `draws_BT` is 0 or more.
 
     An id is sampled from the distribution of `output` by its inverse cumulative distribution: the

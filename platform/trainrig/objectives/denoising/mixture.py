@@ -28,31 +28,14 @@ from pydantic import Field, field_validator, model_validator
 
 from trainrig.config import Settings
 from trainrig.config.field_marks import FitsSeveral
+from trainrig.objectives import objective_interface
 from trainrig.objectives.denoising.fill_in_the_middle import FillInTheMiddle
 from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption, SpansLeftOut
 from trainrig.objectives.next_token import CROSS_ENTROPY, CausalLM
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    Corrupting,
-    DeviceBatch,
-    LengthLimited,
-    Output,
-)
 from trainrig.randomness import RandomKey, draw_uniforms
-from trainrig.tokens.batches import (
-    DECODER_IDS,
-    IDS,
-    IGNORE,
-    POSITIONS,
-    PREFIXES,
-    TARGETS,
-    TOKENS,
-    Corruption,
-    MicroBatch,
-)
+from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.tokenizers.encode import Encoder
 
@@ -157,7 +140,7 @@ class MixtureBase(CausalLM):
             shares=tuple(share for share, _ in self.parts()),
             corruptions=tuple(
                 member.objective.make_corruption(encoder)
-                if isinstance(member.objective, Corrupting)
+                if isinstance(member.objective, objective_interface.Corrupting)
                 else None
                 for member in self.list_named()
             ),
@@ -166,18 +149,23 @@ class MixtureBase(CausalLM):
             padding=encoder.special_tokens.padding,
         )
 
-    def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
+    def predict(
+        self, model: nn.Module, batch: objective_interface.DeviceBatch
+    ) -> objective_interface.Output:
         """Return the model output for `batch`; its logits predict each position's target."""
         arrays = batch.arrays
-        if DECODER_IDS in arrays:
+        if batches.DECODER_IDS in arrays:
             return SpanCorruption.predict(self, model, batch)  # type: ignore[arg-type]
-        if PREFIXES in arrays:
+        if batches.PREFIXES in arrays:
             return PrefixLM.predict(self, model, batch)  # type: ignore[arg-type]
         return super().predict(model, batch)
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the cross-entropy of each target of `batch`, and each member's mean loss."""
         computed = super().compute(model, batch, statistics)
         found = computed.terms[CROSS_ENTROPY]
@@ -186,7 +174,7 @@ class MixtureBase(CausalLM):
         losses = {}
         for number, member in enumerate(self.list_named()):
             mine_B = members_B == number
-            losses[MEMBER_LOSS + member.name] = Contributions(
+            losses[MEMBER_LOSS + member.name] = objective_interface.Contributions(
                 rows_B * mine_B, found.counts_B * mine_B
             )
         return replace(computed, diagnostics=losses)
@@ -231,7 +219,7 @@ class MixtureCorruption:
     names: tuple[str, ...]
     shares: tuple[float, ...]  # share of samples of each objective; the sum is 1
     # corruption of each objective; None: rows stay as they are
-    corruptions: tuple[Corruption | None, ...]
+    corruptions: tuple[batches.Corruption | None, ...]
     seed: int
     by_micro_batch: bool  # True if all samples of a micro-batch get the same objective
     padding: int  # id of padding
@@ -263,7 +251,7 @@ class MixtureCorruption:
         ]
         spans.sort(key=lambda corruption: -corruption.count_needed_sentinels(longest))
         for corruption in (*spans, *self.corruptions):
-            if isinstance(corruption, LengthLimited):
+            if isinstance(corruption, objective_interface.LengthLimited):
                 corruption.check_length(longest)
 
     def draw_members(self, samples: Integers) -> Integers:
@@ -291,10 +279,10 @@ class MixtureCorruption:
             if corruption is None:
                 total += int(targets[mine].sum())
             elif mine.any():
-                total += corruption.denominators(step, samples[mine], targets[mine])[TOKENS]
-        return {TOKENS: total}
+                total += corruption.denominators(step, samples[mine], targets[mine])[batches.TOKENS]
+        return {batches.TOKENS: total}
 
-    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+    def apply(self, micro: batches.MicroBatch, step: int) -> batches.MicroBatch:
         """Return `micro` with each row corrupted by its member, as wide as the widest result."""
         members_B = self.draw_members(micro.samples)
         rows = []
@@ -307,19 +295,21 @@ class MixtureCorruption:
             parts.append(part if corruption is None else corruption.apply(part, step))
         joined = join_rows(rows, parts, self.padding)
         arrays = {**joined.arrays, MEMBERS: members_B}
-        return MicroBatch(arrays, micro.samples, micro.sources, joined.pieces)
+        return batches.MicroBatch(arrays, micro.samples, micro.sources, joined.pieces)
 
 
-def take_rows(micro: MicroBatch, rows: Integers) -> MicroBatch:
+def take_rows(micro: batches.MicroBatch, rows: Integers) -> batches.MicroBatch:
     """Return the `rows` of `micro` as a micro-batch; the row numbers must be in ascending order."""
     mine = np.isin(micro.pieces[:, 0], rows)
     pieces = micro.pieces[mine].copy()  # their first column is the row
     pieces[:, 0] = np.searchsorted(rows, pieces[:, 0])
     arrays = {name: array[rows] for name, array in micro.arrays.items()}
-    return MicroBatch(arrays, micro.samples[rows], micro.sources[rows], pieces)
+    return batches.MicroBatch(arrays, micro.samples[rows], micro.sources[rows], pieces)
 
 
-def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: int) -> MicroBatch:
+def join_rows(
+    rows: Sequence[Integers], parts: Sequence[batches.MicroBatch], padding: int
+) -> batches.MicroBatch:
     """Join `parts` into one micro-batch; `rows` holds, for each part, where its rows go.
 
     Narrower rows are padded at their ends. Arrays that a part lacks are filled with zeros, such as
@@ -330,10 +320,14 @@ def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: in
     for name in dict.fromkeys(name for part in parts for name in part.arrays):
         there = [part.arrays[name] for part in parts if name in part.arrays]
         shape = (count, max(array.shape[1] for array in there))
-        fill = {IDS: padding, DECODER_IDS: padding, TARGETS: IGNORE}.get(name, 0)
+        fill = {
+            batches.IDS: padding,
+            batches.DECODER_IDS: padding,
+            batches.TARGETS: batches.IGNORE,
+        }.get(name, 0)
         joined = np.full(shape, fill, dtype=there[0].dtype)
         # Positions of padding continue to rise, up to the highest position of any row.
-        if name == POSITIONS:
+        if name == batches.POSITIONS:
             farthest = max(int(array.max()) for array in there)
             joined += np.arange(shape[1]).clip(max=farthest)
         for part_rows, part in zip(rows, parts, strict=True):
@@ -347,7 +341,7 @@ def join_rows(rows: Sequence[Integers], parts: Sequence[MicroBatch], padding: in
         [part_rows[part.pieces[:, 0]] for part_rows, part in zip(rows, parts, strict=True)]
     )
     pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
-    return MicroBatch(
+    return batches.MicroBatch(
         arrays,
         np.concatenate([part.samples for part in parts])[order],
         np.concatenate([part.sources for part in parts])[order],

@@ -26,35 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from trainrig.objectives.denoising import noise_spans
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_modes, find_sentinels
-from trainrig.objectives.denoising.noise_spans import (
-    Denoising,
-    Noise,
-    RowText,
-    Spans,
-    draw_ends,
-    draw_in_each_document,
-    draw_spans,
-    draw_within,
-    leave_out,
-    read_texts,
-)
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.next_token import CausalLM
 from trainrig.objectives.objective_interface import DeviceBatch, Output
 from trainrig.randomness import RandomKey
-from trainrig.tokens.batches import (
-    DECODER_IDS,
-    DECODER_SEGMENTS,
-    IDS,
-    IGNORE,
-    POSITIONS,
-    PREFIXES,
-    SEGMENTS,
-    TARGETS,
-    TOKENS,
-    MicroBatch,
-)
+from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.tokenizers.encode import Encoder
 
@@ -109,8 +87,8 @@ class SpanCorruption(CausalLM):
         )
 
     @property
-    def _noise(self) -> Noise:
-        return Noise(self.noise_density, None if self.suffix else self.mean_span)
+    def _noise(self) -> noise_spans.Noise:
+        return noise_spans.Noise(self.noise_density, None if self.suffix else self.mean_span)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -133,10 +111,13 @@ class SpanCorruption(CausalLM):
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
         """Return the model output for `batch`, with the logits of the decoder's targets."""
         arrays = batch.arrays
-        if DECODER_IDS not in arrays:
+        if batches.DECODER_IDS not in arrays:
             return PrefixLM.predict(self, model, batch)  # type: ignore[arg-type]
         output: Output = model(
-            arrays[IDS], arrays[DECODER_IDS], arrays[SEGMENTS], arrays[DECODER_SEGMENTS]
+            arrays[batches.IDS],
+            arrays[batches.DECODER_IDS],
+            arrays[batches.SEGMENTS],
+            arrays[batches.DECODER_SEGMENTS],
         )
         return output
 
@@ -145,7 +126,7 @@ class SpanCorruption(CausalLM):
 class SpansLeftOut:
     """Corruption that removes spans from rows."""
 
-    noise: Noise
+    noise: noise_spans.Noise
     suffix: bool  # True if the single span is the end of the text
     mode: int | None  # id of the mode token before the text
     joined: bool  # True if text and spans are in one row
@@ -180,7 +161,7 @@ class SpansLeftOut:
 
     def denominators(self, step: int, samples: Integers, targets: Integers) -> Mapping[str, int]:
         """Return the number of targets: removed tokens, sentinels and ends."""
-        return {TOKENS: int(self._compute_lengths(targets)[1].sum())}
+        return {batches.TOKENS: int(self._compute_lengths(targets)[1].sum())}
 
     def _compute_lengths(self, texts: Integers) -> tuple[Integers, Integers]:
         """Return the positions of encoder and decoder [R] for texts of `texts` [R] tokens.
@@ -193,7 +174,7 @@ class SpansLeftOut:
         decoded = noise + spans + 1 + self.closing_sentinel
         return np.where(some, encoded, 0), np.where(some, decoded, 0)
 
-    def apply(self, micro: MicroBatch, step: int) -> MicroBatch:
+    def apply(self, micro: batches.MicroBatch, step: int) -> batches.MicroBatch:
         """Return `micro` for an encoder and a decoder, or, if joined, for a decoder alone."""
         if self.joined:
             return self._join(micro)
@@ -204,7 +185,7 @@ class SpansLeftOut:
         encoded = max([encoded, *(len(found.ids) for _, found in made.values())])
         ids_BS = np.full((rows, encoded), self.padding)
         segments_BS = np.zeros((rows, encoded), int)
-        targets_BT = np.full((rows, decoded), IGNORE)
+        targets_BT = np.full((rows, decoded), batches.IGNORE)
         segments_BT = np.zeros_like(targets_BT)
         pieces = micro.pieces.copy()
         for row, (text, found) in made.items():
@@ -220,15 +201,15 @@ class SpansLeftOut:
             segments_BS = segments_BS.clip(max=1)
             segments_BT = segments_BT.clip(max=1)
         arrays = {
-            IDS: ids_BS,
-            SEGMENTS: segments_BS,
-            DECODER_IDS: shift_targets(targets_BT, segments_BT, self.padding),
-            DECODER_SEGMENTS: segments_BT,
-            TARGETS: targets_BT,
+            batches.IDS: ids_BS,
+            batches.SEGMENTS: segments_BS,
+            batches.DECODER_IDS: shift_targets(targets_BT, segments_BT, self.padding),
+            batches.DECODER_SEGMENTS: segments_BT,
+            batches.TARGETS: targets_BT,
         }
-        return MicroBatch(arrays, micro.samples, micro.sources, pieces)
+        return batches.MicroBatch(arrays, micro.samples, micro.sources, pieces)
 
-    def _join(self, micro: MicroBatch) -> MicroBatch:
+    def _join(self, micro: batches.MicroBatch) -> batches.MicroBatch:
         """Return `micro` with the text of each row as a prefix, followed by the spans."""
         made = self._corrupt_texts(micro)
         encoded, decoded = self._compute_widths(micro)
@@ -240,7 +221,7 @@ class SpansLeftOut:
         widths = [sum(len(part.ids) for part in parts) for parts in joined.values() if apart]
         shape = len(micro.ids), max(widths, default=whole)
         ids_BT = np.full(shape, self.padding)
-        targets_BT = np.full(shape, IGNORE)
+        targets_BT = np.full(shape, batches.IGNORE)
         prefixes_BT = np.zeros(shape, dtype=np.bool_)
         places_BT = np.broadcast_to(np.arange(shape[1]), shape).copy()
         pieces = micro.pieces.copy()
@@ -260,29 +241,33 @@ class SpansLeftOut:
                 _move_pieces_to(pieces, row, text, begins, [part.document for part in parts])
             else:
                 _move_pieces(pieces, row, text, found)
-        arrays = {IDS: ids_BT, TARGETS: targets_BT, PREFIXES: prefixes_BT}
+        arrays = {batches.IDS: ids_BT, batches.TARGETS: targets_BT, batches.PREFIXES: prefixes_BT}
         if apart:  # no document is longer than one text, but padding after the last one may be
-            arrays[POSITIONS] = places_BT.clip(max=whole - 1)
+            arrays[batches.POSITIONS] = places_BT.clip(max=whole - 1)
         else:
             pieces[:, 1] = pieces[:, 1].clip(0, encoded - 1)
-        return MicroBatch(arrays, micro.samples, micro.sources, pieces)
+        return batches.MicroBatch(arrays, micro.samples, micro.sources, pieces)
 
-    def _compute_widths(self, micro: MicroBatch) -> tuple[int, int]:
+    def _compute_widths(self, micro: batches.MicroBatch) -> tuple[int, int]:
         """Return the positions of encoder and decoder for whole rows of `micro` as one text."""
         encoded, decoded = self._compute_lengths(np.array([micro.ids.shape[1]]))
         return int(encoded[0]), int(decoded[0])
 
-    def _corrupt_texts(self, micro: MicroBatch) -> dict[int, tuple[RowText, Denoising]]:
+    def _corrupt_texts(
+        self, micro: batches.MicroBatch
+    ) -> dict[int, tuple[noise_spans.RowText, noise_spans.Denoising]]:
         """Return the text and the denoising of each row, by row number, without rows too short."""
         found = {}
         apart = micro.positions is not None
-        for row, text in enumerate(read_texts(micro, self.special, self.end)):
+        for row, text in enumerate(noise_spans.read_texts(micro, self.special, self.end)):
             made = self._corrupt_text(int(micro.samples[row]), text, apart)
             if made is not None:
                 found[row] = text, made
         return found
 
-    def _join_parts(self, text: RowText, found: Denoising, apart: bool) -> list[JoinedText]:
+    def _join_parts(
+        self, text: noise_spans.RowText, found: noise_spans.Denoising, apart: bool
+    ) -> list[JoinedText]:
         """Return the texts of a row, each joined with its targets.
 
         It is one text, or one for each document with targets if documents are `apart`.
@@ -299,23 +284,27 @@ class SpansLeftOut:
             parts.append(join_text(read, found.targets[of_targets == document], document))
         return parts
 
-    def _draw_spans(self, sample: int, text: RowText, apart: bool) -> Spans:
+    def _draw_spans(self, sample: int, text: noise_spans.RowText, apart: bool) -> noise_spans.Spans:
         noise, spans = self.noise.count(np.array([len(text.ids)]))
         some = spans > 0
         most = len(self.sentinels) - self.closing_sentinel
         key = RandomKey(self.seed, "spans left out")
         if apart and some[0]:
             told = key, sample, self.noise, text.walls, text.documents, most
-            if self.joined and (found := draw_in_each_document(*told)) is not None:
+            if self.joined and (found := noise_spans.draw_in_each_document(*told)) is not None:
                 return found
             return (
-                draw_ends(self.noise, text.documents, most) if self.suffix else draw_within(*told)
+                noise_spans.draw_ends(self.noise, text.documents, most)
+                if self.suffix
+                else noise_spans.draw_within(*told)
             )
         if self.suffix:
-            return Spans((len(text.ids) - noise)[some], noise[some])
-        return draw_spans(key, sample, self.noise, text.walls)
+            return noise_spans.Spans((len(text.ids) - noise)[some], noise[some])
+        return noise_spans.draw_spans(key, sample, self.noise, text.walls)
 
-    def _corrupt_text(self, sample: int, text: RowText, apart: bool) -> Denoising | None:
+    def _corrupt_text(
+        self, sample: int, text: noise_spans.RowText, apart: bool
+    ) -> noise_spans.Denoising | None:
         """Return the text of `sample` without some of its spans, or None if it is too short.
 
         Both sides get an end. A mode token is put before the text, or before each document if they
@@ -325,7 +314,7 @@ class SpansLeftOut:
         if not len(spans.begins):
             return None
         sentinels = np.array(self.sentinels)
-        found = leave_out(text.ids, spans, sentinels)
+        found = noise_spans.leave_out(text.ids, spans, sentinels)
         closing = sentinels[len(spans.begins) :][: self.closing_sentinel]
         last = len(text.ids) - 1
         ids = found.ids
@@ -335,7 +324,7 @@ class SpansLeftOut:
             before = np.searchsorted(places, firsts)
             ids = np.insert(ids, before, self.mode)
             places = np.insert(places, before, firsts)
-        return Denoising(
+        return noise_spans.Denoising(
             ids=np.concatenate([ids, [self.end]]),
             targets=np.concatenate([found.targets, closing, [self.end]]),
             places=np.concatenate([places, [last]]),
@@ -355,7 +344,7 @@ class JoinedText:
 
 def join_text(ids: Integers, targets: Integers, document: int) -> JoinedText:
     """Join `ids` as a prefix with the `targets` to predict after it."""
-    none = np.full(max(len(ids) - 1, 0), IGNORE)
+    none = np.full(max(len(ids) - 1, 0), batches.IGNORE)
     whole = np.concatenate([ids, targets])[:-1]
     return JoinedText(whole, np.concatenate([none, targets]), len(ids), document)
 
@@ -366,7 +355,7 @@ def _find_firsts(documents: Integers) -> Integers:
 
 
 def _move_pieces_to(
-    pieces: Integers, row: int, text: RowText, begins: list[int], documents: list[int]
+    pieces: Integers, row: int, text: noise_spans.RowText, begins: list[int], documents: list[int]
 ) -> None:
     """Move the `pieces` of `row` to where their texts begin, which is `begins`.
 
@@ -379,7 +368,9 @@ def _move_pieces_to(
     pieces[mine[:1], 1] = 0
 
 
-def _move_pieces(pieces: Integers, row: int, text: RowText, found: Denoising) -> None:
+def _move_pieces(
+    pieces: Integers, row: int, text: noise_spans.RowText, found: noise_spans.Denoising
+) -> None:
     """Move the `pieces` of `row` to where they begin in the text that is read."""
     mine = np.flatnonzero(pieces[:, 0] == row)
     begins = np.searchsorted(text.places, pieces[mine, 1]).clip(max=len(text.ids) - 1)
@@ -397,5 +388,5 @@ def shift_targets(targets_BT: Integers, segments_BT: Integers, start: int) -> In
     read_BT = np.full_like(targets_BT, start)
     read_BT[:, 1:] = targets_BT[:, :-1]
     read_BT[:, 1:][segments_BT[:, 1:] != segments_BT[:, :-1]] = start
-    read_BT[read_BT == IGNORE] = start
+    read_BT[read_BT == batches.IGNORE] = start
     return read_BT

@@ -18,14 +18,7 @@ from pydantic import Field
 
 from trainrig.objectives.objective_interface import DeviceBatch
 from trainrig.objectives.policy.policy_gradient import ClippedPolicy, Floats, PolicyGradient, centre
-from trainrig.tokens.batches import (
-    ADVANTAGES,
-    IGNORE,
-    LIMIT_TOKENS,
-    TARGETS,
-    TOKEN_ADVANTAGES,
-    TOKENS,
-)
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,7 +46,7 @@ class DrGRPO(ClippedPolicy):
     @property
     def per(self) -> str:
         """The denominator: the maximum number of tokens of all completions."""
-        return LIMIT_TOKENS
+        return batches.LIMIT_TOKENS
 
     def compute_advantages(self, rewards_GS: Floats) -> Floats:
         """Return the rewards minus the group's mean."""
@@ -74,7 +67,7 @@ class DAPO(ClippedPolicy):
     @property
     def per(self) -> str:
         """The denominator: tokens of all completions."""
-        return TOKENS
+        return batches.TOKENS
 
 
 class CISPO(PolicyGradient):
@@ -89,7 +82,7 @@ class CISPO(PolicyGradient):
     @property
     def per(self) -> str:
         """The denominator: tokens of all completions."""
-        return TOKENS
+        return batches.TOKENS
 
     def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
         """Return the log-probabilities weighted by clipped ratio and advantage."""
@@ -155,7 +148,7 @@ class ReinforcePlusPlus(ClippedPolicy):
     @property
     def per(self) -> str:
         """The denominator: tokens of all completions."""
-        return TOKENS
+        return batches.TOKENS
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -164,7 +157,7 @@ class ReinforcePlusPlus(ClippedPolicy):
 
     def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
         """Return the sums of advantages and of their squares, and the number of tokens."""
-        mask_BT = batch.arrays[TARGETS] != IGNORE
+        mask_BT = batch.arrays[batches.TARGETS] != batches.IGNORE
         advantages_BT = _read_raw(batch.arrays).double() * mask_BT
         squares = advantages_BT.square().sum()
         tokens = mask_BT.sum().double()
@@ -190,7 +183,7 @@ class ReinforcePlusPlus(ClippedPolicy):
             return found
         ahead_BT = penalties_BT[:, ::-1].cumsum(1)[:, ::-1]
         returns_BT = (rewards_GS.reshape(-1, 1) - ahead_BT) * mask_BT
-        return found | {TOKEN_ADVANTAGES: returns_BT.astype(np.float32)}
+        return found | {batches.TOKEN_ADVANTAGES: returns_BT.astype(np.float32)}
 
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
@@ -205,6 +198,6 @@ class ReinforcePlusPlus(ClippedPolicy):
 
 def _read_raw(arrays: Mapping[str, Tensor]) -> Tensor:
     """Return the advantages [B, 1] of completions, or [B, T] if each token has its own."""
-    if TOKEN_ADVANTAGES in arrays:
-        return arrays[TOKEN_ADVANTAGES]
-    return arrays[ADVANTAGES][:, None]
+    if batches.TOKEN_ADVANTAGES in arrays:
+        return arrays[batches.TOKEN_ADVANTAGES]
+    return arrays[batches.ADVANTAGES][:, None]

@@ -16,27 +16,7 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.objectives.objective_interface import Contributions, DeviceBatch, average_rows
-from trainrig.tokens.batches import (
-    ADVANTAGES,
-    BEHAVIOUR,
-    DIVERGENCE_WEIGHT,
-    FINISHED,
-    FLAT,
-    IGNORE,
-    IMPORTANCE,
-    IMPORTANCE_LIMIT,
-    OLD,
-    REFERENCE_TOKENS,
-    REWARD_FAULTS,
-    REWARD_PART,
-    REWARDS,
-    SAMPLED,
-    STALENESS,
-    TARGETS,
-    TURNS,
-    UNFINISHED,
-    WAVES,
-)
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,11 +127,11 @@ def watch_policy(
     `clip_low` and `clip_high`: how far from 1 a ratio may be.
     """
     arrays = batch.arrays
-    mask_BT = arrays[TARGETS] != IGNORE
+    mask_BT = arrays[batches.TARGETS] != batches.IGNORE
     change_BT = seen.change_BT.detach()
     high = (seen.ratio_BT > 1 + clip_high) & (seen.advantages > 0)
     low = (seen.ratio_BT < 1 - clip_low) & (seen.advantages < 0)
-    gap_BT = (arrays[SAMPLED] - arrays.get(BEHAVIOUR, arrays[OLD])).abs()
+    gap_BT = (arrays[batches.SAMPLED] - arrays.get(batches.BEHAVIOUR, arrays[batches.OLD])).abs()
     found = _watch_completions(batch, mask_BT) | {
         "entropy": _average_tokens(seen.entropy_BT, mask_BT),
         "clipped_high": _average_tokens(high, mask_BT),
@@ -159,21 +139,21 @@ def watch_policy(
         "policy_change": _average_tokens(estimate_divergence("k3", -change_BT), mask_BT),
         "sampler_gap": _average_tokens(gap_BT, mask_BT),
     }
-    if IMPORTANCE in arrays:
-        weight_BT = arrays[IMPORTANCE]
+    if batches.IMPORTANCE in arrays:
+        weight_BT = arrays[batches.IMPORTANCE]
         found["importance"] = _average_tokens(weight_BT, mask_BT)
-        at_limit_BT = weight_BT >= arrays[IMPORTANCE_LIMIT][:, None]
+        at_limit_BT = weight_BT >= arrays[batches.IMPORTANCE_LIMIT][:, None]
         found["importance_truncated"] = _average_tokens(at_limit_BT, mask_BT)
-    if STALENESS in arrays:
+    if batches.STALENESS in arrays:
         found |= _watch_staleness(batch, mask_BT)
-    if REFERENCE_TOKENS in arrays:
+    if batches.REFERENCE_TOKENS in arrays:
         found |= _watch_reference(batch, seen.log_BT, mask_BT)
-    if WAVES in arrays:
-        found |= average_rows(waves=arrays[WAVES].double())
-    if TURNS in arrays:
-        found |= average_rows(turns=arrays[TURNS].double())
-    if DIVERGENCE_WEIGHT in arrays:
-        found |= average_rows(divergence_weight=arrays[DIVERGENCE_WEIGHT].double())
+    if batches.WAVES in arrays:
+        found |= average_rows(waves=arrays[batches.WAVES].double())
+    if batches.TURNS in arrays:
+        found |= average_rows(turns=arrays[batches.TURNS].double())
+    if batches.DIVERGENCE_WEIGHT in arrays:
+        found |= average_rows(divergence_weight=arrays[batches.DIVERGENCE_WEIGHT].double())
     return found
 
 
@@ -182,9 +162,11 @@ def watch_bound(
 ) -> dict[str, Contributions]:
     """Return the share of tokens whose divergence from the reference is cut by its bound."""
     arrays = batch.arrays
-    log_BT = arrays[OLD] if reference.place == "reward" else seen.log_BT.detach()
-    beyond_BT = reference.is_beyond_bound(log_BT - arrays[REFERENCE_TOKENS])
-    return {"divergence_bounded": _average_tokens(beyond_BT, arrays[TARGETS] != IGNORE)}
+    log_BT = arrays[batches.OLD] if reference.place == "reward" else seen.log_BT.detach()
+    beyond_BT = reference.is_beyond_bound(log_BT - arrays[batches.REFERENCE_TOKENS])
+    return {
+        "divergence_bounded": _average_tokens(beyond_BT, arrays[batches.TARGETS] != batches.IGNORE)
+    }
 
 
 def _average_tokens(values_BT: Tensor, mask_BT: Tensor) -> Contributions:
@@ -195,30 +177,30 @@ def _watch_completions(batch: DeviceBatch, mask_BT: Tensor) -> dict[str, Contrib
     """Return the diagnostics of whole completions: rewards, advantages and lengths."""
     arrays = batch.arrays
     return average_rows(
-        reward=arrays[REWARDS].double(),
-        advantage=arrays[ADVANTAGES].abs().double(),
+        reward=arrays[batches.REWARDS].double(),
+        advantage=arrays[batches.ADVANTAGES].abs().double(),
         completion_tokens=mask_BT.sum(1).double(),
-        finished=arrays[FINISHED].double(),
-        flat=arrays[FLAT].double(),
-        reward_faults=arrays[REWARD_FAULTS].double(),
+        finished=arrays[batches.FINISHED].double(),
+        flat=arrays[batches.FLAT].double(),
+        reward_faults=arrays[batches.REWARD_FAULTS].double(),
         **{
-            f"reward_{name.removeprefix(REWARD_PART)}": arrays[name].double()
+            f"reward_{name.removeprefix(batches.REWARD_PART)}": arrays[name].double()
             for name in sorted(arrays)
-            if name.startswith(REWARD_PART)
+            if name.startswith(batches.REWARD_PART)
         },
     )
 
 
 def _watch_staleness(batch: DeviceBatch, mask_BT: Tensor) -> dict[str, Contributions]:
     """Return the diagnostics of the age of the weights that sampled the tokens."""
-    stale_BT = batch.arrays[STALENESS]
+    stale_BT = batch.arrays[batches.STALENESS]
     newest_B = stale_BT.masked_fill(~mask_BT, stale_BT.max()).amin(1)
     return {
         "staleness": _average_tokens(stale_BT, mask_BT),
         "stale_tokens": _average_tokens(stale_BT > 0, mask_BT),
         **average_rows(
             partial=(newest_B < stale_BT.amax(1)).double(),
-            unfinished=batch.arrays[UNFINISHED].double(),
+            unfinished=batch.arrays[batches.UNFINISHED].double(),
         ),
     }
 
@@ -228,9 +210,9 @@ def _watch_reference(
 ) -> dict[str, Contributions]:
     """Return the diagnostics of the policy's divergence from the model it began with."""
     arrays = batch.arrays
-    away_BT = log_BT.detach() - arrays[REFERENCE_TOKENS]
+    away_BT = log_BT.detach() - arrays[batches.REFERENCE_TOKENS]
     # For the weights that sampled, so it is the same in all updates from this batch.
-    sampled_BT = (arrays[OLD] - arrays[REFERENCE_TOKENS]) * mask_BT
+    sampled_BT = (arrays[batches.OLD] - arrays[batches.REFERENCE_TOKENS]) * mask_BT
     return {
         "reference_divergence": _average_tokens(estimate_divergence("k3", away_BT), mask_BT),
         **average_rows(completion_divergence=sampled_BT.double().sum(1)),

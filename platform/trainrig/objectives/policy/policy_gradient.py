@@ -20,28 +20,8 @@ from pydantic import Field
 
 from trainrig.config import Settings
 from trainrig.objectives.objective_interface import Computed, Contributions, DeviceBatch, Term
-from trainrig.objectives.policy.policy_divergence import (
-    PolicyTokens,
-    ReferenceDivergence,
-    watch_bound,
-    watch_policy,
-)
-from trainrig.tokens.batches import (
-    ADVANTAGES,
-    DIVERGENCE_WEIGHT,
-    ENTRIES,
-    EXAMPLES,
-    IDS,
-    IGNORE,
-    IMPORTANCE,
-    LIMIT_TOKENS,
-    OLD,
-    REFERENCE_TOKENS,
-    REWARDS,
-    TARGETS,
-    TEMPERATURE,
-    TOKENS,
-)
+from trainrig.objectives.policy import policy_divergence
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
@@ -64,12 +44,12 @@ class PolicyGradient(Settings):
     # rare tokens can become likely.
     clip_high: float = Field(default=0.2, gt=0, allow_inf_nan=False)
     # Penalty on divergence from the initial model. None: no penalty.
-    reference: ReferenceDivergence | None = None
+    reference: policy_divergence.ReferenceDivergence | None = None
 
     @property
     def per(self) -> str:
         """The denominator: completions, tokens of all completions, or their maximum number."""
-        return EXAMPLES
+        return batches.EXAMPLES
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -110,13 +90,16 @@ class PolicyGradient(Settings):
         """
         if penalties_BT is not None:
             rewards_GS = rewards_GS - penalties_BT.sum(1).reshape(rewards_GS.shape)
-        found = {REWARDS: rewards_GS, ADVANTAGES: self.compute_advantages(rewards_GS)}
+        found = {
+            batches.REWARDS: rewards_GS,
+            batches.ADVANTAGES: self.compute_advantages(rewards_GS),
+        }
         return {name: array.reshape(-1).astype(np.float32) for name, array in found.items()}
 
     def begin_carried(self) -> Mapping[str, float]:
         """Return the initial weight of the divergence, if it is adaptive."""
         held = self.reference
-        return {DIVERGENCE_WEIGHT: held.weight} if held and held.adaptive else {}
+        return {batches.DIVERGENCE_WEIGHT: held.weight} if held and held.adaptive else {}
 
     def carry(
         self,
@@ -128,11 +111,11 @@ class PolicyGradient(Settings):
         if not (self.reference and self.reference.adaptive):
             return carried
         away = diagnostics["completion_divergence"]
-        completions = denominators[EXAMPLES]
+        completions = denominators[batches.EXAMPLES]
         weight = self.reference.adaptive.compute_next_weight(
-            carried[DIVERGENCE_WEIGHT], away, completions
+            carried[batches.DIVERGENCE_WEIGHT], away, completions
         )
-        return {DIVERGENCE_WEIGHT: weight}
+        return {batches.DIVERGENCE_WEIGHT: weight}
 
     @abstractmethod
     def compute_losses(self, ratio_BT: Tensor, log_BT: Tensor, advantages: Tensor) -> Tensor:
@@ -145,7 +128,7 @@ class PolicyGradient(Settings):
     def weigh(self, values_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """Return the contribution [B, T] of each token to the sum that is divided by `per`."""
         weighed_BT = values_BT * mask_BT
-        if self.per != EXAMPLES:
+        if self.per != batches.EXAMPLES:
             return weighed_BT
         return weighed_BT / mask_BT.sum(1, keepdim=True).clamp(min=1)
 
@@ -176,52 +159,60 @@ class PolicyGradient(Settings):
         from trainrig.objectives.log_probabilities import read_tokens
 
         arrays = batch.arrays
-        targets_BT = batch.arrays[TARGETS]
-        temperature = float(arrays[TEMPERATURE][0])
-        entries = int(arrays[ENTRIES][0])
-        read = read_tokens(model, arrays[IDS], targets_BT, temperature, entries)
-        mask_BT = (targets_BT != IGNORE).float()
+        targets_BT = batch.arrays[batches.TARGETS]
+        temperature = float(arrays[batches.TEMPERATURE][0])
+        entries = int(arrays[batches.ENTRIES][0])
+        read = read_tokens(model, arrays[batches.IDS], targets_BT, temperature, entries)
+        mask_BT = (targets_BT != batches.IGNORE).float()
         log_BT = read.log_probabilities_BT
-        change_BT = log_BT - arrays[OLD]
+        change_BT = log_BT - arrays[batches.OLD]
         ratio_BT = self.compute_ratios(change_BT, mask_BT)
         advantages = self.read_advantages(arrays, statistics)
         losses_BT = self.compute_losses(ratio_BT, log_BT, advantages)
-        if IMPORTANCE in arrays:
-            losses_BT = losses_BT * arrays[IMPORTANCE]
-        count_B = (targets_BT != IGNORE).sum(1)
+        if batches.IMPORTANCE in arrays:
+            losses_BT = losses_BT * arrays[batches.IMPORTANCE]
+        count_B = (targets_BT != batches.IGNORE).sum(1)
         counts_B = self._count_tokens(count_B, arrays)
         terms = {POLICY: Contributions(self.weigh(losses_BT, mask_BT).float(), counts_B)}
         if self.reference and self.reference.place == "loss":
-            estimate_BT = self.reference.estimate(log_BT - arrays[REFERENCE_TOKENS])
+            estimate_BT = self.reference.estimate(log_BT - arrays[batches.REFERENCE_TOKENS])
             if self.reference.unbiased:
                 estimate_BT = estimate_BT * change_BT.exp()
             if self.reference.adaptive:
-                estimate_BT = estimate_BT * arrays[DIVERGENCE_WEIGHT][:, None]
-            if IMPORTANCE in arrays:
-                estimate_BT = estimate_BT * arrays[IMPORTANCE]
+                estimate_BT = estimate_BT * arrays[batches.DIVERGENCE_WEIGHT][:, None]
+            if batches.IMPORTANCE in arrays:
+                estimate_BT = estimate_BT * arrays[batches.IMPORTANCE]
             terms[DIVERGENCE] = Contributions(self.weigh(estimate_BT, mask_BT).float(), counts_B)
-        seen = PolicyTokens(log_BT, change_BT, ratio_BT, advantages, read.entropy_BT)
+        seen = policy_divergence.PolicyTokens(
+            log_BT, change_BT, ratio_BT, advantages, read.entropy_BT
+        )
         return Computed(terms, read.auxiliary, self.watch(batch, seen))
 
-    def watch(self, batch: DeviceBatch, seen: PolicyTokens) -> dict[str, Contributions]:
+    def watch(
+        self, batch: DeviceBatch, seen: policy_divergence.PolicyTokens
+    ) -> dict[str, Contributions]:
         """Return the diagnostics of a micro-batch, by name."""
-        found = watch_policy(batch, seen, self.clip_low, self.clip_high)
+        found = policy_divergence.watch_policy(batch, seen, self.clip_low, self.clip_high)
         if self.reference and self.reference.bound is not None:
-            found |= watch_bound(batch, seen, self.reference)
+            found |= policy_divergence.watch_bound(batch, seen, self.reference)
         return found
 
     def read_advantages(
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
         """Return the advantages: [B, 1], or [B, T] if each token has its own."""
-        return arrays[ADVANTAGES][:, None]
+        return arrays[batches.ADVANTAGES][:, None]
 
     def _count_tokens(self, tokens_B: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
         import torch
 
-        if self.per == TOKENS:
+        if self.per == batches.TOKENS:
             return tokens_B
-        return torch.ones_like(tokens_B) if self.per == EXAMPLES else arrays[LIMIT_TOKENS]
+        return (
+            torch.ones_like(tokens_B)
+            if self.per == batches.EXAMPLES
+            else arrays[batches.LIMIT_TOKENS]
+        )
 
 
 class ClippedPolicy(PolicyGradient):

@@ -18,25 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from trainrig.objectives.objective_interface import (
-    Computed,
-    Contributions,
-    DeviceBatch,
-    Output,
-    Term,
-)
+from trainrig.objectives import objective_interface
 from trainrig.objectives.policy.policy_gradient import SPREAD_FLOOR, ClippedPolicy, Floats
-from trainrig.tokens.batches import (
-    ADVANTAGES,
-    IDS,
-    IGNORE,
-    RETURNS,
-    REWARDS,
-    TARGETS,
-    TOKEN_ADVANTAGES,
-    TOKENS,
-    VALUES,
-)
+from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import Tensor, nn
@@ -67,27 +51,29 @@ class PPO(ClippedPolicy):
     @property
     def per(self) -> str:
         """The denominator: tokens of all completions."""
-        return TOKENS
+        return batches.TOKENS
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[objective_interface.Term, ...]:
         """The policy's terms, followed by the critic's."""
-        return (*super().terms, Term(VALUE, per=TOKENS))
+        return (*super().terms, objective_interface.Term(VALUE, per=batches.TOKENS))
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """The sums of the advantages and of their squares, and the number of tokens."""
         return ("advantages", "squares", "tokens") if self.normalise else ()
 
-    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
+    def measure(
+        self, model: nn.Module, batch: objective_interface.DeviceBatch
+    ) -> Mapping[str, Tensor]:
         """Return the sums of advantages and of their squares in `batch`, and the number of tokens.
 
         Empty if advantages are not normalised.
         """
         if not self.normalise:
             return {}
-        mask_BT = batch.arrays[TARGETS] != IGNORE
-        advantages_N = batch.arrays[TOKEN_ADVANTAGES][mask_BT].double()
+        mask_BT = batch.arrays[batches.TARGETS] != batches.IGNORE
+        advantages_N = batch.arrays[batches.TOKEN_ADVANTAGES][mask_BT].double()
         squares = (advantages_N**2).sum()
         return {
             "advantages": advantages_N.sum(),
@@ -99,7 +85,7 @@ class PPO(ClippedPolicy):
         self, arrays: Mapping[str, Tensor], statistics: Mapping[str, float]
     ) -> Tensor:
         """Return the advantages [B, T], normalised over the global batch if so set."""
-        advantages_BT = arrays[TOKEN_ADVANTAGES]
+        advantages_BT = arrays[batches.TOKEN_ADVANTAGES]
         if not self.normalise:
             return advantages_BT
         count = statistics["tokens"]
@@ -128,11 +114,11 @@ class PPO(ClippedPolicy):
             rewards_BT, values_BT, mask_BT, self.discount, self.trace_decay
         )
         found = {
-            REWARDS: rewards_BT.sum(1),
-            ADVANTAGES: advantages_BT.sum(1) / mask_BT.sum(1),
-            TOKEN_ADVANTAGES: advantages_BT,
-            RETURNS: (advantages_BT + values_BT) * mask_BT,
-            VALUES: values_BT * mask_BT,
+            batches.REWARDS: rewards_BT.sum(1),
+            batches.ADVANTAGES: advantages_BT.sum(1) / mask_BT.sum(1),
+            batches.TOKEN_ADVANTAGES: advantages_BT,
+            batches.RETURNS: (advantages_BT + values_BT) * mask_BT,
+            batches.VALUES: values_BT * mask_BT,
         }
         return {name: array.astype(np.float32) for name, array in found.items()}
 
@@ -154,30 +140,39 @@ class PPO(ClippedPolicy):
         return torch.maximum((values_BT - returns_BT) ** 2, (near_BT - returns_BT) ** 2) / 2
 
     def compute(
-        self, model: nn.Module, batch: DeviceBatch, statistics: Mapping[str, float]
-    ) -> Computed:
+        self,
+        model: nn.Module,
+        batch: objective_interface.DeviceBatch,
+        statistics: Mapping[str, float],
+    ) -> objective_interface.Computed:
         """Compute the policy's and the critic's loss of each completion of `batch`."""
         computed = super().compute(model, batch, statistics)
         arrays = batch.arrays
-        mask_BT = batch.arrays[TARGETS] != IGNORE
+        mask_BT = batch.arrays[batches.TARGETS] != batches.IGNORE
         critic = batch.models[CRITIC_MODEL]
-        values_BT, auxiliary = read_values(critic, arrays[IDS], arrays[TARGETS])
-        losses_BT = self.compute_value_losses(values_BT, arrays[VALUES], arrays[RETURNS]) * mask_BT
+        values_BT, auxiliary = read_values(critic, arrays[batches.IDS], arrays[batches.TARGETS])
+        losses_BT = (
+            self.compute_value_losses(values_BT, arrays[batches.VALUES], arrays[batches.RETURNS])
+            * mask_BT
+        )
         count_B = mask_BT.sum(1)
 
-        def average_tokens(values_BT: Tensor) -> Contributions:
-            return Contributions(values_BT.detach().float() * mask_BT, count_B)
+        def average_tokens(values_BT: Tensor) -> objective_interface.Contributions:
+            return objective_interface.Contributions(values_BT.detach().float() * mask_BT, count_B)
 
-        moved_BT = (values_BT - arrays[VALUES]).abs()
+        moved_BT = (values_BT - arrays[batches.VALUES]).abs()
         watched = {
-            "value": average_tokens(arrays[VALUES]),
-            "value_error": average_tokens((arrays[VALUES] - arrays[RETURNS]) ** 2),
-            "return": average_tokens(arrays[RETURNS]),
-            "return_square": average_tokens(arrays[RETURNS] ** 2),
+            "value": average_tokens(arrays[batches.VALUES]),
+            "value_error": average_tokens((arrays[batches.VALUES] - arrays[batches.RETURNS]) ** 2),
+            "return": average_tokens(arrays[batches.RETURNS]),
+            "return_square": average_tokens(arrays[batches.RETURNS] ** 2),
             "value_clipped": average_tokens(moved_BT > self.clip_value),
         }
-        return Computed(
-            {**computed.terms, VALUE: Contributions(losses_BT.float(), count_B)},
+        return objective_interface.Computed(
+            {
+                **computed.terms,
+                VALUE: objective_interface.Contributions(losses_BT.float(), count_B),
+            },
             {**computed.auxiliary, **auxiliary},
             {**computed.diagnostics, **watched},
         )
@@ -222,8 +217,8 @@ def read_values(
 
     Predictions are float32, and 0 where there is no target.
     """
-    places_N = (targets_BT.flatten() != IGNORE).nonzero().squeeze(1)
-    output: Output = critic(ids_BT, places_N=places_N)
+    places_N = (targets_BT.flatten() != batches.IGNORE).nonzero().squeeze(1)
+    output: objective_interface.Output = critic(ids_BT, places_N=places_N)
     values_N = output.logits.squeeze(-1).float()
     flat = values_N.new_zeros(targets_BT.numel()).index_put((places_N,), values_N)
     scalars = {f"critic_{n}": x for n, x in output.auxiliary.items() if x.ndim == 0}

@@ -30,17 +30,7 @@ from trainrig.objectives.objective_interface import Computed, DeviceBatch, Objec
 from trainrig.parallel.axes.pipeline_stage import StageDecoder
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
-from trainrig.tokens.batches import (
-    CHOSEN_IDS,
-    CHOSEN_TARGETS,
-    IDS,
-    IGNORE,
-    POSITIONS,
-    REJECTED_IDS,
-    REJECTED_TARGETS,
-    STEP_LABELS,
-    TARGETS,
-)
+from trainrig.tokens import batches
 
 # Number of gradients that a rank has sent back and that may not be received yet. With one, ranks
 # with several stages would wait for each other (tests/parallel/test_pipeline.py).
@@ -202,7 +192,7 @@ def _find_inputs(objective: Objective, batch: DeviceBatch) -> tuple[Tensor, Tens
     Positions are None if each row is one document.
     """
     if not isinstance(objective, ReadingIds):
-        return batch.arrays[IDS], batch.arrays.get(POSITIONS)
+        return batch.arrays[batches.IDS], batch.arrays.get(batches.POSITIONS)
     ids_RT = objective.read_ids(batch)
     if batch.parts is None:
         return ids_RT, None
@@ -220,12 +210,14 @@ def _find_text(objective: Objective, batch: DeviceBatch) -> Tensor | None:
         return None
     arrays = batch.arrays
     if isinstance(objective, ReadingIds):
-        chosen = arrays[CHOSEN_IDS], arrays[CHOSEN_TARGETS]
-        rejected = arrays[REJECTED_IDS], arrays[REJECTED_TARGETS]
+        chosen = arrays[batches.CHOSEN_IDS], arrays[batches.CHOSEN_TARGETS]
+        rejected = arrays[batches.REJECTED_IDS], arrays[batches.REJECTED_TARGETS]
         _, targets_RT = stack_rows(chosen, rejected)
     else:
-        targets_RT = arrays[STEP_LABELS if STEP_LABELS in arrays else TARGETS]
-    return find_text(targets_RT != IGNORE)
+        targets_RT = arrays[
+            batches.STEP_LABELS if batches.STEP_LABELS in arrays else batches.TARGETS
+        ]
+    return find_text(targets_RT != batches.IGNORE)
 
 
 def count_chunks(model: nn.Module) -> int:

@@ -27,6 +27,7 @@ from trainrig.models.layer_parts import DenseFeedForward, Norm
 from trainrig.models.lora import FrozenLinear
 from trainrig.models.moe import ExpertFeedForward
 from trainrig.models.output import Head
+from trainrig.parallel.axes import tensor_parts
 from trainrig.parallel.axes.tensor_collectives import (
     add_up,
     copy_in,
@@ -36,16 +37,6 @@ from trainrig.parallel.axes.tensor_collectives import (
     pad_rows,
     scatter_sum,
     take_own_places,
-)
-from trainrig.parallel.axes.tensor_parts import (
-    CHANNELS_BETWEEN,
-    OF_COLUMNS,
-    OF_ROWS,
-    PartHead,
-    VocabularyPart,
-    list_adapter_parts,
-    share_columns,
-    share_experts,
 )
 from trainrig.parallel.mesh import Axis
 
@@ -108,13 +99,15 @@ def split_layers(
         else:
             assert isinstance(feedforward, ExpertFeedForward)
             _split_experts(feedforward, axis)
-            share_experts(feedforward, axis.group, sequence)
+            tensor_parts.share_experts(feedforward, axis.group, sequence)
     cuts: dict[str, int | None] = {}
     for name, parameter in model.named_parameters():
         differ = (dim for dim, size in enumerate(parameter.shape) if size != whole[name][dim])
         cuts[name] = next(differ, None)
     of_places = _list_place_parameters(model) if sequence else ()
-    return LayerSplit(cuts, frozenset((*of_places, *list_adapter_parts(cuts, sequence))))
+    return LayerSplit(
+        cuts, frozenset((*of_places, *tensor_parts.list_adapter_parts(cuts, sequence)))
+    )
 
 
 def _list_place_parameters(model: Decoder) -> Iterator[str]:
@@ -136,7 +129,7 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
     first = axis.rank * own
     embedding = getattr(model, "embedding", None)  # not every stage of a pipeline has one
     if embedding is not None:
-        _cut_each(embedding, OF_ROWS, 0, axis)
+        _cut_each(embedding, tensor_parts.OF_ROWS, 0, axis)
         _replace(embedding, "forward", _embed_ids, embedding.forward, first, own, stream)
     if stream.sequence and model.position_embedding is not None:
         places = model.position_embedding
@@ -151,7 +144,7 @@ def _split_ends(model: Decoder, axis: Axis, stream: _Stream) -> None:
         _cut_rows(model.head, axis)
     if not stream.sequence:
         _replace(model, "_prepare_head_input", _pass_and_copy, model._prepare_head_input, group)
-    part = VocabularyPart(group, first, entries)
+    part = tensor_parts.VocabularyPart(group, first, entries)
     _replace(model, "_output_head", _make_part_head, model._output_head, part)
 
 
@@ -181,7 +174,7 @@ def _split_attention(attention: Attention, kv_heads: int, axis: Axis, stream: _S
 
 
 def _split_experts(layer: ExpertFeedForward, axis: Axis) -> None:
-    for name, dim in CHANNELS_BETWEEN.items():
+    for name, dim in tensor_parts.CHANNELS_BETWEEN.items():
         if getattr(layer.experts, name) is not None:
             _cut(layer.experts, name, dim, axis)
     if layer.shared is not None:
@@ -210,17 +203,17 @@ def _cut_each(module: nn.Module, names: Iterable[str], dim: int, axis: Axis) -> 
 
 
 def _cut_rows(linear: nn.Module, axis: Axis) -> None:
-    _cut_each(linear, OF_ROWS, 0, axis)
+    _cut_each(linear, tensor_parts.OF_ROWS, 0, axis)
     if isinstance(linear, nn.Linear):
         linear.out_features //= axis.size
 
 
 def _cut_columns(linear: nn.Module, axis: Axis) -> None:
-    _cut_each(linear, OF_COLUMNS, 1, axis)
+    _cut_each(linear, tensor_parts.OF_COLUMNS, 1, axis)
     if isinstance(linear, nn.Linear):
         linear.in_features //= axis.size
     else:
-        share_columns(linear, axis)
+        tensor_parts.share_columns(linear, axis)
 
 
 def _replace(module: nn.Module, method: str, by: Callable[..., Any], *first: Any) -> None:
@@ -294,8 +287,8 @@ def _gather_read(
 
 def _make_part_head(
     whole_head: Callable[[Tensor, Tensor | None], Head],
-    part: VocabularyPart,
+    part: tensor_parts.VocabularyPart,
     weight_VC: Tensor,
     bias_V: Tensor | None,
 ) -> Head:
-    return PartHead(whole_head(weight_VC, bias_V), part)
+    return tensor_parts.PartHead(whole_head(weight_VC, bias_V), part)

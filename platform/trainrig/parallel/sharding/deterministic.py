@@ -47,13 +47,7 @@ from trainrig.models.moe import Experts
 from trainrig.optim.elementwise import lay_out_like
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
-from trainrig.parallel.sharding.fsdp import (
-    BackwardUnits,
-    find_local_slice,
-    find_stage,
-    list_units,
-    reduce_within_copy,
-)
+from trainrig.parallel.sharding import fsdp
 from trainrig.parallel.sharding.gradient_norm import RowPlaces, compute_exact_norm
 from trainrig.parallel.sharding.sum_exchange import StepSum, Summation, UnitReduction, Waits
 from trainrig.parallel.sharding.sum_tree import TreeSum
@@ -96,7 +90,7 @@ class SummedInTree:
             by_micro_batch: Whether each micro-batch's gradient is handed over separately.
         """
         self._parameters = tuple(parameters)
-        self._backward_units = BackwardUnits(models)
+        self._backward_units = fsdp.BackwardUnits(models)
         self._gather_once = gather_once
         self._mesh = mesh
         self._alike = alike
@@ -106,14 +100,14 @@ class SummedInTree:
         self._units: list[_Unit] = []
         self._clock = clock or PhaseClock(parameters[0].device)
         whole: set[int] = set()
-        units = [unit for model in models for unit in list_units(model)]
+        units = [unit for model in models for unit in fsdp.list_units(model)]
         self._by_stage = _group_by_stage(models, parameters) if units else {}
         if not units:  # a single rank without FSDP, see needs_sharding
             whole = set(map(id, parameters))
         for module in units:
             divided = mesh.experts is not None and isinstance(module, Experts)
             slices = mesh.expert_slices if divided else mesh.slices
-            reduce_within_copy(module)
+            fsdp.reduce_within_copy(module)
             if slices.size > 1:
                 self._units.append(_Unit(divided, self._clock))
                 module.set_custom_reduce_scatter(self._units[-1])  # type: ignore[arg-type]
@@ -215,7 +209,7 @@ class SummedInTree:
         if not slot.closes and not self._step_sum.last:
             return  # autograd adds the next micro-batch to it
         assert parameter.grad is not None
-        gradient = find_local_slice(parameter.grad)[0]
+        gradient = fsdp.find_local_slice(parameter.grad)[0]
         parameter.grad = None
         if slot.real:
             self._step_sum.measure_own(gradient, (slot.first, number))
@@ -247,9 +241,11 @@ def _group_by_stage(
     """
     stages: dict[int, int] = {}
     for model in models:
-        for unit in list_units(model):  # the whole model comes first, then its layers override it
+        for unit in fsdp.list_units(
+            model
+        ):  # the whole model comes first, then its layers override it
             assert isinstance(unit, nn.Module)
-            stages |= dict.fromkeys(map(id, unit.parameters()), find_stage(model, unit))
+            stages |= dict.fromkeys(map(id, unit.parameters()), fsdp.find_stage(model, unit))
     found: dict[int, list[nn.Parameter]] = defaultdict(list)
     for parameter in parameters:
         found[stages[id(parameter)]].append(parameter)

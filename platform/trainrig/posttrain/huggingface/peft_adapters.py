@@ -27,31 +27,7 @@ from trainrig.models.added_tokens import TABLES
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA, alpha_divisor, is_of_head, is_router
 from trainrig.models.lora import is_adapter, list_adapter_shapes
-from trainrig.posttrain.huggingface.peft_layers import (
-    Base,
-    LowRank,
-    fill_head,
-    find_head,
-    join_parts,
-    split_parts,
-)
-from trainrig.posttrain.huggingface.peft_settings import (
-    CONFIG,
-    PREFIX,
-    TASKS,
-    WEIGHTS,
-    PeftSettings,
-    TheirLayer,
-    find_layers,
-    find_tensors,
-    name_lora_targets,
-    name_patterns,
-    name_saved_module,
-    name_targets,
-    read_settings,
-    split_key,
-    to_peft,
-)
+from trainrig.posttrain.huggingface import peft_layers, peft_settings
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.special_tokens import NEW_TOKENS
 from trainrig.train import checkpoint
@@ -74,7 +50,7 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
         )
     lora = opened.adapter.of.lora
     ours = opened.adapter.tensors
-    layers = find_layers(opened.path, opened.config)
+    layers = peft_settings.find_layers(opened.path, opened.config)
     joined = _join(opened.path, layers, ours, opened.weights)
     if opened.config.tie_embeddings and any(
         layers[name].parts == ("embedding",) for name in joined
@@ -86,34 +62,35 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     tensors = {}
     for name, adapter in joined.items():
         for last, value in adapter.tensors.items():
-            key, value = to_peft(last, value, layers[name].parts == ("embedding",))
-            tensors[f"{PREFIX}{name}.{key}"] = value.contiguous()
-    whole = find_tensors(opened.path, opened.config)
+            key, value = peft_settings.to_peft(last, value, layers[name].parts == ("embedding",))
+            tensors[f"{peft_settings.PREFIX}{name}.{key}"] = value.contiguous()
+    whole = peft_settings.find_tensors(opened.path, opened.config)
     saved = {whole[name]: value for name, value in ours.items() if not is_adapter(name)}
-    tensors |= {PREFIX + name: value.contiguous() for name, value in saved.items()}
+    tensors |= {peft_settings.PREFIX + name: value.contiguous() for name, value in saved.items()}
     tensors |= _read_grown_tables(opened.adapter.of.base, whole, set(joined), set(saved))
     ranks = {name: adapter.rank for name, adapter in joined.items()}
     alphas = {name: _compute_alpha(lora, rank) for name, rank in ranks.items()}
     settings = {
         "peft_type": "LORA",
-        "task_type": TASKS[opened.config.head],
-        "modules_to_save": sorted({name_saved_module(name) for name in saved}) or None,
+        "task_type": peft_settings.TASKS[opened.config.head],
+        "modules_to_save": sorted({peft_settings.name_saved_module(name) for name in saved})
+        or None,
         "base_model_name_or_path": opened.adapter.of.base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "rank_pattern": name_patterns(ranks, lora.rank),
-        "alpha_pattern": name_patterns(alphas, lora.alpha),
+        "rank_pattern": peft_settings.name_patterns(ranks, lora.rank),
+        "alpha_pattern": peft_settings.name_patterns(alphas, lora.alpha),
         "lora_dropout": lora.dropout,
-        "target_modules": name_targets(set(joined), set(layers)),
+        "target_modules": peft_settings.name_targets(set(joined), set(layers)),
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
         "bias": "none",
         "fan_in_fan_out": any(layers[name].inputs_first for name in joined),
         "inference_mode": True,
     }
-    with storage.atomic_file(storage.join(out, WEIGHTS)) as local:
+    with storage.atomic_file(storage.join(out, peft_settings.WEIGHTS)) as local:
         save_file(tensors, local, metadata={"format": "pt"})
-    storage.write(storage.join(out, CONFIG), json.dumps(settings, indent=2).encode())
+    storage.write(storage.join(out, peft_settings.CONFIG), json.dumps(settings, indent=2).encode())
     return {"output": out, "checkpoint": opened.path, "step": opened.step, "rank": lora.rank}
 
 
@@ -137,7 +114,7 @@ def _read_grown_tables(
             continue
         module, _, last = name.rpartition(".")
         key = f"{module}.base_layer.{last}" if module in adapted else name
-        found[PREFIX + key] = below.read(ours).contiguous()
+        found[peft_settings.PREFIX + key] = below.read(ours).contiguous()
     return found
 
 
@@ -148,10 +125,10 @@ def _compute_alpha(lora: LoRA, rank: int) -> float:
 
 def _join(
     path: str,
-    layers: Mapping[str, TheirLayer],
+    layers: Mapping[str, peft_settings.TheirLayer],
     ours: Mapping[str, Tensor],
     weights: Mapping[str, Tensor],
-) -> dict[str, LowRank]:
+) -> dict[str, peft_layers.LowRank]:
     """Return the joined adapters by the name of their matrix in Transformers.
 
     Raises DataError for an adapter of a layer that is not a matrix in Transformers.
@@ -159,9 +136,9 @@ def _join(
     found = {}
     met = set[str]()
     for name, layer in layers.items():
-        parts = [LowRank.of(part, ours) for part in layer.parts]
+        parts = [peft_layers.LowRank.of(part, ours) for part in layer.parts]
         if any(parts):
-            found[name] = join_parts(layer, parts, weights)
+            found[name] = peft_layers.join_parts(layer, parts, weights)
             met.update(layer.parts)
     adapted = {name.rpartition(".")[0] for name in ours if is_adapter(name)}
     if odd := sorted(adapted - met):
@@ -182,11 +159,11 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
     if storage.list_files(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")
     path = checkpoint.resolve(storage.make_absolute(base))
-    below = Base(path, *checkpoint.describe(path))
-    settings = read_settings(folder)
-    stored = load_file(storage.fetch_local_path(storage.join(folder, WEIGHTS)))
-    config = find_head(folder, below, settings.task, stored)
-    layers = find_layers(path, config)
+    below = peft_layers.Base(path, *checkpoint.describe(path))
+    settings = peft_settings.read_settings(folder)
+    stored = load_file(storage.fetch_local_path(storage.join(folder, peft_settings.WEIGHTS)))
+    config = peft_layers.find_head(folder, below, settings.task, stored)
+    layers = peft_settings.find_layers(path, config)
     theirs, whole = _read_tensors(folder, path, config, layers, stored)
     adapters = _take_apart(folder, layers, settings, theirs)
     if "embedding" in adapters and config.tie_embeddings:
@@ -203,7 +180,7 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
         for name, adapter in adapters.items()
         for last, value in adapter.pad(lora.rank).tensors.items()
     }
-    tensors = fill_head(folder, below, config, lora, tensors, whole)
+    tensors = peft_layers.fill_head(folder, below, config, lora, tensors, whole)
     _check_sizes(folder, config, lora, tensors)
     adapter = Adapter(lora, path, checkpoint.compute_manifest_sum(path))
     beside = checkpoint.read_tokenizer_files(path).beside
@@ -216,18 +193,18 @@ def _read_tensors(
     folder: str,
     path: str,
     config: DecoderConfig,
-    layers: Mapping[str, TheirLayer],
+    layers: Mapping[str, peft_settings.TheirLayer],
     stored: Mapping[str, Tensor],
-) -> tuple[dict[str, LowRank], dict[str, Tensor]]:
+) -> tuple[dict[str, peft_layers.LowRank], dict[str, Tensor]]:
     """Return the adapters by Transformers layer name, and the whole tensors by our name.
 
     Raises DataError for a tensor that has no place in the model at `path`.
     """
-    ours = {theirs: name for name, theirs in find_tensors(path, config).items()}
+    ours = {theirs: name for name, theirs in peft_settings.find_tensors(path, config).items()}
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     whole = {}
     for key, value in stored.items():
-        name, last = split_key(key)
+        name, last = peft_settings.split_key(key)
         if last is None and name in ours:
             whole[ours[name]] = value
         elif last is not None and name in layers:
@@ -246,21 +223,23 @@ def _read_tensors(
     for name, tensors in parts.items():
         if missing := {"lora_a", "lora_b"} - tensors.keys():
             raise DataError(f"{folder}: {name} has no {min(missing)}; save the adapter again")
-        found[name] = LowRank(tensors["lora_a"], tensors["lora_b"], tensors.get("magnitude"))
+        found[name] = peft_layers.LowRank(
+            tensors["lora_a"], tensors["lora_b"], tensors.get("magnitude")
+        )
     return found, whole
 
 
 def _take_apart(
     folder: str,
-    layers: Mapping[str, TheirLayer],
-    settings: PeftSettings,
-    theirs: Mapping[str, LowRank],
-) -> dict[str, LowRank]:
+    layers: Mapping[str, peft_settings.TheirLayer],
+    settings: peft_settings.PeftSettings,
+    theirs: Mapping[str, peft_layers.LowRank],
+) -> dict[str, peft_layers.LowRank]:
     """Return the adapter of each of our layers, all at the scale `settings.scale`.
 
     Raises DataError for sizes that differ from those of the model or of `settings`.
     """
-    found: dict[str, LowRank] = {}
+    found: dict[str, peft_layers.LowRank] = {}
     for name, adapter in theirs.items():
         outputs, rank = adapter.b_OR.shape
         if outputs != sum(layers[name].outputs) or rank != adapter.rank:
@@ -271,18 +250,21 @@ def _take_apart(
             )
         if rank != settings.find_rank(name):
             raise DataError(
-                f"{folder}: {name} has rank {rank}, but {CONFIG} says "
+                f"{folder}: {name} has rank {rank}, but {peft_settings.CONFIG} says "
                 f"{settings.find_rank(name)}; check that the files belong to one adapter"
             )
         factor = settings.find_scale(name) / settings.scale
         if not math.isclose(factor, 1.0):
             adapter = adapter.scale(factor)
-        found |= split_parts(layers[name], adapter)
+        found |= peft_layers.split_parts(layers[name], adapter)
     return found
 
 
 def _settle(
-    folder: str, settings: PeftSettings, adapters: Mapping[str, LowRank], names: set[str]
+    folder: str,
+    settings: peft_settings.PeftSettings,
+    adapters: Mapping[str, peft_layers.LowRank],
+    names: set[str],
 ) -> LoRA:
     """Return LoRA settings that cover `adapters`, with the highest rank of all.
 
@@ -298,7 +280,7 @@ def _settle(
         "alpha": settings.alpha if rank == settings.rank else alpha,
         "rslora": settings.rslora,
         "dora": settings.dora,
-        "targets": name_lora_targets(chosen, names),
+        "targets": peft_settings.name_lora_targets(chosen, names),
     }
     return build(LoRA, given, folder)
 

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainrig.errors import ClusterError, ConfigError, DataError, TrainrigError
-from trainrig.posttrain.rewards.reward_contract import (
-    Completion,
-    CompletionScorer,
-    Fault,
-    RewardPart,
-    Score,
-)
+from trainrig.posttrain.rewards import reward_contract
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +45,12 @@ class WeightedPart(Protocol):
 class WeightedRewards:
     """Opened rewards, whose weighted sum scores completions."""
 
-    parts: tuple[tuple[RewardPart, CompletionScorer], ...]
+    parts: tuple[tuple[reward_contract.RewardPart, reward_contract.CompletionScorer], ...]
 
     def score(
         self,
-        completions: Sequence[Completion],
-        given: Sequence[tuple[WeightedPart, Sequence[Score]]] = (),
+        completions: Sequence[reward_contract.Completion],
+        given: Sequence[tuple[WeightedPart, Sequence[reward_contract.Score]]] = (),
         rows: Sequence[int] = (),
     ) -> RewardScores:
         """Return the weighted totals, the scores of each part, and the counts of faults.
@@ -77,15 +71,16 @@ class WeightedRewards:
             (settings, _compute_scores(settings.name, reward, completions, rows))
             for settings, reward in self.parts
         ]
-        every: list[tuple[WeightedPart, Sequence[Score]]] = [*scored, *given]
+        every: list[tuple[WeightedPart, Sequence[reward_contract.Score]]] = [*scored, *given]
         for settings, found_scores in every:
             scores = [_check_finite(score) for score in found_scores]
-            found = [score for score in scores if isinstance(score, Fault)]
+            found = [score for score in scores if isinstance(score, reward_contract.Fault)]
             faults.update(f"{settings.name}/{fault.kind}" for fault in found)
             if found:
                 self._tell(settings.name, found, completions)
             parts[settings.name] = tuple(
-                settings.fault_score if isinstance(score, Fault) else score for score in scores
+                settings.fault_score if isinstance(score, reward_contract.Fault) else score
+                for score in scores
             )
         weights = [settings.weight for settings, _ in every]
         totals = tuple(
@@ -109,7 +104,12 @@ class WeightedRewards:
                         "the reward's column by `column`"
                     )
 
-    def _tell(self, name: str, found: Sequence[Fault], completions: Sequence[Completion]) -> None:
+    def _tell(
+        self,
+        name: str,
+        found: Sequence[reward_contract.Fault],
+        completions: Sequence[reward_contract.Completion],
+    ) -> None:
         first = f"{found[0].kind}: {found[0].detail}"
         if (
             len(found) == len(completions)
@@ -124,7 +124,7 @@ class WeightedRewards:
 
 
 def build_rewards(
-    parts: Sequence[RewardPart], further: Sequence[WeightedPart] = ()
+    parts: Sequence[reward_contract.RewardPart], further: Sequence[WeightedPart] = ()
 ) -> WeightedRewards:
     """Open the `rewards` of a run file and return their weighted sum.
 
@@ -144,7 +144,7 @@ def build_rewards(
     return WeightedRewards(tuple((part, part.open()) for part in parts))
 
 
-def hash_reward_inputs(parts: Sequence[RewardPart]) -> dict[str, str]:
+def hash_reward_inputs(parts: Sequence[reward_contract.RewardPart]) -> dict[str, str]:
     """Return content keys of all files that the scores depend on, for a stage's fingerprint.
 
     The keys of the dict are paths in the run file, such as `rewards[0].checkpoint`.
@@ -157,8 +157,11 @@ def hash_reward_inputs(parts: Sequence[RewardPart]) -> dict[str, str]:
 
 
 def _compute_scores(
-    name: str, reward: CompletionScorer, completions: Sequence[Completion], rows: Sequence[int]
-) -> Sequence[Score]:
+    name: str,
+    reward: reward_contract.CompletionScorer,
+    completions: Sequence[reward_contract.Completion],
+    rows: Sequence[int],
+) -> Sequence[reward_contract.Score]:
     try:
         return _score_all(reward, completions)
     except TrainrigError:
@@ -177,7 +180,9 @@ def _compute_scores(
         ) from error
 
 
-def _score_all(reward: CompletionScorer, completions: Sequence[Completion]) -> Sequence[Score]:
+def _score_all(
+    reward: reward_contract.CompletionScorer, completions: Sequence[reward_contract.Completion]
+) -> Sequence[reward_contract.Score]:
     scores = reward.score(completions)
     if len(scores) != len(completions):
         raise ValueError(
@@ -187,7 +192,9 @@ def _score_all(reward: CompletionScorer, completions: Sequence[Completion]) -> S
 
 
 def _find_raising(
-    reward: CompletionScorer, completions: Sequence[Completion], rows: Sequence[int]
+    reward: reward_contract.CompletionScorer,
+    completions: Sequence[reward_contract.Completion],
+    rows: Sequence[int],
 ) -> tuple[str, Exception] | None:
     """Return which completion is the first to raise if scored alone, and the exception.
 
@@ -206,7 +213,7 @@ def _format_error(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def _check_finite(score: Score) -> Score:
-    if isinstance(score, Fault) or math.isfinite(score):
+def _check_finite(score: reward_contract.Score) -> reward_contract.Score:
+    if isinstance(score, reward_contract.Fault) or math.isfinite(score):
         return score
-    return Fault("not_finite", f"the score is {score}")
+    return reward_contract.Fault("not_finite", f"the score is {score}")

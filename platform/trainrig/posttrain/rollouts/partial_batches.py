@@ -15,55 +15,21 @@ from numpy.typing import NDArray
 
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores
-from trainrig.posttrain.rollouts.reinforcement_run_file import (
-    PartialRollouts,
-    ReinforcementLearning,
-)
-from trainrig.posttrain.rollouts.rollout_batches import (
-    CompletionGroup,
-    RolloutBatches,
-    move_to_device,
-)
-from trainrig.posttrain.rollouts.sampling_waves import (
-    COMPLETIONS,
-    LENGTH,
-    NUMBER,
-    OVER,
-    PLACE,
-    SAMPLE,
-    TOTALS,
-    VERSIONS,
-    PartialWaves,
-    Rows,
-    select_unit,
-)
+from trainrig.posttrain.rollouts import reinforcement_run_file, rollout_batches, sampling_waves
 from trainrig.posttrain.rollouts.transcripts import Transcript
+from trainrig.tokens import batches
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays
-from trainrig.tokens.batches import (
-    BEHAVIOUR,
-    FINISHED,
-    IDS,
-    IGNORE,
-    OLD,
-    REWARD_FAULTS,
-    REWARD_PART,
-    SAMPLED,
-    STALENESS,
-    TARGETS,
-    UNFINISHED,
-    WAVES,
-)
 
 
-class PartialRolloutBatches(RolloutBatches):
+class PartialRolloutBatches(rollout_batches.RolloutBatches):
     """Maker of the batches of a run with partial rollouts."""
 
     carries_over = True
 
     def __init__(
         self,
-        run: ReinforcementLearning,
-        partial: PartialRollouts,
+        run: reinforcement_run_file.ReinforcementLearning,
+        partial: reinforcement_run_file.PartialRollouts,
         encoder: PromptEncoder,
         prompts: str,
     ) -> None:
@@ -74,10 +40,10 @@ class PartialRolloutBatches(RolloutBatches):
         super().__init__(run, encoder, prompts)
         self._budget = partial.budget
 
-    def begin(self, number: int, left: Arrays) -> PartialWaves:
+    def begin(self, number: int, left: Arrays) -> sampling_waves.PartialWaves:
         """Return the waves of batch `number`, which continue what the batch before `left`."""
         parts = [part.name for part in self._run.rewards]
-        return PartialWaves(self._run.rollouts, parts, number, left, self._assemble)
+        return sampling_waves.PartialWaves(self._run.rollouts, parts, number, left, self._assemble)
 
     def sample(self, model: Any, number: int, index: int, wave_input: Arrays = NO_ARRAYS) -> Arrays:
         """Continue the completions of unit `index` of a wave by up to the budget of tokens.
@@ -85,29 +51,31 @@ class PartialRolloutBatches(RolloutBatches):
         Raises DataError if the log-probabilities of sampling and of training with the same weights
         differ by more than `largest_gap`.
         """
-        unit = select_unit(wave_input, index, self._run.rollouts.micro_batch)
-        said = [self._build_transcript(unit, row) for row in range(len(unit[PLACE]))]
+        unit = sampling_waves.select_unit(wave_input, index, self._run.rollouts.micro_batch)
+        said = [self._build_transcript(unit, row) for row in range(len(unit[sampling_waves.PLACE]))]
         self._sampler.go_on(model, said, self._budget)
-        found = self._extend_completions(unit, said, int(wave_input[NUMBER][0]))
-        self._read_new(model, said, unit[LENGTH], found)
+        found = self._extend_completions(unit, said, int(wave_input[sampling_waves.NUMBER][0]))
+        self._read_new(model, said, unit[sampling_waves.LENGTH], found)
         self._score(said, found)
         return found
 
-    def _build_transcript(self, rows: Rows, row: int) -> Transcript:
+    def _build_transcript(self, rows: sampling_waves.Rows, row: int) -> Transcript:
         """Return completion `row` of `rows` with its tokens so far."""
-        place = int(rows[PLACE][row])
-        length = int(rows[LENGTH][row])
+        place = int(rows[sampling_waves.PLACE][row])
+        length = int(rows[sampling_waves.LENGTH][row])
         wanted = self._run.rollouts
         return Transcript(
             prompt=self._prompts.find(place, wanted.seed, 0),
-            sample=place * wanted.samples + int(rows[SAMPLE][row]),
-            ids=rows[COMPLETIONS][row, :length].tolist(),
+            sample=place * wanted.samples + int(rows[sampling_waves.SAMPLE][row]),
+            ids=rows[sampling_waves.COMPLETIONS][row, :length].tolist(),
             drawn=[True] * length,
-            log_probabilities=rows[SAMPLED][row, :length].tolist(),
-            finished=bool(rows[FINISHED][row]),
+            log_probabilities=rows[batches.SAMPLED][row, :length].tolist(),
+            finished=bool(rows[batches.FINISHED][row]),
         )
 
-    def _extend_completions(self, unit: Rows, said: Sequence[Transcript], number: int) -> Rows:
+    def _extend_completions(
+        self, unit: sampling_waves.Rows, said: Sequence[Transcript], number: int
+    ) -> sampling_waves.Rows:
         """Return `unit` with the new tokens of `said`, which the weights of batch `number` drew."""
         width = max(len(transcript.ids) for transcript in said)
         found = {
@@ -115,20 +83,30 @@ class PartialRolloutBatches(RolloutBatches):
             for name, array in unit.items()
         }
         for row, transcript in enumerate(said):
-            before = int(unit[LENGTH][row])
+            before = int(unit[sampling_waves.LENGTH][row])
             after = len(transcript.ids)
-            found[COMPLETIONS][row, :after] = transcript.ids
-            found[SAMPLED][row, :after] = transcript.log_probabilities
-            for name in (VERSIONS, BEHAVIOUR):
+            found[sampling_waves.COMPLETIONS][row, :after] = transcript.ids
+            found[batches.SAMPLED][row, :after] = transcript.log_probabilities
+            for name in (sampling_waves.VERSIONS, batches.BEHAVIOUR):
                 found[name][row, :before] = unit[name][row, :before]
-            found[VERSIONS][row, before:after] = number
-        found[LENGTH] = np.array([len(transcript.ids) for transcript in said], dtype=np.int64)
-        found[OVER] = np.array([transcript.over for transcript in said], dtype=np.int64)
-        found[FINISHED] = np.array([transcript.finished for transcript in said], dtype=np.int64)
+            found[sampling_waves.VERSIONS][row, before:after] = number
+        found[sampling_waves.LENGTH] = np.array(
+            [len(transcript.ids) for transcript in said], dtype=np.int64
+        )
+        found[sampling_waves.OVER] = np.array(
+            [transcript.over for transcript in said], dtype=np.int64
+        )
+        found[batches.FINISHED] = np.array(
+            [transcript.finished for transcript in said], dtype=np.int64
+        )
         return found
 
     def _read_new(
-        self, model: Any, said: Sequence[Transcript], before_R: NDArray[np.int64], found: Rows
+        self,
+        model: Any,
+        said: Sequence[Transcript],
+        before_R: NDArray[np.int64],
+        found: sampling_waves.Rows,
     ) -> None:
         """Write the log-probabilities of the new tokens, computed as in training, into `found`.
 
@@ -137,7 +115,7 @@ class PartialRolloutBatches(RolloutBatches):
         width = max(len(transcript.prompt.ids) + len(transcript.ids) for transcript in said) - 1
         padding = self._encoder.encoder.special_tokens.padding
         ids_RT = np.full((len(said), width), padding, dtype=np.int64)
-        targets_RT = np.full_like(ids_RT, IGNORE)
+        targets_RT = np.full_like(ids_RT, batches.IGNORE)
         sampled_RT = np.zeros(ids_RT.shape, dtype=np.float32)
         new = []
         for row, (transcript, before) in enumerate(zip(said, before_R.tolist(), strict=True)):
@@ -147,13 +125,19 @@ class PartialRolloutBatches(RolloutBatches):
             new.append(slice(first + before, len(whole) - 1))
             targets_RT[row, new[-1]] = transcript.ids[before:]
             sampled_RT[row, new[-1]] = transcript.log_probabilities[before:]
-        arrays: Rows = {IDS: ids_RT, TARGETS: targets_RT, SAMPLED: sampled_RT}
-        read_RT = self._read_log_probabilities(model, *move_to_device(model, arrays))
+        arrays: sampling_waves.Rows = {
+            batches.IDS: ids_RT,
+            batches.TARGETS: targets_RT,
+            batches.SAMPLED: sampled_RT,
+        }
+        read_RT = self._read_log_probabilities(
+            model, *rollout_batches.move_to_device(model, arrays)
+        )
         self._check_gap(read_RT, arrays)
         for row, (transcript, before) in enumerate(zip(said, before_R.tolist(), strict=True)):
-            found[BEHAVIOUR][row, before : len(transcript.ids)] = read_RT[row, new[row]]
+            found[batches.BEHAVIOUR][row, before : len(transcript.ids)] = read_RT[row, new[row]]
 
-    def _score(self, said: Sequence[Transcript], found: Rows) -> None:
+    def _score(self, said: Sequence[Transcript], found: sampling_waves.Rows) -> None:
         """Score the completions that have ended, and write the scores into `found`."""
         over = [row for row, transcript in enumerate(said) if transcript.over]
         if not over:
@@ -162,14 +146,16 @@ class PartialRolloutBatches(RolloutBatches):
         scores = self._rewards.score(completions, (), [said[row].prompt.number for row in over])
         faults = sum(scores.faults.values()) / len(over)
         for name, values in (
-            (TOTALS, scores.totals),
-            (REWARD_FAULTS, [faults] * len(over)),
-            *((REWARD_PART + name, part) for name, part in scores.parts.items()),
+            (sampling_waves.TOTALS, scores.totals),
+            (batches.REWARD_FAULTS, [faults] * len(over)),
+            *((batches.REWARD_PART + name, part) for name, part in scores.parts.items()),
         ):
             found[name] = found[name].copy()
             found[name][over] = values
 
-    def _assemble(self, number: int, rows: Rows, waves: int, unfinished: int) -> list[Arrays]:
+    def _assemble(
+        self, number: int, rows: sampling_waves.Rows, waves: int, unfinished: int
+    ) -> list[Arrays]:
         """Return the sampled micro-batches of batch `number` from `rows` of whole groups."""
         size = self._run.rollouts.micro_batch
         return [
@@ -177,58 +163,65 @@ class PartialRolloutBatches(RolloutBatches):
                 {name: array[begin : begin + size] for name, array in rows.items()},
                 number,
                 waves,
-                unfinished / len(rows[PLACE]),
+                unfinished / len(rows[sampling_waves.PLACE]),
             )
-            for begin in range(0, len(rows[PLACE]), size)
+            for begin in range(0, len(rows[sampling_waves.PLACE]), size)
         ]
 
     def _build_micro_batch(
-        self, rows: Rows, number: int, waves: int, unfinished: float
+        self, rows: sampling_waves.Rows, number: int, waves: int, unfinished: float
     ) -> dict[str, NDArray[Any]]:
         """Return one sampled micro-batch; `unfinished` is a share per completion of the batch."""
-        said = [self._build_transcript(rows, row) for row in range(len(rows[PLACE]))]
+        said = [self._build_transcript(rows, row) for row in range(len(rows[sampling_waves.PLACE]))]
         samples = self._run.rollouts.samples
         names = [part.name for part in self._run.rewards]
         groups = [
-            CompletionGroup(
+            rollout_batches.CompletionGroup(
                 tuple(said[begin : begin + samples]),
                 RewardScores(
-                    tuple(rows[TOTALS][begin : begin + samples].tolist()),
-                    {n: tuple(rows[REWARD_PART + n][begin : begin + samples]) for n in names},
+                    tuple(rows[sampling_waves.TOTALS][begin : begin + samples].tolist()),
+                    {
+                        n: tuple(rows[batches.REWARD_PART + n][begin : begin + samples])
+                        for n in names
+                    },
                     {},
                 ),
             )
             for begin in range(0, len(said), samples)
         ]
         arrays = self._build_arrays(groups)
-        stale_BT = np.zeros(arrays[IDS].shape, dtype=np.int64)
+        stale_BT = np.zeros(arrays[batches.IDS].shape, dtype=np.int64)
         behaviour_BT = np.zeros(stale_BT.shape, dtype=np.float32)
         for row, transcript in enumerate(said):
             begin = len(transcript.prompt.ids) - 1
             length = len(transcript.ids)
-            stale_BT[row, begin : begin + length] = number - rows[VERSIONS][row, :length]
-            behaviour_BT[row, begin : begin + length] = rows[BEHAVIOUR][row, :length]
+            stale_BT[row, begin : begin + length] = (
+                number - rows[sampling_waves.VERSIONS][row, :length]
+            )
+            behaviour_BT[row, begin : begin + length] = rows[batches.BEHAVIOUR][row, :length]
         ones_B = np.ones(len(said), dtype=np.float32)
         return arrays | {
-            REWARD_FAULTS: rows[REWARD_FAULTS],
-            BEHAVIOUR: behaviour_BT,
-            STALENESS: stale_BT,
-            WAVES: ones_B * waves,
-            UNFINISHED: ones_B * np.float32(unfinished),
+            batches.REWARD_FAULTS: rows[batches.REWARD_FAULTS],
+            batches.BEHAVIOUR: behaviour_BT,
+            batches.STALENESS: stale_BT,
+            batches.WAVES: ones_B * waves,
+            batches.UNFINISHED: ones_B * np.float32(unfinished),
         }
 
     def _weigh_or_check(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Add importance weights for the tokens that were sampled from earlier weights."""
-        fresh_BT = arrays[STALENESS] == 0
-        arrays[BEHAVIOUR] = np.where(fresh_BT, arrays[OLD], arrays[BEHAVIOUR])
-        self._check_gap(arrays[BEHAVIOUR], arrays)
+        fresh_BT = arrays[batches.STALENESS] == 0
+        arrays[batches.BEHAVIOUR] = np.where(
+            fresh_BT, arrays[batches.OLD], arrays[batches.BEHAVIOUR]
+        )
+        self._check_gap(arrays[batches.BEHAVIOUR], arrays)
         self._add_importance(arrays)
 
 
 def open_rollouts(
-    run: ReinforcementLearning, encoder: PromptEncoder, prompts: str
-) -> RolloutBatches:
+    run: reinforcement_run_file.ReinforcementLearning, encoder: PromptEncoder, prompts: str
+) -> rollout_batches.RolloutBatches:
     """Return the maker of the batches of `run`; `prompts` is the prompt files' fingerprint."""
     if partial := run.rollouts.partial:
         return PartialRolloutBatches(run, partial, encoder, prompts)
-    return RolloutBatches(run, encoder, prompts)
+    return rollout_batches.RolloutBatches(run, encoder, prompts)

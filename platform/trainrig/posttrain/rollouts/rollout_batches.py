@@ -39,31 +39,8 @@ from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLear
 from trainrig.posttrain.rollouts.rollout_prompts import PromptSet, read_prompt_set
 from trainrig.posttrain.rollouts.sampling_waves import PROMPTS, TOTALS, fill_batch
 from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler, VllmSampler
+from trainrig.tokens import batches
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, RolloutMaker
-from trainrig.tokens.batches import (
-    BEHAVIOUR,
-    DIVERGENCE_WEIGHT,
-    ENTRIES,
-    EXAMPLES,
-    FINISHED,
-    FLAT,
-    IDS,
-    IGNORE,
-    IMPORTANCE,
-    IMPORTANCE_LIMIT,
-    LIMIT_TOKENS,
-    OLD,
-    REFERENCE_TOKENS,
-    REWARD_FAULTS,
-    REWARD_PART,
-    SAMPLED,
-    TARGETS,
-    TEACHER_TOKENS,
-    TEMPERATURE,
-    TOKENS,
-    TURNS,
-    MicroBatch,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -123,12 +100,12 @@ class RolloutBatches(RolloutMaker):
         wanted = self._run.rollouts
         return wanted.prompts * wanted.samples // wanted.micro_batch
 
-    def denominators(self, micro: MicroBatch) -> dict[str, int]:
+    def denominators(self, micro: batches.MicroBatch) -> dict[str, int]:
         """Return the numbers of trained tokens and of completions, and the sum of token limits."""
         return {
-            TOKENS: int((micro.targets != IGNORE).sum()),
-            EXAMPLES: len(micro.ids),
-            LIMIT_TOKENS: int(micro.arrays[LIMIT_TOKENS].sum()),
+            batches.TOKENS: int((micro.targets != batches.IGNORE).sum()),
+            batches.EXAMPLES: len(micro.ids),
+            batches.LIMIT_TOKENS: int(micro.arrays[batches.LIMIT_TOKENS].sum()),
         }
 
     def sample(self, model: Any, number: int, index: int, wave_input: Arrays = NO_ARRAYS) -> Arrays:
@@ -153,8 +130,10 @@ class RolloutBatches(RolloutMaker):
                 groups[place] = group
         arrays = self._build_arrays(groups)
         if self.lag:
-            arrays[BEHAVIOUR] = self._read_log_probabilities(model, *move_to_device(model, arrays))
-            self._check_gap(arrays[BEHAVIOUR], arrays)
+            arrays[batches.BEHAVIOUR] = self._read_log_probabilities(
+                model, *move_to_device(model, arrays)
+            )
+            self._check_gap(arrays[batches.BEHAVIOUR], arrays)
         return arrays
 
     def take_weights(self) -> None:
@@ -199,7 +178,7 @@ class RolloutBatches(RolloutMaker):
         width = max(len(row.prompt.ids) + len(row.ids) for row in rows) - 1
         padding = self._encoder.encoder.special_tokens.padding
         ids_BT = np.full((len(rows), width), padding, dtype=np.int64)
-        targets_BT = np.full_like(ids_BT, IGNORE)
+        targets_BT = np.full_like(ids_BT, batches.IGNORE)
         sampled_BT = np.zeros(ids_BT.shape, dtype=np.float32)
         for index, transcript in enumerate(rows):
             whole = (*transcript.prompt.ids, *transcript.ids)
@@ -207,32 +186,38 @@ class RolloutBatches(RolloutMaker):
             end = len(whole) - 1
             ids_BT[index, :end] = whole[:-1]
             # Tokens of an environment are input of the model and get no loss.
-            targets_BT[index, begin:end] = np.where(transcript.drawn, transcript.ids, IGNORE)
+            targets_BT[index, begin:end] = np.where(
+                transcript.drawn, transcript.ids, batches.IGNORE
+            )
             sampled_BT[index, begin:end] = transcript.log_probabilities
         faults = [sum(group.scores.faults.values()) / len(rows) for group in groups]
         arrays: dict[str, NDArray[Any]] = {
-            IDS: ids_BT,
-            TARGETS: targets_BT,
-            SAMPLED: sampled_BT,
-            FLAT: np.repeat(np.array([group.flat for group in groups], dtype=np.int64), samples),
-            REWARD_FAULTS: np.repeat(np.array(faults, dtype=np.float32), samples),
-            FINISHED: np.array([row.finished for row in rows], dtype=np.int64),
-            LIMIT_TOKENS: np.full(len(rows), run.rollouts.maximum_tokens, dtype=np.int64),
-            TEMPERATURE: np.full(len(rows), run.rollouts.temperature, dtype=np.float32),
-            ENTRIES: np.full(len(rows), self._encoder.encoder.vocabulary_size, dtype=np.int64),
+            batches.IDS: ids_BT,
+            batches.TARGETS: targets_BT,
+            batches.SAMPLED: sampled_BT,
+            batches.FLAT: np.repeat(
+                np.array([group.flat for group in groups], dtype=np.int64), samples
+            ),
+            batches.REWARD_FAULTS: np.repeat(np.array(faults, dtype=np.float32), samples),
+            batches.FINISHED: np.array([row.finished for row in rows], dtype=np.int64),
+            batches.LIMIT_TOKENS: np.full(len(rows), run.rollouts.maximum_tokens, dtype=np.int64),
+            batches.TEMPERATURE: np.full(len(rows), run.rollouts.temperature, dtype=np.float32),
+            batches.ENTRIES: np.full(
+                len(rows), self._encoder.encoder.vocabulary_size, dtype=np.int64
+            ),
             TOTALS: np.array([group.scores.totals for group in groups], dtype=np.float64),
             PROMPTS: np.array([row.prompt.number for row in rows]),
         }
         if run.environment:
-            arrays[TURNS] = np.array([row.turns for row in rows], dtype=np.int64)
+            arrays[batches.TURNS] = np.array([row.turns for row in rows], dtype=np.int64)
         for name in groups[0].scores.parts:
             part_scores = [score for group in groups for score in group.scores.parts[name]]
-            arrays[REWARD_PART + name] = np.array(part_scores, dtype=np.float32)
+            arrays[batches.REWARD_PART + name] = np.array(part_scores, dtype=np.float32)
         return arrays
 
     def complete(
         self, model: Any, others: Mapping[str, Any], number: int, index: int, sampled: Arrays
-    ) -> MicroBatch:
+    ) -> batches.MicroBatch:
         """Add the log-probabilities of training and the advantages to a sampled micro-batch.
 
         `others` are the reference, teacher and critic models that the objective uses, by name.
@@ -244,12 +229,12 @@ class RolloutBatches(RolloutMaker):
         rewards_GS = arrays.pop(TOTALS)
         numbers_B = arrays.pop(PROMPTS)
         read = move_to_device(model, arrays)
-        arrays[OLD] = self._read_log_probabilities(model, *read)
+        arrays[batches.OLD] = self._read_log_probabilities(model, *read)
         self._weigh_or_check(arrays)
         arrays |= self._assign_credit(others, rewards_GS, arrays, read)
         places = np.arange(len(numbers_B))
         first = number * wanted.prompts * wanted.samples + index * wanted.micro_batch
-        return MicroBatch(
+        return batches.MicroBatch(
             arrays,
             samples=first + places,
             sources=np.zeros(len(places), dtype=np.int64),
@@ -266,15 +251,15 @@ class RolloutBatches(RolloutMaker):
         if self.lag:
             self._add_importance(arrays)
         else:
-            self._check_gap(arrays[OLD], arrays)
+            self._check_gap(arrays[batches.OLD], arrays)
 
     def _add_importance(self, arrays: dict[str, NDArray[Any]]) -> None:
-        change_BT = arrays[OLD] - arrays[BEHAVIOUR]
-        mask_BT = arrays[TARGETS] != IGNORE
+        change_BT = arrays[batches.OLD] - arrays[batches.BEHAVIOUR]
+        mask_BT = arrays[batches.TARGETS] != batches.IGNORE
         limit = np.full(len(mask_BT), self._run.rollouts.importance_limit, dtype=np.float32)
-        arrays[IMPORTANCE_LIMIT] = limit
+        arrays[batches.IMPORTANCE_LIMIT] = limit
         weights_BT = self._run.objective.compute_importance(change_BT, mask_BT, float(limit[0]))
-        arrays[IMPORTANCE] = weights_BT
+        arrays[batches.IMPORTANCE] = weights_BT
 
     def _assign_credit(
         self,
@@ -287,25 +272,31 @@ class RolloutBatches(RolloutMaker):
 
         `read` holds the ids and the targets of the completions, on the device of the model.
         """
-        mask_BT = arrays[TARGETS] != IGNORE
+        mask_BT = arrays[batches.TARGETS] != batches.IGNORE
         objective = self._run.objective
         credited: dict[str, NDArray[Any]] = {}
         penalties_BT: Floats | None = None
         values_BT: Floats | None = None
         if reference := objective.reference:
-            credited[REFERENCE_TOKENS] = self._read_log_probabilities(
+            credited[batches.REFERENCE_TOKENS] = self._read_log_probabilities(
                 others[REFERENCE_MODEL], *read
             )
             # `carried` has the values that the objective carries from batch to batch
-            weight = self.carried.get(DIVERGENCE_WEIGHT, reference.weight)
+            weight = self.carried.get(batches.DIVERGENCE_WEIGHT, reference.weight)
             if reference.place == "reward":
-                away_BT = (arrays[OLD] - credited[REFERENCE_TOKENS]).astype(np.float64)
+                away_BT = (arrays[batches.OLD] - credited[batches.REFERENCE_TOKENS]).astype(
+                    np.float64
+                )
                 penalties_BT = weight * reference.estimate(away_BT) * mask_BT
             if reference.adaptive:
-                credited[DIVERGENCE_WEIGHT] = np.full(len(mask_BT), weight, dtype=np.float32)
+                credited[batches.DIVERGENCE_WEIGHT] = np.full(
+                    len(mask_BT), weight, dtype=np.float32
+                )
         if isinstance(objective, OnPolicyDistillation) and objective.estimator == "sampled":
-            credited[TEACHER_TOKENS] = self._read_log_probabilities(others[TEACHER_MODEL], *read)
-            away_BT = (arrays[OLD] - credited[TEACHER_TOKENS]).astype(np.float64)
+            credited[batches.TEACHER_TOKENS] = self._read_log_probabilities(
+                others[TEACHER_MODEL], *read
+            )
+            away_BT = (arrays[batches.OLD] - credited[batches.TEACHER_TOKENS]).astype(np.float64)
             penalties_BT = away_BT * mask_BT
         if CRITIC_MODEL in others:
             values, _ = read_values(others[CRITIC_MODEL], *read)
@@ -325,8 +316,8 @@ class RolloutBatches(RolloutMaker):
         return log_probabilities_BT
 
     def _check_gap(self, read_BT: NDArray[np.float32], arrays: Arrays) -> None:
-        mask_BT = arrays[TARGETS] != IGNORE
-        gap = float(np.abs(read_BT - arrays[SAMPLED])[mask_BT].mean())
+        mask_BT = arrays[batches.TARGETS] != batches.IGNORE
+        gap = float(np.abs(read_BT - arrays[batches.SAMPLED])[mask_BT].mean())
         most = self._run.rollouts.largest_gap
         if not gap <= most:
             raise DataError(
@@ -367,7 +358,9 @@ def move_to_device(model: "nn.Module", arrays: Arrays) -> "tuple[Tensor, Tensor]
     from torch import from_numpy
 
     device = next(model.parameters()).device
-    return from_numpy(arrays[IDS]).to(device), from_numpy(arrays[TARGETS]).to(device)
+    return from_numpy(arrays[batches.IDS]).to(device), from_numpy(arrays[batches.TARGETS]).to(
+        device
+    )
 
 
 def open_rewards(run: ReinforcementLearning) -> WeightedRewards:

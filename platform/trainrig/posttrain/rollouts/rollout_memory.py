@@ -3,19 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trainrig.estimate import tuned_models
 from trainrig.estimate.activation_bytes import HEAD_BLOCK, MASTER, estimate_at_head
 from trainrig.estimate.held_parameters import EndParts
 from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.step_memory import HeldParameters, Memory, TuningStep
 from trainrig.estimate.training_facts import TuningFacts, describe_tuning
-from trainrig.estimate.tuned_models import (
-    NOT_GATHERED,
-    ModelBeside,
-    SampledRows,
-    estimate_batch_making_memory,
-    estimate_trained_beside,
-    hold_beside,
-)
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.objectives import OnPolicyDistillation
@@ -59,10 +52,10 @@ def describe_rollout_memory(
     return facts | describe_tuning(*arguments, left_out)
 
 
-def describe_rows(run: ReinforcementLearning, longest: int) -> SampledRows:
+def describe_rows(run: ReinforcementLearning, longest: int) -> tuned_models.SampledRows:
     """Return the largest micro-batch of `run`, whose longest prompt has `longest` tokens."""
     wanted = run.rollouts
-    return SampledRows(
+    return tuned_models.SampledRows(
         rows=wanted.micro_batch,
         prompts=wanted.micro_batch // wanted.samples,
         prompt_tokens=longest,
@@ -84,7 +77,7 @@ def find_reward_models(run: ReinforcementLearning) -> list[DecoderConfig]:
 def estimate_making(
     run: ReinforcementLearning,
     job: TrainingJob,
-    rows: SampledRows,
+    rows: tuned_models.SampledRows,
     reward_models: Sequence[DecoderConfig],
     training: Training,
     workers: int,
@@ -95,7 +88,7 @@ def estimate_making(
     `reward_models` are the reward models that it holds.
     """
     others = _list_others(run, job)
-    made = estimate_batch_making_memory(
+    made = tuned_models.estimate_batch_making_memory(
         job.model, training, workers, rows, run.lora, others, on_cpu
     )
     return replace(made, weights=made.weights + _count_bytes(reward_models))
@@ -104,7 +97,7 @@ def estimate_making(
 def estimate_step(
     run: ReinforcementLearning,
     job: TrainingJob,
-    rows: SampledRows,
+    rows: tuned_models.SampledRows,
     reward_models: Sequence[DecoderConfig],
     training: Training,
     workers: int,
@@ -116,14 +109,14 @@ def estimate_step(
     size = training.precision.bytes
     reward_model_bytes = _count_bytes(reward_models)
     beside = HeldParameters(
-        0, 0, EndParts(0), 0, 0, reward_model_bytes, 0.0, 0.0, False, NOT_GATHERED
+        0, 0, EndParts(0), 0, 0, reward_model_bytes, 0.0, 0.0, False, tuned_models.NOT_GATHERED
     )
     places: int | None = rows.places
     activations = 0.0
     for other in _list_others(run, job):
-        beside = beside.hold_beside(hold_beside(other, training, workers), size)
+        beside = beside.hold_beside(tuned_models.hold_beside(other, training, workers), size)
         if other.optimizer is not None:
-            activations += estimate_trained_beside(other, training, rows.tokens)
+            activations += tuned_models.estimate_trained_beside(other, training, rows.tokens)
         elif other.in_steps:  # a block of the teacher's logits besides one of the student's
             places = None
             activations += estimate_at_head(job.model, size, rows.places, None, run.lora)
@@ -135,12 +128,15 @@ def estimate_step(
     )
 
 
-def _list_others(run: ReinforcementLearning, job: TrainingJob) -> list[ModelBeside]:
+def _list_others(run: ReinforcementLearning, job: TrainingJob) -> list[tuned_models.ModelBeside]:
     """Return the models held besides the policy: a reference or a teacher, and a critic."""
     whole = isinstance(run.objective, OnPolicyDistillation) and run.objective.estimator == "full"
     return [
-        *(ModelBeside(frozen.model, in_steps=whole) for frozen in job.frozen.values()),
-        *(ModelBeside(trained.model, trained.optimizer) for trained in job.trained.values()),
+        *(tuned_models.ModelBeside(frozen.model, in_steps=whole) for frozen in job.frozen.values()),
+        *(
+            tuned_models.ModelBeside(trained.model, trained.optimizer)
+            for trained in job.trained.values()
+        ),
     ]
 
 

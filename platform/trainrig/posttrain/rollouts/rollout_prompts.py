@@ -20,14 +20,7 @@ from trainrig.errors import DataError
 from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rollouts.reinforcement_run_file import PromptFiles
-from trainrig.tokens.chat.chat_messages import (
-    ASSISTANT,
-    BadRow,
-    Conversation,
-    Message,
-    parse_messages,
-    parse_tools,
-)
+from trainrig.tokens.chat import chat_messages
 from trainrig.tokens.chat.example_rows import find_unread
 from trainrig.tokens.document_formats import unpack_file
 from trainrig.tokens.document_set import find_paths
@@ -46,7 +39,9 @@ class Prompt:
     text: str
     ids: tuple[int, ...]
     row: Mapping[str, Any]
-    chat: Conversation | None = None  # conversation that `text` transcribes; None: plain text
+    chat: chat_messages.Conversation | None = (
+        None  # conversation that `text` transcribes; None: plain text
+    )
 
     def build_fields(self) -> dict[str, Any]:
         """Return the prompt as fields of an output row: `prompt`, and `tools` if there are any."""
@@ -99,7 +94,7 @@ def read_prompt_set(
             if reason is None:
                 try:
                     prompt = make.build(number, row, where, encoder)
-                except (DataError, BadRow) as error:
+                except (DataError, chat_messages.BadRow) as error:
                     reason = f"the row has no usable prompt ({error})"
                 else:
                     fits = 1 <= len(prompt.ids) <= longest
@@ -146,7 +141,7 @@ class _PromptMaker:
             chat = self._read_chat(given, row)
             return Prompt(number, transcribe(chat), tuple(encoder.encode(chat)), row, chat)
         text = self._make(row, where)
-        content = (Message("user", text),) if self._chat else text
+        content = (chat_messages.Message("user", text),) if self._chat else text
         return Prompt(number, text, tuple(encoder.encode(content)), row)
 
     def list_unread(self, prompt: Prompt) -> tuple[str, ...]:
@@ -156,18 +151,21 @@ class _PromptMaker:
         has_tools = self._chat and self._column and prompt.row.get("tools")
         return ("tools of a prompt that is one text",) if has_tools else ()
 
-    def _read_chat(self, given: list[Any], row: Mapping[str, Any]) -> Conversation:
+    def _read_chat(self, given: list[Any], row: Mapping[str, Any]) -> chat_messages.Conversation:
         if not self._chat:
             raise DataError(
                 f"`{self._column}` is a list of messages; set prompts.chat = true to answer them"
             )
-        chat = Conversation(parse_messages(given, str(self._column)), parse_tools(row.get("tools")))
-        if not chat.messages or chat.messages[-1].role == ASSISTANT:
+        chat = chat_messages.Conversation(
+            chat_messages.parse_messages(given, str(self._column)),
+            chat_messages.parse_tools(row.get("tools")),
+        )
+        if not chat.messages or chat.messages[-1].role == chat_messages.ASSISTANT:
             raise DataError(f"`{self._column}` must not be empty or end in a turn of the assistant")
         return chat
 
 
-def transcribe(chat: Conversation) -> str:
+def transcribe(chat: chat_messages.Conversation) -> str:
     """Return `chat` as one text, for rewards that read texts.
 
     A single message is returned as it is; several become one paragraph each, after the role.

@@ -18,19 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.posttrain.rollouts.reinforcement_run_file import Rollouts
+from trainrig.tokens import batches
 from trainrig.tokens.batch_makers import Arrays, Waves
-from trainrig.tokens.batches import (
-    BEHAVIOUR,
-    FINISHED,
-    FLAT,
-    IDS,
-    IGNORE,
-    REWARD_FAULTS,
-    REWARD_PART,
-    SAMPLED,
-    TARGETS,
-    WAVES,
-)
 
 # Names of arrays that sampled units have and finished micro-batches lack.
 TOTALS = "totals"  # [G, S] float64 weighted total rewards
@@ -50,9 +39,9 @@ def fill_batch(
         (unit, group)
         for wave in drawn
         for unit in wave
-        for group in range(len(unit[IDS]) // wanted.samples)
+        for group in range(len(unit[batches.IDS]) // wanted.samples)
     ]
-    flat = [bool(unit[FLAT][group * wanted.samples]) for unit, group in groups]
+    flat = [bool(unit[batches.FLAT][group * wanted.samples]) for unit, group in groups]
     if flat.count(False) < wanted.prompts and len(drawn) < wanted.waves:
         return None
     by_use = sorted(
@@ -78,15 +67,18 @@ def _join(
         for unit, group in groups
         for rows in [slice(group * samples, (group + 1) * samples)]
     ]
-    fillers = {IDS: padding, TARGETS: IGNORE, SAMPLED: 0}
-    width = max(int((unit[TARGETS] != IGNORE).any(0).nonzero()[0].max(initial=0)) for unit in cut)
+    fillers = {batches.IDS: padding, batches.TARGETS: batches.IGNORE, batches.SAMPLED: 0}
+    width = max(
+        int((unit[batches.TARGETS] != batches.IGNORE).any(0).nonzero()[0].max(initial=0))
+        for unit in cut
+    )
     joined: dict[str, NDArray[Any]] = {}
     for name in cut[0]:
         arrays = [unit[name] for unit in cut]
         if name in fillers:
             arrays = [set_width(array, width + 1, fillers[name]) for array in arrays]
         joined[name] = np.concatenate(arrays)
-    joined[WAVES] = np.full(len(joined[IDS]), waves, dtype=np.float32)
+    joined[batches.WAVES] = np.full(len(joined[batches.IDS]), waves, dtype=np.float32)
     return joined
 
 
@@ -199,19 +191,22 @@ class PartialWaves(Waves):
         count = len(places) * samples
         zeros = np.zeros(count, dtype=np.int64)
         no_tokens = np.zeros((count, 0))
-        scores: Rows = {TOTALS: zeros.astype(np.float64), REWARD_FAULTS: zeros.astype(np.float32)}
-        scores |= {REWARD_PART + name: zeros.astype(np.float32) for name in self._parts}
+        scores: Rows = {
+            TOTALS: zeros.astype(np.float64),
+            batches.REWARD_FAULTS: zeros.astype(np.float32),
+        }
+        scores |= {batches.REWARD_PART + name: zeros.astype(np.float32) for name in self._parts}
         return {
             PLACE: np.repeat(places, samples),
             SAMPLE: np.tile(np.arange(samples), len(places)),
             BORN: zeros + self._number,
             OVER: zeros,
-            FINISHED: zeros,
+            batches.FINISHED: zeros,
             LENGTH: zeros,
             COMPLETIONS: no_tokens.astype(np.int64),
             VERSIONS: no_tokens.astype(np.int64),
-            SAMPLED: no_tokens.astype(np.float32),
-            BEHAVIOUR: no_tokens.astype(np.float32),
+            batches.SAMPLED: no_tokens.astype(np.float32),
+            batches.BEHAVIOUR: no_tokens.astype(np.float32),
             **scores,
         }
 

@@ -15,13 +15,8 @@ from trainrig import manifest, storage
 from trainrig import storage as utf8
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
+from trainrig.posttrain.stages import sample_stage
 from trainrig.posttrain.stages.prompted_run_files import ConstitutionalChain
-from trainrig.posttrain.stages.sample_stage import (
-    hash_prompted_inputs,
-    make_prompts_absolute,
-    open_asked,
-    write_rows,
-)
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, sum_counts
 from trainrig.train import checkpoint
@@ -39,13 +34,13 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
     Raises ConfigError for a model that can't answer and a file without principles, DataError if no
     prompt can be answered.
     """
-    run = make_prompts_absolute(run)
+    run = sample_stage.make_prompts_absolute(run)
     model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
     principles = read_principles(run.principles)
-    asked = open_asked(run, model)
+    asked = sample_stage.open_asked(run, model)
     digest = hashlib.sha256("\0".join(principles).encode()).hexdigest()
     stage = manifest.claim(
-        run.output, run, hash_prompted_inputs(run, model) | {"principles": digest}
+        run.output, run, sample_stage.hash_prompted_inputs(run, model) | {"principles": digest}
     )
     if stage.finished:
         return stage.finished
@@ -100,7 +95,7 @@ def _make_work(run: ConstitutionalChain, model: str, principles: Sequence[str]) 
     from trainrig.posttrain.row_scorers import use_threads
     from trainrig.posttrain.stages.constitutional_chain import ChainMaker
 
-    asked = open_asked(run, model)
+    asked = sample_stage.open_asked(run, model)
     decoder = checkpoint.open_model(model).build().to(find_local_device())
     maker = ChainMaker(run, asked, decoder, principles)
 
@@ -155,4 +150,4 @@ def _write_chains(
         "revisions": revisions,
         "pairs": pairs,
     }
-    return counts, write_rows(run.output, name, files)
+    return counts, sample_stage.write_rows(run.output, name, files)

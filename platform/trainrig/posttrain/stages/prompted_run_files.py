@@ -5,15 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from trainrig.config import (
-    NOT_IDENTITY,
-    OUTPUT,
-    Field,
-    ProgressUnit,
-    ResourceRequest,
-    RunFile,
-    Settings,
-)
+from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.posttrain.rewards import RewardSettings
@@ -21,39 +13,39 @@ from trainrig.posttrain.rewards.rule_rewards import check_pattern
 from trainrig.posttrain.rollouts.reinforcement_run_file import PromptFiles
 
 
-class PromptedRunFile(RunFile):
+class PromptedRunFile(config.RunFile):
     """Settings shared by these stages: a model, prompts, and how answers are sampled."""
 
     resumes: ClassVar[bool] = True
-    progress: ClassVar[ProgressUnit] = "splits"
+    progress: ClassVar[config.ProgressUnit] = "splits"
 
     # Model that answers: a run folder, which may hold an adapter, or a checkpoint.
-    checkpoint: Annotated[str, NOT_IDENTITY]
+    checkpoint: Annotated[str, config.NOT_IDENTITY]
     prompts: PromptFiles  # files with the prompts
-    prompt_tokens: int = Field(
+    prompt_tokens: int = config.Field(
         default=512, ge=1
     )  # longest prompt, in tokens; longer ones are skipped
-    maximum_tokens: int = Field(default=256, ge=1)  # longest answer, in tokens
+    maximum_tokens: int = config.Field(default=256, ge=1)  # longest answer, in tokens
     # Sampling temperature, which divides the logits; 0: always take the likeliest token.
-    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    temperature: float = config.Field(default=1.0, ge=0, allow_inf_nan=False)
     # Sample from the fewest likeliest tokens whose probabilities add up to this; 1: from all.
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: float = config.Field(default=1.0, gt=0, le=1)
     # Texts that end an answer at their first occurrence; they are not part of the answer.
     stop: tuple[str, ...] = ()
     seed: int = 0  # random seed of the sampled answers
     # Prompts that are answered in one batch. Another number may change the answers.
-    batch: int = Field(default=8, ge=1)
+    batch: int = config.Field(default=8, ge=1)
     # CPU threads of a worker without a GPU. Another number may change the answers.
-    threads: int = Field(default=1, ge=1)
-    output: Annotated[str, OUTPUT]  # output folder, on disk or s3://
+    threads: int = config.Field(default=1, ge=1)
+    output: Annotated[str, config.OUTPUT]  # output folder, on disk or s3://
     # Worker processes on Ray; 0: run in this process, without Ray.
-    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
+    workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Prompts in one output file, which is also one unit of work.
-    shard_prompts: int = Field(default=256, ge=1)
+    shard_prompts: int = config.Field(default=256, ge=1)
 
-    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+    def request_resources(self, there_are_gpus: bool) -> config.ResourceRequest:
         """Return one CPU core for each worker, whether or not there are GPUs."""
-        return ResourceRequest.on_cores(self.workers)
+        return config.ResourceRequest.on_cores(self.workers)
 
 
 class AnswerSampling(PromptedRunFile):
@@ -62,19 +54,19 @@ class AnswerSampling(PromptedRunFile):
     verb: ClassVar[str] = "sample"
 
     stage: Literal["sample"] = "sample"
-    samples: int = Field(default=4, ge=1)  # answers to each prompt
+    samples: int = config.Field(default=4, ge=1)  # answers to each prompt
     # Rewards that score the answers; the total is their weighted sum.
-    rewards: Annotated[tuple[RewardSettings, ...], Field(min_length=1)]
+    rewards: Annotated[tuple[RewardSettings, ...], config.Field(min_length=1)]
     # Largest number of answers to each prompt that become rows, the best first, without repeated
     # texts. Set it to `samples` to keep every answer that passes `least` and `finished`.
-    keep: int = Field(default=1, ge=1)
+    keep: int = config.Field(default=1, ge=1)
     # Lowest reward of an answer that becomes a row; None: no limit.
-    least: float | None = Field(default=None, allow_inf_nan=False)
+    least: float | None = config.Field(default=None, allow_inf_nan=False)
     # Skip answers that were cut at `maximum_tokens` when choosing rows and the best of a pair.
     finished: bool = True
     # Smallest difference in reward between the best and the worst answer to a prompt for the two to
     # be written as a preference pair. Answers with equal rewards never form a pair.
-    margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    margin: float = config.Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
 CRITIQUE = """Question:
@@ -112,13 +104,13 @@ Which answer follows this principle better: {{ principle }}
 The better one is answer"""
 
 
-class AnswerRule(Settings):
+class AnswerRule(config.Settings):
     """A rule for answers that a regular expression checks without a model."""
 
     pattern: str  # Regular expression, in which a dot also matches a newline.
     # Whether an answer must contain a match, or must not.
     match: Literal["required", "forbidden"] = "required"
-    says: str = Field(min_length=1)  # Critique of an answer that breaks the rule.
+    says: str = config.Field(min_length=1)  # Critique of an answer that breaks the rule.
 
     @field_validator("pattern")
     @classmethod
@@ -141,9 +133,9 @@ class ConstitutionalChain(PromptedRunFile):
 
     stage: Literal["constitutional"] = "constitutional"
     # Text file of principles, one in each paragraph. Lines that begin with # are comments.
-    principles: Annotated[str, NOT_IDENTITY]
+    principles: Annotated[str, config.NOT_IDENTITY]
     # Rounds of critique and revision. Each round continues from the last revision.
-    rounds: int = Field(default=1, ge=1)
+    rounds: int = config.Field(default=1, ge=1)
     # Source of critiques and judgements. "model" is the checkpoint itself; "rules" are the `rules`
     # below, for models that are too small to criticise. The model always writes the revisions.
     critic: Literal["model", "rules"] = "model"

@@ -23,12 +23,8 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
+from trainrig.posttrain.rewards import weighted_rewards
 from trainrig.posttrain.rewards.reward_contract import Completion
-from trainrig.posttrain.rewards.weighted_rewards import (
-    WeightedRewards,
-    build_rewards,
-    hash_reward_inputs,
-)
 from trainrig.posttrain.rollouts.rollout_prompts import FORMAT, Prompt, PromptSet, read_prompt_set
 from trainrig.posttrain.stages.prompted_run_files import AnswerSampling, PromptedRunFile
 from trainrig.randomness import RandomKey, draw_words
@@ -144,9 +140,9 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
     """
     run = make_prompts_absolute(run)
     model = checkpoint.resolve(storage.make_absolute(run.checkpoint))
-    build_rewards(run.rewards)
+    weighted_rewards.build_rewards(run.rewards)
     asked = open_asked(run, model, _list_columns(run))
-    inputs = hash_prompted_inputs(run, model) | hash_reward_inputs(run.rewards)
+    inputs = hash_prompted_inputs(run, model) | weighted_rewards.hash_reward_inputs(run.rewards)
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
@@ -224,7 +220,7 @@ def _make_work(run: AnswerSampling, model: str) -> Work:
     from trainrig.posttrain.row_scorers import use_threads
 
     asked = open_asked(run, model, _list_columns(run))
-    rewards = build_rewards(run.rewards)
+    rewards = weighted_rewards.build_rewards(run.rewards)
     decoder = checkpoint.open_model(model).build().to(find_local_device())
 
     def sample(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
@@ -264,7 +260,7 @@ def answer_all(
     run: AnswerSampling,
     model: "Decoder",
     asked: Asked,
-    rewards: WeightedRewards,
+    rewards: weighted_rewards.WeightedRewards,
     prompts: Sequence[Prompt],
     faults: Counter[str],
 ) -> list[list[ScoredAnswer]]:

@@ -24,19 +24,13 @@ from trainrig.posttrain.model_source import open_chat_tokenizer
 from trainrig.posttrain.row_run_files import AnswerScoring, RowFiles
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Work, sum_counts
+from trainrig.tokens import document_formats
 from trainrig.tokens.chat.chat_messages import BadRow
 from trainrig.tokens.chat.chat_samples import render_example
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.tokens.chat.example_rows import parse_example
 from trainrig.tokens.chat.rendering import ChatRenderer, Rendered
 from trainrig.tokens.chat_template import DATE
-from trainrig.tokens.document_formats import (
-    FORMATS,
-    Row,
-    StagePart,
-    iterate_rows,
-    read_parquet_batches,
-)
 from trainrig.tokens.document_set import find_paths, name_files
 from trainrig.tokens.permutation import Integers
 from trainrig.train import checkpoint
@@ -203,7 +197,9 @@ def _make_work(run: AnswerScoring, model: str, chat: ChatTokenizer | None) -> Wo
 
     def score(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         done = _ScoredRows()
-        waiting = _read(run, [StagePart(**fields) for fields in task["parts"]], asked, done)
+        waiting = _read(
+            run, [document_formats.StagePart(**fields) for fields in task["parts"]], asked, done
+        )
         with use_threads(run.threads):
             while together := list(islice(waiting, run.batch)):
                 columns = asked.tell([row.asked for row in together])
@@ -223,7 +219,7 @@ def _build_columns(run: AnswerScoring, scores: "Sequence[Scores]") -> tuple[Any,
 
 def _read(
     run: AnswerScoring,
-    parts: Sequence[StagePart],
+    parts: Sequence[document_formats.StagePart],
     asked: _Asked,
     done: _ScoredRows,
 ) -> Iterator[_Waiting]:
@@ -251,13 +247,15 @@ def _read(
             yield _Waiting(len(done.rows) - 1, wanted)
 
 
-def _read_rows(run: AnswerScoring, part: StagePart, done: _ScoredRows) -> Iterable[tuple[int, Row]]:
+def _read_rows(
+    run: AnswerScoring, part: document_formats.StagePart, done: _ScoredRows
+) -> Iterable[tuple[int, document_formats.Row]]:
     if run.kind != "Parquet":
-        yield from FORMATS[run.kind].read(part, ())
+        yield from document_formats.FORMATS[run.kind].read(part, ())
         return
-    for first, batch in read_parquet_batches(part):
+    for first, batch in document_formats.read_parquet_batches(part):
         done.tables.append(batch)
-        yield from enumerate(iterate_rows(batch, part.path), first)
+        yield from enumerate(document_formats.iterate_rows(batch, part.path), first)
 
 
 def _write_rows(

@@ -19,16 +19,8 @@ from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.row_run_files import TeacherScoring
+from trainrig.posttrain.tuning import teacher_probabilities
 from trainrig.posttrain.tuning.answer_batches import Answers, fill_row
-from trainrig.posttrain.tuning.teacher_probabilities import (
-    IDS,
-    LOG,
-    REST,
-    TeacherPart,
-    choose_dtype,
-    cut_parts,
-    write_part,
-)
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
 from trainrig.tokens.batches import IGNORE
@@ -60,7 +52,9 @@ def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Mani
         splits = [
             Split(part.name, {"split": split, **asdict(part)})
             for split in (TRAIN, HELD_OUT)
-            for part in cut_parts(_open(folder, split), split, run.part_tokens)
+            for part in teacher_probabilities.cut_parts(
+                _open(folder, split), split, run.part_tokens
+            )
         ]
         make = functools.partial(_make_work, run, model, folder, longest)
         phase = Phase(stage.build_path(manifest.SCRATCH), make)
@@ -126,7 +120,7 @@ def _make_work(run: TeacherScoring, model: str, folder: str, longest: int) -> Wo
     def read(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         given = dict(task)
         shards = opened[given.pop("split")]
-        part = TeacherPart(**given)
+        part = teacher_probabilities.TeacherPart(**given)
         answers = Answers(shards, longest, per_row=1)
         found = []
         with use_threads(run.threads):
@@ -135,13 +129,19 @@ def _make_work(run: TeacherScoring, model: str, folder: str, longest: int) -> Wo
                 rows = [answers.read_answer(part.source, number) for number in numbers]
                 found.append(_compute_expected(decoder, rows, run, vocabulary))
         ids_NE, log_NE, rest_N = (np.concatenate(blocks) for blocks in zip(*found, strict=True))
-        arrays = {IDS: ids_NE.astype(choose_dtype(vocabulary)), LOG: log_NE, REST: rest_N}
+        arrays = {
+            teacher_probabilities.IDS: ids_NE.astype(
+                teacher_probabilities.choose_dtype(vocabulary)
+            ),
+            teacher_probabilities.LOG: log_NE,
+            teacher_probabilities.REST: rest_N,
+        }
         counts = {
             "conversations": part.past - part.first,
             "targets": len(rest_N),
             "covered": float(np.exp(log_NE.astype(np.float64)).sum()),
         }
-        return counts, write_part(run.output, part.name, arrays)
+        return counts, teacher_probabilities.write_part(run.output, part.name, arrays)
 
     return read
 

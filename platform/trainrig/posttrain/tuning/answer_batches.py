@@ -14,27 +14,7 @@ from numpy.typing import NDArray
 
 from trainrig.errors import DataError
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
-from trainrig.tokens.batches import (
-    CHOSEN_IDS,
-    CHOSEN_REFERENCE,
-    CHOSEN_TARGETS,
-    CHOSEN_TOKENS,
-    EXAMPLES,
-    IDS,
-    IGNORE,
-    KL_IDS,
-    KL_TARGETS,
-    LABELS,
-    PAIRS,
-    REJECTED_IDS,
-    REJECTED_REFERENCE,
-    REJECTED_TARGETS,
-    STEP_LABELS,
-    STEPS,
-    TARGETS,
-    TOKENS,
-    MicroBatch,
-)
+from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS, RIGHT_STEP
@@ -104,7 +84,7 @@ def fill_row(ids_T: Integers, targets_T: Integers, ids: Integers, weights: Integ
     """
     length = len(ids) - 1
     ids_T[:length] = ids[:-1]
-    targets_T[:length] = np.where(weights[1:] > 0, ids[1:], IGNORE)
+    targets_T[:length] = np.where(weights[1:] > 0, ids[1:], batches.IGNORE)
 
 
 class _AnswerBatches(PretrainBatches):
@@ -127,7 +107,7 @@ class _AnswerBatches(PretrainBatches):
     ) -> tuple[Integers, Integers]:
         """Return the ids and the targets, [B, T] each, of one answer a row."""
         ids_BT = np.full((len(answers), width), self._padding, dtype=np.int64)
-        targets_BT = np.full_like(ids_BT, IGNORE)
+        targets_BT = np.full_like(ids_BT, batches.IGNORE)
         for row, (ids, weights) in enumerate(answers):
             fill_row(ids_BT[row], targets_BT[row], ids, weights)
         return ids_BT, targets_BT
@@ -170,9 +150,9 @@ class PairBatches(_AnswerBatches):
             tokens += int(self._answers.targets(source, numbers, 1).sum())
             chosen = chosen + int(of_chosen.sum())
             pairs = pairs + len(numbers)
-        return {TOKENS: tokens, PAIRS: pairs, CHOSEN_TOKENS: chosen}
+        return {batches.TOKENS: tokens, batches.PAIRS: pairs, batches.CHOSEN_TOKENS: chosen}
 
-    def micro_batch(self, step: int, index: int) -> MicroBatch:
+    def micro_batch(self, step: int, index: int) -> batches.MicroBatch:
         """Return micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
         answers = [
@@ -181,15 +161,18 @@ class PairBatches(_AnswerBatches):
         ]
         width = max(len(ids) for side in answers for ids, _ in side) - 1
         arrays: dict[str, NDArray[Any]] = {}
-        names = ((CHOSEN_IDS, CHOSEN_TARGETS), (REJECTED_IDS, REJECTED_TARGETS))
+        names = (
+            (batches.CHOSEN_IDS, batches.CHOSEN_TARGETS),
+            (batches.REJECTED_IDS, batches.REJECTED_TARGETS),
+        )
         for (ids, targets), side in zip(names, answers, strict=True):
             arrays[ids], arrays[targets] = self._fill_rows(side, width)
         if self._references:
             found = [self._references(source, np.array([pair])) for source, pair in rows]
-            arrays[CHOSEN_REFERENCE] = np.concatenate([chosen for chosen, _ in found])
-            arrays[REJECTED_REFERENCE] = np.concatenate([rejected for _, rejected in found])
+            arrays[batches.CHOSEN_REFERENCE] = np.concatenate([chosen for chosen, _ in found])
+            arrays[batches.REJECTED_REFERENCE] = np.concatenate([rejected for _, rejected in found])
         numbers = np.array([2 * pair for _, pair in rows])
-        return MicroBatch(arrays, samples, places.sources, _build_pieces(numbers))
+        return batches.MicroBatch(arrays, samples, places.sources, _build_pieces(numbers))
 
 
 class LabelledBatches(_AnswerBatches):
@@ -218,9 +201,9 @@ class LabelledBatches(_AnswerBatches):
         """Return the number of targets and of answers in the global batch."""
         numbers = self._list_rows(step)
         tokens = sum(int(self._answers.targets(source, rows, 1).sum()) for source, rows in numbers)
-        return {TOKENS: tokens, EXAMPLES: sum(len(rows) for _, rows in numbers)}
+        return {batches.TOKENS: tokens, batches.EXAMPLES: sum(len(rows) for _, rows in numbers)}
 
-    def micro_batch(self, step: int, index: int) -> MicroBatch:
+    def micro_batch(self, step: int, index: int) -> batches.MicroBatch:
         """Return micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
         after = (index + 1) % self.micro_batches(step)
@@ -237,14 +220,14 @@ class LabelledBatches(_AnswerBatches):
         ]
         width = max(len(ids) for ids, _ in [*answers, *mixed]) - 1
         arrays: dict[str, NDArray[Any]] = {}
-        arrays[IDS], arrays[TARGETS] = self._fill_rows(answers, width)
-        arrays[KL_IDS], arrays[KL_TARGETS] = self._fill_rows(mixed, width)
+        arrays[batches.IDS], arrays[batches.TARGETS] = self._fill_rows(answers, width)
+        arrays[batches.KL_IDS], arrays[batches.KL_TARGETS] = self._fill_rows(mixed, width)
         labels = [
             self._token_shards.read_document_values(LABEL_ARRAY, source, np.array([number]))
             for source, number in rows
         ]
-        arrays[LABELS] = np.concatenate(labels)
-        return MicroBatch(
+        arrays[batches.LABELS] = np.concatenate(labels)
+        return batches.MicroBatch(
             arrays, samples, places.sources, _build_pieces(np.array([number for _, number in rows]))
         )
 
@@ -278,13 +261,13 @@ class StepBatches(_AnswerBatches):
         """Return the number of labelled steps in the global batch: the training targets."""
         numbers = self._list_rows(step)
         steps = sum(int(self._answers.targets(source, rows, 1).sum()) for source, rows in numbers)
-        return {TOKENS: steps, STEPS: steps}
+        return {batches.TOKENS: steps, batches.STEPS: steps}
 
-    def micro_batch(self, step: int, index: int) -> MicroBatch:
+    def micro_batch(self, step: int, index: int) -> batches.MicroBatch:
         """Return micro-batch `index` of `step`."""
         samples, places, rows = self._choose_samples(step, index)
         arrays = build_step_arrays([self._answers.read_answer(*row) for row in rows], self._padding)
-        return MicroBatch(
+        return batches.MicroBatch(
             arrays, samples, places.sources, _build_pieces(np.array([number for _, number in rows]))
         )
 
@@ -298,12 +281,12 @@ def build_step_arrays(
     """
     lengths = [int(np.flatnonzero(weights)[-1]) + 1 for _, weights in solutions]
     ids_BT = np.full((len(solutions), max(lengths)), padding, dtype=np.int64)
-    labels_BT = np.full_like(ids_BT, IGNORE)
+    labels_BT = np.full_like(ids_BT, batches.IGNORE)
     for row, (length, (ids, weights)) in enumerate(zip(lengths, solutions, strict=True)):
         ids_BT[row, :length] = ids[:length]
         of_steps = weights[:length]
-        labels_BT[row, :length] = np.where(of_steps > 0, of_steps == RIGHT_STEP, IGNORE)
-    return {IDS: ids_BT, STEP_LABELS: labels_BT}
+        labels_BT[row, :length] = np.where(of_steps > 0, of_steps == RIGHT_STEP, batches.IGNORE)
+    return {batches.IDS: ids_BT, batches.STEP_LABELS: labels_BT}
 
 
 def _build_pieces(numbers: Integers) -> Integers:

@@ -17,32 +17,18 @@ from pydantic import model_validator
 from trainrig import storage
 from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.errors import ConfigError
-from trainrig.tokens.batches import (
-    IGNORE,
-    POSITIONS,
-    TARGETS,
-    TOKENS,
-    WEIGHTS,
-    BatchSizes,
-    MicroBatch,
-)
+from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.rows.batch_stages import BatchSettings, Weights
 from trainrig.tokens.rows.packing import Concatenate, Layout, open_layout
 from trainrig.tokens.rows.pretraining import DocumentSources, PretrainBatches
 from trainrig.tokens.rows.whole_rows import WholeRows
+from trainrig.tokens.shards import token_shards
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import FULL_WEIGHT
-from trainrig.tokens.shards.token_shards import (
-    TRAIN,
-    IndexedDocument,
-    ShardVocabulary,
-    TokenShards,
-    check_rows,
-)
 
 
-class ConversationBatching(BatchSizes):
+class ConversationBatching(batches.BatchSizes):
     """Size, length, packing and source mix of the rows in a training step."""
 
     # How conversations fill rows. "best_fit" packs several into a row, where none attends to
@@ -86,7 +72,7 @@ class PretrainingShare(Settings):
 class JoinedSources:
     """The sources of several token shard folders, presented as one folder."""
 
-    parts: Sequence[TokenShards]
+    parts: Sequence[token_shards.TokenShards]
 
     def __post_init__(self) -> None:
         first = self.parts[0]
@@ -108,7 +94,7 @@ class JoinedSources:
         return self.parts[0].folder
 
     @property
-    def vocabulary(self) -> ShardVocabulary:
+    def vocabulary(self) -> token_shards.ShardVocabulary:
         """The vocabulary that all folders share."""
         return self.parts[0].vocabulary
 
@@ -122,7 +108,7 @@ class JoinedSources:
         """The joined fingerprints of all folders."""
         return "+".join(part.fingerprint for part in self.parts)
 
-    def find_part(self, source: str) -> TokenShards:
+    def find_part(self, source: str) -> token_shards.TokenShards:
         """Return the shards that contain `source`."""
         return next(part for part in self.parts if source in part.sources)
 
@@ -130,7 +116,7 @@ class JoinedSources:
         """Return the number of token ids in `source`."""
         return self.find_part(source).tokens(source)
 
-    def document(self, source: str, number: int) -> IndexedDocument:
+    def document(self, source: str, number: int) -> token_shards.IndexedDocument:
         """Return document `number` of `source`."""
         return self.find_part(source).document(source, number)
 
@@ -166,7 +152,7 @@ class ConversationBatches(PretrainBatches):
 
     def __init__(
         self,
-        shards: TokenShards,
+        shards: token_shards.TokenShards,
         sizes: ConversationBatching,
         padding: int,
         cache: BlockCache | None = None,
@@ -176,14 +162,16 @@ class ConversationBatches(PretrainBatches):
 
         Raises ConfigError for shards of another kind of row, and for settings that do not fit them.
         """
-        check_rows(shards, "conversations")
+        token_shards.check_rows(shards, "conversations")
         length = sizes.sequence_length
         rows = WholeRows(shards, length, padding, cache, together=sizes.packing == "best_fit")
         layouts: dict[str, Layout] = dict.fromkeys(shards.sources, rows)
         sources: DocumentSources = shards
         weights = sizes.weights
         if pretraining:
-            text = TokenShards.open(storage.join(pretraining.tokens, TRAIN), cache)
+            text = token_shards.TokenShards.open(
+                storage.join(pretraining.tokens, token_shards.TRAIN), cache
+            )
             sources = JoinedSources([shards, text])
             of_text = open_layout(Concatenate(), text, length, cache)
             layouts |= dict.fromkeys(text.sources, of_text)
@@ -209,33 +197,33 @@ class ConversationBatches(PretrainBatches):
                     )
                     tokens += int(counts.sum()) - begun
                     weight += (int(counts.sum()) - begun) * FULL_WEIGHT
-        return {TOKENS: tokens, WEIGHTS: weight}
+        return {batches.TOKENS: tokens, batches.WEIGHTS: weight}
 
     def targets(self, step: int) -> int:
         """Return the number of targets in the whole global batch of `step`."""
-        return self.denominators(step)[TOKENS]
+        return self.denominators(step)[batches.TOKENS]
 
-    def micro_batch(self, step: int, index: int) -> MicroBatch:
+    def micro_batch(self, step: int, index: int) -> batches.MicroBatch:
         """Return micro-batch `index` of `step`, with the weights of its targets."""
         micro = super().micro_batch(step, index)
         _, _, windows = self._choose_samples(step, index)
         arrays = dict(micro.arrays)
-        targets_BT = arrays[TARGETS]
+        targets_BT = arrays[batches.TARGETS]
         weights_BT = np.zeros_like(targets_BT)
         for row, (source, window) in enumerate(windows):
             if source in self._conversations:
                 self._whole.read_target_weights(source, window, weights_BT[row])
             else:  # In text, no document predicts the first id of the next document.
-                begun = np.flatnonzero(arrays[POSITIONS][row] == 0)
-                targets_BT[row, begun[begun > 0] - 1] = IGNORE
-                weights_BT[row] = np.where(targets_BT[row] == IGNORE, 0, FULL_WEIGHT)
-        arrays[WEIGHTS] = weights_BT
+                begun = np.flatnonzero(arrays[batches.POSITIONS][row] == 0)
+                targets_BT[row, begun[begun > 0] - 1] = batches.IGNORE
+                weights_BT[row] = np.where(targets_BT[row] == batches.IGNORE, 0, FULL_WEIGHT)
+        arrays[batches.WEIGHTS] = weights_BT
         if self._trimmed:
-            width = max(1, int((targets_BT != IGNORE).any(0).nonzero()[0].max()) + 1)
+            width = max(1, int((targets_BT != batches.IGNORE).any(0).nonzero()[0].max()) + 1)
             arrays = {
                 name: np.ascontiguousarray(array[:, :width]) for name, array in arrays.items()
             }
-        return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
+        return batches.MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
 
     def data_before(self, step: int) -> dict[str, Any]:
         """Return everything that the samples before `step` depend on, as JSON by name."""

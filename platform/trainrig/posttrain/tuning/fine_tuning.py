@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from trainrig import manifest, storage
+from trainrig import manifest, objectives, storage
 from trainrig.errors import ConfigError
 from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.training_facts import describe_adapters, describe_sizes
@@ -12,34 +12,10 @@ from trainrig.manifest import Manifest
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.objectives import (
-    KTO,
-    SFT,
-    AnswerSpan,
-    Classification,
-    Distillation,
-    OfLabels,
-    Scoring,
-)
 from trainrig.posttrain.model_source import is_hub_folder, open_initial_model
+from trainrig.posttrain.tuning import conversation_batches, preference_rows, teacher_probabilities
 from trainrig.posttrain.tuning.classified_batches import open_texts, read_labels
-from trainrig.posttrain.tuning.conversation_batches import (
-    ConversationBatches,
-    ConversationBatching,
-    PretrainingShare,
-)
-from trainrig.posttrain.tuning.preference_rows import (
-    TuningRows,
-    find_frozen,
-    needs_references,
-    open_rows,
-)
 from trainrig.posttrain.tuning.references import compute_references, find_reference
-from trainrig.posttrain.tuning.teacher_probabilities import (
-    HeldOutTaught,
-    check_teacher,
-    open_taught,
-)
 from trainrig.posttrain.tuning.tuning_comparison import TuningComparison
 from trainrig.posttrain.tuning.tuning_memory import describe_tuning_memory, find_largest
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
@@ -66,7 +42,7 @@ def posttrain(run: FineTuning) -> Manifest:
     stage = claim_run(job.folder, run, run.training, inputs)
     if stage.finished:
         return stage.finished
-    if needs_references(run):
+    if preference_rows.needs_references(run):
         folder = storage.make_absolute(run.conversations)
         length = run.batches.sequence_length
         start = job.adapter.base if job.adapter else job.initial_weights
@@ -156,14 +132,14 @@ def _add_head(
             f"checkpoint: {path} has an encoder and a decoder, which objective "
             f"{run.objective.kind} can't train; name a decoder"
         )
-    if isinstance(run.objective, AnswerSpan):
+    if isinstance(run.objective, objectives.AnswerSpan):
         if not model.bidirectional:
             raise ConfigError(
                 f"checkpoint: {path} is a decoder, whose tokens do not see the text after "
                 "them, so objective AnswerSpan can't train it; name an encoder"
             )
         return model.with_head("spans")
-    if isinstance(run.objective, Classification):
+    if isinstance(run.objective, objectives.Classification):
         labels = read_labels(counts)
         if not labels:
             raise ConfigError(
@@ -171,7 +147,7 @@ def _add_head(
                 'with rows = "classified"'
             )
         return model.with_head("classes", labels)
-    if isinstance(run.objective, get_args(Scoring)) and not model.bidirectional:
+    if isinstance(run.objective, get_args(objectives.Scoring)) and not model.bidirectional:
         return model.with_score_head()
     if model.bidirectional:
         raise ConfigError(
@@ -191,9 +167,11 @@ def _check_teacher(run: FineTuning, conversations: Manifest) -> Manifest | None:
 
     Raises InputError if the folder does not fit.
     """
-    if not run.teacher or not isinstance(run.objective, Distillation):
+    if not run.teacher or not isinstance(run.objective, objectives.Distillation):
         return None
-    return check_teacher(run.teacher, conversations, run.objective.temperature)
+    return teacher_probabilities.check_teacher(
+        run.teacher, conversations, run.objective.temperature
+    )
 
 
 def _find_reference(run: FineTuning, start: str, encoder: Encoder) -> str:
@@ -205,22 +183,26 @@ def _open_rows(
     start: str,
     folder: str,
     encoder: Encoder,
-    pretraining: PretrainingShare | None,
-) -> TuningRows:
+    pretraining: conversation_batches.PretrainingShare | None,
+) -> preference_rows.TuningRows:
     padding = encoder.special_tokens.padding
     if run.teacher:
         teacher = storage.make_absolute(run.teacher)
         sizes = run.batches
-        taught = functools.partial(open_taught, folder, sizes, padding, teacher, run.cache)
-        return TuningRows("conversations", taught, _build_held_out(run, folder, padding, teacher))
-    if isinstance(run.objective, OfLabels):
+        taught = functools.partial(
+            teacher_probabilities.open_taught, folder, sizes, padding, teacher, run.cache
+        )
+        return preference_rows.TuningRows(
+            "conversations", taught, _build_held_out(run, folder, padding, teacher)
+        )
+    if isinstance(run.objective, objectives.OfLabels):
         return open_texts(run, folder, padding)
-    if not isinstance(run.objective, SFT):
-        return open_rows(run, folder, padding, _find_reference(run, start, encoder))
+    if not isinstance(run.objective, objectives.SFT):
+        return preference_rows.open_rows(run, folder, padding, _find_reference(run, start, encoder))
     make = functools.partial(
         open_conversations, folder, run.batches, padding, run.cache, pretraining
     )
-    return TuningRows("conversations", make, _build_held_out(run, folder, padding))
+    return preference_rows.TuningRows("conversations", make, _build_held_out(run, folder, padding))
 
 
 def _build_comparison(
@@ -231,7 +213,7 @@ def _build_comparison(
     A model that scores generates no text, so there is nothing to compare. Raises ConfigError for
     text of another tokenizer.
     """
-    if isinstance(run.objective, (*get_args(Scoring), *get_args(OfLabels))):
+    if isinstance(run.objective, (*get_args(objectives.Scoring), *get_args(objectives.OfLabels))):
         return compare_nothing
     asked = run.comparison
     text = run.comparison.text
@@ -283,12 +265,12 @@ def estimate_tuning(run: FineTuning, machine: DeviceChoice) -> dict[str, Any]:
         path = checkpoint.resolve(run.checkpoint)
         model = checkpoint.describe(path)[0]
         # The size of a classification head depends on the labels, which are unknown here.
-        if not isinstance(run.objective, OfLabels):
+        if not isinstance(run.objective, objectives.OfLabels):
             model = _add_head(run, path, model, {})
         _check(run, model)
-        if isinstance(run.objective, KTO):
+        if isinstance(run.objective, objectives.KTO):
             encoder = Encoder.of(checkpoint.read_tokenizer_files(path))
-            frozen = find_frozen(run, _find_reference(run, path, encoder))
+            frozen = preference_rows.find_frozen(run, _find_reference(run, path, encoder))
     facts = describe_sizes(model) | counted | describe_adapters(run.lora, model)
     return facts | describe_tuning_memory(run, model, frozen, machine)
 
@@ -314,17 +296,17 @@ def _check(run: FineTuning, model: DecoderConfig) -> None:
 
 def open_conversations(
     folder: str,
-    sizes: ConversationBatching,
+    sizes: conversation_batches.ConversationBatching,
     padding: int,
     cache: BlockCache | None = None,
-    pretraining: PretrainingShare | None = None,
-) -> ConversationBatches:
+    pretraining: conversation_batches.PretrainingShare | None = None,
+) -> conversation_batches.ConversationBatches:
     """Open the training batches of a folder that `conversations` wrote.
 
     `padding` is the token id that fills rows up.
     """
     shards = TokenShards.open(storage.join(folder, TRAIN), cache)
-    return ConversationBatches(shards, sizes, padding, cache, pretraining)
+    return conversation_batches.ConversationBatches(shards, sizes, padding, cache, pretraining)
 
 
 def _build_held_out(
@@ -336,5 +318,7 @@ def _build_held_out(
     if rows == 0 or not shards.sources:
         return hold_nothing_out
     if teacher:
-        return HeldOutTaught(folder, length, padding, rows, teacher, run.cache)
+        return teacher_probabilities.HeldOutTaught(
+            folder, length, padding, rows, teacher, run.cache
+        )
     return functools.partial(open_held_out_conversations, folder, length, padding, rows, run.cache)

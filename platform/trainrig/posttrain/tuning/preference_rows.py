@@ -12,15 +12,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError
 from trainrig.objectives import KTO, Objective, ProcessReward, Referenced
 from trainrig.objectives.preference import REFERENCE_MODEL
-from trainrig.posttrain.tuning.answer_batches import (
-    Answers,
-    LabelledBatches,
-    PairBatches,
-    StepBatches,
-    build_mismatched,
-    build_step_arrays,
-    fill_row,
-)
+from trainrig.posttrain.tuning import answer_batches
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
 from trainrig.posttrain.tuning.references import StoredReferences, find_reference_folder
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
@@ -129,11 +121,11 @@ def open_answers(
     shards = TokenShards.open(storage.join(folder, TRAIN), cache)
     if kind == "pairs":
         stored = StoredReferences(references, TRAIN, shards) if references else None
-        return PairBatches(shards, sizes, padding, stored)
+        return answer_batches.PairBatches(shards, sizes, padding, stored)
     if kind == "steps":
-        return StepBatches(shards, sizes, padding)
+        return answer_batches.StepBatches(shards, sizes, padding)
     try:
-        return LabelledBatches(shards, sizes, padding)
+        return answer_batches.LabelledBatches(shards, sizes, padding)
     except ValueError as error:
         raise ConfigError(f"batches.{error}") from None
 
@@ -155,7 +147,7 @@ class HeldOutAnswers:
         shards = TokenShards.open(storage.join(self.folder, HELD_OUT), self.cache)
         check_rows(shards, self.kind)
         answers_per_row = 2 if self.kind == "pairs" else 1
-        answers = Answers(shards, self.sequence_length, answers_per_row)
+        answers = answer_batches.Answers(shards, self.sequence_length, answers_per_row)
         stored = StoredReferences(self.references, HELD_OUT, shards) if self.references else None
         batches = []
         for number, source in enumerate(shards.sources):
@@ -175,19 +167,24 @@ class HeldOutAnswers:
     def _read_arrays(
         self,
         shards: TokenShards,
-        answers: Answers,
+        answers: answer_batches.Answers,
         stored: StoredReferences | None,
         source: str,
         row: int,
     ) -> dict[str, NDArray[Any]]:
         if self.kind == "steps":
-            return build_step_arrays([answers.read_answer(source, row)], self.padding)
+            return answer_batches.build_step_arrays(
+                [answers.read_answer(source, row)], self.padding
+            )
         if self.kind == "labelled":
             own = answers.read_answer(source, row)
             after = answers.read_answer(source, (row + 1) % answers.windows(source))
             arrays = self._fill_arrays(
                 ((IDS, TARGETS), own),
-                ((KL_IDS, KL_TARGETS), build_mismatched(own, after, self.sequence_length)),
+                (
+                    (KL_IDS, KL_TARGETS),
+                    answer_batches.build_mismatched(own, after, self.sequence_length),
+                ),
             )
             return arrays | {
                 LABELS: shards.read_document_values(LABEL_ARRAY, source, np.array([row]))
@@ -210,5 +207,5 @@ class HeldOutAnswers:
         for (ids, targets), answer in given:
             arrays[ids] = np.full((1, width), self.padding, dtype=np.int64)
             arrays[targets] = np.full_like(arrays[ids], IGNORE)
-            fill_row(arrays[ids][0], arrays[targets][0], *answer)
+            answer_batches.fill_row(arrays[ids][0], arrays[targets][0], *answer)
         return arrays

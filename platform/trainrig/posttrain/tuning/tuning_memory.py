@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from trainrig import manifest, storage
+from trainrig import manifest, objectives, storage
 from trainrig.estimate.activation_bytes import RowMasks
 from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.step_memory import Memory, TuningStep
@@ -21,16 +21,6 @@ from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.attention_settings import find_maskless_setting
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.objectives import (
-    KTO,
-    SFT,
-    AnswerSpan,
-    Classification,
-    Distillation,
-    Pairwise,
-    ProcessReward,
-    Reward,
-)
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS
@@ -79,14 +69,14 @@ def find_largest(run: FineTuning, model: DecoderConfig) -> LargestRows:
     count = run.batches.micro_batch
     longest = run.batches.sequence_length
     lengths = _read_lengths(run)
-    if isinstance(objective, SFT | Distillation):
+    if isinstance(objective, objectives.SFT | objectives.Distillation):
         alone = run.batches.packing == "none" and not run.pretraining
         if alone and lengths is not None:
             longest = min(longest, int(lengths.tokens_N.max()) - 1)
         return LargestRows(count, longest, None, documents=True)
-    if isinstance(objective, Pairwise | Reward):
+    if isinstance(objective, objectives.Pairwise | objectives.Reward):
         return _find_pairs(run, model, lengths)
-    if isinstance(objective, KTO):
+    if isinstance(objective, objectives.KTO):
         if lengths is None:
             return LargestRows(count, longest, count * longest)
         # KTO also joins each prompt with another row's answer, which is cut at the end of the row.
@@ -95,11 +85,11 @@ def find_largest(run: FineTuning, model: DecoderConfig) -> LargestRows:
         return LargestRows(count, width, _sum_largest(lengths.targets_N, count))
     if lengths is not None:
         longest = min(longest, int(lengths.tokens_N.max()))
-    if isinstance(objective, ProcessReward):
+    if isinstance(objective, objectives.ProcessReward):
         steps = count * longest if lengths is None else _sum_largest(lengths.targets_N, count)
         return LargestRows(count, longest, steps)
-    assert isinstance(objective, Classification | AnswerSpan)
-    places = count if isinstance(objective, Classification) else count * longest
+    assert isinstance(objective, objectives.Classification | objectives.AnswerSpan)
+    places = count if isinstance(objective, objectives.Classification) else count * longest
     return LargestRows(count, longest, places, documents=model.bidirectional)
 
 
@@ -111,7 +101,7 @@ def _find_pairs(run: FineTuning, model: DecoderConfig, lengths: _Lengths | None)
     """
     count = run.batches.micro_batch
     longest = run.batches.sequence_length
-    scored = isinstance(run.objective, Reward)
+    scored = isinstance(run.objective, objectives.Reward)
     if lengths is None:
         return LargestRows(2 * count, longest, 2 * count if scored else 2 * count * longest)
     sides_2N = lengths.tokens_N.reshape(-1, 2).T - 1
@@ -177,7 +167,7 @@ def describe_tuning_memory(
     references = [reference.model for reference in frozen.values()]
     find = partial(estimate_tuning_memory, run, model, references, rows)
     left_out = []
-    if isinstance(run.objective, Distillation):
+    if isinstance(run.objective, objectives.Distillation):
         left_out.append(
             "the teacher's probabilities of each token, and their comparison with the student's"
         )

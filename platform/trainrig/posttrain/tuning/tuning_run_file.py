@@ -4,21 +4,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from trainrig import objectives
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives import (
-    KTO,
-    OF_ANSWERS,
-    SFT,
-    Distillation,
-    Pairwise,
-    Referenced,
-    Reward,
-    Tuning,
-)
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching, PretrainingShare
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.run_files import TrainingRunFile
@@ -40,7 +31,7 @@ class ComparisonSettings(Settings):
     rows: int = Field(default=16, ge=1)
 
 
-OfPairs = Pairwise | Reward  # Objectives that read two answers together.
+OfPairs = objectives.Pairwise | objectives.Reward  # Objectives that read two answers together.
 
 
 class FineTuning(TrainingRunFile):
@@ -64,7 +55,7 @@ class FineTuning(TrainingRunFile):
     batches: ConversationBatching  # Size, length and source mix of the batches.
     # Pretraining text to mix in, to reduce forgetting. None: no text.
     pretraining: PretrainingShare | None = None
-    objective: Tuning = SFT()  # Objective that training minimises.
+    objective: objectives.Tuning = objectives.SFT()  # Objective that training minimises.
     # Low-rank adapters to train while the model stays frozen. None: train the model itself.
     lora: LoRA | None = None
     # Model that preferences are measured from: a run folder or checkpoint. None: `checkpoint`.
@@ -134,7 +125,7 @@ class FineTuning(TrainingRunFile):
         tensor = parallel.tensor
         where = "training.parallel"
         in_places = tensor is not None and tensor.sequence_parallel
-        noise = isinstance(self.objective, SFT) and self.objective.noise > 0
+        noise = isinstance(self.objective, objectives.SFT) and self.objective.noise > 0
         for axis, there in (
             (f"{where}.context", parallel.context is not None),
             (f"{where}.pipeline", parallel.pipeline is not None),
@@ -145,7 +136,7 @@ class FineTuning(TrainingRunFile):
                     f"{axis}: objective.noise needs whole rows of embeddings on one "
                     "worker; leave out one of the two"
                 )
-        if parallel.context and self.objective.kind not in ("SFT", *OF_ANSWERS):
+        if parallel.context and self.objective.kind not in ("SFT", *objectives.OF_ANSWERS):
             raise ValueError(
                 f"{where}.context: objective {self.objective.kind} needs whole rows on each "
                 'worker; leave context out, or set objective.kind = "SFT"'
@@ -189,12 +180,12 @@ class FineTuning(TrainingRunFile):
 
     @model_validator(mode="after")
     def _check_teacher(self) -> Self:
-        if self.teacher and not isinstance(self.objective, Distillation):
+        if self.teacher and not isinstance(self.objective, objectives.Distillation):
             raise ValueError(
                 f"teacher: objective {self.objective.kind} uses no teacher; leave teacher "
                 'out, or set objective.kind = "Distillation"'
             )
-        if isinstance(self.objective, Distillation):
+        if isinstance(self.objective, objectives.Distillation):
             if not self.teacher:
                 raise ValueError(
                     "teacher: objective Distillation needs one; set it to the folder that "
@@ -209,7 +200,9 @@ class FineTuning(TrainingRunFile):
 
     @model_validator(mode="after")
     def _check_reference_is_used(self) -> Self:
-        if self.reference and not isinstance(self.objective, Referenced | KTO):
+        if self.reference and not isinstance(
+            self.objective, objectives.Referenced | objectives.KTO
+        ):
             raise ValueError(
                 f"reference: objective {self.objective.kind} uses no reference; leave it out"
             )

@@ -28,16 +28,10 @@ from trainrig.config import Field, Settings
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError, DataError
-from trainrig.quickstart.site import library_pages, source_pages
+from trainrig.quickstart.site import library_pages, questions, source_pages
 from trainrig.quickstart.site.article import Article
 from trainrig.quickstart.site.library_pages import Skipped
 from trainrig.quickstart.site.page_frame import render
-from trainrig.quickstart.site.questions import (
-    AnswerPair,
-    Instruction,
-    shuffle_answers,
-    write_instructions,
-)
 from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site, write_plants
 from trainrig.quickstart.site.source_pages import (
     Described,
@@ -122,14 +116,14 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
         pages, plants = plan_site(gathered.articles, wanted, settings.seed)
         sizes = [*run(_write_archive, _plan_archives(folder, pages, gathered.code, settings))]
     write_plants(storage.join(folder, "planted.json"), plants)
-    train, held_out = write_instructions(
+    train, held_out = questions.write_instructions(
         gathered.described, settings.instructions, settings.held_out_instructions, settings.seed
     )
     _write_lines(storage.join(folder, "instructions-train.jsonl"), train)
     _write_lines(storage.join(folder, "instructions-held-out.jsonl"), held_out)
-    pairs = shuffle_answers(train[: settings.pairs])
+    pairs = questions.shuffle_answers(train[: settings.pairs])
     _write_lines(storage.join(folder, "pairs-train.jsonl"), pairs)
-    _write_lines(storage.join(folder, "pairs-held-out.jsonl"), shuffle_answers(held_out))
+    _write_lines(storage.join(folder, "pairs-held-out.jsonl"), questions.shuffle_answers(held_out))
     return PagesReport(
         docs=len(pages),
         code=len(gathered.code),
@@ -310,5 +304,5 @@ def _render_page(page: PlannedPage | RawPage, date: str) -> RawPage:
     return RawPage(page.url, "text/html", render(page.article, page.frame), date, "utf-8")
 
 
-def _write_lines(path: str, rows: Sequence[Instruction | AnswerPair]) -> None:
+def _write_lines(path: str, rows: Sequence[questions.Instruction | questions.AnswerPair]) -> None:
     storage.write(path, "".join(row.format_line() for row in rows).encode())

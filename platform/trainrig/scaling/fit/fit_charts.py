@@ -7,28 +7,8 @@ import numpy as np
 
 from trainrig import figures
 from trainrig.report import Cell, Chart, ReportTable, format_short
-from trainrig.scaling.fit.law_views import (
-    compute_band,
-    compute_surface,
-    format_power,
-    space_computes,
-)
-from trainrig.scaling.law_plots import (
-    Agreement,
-    Band,
-    LossCurve,
-    OtherWay,
-    Parabola,
-    Profiled,
-    Residuals,
-    plot_agreement,
-    plot_contours,
-    plot_isoflops,
-    plot_loss_curves,
-    plot_optimum,
-    plot_profile,
-    plot_residuals,
-)
+from trainrig.scaling import law_plots
+from trainrig.scaling.fit import law_views
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.runs_table import RunsTable
@@ -45,7 +25,7 @@ def chart_agreement(law: Law, runs: RunsTable) -> Chart:
     held = np.array([row.loss for row in kept.rows] if kept else [])
     said = np.array([row.predicted for row in kept.rows] if kept else [])
     error = np.abs(predicted / runs.loss - 1)
-    fitted = Agreement(predicted, runs.loss)
+    fitted = law_plots.Agreement(predicted, runs.loss)
     title = f"The median error of the law is {np.median(error):.2%}, the largest {error.max():.1%}"
     caption = f"n = {len(runs):,} runs, predicted by the law."
     if kept is not None:
@@ -55,9 +35,9 @@ def chart_agreement(law: Law, runs: RunsTable) -> Chart:
         title,
         figures.draw(
             partial(
-                plot_agreement,
+                law_plots.plot_agreement,
                 fitted=fitted,
-                held_out=Agreement(said, held) if kept else None,
+                held_out=law_plots.Agreement(said, held) if kept else None,
             ),
             330,
         ),
@@ -84,13 +64,15 @@ def chart_residuals(law: Law, runs: RunsTable) -> tuple[Chart, Chart]:
         ("tokens", runs.tokens, np.array([row.tokens for row in kept])),
     )
     first, second = (
-        _chart_residual(unit, Residuals(sizes, error), Residuals(held, held_error))
+        _chart_residual(
+            unit, law_plots.Residuals(sizes, error), law_plots.Residuals(held, held_error)
+        )
         for unit, sizes, held in sides
     )
     return first, second
 
 
-def _chart_residual(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
+def _chart_residual(unit: str, fitted: law_plots.Residuals, held_out: law_plots.Residuals) -> Chart:
     least, most = np.quantile(fitted.size, (0.2, 0.8))
     few = fitted.error[fitted.size <= least].mean()
     many = fitted.error[fitted.size >= most].mean()
@@ -98,7 +80,9 @@ def _chart_residual(unit: str, fitted: Residuals, held_out: Residuals) -> Chart:
     rows = zip(fitted.size.tolist(), (100 * fitted.error).tolist(), strict=True)
     return Chart(
         title,
-        figures.draw(partial(plot_residuals, fitted=fitted, unit=unit, held_out=held_out), 240),
+        figures.draw(
+            partial(law_plots.plot_residuals, fitted=fitted, unit=unit, held_out=held_out), 240
+        ),
         label=f"Relative errors of the runs against {unit}.",
         caption=f"n = {len(fitted.size):,} runs. The title compares the fifths of the runs at both "
         "ends. A trend shows an effect that the form cannot express.",
@@ -110,9 +94,9 @@ def chart_optima(
     law: Law, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
 ) -> tuple[Chart, Chart]:
     """Chart N* and D* over compute, by the law with its interval and by the other approaches."""
-    flops = space_computes(law)
-    sizes = compute_band(law, flops, lambda best: best.parameters)
-    tokens = compute_band(law, flops, lambda best: best.tokens)
+    flops = law_views.space_computes(law)
+    sizes = law_views.compute_band(law, flops, lambda best: best.parameters)
+    tokens = law_views.compute_band(law, flops, lambda best: best.tokens)
     return (
         _chart_optimum(
             law, sizes, "parameters", _collect_other_ways(flops, isoflop, envelope, "parameters")
@@ -123,7 +107,9 @@ def chart_optima(
     )
 
 
-def _chart_optimum(law: Law, found: Band, quantity: str, others: Sequence[OtherWay]) -> Chart:
+def _chart_optimum(
+    law: Law, found: law_plots.Band, quantity: str, others: Sequence[law_plots.OtherWay]
+) -> Chart:
     assert law.ranges is not None  # a fitted law has ranges
     span = law.ranges.flops
     slope = np.log(found.value[-1] / found.value[0]) / np.log(found.x[-1] / found.x[0])
@@ -133,7 +119,7 @@ def _chart_optimum(law: Law, found: Band, quantity: str, others: Sequence[OtherW
     ends = (found.low, found.high) if found.low is not None and found.high is not None else None
     rows: list[tuple[Cell, ...]] = [
         (
-            format_power(found.x[i], 3),
+            law_views.format_power(found.x[i], 3),
             format_short(found.value[i]),
             *((format_short(ends[0][i]), format_short(ends[1][i])) if ends else (None, None)),
         )
@@ -143,7 +129,7 @@ def _chart_optimum(law: Law, found: Band, quantity: str, others: Sequence[OtherW
         f"Compute-optimal {quantity} grow as compute to the power {slope:.3f}",
         figures.draw(
             partial(
-                plot_optimum,
+                law_plots.plot_optimum,
                 band=found,
                 quantity=f"compute-optimal {quantity}",
                 others=others,
@@ -152,25 +138,27 @@ def _chart_optimum(law: Law, found: Band, quantity: str, others: Sequence[OtherW
             300,
         ),
         label=f"Compute-optimal {quantity} against compute, with a band.",
-        caption=f"Shaded: the compute of the runs, {format_power(span.least)} to "
-        f"{format_power(span.greatest)} FLOPs. Outside, the law extrapolates.{sure}",
+        caption=f"Shaded: the compute of the runs, {law_views.format_power(span.least)} to "
+        f"{law_views.format_power(span.greatest)} FLOPs. Outside, the law extrapolates.{sure}",
         table=_build_table(f"Compute-optimal {quantity}", ("FLOPs", quantity, "low", "high"), rows),
     )
 
 
 def _collect_other_ways(
     flops: Array, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None, quantity: str
-) -> list[OtherWay]:
+) -> list[law_plots.OtherWay]:
     found = []
     if isoflop is not None:
         line = getattr(isoflop, quantity)
-        found.append(OtherWay("parabolas", flops, line.coefficient * flops**line.exponent))
+        found.append(
+            law_plots.OtherWay("parabolas", flops, line.coefficient * flops**line.exponent)
+        )
         at = np.array([bowl.flops for bowl in isoflop.bowls])
         lowest = np.array([getattr(bowl, quantity) for bowl in isoflop.bowls])
-        found.append(OtherWay("minima of the parabolas", at, lowest, points=True))
+        found.append(law_plots.OtherWay("minima of the parabolas", at, lowest, points=True))
     if envelope is not None:
         line = getattr(envelope, quantity)
-        found.append(OtherWay("envelope", flops, line.coefficient * flops**line.exponent))
+        found.append(law_plots.OtherWay("envelope", flops, line.coefficient * flops**line.exponent))
     return found
 
 
@@ -181,15 +169,15 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
     sizes = law.ranges.parameters
     seen = law.ranges.tokens
     ends = (sizes.least / wide, sizes.greatest * wide), (seen.least / wide, seen.greatest * wide)
-    best = law.form.compute_optimum(space_computes(law))
+    best = law.form.compute_optimum(law_views.space_computes(law))
     ratios = runs.tokens / runs.parameters
     return Chart(
         f"The runs have {format_short(ratios.min())} to {format_short(ratios.max())} tokens per "
         "parameter",
         figures.draw(
             partial(
-                plot_contours,
-                surface=compute_surface(law.form, *ends),
+                law_plots.plot_contours,
+                surface=law_views.compute_surface(law.form, *ends),
                 frontier=(best.parameters, best.tokens),
                 runs=(runs.parameters, runs.tokens),
             ),
@@ -202,9 +190,9 @@ def chart_contours(law: Law, runs: RunsTable) -> Chart:
             "Compute-optimal parameters and tokens",
             ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
             [
-                (format_power(c, 3), format_short(n), format_short(d), loss)
+                (law_views.format_power(c, 3), format_short(n), format_short(d), loss)
                 for c, n, d, loss in zip(
-                    space_computes(law)[::5],
+                    law_views.space_computes(law)[::5],
                     best.parameters[::5],
                     best.tokens[::5],
                     best.loss[::5].tolist(),
@@ -224,7 +212,7 @@ def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
         if bowl is None and len(rows) < 4:
             continue
         drawn.append(
-            Parabola(
+            law_plots.Parabola(
                 flops=float(np.median(runs.flops_6nd[rows])),
                 parameters=runs.parameters[rows],
                 loss=runs.loss[rows],
@@ -237,7 +225,7 @@ def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
     title = f"Budgets with a minimum between their sizes: {len(lowest)}"
     return Chart(
         f"{title}; without: {refused}" if refused else title,
-        figures.draw(partial(plot_isoflops, budgets=drawn), 320),
+        figures.draw(partial(law_plots.plot_isoflops, budgets=drawn), 320),
         label="Loss against parameters, one parabola per budget with its minimum marked.",
         caption=f"n = {sum(len(b.loss) for b in drawn):,} runs of {len(drawn)} budgets, labelled "
         "in FLOPs. Dotted: a budget without a minimum between its sizes, which is not fitted.",
@@ -245,7 +233,7 @@ def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
             "Minima of the parabolas",
             ("FLOPs", "parameters", "loss (nats per token)"),
             [
-                (format_power(b.flops, 3), format_short(b.lowest[0]), b.lowest[1])
+                (law_views.format_power(b.flops, 3), format_short(b.lowest[0]), b.lowest[1])
                 for b in lowest
                 if b.lowest
             ],
@@ -259,20 +247,20 @@ def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
     for trial in dict.fromkeys(along.trial.tolist()):
         rows = np.flatnonzero(along.trial == trial)
         order = rows[np.argsort(along.flops_6nd[rows], kind="stable")]
-        drawn.append(LossCurve(along.flops_6nd[order], along.loss[order]))
+        drawn.append(law_plots.LossCurve(along.flops_6nd[order], along.loss[order]))
     least = None if fit is None else (fit.flops, fit.loss)
     sizes = 0 if fit is None else len(np.unique(fit.best))
     title = f"{len(drawn):,} training curves"
     return Chart(
         title if fit is None else f"{title}; {sizes} sizes are best at some compute",
-        figures.draw(partial(plot_loss_curves, curves=drawn, envelope=least), 300),
+        figures.draw(partial(law_plots.plot_loss_curves, curves=drawn, envelope=least), 300),
         label="Loss against compute, one line per training run, with their envelope.",
         caption=f"n = {len(along):,} points of {len(drawn):,} training runs.",
         table=_build_table(
             "Points",
             ("run", "FLOPs", "loss (nats per token)"),
             [
-                (str(along.trial[i]), format_power(along.flops_6nd[i], 3), along.loss[i])
+                (str(along.trial[i]), law_views.format_power(along.flops_6nd[i], 3), along.loss[i])
                 for i in range(len(along))
             ],
         ),
@@ -290,7 +278,7 @@ def _chart_profile(name: str, profile: Profile) -> Chart:
         "no bound below" if interval.low is None else f"from {interval.low:.4g}",
         "no bound above" if interval.high is None else f"to {interval.high:.4g}",
     )
-    drawn = Profiled(
+    drawn = law_plots.Profiled(
         name=name,
         values=profile.values,
         rise=profile.rises / profile.cutoff,
@@ -301,7 +289,7 @@ def _chart_profile(name: str, profile: Profile) -> Chart:
     rows = zip(profile.values.tolist(), (profile.rises / profile.cutoff).tolist(), strict=True)
     return Chart(
         f"{name}: {', '.join(ends)}",
-        figures.draw(partial(plot_profile, profile=drawn), 200),
+        figures.draw(partial(law_plots.plot_profile, profile=drawn), 200),
         label=f"Rise of the objective for other values of {name}.",
         caption="Values below the dashed line are within the 95% interval. All other constants are "
         "fitted again at each point.",

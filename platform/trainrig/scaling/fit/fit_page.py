@@ -12,25 +12,9 @@ import numpy as np
 from trainrig import figures, report, storage
 from trainrig.errors import DataError
 from trainrig.report import Chart, Details, KeyFigure, ReportTable, Section, Text
-from trainrig.scaling.fit.fit_charts import (
-    chart_agreement,
-    chart_contours,
-    chart_envelope,
-    chart_isoflops,
-    chart_optima,
-    chart_profiles,
-    chart_residuals,
-)
+from trainrig.scaling.fit import fit_charts, law_views
 from trainrig.scaling.fit.law_fit import LAW_FILE, Fitted
 from trainrig.scaling.fit.law_summary import find_grave_warnings, find_warnings
-from trainrig.scaling.fit.law_views import (
-    BEYOND,
-    COMPUTES,
-    LEVEL,
-    format_ends,
-    format_formula,
-    format_power,
-)
 from trainrig.scaling.law_plots import Band, ScoredRuns, plot_task_scores
 from trainrig.scaling.laws.law import IntervalEstimate, Law, TaskLaw, refuse_draws
 from trainrig.scaling.laws.law_formats import format_count, format_interval, format_loss
@@ -51,20 +35,20 @@ def _chart_task(task: TaskLaw, runs: RunsTable) -> Chart:
     scores = asked.task_scores[task.task]
     losses = asked.task_losses[task.task]
     form = task.form
-    line = np.geomspace(flops.min(), flops.max() * BEYOND, COMPUTES)
+    line = np.geomspace(flops.min(), flops.max() * law_views.BEYOND, law_views.COMPUTES)
     band = Band(line, form.compute_score(line))
     if not refuse_draws(len(task.draws), task.draws_failed):
-        tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+        tails = ((1 - law_views.LEVEL) / 2, (1 + law_views.LEVEL) / 2)
         band = Band(line, band.value, *np.quantile(task.drawn.compute_score(line), tails, axis=0))
     ask = 10 * float(flops.max())
     rows = zip(
-        asked.name.tolist(), map(format_power, flops), losses.tolist(), scores.tolist(),
+        asked.name.tolist(), map(law_views.format_power, flops), losses.tolist(), scores.tolist(),
         form.compute_score(flops).tolist(), strict=True,
     )  # fmt: skip
     return Chart(
         f"{task.task}: expected score {float(form.compute_score(ask)):.3f} "
-        f"{format_interval(task.compute_interval(ask))} at {format_power(ask)} FLOPs, 10 times "
-        "the largest run",
+        f"{format_interval(task.compute_interval(ask))} at {law_views.format_power(ask)} FLOPs, "
+        "10 times the largest run",
         figures.draw(
             partial(
                 plot_task_scores,
@@ -77,9 +61,9 @@ def _chart_task(task: TaskLaw, runs: RunsTable) -> Chart:
         label=f"Score of {task.task} against compute, with the law and its band.",
         caption=f"n = {task.runs} runs, with standard errors of their scores. The loss of right "
         f"answers is {form.E:.3g} + {form.A:.3g} "
-        f"(C/{format_power(form.unit)})^-{form.alpha:.3g} nats per byte. The score is "
+        f"(C/{law_views.format_power(form.unit)})^-{form.alpha:.3g} nats per byte. The score is "
         f"half-way from chance to 1 at a loss of {form.middle:.3g}. The band contains "
-        f"{LEVEL:.0%} of {len(task.draws):,} bootstrap draws of the expected score.",
+        f"{law_views.LEVEL:.0%} of {len(task.draws):,} bootstrap draws of the expected score.",
         table=ReportTable(
             "Runs",
             ("run", "FLOPs", "loss of right answers, nats per byte", "score", "predicted score"),
@@ -109,13 +93,15 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
     envelope = _try_fit(lambda: fit_envelope(fitted.along, fitted.settings.envelope))
     curves: list[Chart] = []
     if isoflop is not None:
-        curves.append(chart_isoflops(runs, isoflop))
+        curves.append(fit_charts.chart_isoflops(runs, isoflop))
     if len(set(fitted.along.trial.tolist())) < len(fitted.along):
-        curves.append(chart_envelope(fitted.along, envelope))
+        curves.append(fit_charts.chart_envelope(fitted.along, envelope))
     asked = law.tasks or law.tasks_refused
     sections = [
         Section(
-            "fit", "How well it fits", (chart_agreement(law, runs), *chart_residuals(law, runs))
+            "fit",
+            "How well it fits",
+            (fit_charts.chart_agreement(law, runs), *fit_charts.chart_residuals(law, runs)),
         ),
         Section("constants", "Confidence in the constants", _build_constants(fitted)),
         Section(
@@ -152,7 +138,7 @@ def _format_sentence(law: Law) -> str:
     factor = f"{NEXT:g} times the largest run's compute"
     chosen = f" Form: {law.choice}." if law.choice else ""
     return (
-        f"At {format_power(ask)} FLOPs, {factor}, {format_count(float(best.parameters))} "
+        f"At {law_views.format_power(ask)} FLOPs, {factor}, {format_count(float(best.parameters))} "
         f"parameters on {format_count(float(best.tokens))} tokens are compute-optimal, with a "
         "loss of "
         f"{format_loss(float(best.loss))}{'' if found is None else f' {format_interval(found)}'} "
@@ -177,7 +163,7 @@ def _build_key_figures(law: Law) -> tuple[KeyFigure, ...]:
             "D/N",
             f"{ratio:.3g}",
             "tokens per parameter",
-            f"at {format_power(ask)} FLOPs; {format_interval(ratio_interval)}",
+            f"at {law_views.format_power(ask)} FLOPs; {format_interval(ratio_interval)}",
         )
     ]
     for name, title in (("parameters_exponent", "Exponent of N*"), ("E", "Irreducible loss E")):
@@ -213,8 +199,8 @@ def _build_constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]
         (
             name.replace("_", " "),
             f"{estimate.value:.5g}",
-            *format_ends(estimate.bootstrap),
-            *format_ends(estimate.profile),
+            *law_views.format_ends(estimate.bootstrap),
+            *law_views.format_ends(estimate.profile),
             "–" if estimate.standard_error is None else f"{estimate.standard_error:.3g}",
         )
         for name, estimate in law.estimates.items()
@@ -229,7 +215,8 @@ def _build_constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]
     )
     chosen = f" Form: {law.choice}." if law.choice else ""
     text = Text(
-        f"{format_formula(law.form)}, N {law.parameters_count}, losses in {law.loss_unit}.{chosen}"
+        f"{law_views.format_formula(law.form)}, N {law.parameters_count}, "
+        f"losses in {law.loss_unit}.{chosen}"
     )
     fit = law.fit
     proof = (
@@ -242,7 +229,7 @@ def _build_constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]
             f"{fit.gradient_norm:.1e}; {fit.starts_that_agree:.0%} of {fit.starts} starts agree."
         )
     )
-    charts = chart_profiles(fitted.profiles)
+    charts = fit_charts.chart_profiles(fitted.profiles)
     folded = tuple(Details(chart.title, (chart,)) for chart in charts)
     return text, table, *((Text(proof),) if proof else ()), *folded
 
@@ -250,7 +237,7 @@ def _build_constants(fitted: Fitted) -> tuple[Text | ReportTable | Details, ...]
 def _chart_frontier(
     law: Law, runs: RunsTable, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
 ) -> tuple[Chart, ...]:
-    return (*chart_optima(law, isoflop, envelope), chart_contours(law, runs))
+    return (*fit_charts.chart_optima(law, isoflop, envelope), fit_charts.chart_contours(law, runs))
 
 
 def _build_approaches(law: Law) -> tuple[ReportTable | Text, ...]:
@@ -290,7 +277,7 @@ def _build_approaches(law: Law) -> tuple[ReportTable | Text, ...]:
 def _format_exponent(estimate: IntervalEstimate | None) -> tuple[str, str, str]:
     if estimate is None:
         return "–", "–", "–"
-    return f"{estimate.value:.4f}", *format_ends(estimate.bootstrap)
+    return f"{estimate.value:.4f}", *law_views.format_ends(estimate.bootstrap)
 
 
 def _find_least_criterion(law: Law) -> float:
@@ -355,7 +342,7 @@ def _describe_cut(rows: int) -> str:
 
 
 def _list_commands(law: Law, folder: str) -> tuple[report.PageCommand, ...]:
-    ask = format_power(_compute_asked_flops(law))
+    ask = law_views.format_power(_compute_asked_flops(law))
     return (
         report.PageCommand(
             f"trainrig plan {folder}/{LAW_FILE} --flops {ask}", "Plan a run with this compute"

@@ -27,20 +27,9 @@ from trainrig.scaling.laws.law import (
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_screening import Exclusions, Screened, screen
 from trainrig.scaling.laws.runs_table import Counts, Floats, RunsTable, join_tables
+from trainrig.scaling.regression import form_choice
 from trainrig.scaling.regression.approaches import fit_approaches, fit_frontier_laws
 from trainrig.scaling.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
-from trainrig.scaling.regression.form_choice import (
-    EPOCHS,
-    HeldOutSplit,
-    HoldOut,
-    Kind,
-    LawForms,
-    NotJudgedError,
-    count_repeating,
-    fit_forms,
-    judge,
-    split_held_out,
-)
 from trainrig.scaling.regression.hoffmann import Envelope, IsoFlop
 from trainrig.scaling.regression.minimise import Huber, Loss
 from trainrig.scaling.regression.profile_likelihood import Profile, compute_profiles, with_profiles
@@ -56,14 +45,14 @@ log = logging.getLogger(__name__)
 class LawFit(Settings):
     """Settings of a scaling-law fit."""
 
-    form: Kind | None = None  # None: the form that predicts the held-out runs best
+    form: form_choice.Kind | None = None  # None: the form that predicts the held-out runs best
     loss: Loss = Huber()  # loss of the residuals of log loss
     exclusions: Exclusions = Exclusions()
     counts: Counts | None = None  # parameters that N counts; None: as the table does
     tokenizer: str = ""  # tokenizer of the runs, for a table that does not name it
     # Runs held out to evaluate the law. If this key is given, a fit without them must succeed; by
     # default a law that cannot be fitted without them is not evaluated.
-    hold_out: HoldOut = HoldOut()
+    hold_out: form_choice.HoldOut = form_choice.HoldOut()
     bootstrap: Bootstrap = Bootstrap()
     isoflop: IsoFlop = IsoFlop()
     envelope: Envelope = Envelope()
@@ -115,7 +104,9 @@ def fit_law(
     held_out = None
     if halves is not None:
         reporter.stage("evaluating on the held-out runs")
-        held_out = judge(halves, forms.judged[forms.chosen].fit, settings.bootstrap, reporter.count)
+        held_out = form_choice.judge(
+            halves, forms.judged[forms.chosen].fit, settings.bootstrap, reporter.count
+        )
     reporter.stage("bootstrap")
     draws = bootstrap_form(fit, settings.bootstrap, reporter.count)
     quantities = (
@@ -156,25 +147,31 @@ def fit_law(
 
 def _judge_forms(
     runs: RunsTable, settings: LawFit, reporter: Progress
-) -> tuple[LawForms, HeldOutSplit | None, str]:
+) -> tuple[form_choice.LawForms, form_choice.HeldOutSplit | None, str]:
     """Return the fitted forms, the held-out split or None, and why it is None if unexpected."""
-    halves = split_held_out(runs, settings.hold_out) if settings.hold_out.share else None
+    halves = (
+        form_choice.split_held_out(runs, settings.hold_out) if settings.hold_out.share else None
+    )
     try:
-        return fit_forms(runs, halves, settings.form, settings.loss, reporter.stage), halves, ""
-    except NotJudgedError as why:
+        return (
+            form_choice.fit_forms(runs, halves, settings.form, settings.loss, reporter.stage),
+            halves,
+            "",
+        )
+    except form_choice.NotJudgedError as why:
         if "hold_out" in settings.model_fields_set:
             raise
         log.warning("the law is not evaluated on held-out runs: %s", why)
-        forms = fit_forms(runs, None, settings.form, settings.loss, reporter.stage)
+        forms = form_choice.fit_forms(runs, None, settings.form, settings.loss, reporter.stage)
         return forms, None, str(why)
 
 
-def _warn_of_repeats(runs: RunsTable, kind: Kind) -> None:
-    if kind != "DataConstrained" and (count := count_repeating(runs)):
+def _warn_of_repeats(runs: RunsTable, kind: form_choice.Kind) -> None:
+    if kind != "DataConstrained" and (count := form_choice.count_repeating(runs)):
         log.warning(
             "%d of %d runs saw their tokens more than %d times; %s counts repeated tokens as new "
             "ones. Use --form DataConstrained, which does not",
-            *(count, len(runs), EPOCHS, kind),
+            *(count, len(runs), form_choice.EPOCHS, kind),
         )
 
 
@@ -241,7 +238,7 @@ def _choose_tokenizer(runs: RunsTable, given: str) -> str:
     return given or (named.pop() if named else "unknown")
 
 
-def _determines_exponent(kind: Kind) -> bool:
+def _determines_exponent(kind: form_choice.Kind) -> bool:
     """Return whether the form's own constants determine the exponent of N*(C).
 
     OverTraining always implies N* ~ C^0.5, so its exponent tells nothing about the runs.
@@ -261,7 +258,10 @@ def _fit_frontiers(screened: Screened, settings: LawFit) -> dict[str, IntervalEs
 
 
 def _collect_approaches(
-    screened: Screened, kind: Kind, estimates: dict[str, IntervalEstimate], settings: LawFit
+    screened: Screened,
+    kind: form_choice.Kind,
+    estimates: dict[str, IntervalEstimate],
+    settings: LawFit,
 ) -> tuple[Approach, ...]:
     """Return approaches 1 and 2 of Hoffmann et al., and the exponent of the fitted form."""
     found = fit_approaches(

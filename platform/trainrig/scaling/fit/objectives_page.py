@@ -7,21 +7,18 @@ import numpy as np
 
 from trainrig import figures, report, storage
 from trainrig.report import Chart, KeyFigure, ReportTable, Section, Text
+from trainrig.scaling.fit import objective_comparison
 from trainrig.scaling.fit.fit_page import PAGE
 from trainrig.scaling.fit.law_fit import LAW_FILE, Fitted
 from trainrig.scaling.fit.law_views import format_power
-from trainrig.scaling.fit.objective_comparison import (
-    COMPUTES,
-    NOT_COMPARED,
-    ObjectiveComparison,
-    find_best_division,
-)
 from trainrig.scaling.law_plots import OBJECTIVE_COLOURS, BestOf, plot_objectives
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.laws.law_formats import format_count, format_interval, name_objective
 
 
-def write_objectives_page(folder: str, found: ObjectiveComparison, fits: Sequence[Fitted]) -> str:
+def write_objectives_page(
+    folder: str, found: objective_comparison.ObjectiveComparison, fits: Sequence[Fitted]
+) -> str:
     """Write the comparison's `report.html` to `folder`, and return the path."""
     path = storage.join(folder, PAGE)
     page = report.ReportPage(
@@ -59,7 +56,7 @@ def _format_sizes(found: Interval | None) -> str:
     return f"{format_count(found.low)} to {format_count(found.high)}"
 
 
-def _format_sentence(found: ObjectiveComparison) -> str:
+def _format_sentence(found: objective_comparison.ObjectiveComparison) -> str:
     best = "; ".join(
         f"{objective.name} {format_count(objective.optima[-1].parameters)} parameters on "
         f"{format_count(objective.optima[-1].tokens)} tokens"
@@ -68,7 +65,7 @@ def _format_sentence(found: ObjectiveComparison) -> str:
     return f"Compute-optimal at {format_power(found.flops[-1])} FLOPs, counted exactly: {best}."
 
 
-def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
+def _build_key_figures(found: objective_comparison.ObjectiveComparison) -> tuple[KeyFigure, ...]:
     """Build the key figures: optima at the greatest compute of the first three objectives."""
     figures = []
     for objective in found.objectives[:3]:
@@ -82,12 +79,15 @@ def _build_key_figures(found: ObjectiveComparison) -> tuple[KeyFigure, ...]:
 
 
 def _build_best_divisions(
-    found: ObjectiveComparison, fits: Sequence[Fitted]
+    found: objective_comparison.ObjectiveComparison, fits: Sequence[Fitted]
 ) -> tuple[Text | Chart | ReportTable, ...]:
     least = max(float(fitted.runs.flops.min()) for fitted in fits)
-    computes = np.geomspace(least, found.flops[-1], COMPUTES)
+    computes = np.geomspace(least, found.flops[-1], objective_comparison.COMPUTES)
     optima = [
-        [find_best_division(fitted.law.form, fitted.runs, flops) for flops in computes]
+        [
+            objective_comparison.find_best_division(fitted.law.form, fitted.runs, flops)
+            for flops in computes
+        ]
         for fitted in fits
     ]
     charts = []
@@ -142,10 +142,15 @@ def _build_best_divisions(
             for score in found.tasks
         ),
     )  # fmt: skip
-    return (Text(f"{NOT_COMPARED}."), table, *charts, *((tasks,) if found.tasks else ()))
+    return (
+        Text(f"{objective_comparison.NOT_COMPARED}."),
+        table,
+        *charts,
+        *((tasks,) if found.tasks else ()),
+    )
 
 
-def _build_laws(found: ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
+def _build_laws(found: objective_comparison.ObjectiveComparison) -> tuple[ReportTable | Text, ...]:
     comparable = ReportTable(
         "Comparable: growth with exact compute",
         ("objective", "N* ~ C^", "D* ~ C^", "compute that halves the loss above E", "95%"),

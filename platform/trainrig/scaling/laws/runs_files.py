@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 from trainrig import config, storage
 from trainrig import storage as utf8
 from trainrig.errors import DataError
-from trainrig.scaling.laws.runs_table import (
-    NEEDED,
-    NUMBERS,
-    RUNS_FILE,
-    TEXTS,
-    RunsTable,
-    read_parquet,
-)
+from trainrig.scaling.laws import runs_table
 
 # Other headers that are accepted for our columns.
 SYNONYMS = {
@@ -69,7 +62,7 @@ class Csv:
         return found
 
 
-def read_csv(path: str, columns: Mapping[str, str]) -> RunsTable:
+def read_csv(path: str, columns: Mapping[str, str]) -> runs_table.RunsTable:
     """Read the table of runs in a CSV file that has a header line.
 
     `columns` maps our column names to the file's headers; without it, published tables are
@@ -112,8 +105,8 @@ def parse(path: str) -> Csv:
     return Csv(path, cells, lines[1:])
 
 
-def _read_named(table: Csv, columns: Mapping[str, str]) -> RunsTable:
-    ours = (*TEXTS, *NUMBERS, "total_parameters")
+def _read_named(table: Csv, columns: Mapping[str, str]) -> runs_table.RunsTable:
+    ours = (*runs_table.TEXTS, *runs_table.NUMBERS, "total_parameters")
     for name, header in columns.items():
         if name not in ours:
             hint = config.suggest_choice(name, ours)
@@ -129,12 +122,12 @@ def _read_named(table: Csv, columns: Mapping[str, str]) -> RunsTable:
     found.pop("total_parameters", None)
     _refuse_missing(table, found)
     given: dict[str, Any] = {
-        name: table.cells[header] if name in TEXTS else table.parse_numbers(header)
+        name: table.cells[header] if name in runs_table.TEXTS else table.parse_numbers(header)
         for name, header in found.items()
     }
     if "tokens" not in given:
         given["tokens"] = given["flops"] / (6 * given["parameters"])
-    return RunsTable.of(**given, counts="total" if total else "non-embedding")
+    return runs_table.RunsTable.of(**given, counts="total" if total else "non-embedding")
 
 
 def _find_header(table: Csv, name: str, columns: Mapping[str, str]) -> str | None:
@@ -154,7 +147,7 @@ def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:
                     f"{table.path}: losses in {unit} (column '{header}'); laws are fitted to nats "
                     "per token with one tokenizer: convert the losses and name the column `loss`"
                 )
-    missing = [name for name in NEEDED if name not in found]
+    missing = [name for name in runs_table.NEEDED if name not in found]
     if "tokens" in missing and "flops" in found:
         missing.remove("tokens")
     if missing:
@@ -167,14 +160,14 @@ def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:
 # --- published tables
 
 
-def _parse_chinchilla(table: Csv) -> RunsTable:
+def _parse_chinchilla(table: Csv) -> runs_table.RunsTable:
     """Return the runs in figure 4 of Hoffmann et al. (arXiv:2203.15556).
 
     Besiroglu et al. 2024 read the points off the figure.
     """
     parameters = table.parse_numbers("Model Size")
     flops = table.parse_numbers("Training FLOP")
-    return RunsTable.of(
+    return runs_table.RunsTable.of(
         parameters=parameters,
         tokens=flops / (6 * parameters),
         flops=flops,
@@ -185,9 +178,9 @@ def _parse_chinchilla(table: Csv) -> RunsTable:
     )
 
 
-def _parse_datablations(table: Csv) -> RunsTable:
+def _parse_datablations(table: Csv) -> runs_table.RunsTable:
     """Return runs on repeated data from Muennighoff et al. (arXiv:2305.16264)."""
-    return RunsTable.of(
+    return runs_table.RunsTable.of(
         name=table.cells["name"],
         parameters=table.parse_numbers("params"),
         tokens=table.parse_numbers("tokens"),
@@ -199,7 +192,7 @@ def _parse_datablations(table: Csv) -> RunsTable:
     )
 
 
-def _parse_gadre(table: Csv) -> RunsTable:
+def _parse_gadre(table: Csv) -> runs_table.RunsTable:
     """Return over-trained models on three corpora from Gadre et al. (arXiv:2403.08540).
 
     N is the total number of parameters there. The loss is the one on C4's validation split.
@@ -208,7 +201,7 @@ def _parse_gadre(table: Csv) -> RunsTable:
         h.removeprefix("loss_"): table.parse_numbers(h) for h in table.cells if h[:5] == "loss_"
     }
     without = table.parse_numbers("params_no_embed")
-    return RunsTable.of(
+    return runs_table.RunsTable.of(
         name=table.cells["name"],
         recipe=table.cells["dataset"],
         parameters=without,
@@ -232,7 +225,7 @@ OLMO_SIZES = {
 }
 
 
-def _parse_olmo(table: Csv) -> RunsTable:
+def _parse_olmo(table: Csv) -> runs_table.RunsTable:
     """Return the model ladder of Bhagia et al. (arXiv:2412.04403), with losses on C4."""
     names = table.cells["run"]
     for line, name in enumerate(names, 2):
@@ -240,7 +233,7 @@ def _parse_olmo(table: Csv) -> RunsTable:
             raise DataError(f"{table.path}:{line}: '{name}' names no size of the OLMo ladder")
     sizes = np.array([OLMO_SIZES[name.split("-")[0]] for name in names], dtype=np.float64)
     tokens = table.parse_numbers("tokens")
-    return RunsTable.of(
+    return runs_table.RunsTable.of(
         name=names,
         parameters=sizes[:, 0],
         tokens=tokens,
@@ -252,7 +245,7 @@ def _parse_olmo(table: Csv) -> RunsTable:
     )
 
 
-def _parse_porian(table: Csv) -> RunsTable:
+def _parse_porian(table: Csv) -> runs_table.RunsTable:
     """Return the best size at each budget, by study, from Porian et al. (arXiv:2406.19146).
 
     The rows are minima that the authors found: they determine N*(C), but not a loss as a function
@@ -262,7 +255,7 @@ def _parse_porian(table: Csv) -> RunsTable:
     parts = ("dataset", "hparams", "warmup", "decay", "param_count", "val")
     study = ["/".join(values) for values in zip(*(cells[part] for part in parts), strict=True)]
     flops = table.parse_numbers("flops")
-    return RunsTable.of(
+    return runs_table.RunsTable.of(
         name=[f"{s} at {c:.3g} FLOPs" for s, c in zip(study, flops, strict=True)],
         recipe=study,
         parameters=table.parse_numbers("n"),
@@ -274,7 +267,7 @@ def _parse_porian(table: Csv) -> RunsTable:
     )
 
 
-Reader = Callable[[Csv], RunsTable]
+Reader = Callable[[Csv], runs_table.RunsTable]
 PUBLISHED: dict[frozenset[str], Reader] = {
     frozenset({"Model Size", "Training FLOP", "loss"}): _parse_chinchilla,
     frozenset({"name", "params", "params_no_embed", "cc_mult", "loss_c4_val"}): _parse_gadre,
@@ -284,7 +277,7 @@ PUBLISHED: dict[frozenset[str], Reader] = {
 }
 
 
-def read_table(path: str, columns: Mapping[str, str] | None = None) -> RunsTable:
+def read_table(path: str, columns: Mapping[str, str] | None = None) -> runs_table.RunsTable:
     """Read the table of runs at `path`: a sweep's folder, a `.parquet` file or a `.csv` file.
 
     `columns` maps our column names to a CSV's headers: `{"loss": "eval/loss"}`. Raises DataError if
@@ -294,11 +287,13 @@ def read_table(path: str, columns: Mapping[str, str] | None = None) -> RunsTable
         return read_csv(path, columns or {})
     if columns:
         raise DataError(
-            f"{path}: --column works with a CSV only; {RUNS_FILE} has fixed column names"
+            f"{path}: --column works with a CSV only; {runs_table.RUNS_FILE} has fixed column names"
         )
     if not path.endswith(".parquet") and storage.exists(path):
         raise DataError(
-            f"{path}: no table of runs; give the folder of a finished sweep, its {RUNS_FILE}, "
-            "or a table with a header line whose name ends in .csv"
+            f"{path}: no table of runs; give the folder of a finished sweep, its "
+            f"{runs_table.RUNS_FILE}, or a table with a header line whose name ends in .csv"
         )
-    return read_parquet(path if path.endswith(".parquet") else storage.join(path, RUNS_FILE))
+    return runs_table.read_parquet(
+        path if path.endswith(".parquet") else storage.join(path, runs_table.RUNS_FILE)
+    )

@@ -11,15 +11,8 @@ from dataclasses import dataclass, fields
 from trainrig.errors import ConfigError
 from trainrig.flops import BACKWARD, compute_mean_keys
 from trainrig.hardware import Device
+from trainrig.models.architecture import shapes
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.shapes import (
-    FeedForwardShape,
-    LayerShape,
-    MixtureShape,
-    NormShape,
-    ProjectionShape,
-    StackShape,
-)
 from trainrig.scaling.layout import planner_terms
 from trainrig.train.run_file.training_settings import Training
 
@@ -72,12 +65,12 @@ def iterate_products(part: object, tokens: float, split: int) -> Iterator[Produc
     which would be computed alike on all ranks of the group, is divided into `split` equal parts of
     the tokens.
     """
-    if isinstance(part, ProjectionShape):
+    if isinstance(part, shapes.ProjectionShape):
         yield Product(tokens, part.outputs, part.inputs)
-    elif isinstance(part, StackShape):
+    elif isinstance(part, shapes.StackShape):
         rows = tokens * part.active / part.experts
         yield Product(rows, part.outputs, part.inputs, part.experts)
-    elif isinstance(part, MixtureShape):
+    elif isinstance(part, shapes.MixtureShape):
         yield Product(tokens / split, part.router.outputs, part.router.inputs)
         yield from iterate_products(part.experts, tokens, split)
         yield from iterate_products(part.shared, tokens, split)
@@ -160,7 +153,7 @@ class Timer:
         return self.time_moving(size), BACKWARD * self.time_moving(size)
 
     def time_layer(
-        self, layer: LayerShape, model: DecoderConfig, tokens: float, tensor: int, split: int
+        self, layer: shapes.LayerShape, model: DecoderConfig, tokens: float, tensor: int, split: int
     ) -> Kernels:
         """Return the seconds of one layer on one device, without attention itself.
 
@@ -212,7 +205,7 @@ def count_attention_flops(
     return 4.0 * heads * model.shape.head_channels * keys * tokens
 
 
-def _count_moved(layer: LayerShape, model: DecoderConfig, split: int, fused: bool) -> float:
+def _count_moved(layer: shapes.LayerShape, model: DecoderConfig, split: int, fused: bool) -> float:
     """Return the elements per token that kernels between products read and write in a forward pass.
 
     If `fused`, as in compiled layers, each norm reads and writes the stream, each of two sums reads
@@ -227,18 +220,20 @@ def _count_moved(layer: LayerShape, model: DecoderConfig, split: int, fused: boo
         layer.feedforward_output_norm,
     )
     per_norm, per_rotation = (2, 2) if fused else (NORM, TURNED)
-    normed = per_norm * sum(isinstance(norm, NormShape) for norm in norms)
+    normed = per_norm * sum(isinstance(norm, shapes.NormShape) for norm in norms)
     stream = model.channels * (normed + 2 * 3) / split
     turned = per_rotation * (layer.attention.query.outputs + layer.attention.key.outputs)
     return stream + turned + _count_feedforward_moved(layer.feedforward, 0 if fused else 2)
 
 
-def _count_feedforward_moved(part: FeedForwardShape | MixtureShape, apart: int) -> float:
+def _count_feedforward_moved(
+    part: shapes.FeedForwardShape | shapes.MixtureShape, apart: int
+) -> float:
     """Return the elements per token that the feed-forward part reads and writes between products.
 
     `apart` is the number of additional reads and writes of the gate's activation.
     """
-    if isinstance(part, MixtureShape):
+    if isinstance(part, shapes.MixtureShape):
         up, copies = part.experts.up, 2 * 2 * part.experts.up.inputs * part.experts.up.active
         wide = (3 + apart if part.experts.gate is not None else 2) * up.active * up.outputs
         return (

@@ -12,25 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+from trainrig.estimate import step_memory
 from trainrig.estimate.activation_bytes import estimate_at_head, estimate_layers_per_token
 from trainrig.estimate.model_share import ModelParts, slice_parameters
-from trainrig.estimate.step_memory import (
-    HeldActivations,
-    HeldParameters,
-    Memory,
-    estimate_peak_memory,
-)
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes
 from trainrig.parallel.layout import needs_sharding
-from trainrig.scaling.layout.communication import (
-    NOTHING,
-    Cluster,
-    DataTraffic,
-    Exchange,
-    Sent,
-    estimate_replica_traffic,
-)
+from trainrig.scaling.layout import communication
 from trainrig.scaling.layout.device_compute import Kernels, Timer
 from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.train.run_file.training_settings import Training
@@ -87,9 +75,9 @@ class LayerPass:
     kernels: Kernels
     # seconds that recomputation takes for products, for attention and for elementwise kernels
     recomputation: tuple[float, float, float]
-    tensor: Exchange  # traffic of both parts of the layer
-    context: Exchange
-    expert: Exchange
+    tensor: communication.Exchange  # traffic of both parts of the layer
+    context: communication.Exchange
+    expert: communication.Exchange
     repeats: bool  # true if the backward pass recomputes the layer
 
     def sum_waits(self) -> tuple[float, float]:
@@ -119,7 +107,7 @@ class Replica:
     layers: tuple[LayerPass, ...]
     kinds: tuple[int, ...]  # index of the first layer of the same sizes, one for each layer
     head: Kernels
-    ends: Exchange  # tensor-parallel traffic at the embedding and at the head
+    ends: communication.Exchange  # tensor-parallel traffic at the embedding and at the head
     stream: float  # bytes of the activations between layers
     split: int  # devices over which those activations are divided
     tokens: float  # tokens of a micro-batch on one device of a context group
@@ -152,13 +140,13 @@ class PipelineDevice:
     def __init__(
         self,
         timer: Timer,
-        cluster: Cluster,
+        cluster: communication.Cluster,
         degrees: Degrees,
         replica: Replica,
         parts: ModelParts,
         device: int,
         ranges: tuple[range, ...],
-        stage: Exchange,
+        stage: communication.Exchange,
     ) -> None:
         """Prepare the layers of a device for estimates.
 
@@ -223,9 +211,11 @@ class PipelineDevice:
         return forward, self.spent.total - forward
 
     @cached_property
-    def sent(self) -> tuple[Sent, Sent, Sent, Sent]:
+    def sent(
+        self,
+    ) -> tuple[communication.Sent, communication.Sent, communication.Sent, communication.Sent]:
         """Traffic of a micro-batch for the first four fields of StepTraffic, in their order."""
-        tensor = context = expert = NOTHING
+        tensor = context = expert = communication.NOTHING
         for layer in self._layers:
             tensor += _sum_sent(layer.tensor, layer.repeats)
             context += _sum_sent(layer.context, layer.repeats)
@@ -237,14 +227,16 @@ class PipelineDevice:
         )
         return tensor, context, expert, between
 
-    def estimate_data_traffic(self, layout: DeviceLayout, micro_batches: int) -> DataTraffic:
+    def estimate_data_traffic(
+        self, layout: DeviceLayout, micro_batches: int
+    ) -> communication.DataTraffic:
         """Return the traffic for parameters and gradients in a step.
 
         `micro_batches` is the number of micro-batches of a replica in the step.
         """
         size = self._timer.size
         layers = len(self._layers)
-        return estimate_replica_traffic(
+        return communication.estimate_replica_traffic(
             self._cluster,
             layout,
             self.held,
@@ -267,7 +259,7 @@ class PipelineDevice:
 
     def estimate_memory(
         self, layout: DeviceLayout, training: Training, micro_batches: int
-    ) -> Memory:
+    ) -> step_memory.Memory:
         """Return the peak memory of a step, or of a save if that needs more.
 
         `micro_batches` is the number of micro-batches of a replica in the step.
@@ -275,13 +267,13 @@ class PipelineDevice:
         slices = _count_slices(layout.degrees)
         mine = slice_parameters(self.held, *slices, self._parts.hosted)
         kept, in_a_layer, head = self._estimate_activations(training)
-        activations = HeldActivations(
+        activations = step_memory.HeldActivations(
             kept=kept * count_in_flight(self._device, layout, micro_batches),
             in_a_layer=in_a_layer,
             at_the_head=head,
             buffers=self._estimate_buffers(layout.degrees),
         )
-        parameters = HeldParameters(
+        parameters = step_memory.HeldParameters(
             total=self.held.total,
             trained=self.held.trained,
             ends=self._beside,
@@ -294,7 +286,7 @@ class PipelineDevice:
                 layout.degrees.devices, training.precision, training.parallel.reshard
             ),
         )
-        step = estimate_peak_memory(
+        step = step_memory.estimate_peak_memory(
             parameters, activations, training, layout.degrees.data, micro_batches
         )
         return max(step, mine.in_a_save, key=lambda memory: memory.total)
@@ -346,11 +338,11 @@ def _count_slices(degrees: Degrees) -> tuple[int, int, int]:
     return over, degrees.expert, degrees.tensor
 
 
-def _sum_waits(exchange: Exchange, repeats: bool) -> float:
+def _sum_waits(exchange: communication.Exchange, repeats: bool) -> float:
     return exchange.waited + (exchange.recomputation.seconds if repeats else 0.0)
 
 
-def _sum_sent(exchange: Exchange, repeats: bool) -> Sent:
+def _sum_sent(exchange: communication.Exchange, repeats: bool) -> communication.Sent:
     return (
         exchange.forward
         + exchange.backward

@@ -20,28 +20,8 @@ from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
 from trainrig.parallel.axes.pipeline_schedule import cut_evenly
 from trainrig.parallel.layer_bytes import cut_model, cut_shapes
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.scaling.layout import communication
+from trainrig.scaling.layout import communication, device_compute, layouts, pipeline_device
 from trainrig.scaling.layout.communication import NOTHING, Cluster, Sent
-from trainrig.scaling.layout.device_compute import (
-    Kernels,
-    Timer,
-    count_attention_flops,
-    iterate_products,
-)
-from trainrig.scaling.layout.layouts import (
-    RECOMPUTED,
-    Degrees,
-    DeviceLayout,
-    RecomputeChoice,
-    count_experts,
-)
-from trainrig.scaling.layout.pipeline_device import (
-    LayerPass,
-    PipelineDevice,
-    Replica,
-    count_waiting,
-    select_largest,
-)
 from trainrig.train.run_file.training_settings import Training
 
 
@@ -91,7 +71,7 @@ class StepTraffic:
 class StepPrediction:
     """Memory, traffic and time of a step in one layout."""
 
-    layout: DeviceLayout
+    layout: layouts.DeviceLayout
     memory: Memory  # memory of the device that needs the most
     traffic: StepTraffic
     seconds: StepSeconds
@@ -133,7 +113,7 @@ class Predictor:
         self.training = training
         self.batch = batch
         self.cluster = cluster
-        self.timer = Timer(cluster.name, cluster.device, training)
+        self.timer = device_compute.Timer(cluster.name, cluster.device, training)
         self.predicted = predicted
         token_flops = count_token_flops(model, batch.sequence_length, predicted=predicted)
         self._positions = batch.global_batch * batch.sequence_length
@@ -146,7 +126,7 @@ class Predictor:
         self._pipeline = lru_cache(maxsize=None)(self._build_pipeline)
         self._training = lru_cache(maxsize=None)(self._build_training)
 
-    def predict(self, layout: DeviceLayout) -> StepPrediction:
+    def predict(self, layout: layouts.DeviceLayout) -> StepPrediction:
         """Return the prediction for `layout`, which must be legal."""
         micro_batches = layout.count_micro_batches(self.batch.global_batch)
         degrees = layout.degrees
@@ -162,7 +142,7 @@ class Predictor:
         memory = max(
             (
                 device.estimate_memory(layout, training, micro_batches)
-                for device in select_largest(devices)
+                for device in pipeline_device.select_largest(devices)
             ),
             key=lambda memory: memory.total,
         )
@@ -189,7 +169,7 @@ class Predictor:
                 context=micro_batches * spent.context,
                 expert=micro_batches * spent.expert,
                 pipeline=micro_batches * spent.pipeline,
-                bubble=count_waiting(layout) * spent.total,
+                bubble=pipeline_device.count_waiting(layout) * spent.total,
                 data=data.waited + self.timer.time_moving(data.copied),
                 optimizer=slowest.time_update(layout),
             ),
@@ -198,7 +178,7 @@ class Predictor:
             peak=self._peak,
         )
 
-    def build_training(self, layout: DeviceLayout) -> Training:
+    def build_training(self, layout: layouts.DeviceLayout) -> Training:
         """Return the run's training settings with `layout` applied.
 
         They are deterministic only if the layout gives bit-exact results.
@@ -220,7 +200,7 @@ class Predictor:
         data: int,
         sliced_over: int,
         reshard: Literal["step", "layer"],
-        recomputation: RecomputeChoice,
+        recomputation: layouts.RecomputeChoice,
         exact: bool,
     ) -> Training:
         parallel: FSDP | HSDP | DDP = FSDP(reshard=reshard)
@@ -229,7 +209,7 @@ class Predictor:
         return self.training.model_copy(
             update={
                 "parallel": parallel,
-                "recompute": RECOMPUTED[recomputation],
+                "recompute": layouts.RECOMPUTED[recomputation],
                 "deterministic": self.training.deterministic and exact,
                 "virtual_workers": max(self.training.virtual_workers, data),
             }
@@ -240,12 +220,12 @@ class Predictor:
 
     def _build_pipeline(
         self,
-        degrees: Degrees,
+        degrees: layouts.Degrees,
         micro_batch: int,
-        recomputation: RecomputeChoice,
+        recomputation: layouts.RecomputeChoice,
         chunks: int,
         sequence_parallel: bool,
-    ) -> "tuple[PipelineDevice, ...]":
+    ) -> "tuple[pipeline_device.PipelineDevice, ...]":
         replica = self._replica(
             degrees.tensor,
             degrees.context,
@@ -262,7 +242,7 @@ class Predictor:
         )
         parts = self._parts(degrees.tensor, degrees.expert)
         return tuple(
-            PipelineDevice(
+            pipeline_device.PipelineDevice(
                 self.timer,
                 self.cluster,
                 degrees,
@@ -281,10 +261,10 @@ class Predictor:
         context: int,
         expert: int,
         micro_batch: int,
-        recomputation: RecomputeChoice,
+        recomputation: layouts.RecomputeChoice,
         sequence_parallel: bool,
-    ) -> Replica:
-        degrees = Degrees(1, 1, tensor, 1, context, expert)
+    ) -> pipeline_device.Replica:
+        degrees = layouts.Degrees(1, 1, tensor, 1, context, expert)
         split = tensor if sequence_parallel else 1
         length = self.batch.sequence_length
         tokens = micro_batch * length / context
@@ -297,21 +277,23 @@ class Predictor:
         whole = size * 2 * local.shape.kv_heads * local.shape.head_channels * tokens * context
         keys = communication.estimate_context_traffic(self.cluster, degrees, whole)
         layers, kinds = [], []
-        known: dict[object, LayerPass] = {}
+        known: dict[object, pipeline_device.LayerPass] = {}
         numbers: dict[object, int] = {}
         for number, layer in enumerate(shapes.layers):
-            flops = count_attention_flops(self.model, local.shape.heads, length, number, tokens)
+            flops = device_compute.count_attention_flops(
+                self.model, local.shape.heads, length, number, tokens
+            )
             recomputed = recomputation == "full" or recomputation == "selective"
             if (layer, flops) not in known:
                 kernels = self.timer.time_layer(layer, self.model, tokens, tensor, split)
                 seen = self.timer.time_attention(flops)
-                kernels = Kernels(kernels.products, seen, kernels.elementwise)
+                kernels = device_compute.Kernels(kernels.products, seen, kernels.elementwise)
                 mixture = layer.feedforward
                 copies = 0.0  # bytes that each rank of a tensor group sends
                 if isinstance(mixture, MixtureShape):
                     copies = stream * mixture.experts.up.active
                 full = recomputation == "full"
-                known[layer, flops] = LayerPass(
+                known[layer, flops] = pipeline_device.LayerPass(
                     kernels,
                     recomputation=(
                         kernels.products[0] if full else 0.0,
@@ -325,7 +307,7 @@ class Predictor:
                     ),
                     context=keys,
                     expert=communication.estimate_expert_traffic(
-                        self.cluster, degrees, copies, count_experts(self.model)
+                        self.cluster, degrees, copies, layouts.count_experts(self.model)
                     ),
                     repeats=recomputed,
                 )
@@ -336,15 +318,15 @@ class Predictor:
         training_seconds = [
             self.timer.time_training(product)
             for part in after
-            for product in iterate_products(part, tokens, tensor)
+            for product in device_compute.iterate_products(part, tokens, tensor)
         ]
-        head = Kernels(
+        head = device_compute.Kernels(
             (
                 head.products[0] + sum(forward for forward, _ in training_seconds),
                 head.products[1] + sum(backward for _, backward in training_seconds),
             ),
             elementwise=head.elementwise,
         )
-        return Replica(
+        return pipeline_device.Replica(
             local, shapes, tuple(layers), tuple(kinds), head, around, stream, split, tokens, {}
         )

@@ -10,7 +10,7 @@ from trainrig.config import Field, Settings, format_toml_value
 from trainrig.errors import ConfigError
 from trainrig.manifest import collect_environment
 from trainrig.scaling.laws.law import Interval
-from trainrig.scaling.mixture import mixture_proposal
+from trainrig.scaling.mixture import mixture_proposal, mixture_regression
 from trainrig.scaling.mixture.mixture_proposal import (
     LEVEL,
     MixtureRecord,
@@ -20,13 +20,6 @@ from trainrig.scaling.mixture.mixture_proposal import (
     SourceShare,
     format_loss_interval,
     propose,
-)
-from trainrig.scaling.mixture.mixture_regression import (
-    MeanLaw,
-    MeanProcess,
-    PredictedLosses,
-    cross_validate_law,
-    predict_left_out,
 )
 from trainrig.scaling.mixture.mixture_runs import MixtureRuns
 from trainrig.train.run_file.run_files import Pretraining
@@ -62,8 +55,10 @@ class MixtureResult:
     """Record of a fit, and the points that its page plots."""
 
     record: MixtureRecord
-    left_out: PredictedLosses  # losses of each fitted run, predicted from the other runs
-    held_out: PredictedLosses | None
+    left_out: (
+        mixture_regression.PredictedLosses
+    )  # losses of each fitted run, predicted from the other runs
+    held_out: mixture_regression.PredictedLosses | None
 
 
 def fit_mixture(settings: MixtureFit) -> MixtureResult:
@@ -76,11 +71,11 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     runs.refuse_too_few(settings.mixtures)
     limits = settings.search.compute_limits(runs.sources)
     others = _read_held_out(settings, runs)
-    process = MeanProcess.fit(runs.shares, runs.losses)
-    law = MeanLaw.fit(runs.shares, runs.losses)
-    left_out = predict_left_out(process, runs.losses)
+    process = mixture_regression.MeanProcess.fit(runs.shares, runs.losses)
+    law = mixture_regression.MeanLaw.fit(runs.shares, runs.losses)
+    left_out = mixture_regression.predict_left_out(process, runs.losses)
     mean = float(runs.losses.mean())
-    in_folds = cross_validate_law(runs.shares, runs.losses, settings.search.seed)
+    in_folds = mixture_regression.cross_validate_law(runs.shares, runs.losses, settings.search.seed)
     scores = [
         _build_score("Gaussian processes", "runs left out one at a time", left_out, mean),
         _build_score("mixing laws", "runs left out a fifth at a time", in_folds, mean),
@@ -88,13 +83,17 @@ def fit_mixture(settings: MixtureFit) -> MixtureResult:
     held_out = None
     by_target = {}
     if others is not None:
-        held_out = PredictedLosses(process.expect(others.shares), others.losses.mean(axis=1))
-        by_law = PredictedLosses(law.expect(others.shares), others.losses.mean(axis=1))
+        held_out = mixture_regression.PredictedLosses(
+            process.expect(others.shares), others.losses.mean(axis=1)
+        )
+        by_law = mixture_regression.PredictedLosses(
+            law.expect(others.shares), others.losses.mean(axis=1)
+        )
         where = "the held-out runs"
         scores += [_build_score("Gaussian processes", where, held_out, mean)]
         scores += [_build_score("mixing laws", where, by_law, mean)]
         by_target = {
-            target: PredictedLosses(
+            target: mixture_regression.PredictedLosses(
                 process_of_target.expect(others.shares), others.losses[:, column]
             ).rank_correlation
             for column, (target, process_of_target) in enumerate(
@@ -173,7 +172,7 @@ def _read_held_out(settings: MixtureFit, runs: MixtureRuns) -> MixtureRuns | Non
 
 
 def _build_score(
-    regression: str, judged_on: str, judged: PredictedLosses, mean: float
+    regression: str, judged_on: str, judged: mixture_regression.PredictedLosses, mean: float
 ) -> RegressionScore:
     return RegressionScore(
         regression=regression,

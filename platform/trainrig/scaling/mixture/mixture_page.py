@@ -8,24 +8,7 @@ from trainrig.errors import ConfigError
 from trainrig.report import Chart, Details, KeyFigure, ReportTable, Section, Text
 from trainrig.scaling.law_plots import Agreement, plot_agreement
 from trainrig.scaling.laws.law_formats import format_loss
-from trainrig.scaling.mixture.mixture_fit import (
-    PAGE,
-    RECORD,
-    RUN,
-    SECTION,
-    MixtureFit,
-    MixtureResult,
-    apply_weights,
-    fit_mixture,
-    format_section,
-    read_run,
-)
-from trainrig.scaling.mixture.mixture_proposal import (
-    MixtureRecord,
-    RegressionScore,
-    choose_score,
-    format_loss_interval,
-)
+from trainrig.scaling.mixture import mixture_fit, mixture_proposal
 from trainrig.scaling.plan_plots import Share, plot_shares
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
@@ -34,7 +17,9 @@ from trainrig.train.run_file.run_files import Pretraining
 TABLE_ROWS = 60
 
 
-def build_mixture_page(settings: MixtureFit, result: MixtureResult, folder: str) -> str:
+def build_mixture_page(
+    settings: mixture_fit.MixtureFit, result: mixture_fit.MixtureResult, folder: str
+) -> str:
     """Return the page as HTML text, which depends on the arguments alone."""
     record = result.record
     page = report.ReportPage(
@@ -55,24 +40,26 @@ def build_mixture_page(settings: MixtureFit, result: MixtureResult, folder: str)
     return page.render_html()
 
 
-def _build_verdict(record: MixtureRecord) -> report.Verdict:
+def _build_verdict(record: mixture_proposal.MixtureRecord) -> report.Verdict:
     sentence = (
         f"The proposed mixture is expected to reach {format_loss(record.loss)} nats per token, "
-        f"{format_loss(record.gain)} {format_loss_interval(record.gain_interval)} below the "
-        "average of the runs."
+        f"{format_loss(record.gain)} "
+        f"{mixture_proposal.format_loss_interval(record.gain_interval)} below the average of "
+        "the runs."
     )
     return report.Verdict(sentence, "warning" if record.warnings else "done", record.warnings)
 
 
-def _build_key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
-    score = choose_score(record)
+def _build_key_figures(record: mixture_proposal.MixtureRecord) -> tuple[KeyFigure, ...]:
+    score = mixture_proposal.choose_score(record)
     targets = len(record.targets)
-    gain = f"over the average of the runs; {format_loss_interval(record.gain_interval)}"
+    interval = mixture_proposal.format_loss_interval(record.gain_interval)
+    gain = f"over the average of the runs; {interval}"
     what = f"mean of {targets} targets" if targets > 1 else record.targets[0]
     return (
         KeyFigure("Expected loss", format_loss(record.loss), "nats per token", what),
         KeyFigure(
-            "95% interval", format_loss_interval(record.loss_interval), "",
+            "95% interval", mixture_proposal.format_loss_interval(record.loss_interval), "",
             "given the uncertainty of the fit",
         ),
         KeyFigure("Gain", format_loss(record.gain), "nats per token", gain),
@@ -86,7 +73,7 @@ def _build_key_figures(record: MixtureRecord) -> tuple[KeyFigure, ...]:
     )  # fmt: skip
 
 
-def _describe_baseline(score: RegressionScore) -> str:
+def _describe_baseline(score: mixture_proposal.RegressionScore) -> str:
     """Return the number of runs and the baseline's error, which put the error in perspective."""
     count = f"n = {score.rows:,}"
     if score.baseline_error is None:
@@ -94,7 +81,7 @@ def _describe_baseline(score: RegressionScore) -> str:
     return f"{format_loss(score.baseline_error)} for predicting the mean, {count}"
 
 
-def _chart_shares(record: MixtureRecord) -> Chart:
+def _chart_shares(record: mixture_proposal.MixtureRecord) -> Chart:
     ordered = sorted(record.weights, key=lambda share: -share.weight)
     shared = _find_common_prefix([share.source for share in ordered])
     shares = [
@@ -124,7 +111,7 @@ def _chart_shares(record: MixtureRecord) -> Chart:
                 (
                     share.source,
                     f"{share.weight:.4f}",
-                    *format_loss_interval(share.interval).strip("[]").split(", "),
+                    *mixture_proposal.format_loss_interval(share.interval).strip("[]").split(", "),
                     f"{share.average:.4f}",
                 )
                 for share in ordered
@@ -144,7 +131,9 @@ def _find_common_prefix(names: list[str]) -> str:
     return "".join(f"{word}_" for word in words[0][:shared]) if len(names) > 1 else ""
 
 
-def _build_proof(result: MixtureResult) -> tuple[Chart | ReportTable | Text | Details, ...]:
+def _build_proof(
+    result: mixture_fit.MixtureResult,
+) -> tuple[Chart | ReportTable | Text | Details, ...]:
     record = result.record
     fitted = Agreement(result.left_out.predicted, result.left_out.actual)
     held = result.held_out
@@ -212,7 +201,7 @@ def _describe_cut(rows: int) -> str:
     return f", {TABLE_ROWS} of {rows:,}" if rows > TABLE_ROWS else ""
 
 
-def _list_commands(settings: MixtureFit, folder: str) -> tuple[report.PageCommand, ...]:
+def _list_commands(settings: mixture_fit.MixtureFit, folder: str) -> tuple[report.PageCommand, ...]:
     if settings.run is not None:
         return (
             report.PageCommand(
@@ -221,41 +210,50 @@ def _list_commands(settings: MixtureFit, folder: str) -> tuple[report.PageComman
         )
     return (
         report.PageCommand(
-            f"cat {folder}/{SECTION} >> RUN.toml", "Add the weights to a run file of pretrain"
+            f"cat {folder}/{mixture_fit.SECTION} >> RUN.toml",
+            "Add the weights to a run file of pretrain",
         ),
     )
 
 
-def _list_files(settings: MixtureFit, folder: str) -> dict[str, str]:
+def _list_files(settings: mixture_fit.MixtureFit, folder: str) -> dict[str, str]:
     named = {
         "mixtures": settings.mixtures,
         "losses": settings.losses,
         "held-out mixtures": settings.held_out_mixtures,
         "held-out losses": settings.held_out_losses,
-        "record": f"{folder}/{RECORD}",
-        "section": f"{folder}/{SECTION}",
+        "record": f"{folder}/{mixture_fit.RECORD}",
+        "section": f"{folder}/{mixture_fit.SECTION}",
     }
     return {name: path for name, path in named.items() if path}
 
 
-def write_mixture(settings: MixtureFit, out: str) -> MixtureRecord:
+def write_mixture(settings: mixture_fit.MixtureFit, out: str) -> mixture_proposal.MixtureRecord:
     """Fit the mixture, write its files into the folder `out`, and return the record."""
     check_folder(out)
-    run = read_run(settings)
-    result = fit_mixture(settings)
+    run = mixture_fit.read_run(settings)
+    result = mixture_fit.fit_mixture(settings)
     record = result.record
     if run is not None:
         _check_sources(run, settings, record)
     data = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    storage.write(storage.join(out, RECORD), f"{data}\n".encode())
-    storage.write(storage.join(out, SECTION), format_section(record).encode())
+    storage.write(storage.join(out, mixture_fit.RECORD), f"{data}\n".encode())
+    storage.write(
+        storage.join(out, mixture_fit.SECTION), mixture_fit.format_section(record).encode()
+    )
     if run is not None:
-        storage.write(storage.join(out, RUN), apply_weights(run, record).encode())
-    storage.write(storage.join(out, PAGE), build_mixture_page(settings, result, out).encode())
+        storage.write(
+            storage.join(out, mixture_fit.RUN), mixture_fit.apply_weights(run, record).encode()
+        )
+    storage.write(
+        storage.join(out, mixture_fit.PAGE), build_mixture_page(settings, result, out).encode()
+    )
     return record
 
 
-def _check_sources(run: Pretraining, settings: MixtureFit, record: MixtureRecord) -> None:
+def _check_sources(
+    run: Pretraining, settings: mixture_fit.MixtureFit, record: mixture_proposal.MixtureRecord
+) -> None:
     """Raise ConfigError if the tokens of `run` have other sources than the record.
 
     Tokens that do not exist yet are not checked.

@@ -14,49 +14,44 @@ from trainrig.estimate.run_cost import compute_affordable_flops
 from trainrig.estimate.step_memory import count_slices
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.objectives.denoising.row_shapes import (
-    compute_widest_row,
-    count_further_heads,
-    find_model_kind,
-)
+from trainrig.objectives.denoising import row_shapes
 from trainrig.parallel.precision import Precision
+from trainrig.scaling import model_ladder
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import parse_objective
-from trainrig.scaling.model_ladder import (
-    LadderModel,
-    find_ladder_model_by_count,
-    find_ladder_model_of,
-    with_further_heads,
-)
 from trainrig.scaling.plan.plan_schema import MemoryRow, Placement, PlanRequest
 from trainrig.train.run_file.training_settings import Training
 
 
-def plan_model(law: Law, parameters: float, vocabulary: int, length: int) -> LadderModel:
+def plan_model(
+    law: Law, parameters: float, vocabulary: int, length: int
+) -> model_ladder.LadderModel:
     """Return the model closest to `parameters`, as `law` counts them.
 
     Its positions suffice for the rows that the objective makes of `length` tokens of text. Raises
     ConfigError if there is no such model.
     """
     objective = parse_objective(law.objective)
-    positions = compute_widest_row(objective, length)
-    kind = find_model_kind(objective)
+    positions = row_shapes.compute_widest_row(objective, length)
+    kind = row_shapes.find_model_kind(objective)
     if kind == "Decoder":
-        ladder_model = find_ladder_model_by_count(
+        ladder_model = model_ladder.find_ladder_model_by_count(
             parameters, law.parameters_count, vocabulary, positions
         )
-        return with_further_heads(ladder_model, count_further_heads(objective))
+        return model_ladder.with_further_heads(
+            ladder_model, row_shapes.count_further_heads(objective)
+        )
     if law.parameters_count == "total":
         raise ConfigError(
             f"plan: the law of {objective.kind} counts embeddings among the parameters, and "
             f"sizes of {kind} models leave them out; fit the law with --counts non-embedding"
         )
-    return find_ladder_model_of(kind, parameters, vocabulary, positions)
+    return model_ladder.find_ladder_model_of(kind, parameters, vocabulary, positions)
 
 
 def count_row_positions(law: Law, length: int) -> int:
     """Return the positions of the widest rows that the law's objective makes of `length` tokens."""
-    return compute_widest_row(parse_objective(law.objective), length)
+    return row_shapes.compute_widest_row(parse_objective(law.objective), length)
 
 
 def count_training_flops(law: Law, model: DecoderConfig, length: int, steps: int) -> float:
@@ -67,7 +62,7 @@ def count_training_flops(law: Law, model: DecoderConfig, length: int, steps: int
     return count_position_flops(parse_objective(law.objective), model, length, steps)
 
 
-def count_parameters_for_law(law: Law, found: LadderModel) -> float:
+def count_parameters_for_law(law: Law, found: model_ladder.LadderModel) -> float:
     """Return the number of parameters of `found`, counted as `law` counts them."""
     return float(found.total if law.parameters_count == "total" else found.parameters)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from trainrig import figures, report, storage
 from trainrig.report import Cell, Chart, KeyFigure, ReportTable, Section, Text
+from trainrig.scaling import plan_plots
 from trainrig.scaling.fit.law_views import compute_surface
 from trainrig.scaling.law_plots import Band, plot_contours
 from trainrig.scaling.laws.law import Law
@@ -20,13 +21,6 @@ from trainrig.scaling.laws.law_formats import (
 from trainrig.scaling.laws.law_forms import OverTraining, Parametric
 from trainrig.scaling.plan import allocation
 from trainrig.scaling.plan.plan_schema import ScalingPlan
-from trainrig.scaling.plan_plots import (
-    RepeatedTokens,
-    Served,
-    plot_epochs,
-    plot_served,
-    plot_trajectory,
-)
 
 GIB = 2**30
 EPOCHS = 100.0  # epochs up to which the value of repeated tokens is plotted
@@ -165,7 +159,7 @@ def _chart_trajectory(plan: ScalingPlan) -> Chart:
     reached = f"{format_loss(plan.loss)} {format_interval(plan.loss_interval)}"
     return Chart(
         f"Loss {reached} after {format_count(plan.size.tokens)} tokens",
-        figures.draw(partial(plot_trajectory, band=band), 250),
+        figures.draw(partial(plan_plots.plot_trajectory, band=band), 250),
         label="Predicted loss of this model size against the tokens of the whole run.",
         caption="Each point is a run that ends there, with a decayed learning rate. The report of "
         "the run compares its losses with this curve.",
@@ -208,12 +202,12 @@ def _chart_serving(plan: ScalingPlan, law: Law) -> Chart:
         for served_tokens in served
     ]
     ratio = np.array([model.tokens / model.parameters for model in found])
-    drawn = Served(served, ratio, alone.tokens / alone.parameters)
+    drawn = plan_plots.Served(served, ratio, alone.tokens / alone.parameters)
     chosen = (service.tokens_served, plan.size.tokens_per_parameter)
     return Chart(
         f"A smaller model saves {service.saved:.2%} of all compute if it serves "
         f"{format_count(service.tokens_served)} tokens",
-        figures.draw(partial(plot_served, served=drawn, chosen=chosen), 260),
+        figures.draw(partial(plan_plots.plot_served, served=drawn, chosen=chosen), 260),
         label="Tokens per parameter of the cheapest model of one loss, against tokens served.",
         caption="All models on the line have the loss of the model that is best for training "
         "alone, if no token repeats. A plan with repeated tokens lies off the line.",
@@ -241,12 +235,14 @@ def _chart_epochs(plan: ScalingPlan) -> Chart:
     epochs = np.geomspace(1, max(EPOCHS, 2 * data.epochs), 60)
     # Muennighoff et al. 2023, arXiv:2305.16264, equation 5.
     effective = data.unique_tokens * (1 - data.fading * np.expm1(-(epochs - 1) / data.fading))
-    drawn = RepeatedTokens(epochs, effective, data.unique_tokens)
+    drawn = plan_plots.RepeatedTokens(epochs, effective, data.unique_tokens)
     few = range(0, len(epochs), 4)
     return Chart(
         f"{data.epochs:.3g} epochs are worth {format_count(data.worth)} new tokens; no number of "
         f"epochs is worth more than {format_count(data.wall)}",
-        figures.draw(partial(plot_epochs, repeated=drawn, chosen=(data.epochs, data.worth)), 260),
+        figures.draw(
+            partial(plan_plots.plot_epochs, repeated=drawn, chosen=(data.epochs, data.worth)), 260
+        ),
         label="Number of new tokens that repeated tokens are worth, against epochs.",
         caption=f"{format_count(data.unique_tokens)} unique tokens. The value of repeats decays "
         f"with R_D* = {data.fading:.3g}.",

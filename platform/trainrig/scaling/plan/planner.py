@@ -10,15 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from trainrig.errors import ConfigError
+from trainrig.estimate import run_cost
 from trainrig.estimate.activation_bytes import MASTER
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.estimate.run_cost import (
-    Cost,
-    choose_save_interval,
-    compute_affordable_flops,
-    compute_device_days,
-    estimate_cost,
-)
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import count_parameters, parameter_shapes
@@ -28,17 +22,8 @@ from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.law_forms import Form
 from trainrig.scaling.model_ladder import LadderModel
-from trainrig.scaling.plan import allocation, plan_schema
+from trainrig.scaling.plan import allocation, placement, plan_schema
 from trainrig.scaling.plan.allocation import Allocation
-from trainrig.scaling.plan.placement import (
-    PlanHardware,
-    choose_hardware,
-    count_parameters_for_law,
-    count_row_positions,
-    count_training_flops,
-    place_model,
-    plan_model,
-)
 from trainrig.scaling.plan.plan_schema import (
     PlanRequest,
     PredictedLoss,
@@ -64,7 +49,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     chosen, and operations, memory, hours and the predicted loss are those of that model and of a
     whole number of steps.
     """
-    where = choose_hardware(request, hardware)
+    where = placement.choose_hardware(request, hardware)
     form = (
         law.form if request.tokens_available is None else allocation.to_data_constrained(law.form)
     )
@@ -72,10 +57,12 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     found = _find_ladder_model(law, request, wanted.parameters)
     batch, steps = _choose_batch(request, wanted)
     tokens = float(steps * batch.global_batch * batch.sequence_length)
-    counted = count_parameters_for_law(law, found)
-    flops = count_training_flops(law, found.model, request.sequence_length, steps) * tokens
-    rows = BatchShape(batch.global_batch, count_row_positions(law, batch.sequence_length))
-    placed = place_model(found.model, request, where, rows, flops)
+    counted = placement.count_parameters_for_law(law, found)
+    flops = (
+        placement.count_training_flops(law, found.model, request.sequence_length, steps) * tokens
+    )
+    rows = BatchShape(batch.global_batch, placement.count_row_positions(law, batch.sequence_length))
+    placed = placement.place_model(found.model, request, where, rows, flops)
     priced = _estimate_cost(flops, where, request, placed.devices)
     return ScalingPlan(
         law=law.name,
@@ -103,7 +90,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         service=service,
         placement=placed.placement,
         cost=priced,
-        saving=choose_save_interval(
+        saving=run_cost.choose_save_interval(
             state=_count_saved_bytes(found, request.optimizer) / placed.sliced,
             devices=placed.devices,
             step_seconds=priced.hours * 3600 / steps,
@@ -129,7 +116,7 @@ def _build_size(
     flops: float,
 ) -> Size:
     """Return the size of the planned run, with intervals of the best size under the law."""
-    counted = count_parameters_for_law(law, found)
+    counted = placement.count_parameters_for_law(law, found)
     return Size(
         parameters=counted,
         tokens=tokens,
@@ -144,7 +131,7 @@ def _build_size(
 
 
 def _divide_budget(
-    law: Law, form: Form, request: PlanRequest, where: PlanHardware
+    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware
 ) -> tuple[Allocation, Service | None]:
     """Return the best allocation by the law, and what serving changes in it, if it does."""
     trained = _allocate_training(law, form, request, where)
@@ -165,7 +152,7 @@ def _divide_budget(
 
 
 def _allocate_training(
-    law: Law, form: Form, request: PlanRequest, where: PlanHardware
+    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware
 ) -> Allocation:
     target, amount = request.target
     unique = request.tokens_available
@@ -177,11 +164,11 @@ def _allocate_training(
         return allocation.allocate_for_flops(form, amount, unique)
     device_days = amount
     if target == "budget_usd":
-        device_days = compute_device_days(
+        device_days = run_cost.compute_device_days(
             amount, where.hardware, where.device, where.instance, request.devices
         )
     share = request.assumptions.utilisation
-    budget = compute_affordable_flops(
+    budget = run_cost.compute_affordable_flops(
         device_days, where.hardware, where.device, request.compute, share
     )
     return _settle_allocation(law, form, request, budget)
@@ -207,11 +194,11 @@ def _count_token_flops(law: Law, request: PlanRequest, found: Allocation) -> flo
     """Return the exact number of training operations for each token of an allocation."""
     model = _find_ladder_model(law, request, found.parameters).model
     _, steps = _choose_batch(request, found)
-    return count_training_flops(law, model, request.sequence_length, steps)
+    return placement.count_training_flops(law, model, request.sequence_length, steps)
 
 
 def _find_ladder_model(law: Law, request: PlanRequest, parameters: float) -> LadderModel:
-    return plan_model(law, parameters, request.vocabulary, request.sequence_length)
+    return placement.plan_model(law, parameters, request.vocabulary, request.sequence_length)
 
 
 def _choose_batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape, int]:
@@ -233,8 +220,10 @@ def _count_saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
     return weights + count_state_bytes(parameter_shapes(found.model), optimizer)
 
 
-def _estimate_cost(flops: float, where: PlanHardware, request: PlanRequest, devices: int) -> Cost:
-    return estimate_cost(
+def _estimate_cost(
+    flops: float, where: placement.PlanHardware, request: PlanRequest, devices: int
+) -> run_cost.Cost:
+    return run_cost.estimate_cost(
         flops,
         where.hardware,
         where.device,

@@ -18,20 +18,8 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.law import Approach, IntervalEstimate, LeftOut
 from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
+from trainrig.scaling.regression import hoffmann
 from trainrig.scaling.regression.bootstrap import Bootstrap, Counts, Draws, bootstrap, make_refit
-from trainrig.scaling.regression.hoffmann import (
-    Envelope,
-    EnvelopeFit,
-    IsoFlop,
-    IsoFlopFit,
-    PowerLaw,
-    fit_envelope_to_curves,
-    fit_isoflops,
-    fit_power,
-    interpolate_curves,
-    refit_envelope,
-    refit_isoflops,
-)
 
 LEAST_POINTS = 3  # fewest on a frontier, since a line fits any two
 
@@ -41,7 +29,7 @@ class FrontierLaw:
     """Power law L = (x_c / x)^alpha along the frontier over `x`."""
 
     variable: str  # parameters, tokens or flops
-    law: PowerLaw
+    law: hoffmann.PowerLaw
     rows: tuple[int, ...]  # row indices of the frontier
 
     @property
@@ -89,7 +77,7 @@ def fit_frontier(runs: RunsTable, variable: str) -> FrontierLaw:
             f"{LEAST_POINTS - len(rows)} more, with more {variable} than {x.max():.3g}"
         )
     return FrontierLaw(
-        variable, fit_power(x[rows], runs.loss[rows]), tuple(int(row) for row in rows)
+        variable, hoffmann.fit_power(x[rows], runs.loss[rows]), tuple(int(row) for row in rows)
     )
 
 
@@ -108,7 +96,7 @@ COSTLY = 200  # most draws where each is refitted separately, at about a millise
 class PowerLine:
     """Power law N* = k C^a, with bootstrap draws [K, 2] of (ln k, a)."""
 
-    law: PowerLaw
+    law: hoffmann.PowerLaw
     draws: Draws
 
     def build_approach(self, name: str, note: str) -> Approach:
@@ -135,25 +123,27 @@ class PowerLine:
 
 
 def fit_isoflop_line(
-    runs: RunsTable, settings: IsoFlop, rules: Bootstrap
-) -> tuple[PowerLine, IsoFlopFit]:
+    runs: RunsTable, settings: hoffmann.IsoFlop, rules: Bootstrap
+) -> tuple[PowerLine, hoffmann.IsoFlopFit]:
     """Fit approach 2. Raises DataError if fewer than two budgets have a minimum inside."""
-    fit = fit_isoflops(runs, settings)
+    fit = hoffmann.fit_isoflops(runs, settings)
     budget = np.zeros(len(runs), dtype=np.int64)
     for number, bowl in enumerate(fit.bowls, 1):
         budget[list(bowl.rows)] = number
-    drawn = bootstrap(lambda counts: refit_isoflops(fit, runs, counts), runs, rules, strata=budget)
+    drawn = bootstrap(
+        lambda counts: hoffmann.refit_isoflops(fit, runs, counts), runs, rules, strata=budget
+    )
     return PowerLine(fit.parameters, drawn), fit
 
 
 def fit_envelope_line(
-    runs: RunsTable, settings: Envelope, rules: Bootstrap
-) -> tuple[PowerLine, EnvelopeFit]:
+    runs: RunsTable, settings: hoffmann.Envelope, rules: Bootstrap
+) -> tuple[PowerLine, hoffmann.EnvelopeFit]:
     """Fit approach 1. Raises DataError if too few sizes are the best at some compute."""
-    drawn = interpolate_curves(runs, settings)
-    fit = fit_envelope_to_curves(drawn)
+    drawn = hoffmann.interpolate_curves(runs, settings)
+    fit = hoffmann.fit_envelope_to_curves(drawn)
     of_each = bootstrap(
-        lambda counts: refit_envelope(drawn, runs, counts), runs, _limit_draws(rules)
+        lambda counts: hoffmann.refit_envelope(drawn, runs, counts), runs, _limit_draws(rules)
     )
     return PowerLine(fit.parameters, of_each), fit
 
@@ -175,7 +165,11 @@ def fit_frontier_laws(
 
 
 def fit_approaches(
-    runs: RunsTable, along: RunsTable, isoflop: IsoFlop, envelope: Envelope, rules: Bootstrap
+    runs: RunsTable,
+    along: RunsTable,
+    isoflop: hoffmann.IsoFlop,
+    envelope: hoffmann.Envelope,
+    rules: Bootstrap,
 ) -> tuple[Approach, ...]:
     """Fit approaches 1 and 2, with a note where one does not apply.
 
@@ -241,8 +235,8 @@ def fit_optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
         raise DataError(f"a line with an interval needs {LEAST_OPTIMA} optima, found {len(runs)}")
 
     def line(drawn: RunsTable) -> list[float]:
-        law = fit_power(drawn.flops, drawn.parameters)
+        law = hoffmann.fit_power(drawn.flops, drawn.parameters)
         return [float(np.log(law.coefficient)), law.exponent]
 
-    law = fit_power(runs.flops, runs.parameters)
+    law = hoffmann.fit_power(runs.flops, runs.parameters)
     return PowerLine(law, bootstrap(make_refit(line, runs, 2), runs, rules))

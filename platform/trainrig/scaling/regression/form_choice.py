@@ -16,25 +16,12 @@ from numpy.typing import NDArray
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
-from trainrig.scaling.laws.law import (
-    Compared,
-    HeldOutErrors,
-    HeldOutRow,
-    compute_percentiles,
-    refuse_draws,
-)
+from trainrig.scaling.laws import law
 from trainrig.scaling.laws.law_forms import Array, Form
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
+from trainrig.scaling.regression import form_fits
 from trainrig.scaling.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
 from trainrig.scaling.regression.data_constrained import DataConstrainedFit, fit_data_constrained
-from trainrig.scaling.regression.form_fits import (
-    KaplanFit,
-    OverTrainingFit,
-    ParametricFit,
-    fit_kaplan_form,
-    fit_overtraining,
-    fit_parametric,
-)
 from trainrig.scaling.regression.minimise import Loss
 from trainrig.scaling.regression.regression import FINEST, Fit, ReportProgress, ignore_progress
 
@@ -83,26 +70,26 @@ def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
 
 def judge(
     halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, report: ReportProgress = ignore_progress
-) -> HeldOutErrors:
+) -> law.HeldOutErrors:
     """Compare the held-out runs with the predictions of `fit`, which was fitted to the rest."""
     largest = halves.largest
     predicted = predict(fit.form, largest)
     draws = bootstrap_form(fit, rules, report)
-    refused = refuse_draws(len(draws.draws.good), draws.draws.failed)
+    refused = law.refuse_draws(len(draws.draws.good), draws.draws.failed)
     drawn = None if refused else draw_predictions(draws, largest, rules.seed)
     rows = tuple(
-        HeldOutRow(
+        law.HeldOutRow(
             name=str(largest.name[i]),
             parameters=float(largest.parameters[i]),
             tokens=float(largest.tokens[i]),
             loss=float(largest.loss[i]),
             predicted=float(predicted[i]),
-            interval=None if drawn is None else compute_percentiles(drawn[:, i], rules.level),
+            interval=None if drawn is None else law.compute_percentiles(drawn[:, i], rules.level),
         )
         for i in range(len(largest))
     )
     errors = np.abs(predicted / largest.loss - 1)
-    return HeldOutErrors(
+    return law.HeldOutErrors(
         rule=halves.rule,
         rows=rows,
         mean_absolute_error=float(errors.mean()),
@@ -152,10 +139,14 @@ STANDARD = FORMS[0]
 def select_fitter(kind: Kind, loss: Loss) -> FitForm:
     """Return the function that fits forms of `kind`, with `loss` as the loss of the residuals."""
     fitters: dict[Kind, FitForm] = {
-        "Parametric": lambda runs: fit_parametric(runs, ParametricFit(loss=loss)),
-        "Kaplan": lambda runs: fit_kaplan_form(runs, KaplanFit(loss=loss)),
+        "Parametric": lambda runs: form_fits.fit_parametric(
+            runs, form_fits.ParametricFit(loss=loss)
+        ),
+        "Kaplan": lambda runs: form_fits.fit_kaplan_form(runs, form_fits.KaplanFit(loss=loss)),
         "DataConstrained": lambda runs: fit_data_constrained(runs, DataConstrainedFit(loss=loss)),
-        "OverTraining": lambda runs: fit_overtraining(runs, OverTrainingFit(loss=loss)),
+        "OverTraining": lambda runs: form_fits.fit_overtraining(
+            runs, form_fits.OverTrainingFit(loss=loss)
+        ),
     }
     return fitters[kind]
 
@@ -243,15 +234,15 @@ class LawForms:
         assert self.best is not None  # the callers check that runs are held out
         return self.judged[kind].error <= self.judged[self.best].error + self._standard_error
 
-    def compare_forms(self) -> tuple[Compared, ...]:
+    def compare_forms(self) -> tuple[law.Compared, ...]:
         """Return the results of all fitted forms, the chosen form first."""
         others = (kind for kind in self.fits if kind != self.chosen)
         return tuple(self._compare_form(kind) for kind in (self.chosen, *others))
 
-    def _compare_form(self, kind: Kind) -> Compared:
+    def _compare_form(self, kind: Kind) -> law.Compared:
         fit = self.fits[kind]
         judged = self.judged.get(kind)
-        return Compared(
+        return law.Compared(
             form=fit.form,
             objective=fit.objective,
             held_out_error=judged.error if judged else None,

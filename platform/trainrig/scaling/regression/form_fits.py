@@ -19,25 +19,12 @@ import itertools
 import numpy as np
 
 from trainrig.config import Field, Settings
-from trainrig.scaling.laws.law_forms import (
-    FLOPS_PER_PARAMETER_AND_TOKEN,
-    Array,
-    Kaplan,
-    OverTraining,
-    Parametric,
-    Positive,
-)
+from trainrig.scaling.laws import law_forms
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.minimise import (
-    CurveValue,
-    Huber,
-    LogSumExp,
-    Loss,
-    MinimiseSettings,
-)
+from trainrig.scaling.regression import minimise
 from trainrig.scaling.regression.regression import Fit, Regression, check_spread
 
-Shares = tuple[Positive, ...]
+Shares = tuple[law_forms.Positive, ...]
 
 
 class ParametricFit(Settings):
@@ -47,18 +34,20 @@ class ParametricFit(Settings):
     and B that then fit best by least squares. So the starts suit runs of any size.
     """
 
-    loss: Loss = Huber()
+    loss: minimise.Loss = minimise.Huber()
     exponents: Shares = (0.1, 0.2, 0.35, 0.6, 1.0)  # starting values of alpha and of beta
     floors: Shares = (0.2, 0.5, 0.8, 0.95)  # starting values of E, as shares of the least loss
-    search: MinimiseSettings = Field(MinimiseSettings())
+    search: minimise.MinimiseSettings = Field(minimise.MinimiseSettings())
 
 
-def fit_parametric(runs: RunsTable, settings: ParametricFit | None = None) -> Fit[Parametric]:
+def fit_parametric(
+    runs: RunsTable, settings: ParametricFit | None = None
+) -> Fit[law_forms.Parametric]:
     """Fit the parametric law to `runs`. Raises DataError if they do not determine its constants."""
     return build_regression(runs, settings or ParametricFit()).fit()
 
 
-def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[Parametric]:
+def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[law_forms.Parametric]:
     """Build the regression of log loss on the five constants.
 
     Its coordinates are ln A and ln B at the middle of the runs, ln E, alpha and beta. At the
@@ -80,10 +69,10 @@ def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[Par
         ]
     ).transpose(0, 2, 1)
 
-    def forms(theta: Array) -> Parametric:
+    def forms(theta: law_forms.Array) -> law_forms.Parametric:
         a, b, e, alpha, beta = np.moveaxis(theta, -1, 0)
         with np.errstate(over="ignore"):  # an unbounded exponent makes its factor infinite
-            return Parametric.model_construct(
+            return law_forms.Parametric.model_construct(
                 E=np.exp(e),
                 A=np.exp(a + alpha * middle[0]),
                 B=np.exp(b + beta * middle[1]),
@@ -92,10 +81,14 @@ def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[Par
             )
 
     starts = _build_starts(log_n, log_d, runs.loss, settings)
-    return Regression(runs, LogSumExp(designs), starts, settings.loss, forms, settings.search)
+    return Regression(
+        runs, minimise.LogSumExp(designs), starts, settings.loss, forms, settings.search
+    )
 
 
-def _build_starts(log_n: Array, log_d: Array, loss: Array, settings: ParametricFit) -> Array:
+def _build_starts(
+    log_n: law_forms.Array, log_d: law_forms.Array, loss: law_forms.Array, settings: ParametricFit
+) -> law_forms.Array:
     """Return the starts [S, 5], one for each triple of alpha, beta and E."""
     starts = []
     for alpha, beta, floor in itertools.product(
@@ -106,7 +99,9 @@ def _build_starts(log_n: Array, log_d: Array, loss: Array, settings: ParametricF
     return np.array(starts)
 
 
-def fit_above_floor(terms: Array, loss: Array, floor: float) -> tuple[float, float, float]:
+def fit_above_floor(
+    terms: law_forms.Array, loss: law_forms.Array, floor: float
+) -> tuple[float, float, float]:
     """Return the logs of the two factors of `terms` [R, 2] that fit the loss above E, and of E.
 
     E is `floor` times the least loss. Each factor is at least a hundredth of the mean loss above E,
@@ -123,13 +118,13 @@ class KaplanFit(Settings):
     The search starts at each pair of exponents, with the n_c and d_c that fit best for them.
     """
 
-    loss: Loss = Huber()
+    loss: minimise.Loss = minimise.Huber()
     # Starting values of alpha_n and alpha_d.
-    exponents: tuple[Positive, ...] = (0.03, 0.06, 0.1, 0.2, 0.4)
-    search: MinimiseSettings = Field(MinimiseSettings())
+    exponents: tuple[law_forms.Positive, ...] = (0.03, 0.06, 0.1, 0.2, 0.4)
+    search: minimise.MinimiseSettings = Field(minimise.MinimiseSettings())
 
 
-def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[Kaplan]:
+def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[law_forms.Kaplan]:
     """Fit Kaplan's law to `runs`. Raises DataError if they do not determine its constants."""
     rules = settings or KaplanFit()
     check_spread(runs, "Kaplan", constants=4)
@@ -139,12 +134,14 @@ def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[K
     log_n = log_n - middle[0]
     log_d = log_d - middle[1]
 
-    def forms(theta: Array) -> Kaplan:
+    def forms(theta: law_forms.Array) -> law_forms.Kaplan:
         s, t, power, alpha_d = np.moveaxis(theta, -1, 0)
         with np.errstate(over="ignore"):  # a bootstrap draw may not bound n_c
             n_c = np.exp(s / power + middle[0])
             d_c = np.exp(t + middle[1])
-        return Kaplan.model_construct(n_c=n_c, d_c=d_c, alpha_n=power * alpha_d, alpha_d=alpha_d)
+        return law_forms.Kaplan.model_construct(
+            n_c=n_c, d_c=d_c, alpha_n=power * alpha_d, alpha_d=alpha_d
+        )
 
     starts = _build_kaplan_starts(log_n, log_d, runs.loss, rules.exponents)
     curve = _KaplanCurve(log_n, log_d)
@@ -157,35 +154,38 @@ class _KaplanCurve:
     Here p is alpha_n / alpha_d. log N and log D are relative to their means over the runs.
     """
 
-    def __init__(self, log_n: Array, log_d: Array) -> None:
+    def __init__(self, log_n: law_forms.Array, log_d: law_forms.Array) -> None:
         one = np.ones_like(log_n)
         zero = np.zeros_like(log_n)
         # The fourth coordinate of the inner sum is fixed at 1 and holds the terms without a
         # constant.
         first = [one, zero, -log_n, zero]
         second = [zero, one, zero, -log_d]
-        self._inner = LogSumExp(np.array([first, second]).transpose(0, 2, 1))
+        self._inner = minimise.LogSumExp(np.array([first, second]).transpose(0, 2, 1))
 
-    def __call__(self, theta: Array) -> CurveValue:
+    def __call__(self, theta: law_forms.Array) -> minimise.CurveValue:
         alpha_d = theta[:, 3, None]
         inner = self._inner(np.concatenate([theta[:, :3], np.ones_like(alpha_d)], axis=1))
         slope = np.concatenate(
             [alpha_d[..., None] * inner.slope[..., :3], inner.value[..., None]], axis=-1
         )
 
-        def bend(coefficients: Array) -> Array:
+        def bend(coefficients: law_forms.Array) -> law_forms.Array:
             bent = alpha_d[..., None] * inner.bend(coefficients)
             cross = (coefficients[:, None] @ inner.slope)[:, 0]
             bent[:, 3, :] = bent[:, :, 3] = cross
             bent[:, 3, 3] = 0
             return bent
 
-        return CurveValue(alpha_d * inner.value, slope, bend)
+        return minimise.CurveValue(alpha_d * inner.value, slope, bend)
 
 
 def _build_kaplan_starts(
-    log_n: Array, log_d: Array, loss: Array, exponents: tuple[float, ...]
-) -> Array:
+    log_n: law_forms.Array,
+    log_d: law_forms.Array,
+    loss: law_forms.Array,
+    exponents: tuple[float, ...],
+) -> law_forms.Array:
     """Return the starts [S, 4], one for each pair of exponents.
 
     For given exponents, L^(1/alpha_d) is linear in n_c^p and d_c. Both are kept positive.
@@ -208,17 +208,19 @@ class OverTrainingFit(Settings):
     then fit best by least squares.
     """
 
-    loss: Loss = Huber()
+    loss: minimise.Loss = minimise.Huber()
     exponents: Shares = (0.05, 0.1, 0.2, 0.3, 0.5)  # starting values of eta
     floors: Shares = (0.2, 0.4, 0.6, 0.8, 0.95)  # starting values of E, as shares of the least loss
-    search: MinimiseSettings = Field(MinimiseSettings())
+    search: minimise.MinimiseSettings = Field(minimise.MinimiseSettings())
 
 
-def fit_overtraining(runs: RunsTable, settings: OverTrainingFit | None = None) -> Fit[OverTraining]:
+def fit_overtraining(
+    runs: RunsTable, settings: OverTrainingFit | None = None
+) -> Fit[law_forms.OverTraining]:
     """Fit the over-training law to `runs`. Raises DataError if they do not determine it."""
     settings = settings or OverTrainingFit()
     check_spread(runs, "OverTraining", constants=4)
-    flops = FLOPS_PER_PARAMETER_AND_TOKEN * runs.parameters * runs.tokens
+    flops = law_forms.FLOPS_PER_PARAMETER_AND_TOKEN * runs.parameters * runs.tokens
     multiplier = runs.tokens / runs.parameters
     # M^eta C^-eta and M^-eta C^-eta, each centred on its own mean, which makes the coordinates less
     # correlated.
@@ -233,9 +235,9 @@ def fit_overtraining(runs: RunsTable, settings: OverTrainingFit | None = None) -
         [[one, zero, zero, rising], [zero, one, zero, falling], [zero, zero, one, zero]]
     ).transpose(0, 2, 1)
 
-    def forms(theta: Array) -> OverTraining:
+    def forms(theta: law_forms.Array) -> law_forms.OverTraining:
         a, b, e, eta = np.moveaxis(theta, -1, 0)
-        return OverTraining.model_construct(
+        return law_forms.OverTraining.model_construct(
             E=np.exp(e), a=np.exp(a - eta * middle[0]), b=np.exp(b - eta * middle[1]), eta=eta
         )
 
@@ -244,5 +246,5 @@ def fit_overtraining(runs: RunsTable, settings: OverTrainingFit | None = None) -
         terms = np.exp(eta * np.stack([rising, falling], axis=1))
         starts.append([*fit_above_floor(terms, runs.loss, floor), eta])
     return Regression(
-        runs, LogSumExp(designs), np.array(starts), settings.loss, forms, settings.search
+        runs, minimise.LogSumExp(designs), np.array(starts), settings.loss, forms, settings.search
     ).fit()

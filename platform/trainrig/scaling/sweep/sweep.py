@@ -15,25 +15,10 @@ from trainrig.manifest import Manifest, Stage
 from trainrig.processes import lease
 from trainrig.processes.stop_file import StopRequests
 from trainrig.scaling.laws.runs_table import RUNS_FILE
-from trainrig.scaling.sweep import trial_process
-from trainrig.scaling.sweep.rate_search import (
-    SEARCH_RESULT,
-    Optuna,
-    RateBatchPair,
-    RateSearch,
-    list_pairs,
-    read_search_result,
-    write_search_result,
-)
+from trainrig.scaling.sweep import rate_search, sweep_table, trial_process
 from trainrig.scaling.sweep.ray_tune import TrialsOnTune, build_search_settings, connect_for_trials
 from trainrig.scaling.sweep.sweep_progress import POLL, Show, SweepProgress, show_progress
 from trainrig.scaling.sweep.sweep_run_file import Sweep
-from trainrig.scaling.sweep.sweep_table import (
-    build_runs_table,
-    compute_usd_an_hour,
-    serialise_design,
-    summarise_sweep,
-)
 from trainrig.scaling.sweep.sweep_tasks import check_tasks, make_paths_absolute
 from trainrig.scaling.sweep.trial_process import SearchedPairs, TrainedTrials, TrialTask
 from trainrig.scaling.sweep.trials import (
@@ -64,12 +49,12 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     run = make_paths_absolute(run)
     tokens = manifest.read_input(run.tokens, "tokenize")
     data = read_sweep_tokens(run)
-    given = RateBatchPair(run.rate_factor, run.batch_factor)
+    given = rate_search.RateBatchPair(run.rate_factor, run.batch_factor)
     points = list_design_points(run, data)
     plan(run, points, data, given)  # raises the errors of the design
     if run.search:
-        plan_search(run, run.search, data, list_pairs(run.search))
-    compute_usd_an_hour(run)
+        plan_search(run, run.search, data, rate_search.list_pairs(run.search))
+    sweep_table.compute_usd_an_hour(run)
     check_tasks(run)
     inputs = {"tokens": tokens.content}
     stage = manifest.claim(run.output, run, inputs)
@@ -78,24 +63,29 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     with lease.hold_lease(run.output):
         connect_for_trials(run)
         driver = _Driver(stage, run, data, show)
-        found = driver.search(run.search) if run.search else RateBatchPair(1.0, 1.0)
+        found = driver.search(run.search) if run.search else rate_search.RateBatchPair(1.0, 1.0)
         trials = plan(
-            run, points, data, RateBatchPair(given.rate * found.rate, given.batch * found.batch)
+            run,
+            points,
+            data,
+            rate_search.RateBatchPair(given.rate * found.rate, given.batch * found.batch),
         )
         try:
             driver.train(trials)
         except ClusterError:
             if driver.failed:
-                build_runs_table(run, trials, data, driver.failed).write(
+                sweep_table.build_runs_table(run, trials, data, driver.failed).write(
                     stage.build_path(RUNS_FILE)
                 )
             raise
-        runs = build_runs_table(run, trials, data)
+        runs = sweep_table.build_runs_table(run, trials, data)
         runs.write(stage.build_path(RUNS_FILE))
-        storage.write(stage.build_path(PLANNED_TRIALS), serialise_design(run, trials))
-        names = [RUNS_FILE, PLANNED_TRIALS, *([SEARCH_RESULT] if run.search else [])]
+        storage.write(stage.build_path(PLANNED_TRIALS), sweep_table.serialise_design(run, trials))
+        names = [RUNS_FILE, PLANNED_TRIALS, *([rate_search.SEARCH_RESULT] if run.search else [])]
         files = {name: manifest.compute_file_sum(stage.build_path(name)) for name in names}
-        return stage.finish(summarise_sweep(trials, data, runs), files, driver.sum_cost())
+        return stage.finish(
+            sweep_table.summarise_sweep(trials, data, runs), files, driver.sum_cost()
+        )
 
 
 class _Driver:
@@ -127,12 +117,12 @@ class _Driver:
             if trial.name not in small:
                 self._train_large(trial, progress)
 
-    def search(self, search: RateSearch) -> RateBatchPair:
+    def search(self, search: rate_search.RateSearch) -> rate_search.RateBatchPair:
         """Return the best factors, from this call's search or from an earlier one."""
-        if earlier := read_search_result(self._run.output):
+        if earlier := rate_search.read_search_result(self._run.output):
             return earlier
-        drawn = search.searcher.draws if isinstance(search.searcher, Optuna) else 0
-        names = [] if drawn else [pair.name for pair in list_pairs(search)]
+        drawn = search.searcher.draws if isinstance(search.searcher, rate_search.Optuna) else 0
+        names = [] if drawn else [pair.name for pair in rate_search.list_pairs(search)]
         progress = SweepProgress(self._run, drawn or len(names))
         work = SearchedPairs(self._run, self._data, search)
         self._on_tune(work, progress, names, build_search_settings(search))
@@ -140,7 +130,7 @@ class _Driver:
         trials = plan_search(self._run, search, self._data, tried_pairs)
         tried = trial_process.collect_tried(self._run, trials, tried_pairs)
         found = trial_process.choose_pair(self._run, tried)
-        write_search_result(self._run.output, search, found, tried)
+        rate_search.write_search_result(self._run.output, search, found, tried)
         return found
 
     def sum_cost(self) -> dict[str, float]:

@@ -11,26 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainrig.config import (
-    EXTENDABLE,
-    NOT_IDENTITY,
-    OUTPUT,
-    ProgressUnit,
-    ResourceRequest,
-    RunFile,
-    Settings,
-)
+from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.evaluate.evaluation_run_file import TaskChoice
 from trainrig.models import ENCODER_DECODER
 from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.models.architecture.initialisation import MuP
 from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, ReplacedTokenDetection
-from trainrig.objectives.denoising.row_shapes import (
-    check_rows,
-    count_further_heads,
-    find_model_kind,
-)
+from trainrig.objectives.denoising import row_shapes
 from trainrig.objectives.objective_interface import find_parts
 from trainrig.optim.moment_optimizers import Momentum
 from trainrig.parallel.layer_compilation import Compile
@@ -66,7 +54,7 @@ class DesignPoint:
     budget: float | None = None  # FLOPs of the isoFLOP curve that the point lies on, if any
 
 
-class _Design(Settings, abc.ABC):
+class _Design(config.Settings, abc.ABC):
     """Base of all designs that begin with model sizes."""
 
     parameters: Several  # sizes of the models, in parameters (N)
@@ -145,7 +133,7 @@ class IsoFLOP(_Design):
                     yield DesignPoint(asked, tokens, budget)
 
 
-class Points(Settings):
+class Points(config.Settings):
     """Design with an explicit list of points."""
 
     kind: Literal["Points"] = "Points"
@@ -177,7 +165,7 @@ Seed = Annotated[int, Field(ge=0)]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class SweepBatches(Settings):
+class SweepBatches(config.Settings):
     """Batches of every trial, whose size the rule chooses."""
 
     sequence_length: int = Field(default=256, ge=1)  # sequence length, in tokens
@@ -209,7 +197,7 @@ class SweepBatches(Settings):
         )
 
 
-class SweepTraining(Settings):
+class SweepTraining(config.Settings):
     """Training settings that all trials share; the rule sets learning rate and batch size."""
 
     # AdamW's decay rates for the averages of the gradient and of its square.
@@ -228,7 +216,7 @@ class SweepTraining(Settings):
     compile: Compile | None = None  # how to compile the layers; None: not compiled
     deterministic: bool = True  # Whether results are bit-identical at any number of workers
     # Steps between checkpoints. An interrupted trial loses at most this many.
-    checkpoint_every: Annotated[int, NOT_IDENTITY] = Field(default=200, ge=1)
+    checkpoint_every: Annotated[int, config.NOT_IDENTITY] = Field(default=200, ge=1)
     # Fewest steps of a run. The rule's batch is made smaller where a run would have fewer. With
     # fewer steps a run lacks steps rather than tokens: on 166,000 tokens, a model of 40,000
     # parameters reached 4.63 nats in 324 steps, and one of 80,000 parameters 5.12 nats in 163
@@ -236,7 +224,7 @@ class SweepTraining(Settings):
     fewest_steps: int = Field(default=200, ge=2)
 
 
-class Trials(Settings):
+class Trials(config.Settings):
     """Resources of trials; Ray runs as many trials at a time as it has resources for."""
 
     cpus: float = Field(default=1.0, ge=0)  # CPUs for each trial; fractions are allowed
@@ -249,7 +237,7 @@ class Trials(Settings):
     instance: str | None = None
 
 
-class Large(Settings):
+class Large(config.Settings):
     """Models that are too large for one process, each trained by a group of workers.
 
     One such trial runs at a time.
@@ -260,30 +248,30 @@ class Large(Settings):
     workers: int = Field(ge=1)  # number of workers in that group
 
 
-class Sweep(RunFile):
+class Sweep(config.RunFile):
     """Training of many small models, to which a scaling law is fitted."""
 
     verb: ClassVar[str] = "sweep"
     resumes: ClassVar[bool] = True
     extends_finished: ClassVar[bool] = True
     output_format: ClassVar[int] = 2  # fresh weights are drawn by position
-    progress: ClassVar[ProgressUnit] = "trials"
+    progress: ClassVar[config.ProgressUnit] = "trials"
     estimate: ClassVar[str] = "trainrig.scaling.sweep.trials:estimate_sweep"
     estimates_cost: ClassVar[bool] = True
 
     stage: Literal["sweep"] = "sweep"
-    tokens: Annotated[str, NOT_IDENTITY]  # folder that `trainrig tokenize` wrote
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
+    tokens: Annotated[str, config.NOT_IDENTITY]  # folder that `trainrig tokenize` wrote
+    output: Annotated[str, config.OUTPUT]  # folder to write, on disk or s3://
     cache: BlockCache = BlockCache()  # cache on this machine for tokens that are in a bucket
     recipe: str = ""  # name of the corpus, for comparing laws of several corpora
     # Model sizes to train, and the tokens for each. The design may be extended later; finished runs
     # are not repeated.
-    design: Annotated[Design, EXTENDABLE]
+    design: Annotated[Design, config.EXTENDABLE]
     # Seeds of the weights and of the data order. A second seed measures the noise of the loss.
-    seeds: Annotated[tuple[Seed, ...], EXTENDABLE, Field(min_length=1)] = (0,)
+    seeds: Annotated[tuple[Seed, ...], config.EXTENDABLE, Field(min_length=1)] = (0,)
     # Largest model, in parameters (N), that is trained with all seeds; larger ones get the first
     # seed only; None: all models get all seeds.
-    seeds_up_to: Annotated[float | None, EXTENDABLE] = Field(default=None, gt=0)
+    seeds_up_to: Annotated[float | None, config.EXTENDABLE] = Field(default=None, gt=0)
     # Objective of training. It decides whether the models are decoders, encoders or
     # encoder-decoders. Losses of different objectives are not comparable.
     objective: PretrainingObjective = CausalLM()
@@ -304,26 +292,26 @@ class Sweep(RunFile):
     held_out_rows: int | None = Field(default=None, ge=1)
     # Number of held-out losses to measure during each trial, at its constant rate; needed for a law
     # fitted to the envelope of loss curves.
-    along: Annotated[int, NOT_IDENTITY] = Field(default=0, ge=0)
+    along: Annotated[int, config.NOT_IDENTITY] = Field(default=0, ge=0)
     # Benchmarks to evaluate each model on at the end of its run, for task laws; more may be added
     # later. Multiple choice and continuation tasks only, because task laws are fitted to the
     # likelihood of correct answers.
-    tasks: Annotated[tuple[TaskChoice, ...], EXTENDABLE] = ()
+    tasks: Annotated[tuple[TaskChoice, ...], config.EXTENDABLE] = ()
     # Folder of the tasks' row files; None: task files have absolute paths.
-    task_rows: Annotated[str | None, NOT_IDENTITY] = None
+    task_rows: Annotated[str | None, config.NOT_IDENTITY] = None
     # number of trials at a time, and resources of each
-    trials: Annotated[Trials, NOT_IDENTITY] = Trials()
+    trials: Annotated[Trials, config.NOT_IDENTITY] = Trials()
     # Models that are too large for one process; None: there are none.
-    large: Annotated[Large | None, NOT_IDENTITY] = None
+    large: Annotated[Large | None, config.NOT_IDENTITY] = None
 
-    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+    def request_resources(self, there_are_gpus: bool) -> config.ResourceRequest:
         """Return the least and the greatest number of trials at a time, with the resources of each.
 
         No GPU is requested that the run file does not name.
         """
         trials = self.trials
         key = "trials.gpus" if trials.gpus else "trials.cpus"
-        return ResourceRequest(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
+        return config.ResourceRequest(1, trials.at_once or 1, trials.cpus, trials.gpus, key)
 
     @model_validator(mode="after")
     def _check_rate_scaling(self) -> Self:
@@ -336,7 +324,7 @@ class Sweep(RunFile):
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
-        kind = find_model_kind(self.objective)
+        kind = row_shapes.find_model_kind(self.objective)
         if self.tasks and kind != "Decoder":
             raise ValueError(
                 f"tasks: only decoders can be evaluated, and objective {self.objective.kind} "
@@ -359,9 +347,9 @@ class Sweep(RunFile):
                 'design.flops = "exact": with final_rate the operations of a token change at each '
                 'step; set design.flops = "6ND", or leave out final_rate'
             )
-        check_rows(self.objective, self.batches.build_batch_settings(1, 1, 0))
+        row_shapes.check_rows(self.objective, self.batches.build_batch_settings(1, 1, 0))
         smallest = find_ladder_model_of(kind, SMALLEST, ALIGNMENT)
-        model = with_further_heads(smallest, count_further_heads(self.objective)).model
+        model = with_further_heads(smallest, row_shapes.count_further_heads(self.objective)).model
         for _, part in find_parts(self.objective):
             check_fit(part, model, convert=False)
         return self

@@ -28,22 +28,10 @@ from trainrig.objectives.next_token import CROSS_ENTROPY
 from trainrig.parallel.mesh import join_group
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
 from trainrig.processes.stop_file import LOOK_EVERY
+from trainrig.scaling.sweep import trials
 from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.scaling.sweep.sweep_tasks import is_scored_on_tasks, score_tasks
-from trainrig.scaling.sweep.trials import (
-    SweepTokens,
-    Trial,
-    TrialLength,
-    build_run_file,
-    count_stable_steps,
-    name_run_folder,
-)
-from trainrig.train.checkpoint import (
-    DamagedCheckpoint,
-    compute_content_key,
-    find_damage,
-    find_newest_valid,
-)
+from trainrig.train import checkpoint
 from trainrig.train.checkpoint.manifest import list_committed
 from trainrig.train.elastic.supervise import TrainingResult
 from trainrig.train.loop import train
@@ -58,7 +46,9 @@ Train = Callable[[Stage, TrainingJob], None]
 """Function that trains the run of a claimed folder to its end and writes the folder's manifest."""
 
 
-def train_trial(sweep: Sweep, trial: Trial, data: SweepTokens, train_run: Train) -> None:
+def train_trial(
+    sweep: Sweep, trial: trials.Trial, data: trials.SweepTokens, train_run: Train
+) -> None:
     """Train all unfinished runs of `trial`, and evaluate each model on the sweep's tasks.
 
     The trunk is trained first, then the branches from it. Raises Unfinished on a stop request, and
@@ -66,7 +56,7 @@ def train_trial(sweep: Sweep, trial: Trial, data: SweepTokens, train_run: Train)
     as such and raises no error.
     """
     for length in reversed(trial.lengths):
-        folder = name_run_folder(sweep, trial, length)
+        folder = trials.name_run_folder(sweep, trial, length)
         if not is_over(folder):
             _train_length(sweep, trial, length, data, train_run)
         if not is_complete(sweep, folder):
@@ -74,14 +64,18 @@ def train_trial(sweep: Sweep, trial: Trial, data: SweepTokens, train_run: Train)
 
 
 def _train_length(
-    sweep: Sweep, trial: Trial, length: TrialLength, data: SweepTokens, train_run: Train
+    sweep: Sweep,
+    trial: trials.Trial,
+    length: trials.TrialLength,
+    data: trials.SweepTokens,
+    train_run: Train,
 ) -> None:
     """Train one run of `trial`, or record that it diverged."""
     branch_from = (
         None if length == trial.trunk else _find_branching_checkpoint(sweep, trial, length)
     )
     divergence = _find_divergence(sweep, trial, length)
-    stage, job = claim_output(build_run_file(sweep, trial, length, data), branch_from)
+    stage, job = claim_output(trials.build_run_file(sweep, trial, length, data), branch_from)
     if stage.finished:
         return
     try:
@@ -89,7 +83,7 @@ def _train_length(
             raise Diverged(divergence)
         train_run(stage, job)
     except Diverged as error:
-        write_diverged(name_run_folder(sweep, trial, length), str(error))
+        write_diverged(trials.name_run_folder(sweep, trial, length), str(error))
 
 
 def is_over(folder: str) -> bool:
@@ -131,7 +125,7 @@ def claim_output(run: Pretraining, branch_from: str | None = None) -> tuple[Stag
     """
     inputs = {"tokens": manifest.read_input(run.tokens, "tokenize").content}
     if branch_from:
-        inputs["branch_from"] = compute_content_key(branch_from)
+        inputs["branch_from"] = checkpoint.compute_content_key(branch_from)
     job = dataclasses.replace(prepare(run), branch_from=branch_from)
     stage = manifest.claim(job.folder, run, inputs)
     if not stage.finished:
@@ -139,29 +133,31 @@ def claim_output(run: Pretraining, branch_from: str | None = None) -> tuple[Stag
     return stage, job
 
 
-def _find_branching_checkpoint(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
+def _find_branching_checkpoint(
+    sweep: Sweep, trial: trials.Trial, length: trials.TrialLength
+) -> str | None:
     """Return the trunk's checkpoint that the run of `length` continues from.
 
     Returns None if there is no intact one. The run then starts at its first step, with the same
     result.
     """
-    wanted = count_stable_steps(sweep, trial, length)
-    trunk = RunFolder(name_run_folder(sweep, trial, trial.trunk))
+    wanted = trials.count_stable_steps(sweep, trial, length)
+    trunk = RunFolder(trials.name_run_folder(sweep, trial, trial.trunk))
     for path, step, _ in list_committed(trunk, trunk.checkpoints):
-        if step == wanted and find_damage(path) is None:
+        if step == wanted and checkpoint.find_damage(path) is None:
             return path
     return None
 
 
-def _find_divergence(sweep: Sweep, trial: Trial, length: TrialLength) -> str | None:
+def _find_divergence(sweep: Sweep, trial: trials.Trial, length: trials.TrialLength) -> str | None:
     """Return why the run of `length` need not be trained, or None.
 
     The reason is that the trunk diverged before the step where this run branches from it.
     """
     if length == trial.trunk:
         return None
-    divergence = read_diverged(name_run_folder(sweep, trial, trial.trunk))
-    if divergence is None or divergence["step"] >= count_stable_steps(sweep, trial, length):
+    divergence = read_diverged(trials.name_run_folder(sweep, trial, trial.trunk))
+    if divergence is None or divergence["step"] >= trials.count_stable_steps(sweep, trial, length):
         return None
     return (
         "it shares its first steps with the longest run of its trial, which diverged: "
@@ -182,7 +178,7 @@ class SingleRankTrainer:
         if not self.train_until(job, job.training.steps):
             raise Unfinished(f"{job.folder}: stopped; the last step is saved")
         folder = RunFolder(job.folder)
-        newest, _ = find_newest_valid(folder, thorough=False)
+        newest, _ = checkpoint.find_newest_valid(folder, thorough=False)
         assert newest is not None
         check_sane(job)
         finish(stage, job, TrainingResult(newest, restarts=max(0, len(folder.read_attempts()) - 1)))
@@ -195,7 +191,7 @@ class SingleRankTrainer:
         """
         folder = RunFolder(job.folder)
         while True:
-            newest, _ = find_newest_valid(folder, thorough=False)
+            newest, _ = checkpoint.find_newest_valid(folder, thorough=False)
             if newest and newest.step >= step:
                 return True
             attempt = folder.take_attempt(newest.step if newest else 0)
@@ -203,7 +199,7 @@ class SingleRankTrainer:
             heartbeats = _StopAfterStep(step, self)
             try:
                 train(job, attempt, newest.path if newest else None, heartbeats)
-            except DamagedCheckpoint:
+            except checkpoint.DamagedCheckpoint:
                 # the checkpoint is marked as damaged, so the next round takes the one before
                 continue
             finally:

@@ -18,15 +18,7 @@ from trainrig.errors import DataError, Diverged, InputError, Unfinished
 from trainrig.manifest import MANIFEST
 from trainrig.processes.lease import follow_lease
 from trainrig.processes.stop_file import FILE
-from trainrig.scaling.sweep.rate_search import (
-    RateBatchPair,
-    RateSearch,
-    TriedPair,
-    find_best_pair,
-    list_rungs,
-    name_drawn_pair,
-    parse_pair,
-)
+from trainrig.scaling.sweep import rate_search
 from trainrig.scaling.sweep.sweep_run_file import Sweep
 from trainrig.scaling.sweep.trial import (
     SingleRankTrainer,
@@ -55,7 +47,7 @@ Report = Callable[[Mapping[str, Any]], None]
 
 def train_searched(
     sweep: Sweep,
-    search: RateSearch,
+    search: rate_search.RateSearch,
     trial: Trial,
     data: SweepTokens,
     alone: SingleRankTrainer,
@@ -68,7 +60,7 @@ def train_searched(
     """
     (length,) = trial.lengths
     folder = name_run_folder(sweep, trial, length)
-    for step in list_rungs(search.scheduler, length.steps):
+    for step in rate_search.list_rungs(search.scheduler, length.steps):
         if not is_over(folder):
             stage, job = claim_output(build_run_file(sweep, trial, length, data))
             try:
@@ -82,16 +74,16 @@ def train_searched(
         report({"loss": loss, "percent": 100 * step / length.steps})
 
 
-def list_tried_pairs(sweep: Sweep) -> tuple[RateBatchPair, ...]:
+def list_tried_pairs(sweep: Sweep) -> tuple[rate_search.RateBatchPair, ...]:
     """Return all pairs that have a trial on disk, by name."""
     folders = storage.list_folders(storage.join(sweep.output, SEARCH))
     names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
-    return tuple(parse_pair(name) for name in names)
+    return tuple(rate_search.parse_pair(name) for name in names)
 
 
 def collect_tried(
-    sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[RateBatchPair]
-) -> tuple[TriedPair, ...]:
+    sweep: Sweep, trials: Sequence[Trial], pairs: Sequence[rate_search.RateBatchPair]
+) -> tuple[rate_search.TriedPair, ...]:
     """Return the results of `pairs`, whose trials are given in the same order."""
     found = []
     for trial, pair in zip(trials, pairs, strict=True):
@@ -101,13 +93,13 @@ def collect_tried(
         losses = _read_losses(folder)
         last = max(losses, default=0)
         loss = math.nan if read_diverged(folder) else losses.get(last, math.nan)
-        found.append(TriedPair(pair, loss, last, whole))
+        found.append(rate_search.TriedPair(pair, loss, last, whole))
     return tuple(found)
 
 
-def choose_pair(sweep: Sweep, found: Sequence[TriedPair]) -> RateBatchPair:
+def choose_pair(sweep: Sweep, found: Sequence[rate_search.TriedPair]) -> rate_search.RateBatchPair:
     """Return the best of the tried pairs; raise DataError if no trial finished."""
-    pair = find_best_pair(found)
+    pair = rate_search.find_best_pair(found)
     if pair is None:
         raise DataError(
             f"{storage.join(sweep.output, SEARCH)}: all {len(found)} pairs of rate and batch "
@@ -167,12 +159,16 @@ class SearchedPairs:
 
     run: Sweep
     data: SweepTokens
-    search: RateSearch
+    search: rate_search.RateSearch
 
     def find_trial(self, config: Config) -> Trial:
         """Return the trial that `config` names, or whose factors `config` has drawn."""
         name = config.get("name")
-        pair = parse_pair(name) if name else name_drawn_pair(self.search, config)
+        pair = (
+            rate_search.parse_pair(name)
+            if name
+            else rate_search.name_drawn_pair(self.search, config)
+        )
         return plan_search(self.run, self.search, self.data, [pair])[0]
 
     def do(self, trial: Trial, alone: SingleRankTrainer, report: Report) -> None:

@@ -19,11 +19,7 @@ from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import ALIGNMENT
-from trainrig.objectives.denoising.row_shapes import (
-    compute_widest_row,
-    count_further_heads,
-    find_model_kind,
-)
+from trainrig.objectives.denoising import row_shapes
 from trainrig.objectives.objective_interface import find_corruption
 from trainrig.optim import AdamW, WarmupStableDecay
 from trainrig.scaling.batch_rate_rules import round_to_sequences
@@ -160,12 +156,12 @@ def count_flops_per_token(sweep: Sweep, model: LadderModel, steps: int = 1) -> f
 
 def find_sweep_model(sweep: Sweep, parameters: float, data: SweepTokens) -> LadderModel:
     """Return the model closest to a number of parameters, for the rows and objective of `sweep`."""
-    length = compute_widest_row(sweep.objective, sweep.batches.sequence_length)
-    kind = find_model_kind(sweep.objective)
+    length = row_shapes.compute_widest_row(sweep.objective, sweep.batches.sequence_length)
+    kind = row_shapes.find_model_kind(sweep.objective)
     found = find_ladder_model_of(
         kind, parameters, data.vocabulary, length, sweep.tie_embeddings, sweep.mup
     )
-    return with_further_heads(found, count_further_heads(sweep.objective))
+    return with_further_heads(found, row_shapes.count_further_heads(sweep.objective))
 
 
 def _plan_trial(

@@ -18,38 +18,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainrig.errors import DataError
+from trainrig.tokens import special_tokens
 from trainrig.tokens.chat.chat_messages import Message
 from trainrig.tokens.chat.rendering import ChatRenderer
-from trainrig.tokens.special_tokens import (
-    ASSISTANT,
-    END_OF_TEXT,
-    END_OF_TURN,
-    MAP,
-    SYSTEM,
-    TEMPLATE_FILE,
-    TOKENIZER_CONFIG,
-    USER,
-    TokenizerFiles,
-    find_role_id,
-)
 from trainrig.tokens.tokenizers.encode import Encoder
 
 TEMPLATE = (
-    END_OF_TEXT
+    special_tokens.END_OF_TEXT
     + """{% if tools %}{{ '"""
-    + SYSTEM
+    + special_tokens.SYSTEM
     + """' }}
 {% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\\n\\n' }}{% endif %}
 {{ 'Tools, each as its JSON schema:\\n' }}
 {% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}
 {{ 'To call one, write <tool_call>{"name": ..., "arguments": ...}</tool_call>' }}{{ '"""
-    + END_OF_TURN
+    + special_tokens.END_OF_TURN
     + """' }}{% endif %}
 {% for message in messages %}
 {% if message['role'] == 'tool' %}{{ '"""
-    + USER
+    + special_tokens.USER
     + "<tool_response>' + message['content'] + '</tool_response>"
-    + END_OF_TURN
+    + special_tokens.END_OF_TURN
     + """' }}
 {% elif not (tools and loop.first and message['role'] == 'system') %}
 {{ '<|' + message['role'] + '|>' + (message['content'] or '') }}
@@ -57,12 +46,12 @@ TEMPLATE = (
 {{ '<tool_call>' + (call['function'] or call) | tojson + '</tool_call>' }}
 {% endfor %}
 {{ '"""
-    + END_OF_TURN
+    + special_tokens.END_OF_TURN
     + """' }}
 {% endif %}
 {% endfor %}
 {% if add_generation_prompt %}{{ '"""
-    + ASSISTANT
+    + special_tokens.ASSISTANT
     + "' }}{% endif %}"
 ).replace("\n{", "{")
 
@@ -75,7 +64,12 @@ def build_template(encoder: Encoder) -> str:
     by_id = {number: name for name, number in encoder.special_ids.items()}
     names: Mapping[str, str] = {
         role: by_id[number]
-        for role in (END_OF_TEXT, USER, ASSISTANT, END_OF_TURN)
+        for role in (
+            special_tokens.END_OF_TEXT,
+            special_tokens.USER,
+            special_tokens.ASSISTANT,
+            special_tokens.END_OF_TURN,
+        )
         for number in [encoder.find_special(role)]
     }
     template = TEMPLATE
@@ -85,7 +79,7 @@ def build_template(encoder: Encoder) -> str:
                 f"the tokenizer has {name} for {role}, from another model; name that model's "
                 "chat template"
             )
-    if find_role_id(encoder.special_ids, SYSTEM) is None:
+    if special_tokens.find_role_id(encoder.special_ids, special_tokens.SYSTEM) is None:
         template = (
             "{% if tools or messages[0]['role'] == 'system' %}{{ raise_exception('the \
 tokenizer has no special token for a system turn') }}{% endif %}"
@@ -98,7 +92,7 @@ tokenizer has no special token for a system turn') }}{% endif %}"
 class ChatTokenizer:
     """Files of a tokenizer, and variables that the user adds to its chat template; picklable."""
 
-    files: TokenizerFiles
+    files: special_tokens.TokenizerFiles
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
@@ -124,7 +118,9 @@ class ChatTokenizer:
     @functools.cached_property
     def template_variables(self) -> dict[str, Any]:
         """Variables of the template: the special tokens of the tokenizer, and `variables`."""
-        given = self.files.parse_json(MAP) | self.files.parse_json(TOKENIZER_CONFIG)
+        given = self.files.parse_json(special_tokens.MAP) | self.files.parse_json(
+            special_tokens.TOKENIZER_CONFIG
+        )
         tokens = {
             name: value["content"] if isinstance(value, Mapping) else value
             for name, value in given.items()
@@ -134,7 +130,9 @@ class ChatTokenizer:
 
     def build_renderer(self) -> ChatRenderer:
         """Return the renderer of the chat template. Raises ConfigError for an invalid template."""
-        where = TEMPLATE_FILE if self.files.chat_template else "trainrig's chat template"
+        where = (
+            special_tokens.TEMPLATE_FILE if self.files.chat_template else "trainrig's chat template"
+        )
         return ChatRenderer(self.encoder, self.template, self.template_variables, where)
 
     def build_prompting_renderer(self) -> ChatRenderer:

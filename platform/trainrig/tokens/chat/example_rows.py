@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from trainrig.tokens.chat import row_texts
 from trainrig.tokens.chat.chat_messages import (
     ASSISTANT,
     BadRow,
@@ -26,17 +27,6 @@ from trainrig.tokens.chat.chat_messages import (
     Message,
     adapt_roles,
     parse_messages,
-)
-from trainrig.tokens.chat.row_texts import (
-    QUESTIONS,
-    add_system,
-    check_string,
-    read_answers,
-    read_continuation,
-    read_glaive,
-    read_instruction,
-    read_tools,
-    split_glaive_calls,
 )
 from trainrig.tokens.document_formats import find_value
 from trainrig.tokens.shards.shard_files import RowKind
@@ -113,7 +103,7 @@ _FIELDS: Mapping[RowFormat, tuple[str, ...]] = {
 }
 _OPTIONAL = (
     *("tools", "functions", "prompt", "label", "labels", "input", "history", "system"),
-    *QUESTIONS,
+    *row_texts.QUESTIONS,
 )
 FIELDS = tuple(dict.fromkeys([*sum(_FIELDS.values(), ()), *_OPTIONAL]))
 
@@ -230,12 +220,12 @@ def _read_messages(row: Mapping[str, Any]) -> Example:
 
 
 def _read_prompt_completion(row: Mapping[str, Any]) -> Example:
-    return Example("conversations", (read_continuation(row, "completion"),))
+    return Example("conversations", (row_texts.read_continuation(row, "completion"),))
 
 
 def _read_labelled(row: Mapping[str, Any]) -> Example:
     label = _check_label(row["label"])
-    return Example("labelled", (read_continuation(row, "completion"),), label)
+    return Example("labelled", (row_texts.read_continuation(row, "completion"),), label)
 
 
 def _check_label(label: Any) -> int:
@@ -249,47 +239,49 @@ def _read_steps(row: Mapping[str, Any]) -> Example:
     labels = row.get("labels")
     if not isinstance(given, list) or not given:
         raise BadRow("not_steps", "`completions` is not a list of texts, one for each step")
-    steps = tuple(check_string(step, "completions").strip() for step in given)
+    steps = tuple(row_texts.check_string(step, "completions").strip() for step in given)
     if not all(steps):
         raise BadRow("no_answer", "`completions` has a step without text")
     if labels is not None and (not isinstance(labels, list) or len(labels) != len(steps)):
         raise BadRow("bad_label", f"`labels` is not a list of {len(steps)}, one for each step")
     right = tuple(map(_check_label, labels or ()))
-    chat = read_continuation({**row, "completions": "\n".join(steps)}, "completions")
+    chat = row_texts.read_continuation({**row, "completions": "\n".join(steps)}, "completions")
     return Example("steps", (chat,), steps=steps, step_labels=right)
 
 
 def _read_pairs(row: Mapping[str, Any]) -> Example:
     if row["chosen"] == row["rejected"]:
         raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
-    pair = tuple(read_answers(row, ("chosen", "rejected")))
+    pair = tuple(row_texts.read_answers(row, ("chosen", "rejected")))
     if pair[0] == pair[1]:
         raise BadRow("chosen_is_rejected", "chosen and rejected are the same")
     return Example("pairs", pair)
 
 
 def _read_alpaca(row: Mapping[str, Any]) -> Example:
-    answer = Message(ASSISTANT, check_string(row["output"], "output"))
-    return _build_conversation((*read_instruction(row), answer), row)
+    answer = Message(ASSISTANT, row_texts.check_string(row["output"], "output"))
+    return _build_conversation((*row_texts.read_instruction(row), answer), row)
 
 
 def _read_sharegpt(row: Mapping[str, Any]) -> Example:
-    turns = split_glaive_calls(parse_messages(row["conversations"], "conversations"))
+    turns = row_texts.split_glaive_calls(parse_messages(row["conversations"], "conversations"))
     return _build_conversation(turns, row, wrap=True)
 
 
 def _read_glaive(row: Mapping[str, Any]) -> Example:
-    chat = check_string(row["chat"], "chat")
+    chat = row_texts.check_string(row["chat"], "chat")
     system = row.get("system")
-    found = read_glaive(chat, "" if system is None else check_string(system, "system"))
-    tools = read_tools(row, wrap=True) or found.tools
+    found = row_texts.read_glaive(
+        chat, "" if system is None else row_texts.check_string(system, "system")
+    )
+    tools = row_texts.read_tools(row, wrap=True) or found.tools
     return Example("conversations", (replace(found, tools=tools),))
 
 
 def _build_conversation(
     messages: Sequence[Message], row: Mapping[str, Any], wrap: bool = False
 ) -> Example:
-    chat = Conversation(add_system(messages, row), read_tools(row, wrap))
+    chat = Conversation(row_texts.add_system(messages, row), row_texts.read_tools(row, wrap))
     return Example("conversations", (chat,))
 
 

@@ -39,15 +39,7 @@ from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.rows.plan_files import (
-    HEAD,
-    PLANS,
-    Arrays,
-    Entries,
-    PackingPlanFiles,
-    check_windows,
-    write_plan,
-)
+from trainrig.tokens.rows import plan_files
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import TokenShards
 
@@ -123,7 +115,7 @@ class _OpenRows:
             self._has_space[space] = True
 
 
-ARRAYS: Arrays = {
+ARRAYS: plan_files.Arrays = {
     "row_ends": np.dtype("<i8"),  # [R] number of the source's pieces up to the end of each row
     "row_targets": np.dtype("<i4"),  # [R] number of positions of each row that are trained on
     "starts": np.dtype("<i8"),  # [P] position of each piece in the source
@@ -161,7 +153,7 @@ def write_best_fit_plan(
     """
     counts: Counter[str] = Counter()
 
-    def fill(paths: Mapping[str, Path]) -> Entries:
+    def fill(paths: Mapping[str, Path]) -> plan_files.Entries:
         entries = {source: dict.fromkeys(ARRAYS, 0) for source in shards.sources}
         with ExitStack() as opened:
             streams = {a: opened.enter_context(path.open("wb")) for a, path in paths.items()}
@@ -177,7 +169,7 @@ def write_best_fit_plan(
         return entries
 
     settings = {"sequence_length": sequence_length, "padding": padding}
-    files = write_plan(shards, name_plan(sequence_length), settings, ARRAYS, fill)
+    files = plan_files.write_plan(shards, name_plan(sequence_length), settings, ARRAYS, fill)
     total_bytes = sum(entry.bytes for entry in files.values())
     return {**counts, "bytes": total_bytes}, files
 
@@ -265,7 +257,9 @@ class BestFitRows:
         self._shards = shards
         self._length = sequence_length
         remedy = _suggest_remedy(shards.folder, sequence_length)
-        self._plan = PackingPlanFiles(shards, name_plan(sequence_length), ARRAYS, cache, remedy)
+        self._plan = plan_files.PackingPlanFiles(
+            shards, name_plan(sequence_length), ARRAYS, cache, remedy
+        )
         self._padding = self._plan.head.settings["padding"]
         self.fingerprint = self._plan.fingerprint
 
@@ -293,7 +287,7 @@ class BestFitRows:
         Raises ConfigError for a `span` above 1, DataError for pieces that a row cannot have.
         """
         self._check_span(span)
-        check_windows(source, window, span, self.windows(source))
+        plan_files.check_windows(source, window, span, self.windows(source))
         starts, lengths = self._read_pieces(source, window)
         row = np.full(self._length + 1, self._padding, dtype=np.int64)
         ends = np.cumsum(lengths)
@@ -338,11 +332,11 @@ class BestFitRows:
 
 
 def _suggest_remedy(folder: str, sequence_length: int) -> str:
-    prefix = storage.join(folder, PLANS, name_plan(0))[:-1]
-    suffix = HEAD
+    prefix = storage.join(folder, plan_files.PLANS, name_plan(0))[:-1]
+    suffix = plan_files.HEAD
     there = [
         path.removeprefix(prefix).removesuffix(suffix)
-        for path in storage.list_files(storage.join(folder, PLANS), suffix)
+        for path in storage.list_files(storage.join(folder, plan_files.PLANS), suffix)
         if path.startswith(prefix)
     ]
     planned = f"there are plans for {', '.join(sorted(there, key=int))}; " if there else ""

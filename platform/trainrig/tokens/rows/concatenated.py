@@ -20,18 +20,12 @@ import numpy as np
 
 from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers, permute_indices
-from trainrig.tokens.rows.plan_files import (
-    Arrays,
-    Entries,
-    PackingPlanFiles,
-    check_windows,
-    write_plan,
-)
+from trainrig.tokens.rows import plan_files
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import TokenShards
 
 NAME = "shuffle"
-ARRAYS: Arrays = {
+ARRAYS: plan_files.Arrays = {
     "ends": np.dtype("<i8"),  # position in the shuffled stream
     "starts": np.dtype("<i8"),  # position in the source
 }
@@ -45,7 +39,7 @@ def write_shuffle_plan(shards: TokenShards, seed: int) -> tuple[dict[str, Any], 
     documents assigns. Documents are numbered in the order of the shards.
     """
 
-    def fill(paths: Mapping[str, Path]) -> Entries:
+    def fill(paths: Mapping[str, Path]) -> plan_files.Entries:
         counts = {source: shards.count_documents(source) for source in shards.sources}
         maps = {
             array: np.memmap(paths[array], dtype, "w+", shape=(sum(counts.values()),))
@@ -60,7 +54,7 @@ def write_shuffle_plan(shards: TokenShards, seed: int) -> tuple[dict[str, Any], 
             written.flush()
         return {source: dict.fromkeys(ARRAYS, count) for source, count in counts.items()}
 
-    files = write_plan(shards, NAME, {"seed": seed}, ARRAYS, fill)
+    files = plan_files.write_plan(shards, NAME, {"seed": seed}, ARRAYS, fill)
     documents = sum(shards.count_documents(source) for source in shards.sources)
     return {"documents": documents, "bytes": _sum_bytes(files)}, files
 
@@ -116,7 +110,7 @@ class Concatenated:
         self, source: str, window: int, span: int, ids: Integers, targets: Integers
     ) -> Integers:
         """Fill a row from the shards, as `Layout.read` says."""
-        check_windows(source, window, span, self.windows(source))
+        plan_files.check_windows(source, window, span, self.windows(source))
         start = window * self._length
         count = span * self._length
         self._shards.read_into(source, start, ids)
@@ -137,7 +131,7 @@ class Shuffled(Concatenated):
     def __init__(self, shards: TokenShards, sequence_length: int, cache: BlockCache | None) -> None:
         """Open the plan; raise ConfigError if there is none, DataError if it does not fit."""
         super().__init__(shards, sequence_length)
-        self._plan = PackingPlanFiles(shards, NAME, ARRAYS, cache, REMEDY)
+        self._plan = plan_files.PackingPlanFiles(shards, NAME, ARRAYS, cache, REMEDY)
         self.fingerprint = self._plan.fingerprint
 
     def read(
@@ -147,7 +141,7 @@ class Shuffled(Concatenated):
 
         Raises DataError for values that a plan of these shards cannot have.
         """
-        check_windows(source, window, span, self.windows(source))
+        plan_files.check_windows(source, window, span, self.windows(source))
         count = span * self._length
         start = window * self._length  # position in the shuffled stream
         row = np.empty(count + 1, dtype=np.int64)

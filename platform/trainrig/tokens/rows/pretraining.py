@@ -22,14 +22,7 @@ import numpy as np
 
 from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
-from trainrig.tokens.batches import (
-    IGNORE,
-    TOKENS,
-    Corruption,
-    MicroBatch,
-    MixedCorruption,
-    build_token_arrays,
-)
+from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.rows.batch_stages import BatchSettings, StageSizes
 from trainrig.tokens.rows.packing import Layout, open_layout
@@ -155,7 +148,7 @@ class PretrainBatches:
         settings: BatchSettings,
         cache: BlockCache | None = None,
         layout: Layout | None = None,
-        corruption: Corruption | None = None,
+        corruption: batches.Corruption | None = None,
     ) -> None:
         """Prepare the order of all samples.
 
@@ -226,7 +219,7 @@ class PretrainBatches:
 
     def targets(self, step: int) -> int:
         """Return the number of targets in the global batch of `step`, without reading tokens."""
-        return self.denominators(step)[TOKENS]
+        return self.denominators(step)[batches.TOKENS]
 
     def denominators(self, step: int) -> dict[str, int]:
         """Return the denominators of the losses of the global batch of `step`, by name.
@@ -236,15 +229,18 @@ class PretrainBatches:
         """
         samples, counts = self.count_row_targets(step)
         if self.corruption is None:
-            return {TOKENS: int(counts.sum())}
+            return {batches.TOKENS: int(counts.sum())}
         total: dict[str, int] = {}
         size = self.timeline.find_stage(step).micro_batch
         for rows in zip(samples.reshape(-1, size), counts.reshape(-1, size), strict=True):
             for name, count in self.corruption.denominators(step, *rows).items():
                 total[name] = total.get(name, 0) + count
-        return {name: count if name == TOKENS else max(1, count) for name, count in total.items()}
+        return {
+            name: count if name == batches.TOKENS else max(1, count)
+            for name, count in total.items()
+        }
 
-    def micro_batch(self, step: int, index: int) -> MicroBatch:
+    def micro_batch(self, step: int, index: int) -> batches.MicroBatch:
         """Return micro-batch `index` of `step`; raise ConfigError if the data ends before it."""
         samples, places = self._locate_samples(step, index)
         stage = self.timeline.find_stage(step)
@@ -252,8 +248,8 @@ class PretrainBatches:
         pieces = self._read(places, ids_BT, targets_BT)
         by_document = self.settings.attend == "document"
         positions = _compute_positions(pieces, ids_BT.shape) if by_document else None
-        arrays = build_token_arrays(ids_BT, targets_BT, positions)
-        micro = MicroBatch(arrays, samples, places.sources, pieces)
+        arrays = batches.build_token_arrays(ids_BT, targets_BT, positions)
+        micro = batches.MicroBatch(arrays, samples, places.sources, pieces)
         return micro if self.corruption is None else self.corruption.apply(micro, step)
 
     def _locate_samples(self, step: int, index: int) -> tuple[Integers, Places]:
@@ -290,11 +286,11 @@ class PretrainBatches:
                 pieces[row] = self._layout.read(
                     source, int(window), span, ids_BT[row], targets_BT[row]
                 )
-                targets_BT[row].reshape(span, -1)[read] = IGNORE
+                targets_BT[row].reshape(span, -1)[read] = batches.IGNORE
         of_rows = np.repeat(np.arange(len(pieces)), [len(row_pieces) for row_pieces in pieces])
         return np.concatenate([of_rows[:, None], np.concatenate(pieces)], axis=1)
 
-    def at(self, step: int) -> tuple[MicroBatch, ...]:
+    def at(self, step: int) -> tuple[batches.MicroBatch, ...]:
         """Return all micro-batches of `step`."""
         return tuple(self.micro_batch(step, index) for index in range(self.micro_batches(step)))
 
@@ -338,7 +334,10 @@ class PretrainBatches:
 
     def _list_micro_batch_sizes(self, samples: int) -> dict[str, Any]:
         """Return the sizes of micro-batches before `samples`, if a corruption depends on them."""
-        if not isinstance(self.corruption, MixedCorruption) or not self.corruption.by_micro_batch:
+        if (
+            not isinstance(self.corruption, batches.MixedCorruption)
+            or not self.corruption.by_micro_batch
+        ):
             return {}
         stages = self.timeline.stages
         return {

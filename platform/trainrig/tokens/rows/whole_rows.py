@@ -19,19 +19,13 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.manifest import FileSum
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.rows import plan_files
 from trainrig.tokens.rows.best_fit import pack_best_fit
-from trainrig.tokens.rows.plan_files import (
-    Arrays,
-    Entries,
-    PackingPlanFiles,
-    check_windows,
-    write_plan,
-)
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS, DOCUMENT_WEIGHT
 from trainrig.tokens.shards.token_shards import TokenShards
 
-ARRAYS: Arrays = {
+ARRAYS: plan_files.Arrays = {
     "row_ends": np.dtype("<i8"),  # [R] number of the source's documents up to the end of each row
     "documents": np.dtype("<i8"),  # [D] document numbers, row by row
 }
@@ -52,7 +46,7 @@ def write_whole_plan(
     """
     rows = ids = 0
 
-    def fill(paths: Mapping[str, Path]) -> Entries:
+    def fill(paths: Mapping[str, Path]) -> plan_files.Entries:
         nonlocal rows, ids
         entries = {source: dict.fromkeys(ARRAYS, 0) for source in shards.sources}
         with ExitStack() as opened:
@@ -77,7 +71,7 @@ def write_whole_plan(
         return entries
 
     settings = {"sequence_length": sequence_length}
-    files = write_plan(shards, name_whole_plan(sequence_length), settings, ARRAYS, fill)
+    files = plan_files.write_plan(shards, name_whole_plan(sequence_length), settings, ARRAYS, fill)
     return {"rows": rows, "filled": round(ids / max(1, rows * (sequence_length + 1)), 4)}, files
 
 
@@ -100,14 +94,14 @@ class WholeRows:
         self._shards = shards
         self._padding = padding
         self.length = sequence_length  # T
-        self._plan: PackingPlanFiles | None = None
+        self._plan: plan_files.PackingPlanFiles | None = None
         if together:
             remedy = (
                 f"run `conversations` with sequence_length = {sequence_length}, or put one "
                 'conversation into each row: packing = "none"'
             )
             name = name_whole_plan(sequence_length)
-            self._plan = PackingPlanFiles(shards, name, ARRAYS, cache, remedy)
+            self._plan = plan_files.PackingPlanFiles(shards, name, ARRAYS, cache, remedy)
 
     @property
     def fingerprint(self) -> str:
@@ -137,7 +131,7 @@ class WholeRows:
         Raises ConfigError for a `span` above 1, DataError for documents that a row cannot have.
         """
         _check_span(span, self.length)
-        check_windows(source, window, span, self.windows(source))
+        plan_files.check_windows(source, window, span, self.windows(source))
         row = np.full(self.length + 1, self._padding, dtype=np.int64)
         numbers, begins, ends, starts = self._find_places(source, window)
         for begin, end, start in zip(begins, ends, starts, strict=True):

@@ -14,23 +14,8 @@ from numpy.typing import NDArray
 from trainrig import storage
 from trainrig.manifest import FileSum
 from trainrig.tokens.permutation import Integers
+from trainrig.tokens.shards import shard_files
 from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
-from trainrig.tokens.shards.shard_files import (
-    CLASSES,
-    DOCUMENT_TARGETS,
-    DOCUMENT_WEIGHT,
-    ENDS,
-    ENDS_DTYPE,
-    HEAD,
-    INDEX,
-    LABELS,
-    TOKENS,
-    WEIGHTS,
-    RowKind,
-    ShardHeader,
-    ShardVocabulary,
-    find_array_dtype,
-)
 
 # Rows in a row group of the index. A reader decodes one group to get one row: about 1 ms.
 INDEX_ROW_GROUP = 4_096
@@ -86,7 +71,7 @@ class _Run:
     columns: dict[str, list[Any]] = field(default_factory=lambda: {c: [] for c in _CARRIED})
     arrays: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
 
-    def pack(self, vocabulary: ShardVocabulary) -> None:
+    def pack(self, vocabulary: shard_files.ShardVocabulary) -> None:
         """Encode the waiting documents as on disk; all at once is faster than one at a time."""
         if not self.waiting:
             return
@@ -105,20 +90,22 @@ class _Run:
             if document.weights is None:
                 continue
             sums = {
-                DOCUMENT_TARGETS: np.count_nonzero(document.weights),
-                DOCUMENT_WEIGHT: document.weights.sum(dtype=np.int64),
-                LABELS: bool(document.label),
-                CLASSES: document.label,
+                shard_files.DOCUMENT_TARGETS: np.count_nonzero(document.weights),
+                shard_files.DOCUMENT_WEIGHT: document.weights.sum(dtype=np.int64),
+                shard_files.LABELS: bool(document.label),
+                shard_files.CLASSES: document.label,
             }
-            self.arrays[WEIGHTS].append(
-                document.weights.astype(find_array_dtype(WEIGHTS)).tobytes()
+            self.arrays[shard_files.WEIGHTS].append(
+                document.weights.astype(shard_files.find_array_dtype(shard_files.WEIGHTS)).tobytes()
             )
             for name, value in sums.items():
-                self.arrays[name].append(np.array(value, find_array_dtype(name)).tobytes())
+                self.arrays[name].append(
+                    np.array(value, shard_files.find_array_dtype(name)).tobytes()
+                )
 
 
 def _raise_unknown_id(
-    documents: Iterable[EncodedDocument], vocabulary: ShardVocabulary
+    documents: Iterable[EncodedDocument], vocabulary: shard_files.ShardVocabulary
 ) -> NoReturn:
     for document in documents:
         low = document.ids.min()
@@ -134,9 +121,11 @@ def _raise_unknown_id(
 class ShardBuilder:
     """Collector of a shard's documents; holds them encoded in memory until `write` is called."""
 
-    def __init__(self, vocabulary: ShardVocabulary, rows: RowKind = "documents") -> None:
+    def __init__(
+        self, vocabulary: shard_files.ShardVocabulary, rows: shard_files.RowKind = "documents"
+    ) -> None:
         self._vocabulary = vocabulary
-        self._rows: RowKind = rows
+        self._rows: shard_files.RowKind = rows
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
         self._waiting = 0  # tokens that are not encoded yet
 
@@ -170,23 +159,23 @@ class ShardBuilder:
         self._pack()
         runs = dict(sorted(self._runs.items()))
         lengths = [length for run in runs.values() for length in run.lengths]
-        ends = np.cumsum(lengths, dtype=ENDS_DTYPE)
+        ends = np.cumsum(lengths, dtype=shard_files.ENDS_DTYPE)
         ids = [data for run in runs.values() for data in run.ids]
         files = {
-            **_write_summed(folder, name + TOKENS, ids),
-            **_write_summed(folder, name + ENDS, [ends.tobytes()]),
-            name + INDEX: _write_index(folder, name + INDEX, runs, ends),
+            **_write_summed(folder, name + shard_files.TOKENS, ids),
+            **_write_summed(folder, name + shard_files.ENDS, [ends.tobytes()]),
+            name + shard_files.INDEX: _write_index(folder, name + shard_files.INDEX, runs, ends),
         }
         arrays = self._write_arrays(folder, name, list(runs.values()))
         files |= arrays
-        head = ShardHeader(
+        head = shard_files.ShardHeader(
             vocabulary=self._vocabulary.size,
             tokenizer=self._vocabulary.fingerprint,
             documents=len(lengths),
             tokens=sum(lengths),
-            tokens_sha256=files[name + TOKENS].sha256,
-            ends_sha256=files[name + ENDS].sha256,
-            index_bytes=files[name + INDEX].bytes,
+            tokens_sha256=files[name + shard_files.TOKENS].sha256,
+            ends_sha256=files[name + shard_files.ENDS].sha256,
+            index_bytes=files[name + shard_files.INDEX].bytes,
             runs=tuple((s, len(run.lengths), sum(run.lengths)) for s, run in runs.items()),
             rows=self._rows,
             arrays={
@@ -195,7 +184,7 @@ class ShardBuilder:
                 if not path.endswith(SUMS)
             },
         )
-        files[name + HEAD] = _write(folder, name + HEAD, [head.encode()])
+        files[name + shard_files.HEAD] = _write(folder, name + shard_files.HEAD, [head.encode()])
         return ShardSummary(
             documents=head.documents,
             tokens=head.tokens,
@@ -208,8 +197,10 @@ class ShardBuilder:
         """Write the arrays that rows other than plain documents have; return their files."""
         if self._rows == "documents":
             return {}
-        arrays = [WEIGHTS, DOCUMENT_TARGETS, DOCUMENT_WEIGHT]
-        arrays += {"labelled": [LABELS], "classified": [CLASSES]}.get(self._rows, [])
+        arrays = [shard_files.WEIGHTS, shard_files.DOCUMENT_TARGETS, shard_files.DOCUMENT_WEIGHT]
+        arrays += {"labelled": [shard_files.LABELS], "classified": [shard_files.CLASSES]}.get(
+            self._rows, []
+        )
         files: dict[str, FileSum] = {}
         for array in arrays:
             pieces = [data for run in runs for data in run.arrays[array]]
@@ -218,7 +209,10 @@ class ShardBuilder:
 
 
 def write_shard(
-    folder: str, name: str, vocabulary: ShardVocabulary, documents: Iterable[EncodedDocument]
+    folder: str,
+    name: str,
+    vocabulary: shard_files.ShardVocabulary,
+    documents: Iterable[EncodedDocument],
 ) -> ShardSummary:
     """Write `documents` as the shard `name` in `folder`; raises as `ShardBuilder.add` does."""
     shard = ShardBuilder(vocabulary)

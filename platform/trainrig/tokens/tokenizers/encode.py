@@ -26,15 +26,8 @@ from numpy.typing import NDArray
 from tokenizers.processors import TemplateProcessing
 
 from trainrig.errors import DataError
+from trainrig.tokens import special_tokens
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.special_tokens import (
-    MAP,
-    ROLE_OF,
-    TOKENIZER_CONFIG,
-    TokenizerFiles,
-    find_special_tokens,
-    parse_tokenizer,
-)
 from trainrig.tokens.tokenizers.entry_bytes import list_entry_bytes, strips_leading_space
 from trainrig.tokens.tokenizers.fast_engine import FastEngine, NotEquivalent, build_fast_engine
 
@@ -62,9 +55,9 @@ class Encoder:
         cannot be determined.
         """
         self.text = tokenizer_json  # content of `tokenizer.json`
-        self.files = TokenizerFiles(tokenizer_json, dict(beside or {}), where)
-        self._tokenizer = parse_tokenizer(tokenizer_json, where)
-        self.special_tokens = find_special_tokens(self.files, self._tokenizer)
+        self.files = special_tokens.TokenizerFiles(tokenizer_json, dict(beside or {}), where)
+        self._tokenizer = special_tokens.parse_tokenizer(tokenizer_json, where)
+        self.special_tokens = special_tokens.find_special_tokens(self.files, self._tokenizer)
         self._special = dict(self.special_tokens.names)
         self._bytes = list_entry_bytes(
             self._tokenizer, set(self._special.values()), where, lenient=True
@@ -76,11 +69,11 @@ class Encoder:
 
         Raises DataError if there is none.
         """
-        files = TokenizerFiles.read(path)
+        files = special_tokens.TokenizerFiles.read(path)
         return cls(files.tokenizer, files.where, files.beside)
 
     @classmethod
-    def of(cls, files: TokenizerFiles) -> "Encoder":
+    def of(cls, files: special_tokens.TokenizerFiles) -> "Encoder":
         """Build the encoder for the tokenizer in `files`."""
         return cls(files.tokenizer, files.where, files.beside)
 
@@ -144,8 +137,8 @@ class Encoder:
         A trainrig name in `ROLE_OF` finds the token that has that role, whatever its text. Raises
         DataError if the tokenizer has no such token.
         """
-        if role in ROLE_OF:
-            return self.special_tokens.of(ROLE_OF[role]).id
+        if role in special_tokens.ROLE_OF:
+            return self.special_tokens.of(special_tokens.ROLE_OF[role]).id
         if role not in self._special:
             there = ", ".join(sorted(self._special)) or "none"
             raise DataError(
@@ -187,7 +180,10 @@ class Encoder:
         return b"".join(pieces)
 
 
-BROUGHT_BY = {TOKENIZER_CONFIG, MAP}  # files that come with a tokenizer of Transformers
+BROUGHT_BY = {
+    special_tokens.TOKENIZER_CONFIG,
+    special_tokens.MAP,
+}  # files that come with a tokenizer of Transformers
 
 
 @dataclass(frozen=True)
@@ -217,7 +213,7 @@ class TextPairEncoder:
         "longest_first" removes tokens from the end of whichever text is longer; "only_second" from
         the second. None truncates neither: `encode` raises TooLong.
         """
-        whole = parse_tokenizer(encoder.text, encoder.files.where)
+        whole = special_tokens.parse_tokenizer(encoder.text, encoder.files.where)
         if not BROUGHT_BY & set(encoder.files.beside):
             whole.post_processor = _build_end_template(encoder)
         self._whole = whole
@@ -225,7 +221,7 @@ class TextPairEncoder:
         self._cut = cut
         self._truncating: tokenizers.Tokenizer | None = None
         if cut is not None:
-            self._truncating = parse_tokenizer(encoder.text, encoder.files.where)
+            self._truncating = special_tokens.parse_tokenizer(encoder.text, encoder.files.where)
             self._truncating.post_processor = whole.post_processor
             self._truncating.enable_truncation(max_length=longest, strategy=cut)
 

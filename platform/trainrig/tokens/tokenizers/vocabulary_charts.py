@@ -13,19 +13,13 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 from trainrig import figures
 from trainrig.figures import C1, C2, MUTED, BarPart, BarRow
 from trainrig.report import Chart, ReportTable, format_percent, format_short
-from trainrig.tokens.tokenizers.vocabulary_measures import (
-    Amount,
-    EntryGroup,
-    MeasuredVocabulary,
-    Rival,
-    TokenizerReport,
-)
+from trainrig.tokens.tokenizers import vocabulary_measures
 
 MOST_ROWS = 12  # rows in a chart; its table has all
 LONGEST_DRAWN = 16  # bytes; longer entries share one bar
 
 
-def build_compression_chart(results: TokenizerReport) -> Chart:
+def build_compression_chart(results: vocabulary_measures.TokenizerReport) -> Chart:
     """Build the chart of bytes per token by source."""
     sources = results.vocabulary.sources
     best = max(sources, key=lambda name: sources[name].bytes_per_token)
@@ -48,7 +42,7 @@ def build_compression_chart(results: TokenizerReport) -> Chart:
     )
 
 
-def _describe_texts(results: TokenizerReport) -> str:
+def _describe_texts(results: vocabulary_measures.TokenizerReport) -> str:
     if results.held_out:
         return "Documents held out by the hash of their URL, which training did not see."
     return (
@@ -57,7 +51,7 @@ def _describe_texts(results: TokenizerReport) -> str:
     )
 
 
-def build_rivals_chart(results: TokenizerReport) -> Chart:
+def build_rivals_chart(results: vocabulary_measures.TokenizerReport) -> Chart:
     """Build the chart of bytes per token of several vocabularies against embedding parameters."""
     rivals = results.rivals
     fewest = min(rivals, key=lambda one: one.amount.tokens)
@@ -89,7 +83,7 @@ def build_rivals_chart(results: TokenizerReport) -> Chart:
     )
 
 
-def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
+def _plot_rivals(ax: Axes, rivals: Sequence[vocabulary_measures.Rival]) -> Axes:
     """Plot bytes per token against embedding parameters, as one named point a vocabulary."""
     for index, one in enumerate(rivals):
         point = (float(one.embedding_parameters), one.amount.bytes_per_token)
@@ -114,7 +108,7 @@ def _plot_rivals(ax: Axes, rivals: Sequence[Rival]) -> Axes:
     return ax
 
 
-def build_languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
+def build_languages_chart(vocabulary: vocabulary_measures.MeasuredVocabulary) -> Chart:
     """Build the chart of tokens per word by language."""
     languages = {name or "not known": amount for name, amount in vocabulary.languages.items()}
     rows = [
@@ -135,7 +129,7 @@ def build_languages_chart(vocabulary: MeasuredVocabulary) -> Chart:
     )
 
 
-def build_lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
+def build_lengths_chart(vocabulary: vocabulary_measures.MeasuredVocabulary) -> Chart:
     """Build the chart of entries by length in bytes."""
     lengths = _group_lengths(vocabulary.lengths)
     return Chart(
@@ -149,7 +143,7 @@ def build_lengths_chart(vocabulary: MeasuredVocabulary) -> Chart:
     )
 
 
-def _plot_lengths(ax: Axes, lengths: Sequence[EntryGroup]) -> Axes:
+def _plot_lengths(ax: Axes, lengths: Sequence[vocabulary_measures.EntryGroup]) -> Axes:
     """Plot entries by length as stacked bars: used entries below, unused ones hatched above."""
     x = np.arange(len(lengths))
     used = np.array([group.used for group in lengths])
@@ -165,17 +159,19 @@ def _plot_lengths(ax: Axes, lengths: Sequence[EntryGroup]) -> Axes:
     return ax
 
 
-def _group_lengths(lengths: Sequence[EntryGroup]) -> list[EntryGroup]:
+def _group_lengths(
+    lengths: Sequence[vocabulary_measures.EntryGroup],
+) -> list[vocabulary_measures.EntryGroup]:
     """Return one group for each length, with those beyond `LONGEST_DRAWN` in one group."""
     beyond = [group for group in lengths if int(group.name) > LONGEST_DRAWN]
     rest = [group for group in lengths if int(group.name) <= LONGEST_DRAWN]
     if not beyond:
         return rest
     entries, used = (sum(getattr(g, name) for g in beyond) for name in ("entries", "used"))
-    return [*rest, EntryGroup(f">{LONGEST_DRAWN}", entries, used)]
+    return [*rest, vocabulary_measures.EntryGroup(f">{LONGEST_DRAWN}", entries, used)]
 
 
-def build_scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
+def build_scripts_chart(vocabulary: vocabulary_measures.MeasuredVocabulary) -> Chart:
     """Build the chart of entries by script."""
     largest = vocabulary.scripts[0]
     rows = [
@@ -194,7 +190,7 @@ def build_scripts_chart(vocabulary: MeasuredVocabulary) -> Chart:
     )
 
 
-def build_ranks_chart(vocabulary: MeasuredVocabulary) -> Chart:
+def build_ranks_chart(vocabulary: vocabulary_measures.MeasuredVocabulary) -> Chart:
     """Build the chart of occurrences by rank."""
     points = vocabulary.frequencies
     tokens = vocabulary.total.tokens
@@ -230,11 +226,16 @@ def _draw_bars(
     return figures.draw(plot, 70 + 36 * len(rows) + 20 * (len(parts) > 1))
 
 
-def _select_first(amounts: Mapping[str, Amount]) -> list[tuple[str, Amount]]:
+def _select_first(
+    amounts: Mapping[str, vocabulary_measures.Amount],
+) -> list[tuple[str, vocabulary_measures.Amount]]:
     return list(amounts.items())[:MOST_ROWS]
 
 
-def _describe_rest(groups: Mapping[str, Amount] | Sequence[EntryGroup], kind: str) -> str:
+def _describe_rest(
+    groups: Mapping[str, vocabulary_measures.Amount] | Sequence[vocabulary_measures.EntryGroup],
+    kind: str,
+) -> str:
     left_out = len(groups) - MOST_ROWS
     return (
         f"The {MOST_ROWS} largest; {format_count(left_out, kind)} more are not shown."
@@ -243,7 +244,9 @@ def _describe_rest(groups: Mapping[str, Amount] | Sequence[EntryGroup], kind: st
     )
 
 
-def _build_amounts_table(caption: str, name: str, amounts: Mapping[str, Amount]) -> ReportTable:
+def _build_amounts_table(
+    caption: str, name: str, amounts: Mapping[str, vocabulary_measures.Amount]
+) -> ReportTable:
     columns = (name, "documents", "bytes", "tokens", "bytes per token", "tokens per word")
     return ReportTable(
         caption,
@@ -263,7 +266,9 @@ def _build_amounts_table(caption: str, name: str, amounts: Mapping[str, Amount])
     )
 
 
-def _build_groups_table(caption: str, name: str, groups: Sequence[EntryGroup]) -> ReportTable:
+def _build_groups_table(
+    caption: str, name: str, groups: Sequence[vocabulary_measures.EntryGroup]
+) -> ReportTable:
     rows = tuple((group.name, group.entries, group.used) for group in groups)
     return ReportTable(caption, (name, "entries", "used"), rows)
 

@@ -18,15 +18,7 @@ from trainrig.report import (
     format_percent,
     format_short,
 )
-from trainrig.tokens.tokenizers.vocabulary_charts import (
-    build_compression_chart,
-    build_languages_chart,
-    build_lengths_chart,
-    build_ranks_chart,
-    build_rivals_chart,
-    build_scripts_chart,
-    format_count,
-)
+from trainrig.tokens.tokenizers import vocabulary_charts
 from trainrig.tokens.tokenizers.vocabulary_measures import MeasuredVocabulary, TokenizerReport
 
 BORDER = "│"  # between two tokens
@@ -43,10 +35,14 @@ def render_vocabulary_page(results: TokenizerReport) -> str:
             Section(
                 "bytes-per-token",
                 "How much text a token holds",
-                (build_compression_chart(results),),
+                (vocabulary_charts.build_compression_chart(results),),
             ),
             _build_rivals_section(results),
-            Section("languages", "What a word costs", (build_languages_chart(vocabulary),)),
+            Section(
+                "languages",
+                "What a word costs",
+                (vocabulary_charts.build_languages_chart(vocabulary),),
+            ),
             _build_entries_section(vocabulary),
             _show_cut_document(vocabulary),
         ),
@@ -80,7 +76,7 @@ def _build_verdict(results: TokenizerReport) -> report.Verdict:
     kind = "held-out" if results.held_out else "training"
     sentence = (
         f"{vocabulary.total.bytes_per_token:.2f} bytes per token on "
-        f"{format_count(vocabulary.total.documents, f'{kind} document')}"
+        f"{vocabulary_charts.format_count(vocabulary.total.documents, f'{kind} document')}"
     )
     wrong = len(vocabulary.not_given_back)
     if wrong:
@@ -125,8 +121,8 @@ def _build_key_figures(results: TokenizerReport) -> tuple[report.KeyFigure, ...]
             "Trained on",
             format_short(sampled),
             "bytes",
-            f"{format_count(results.sampled_documents, 'document')} of "
-            f"{format_count(len(results.sampled_bytes_of), 'source')}",
+            f"{vocabulary_charts.format_count(results.sampled_documents, 'document')} of "
+            f"{vocabulary_charts.format_count(len(results.sampled_bytes_of), 'source')}",
         ),
         report.KeyFigure(
             "Never seen",
@@ -152,7 +148,7 @@ def _build_key_figures(results: TokenizerReport) -> tuple[report.KeyFigure, ...]
 
 
 def _build_rivals_section(results: TokenizerReport) -> Section:
-    chart = build_rivals_chart(results)
+    chart = vocabulary_charts.build_rivals_chart(results)
     note = Text(
         "A smaller byte-pair encoding is the first entries of a larger one: each merge "
         "depends only on the merges before it."
@@ -163,9 +159,9 @@ def _build_rivals_section(results: TokenizerReport) -> Section:
 
 def _build_entries_section(vocabulary: MeasuredVocabulary) -> Section:
     charts = (
-        build_lengths_chart(vocabulary),
-        build_scripts_chart(vocabulary),
-        build_ranks_chart(vocabulary),
+        vocabulary_charts.build_lengths_chart(vocabulary),
+        vocabulary_charts.build_scripts_chart(vocabulary),
+        vocabulary_charts.build_ranks_chart(vocabulary),
     )
     return Section("entries", "Kinds of entries", (*charts, *_build_examples(vocabulary)))
 
@@ -182,7 +178,7 @@ def _build_examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:
     ):
         if count:
             first = _list_entries(f"the {len(examples)} of the lowest ids", examples)
-            yield Details(f"{format_count(count, 'entry')} {where}", (first,))
+            yield Details(f"{vocabulary_charts.format_count(count, 'entry')} {where}", (first,))
 
 
 def _list_entries(label: str, entries: Sequence[str]) -> TextSample:

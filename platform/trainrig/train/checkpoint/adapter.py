@@ -25,15 +25,8 @@ from trainrig.models.lora import (
 )
 from trainrig.optim.elementwise import lay_out_like
 from trainrig.parallel.sharding.gradient_norm import sum_rows
+from trainrig.train.checkpoint import reader
 from trainrig.train.checkpoint.checkpoint_metadata import OpenedCheckpoint, check_base
-from trainrig.train.checkpoint.reader import (
-    check_start,
-    draw_parameter,
-    find_fresh_parameters,
-    read_on_first,
-    read_tensors,
-    read_together,
-)
 from trainrig.train.state import TrainState
 from trainrig.train.training_job import Adapter, TrainingJob
 
@@ -52,15 +45,15 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
         check_base(adapter)
         return OpenedCheckpoint.read(adapter.base)
 
-    opened = read_on_first(adapter.base, read_base)
+    opened = reader.read_on_first(adapter.base, read_base)
 
     def read() -> None:
-        check_start(adapter.base, opened.entries, job.model)
-        fresh = find_fresh_parameters(opened.entries, job.model)
+        reader.check_start(adapter.base, opened.entries, job.model)
+        fresh = reader.find_fresh_parameters(opened.entries, job.model)
         there = dict(state.model.named_parameters())  # only some of them on a pipeline stage
         for name in fresh:
             if name in there:
-                draw_parameter(state.model, name, job.model, job.training.seed)
+                reader.draw_parameter(state.model, name, job.model, job.training.seed)
         problem: TrainrigError | None = None
         for names in _group_by_layer(state.model).values():
             read_names = [name for name in names if name not in fresh]
@@ -68,7 +61,7 @@ def load_base(state: TrainState, job: TrainingJob) -> None:
         if problem:
             raise problem
 
-    read_together(adapter.base, read)
+    reader.read_together(adapter.base, read)
 
 
 def _group_by_layer(model: nn.Module) -> dict[str, list[str]]:
@@ -104,7 +97,7 @@ def _read_frozen(
     rows = state.rows(wanted, filled=False)
     if not problem:
         try:
-            read_tensors(opened.path, rows, opened.manifest)
+            reader.read_tensors(opened.path, rows, opened.manifest)
         except TrainrigError as error:
             problem = error
     state.take_rows(rows, wanted)
@@ -166,7 +159,7 @@ def open_adapter(checkpoint: str, adapter: Adapter, config: DecoderConfig) -> Op
     """Read the tensors of the adapter in `checkpoint`."""
     shapes = list_adapter_shapes(config, adapter.lora)
     tensors = {f"adapter.{name}": torch.empty(shape) for name, shape in shapes.items()}
-    read_tensors(checkpoint, tensors)
+    reader.read_tensors(checkpoint, tensors)
     return OpenAdapter(adapter, {n.removeprefix("adapter."): t for n, t in tensors.items()})
 
 

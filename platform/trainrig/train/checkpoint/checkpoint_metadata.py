@@ -29,6 +29,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.tokens.batches import DataHistory
 from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.train.checkpoint import tensor_index
 from trainrig.train.checkpoint.manifest import (
     BROUGHT,
     KEPT,
@@ -39,14 +40,6 @@ from trainrig.train.checkpoint.manifest import (
     find_damage,
     find_newest_valid,
     list_committed,
-)
-from trainrig.train.checkpoint.tensor_index import (
-    READERS,
-    DamagedCheckpoint,
-    FileChunks,
-    batched,
-    read_chunk,
-    read_file,
 )
 from trainrig.train.evaluations import BestBy
 from trainrig.train.run.checkpoint_scores import find_best
@@ -240,8 +233,10 @@ def read_small(checkpoint: str, name: str) -> bytes:
 def _read_small(checkpoint: str, name: str, manifest: CheckpointManifest) -> bytes:
     chunks = manifest.files.get(name)
     if chunks is None:
-        raise DamagedCheckpoint(f"{storage.join(checkpoint, name)}: not in the manifest")
-    return read_file(storage.join(checkpoint, name), chunks)
+        raise tensor_index.DamagedCheckpoint(
+            f"{storage.join(checkpoint, name)}: not in the manifest"
+        )
+    return tensor_index.read_file(storage.join(checkpoint, name), chunks)
 
 
 def compute_manifest_sum(checkpoint: str) -> str:
@@ -318,7 +313,9 @@ VERIFIED = "verified.json"
 Sums = dict[str, str]  # file name → SHA-256
 
 
-def read_back(target: str, files: Mapping[str, FileChunks], go_on: Callable[[], None]) -> Sums:
+def read_back(
+    target: str, files: Mapping[str, tensor_index.FileChunks], go_on: Callable[[], None]
+) -> Sums:
     """Return the SHA-256 of each of `files` of the checkpoint `target`, verifying each chunk.
 
     `go_on` is called between reads. Raises DamagedCheckpoint on a mismatch.
@@ -326,11 +323,13 @@ def read_back(target: str, files: Mapping[str, FileChunks], go_on: Callable[[], 
     return {name: _compute_sum(storage.join(target, name), c, go_on) for name, c in files.items()}
 
 
-def _compute_sum(path: str, wanted: FileChunks, go_on: Callable[[], None]) -> str:
+def _compute_sum(path: str, wanted: tensor_index.FileChunks, go_on: Callable[[], None]) -> str:
     whole = hashlib.sha256()
-    with ThreadPoolExecutor(READERS) as threads:
-        for some in batched(wanted.iterate_chunks(), READERS):  # chunks in memory at the same time
-            for data in threads.map(lambda chunk: read_chunk(path, *chunk), some):
+    with ThreadPoolExecutor(tensor_index.READERS) as threads:
+        for some in tensor_index.batched(
+            wanted.iterate_chunks(), tensor_index.READERS
+        ):  # chunks in memory at the same time
+            for data in threads.map(lambda chunk: tensor_index.read_chunk(path, *chunk), some):
                 whole.update(data.data)
             go_on()
     return whole.hexdigest()

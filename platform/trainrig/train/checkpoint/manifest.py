@@ -15,14 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
 from trainrig.manifest import digest
-from trainrig.train.checkpoint.tensor_index import (
-    Chunk,
-    DamagedCheckpoint,
-    FileChunks,
-    IndexedTensor,
-    find_damaged_chunk,
-    plan_reads,
-)
+from trainrig.train.checkpoint import tensor_index
 from trainrig.train.retention import Checkpoints
 from trainrig.train.run.checkpoint_scores import find_held_for_scores
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
@@ -61,8 +54,8 @@ class CheckpointManifest(BaseModel):
     format: Literal[5] = FORMAT
     step: int
     attempt: int
-    files: dict[Annotated[str, AfterValidator(_check_file_name)], FileChunks]
-    tensors: dict[str, IndexedTensor]
+    files: dict[Annotated[str, AfterValidator(_check_file_name)], tensor_index.FileChunks]
+    tensors: dict[str, tensor_index.IndexedTensor]
 
     @property
     def tensor_files(self) -> list[str]:
@@ -87,11 +80,11 @@ class CheckpointManifest(BaseModel):
             right = entries.pop("sum", None)
             found = entries.get("format")
         except FileNotFoundError:
-            raise DamagedCheckpoint(f"{path}: missing, or never written") from None
+            raise tensor_index.DamagedCheckpoint(f"{path}: missing, or never written") from None
         except (ValueError, AttributeError):
-            raise DamagedCheckpoint(f"{path}: the file is incomplete") from None
+            raise tensor_index.DamagedCheckpoint(f"{path}: the file is incomplete") from None
         if right != digest(entries):
-            raise DamagedCheckpoint(f"{path}: bytes differ from those written")
+            raise tensor_index.DamagedCheckpoint(f"{path}: bytes differ from those written")
         if found != FORMAT:
             raise DataError(
                 f"{path}: format {found} is not supported, only {FORMAT}; use the trainrig version "
@@ -101,7 +94,7 @@ class CheckpointManifest(BaseModel):
             return cls.model_validate(entries)
         except ValidationError as error:
             what = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise DamagedCheckpoint(f"{path}: not a valid manifest: {what}") from None
+            raise tensor_index.DamagedCheckpoint(f"{path}: not a valid manifest: {what}") from None
 
 
 @dataclass(frozen=True)
@@ -211,7 +204,7 @@ def find_damage(
     """
     try:
         manifest = CheckpointManifest.read(path)
-    except DamagedCheckpoint as damage:
+    except tensor_index.DamagedCheckpoint as damage:
         return str(damage)
     if marked := _read_mark(path):
         return marked
@@ -223,14 +216,16 @@ def find_damage(
         if sizes[file] != wanted.bytes:
             return f"{file}: {sizes[file]} bytes of {wanted.bytes}"
     try:
-        return find_damaged_chunk(_list_chunks_to_check(path, manifest, thorough, kinds))
-    except DamagedCheckpoint as damage:
+        return tensor_index.find_damaged_chunk(
+            _list_chunks_to_check(path, manifest, thorough, kinds)
+        )
+    except tensor_index.DamagedCheckpoint as damage:
         return str(damage)
 
 
 def _list_chunks_to_check(
     path: str, manifest: CheckpointManifest, thorough: bool, kinds: tuple[str, ...] | None
-) -> Iterator[tuple[str, Chunk]]:
+) -> Iterator[tuple[str, tensor_index.Chunk]]:
     """Yield the chunks to verify, each with the path of its file.
 
     Raises DamagedCheckpoint if the index does not match the files.
@@ -242,7 +237,7 @@ def _list_chunks_to_check(
     if thorough and kinds is not None:
         rows = {n: (0, t.rows) for n, t in manifest.tensors.items() if n.startswith(kinds)}
         files = [manifest.files[name] for name in tensor_files]
-        for read in plan_reads(path, manifest.tensors, files, rows):
+        for read in tensor_index.plan_reads(path, manifest.tensors, files, rows):
             yield storage.join(path, tensor_files[read.file]), read.chunk
 
 

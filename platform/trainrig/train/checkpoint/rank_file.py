@@ -21,13 +21,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.sharding.fsdp import find_local_slice
+from trainrig.train.checkpoint import tensor_index
 from trainrig.train.checkpoint.manifest import SUFFIX
-from trainrig.train.checkpoint.tensor_index import (
-    FileChunks,
-    IndexedTensor,
-    compute_partitions,
-    write_file,
-)
 
 # https://huggingface.co/docs/safetensors/index#format
 TYPES = {
@@ -105,9 +100,9 @@ class StagedFile:
         """Copy one tensor from the CPU, converting its dtype."""
         self._views[name].copy_(source.detach())
 
-    def write(self, path: str) -> FileChunks:
+    def write(self, path: str) -> tensor_index.FileChunks:
         """Write the file to `path`, and return its chunks; the header is a separate chunk."""
-        return write_file(path, self._buffer.numpy().data, self._header_bytes)
+        return tensor_index.write_file(path, self._buffer.numpy().data, self._header_bytes)
 
 
 def _lay_out(rows: Iterable[TensorRows]) -> tuple[bytes, list[TensorRows]]:
@@ -185,7 +180,9 @@ def find_written(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, tupl
     return mine
 
 
-def index_all(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, IndexedTensor]:
+def index_all(
+    tensors: Mapping[str, Tensor], lead: int = 0
+) -> dict[str, tensor_index.IndexedTensor]:
     """Return the index of `tensors` in the files that all ranks write; file n is rank n's.
 
     Every rank computes it without communication, from how the tensors are sharded.
@@ -194,15 +191,19 @@ def index_all(tensors: Mapping[str, Tensor], lead: int = 0) -> dict[str, Indexed
     found = {}
     for name, tensor in tensors.items():
         ranks, parts = _find_ranks(tensor, writers[name])
-        found[name] = IndexedTensor(
+        found[name] = tensor_index.IndexedTensor(
             type=TYPE_NAMES[tensor.dtype],
             shape=tuple(tensor.shape),
-            partitions=compute_partitions(ranks, tensor.shape[0] if tensor.ndim else 1, parts),
+            partitions=tensor_index.compute_partitions(
+                ranks, tensor.shape[0] if tensor.ndim else 1, parts
+            ),
         )
     return found
 
 
-def index_stages(tensors: Mapping[str, Tensor], mesh: WorkerMesh) -> dict[str, IndexedTensor]:
+def index_stages(
+    tensors: Mapping[str, Tensor], mesh: WorkerMesh
+) -> dict[str, tensor_index.IndexedTensor]:
     """Return the index of the tensors of all pipeline stages, as `index_all` does for one stage.
 
     Collective over the pipeline ranks of `mesh`, each of which holds some of the tensors.

@@ -16,24 +16,9 @@ from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.initial_values import fill_fresh
 from trainrig.parallel.sharding.fsdp import find_local_slice
 from trainrig.tokens.batches import DataHistory
-from trainrig.train.checkpoint.checkpoint_metadata import (
-    OpenedCheckpoint,
-    check_adapter,
-    check_context,
-    check_entries,
-    read_settings,
-)
+from trainrig.train.checkpoint import checkpoint_metadata, tensor_index
 from trainrig.train.checkpoint.manifest import CheckpointManifest, mark_damaged
 from trainrig.train.checkpoint.rank_file import TYPE_NAMES, find_held
-from trainrig.train.checkpoint.tensor_index import (
-    READERS,
-    Bytes,
-    ChunkRead,
-    DamagedCheckpoint,
-    IndexedTensor,
-    plan_reads,
-    read_chunk,
-)
 from trainrig.train.state import TrainState
 from trainrig.train.training_job import FrozenModel, TrainedModel, TrainingJob
 
@@ -59,11 +44,11 @@ def load(checkpoint: str, state: TrainState, job: TrainingJob, batches: DataHist
     whole = {n: t for n, t in tensors.items() if alike and not isinstance(t, DTensor)}
 
     def read() -> None:
-        check_context(checkpoint, entries, job)
+        checkpoint_metadata.check_context(checkpoint, entries, job)
         # a checkpoint without training state has no step; check_entries refuses it
         check_model(checkpoint, entries, job.model_after(entries.get("data_step", 0)))
-        check_adapter(checkpoint, entries, job.adapter)
-        check_entries(checkpoint, entries, batches)
+        checkpoint_metadata.check_adapter(checkpoint, entries, job.adapter)
+        checkpoint_metadata.check_entries(checkpoint, entries, batches)
         if opened.tokenizer != job.tokenizer:
             raise ConfigError(
                 f"{checkpoint}: its tokenizer is not the one that this run's tokens were made "
@@ -98,7 +83,7 @@ def load_weights(checkpoint: str, state: TrainState, job: TrainingJob) -> None:
 
     def read() -> None:
         check_start(checkpoint, opened.entries, job.model)
-        check_adapter(checkpoint, opened.entries, None)
+        checkpoint_metadata.check_adapter(checkpoint, opened.entries, None)
         wanted = dict(rows)
         for name in find_fresh_parameters(opened.entries, job.model):
             if f"model.{name}" in wanted:  # otherwise it is on another stage
@@ -138,9 +123,11 @@ def check_start(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfi
     random weights.
     """
     if _find_fresh_head(entries, model):
-        there = read_settings(entries, checkpoint).with_head(model.head, model.labels)
+        there = checkpoint_metadata.read_settings(entries, checkpoint).with_head(
+            model.head, model.labels
+        )
         entries = {**entries, "model": there.model_dump(mode="json")}
-    there = read_settings(entries, checkpoint)
+    there = checkpoint_metadata.read_settings(entries, checkpoint)
     there = there.model_copy(update={"further_heads": model.further_heads})
     if isinstance(model, EncoderConfig) and not there.bidirectional:
         # the caller asked to convert a decoder to an encoder
@@ -176,7 +163,7 @@ def _load_trained(model: nn.Module, trained: TrainedModel, seed: int) -> None:
 
     def read() -> None:
         check_start(trained.weights, opened.entries, trained.model)
-        check_adapter(trained.weights, opened.entries, None)
+        checkpoint_metadata.check_adapter(trained.weights, opened.entries, None)
         wanted = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
         for name in find_fresh_parameters(opened.entries, trained.model):
             draw_parameter(model, name, trained.model, seed)
@@ -191,7 +178,7 @@ def _load_frozen(model: nn.Module, frozen: FrozenModel) -> None:
 
     def read() -> None:
         check_model(frozen.weights, opened.entries, frozen.model)
-        check_adapter(frozen.weights, opened.entries, None)
+        checkpoint_metadata.check_adapter(frozen.weights, opened.entries, None)
         wanted = {f"model.{n}": p for n, p in model.named_parameters()}
         read_tensors(frozen.weights, wanted, opened.manifest)
 
@@ -201,7 +188,7 @@ def _load_frozen(model: nn.Module, frozen: FrozenModel) -> None:
 def check_model(checkpoint: str, entries: Mapping[str, Any], model: DecoderConfig) -> None:
     """Raise ConfigError unless the model of `checkpoint`, by its `entries`, equals `model`."""
     wanted = model.model_dump(mode="json")
-    there = read_settings(entries, checkpoint).model_dump(mode="json")
+    there = checkpoint_metadata.read_settings(entries, checkpoint).model_dump(mode="json")
     if differ := _find_first_difference(there, wanted):
         key, value, other = differ
         raise ConfigError(
@@ -224,12 +211,12 @@ def _find_first_difference(
     return None
 
 
-def open_together(checkpoint: str) -> OpenedCheckpoint:
+def open_together(checkpoint: str) -> checkpoint_metadata.OpenedCheckpoint:
     """Read the metadata of `checkpoint` on rank 0 and broadcast it. Collective.
 
     Raises on all ranks alike.
     """
-    return read_on_first(checkpoint, lambda: OpenedCheckpoint.read(checkpoint))
+    return read_on_first(checkpoint, lambda: checkpoint_metadata.OpenedCheckpoint.read(checkpoint))
 
 
 def read_on_first(checkpoint: str, read: Callable[[], Result]) -> Result:
@@ -243,7 +230,7 @@ def read_on_first(checkpoint: str, read: Callable[[], Result]) -> Result:
         try:
             broadcast = [read()]
         except TrainrigError as error:
-            if isinstance(error, DamagedCheckpoint):
+            if isinstance(error, tensor_index.DamagedCheckpoint):
                 mark_damaged(checkpoint, str(error))
             broadcast = [error]
     dist.broadcast_object_list(broadcast, src=0)
@@ -272,7 +259,7 @@ def read_together(checkpoint: str, read: Callable[[], Result]) -> Result:
     problem: TrainrigError | None = None
     try:
         result = read()
-    except DamagedCheckpoint as damage:
+    except tensor_index.DamagedCheckpoint as damage:
         mark_damaged(checkpoint, str(damage))
         problem = damage
     except TrainrigError as error:
@@ -303,21 +290,21 @@ def read_tensors(
     wanted = {name: (first, _count_rows(local)) for name, (local, first) in mine.items()}
     names = manifest.tensor_files
     files = [manifest.files[name] for name in names]
-    into: dict[str, Bytes] = {
+    into: dict[str, tensor_index.Bytes] = {
         name: host.reshape(-1).view(torch.uint8).numpy() for name, host in hosts.items()
     }
 
-    def read(job: ChunkRead) -> None:
+    def read(job: tensor_index.ChunkRead) -> None:
         begin, end, _ = job.chunk
-        data = read_chunk(storage.join(checkpoint, names[job.file]), *job.chunk)
+        data = tensor_index.read_chunk(storage.join(checkpoint, names[job.file]), *job.chunk)
         for copy in job.copies:
             low = max(copy.begin, begin)
             high = min(copy.end, end)
             at = copy.at - copy.begin
             into[copy.name][low + at : high + at] = data[low - begin : high - begin]
 
-    jobs = plan_reads(checkpoint, manifest.tensors, files, wanted)
-    with ThreadPoolExecutor(READERS) as threads:
+    jobs = tensor_index.plan_reads(checkpoint, manifest.tensors, files, wanted)
+    with ThreadPoolExecutor(tensor_index.READERS) as threads:
         for _ in threads.map(read, jobs):
             pass
     for name, (local, _) in mine.items():
@@ -336,7 +323,7 @@ def _count_rows(local: Tensor) -> int:
 
 
 def _check_there(
-    checkpoint: str, name: str, there: IndexedTensor | None, local: Tensor, first: int
+    checkpoint: str, name: str, there: tensor_index.IndexedTensor | None, local: Tensor, first: int
 ) -> None:
     """Raise ConfigError unless the stored tensor `there` has the wanted rows and dtype."""
     if there is None or first + _count_rows(local) > there.rows:

@@ -26,13 +26,7 @@ from trainrig.errors import ClusterError, Diverged, TrainrigError
 from trainrig.parallel import numerics
 from trainrig.tokens.batches import DataHistory
 from trainrig.tokens.special_tokens import TokenizerFiles
-from trainrig.train.checkpoint.checkpoint_metadata import (
-    Sums,
-    build_adapter_entries,
-    read_back,
-    read_entries,
-    record_verified,
-)
+from trainrig.train.checkpoint import checkpoint_metadata, rank_file, tensor_index
 from trainrig.train.checkpoint.manifest import (
     BROUGHT,
     STATE,
@@ -44,19 +38,6 @@ from trainrig.train.checkpoint.manifest import (
     list_committed,
     mark_damaged,
     name_checkpoint_folder,
-)
-from trainrig.train.checkpoint.rank_file import (
-    StagedFile,
-    find_written,
-    index_stages,
-    tensor_file_name,
-)
-from trainrig.train.checkpoint.tensor_index import (
-    DamagedCheckpoint,
-    FileChunks,
-    IndexedTensor,
-    find_rows,
-    write_file,
 )
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.spikes import DataRange, Spike, SpikeDetector
@@ -93,10 +74,10 @@ class Saver:
         self._world = dist.get_world_size()
         # It keeps torch's default timeout of 30 minutes: storage calls are retried for minutes.
         self._group = dist.new_group(backend="gloo")
-        self._staged: StagedFile | None = None
-        self._index: dict[str, IndexedTensor] = {}  # index of the files of all ranks
+        self._staged: rank_file.StagedFile | None = None
+        self._index: dict[str, tensor_index.IndexedTensor] = {}  # index of the files of all ranks
         # Path of the last complete checkpoint, and its files that this rank verifies.
-        self._written: tuple[str, dict[str, FileChunks]] | None = None
+        self._written: tuple[str, dict[str, tensor_index.FileChunks]] | None = None
         self._thread: threading.Thread | None = None
         self._failures = 0  # consecutive failed saves
         self._problem = ""  # text of the last failure, the same on all ranks
@@ -118,12 +99,14 @@ class Saver:
             raise ClusterError(f"{self._problem}; saves that failed in a row: {self._failures}")
         tensors = state.rows(state.list_counted_tensors())
         mesh = state.mesh
-        parts = find_written(tensors, mesh.lead)
+        parts = rank_file.find_written(tensors, mesh.lead)
         if self._staged is None:
-            self._staged = StagedFile(parts)
-            self._index = index_stages(tensors, mesh)
+            self._staged = rank_file.StagedFile(parts)
+            self._index = rank_file.index_stages(tensors, mesh)
             mine = {n: (first, _count_rows(part)) for n, (part, first) in parts.items()}
-            assert mine == find_rows(self._index, self._rank), "not as the index has them"
+            assert mine == tensor_index.find_rows(self._index, self._rank), (
+                "not as the index has them"
+            )
         self._staged.fill(parts)
         entries = (
             json.dumps(self._build_entries(state), indent=1).encode() if self._rank == 0 else b""
@@ -153,21 +136,21 @@ class Saver:
         if self._written is None:
             return
         target, mine = self._written
-        sums: Sums = {}
+        sums: checkpoint_metadata.Sums = {}
         problem: TrainrigError | None = None
         try:
-            sums = read_back(target, mine, go_on)
+            sums = checkpoint_metadata.read_back(target, mine, go_on)
         except TrainrigError as error:
             problem = error
         outcomes = [(sums, problem)] * self._world
         dist.all_gather_object(outcomes, (sums, problem), group=self._group)
         problem = next((error for _, error in outcomes if error), None)
         if self._rank == 0:
-            if isinstance(problem, DamagedCheckpoint):
+            if isinstance(problem, tensor_index.DamagedCheckpoint):
                 mark_damaged(target, str(problem))
             elif problem is None:
                 try:
-                    record_verified(
+                    checkpoint_metadata.record_verified(
                         target, {n: s for found, _ in outcomes for n, s in found.items()}
                     )
                 # the driver then verifies the whole checkpoint itself
@@ -214,7 +197,11 @@ class Saver:
             "data": self._batches.data_before(state.data_step),
             "model": self._job.model_after(state.data_step).model_dump(mode="json"),
             "context": self._job.context_before(state.data_step),
-            **({"adapter": build_adapter_entries(self._job.adapter)} if self._job.adapter else {}),
+            **(
+                {"adapter": checkpoint_metadata.build_adapter_entries(self._job.adapter)}
+                if self._job.adapter
+                else {}
+            ),
             "training": extract_identity(self._job.training),
             "numerics": numerics.describe_numerics(
                 self._job.training.compile,
@@ -223,7 +210,7 @@ class Saver:
             ),
         }
 
-    def _run(self, staged: StagedFile, snapshot: Snapshot) -> None:
+    def _run(self, staged: rank_file.StagedFile, snapshot: Snapshot) -> None:
         try:
             size, problem = self._write_to(self._folder.checkpoints, staged, snapshot, kept=True)
             self._failures = self._failures + 1 if problem else 0
@@ -249,24 +236,24 @@ class Saver:
             self._broken = error
 
     def _write_to(
-        self, place: str, staged: StagedFile, snapshot: Snapshot, kept: bool = False
+        self, place: str, staged: rank_file.StagedFile, snapshot: Snapshot, kept: bool = False
     ) -> tuple[int, str]:
         """Write a checkpoint below `place` with all ranks; return its bytes and its problem or "".
 
         `kept`: whether it is the one for `verify` to check.
         """
         target = name_checkpoint_folder(place, snapshot.step, self._attempt.number)
-        mine = tensor_file_name(self._rank)
+        mine = rank_file.tensor_file_name(self._rank)
         outcome = _try_action(
             lambda: staged.write(storage.join(target, mine)), f"rank {self._rank}"
         )
-        outcomes: list[FileChunks | str] = [""] * self._world
+        outcomes: list[tensor_index.FileChunks | str] = [""] * self._world
         dist.all_gather_object(outcomes, outcome, group=self._group)
         problem = next((outcome for outcome in outcomes if isinstance(outcome, str)), "")
         files = {
-            tensor_file_name(rank): chunks
+            rank_file.tensor_file_name(rank): chunks
             for rank, chunks in enumerate(outcomes)
-            if isinstance(chunks, FileChunks)
+            if isinstance(chunks, tensor_index.FileChunks)
         }
         answer = [problem]
         if self._rank == 0 and not problem:
@@ -279,17 +266,19 @@ class Saver:
             problem = f"{target}: could not be saved: {problem}"
         elif kept:
             own = files if self._rank == 0 else {mine: files[mine]}
-            others = {tensor_file_name(rank) for rank in range(1, self._world)}
+            others = {rank_file.tensor_file_name(rank) for rank in range(1, self._world)}
             self._written = target, {n: c for n, c in own.items() if n not in others or n == mine}
         return sum(chunks.bytes for chunks in files.values()), problem
 
-    def _commit(self, target: str, snapshot: Snapshot, files: dict[str, FileChunks]) -> FileChunks:
+    def _commit(
+        self, target: str, snapshot: Snapshot, files: dict[str, tensor_index.FileChunks]
+    ) -> tensor_index.FileChunks:
         """Write all files without tensors, and the manifest last."""
         texts = {STATE: snapshot.entries, TOKENIZER: self._job.tokenizer.encode()}
         if self._job.beside:
             texts[BROUGHT] = TokenizerFiles(self._job.tokenizer, self._job.beside).brought
         for name, data in texts.items():
-            files[name] = write_file(storage.join(target, name), memoryview(data))
+            files[name] = tensor_index.write_file(storage.join(target, name), memoryview(data))
         manifest = CheckpointManifest(
             step=snapshot.step, attempt=self._attempt.number, files=files, tensors=self._index
         )
@@ -318,7 +307,9 @@ def _count_rows(part: Tensor) -> int:
     return part.shape[0] if part.ndim else 1
 
 
-def _try_action(action: Callable[[], FileChunks], who: str) -> FileChunks | str:
+def _try_action(
+    action: Callable[[], tensor_index.FileChunks], who: str
+) -> tensor_index.FileChunks | str:
     """Return the result of `action`, or its error in words: the other ranks wait for either."""
     try:
         return action()
@@ -401,6 +392,6 @@ def _find_newest_before(folder: RunFolder, data_step: int) -> int | None:
     """Return the step of the newest valid checkpoint trained only on data before `data_step`."""
     for path, step, _ in list_committed(folder, folder.checkpoints):
         whole = find_damage(path, thorough=False) is None
-        if whole and read_entries(path)["data_step"] <= data_step:
+        if whole and checkpoint_metadata.read_entries(path)["data_step"] <= data_step:
             return step
     return None

@@ -19,33 +19,10 @@ from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder import build_model
 from trainrig.models.families.safetensors_files import PlannedTensor, split_into_files
 from trainrig.tokens.special_tokens import TokenizerFiles
+from trainrig.train.checkpoint import checkpoint_metadata, manifest, tensor_index
 from trainrig.train.checkpoint.adapter import OpenAdapter, merge_weight, open_adapter, require_base
-from trainrig.train.checkpoint.checkpoint_metadata import (
-    OpenedCheckpoint,
-    build_adapter_entries,
-    describe,
-    read_adapter,
-    read_tokenizer_files,
-    resolve,
-)
-from trainrig.train.checkpoint.manifest import (
-    BROUGHT,
-    STATE,
-    TOKENIZER,
-    CheckpointManifest,
-    commit,
-    find_damage,
-    list_committed,
-    name_checkpoint_folder,
-)
 from trainrig.train.checkpoint.rank_file import StagedFile, tensor_file_name
 from trainrig.train.checkpoint.reader import read_tensors
-from trainrig.train.checkpoint.tensor_index import (
-    DamagedCheckpoint,
-    IndexedTensor,
-    compute_partitions,
-    write_file,
-)
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.training_job import Adapter
 
@@ -84,21 +61,21 @@ def open_model(path: str) -> CheckpointModel:
     `path` may be a run folder, its `checkpoints`, one step, or one attempt's folder: the newest
     valid checkpoint there is used. Raises DataError if there is none.
     """
-    checkpoint = resolve(path, verify=False)
+    checkpoint = checkpoint_metadata.resolve(path, verify=False)
     try:
         return _open(checkpoint)  # verifies each byte as it is read, and reads no optimizer state
-    except DamagedCheckpoint as damage:
+    except tensor_index.DamagedCheckpoint as damage:
         log.warning("skipped a damaged checkpoint: %s", damage)
-    return _open(resolve(path))
+    return _open(checkpoint_metadata.resolve(path))
 
 
 def _open(checkpoint: str) -> CheckpointModel:
-    opened = OpenedCheckpoint.read(checkpoint)
+    opened = checkpoint_metadata.OpenedCheckpoint.read(checkpoint)
     config = opened.config
     entries = opened.entries
     with torch.device("meta"):
         names = {name: value.shape for name, value in build_model(config).state_dict().items()}
-    of = read_adapter(checkpoint, entries)
+    of = checkpoint_metadata.read_adapter(checkpoint, entries)
     adapter = open_adapter(checkpoint, of, config) if of else None
     if of:
         require_base(of)
@@ -130,18 +107,18 @@ class StoredModel:
 
         Raises DataError if there is none.
         """
-        self.path = resolve(path)
-        opened = OpenedCheckpoint.read(self.path)
+        self.path = checkpoint_metadata.resolve(path)
+        opened = checkpoint_metadata.OpenedCheckpoint.read(self.path)
         self.config = opened.config
         self.files = opened.read_beside()
         self.step: int = opened.entries["step"]
         # the adapter that is merged into the tensors that are read
         self.adapter: OpenAdapter | None = None
         self._manifest = opened.manifest  # manifest of the checkpoint with the model's own tensors
-        if of := read_adapter(self.path, opened.entries):
+        if of := checkpoint_metadata.read_adapter(self.path, opened.entries):
             self.adapter = open_adapter(self.path, of, self.config)
             require_base(of)
-            self._manifest = CheckpointManifest.read(of.base)
+            self._manifest = manifest.CheckpointManifest.read(of.base)
         with torch.device("meta"):
             model = build_model(self.config)
         self._shapes = {name: t.shape for name, t in model.state_dict().items()}
@@ -183,7 +160,10 @@ def write_adapter(
 ) -> str:
     """Write the tensors of an `adapter` as step 0 of a new run folder; return its checkpoint."""
     named = {f"adapter.{name}": value for name, value in tensors.items()}
-    entries = {"model": config.model_dump(mode="json"), "adapter": build_adapter_entries(adapter)}
+    entries = {
+        "model": config.model_dump(mode="json"),
+        "adapter": checkpoint_metadata.build_adapter_entries(adapter),
+    }
     return _write_first(run_folder, entries, tokenizer, named, beside)
 
 
@@ -196,13 +176,13 @@ def _write_first(
 ) -> str:
     folder = RunFolder(run_folder)
     attempt = folder.take_attempt(0)
-    target = name_checkpoint_folder(folder.checkpoints, 0, attempt.number)
+    target = manifest.name_checkpoint_folder(folder.checkpoints, 0, attempt.number)
     texts = {
-        STATE: json.dumps({"step": 0, **entries}, indent=1).encode(),
-        TOKENIZER: tokenizer.encode(),
+        manifest.STATE: json.dumps({"step": 0, **entries}, indent=1).encode(),
+        manifest.TOKENIZER: tokenizer.encode(),
     }
     if beside:
-        texts[BROUGHT] = TokenizerFiles(tokenizer, beside).brought
+        texts[manifest.BROUGHT] = TokenizerFiles(tokenizer, beside).brought
     files = {}
     index = {}
     for number, names in enumerate(_group_by_file(tensors)):
@@ -210,11 +190,14 @@ def _write_first(
         files[file] = _stage(tensors, names).write(storage.join(target, file))
         for name in names:
             shape = tuple(tensors[name].shape)
-            partitions = compute_partitions([number], shape[0] if shape else 1)
-            index[name] = IndexedTensor(type="F32", shape=shape, partitions=partitions)
+            partitions = tensor_index.compute_partitions([number], shape[0] if shape else 1)
+            index[name] = tensor_index.IndexedTensor(type="F32", shape=shape, partitions=partitions)
     for name, data in texts.items():
-        files[name] = write_file(storage.join(target, name), memoryview(data))
-    commit(target, CheckpointManifest(step=0, attempt=attempt.number, files=files, tensors=index))
+        files[name] = tensor_index.write_file(storage.join(target, name), memoryview(data))
+    manifest.commit(
+        target,
+        manifest.CheckpointManifest(step=0, attempt=attempt.number, files=files, tensors=index),
+    )
     return target
 
 
@@ -244,8 +227,12 @@ def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
     """
     folder = RunFolder(run)
     paths: dict[int, str] = {}
-    for path, step, _ in list_committed(folder, folder.checkpoints):
-        if len(paths) < count and step not in paths and not find_damage(path, thorough=False):
+    for path, step, _ in manifest.list_committed(folder, folder.checkpoints):
+        if (
+            len(paths) < count
+            and step not in paths
+            and not manifest.find_damage(path, thorough=False)
+        ):
             paths[step] = path
     if len(paths) < count:
         raise DataError(
@@ -267,8 +254,8 @@ def write_average(run: str, horizon: int, out: str) -> str:
     It becomes step 0 of the new run folder `out`; returns the path of that checkpoint. Raises
     ConfigError if the checkpoint has no such average.
     """
-    path = resolve(run)
-    config, _ = describe(path)
+    path = checkpoint_metadata.resolve(run)
+    config, _ = checkpoint_metadata.describe(path)
     with torch.device("meta"):
         shapes = {
             name: parameter.shape for name, parameter in build_model(config).named_parameters()
@@ -288,5 +275,7 @@ def write_average(run: str, horizon: int, out: str) -> str:
 
 
 def _write_averaged_model(like: str, weights: dict[str, Tensor], out: str) -> str:
-    config, tokenizer = describe(like)
-    return write_model(out, config, tokenizer, weights, read_tokenizer_files(like).beside)
+    config, tokenizer = checkpoint_metadata.describe(like)
+    return write_model(
+        out, config, tokenizer, weights, checkpoint_metadata.read_tokenizer_files(like).beside
+    )

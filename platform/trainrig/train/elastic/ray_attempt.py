@@ -16,14 +16,8 @@ from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime import ray_private
+from trainrig.train.elastic import failure_cause
 from trainrig.train.elastic.coordinator import Assignment, Command, RankError, RankExit
-from trainrig.train.elastic.failure_cause import (
-    LOST_NODE,
-    describe_out_of_memory,
-    find_cause,
-    follows_peer,
-    format_last_line,
-)
 from trainrig.train.elastic.restart_policy import Failure
 from trainrig.train.elastic.worker_group import WorkerGroup
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
@@ -125,14 +119,16 @@ class RayAttempt:
         elif error and not self._any_failed_by_itself():
             if not isinstance(error, TrainingFailedError) and not self._group.controller_died():
                 raise error
-            problem = f"Ray's controller of the attempt failed: {format_last_line(error)}"
+            problem = (
+                f"Ray's controller of the attempt failed: {failure_cause.format_last_line(error)}"
+            )
             memory = isinstance(error, OutOfMemoryError)
             if memory:
-                problem = describe_out_of_memory(str(error))
+                problem = failure_cause.describe_out_of_memory(str(error))
             return Failure(problem, "Ray", step, memory=memory)
         if not raised and not dead:
             return None
-        failure = find_cause(raised, dead, self._read_raised_steps(), step)
+        failure = failure_cause.find_cause(raised, dead, self._read_raised_steps(), step)
         node = self._find_node(failure.rank)
         return replace(failure, seen_by="Ray" if error else "agents", node=node)
 
@@ -195,7 +191,7 @@ class RayAttempt:
         if node is None or heartbeat is None:
             return "its Ray worker died before it sent a heartbeat"
         if not self._all_reachable({node}):
-            return f"{LOST_NODE} ({node[:8]})"
+            return f"{failure_cause.LOST_NODE} ({node[:8]})"
         if self._group.ended_for_memory(node, heartbeat.processes[-1].pid):
             return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
         return "its Ray worker was killed or crashed; its node is alive and has free memory"
@@ -227,7 +223,10 @@ class RayAttempt:
         Exits are failures only: ranks that finished their work are not among them.
         """
         reasons = [end.reason for end in self._exits.values()]
-        return any(isinstance(reason, str) or not follows_peer(reason.line) for reason in reasons)
+        return any(
+            isinstance(reason, str) or not failure_cause.follows_peer(reason.line)
+            for reason in reasons
+        )
 
     def _poll(self, wait: float, exits: int | None = None) -> None:
         """Fetch heartbeats and exits from the coordinator.

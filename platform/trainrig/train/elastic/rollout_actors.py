@@ -23,13 +23,7 @@ from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.ray_runtime.ray_pools import Need
 from trainrig.train.elastic.failure_cause import format_last_line
 from trainrig.train.elastic.worker_agent import find_given_device
-from trainrig.train.rollouts.rollout_requests import (
-    RolloutRequest,
-    choose_poll_interval,
-    find_open,
-    name_rollouts_folder,
-    write_failure,
-)
+from trainrig.train.rollouts import rollout_requests
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.worker_settings import parse_bounds
 from trainrig.train.training_job import TrainingJob
@@ -56,7 +50,9 @@ class _Actor:
     node: str = ""  # node id; empty until the actor has started
     leaving: bool = False  # True if it must end, as its node is going away or its place is needed
     call: Any = None  # Ray object reference of the call in progress
-    unit: tuple[RolloutRequest, int] | None = None  # unit of that call; None: its start, or no call
+    unit: tuple[rollout_requests.RolloutRequest, int] | None = (
+        None  # unit of that call; None: its start, or no call
+    )
     since: float = 0.0  # when that call began
 
 
@@ -74,7 +70,7 @@ class RolloutPool:
         self._room = room
         self._wanted = parse_bounds(job.rollout_actors)
         self._folder = RunFolder(job.folder)
-        self._rollouts = name_rollouts_folder(self._folder)
+        self._rollouts = rollout_requests.name_rollouts_folder(self._folder)
         self._faults = job.training.faults
         self._actors: list[_Actor] = []
         self._numbers = itertools.count(1)
@@ -122,7 +118,7 @@ class RolloutPool:
         import ray
 
         until = time.monotonic() + POLL_TURN
-        pause = choose_poll_interval(self._rollouts)
+        pause = rollout_requests.choose_poll_interval(self._rollouts)
         while turn == self._turn and not self._closing.is_set() and time.monotonic() < until:
             if not ray.is_initialized():  # while the run changes clusters
                 self._actors = []
@@ -150,9 +146,9 @@ class RolloutPool:
             actor.since = time.monotonic()
             actor.call = actor.handle.sample.remote(request, index)
 
-    def _list_units(self) -> Iterator[tuple[RolloutRequest, int]]:
+    def _list_units(self) -> Iterator[tuple[rollout_requests.RolloutRequest, int]]:
         under_way = {(actor.unit[0].folder, actor.unit[1]) for actor in self._actors if actor.unit}
-        for request, missing in find_open(self._rollouts):
+        for request, missing in rollout_requests.find_open(self._rollouts):
             for index in missing:
                 if (request.folder, index) not in under_way:
                     yield request, index
@@ -197,7 +193,9 @@ class RolloutPool:
         else:
             actor.node = answer
 
-    def _handle_failure(self, request: RolloutRequest, index: int, error: TrainrigError) -> None:
+    def _handle_failure(
+        self, request: rollout_requests.RolloutRequest, index: int, error: TrainrigError
+    ) -> None:
         """Handle an error in sampling a unit: retry a cluster error, otherwise report it.
 
         A unit that is no longer requested is ignored.
@@ -205,11 +203,14 @@ class RolloutPool:
         unit = request.folder, index
         self._tries[unit] = self._tries.get(unit, 0) + 1
         again = isinstance(error, ClusterError) and self._tries[unit] < TRIES
-        still = any(opened.folder == request.folder for opened, _ in find_open(self._rollouts))
+        still = any(
+            opened.folder == request.folder
+            for opened, _ in rollout_requests.find_open(self._rollouts)
+        )
         if again or not still:
             return
         del self._tries[unit]
-        write_failure(request.folder, error)
+        rollout_requests.write_failure(request.folder, error)
 
     def _compute_unit_timeout(self) -> float:
         """Return the seconds that a unit may take; the first may compile and allocate."""
@@ -285,8 +286,8 @@ class RolloutPool:
     def _fail_all(self, error: TrainrigError) -> None:
         """Have the ranks raise `error`, for every request that they wait for."""
         with contextlib.suppress(OSError, TrainrigError):
-            for request, _ in find_open(self._rollouts):
-                write_failure(request.folder, error)
+            for request, _ in rollout_requests.find_open(self._rollouts):
+                rollout_requests.write_failure(request.folder, error)
 
     def _record(self, event: str, **details: Any) -> None:
         self._folder.record(event, **details)
@@ -315,7 +316,7 @@ class RolloutActor:
         RunFolder(job.folder).record("rollout_actor_started", actor=number, node=node)
         return node
 
-    def sample(self, request: RolloutRequest, index: int) -> TrainrigError | None:
+    def sample(self, request: rollout_requests.RolloutRequest, index: int) -> TrainrigError | None:
         """Sample unit `index` of `request` and store it; return the error if that fails."""
         try:
             self._sampler.sample(request, index)

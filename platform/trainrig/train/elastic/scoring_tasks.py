@@ -20,14 +20,7 @@ from trainrig.train.checkpoint import list_committed
 from trainrig.train.checkpoint.manifest import clean_up
 from trainrig.train.elastic.failure_cause import format_last_line
 from trainrig.train.evaluations import CheckpointScore, RunEvaluation, ScoredCheckpoint
-from trainrig.train.run.checkpoint_scores import (
-    ScoringRequest,
-    forget_failures,
-    make_scoring,
-    read_scores,
-    scorecard_folder,
-    write_scores,
-)
+from trainrig.train.run import checkpoint_scores
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.training_job import TrainingJob
 
@@ -59,7 +52,7 @@ class ScoringTasks:
 
     def __enter__(self) -> Self:
         for evaluation in self._training.evaluations:
-            forget_failures(self._folder, evaluation.name)
+            checkpoint_scores.forget_failures(self._folder, evaluation.name)
         for thread in self._threads:
             thread.start()
         return self
@@ -112,7 +105,9 @@ class ScoringTasks:
 
     def _list_unscored(self, evaluation: RunEvaluation) -> list[tuple[int, int, str]]:
         """Return (step, attempt, folder) of the checkpoints to score, the oldest first."""
-        over = {score.step for score in read_scores(self._folder, evaluation.name)}
+        over = {
+            score.step for score in checkpoint_scores.read_scores(self._folder, evaluation.name)
+        }
         return sorted(
             (step, number, path)
             for path, step, number in list_committed(self._folder, self._folder.checkpoints)
@@ -124,8 +119,8 @@ class ScoringTasks:
         if not left:
             return
         step, number, path = left[0]
-        output = scorecard_folder(self._folder, evaluation.name, step, number)
-        request = ScoringRequest(evaluation, path, output, "cpu", 1)
+        output = checkpoint_scores.scorecard_folder(self._folder, evaluation.name, step, number)
+        request = checkpoint_scores.ScoringRequest(evaluation, path, output, "cpu", 1)
         began = time.monotonic()
         try:
             scores, problem = self._run_task(request)
@@ -135,7 +130,9 @@ class ScoringTasks:
         if self._closing.is_set() and problem:
             return
         if problem is None:
-            write_scores(self._folder, ScoredCheckpoint(evaluation.name, step, number, scores))
+            checkpoint_scores.write_scores(
+                self._folder, ScoredCheckpoint(evaluation.name, step, number, scores)
+            )
             self._record("evaluated", evaluation, step, seconds=round(time.monotonic() - began, 2))
             return
         key = evaluation.name, path
@@ -146,9 +143,9 @@ class ScoringTasks:
         log.warning("evaluation '%s' of step %d: %s", evaluation.name, step, problem)
         if tries >= TRIES:
             failed = ScoredCheckpoint(evaluation.name, step, number, {}, problem)
-            write_scores(self._folder, failed)
+            checkpoint_scores.write_scores(self._folder, failed)
 
-    def _run_task(self, request: ScoringRequest) -> Outcome:
+    def _run_task(self, request: checkpoint_scores.ScoringRequest) -> Outcome:
         """Run a Ray task for `request` and return its outcome. Raise ClusterLost if Ray is lost."""
         task: Any = call_while_ray_lives(_start, request, self._folder.path)
         while not call_while_ray_lives(_is_over, task):
@@ -161,7 +158,7 @@ class ScoringTasks:
         self._folder.record(event, evaluation=evaluation.name, step=step, **details)
 
 
-def _start(request: ScoringRequest, folder: str) -> Any:
+def _start(request: checkpoint_scores.ScoringRequest, folder: str) -> Any:
     """Start a Ray task that scores a checkpoint.
 
     It requests no CPU: if the workers hold all CPUs while they wait for its score, it would never
@@ -196,13 +193,13 @@ def _read_outcome(task: Any) -> Outcome:
     return outcome
 
 
-def score_checkpoint(request: ScoringRequest, folder: str) -> Outcome:
+def score_checkpoint(request: checkpoint_scores.ScoringRequest, folder: str) -> Outcome:
     """Compute the scores for `request`, in a Ray task; return the problem if that fails."""
     name = request.evaluation.name
     try:
         with follow_lease(folder):
             started = {"evaluation": name, "checkpoint": request.checkpoint}
             RunFolder(folder).record("evaluation_started", **started)
-            return make_scoring(request).finish(), None
+            return checkpoint_scores.make_scoring(request).finish(), None
     except TrainrigError as error:
         return {}, str(error)[:LONGEST_PROBLEM]

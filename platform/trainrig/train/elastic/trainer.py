@@ -18,23 +18,8 @@ from trainrig.parallel.precision import Precision
 from trainrig.processes.fork_server import ServerAddress
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
-from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime import ray_local, ray_pools, ray_private
 from trainrig.ray_runtime.node_placement import AutoscalerRequest
-from trainrig.ray_runtime.ray_local import (
-    call_while_ray_lives,
-    end_own,
-    is_reachable,
-    keep_logs,
-    raise_if_lost,
-)
-from trainrig.ray_runtime.ray_pools import (
-    ON_HEAD,
-    Need,
-    NodePool,
-    contains_gpus,
-    find_capacity,
-    find_pools,
-)
 from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
 from trainrig.train.elastic.coordinator import Coordinator, RankTask
@@ -81,12 +66,12 @@ def check_fit(workers: int | tuple[int, int], actors: int | tuple[int, int] = 0)
     Joins or starts Ray. `actors`: rollout actors that must fit in addition.
     """
     join()
-    pools = find_pools()
+    pools = ray_pools.find_pools()
     least = parse_bounds(workers).least
     least_actors = parse_bounds(actors).least
     need = _find_need(pools)
     check_capacity(least, need, "workers", pools)
-    found = find_capacity(need, {}, pools)
+    found = ray_pools.find_capacity(need, {}, pools)
     room = max(found.live, found.later or 0)
     if least_actors and found.later is not None and least + least_actors > room:
         left = f"set rollouts.actors = {room - least} or fewer" if room > least else "leave it out"
@@ -103,12 +88,12 @@ def warn_of_emulation(precision: Precision) -> None:
     Raises ConfigError for a dtype that no CPU can emulate.
     """
     slow = precision.compute == "bfloat16" and not hardware.cpu_has_bfloat16()
-    if precision.compute == "float8" and not contains_gpus(find_pools()):
+    if precision.compute == "float8" and not ray_pools.contains_gpus(ray_pools.find_pools()):
         raise ConfigError(
             "training.precision.compute = 'float8' needs an NVIDIA Ada, Hopper or newer, "
             "but there are only CPUs; use 'bfloat16'"
         )
-    if slow and not contains_gpus(find_pools()):
+    if slow and not ray_pools.contains_gpus(ray_pools.find_pools()):
         log.warning("training.precision: %s", hardware.NO_BFLOAT16)
 
 
@@ -123,7 +108,7 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     with (
         StopRequests(job.folder) as stop,
         contextlib.closing(RayCluster(wanted, parse_bounds(job.rollout_actors).most)) as cluster,
-        RolloutPool(job, _find_need(find_pools()), cluster.count_room_for_actors),
+        RolloutPool(job, _find_need(ray_pools.find_pools()), cluster.count_room_for_actors),
         ScoringTasks(job) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
@@ -131,9 +116,9 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
         return result
 
 
-def _find_need(pools: Sequence[NodePool] | None) -> Need:
+def _find_need(pools: Sequence[ray_pools.NodePool] | None) -> ray_pools.Need:
     """Return the resources of one worker: with a GPU where there are some or may be later."""
-    return {"CPU": 1, "GPU": 1} if contains_gpus(pools) else {"CPU": 1}
+    return {"CPU": 1, "GPU": 1} if ray_pools.contains_gpus(pools) else {"CPU": 1}
 
 
 def start_fork_servers() -> dict[str, ServerAddress]:
@@ -169,7 +154,7 @@ class RayCluster:
     def _connect(self) -> None:
         import ray
 
-        pools = find_pools()
+        pools = ray_pools.find_pools()
         self._need = _find_need(pools)
         self._most = self._wanted.most
         self._what = "GPU" if "GPU" in self._need else "CPU"
@@ -178,7 +163,10 @@ class RayCluster:
         actor: Any = ray.remote(Coordinator)
         # Ray restarts it when its process dies; the next poll sends our state again.
         self._coordinator = actor.options(
-            num_cpus=0, resources=ON_HEAD, max_restarts=-1, max_concurrency=MAX_CONCURRENT_CALLS
+            num_cpus=0,
+            resources=ray_pools.ON_HEAD,
+            max_restarts=-1,
+            max_concurrency=MAX_CONCURRENT_CALLS,
         ).remote()
         here = ray.get_runtime_context()
         self._group: WorkerGroup | None = None  # the last one started
@@ -188,9 +176,9 @@ class RayCluster:
 
     def abandon(self, lost: ClusterLost) -> None:
         """End what is left of the lost cluster; see TrainingCluster."""
-        keep_logs()
+        ray_local.keep_logs()
         self._lost = lost
-        self._ours = end_own()
+        self._ours = ray_local.end_own()
         if self._attempt and not self._ours:
             aside = threading.Thread(target=self._attempt.end_soon, name="abandon", daemon=True)
             aside.start()
@@ -212,8 +200,8 @@ class RayCluster:
 
         Raises ClusterLost also for a GCS that survives its raylet, which lists no nodes.
         """
-        found = call_while_ray_lives(self._list_nodes)
-        raise_if_lost()
+        found = ray_local.call_while_ray_lives(self._list_nodes)
+        ray_local.raise_if_lost()
         return found
 
     def replace(self, faulty: frozenset[str]) -> None:
@@ -233,13 +221,15 @@ class RayCluster:
         It reuses the worker group of the attempt before if that stands by on suitable nodes.
         """
         self._avoid = avoid
-        self._attempt = call_while_ray_lives(self._start, job, attempt, resume_from, workers)
+        self._attempt = ray_local.call_while_ray_lives(
+            self._start, job, attempt, resume_from, workers
+        )
         return Watched(self._attempt)
 
     def close(self) -> None:
         """Release the workers, and cancel the request for nodes."""
         with contextlib.suppress(ClusterLost):
-            call_while_ray_lives(self._close)
+            ray_local.call_while_ray_lives(self._close)
 
     def count_room_for_actors(self) -> int:
         """Return the number of free places, less those that the run's workers may still need."""
@@ -340,16 +330,16 @@ class Watched:
 
     def poll_end(self, wait: float) -> bool:
         """Wait for the end of the attempt; see AttemptHandle."""
-        return call_while_ray_lives(self._attempt.poll_end, wait)
+        return ray_local.call_while_ray_lives(self._attempt.poll_end, wait)
 
     def find_failure(self) -> Failure | None:
         """Return why the attempt failed; see AttemptHandle.
 
         Raises ClusterLost if Ray is lost: that is then the cause, which Ray reports late.
         """
-        failure = call_while_ray_lives(self._attempt.find_failure)
+        failure = ray_local.call_while_ray_lives(self._attempt.find_failure)
         if failure:
-            raise_if_lost(surely=True)
+            ray_local.raise_if_lost(surely=True)
         return failure
 
     def heartbeats(self) -> Mapping[int, Heartbeat]:
@@ -358,16 +348,16 @@ class Watched:
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to stop; see AttemptHandle."""
-        call_while_ray_lives(self._attempt.ask_to_stop)
+        ray_local.call_while_ray_lives(self._attempt.ask_to_stop)
 
     def kill(self) -> None:
         """Kill the ranks; see AttemptHandle."""
-        call_while_ray_lives(self._attempt.kill)
+        ray_local.call_while_ray_lives(self._attempt.kill)
 
     def release(self) -> None:
         """End what is left of a failed attempt; see AttemptHandle."""
-        keep_logs()
-        call_while_ray_lives(self._attempt.release)
+        ray_local.keep_logs()
+        ray_local.call_while_ray_lives(self._attempt.release)
 
 
 def _all_reachable(nodes: Set[str]) -> bool:
@@ -391,4 +381,4 @@ def _probe(endpoints: Sequence[tuple[str, int]]) -> list[bool]:
     the other would wait for each timeout.
     """
     with ThreadPoolExecutor(min(CONCURRENT_PROBES, len(endpoints)) or 1) as threads:
-        return list(threads.map(is_reachable, endpoints))
+        return list(threads.map(ray_local.is_reachable, endpoints))

@@ -26,14 +26,9 @@ from trainrig.parallel.precision import set_products
 from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
 from trainrig.tokens.batch_makers import RolloutMaker
 from trainrig.train.averaging import Averaging
+from trainrig.train.checkpoint import rank_file
 from trainrig.train.checkpoint.adapter import load_base
 from trainrig.train.checkpoint.manifest import CheckpointManifest, commit
-from trainrig.train.checkpoint.rank_file import (
-    StagedFile,
-    find_written,
-    index_all,
-    tensor_file_name,
-)
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.checkpoint.tensor_index import FileChunks, IndexedTensor
 from trainrig.train.rollouts.rollout_requests import RolloutRequest, write_unit
@@ -102,7 +97,7 @@ class WeightWriter:
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Set up the writer; checksums are gathered over `group`."""
         self._group = group
-        self._staged: StagedFile | None = None
+        self._staged: rank_file.StagedFile | None = None
         self._index: dict[str, IndexedTensor] = {}
 
     def write(self, state: TrainState, folder: str, attempt: int) -> None:
@@ -111,17 +106,19 @@ class WeightWriter:
         Collective. No parameters may be gathered.
         """
         tensors = state.list_weights()
-        parts = find_written(tensors)
+        parts = rank_file.find_written(tensors)
         if self._staged is None:
-            self._staged = StagedFile(parts)
-            self._index = index_all(tensors)
+            self._staged = rank_file.StagedFile(parts)
+            self._index = rank_file.index_all(tensors)
         self._staged.fill(parts)
         rank = dist.get_rank()
-        mine = self._staged.write(storage.join(folder, tensor_file_name(rank)))
+        mine = self._staged.write(storage.join(folder, rank_file.tensor_file_name(rank)))
         sums: list[FileChunks] = [mine] * dist.get_world_size()
         dist.all_gather_object(sums, mine, group=self._group)
         if rank == 0:
-            files = {tensor_file_name(writer): chunks for writer, chunks in enumerate(sums)}
+            files = {
+                rank_file.tensor_file_name(writer): chunks for writer, chunks in enumerate(sums)
+            }
             step = state.step
             index = self._index
             commit(

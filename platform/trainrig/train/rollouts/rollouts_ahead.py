@@ -20,18 +20,7 @@ from trainrig.manifest import digest
 from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, RolloutMaker, Waves
 from trainrig.tokens.batches import MicroBatchSlot
-from trainrig.train.rollouts.rollout_requests import (
-    FAILED,
-    REQUEST,
-    RolloutRequest,
-    choose_poll_interval,
-    delete_requests,
-    find_missing_units,
-    name_rollouts_folder,
-    raise_failure,
-    read_unit,
-    write_unit,
-)
+from trainrig.train.rollouts import rollout_requests
 from trainrig.train.rollouts.rollout_sampler import WeightWriter
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState
@@ -61,7 +50,7 @@ class RolloutsAhead:
         self._actors = actors
         self.lag = maker.lag
         self._writer = WeightWriter(group)
-        self._rollouts = name_rollouts_folder(folder)
+        self._rollouts = rollout_requests.name_rollouts_folder(folder)
         if dist.get_rank() == 0:
             self._forget_earlier()
         dist.barrier(group)
@@ -93,7 +82,9 @@ class RolloutsAhead:
                 weights = storage.join(folder, f"weights-attempt-{self._attempt.number}")
                 self._writer.write(state, weights, self._attempt.number)
                 if dist.get_rank() == 0:
-                    RolloutRequest(folder, wanted, count, weights, self._attempt.number).write()
+                    rollout_requests.RolloutRequest(
+                        folder, wanted, count, weights, self._attempt.number
+                    ).write()
             else:
                 mine = [slot.index for slot in slots(count) if slot.real and slot.index in missing]
                 self._sample(state, wanted, mine, gather_once)
@@ -124,7 +115,7 @@ class RolloutsAhead:
                 self._sample(state, wave, mine, gather_once, wave_input)
                 dist.barrier(self._group)  # wait for the samples of the other ranks
             elif dist.get_rank() == 0:
-                request = RolloutRequest(
+                request = rollout_requests.RolloutRequest(
                     self._name_folder(wave),
                     wave,
                     count,
@@ -147,8 +138,8 @@ class RolloutsAhead:
         count = self.maker.micro_batches(number)
         missing, is_requested = self._broadcast(
             lambda: (
-                find_missing_units(folder, count),
-                storage.exists(storage.join(folder, REQUEST)),
+                rollout_requests.find_missing_units(folder, count),
+                storage.exists(storage.join(folder, rollout_requests.REQUEST)),
             )
         )
         if missing and not is_requested:
@@ -175,14 +166,14 @@ class RolloutsAhead:
         recorded = False
         found: dict[int, Arrays] = {}
         for index in indices:
-            while (sampled := read_unit(folder, index)) is None:
-                raise_failure(folder)
+            while (sampled := rollout_requests.read_unit(folder, index)) is None:
+                rollout_requests.raise_failure(folder)
                 alive()
                 if not recorded and time.monotonic() - began > RECORD_AFTER:
                     recorded = True
                     details = {"attempt": self._attempt.number, "batch": number, "unit": index}
                     self._folder.record("waiting_for_rollouts", **details)
-                time.sleep(choose_poll_interval(folder))
+                time.sleep(rollout_requests.choose_poll_interval(folder))
             found[index] = sampled
         # The timeout of the collectives that follow may be shorter than the wait for a pool of
         # actors.
@@ -193,7 +184,7 @@ class RolloutsAhead:
         """Delete the samples of a stored batch, or of a wave that was read, by its `number`."""
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # an abandoned actor may still write there
-                delete_requests(self._name_batch_folder(number))
+                rollout_requests.delete_requests(self._name_batch_folder(number))
 
     def _sample(
         self,
@@ -207,7 +198,7 @@ class RolloutsAhead:
             with torch.no_grad(), keep_gathered(state.model, gather_once):
                 for index in indices:
                     arrays = self.maker.sample(state.model, number, index, wave_input)
-                    write_unit(self._name_folder(number), index, arrays)
+                    rollout_requests.write_unit(self._name_folder(number), index, arrays)
         finally:  # no backward pass follows that would release the gathered parameters
             reshard(state.model)
 
@@ -225,8 +216,8 @@ class RolloutsAhead:
         """Delete the failures of earlier attempts; without a lag, all their requests too."""
         if not self.lag:
             with contextlib.suppress(OSError):  # an actor may still write for an earlier attempt
-                delete_requests(self._rollouts)
-        for path in storage.list_files(self._rollouts, FAILED):
+                rollout_requests.delete_requests(self._rollouts)
+        for path in storage.list_files(self._rollouts, rollout_requests.FAILED):
             storage.delete(path)
 
     def _broadcast(self, look: Callable[[], Any]) -> Any:
@@ -238,4 +229,4 @@ class RolloutsAhead:
 
 def _find_lacking(stored: Callable[[int], bool], number: int, folder: str, count: int) -> list[int]:
     """Return the units of batch `number` missing in `folder`; [] if the batch is stored."""
-    return [] if stored(number) else find_missing_units(folder, count)
+    return [] if stored(number) else rollout_requests.find_missing_units(folder, count)

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainrig import storage
-from trainrig.train.evaluations import (
-    BestBy,
-    CheckpointScore,
-    RunEvaluation,
-    ScoredCheckpoint,
-    choose_best,
-)
+from trainrig.train import evaluations
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.training_settings import Training
@@ -49,7 +43,7 @@ def scorecard_folder(folder: RunFolder, evaluation: str, step: int, attempt: int
     )
 
 
-def write_scores(folder: RunFolder, scored: ScoredCheckpoint) -> None:
+def write_scores(folder: RunFolder, scored: evaluations.ScoredCheckpoint) -> None:
     """Store `scored`, and add it to the run's metrics. Repeated calls have no effect."""
     entry = {
         "evaluation": scored.evaluation,
@@ -71,10 +65,10 @@ def write_scores(folder: RunFolder, scored: ScoredCheckpoint) -> None:
         metrics.append_scores(folder.path, scored)
 
 
-def read_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
+def read_scores(folder: RunFolder, evaluation: str) -> list[evaluations.ScoredCheckpoint]:
     """Read the scores by `evaluation` that count, failures included, in order of steps."""
     attempts = folder.read_attempts()
-    found: dict[int, ScoredCheckpoint] = {}
+    found: dict[int, evaluations.ScoredCheckpoint] = {}
     for path in storage.list_files(storage.join(folder.path, SCORES_FOLDER, evaluation), ".json"):
         name = path.removeprefix(storage.join(folder.path, SCORES_FOLDER, evaluation)).strip("/")
         match = _RECORD.fullmatch(name)
@@ -89,7 +83,7 @@ def read_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
     return [found[step] for step in sorted(found)]
 
 
-def read_usable_scores(folder: RunFolder, evaluation: str) -> list[ScoredCheckpoint]:
+def read_usable_scores(folder: RunFolder, evaluation: str) -> list[evaluations.ScoredCheckpoint]:
     """Read the scores by `evaluation` that count, without failures, in order of steps."""
     return [scored for scored in read_scores(folder, evaluation) if scored.problem is None]
 
@@ -102,11 +96,11 @@ def forget_failures(folder: RunFolder, evaluation: str) -> None:
 
 
 def find_best(
-    folder: RunFolder, best: BestBy, among: Collection[tuple[int, int]]
-) -> ScoredCheckpoint | None:
+    folder: RunFolder, best: evaluations.BestBy, among: Collection[tuple[int, int]]
+) -> evaluations.ScoredCheckpoint | None:
     """Return the best checkpoint among those given by (step, attempt), by the scores that count."""
     scored = read_usable_scores(folder, best.evaluation)
-    return choose_best(
+    return evaluations.choose_best(
         best, [candidate for candidate in scored if (candidate.step, candidate.attempt) in among]
     )
 
@@ -178,10 +172,10 @@ def _record_path(folder: RunFolder, evaluation: str, step: int, attempt: int) ->
     )
 
 
-def _parse(data: bytes) -> ScoredCheckpoint:
+def _parse(data: bytes) -> evaluations.ScoredCheckpoint:
     entry = json.loads(data)
-    scores = {name: CheckpointScore(**score) for name, score in entry["scores"].items()}
-    return ScoredCheckpoint(
+    scores = {name: evaluations.CheckpointScore(**score) for name, score in entry["scores"].items()}
+    return evaluations.ScoredCheckpoint(
         entry["evaluation"], entry["step"], entry["attempt"], scores, entry["problem"]
     )
 
@@ -196,7 +190,7 @@ class ScoringRequest:
     Plain data, which can be sent to another process.
     """
 
-    evaluation: RunEvaluation
+    evaluation: evaluations.RunEvaluation
     checkpoint: str  # folder of one checkpoint; "" if there is none yet
     output: str  # folder for the scorecard
     device: str  # "auto" (the process's device) or "cpu"
@@ -218,7 +212,7 @@ class Scoring(Protocol):
     def share(self, rank: int, world: int) -> Iterator[None]:
         """Score the share of `rank` among `world` processes; yield after each part of it."""
 
-    def finish(self) -> Mapping[str, CheckpointScore]:
+    def finish(self) -> Mapping[str, evaluations.CheckpointScore]:
         """Score what is left, in this process alone, and write the scorecard.
 
         Returns its scores by TASK/METRIC, and each task's headline score by TASK.

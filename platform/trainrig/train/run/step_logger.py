@@ -21,14 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainrig import hardware, storage
+from trainrig import flops, hardware, storage
 from trainrig.errors import ClusterError, ConfigError, Diverged
-from trainrig.flops import (
-    count_detection_flops,
-    count_encoder_decoder_flops,
-    count_further_flops,
-    count_token_flops,
-)
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import SFT, CausalLM
 from trainrig.objectives.objective_interface import Watchful
@@ -300,15 +294,15 @@ class Utilisation:
         model = self._model
         assert model is not None
         if model.generator_model is not None:
-            return rows * length * count_detection_flops(model, length, predicted)
+            return rows * length * flops.count_detection_flops(model, length, predicted)
         # cached: counting takes longer than logging a step
         if (length, written) not in self._of_row:
             if isinstance(model, EncoderDecoderConfig):
-                found = count_encoder_decoder_flops(model, length, written)
+                found = flops.count_encoder_decoder_flops(model, length, written)
             else:
-                of_token = count_token_flops(model, length).training + count_further_flops(
+                of_token = flops.count_token_flops(
                     model, length
-                )
+                ).training + flops.count_further_flops(model, length)
                 found = length * of_token
             self._of_row[length, written] = found
         return rows * self._of_row[length, written]

@@ -11,15 +11,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.initialisation import find_roles
-from trainrig.models.kernels.kernel_choice import (
-    SETTING,
-    USUAL_GPU,
-    AttentionCase,
-    AttentionExecution,
-    Card,
-    KernelChoice,
-    choose_kernel,
-)
+from trainrig.models.kernels import kernel_choice
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
 from trainrig.optim.named_groups import NamedGroup, assign
 from trainrig.optim.parameter_groups import WidthTransfer
@@ -85,7 +77,9 @@ class Training(Settings):
     # stay the same; the last bits of results change.
     fuse_projections: bool = False
     # Attention kernel. Another kernel changes the last bits of results.
-    attention: Annotated[AttentionExecution, NOT_IDENTITY] = AttentionExecution()
+    attention: Annotated[kernel_choice.AttentionExecution, NOT_IDENTITY] = (
+        kernel_choice.AttentionExecution()
+    )
     deterministic: bool = True  # Whether results are bit-identical at any number of workers
     # Maximum number of workers that share a step in deterministic mode. Changing it changes the
     # last bits of results. Each doubling beyond the number of workers costs the memory of one
@@ -204,7 +198,9 @@ class Training(Settings):
         found = tuple(evaluation.make_paths_absolute() for evaluation in self.evaluations)
         return self.model_copy(update={"evaluations": found})
 
-    def choose_attention(self, model: DecoderConfig, card: Card) -> KernelChoice:
+    def choose_attention(
+        self, model: DecoderConfig, card: kernel_choice.Card
+    ) -> kernel_choice.KernelChoice:
         """Return the attention kernel for `model` on `card`, in this layout.
 
         Raises ConfigError if the kernel that `attention` names cannot compute it there.
@@ -212,23 +208,23 @@ class Training(Settings):
         if isinstance(model, EncoderDecoderConfig):
             if self.attention.kernel != "auto":
                 raise ConfigError(
-                    f"{SETTING} = '{self.attention.kernel}': an encoder and decoder read "
-                    "all rows under masks, with learnt biases; use 'auto'"
+                    f"{kernel_choice.SETTING} = '{self.attention.kernel}': an encoder and decoder "
+                    "read all rows under masks, with learnt biases; use 'auto'"
                 )
-            return KernelChoice(None, "rows are read under masks")
+            return kernel_choice.KernelChoice(None, "rows are read under masks")
         context = self.parallel.context
         in_ring = context is not None and context.keys == "ring"
-        case = AttentionCase.describe(model, self.precision.stream, in_ring)
-        return choose_kernel(self.attention.kernel, case, card)
+        case = kernel_choice.AttentionCase.describe(model, self.precision.stream, in_ring)
+        return kernel_choice.choose_kernel(self.attention.kernel, case, card)
 
-    def check_attention(self, model: DecoderConfig, card: Card | None = None) -> None:
+    def check_attention(self, model: DecoderConfig, card: kernel_choice.Card | None = None) -> None:
         """Raise ConfigError if the named attention kernel cannot compute `model` in some layout.
 
         `card` None stands for a usual GPU and its number format.
         """
         wanted = self if card else self.resolve(has_bfloat16=True, compiles=False)
         for laid_out in wanted.layouts:
-            laid_out.choose_attention(model, card or USUAL_GPU)
+            laid_out.choose_attention(model, card or kernel_choice.USUAL_GPU)
 
     def check_parameters(self, model: DecoderConfig) -> None:
         """Raise ConfigError if groups, optimizers or the attention kernel do not fit `model`."""

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator
 
-from trainrig import figures
+from trainrig import figures, report
 from trainrig.figures import (
     C1,
     C2,
@@ -25,14 +25,6 @@ from trainrig.figures import (
     Mark,
     NoisyCurve,
     Numbers,
-)
-from trainrig.report import (
-    Cell,
-    Chart,
-    ReportTable,
-    escape_invisible,
-    format_duration,
-    format_percent,
 )
 from trainrig.train.evaluations import ModelView, ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import EarlyEnd
@@ -128,7 +120,7 @@ def _choose_mean_over(points: int) -> int:
     return max(1, min(points, max(4, points // 40)))
 
 
-def build_loss_chart(run_data: RunReportData) -> Chart:
+def build_loss_chart(run_data: RunReportData) -> report.Chart:
     """Plot the training loss by step across restarts, with the held-out loss."""
     steps = list_values(run_data.updates, "step")
     losses = list_values(run_data.updates, "train/loss")
@@ -149,7 +141,7 @@ def build_loss_chart(run_data: RunReportData) -> Chart:
     else:
         plot = partial(figures.plot_curve, curve=curve)
         title = f"Training loss {losses[0]:.2f} → {losses[-1]:.2f} {run_data.unit}"
-    return Chart(
+    return report.Chart(
         title,
         figures.draw(_add_marks(plot, run_data.marks), 290),
         label="Line of the training loss against steps, with the events of the run.",
@@ -180,7 +172,7 @@ def _describe_marks(marks: Sequence[Mark]) -> str:
     return f" Dashed lines mark {len(marks)} {'event' if len(marks) == 1 else 'events'}{band}."
 
 
-def build_forgetting_chart(run_data: RunReportData) -> Chart:
+def build_forgetting_chart(run_data: RunReportData) -> report.Chart:
     """Plot the held-out loss by source before the first step and now.
 
     For a run that continues another.
@@ -201,7 +193,7 @@ def build_forgetting_chart(run_data: RunReportData) -> Chart:
         title += f"; {best} was learnt most, {change[best]:+.2f}" if change[best] < 0 else ""
     shown = sorted(pairs, key=lambda pair: -abs(change[pair.name]))[:FORGETTING_ROWS]
     plot = partial(figures.plot_pairs, pairs=shown, x_label=f"held-out loss ({run_data.unit})")
-    return Chart(
+    return report.Chart(
         title,
         figures.draw(plot, 90 + 38 * len(shown)),
         label="Two dots per source: its held-out loss before the run and now.",
@@ -209,7 +201,7 @@ def build_forgetting_chart(run_data: RunReportData) -> Chart:
             f"The same rows, before the first step and at step {last['step']:,}. A dot to the "
             "right of its first one means forgetting."
         ),
-        table=ReportTable(
+        table=report.ReportTable(
             "Held-out loss by source, before and after",
             ("source", "before", "after", "change"),
             tuple((pair.name, pair.before, pair.after, change[pair.name]) for pair in pairs),
@@ -223,7 +215,7 @@ def _list_held_out_sources(line: Line) -> list[str]:
     return [n for n in names if not n.startswith(("eval/terms/", "eval/diagnostics/"))]
 
 
-def build_sources_chart(run_data: RunReportData) -> Chart:
+def build_sources_chart(run_data: RunReportData) -> report.Chart:
     """Plot the held-out loss of each source by step."""
     last = run_data.held_out[-1]
     names = {n: n[5:-5] for n in _list_held_out_sources(last)}
@@ -234,7 +226,7 @@ def build_sources_chart(run_data: RunReportData) -> Chart:
         for name, colour in zip(shown, SOURCE_COLOURS, strict=False):
             lines = [line for line in run_data.held_out if name in line]
             x, y = figures.thin(list_values(lines, "step"), list_values(lines, name))
-            label = escape_invisible(names[name])[:24]
+            label = report.escape_invisible(names[name])[:24]
             ax.plot(x, y, "o-", color=colour, markersize=4, linewidth=1.8, label=label)
         ax.legend(ncols=2)
         ax.xaxis.set_major_locator(MaxNLocator(6))
@@ -249,7 +241,7 @@ def build_sources_chart(run_data: RunReportData) -> Chart:
         if len(ordered) > len(shown)
         else ""
     )
-    return Chart(
+    return report.Chart(
         title,
         figures.draw(_add_marks(plot, run_data.marks), 260),
         label="Lines of the held-out loss against steps, one per source.",
@@ -257,7 +249,7 @@ def build_sources_chart(run_data: RunReportData) -> Chart:
             f"n = {len(run_data.held_out):,} measurements, each on the same "
             f"rows.{more}{_describe_marks(run_data.marks)}"
         ),
-        table=ReportTable(
+        table=report.ReportTable(
             "Held-out loss by source, first and last",
             ("source", "first", "last"),
             tuple(
@@ -268,7 +260,7 @@ def build_sources_chart(run_data: RunReportData) -> Chart:
     )
 
 
-def build_gradient_chart(run_data: RunReportData) -> Chart:
+def build_gradient_chart(run_data: RunReportData) -> report.Chart:
     """Plot the norm of the gradient by step."""
     norms = list_values(run_data.updates, "train/grad_norm")
     highest = int(np.nanargmax(norms))
@@ -277,14 +269,14 @@ def build_gradient_chart(run_data: RunReportData) -> Chart:
     return _build_line_chart(run_data, "train/grad_norm", "gradient norm", f"{title}({at})")
 
 
-def build_rate_chart(run_data: RunReportData) -> Chart:
+def build_rate_chart(run_data: RunReportData) -> report.Chart:
     """Plot the learning rate by step."""
     rates = list_values(run_data.updates, "train/lr")
     title = f"Learning rate: maximum {rates.max():.3g}, {rates[-1]:.3g} at the end"
     return _build_line_chart(run_data, "train/lr", "learning rate", title, smooth=False)
 
 
-def build_speed_chart(run_data: RunReportData) -> Chart:
+def build_speed_chart(run_data: RunReportData) -> report.Chart:
     """Plot the tokens per second by step."""
     speeds = list_values(run_data.updates, "speed/tokens_per_second")
     title = f"Median throughput: {np.median(speeds):,.0f} tokens/s"
@@ -293,7 +285,7 @@ def build_speed_chart(run_data: RunReportData) -> Chart:
 
 def _build_line_chart(
     run_data: RunReportData, name: str, unit: str, title: str, smooth: bool = True
-) -> Chart:
+) -> report.Chart:
     steps = list_values(run_data.updates, "step")
     found = list_values(run_data.updates, name)
     over = _choose_mean_over(len(steps)) if smooth else 1
@@ -307,7 +299,7 @@ def _build_line_chart(
             ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
 
     caption = f"n = {len(steps):,} steps"
-    return Chart(
+    return report.Chart(
         title,
         figures.draw(plot, 220),
         label=f"Line of the {unit} against steps.",
@@ -316,11 +308,13 @@ def _build_line_chart(
     )
 
 
-def _build_series_table(caption: str, lines: Sequence[Line], name: str, unit: str) -> ReportTable:
+def _build_series_table(
+    caption: str, lines: Sequence[Line], name: str, unit: str
+) -> report.ReportTable:
     chosen = np.unique(np.linspace(0, len(lines) - 1, min(TABLE_ROWS, len(lines))).astype(int))
-    rows: list[tuple[Cell, ...]] = [(lines[i]["step"], lines[i][name]) for i in chosen]
+    rows: list[tuple[report.Cell, ...]] = [(lines[i]["step"], lines[i][name]) for i in chosen]
     some = f", {len(rows)} of {len(lines):,} steps" if len(rows) < len(lines) else ""
-    return ReportTable(f"{caption}{some}", ("step", unit), tuple(rows))
+    return report.ReportTable(f"{caption}{some}", ("step", unit), tuple(rows))
 
 
 WHERE_TIME_GOES = {
@@ -334,22 +328,26 @@ WHERE_TIME_GOES = {
 }
 
 
-def build_goodput_chart(goodput: Goodput) -> Chart:
+def build_goodput_chart(goodput: Goodput) -> report.Chart:
     """Plot the seconds of a run by what they were spent on."""
     seconds = {label: getattr(goodput, name) for name, label in WHERE_TIME_GOES.items()}
     shown = {label: value for label, value in seconds.items() if value > 0}
     rows = [
-        BarRow(label, (value,), f"{format_duration(value)} · {format_percent(value, goodput.wall)}")
+        BarRow(
+            label,
+            (value,),
+            f"{report.format_duration(value)} · {report.format_percent(value, goodput.wall)}",
+        )
         for label, value in shown.items()
     ]
     plot = partial(figures.plot_rows, rows=rows, parts=(BarPart("seconds", C1),), x_label="seconds")
-    return Chart(
-        f"{format_percent(goodput.share, 1)} of the time was spent on steps that count",
+    return report.Chart(
+        f"{report.format_percent(goodput.share, 1)} of the time was spent on steps that count",
         figures.draw(plot, 60 + 36 * len(rows)),
         label="Bars of seconds by what they were spent on.",
         caption=(
-            f"{format_duration(goodput.wall)} in all, since the first start. The title's "
+            f"{report.format_duration(goodput.wall)} in all, since the first start. The title's "
             "share is of the time during which a driver was running."
         ),
-        table=ReportTable("Seconds by use", ("use", "seconds"), tuple(seconds.items())),
+        table=report.ReportTable("Seconds by use", ("use", "seconds"), tuple(seconds.items())),
     )

@@ -28,37 +28,8 @@ from trainrig.train.run.checkpoint_scores import read_end, read_usable_scores
 from trainrig.train.run.loss_prediction import read_prediction
 from trainrig.train.run.progress import account_time
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_report.objective_charts import (
-    build_labelling_charts,
-    build_members_chart,
-    build_preference_charts,
-)
-from trainrig.train.run_report.outcome_charts import (
-    build_comparison_section,
-    build_prediction_chart,
-    build_score_chart,
-    compare_prediction,
-)
+from trainrig.train.run_report import objective_charts, outcome_charts, run_charts, sampled_answers
 from trainrig.train.run_report.rollout_charts import build_rollout_charts, measure_answer_worth
-from trainrig.train.run_report.run_charts import (
-    Line,
-    RunReportData,
-    build_forgetting_chart,
-    build_goodput_chart,
-    build_gradient_chart,
-    build_loss_chart,
-    build_rate_chart,
-    build_sources_chart,
-    build_speed_chart,
-    list_values,
-)
-from trainrig.train.run_report.sampled_answers import (
-    build_answer_samples,
-    build_followed_prompts,
-    follow_prompts,
-    read_answers,
-    read_followed,
-)
 from trainrig.train.run_report.signal_charts import build_signal_charts
 
 PAGE = "report.html"
@@ -100,7 +71,7 @@ def report_at_end(folder: str) -> Iterator[None]:
             write_report(folder)
 
 
-def read_report_data(folder: str) -> RunReportData:
+def read_report_data(folder: str) -> run_charts.RunReportData:
     """Read what the report needs from the run in `folder`.
 
     Raises DataError if the folder has no run, or the run has no update.
@@ -119,11 +90,11 @@ def read_report_data(folder: str) -> RunReportData:
     events = list(RunFolder(folder).read_events())
     updates = metrics.read_series(folder)
     counted = {line["step"]: line["attempt"] for line in updates}
-    thrown: dict[int, list[Line]] = {}
+    thrown: dict[int, list[run_charts.Line]] = {}
     for line in lines:
         if line["attempt"] < counted[line["step"]]:
             thrown.setdefault(line["attempt"], []).append(line)
-    return RunReportData(
+    return run_charts.RunReportData(
         folder=folder,
         verb=run["stage"],
         steps=run["training"]["steps"],
@@ -135,56 +106,61 @@ def read_report_data(folder: str) -> RunReportData:
         prediction=read_prediction(folder),
         evaluated=[scored for scored in scores if scored],
         followed={
-            scored[-1].evaluation: read_followed(RunFolder(folder), scored)
+            scored[-1].evaluation: sampled_answers.read_followed(RunFolder(folder), scored)
             for scored in scores
             if scored
         },
         end=read_end(RunFolder(folder)),
         objective=run.get("objective", {}).get("kind", ""),
         compared=read_views(folder),
-        answers=read_answers(RunFolder(folder)),
+        answers=sampled_answers.read_answers(RunFolder(folder)),
         measured=[part["name"] for part in run.get("rewards", ()) if part["weight"] == 0],
     )
 
 
-def build_run_page(run_data: RunReportData) -> str:
+def build_run_page(run_data: run_charts.RunReportData) -> str:
     """Build the page as HTML."""
-    charts = [build_loss_chart(run_data)]
+    charts = [run_charts.build_loss_chart(run_data)]
     if run_data.prediction:
-        charts.append(build_prediction_chart(run_data, run_data.prediction))
+        charts.append(outcome_charts.build_prediction_chart(run_data, run_data.prediction))
     if run_data.held_out:
-        charts.append(build_sources_chart(run_data))
+        charts.append(run_charts.build_sources_chart(run_data))
         if run_data.held_out[0]["step"] == 0 and len(run_data.held_out) > 1:
-            charts.append(build_forgetting_chart(run_data))
+            charts.append(run_charts.build_forgetting_chart(run_data))
     if run_data.objective in ("MixtureOfObjectives", "UL2") and (
-        members := build_members_chart(run_data)
+        members := objective_charts.build_members_chart(run_data)
     ):
         charts.append(members)
     sections = [Section("loss", "Loss", tuple(charts))]
     if rollouts := build_rollout_charts(run_data):  # at the top: a policy's loss says little
-        said = build_answer_samples(run_data.answers, run_data.measured)
-        again = build_followed_prompts(follow_prompts(run_data.answers), FIRST_DRAWN)
+        said = sampled_answers.build_answer_samples(run_data.answers, run_data.measured)
+        again = sampled_answers.build_followed_prompts(
+            sampled_answers.follow_prompts(run_data.answers), FIRST_DRAWN
+        )
         blocks = (*rollouts, *said, *again)
         sections.insert(0, Section("rollouts", "Rewards of completions", blocks))
-    if preferences := build_preference_charts(run_data):
+    if preferences := objective_charts.build_preference_charts(run_data):
         sections.append(Section("preferences", "Preferences", tuple(preferences)))
-    if labelled := build_labelling_charts(run_data):
+    if labelled := objective_charts.build_labelling_charts(run_data):
         sections.append(Section("labels", "Accuracy", tuple(labelled)))
-    if compared := build_comparison_section(run_data.compared):
+    if compared := outcome_charts.build_comparison_section(run_data.compared):
         sections.append(compared)
     if run_data.evaluated:
         drawn: list[Block] = []
         for scored in run_data.evaluated:
             followed = run_data.followed.get(scored[-1].evaluation, ())
-            drawn += [build_score_chart(scored), *build_followed_prompts(followed, FIRST_ROWS)]
+            drawn += [
+                outcome_charts.build_score_chart(scored),
+                *sampled_answers.build_followed_prompts(followed, FIRST_ROWS),
+            ]
         sections.append(Section("scores", "Benchmark scores", tuple(drawn)))
-    steady = (build_gradient_chart(run_data), build_rate_chart(run_data))
+    steady = (run_charts.build_gradient_chart(run_data), run_charts.build_rate_chart(run_data))
     sections.append(Section("steadiness", "Training stability", steady))
     if signals := build_signal_charts(run_data):
         sections.append(Section("signals", "Sampled measurements", tuple(signals)))
     speed = (
-        build_speed_chart(run_data),
-        *((build_goodput_chart(run_data.goodput),) if run_data.goodput.wall else ()),
+        run_charts.build_speed_chart(run_data),
+        *((run_charts.build_goodput_chart(run_data.goodput),) if run_data.goodput.wall else ()),
     )
     sections.append(Section("time", "Where the time went", speed))
     sections.append(Section("events", "Events", (_build_events(run_data),)))
@@ -199,7 +175,7 @@ def build_run_page(run_data: RunReportData) -> str:
     return page.render_html()
 
 
-def _build_verdict(run_data: RunReportData) -> report.Verdict:
+def _build_verdict(run_data: run_charts.RunReportData) -> report.Verdict:
     done = run_data.updates[-1]["step"]
     warnings = []
     skipped = [event for event in run_data.events if event["event"] == "step_skipped"]
@@ -224,7 +200,7 @@ def _build_verdict(run_data: RunReportData) -> report.Verdict:
     lines, name = (
         (run_data.held_out, "eval/loss") if run_data.held_out else (run_data.updates, "train/loss")
     )
-    loss = list_values(lines, name)[-1]
+    loss = run_charts.list_values(lines, name)[-1]
     measure = f"{what} {loss:.3f} {run_data.unit}"
     if worth := measure_answer_worth(run_data):  # a policy's loss says little
         name, last, first = worth
@@ -236,7 +212,7 @@ def _build_verdict(run_data: RunReportData) -> report.Verdict:
     return report.Verdict(sentence, state, tuple(warnings))
 
 
-def _describe_spike(spike: Line) -> str:
+def _describe_spike(spike: run_charts.Line) -> str:
     (begin, end) = spike["skip"]
     back_to = spike["back_to"]
     done = "its outliers were skipped"
@@ -245,9 +221,9 @@ def _describe_spike(spike: Line) -> str:
     return f"Spike after step {spike['step']:,}: {done}."
 
 
-def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
-    losses = list_values(run_data.updates, "train/loss")
-    speeds = list_values(run_data.updates, "speed/tokens_per_second")
+def _build_key_figures(run_data: run_charts.RunReportData) -> tuple[KeyFigure, ...]:
+    losses = run_charts.list_values(run_data.updates, "train/loss")
+    speeds = run_charts.list_values(run_data.updates, "speed/tokens_per_second")
     last = run_data.updates[-1]
     figures = [
         KeyFigure("Training loss", f"{losses[-1]:.3f}", run_data.unit, f"{losses[0]:.3f} at first"),
@@ -269,14 +245,16 @@ def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
         ),
     ]
     if run_data.held_out:
-        held_out = list_values(run_data.held_out, "eval/loss")
+        held_out = run_charts.list_values(run_data.held_out, "eval/loss")
         first = f"{held_out[0]:.3f} at step {run_data.held_out[0]['step']:,}"
         figures.insert(0, KeyFigure("Held-out loss", f"{held_out[-1]:.3f}", run_data.unit, first))
     if worth := measure_answer_worth(run_data):
         name, end, start = worth
         figures[0] = KeyFigure(name.capitalize(), f"{end:.3g}", "", f"{start:.3g} at first")
     if run_data.prediction:
-        actual, predicted, low, high = compare_prediction(run_data, run_data.prediction)
+        actual, predicted, low, high = outcome_charts.compare_prediction(
+            run_data, run_data.prediction
+        )
         sure = "" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]"
         against = (
             f"{actual:.3f} measured, {actual / predicted - 1:+.1%}; law "
@@ -286,14 +264,16 @@ def _build_key_figures(run_data: RunReportData) -> tuple[KeyFigure, ...]:
     return tuple(figures)
 
 
-def _describe_speed(run_data: RunReportData) -> str:
+def _describe_speed(run_data: run_charts.RunReportData) -> str:
     """Describe the step time, the throughput per worker, and MFU, as medians.
 
     Held-out losses and saves are not part of a step's time.
     """
-    seconds = list_values(run_data.updates, "speed/step_seconds")
-    workers = list_values(run_data.updates, "cluster/workers")
-    per_worker = np.median(list_values(run_data.updates, "speed/tokens_per_second") / workers)
+    seconds = run_charts.list_values(run_data.updates, "speed/step_seconds")
+    workers = run_charts.list_values(run_data.updates, "cluster/workers")
+    per_worker = np.median(
+        run_charts.list_values(run_data.updates, "speed/tokens_per_second") / workers
+    )
     note = (
         f"medians: {np.median(seconds):.3g} s per step, {format_short(float(per_worker))} "
         "tokens/s per worker"
@@ -303,7 +283,7 @@ def _describe_speed(run_data: RunReportData) -> str:
     return f"{note}; workers at the end: {workers[-1]:.0f}"
 
 
-def _build_events(run_data: RunReportData) -> ReportTable:
+def _build_events(run_data: run_charts.RunReportData) -> ReportTable:
     told = [event for event in run_data.events if event["event"] not in ORDINARY]
     began = told[0]["time"] if told else 0.0
     rows = tuple(
@@ -326,7 +306,7 @@ def _format_details(event: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in told.items())
 
 
-def _list_commands(run_data: RunReportData) -> tuple[report.PageCommand, ...]:
+def _list_commands(run_data: run_charts.RunReportData) -> tuple[report.PageCommand, ...]:
     if run_data.updates[-1]["step"] < run_data.last_step:
         go_on = f"trainrig {run_data.verb} {run_data.folder}/{RUN_FILE}"
         return (report.PageCommand(go_on, "Continue from the newest checkpoint"),)
@@ -341,7 +321,7 @@ def _list_commands(run_data: RunReportData) -> tuple[report.PageCommand, ...]:
     )
 
 
-def _collect_provenance(run_data: RunReportData) -> dict[str, dict[str, str]]:
+def _collect_provenance(run_data: run_charts.RunReportData) -> dict[str, dict[str, str]]:
     numerics = [event["found"] for event in run_data.events if event["event"] == "numerics"]
     where = {"folder": run_data.folder, "run file": RUN_FILE, "figures": metrics.METRICS}
     machine = {"Machine": {k: str(v) for k, v in numerics[-1].items()}} if numerics else {}
