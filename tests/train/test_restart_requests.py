@@ -182,7 +182,7 @@ def test_to_resume_a_rank_asks_for_its_rows_and_rank_0_alone_for_what_all_read(
 def test_opening_a_model_reads_its_weights_once_and_no_optimizer_state(
     asked, straight, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(checkpoint.chunks, "CHUNK", 1_000)
+    monkeypatch.setattr(checkpoint.tensor_index, "CHUNK", 1_000)
     opened = open_model(straight(1).folder)
     weights = sum(tensor.nbytes for tensor in opened.weights.values())
     whole = CheckpointManifest.read(opened.path)
@@ -191,7 +191,7 @@ def test_opening_a_model_reads_its_weights_once_and_no_optimizer_state(
     data = (Path(opened.path) / name).read_bytes()
     small = again / Path(opened.path).relative_to(straight(1).folder)
     header = whole.files[name].ends[0]
-    sums = checkpoint.chunks.write_file(str(small / name), memoryview(data), header)
+    sums = checkpoint.tensor_index.write_file(str(small / name), memoryview(data), header)
     finer = whole.model_copy(update={"files": whole.files | {name: sums}})
     (small / "manifest.json").write_bytes(finer.encode())
     asked.clear()

@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import PydanticCustomError
 
 from trainrig import storage
-from trainrig import storage as utf8
 from trainrig.config.field_marks import (
     CACHE,
     EXTENDABLE,
@@ -211,12 +210,12 @@ def _find_fault(error: ValidationError) -> tuple[Any, str]:
 def read_text(path: str, what: str = "run file") -> str:
     """Read the text of a TOML file, which messages call `what`. Raises ConfigError."""
     try:
-        return utf8.decode_utf8(storage.read(path))
+        return storage.decode_utf8(storage.read(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such {what}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name the {what} in it") from None
-    except utf8.NotUtf8 as error:
+    except storage.NotUtf8 as error:
         raise ConfigError(f"{path}: {error}; a {what} is TOML") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,7 +1,7 @@
 """Parameters that a device holds of a model, by how it is trained, and state kept on the host.
 
 A model is trained whole, except for frozen groups; or by adapters on frozen weights, in the format
-`lora.base` (models/lora/layers.py: int8 has a float32 scale for each row, tables are never int8,
+`lora.base` (models/lora.py: int8 has a float32 scale for each row, tables are never int8,
 and norms, biases, experts and routers stay float32); or it is frozen. What `training.offload` keeps
 in the host's memory takes only its transfer buffers on the device.
 """

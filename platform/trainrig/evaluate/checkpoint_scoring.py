@@ -1,4 +1,4 @@
-"""Benchmark scores of a checkpoint during training, which implement `trainrig.train.scoring`."""
+"""Benchmark scores of checkpoints in training, by the contract of `trainrig.train.evaluations`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -92,7 +92,7 @@ __all__ = [
 
 
 # Objectives for plain text. All but CausalLM may corrupt rows first: see `Corrupting` in
-# contract.py.
+# objective_interface.py.
 OfText = (
     CausalLM
     | FillInTheMiddle

@@ -84,7 +84,7 @@ class Arrow(_Files):
     kind: Literal["Arrow"] = "Arrow"
 
 
-# Add a new file format here, and its reader to `FORMATS` in formats.py.
+# Add a new file format here, and its reader to `FORMATS` in document_formats.py.
 Files = JSONL | Parquet | Arrow
 DocumentFiles = Annotated[Curated | Files, Field(discriminator="kind")]
 

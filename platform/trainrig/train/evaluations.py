@@ -207,7 +207,7 @@ def choose_best(named: NamedScore, scored: Sequence[ScoredCheckpoint]) -> Scored
 
 @dataclass(frozen=True)
 class GivenAnswer:
-    """Answer of the model to a prompt, its number of tokens, and what ended it (generate.py)."""
+    """Answer of the model to a prompt, its number of tokens, and what ended it."""
 
     prompt: str
     text: str

@@ -1,4 +1,4 @@
-"""Counts of what C4 keeps, compared with applying C4 (rewrite/c4.py) and counting the rest."""
+"""Counts of what C4 keeps, compared with applying rewrite/c4_line_rules.py and counting."""
 
 import random
 

@@ -13,7 +13,7 @@ Add `fingerprint(settings)` to the inputs of a run, because the settings only na
 files. Documents are numbered by their position among the texts given to `match`. `tallies.sample`
 turns a `Touch` and its document into a sample for the report. Workers map the index into memory
 with `Index.load(path)`. This package does not use Ray. The rules and the papers they come from are
-in settings.py.
+in decontamination_settings.py.
 """
 
 from trainrig.corpus.decontaminate.benchmark_index import Index, check_examples, fingerprint

@@ -8,8 +8,8 @@ In a run file:
     style = { kind = "GPT3" }
 
 A *word* is what the GPT-3 paper calls a gram: lower-case, separated by white space, without
-punctuation (words.py). The published rules of Llama 2 and 3 count tokens. No tokenizer is chosen
-yet when a corpus is curated, so words are counted here instead.
+punctuation (benchmark_words.py). The published rules of Llama 2 and 3 count tokens. No tokenizer is
+chosen yet when a corpus is curated, so words are counted here instead.
 """
 
 from collections import Counter

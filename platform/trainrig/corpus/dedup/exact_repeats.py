@@ -58,7 +58,7 @@ def build_decided_rows(decided: DecidedPartition) -> Rows:
 def build_repeat_rows(repeats: Rows, known: Rows, kind: int) -> Rows:
     """Build the DECISION rows of `repeats`, given the rows `known` of some of their firsts.
 
-    A repeat's *first* is the document that it repeats; see `passes/repeats.py`. `known` must be
+    A repeat's *first* is the document that it repeats. `known` must be
     sorted by ref. Equal texts (BY_TEXT) share all of their first's decision. For equal URLs
     (BY_URL) the similarity is unknown.
     """
@@ -226,7 +226,7 @@ def propagate(search: DuplicateSearch, kind: Kind, turn: int) -> Work:
 def read_propagated(search: DuplicateSearch, kind: Kind, partition: int, known: Rows) -> Rows:
     """Return DECISION rows of a partition's repeats and of their firsts, sorted by ref.
 
-    A repeat's *first* is the document that it repeats; see `passes/repeats.py`.
+    A repeat's *first* is the document that it repeats.
     """
     received = merge_in_order(
         read_part(search.list_runs(f"{kind}-told", search.partitions), partition, DECISION)

@@ -1,7 +1,7 @@
 """Filters with the rules of published data sets: Gopher, C4, FineWeb and RefinedWeb.
 
 *Words.* "spaces" are trainrig's words: runs of characters without white space
-(signals/text_arrays/words.py). "datatrove" are the words of datatrove 0.10, which are spaCy's
+(signals/text_words.py). "datatrove" are the words of datatrove 0.10, which are spaCy's
 English tokens, with all other differences of its filters (datatrove_signals): use them for verdicts
 equal to datatrove's. They cost more and need the extra `datatrove`.
 
@@ -16,17 +16,17 @@ skipped. Its bullets are "•" and "-".
 (TensorFlow Datasets, `c4_utils.py`) requires 3 sentences, on lines of 5 words; datatrove swaps the
 numbers, as the paper's first version does. The code looks for "lorem ipsum" and "{" only in lines
 that it has not dropped yet; the paper and this filter look in the whole page. The code's sentences
-are NLTK's, datatrove's are spaCy's, and this filter's are those of signals/sentences.py. The list
+are NLTK's, datatrove's are spaCy's, and this filter's are those of signals/c4_signals.py. The list
 of bad words may not be redistributed: name a file of them in the scorer `BadWords`. In place of
 langdetect at 99% English, use the filter `Language`. Lines that C4 would drop are left out of the
-counts (signals/c4.py) but stay in the text; to remove them, add `C4Lines` to the rewrites.
+counts (signals/c4_signals.py) but stay in the text; to remove them, add `C4Lines` to the rewrites.
 
 *FineWeb* (Penedo et al. 2024, arXiv:2406.17557, section 3.6). The paper drops a page with 10% of
 its characters in repeated lines; datatrove's default is 1%. datatrove also limits new lines per
 word, to drop lists. The paper does not name this rule, but the data were made with it, so it is on
 here. Unless `words` is "datatrove", lines are measured without the white space around them, shares
 are of the lines' characters, a line of "..." ends no sentence, and a closing quotation mark after
-the end mark is accepted (for datatrove's lines see datatrove_signals/lines.py).
+the end mark is accepted (for datatrove's lines see datatrove_signals/datatrove_counts.py).
 
 *RefinedWeb* (Penedo et al. 2023, arXiv:2306.01116, appendix G): rules for URLs, and for pages of
 which the rewrite `RefinedWebLines` removes too much.
@@ -72,8 +72,8 @@ class GopherQuality(CountsWords):
     """Drops text that is too short, too long, or not made of sentences.
 
     These are all quality rules of the paper. Stop words are those of the document's language;
-    without a list for it (signals/stop_words.py) the rule does not apply. Different stop words are
-    counted, as in datatrove. The mean word length does not apply to languages without spaces.
+    without a list for it (signals/word_signals.py) the rule does not apply. Different stop words
+    are counted, as in datatrove. The mean word length does not apply to languages without spaces.
     """
 
     kind: Literal["GopherQuality"] = "GopherQuality"

@@ -124,7 +124,7 @@ class _Rules(NamedTuple):
     apostrophe_ends: bool
     min_words: int
     words_before_citations_are_cut: bool
-    topics: int  # flags of phrases.py; a line with one of them is dropped
+    topics: int  # flags of signals/c4_signals.py; a line with one of them is dropped
 
 
 # Rows of the counts.

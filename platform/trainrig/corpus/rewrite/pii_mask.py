@@ -2,8 +2,8 @@
 
 The masked spans are reported without their values. Patterns find candidates, and checks confirm
 them: check digits, public addresses, randomness of keys. Names, streets and other data that require
-understanding are not found. The kinds of data are in the other `pii_` modules; `mask` combines
-them.
+understanding are not found. The kinds of data are in the other modules of this folder; `mask`
+combines them.
 """
 
 import hashlib

@@ -127,7 +127,7 @@ class TextBatch(NamedTuple):
     """The characters of all texts, concatenated. Shapes: C characters, D texts."""
 
     codes_C: NDArray[np.uint32]  # code points
-    classes_C: NDArray[np.uint16]  # flags of text_arrays/characters.py
+    classes_C: NDArray[np.uint16]  # flags of the constants above
     starts_D1: NDArray[np.int64]  # [D + 1] where each text starts; the last entry is C
 
 

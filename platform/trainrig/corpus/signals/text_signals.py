@@ -108,13 +108,13 @@ SIGNALS: dict[str, np.dtype[Any]] = {
     "symbols_per_word": _RATIO,  # characters that are punctuation or symbols
     "symbols": _RATIO,  # share of characters that are punctuation or symbols (Unicode P and S)
     "alphabetic_words": _RATIO,  # share of words with at least one letter
-    "stop_words": _COUNT,  # number of different stop words of its language (stop_words.py)
+    "stop_words": _COUNT,  # number of different stop words of its language (word_signals.py)
     "bullet_lines": _RATIO,  # share of lines that start with a bullet
     "ellipsis_lines": _RATIO,  # share of lines that end with an ellipsis
     "terminal_lines": _RATIO,  # share of lines that end as a sentence does, not in "..."
     "short_lines": _RATIO,  # share of lines of at most 30 characters
     "longest_run_of_equal_lines": _COUNT,
-    # sentences on the lines that C4 keeps (c4.py, text_arrays/sentences.py)
+    # sentences on the lines that C4 keeps (c4_signals.py)
     "c4_sentences": _COUNT,
     "c4_sentences_any_end": _COUNT,  # the same without the rule of terminal punctuation
     "lorem_ipsum": _COUNT,  # lines that contain these words

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import storage
-from trainrig import storage as utf8
 from trainrig.errors import DataError
 from trainrig.evaluate.tasks import task_definition, task_templates
 
@@ -66,8 +65,8 @@ def _parse_json_lines(path: str, data: bytes) -> tuple[TaskRow, ...]:
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path}: damaged: {error}") from None
     try:
-        text = utf8.decode_utf8(data)
-    except utf8.NotUtf8 as error:
+        text = storage.decode_utf8(data)
+    except storage.NotUtf8 as error:
         raise DataError(f"{path}: {error}") from None
     rows = []
     for number, line in enumerate(text.split("\n"), 1):

@@ -2,11 +2,11 @@
 
 FlashAttention (Dao 2023, arXiv:2307.08691) for documents of packed rows, windows, soft-capped
 logits, attention sinks and linear biases, with any number of key heads. A block of queries reads
-the keys from the first to the last that any of its queries attends to (reach.py). These bounds are
-read on the device, so the host does not wait, and there is no mask. The backward pass computes
-logits again, in one kernel for the gradients of queries and one for those of keys and values,
-without atomic additions, so it gives the same bits each time. Import this module only where Triton
-is installed.
+the keys from the first to the last that any of its queries attends to (kernel_support.py). These
+bounds are read on the device, so the host does not wait, and there is no mask. The backward pass
+computes logits again, in one kernel for the gradients of queries and one for those of keys and
+values, without atomic additions, so it gives the same bits each time. Import this module only where
+Triton is installed.
 
 Shapes: B rows, T queries and S keys of each, H query heads, K key and value heads, D channels of
 one head; M queries and N keys of a block, W the power of two that D is padded to.

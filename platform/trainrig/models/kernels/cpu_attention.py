@@ -5,7 +5,7 @@ Documents of a packed row are computed separately.
 A mask over whole rows costs the square of the row length, most of which it hides; here the cost is
 the sum of the squares of the document lengths. torch's CPU kernel is called for each long document,
 and for several short neighbours together under a small mask. The calls and their shapes depend only
-on the documents of the rows. On a GPU, other kernels are used (choice.py).
+on the documents of the rows. On a GPU, other kernels are used (kernel_choice.py).
 
 torch's CPU kernels compute no gradient for such a bias, so torch falls back on plain products, with
 a softmax that searches for fully masked rows and a separate pass for the sum. Here the bias is

@@ -1,10 +1,10 @@
 """Attention on a GPU by torch's compiled flex_attention, with soft caps, sinks and ALiBi.
 
-The keys that a query attends to are a range of its row (reach.py), so one mask serves documents,
-windows and causality, and whole blocks outside the range are skipped. Soft caps and ALiBi change
-logits in the kernel. A sink takes its share of the softmax afterwards, through the log-sum of
-exponentials, which torch differentiates here. The backward pass adds without atomic operations,
-because no tensor that changes logits is learnt.
+The keys that a query attends to are a range of its row (kernel_support.py), so one mask serves
+documents, windows and causality, and whole blocks outside the range are skipped. Soft caps and
+ALiBi change logits in the kernel. A sink takes its share of the softmax afterwards, through the
+log-sum of exponentials, which torch differentiates here. The backward pass adds without atomic
+operations, because no tensor that changes logits is learnt.
 
 Shapes: B rows, or 1 where all are alike; T queries, S keys, H query heads, K key heads, D channels
 of one head; P blocks of queries, Q blocks of keys; b queries of a block.

@@ -1,11 +1,11 @@
 """Attention by trainrig's Triton kernel, as a custom operator, for rows with known ranges of keys.
 
-The range of keys of each query (reach.py) is computed one time for all layers of a kind, forward
-and backward. As a custom operator it has a name in torch, so layers are compiled around it and
-recomputation can keep its output. The kernel is in attention_kernel.py.
+The range of keys of each query (kernel_support.py) is computed one time for all layers of a kind,
+forward and backward. As a custom operator it has a name in torch, so layers are compiled around it
+and recomputation can keep its output. The kernel is in attention_kernel.py.
 
 Shapes: B rows, T queries (the last of S places), S keys, H query heads, K key heads, D channels of
-one head; ranges as in reach.py.
+one head; ranges as in kernel_support.py.
 """
 
 from dataclasses import dataclass

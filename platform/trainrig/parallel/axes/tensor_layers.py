@@ -6,7 +6,7 @@ matrices of queries, keys, values, gate and up are cut by rows, output and down 
 embedding and head by entries. All ranks hold the norms, learnt positions, biases added to the
 residual stream and routers, and also keys and values where there are fewer key heads than ranks.
 The gradients of these have the same bits on each rank, directly or, with sequence parallelism,
-after they were added. Adapters are cut with their layers (adapters.py).
+after they were added. Adapters are cut with their layers (tensor_parts.py).
 
 Shapes: B rows, T positions, C channels, V entries of the vocabulary, [...] any dims.
 """

@@ -15,7 +15,7 @@ They use Triton (Tillet et al. 2019, doi 10.1145/3315508.3329973) where availabl
 torch. torch has no kernel with wide loads for two dtypes: on an H200 it adds bfloat16 to float32 at
 1.5 of 4.3 TB/s. Sums in a fixed order take torch one kernel for every halving of a row: two
 thousand for a model of 1.3B parameters, which took the host longer to launch (0.1 s) than the
-device to run (parallel/norm.py).
+device to run (gradient_norm.py).
 """
 
 import functools

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainrig import manifest, storage
-from trainrig import storage as utf8
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.stages import sample_stage
@@ -72,12 +71,12 @@ def read_principles(path: str) -> list[str]:
     principle.
     """
     try:
-        text = utf8.decode_utf8(storage.read(path))
+        text = storage.decode_utf8(storage.read(path))
     except FileNotFoundError:
         raise ConfigError(
             f"principles: {path}: no such file; write one, with a principle in each paragraph"
         ) from None
-    except utf8.NotUtf8 as error:
+    except storage.NotUtf8 as error:
         raise ConfigError(f"principles: {path}: {error}; write it as UTF-8 text") from None
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     paragraphs = "\n".join(line.strip() for line in lines).split("\n\n")

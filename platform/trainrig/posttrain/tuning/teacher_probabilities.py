@@ -4,7 +4,7 @@
     OUT/SPLIT-NNNNN.log    [targets, E] float32, their log-probabilities
     OUT/SPLIT-NNNNN.rest   [targets] float32, the log-probability of all other entries together
 
-Each file has its block checksums beside it (tokens/shards/block_sums.py). A part holds the targets
+Each file has its block checksums beside it (tokens/shards/flat_arrays.py). A part holds the targets
 of neighbouring conversations of one source, in order. The shards alone determine which
 conversations a part holds. A batch has conversations with the probabilities for each target.
 

@@ -47,7 +47,7 @@ class ObjectiveLaw(Settings):
     """Scaling law of one objective's sweep."""
 
     name: str
-    objective: str  # the objective, as `objective_names` writes it
+    objective: str  # the objective, as `serialise_objective` writes it
     runs: int  # number of fitted runs
     form: Parametric
     # Least and greatest ratio of exact compute to 6ND among the runs.

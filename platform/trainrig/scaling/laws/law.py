@@ -181,7 +181,7 @@ class Law(Settings):
     parameters_count: Literal["non-embedding", "total"]  # parameters that N counts
     loss_unit: Literal["nats per token"] = "nats per token"
     tokenizer: str  # fingerprint or name; losses with different tokenizers are not comparable
-    # Training objective of the runs, as `objective_names` writes it; "": next-token prediction.
+    # Training objective of the runs, as `serialise_objective` writes it; "": next-token prediction.
     objective: str = ""
     ranges: Ranges | None = None  # None for a law that was published without its runs
     fit: FitRecord | None = None  # None for a published law

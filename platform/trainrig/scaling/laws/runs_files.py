@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import config, storage
-from trainrig import storage as utf8
 from trainrig.errors import DataError
 from trainrig.scaling.laws import runs_table
 
@@ -82,12 +81,12 @@ def parse(path: str) -> Csv:
     Raises DataError if the file is missing, not UTF-8, empty, or has rows of another length.
     """
     try:
-        text = utf8.decode_utf8(storage.read(path))
+        text = storage.decode_utf8(storage.read(path))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; give the path of a CSV of runs") from None
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder, not a CSV") from None
-    except utf8.NotUtf8 as error:
+    except storage.NotUtf8 as error:
         raise DataError(f"{path}: {error}; the file must be a CSV in UTF-8") from None
     reader = csv.reader(io.StringIO(text))
     numbered = [(reader.line_num, row) for row in reader if row]  # skips blank lines

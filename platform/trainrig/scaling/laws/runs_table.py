@@ -2,7 +2,7 @@
 
 A row is a point (N, D, loss): the end of a training run, or a point on its training curve. Rows
 with the same `trial` are points of the same training run. `runs.parquet` is the table on disk,
-written by a sweep. `csv_tables.py` reads published tables.
+written by a sweep. `runs_files.py` reads published tables.
 
 Shapes: R rows.
 """
@@ -39,7 +39,7 @@ RUNS_SCHEMA = pa.schema(
         ("name", pa.string()),  # name of this row
         ("trial", pa.string()),  # training run that this row is a point of
         ("recipe", pa.string()),  # training corpus; a law holds for one corpus
-        # Training objective, as `objective_names` writes it; "": next-token prediction.
+        # Training objective, as `serialise_objective` writes it; "": next-token prediction.
         ("objective", pa.string()),
         ("state", pa.string()),  # one of STATES
         ("parameters", pa.float64()),  # N, without embeddings unless the metadata says "total"

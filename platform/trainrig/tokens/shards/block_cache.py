@@ -8,7 +8,7 @@ size of the cache without a count that processes would have to share, and withou
 All processes of a machine may share one folder. A block is renamed into place, so it is never seen
 half written. Its name is a hash of the location, size and ETag of its object, so a changed object
 has other blocks. A block that another process has just evicted, or whose file is too short, is
-fetched again; so is one in which a reader finds damaged bytes (flat.py).
+fetched again; so is one in which a reader finds damaged bytes (flat_arrays.py).
 """
 
 import builtins

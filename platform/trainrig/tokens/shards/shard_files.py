@@ -2,7 +2,7 @@
 
     NAME.bin            ids of the documents, concatenated; each document ends with end-of-text
     NAME.ends           [documents] int64: position in NAME.bin where each document ends
-    NAME.bin.sums       [blocks] uint32: checksums of the blocks of NAME.bin (block_sums.py)
+    NAME.bin.sums       [blocks] uint32: checksums of the blocks of NAME.bin (flat_arrays.py)
     NAME.ends.sums      [blocks] uint32: checksums of the blocks of NAME.ends
     NAME.index.parquet  one row a document: its origin; the Parquet pages have their own checksums
     NAME.json           the header: counts, hashes and a checksum of itself; written last

@@ -1,6 +1,6 @@
 """Checkpoints that hold only an adapter: tensors `adapter.NAME` and their optimizer state.
 
-The base model is another checkpoint, which adapter_entries.py records by path and checksum.
+The base model is another checkpoint, which checkpoint_metadata.py records by path and checksum.
 """
 
 from collections import defaultdict

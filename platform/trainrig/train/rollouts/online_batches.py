@@ -2,7 +2,7 @@
 
 All ranks make a batch together, each its assigned micro-batches, and store all of it before
 training on it. Its samples may come from rollout actors, and from earlier weights
-(rollout_pool/asking.py). Afterwards it is read from the run folder like any other batch, on any
+(rollouts_ahead.py). Afterwards it is read from the run folder like any other batch, on any
 number of ranks. A resumed run reads stored batches and never makes one again, so their randomness
 and their cost occur once.
 

@@ -2,7 +2,7 @@
 
 All ranks call the same methods. With actors, they write the weights and a request. Without actors,
 they sample themselves, and the samples of later batches wait in the run folder. For waves, units
-and the lag, see rollout_pool/requests.py.
+and the lag, see rollout_requests.py.
 """
 
 import contextlib
