@@ -194,6 +194,11 @@ def schema(verb: command_line.Verb) -> None:
     """Print the JSON schema of a command's run file, for editors to complete keys by."""
     from trainrig.config.run_file_schema import build_json_schema
 
+    if verb == "plan":  # a command with a run file of its own, and no stage
+        from trainrig.scaling.plan.plan_run_file import PlanFile
+
+        print(json.dumps(build_json_schema(PlanFile), indent=1))
+        return
     if verb not in VERBS:
         raise ConfigError(f"schema: no run file for '{verb}'{config.suggest_choice(verb, VERBS)}")
     print(json.dumps(build_json_schema(VERBS[verb].load_model()), indent=1))

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainrig.config import RunFile, format_toml_value
+from trainrig.config import Settings, format_toml_value
 from trainrig.config.run_file_schema import build_json_schema
 from trainrig.quickstart.path import PageMaking
+from trainrig.scaling.plan.plan_run_file import PlanFile
 from trainrig.train.run.metric_table import TABLE
 from trainrig.verbs import VERBS
 
@@ -48,9 +49,13 @@ the metrics.
 | --- | --- | --- | --- |"""
 
 
-def load_models() -> dict[str, type[RunFile]]:
-    """Return the model of each run file by its command; `pages` belongs to the quickstart."""
-    return {**{verb: VERBS[verb].load_model() for verb in VERBS}, PageMaking.verb: PageMaking}
+def load_models() -> dict[str, type[Settings]]:
+    """Return the model of each run file by its command.
+
+    `plan` writes no stage, and `pages` belongs to the quickstart, so neither is in VERBS.
+    """
+    verbs = {verb: VERBS[verb].load_model() for verb in VERBS}
+    return {**verbs, PlanFile.verb: PlanFile, PageMaking.verb: PageMaking}
 
 
 def generate_files() -> dict[str, str]:

@@ -118,9 +118,7 @@ def test_groups_take_h_as_well(path: tuple[str, ...], capsys: pytest.CaptureFixt
 
 
 def test_completed_words_are_those_that_the_models_take() -> None:
-    from trainrig.hardware import Compute
     from trainrig.models.huggingface import HubFolder
-    from trainrig.scaling import batch_rate_rules
     from trainrig.scaling.fit import law_fit, recipe_comparison
     from trainrig.scaling.laws import runs_table
     from trainrig.scaling.regression import form_choice
@@ -146,8 +144,6 @@ def test_completed_words_are_those_that_the_models_take() -> None:
     # the annotation also allows None
     dtype, _ = get_args(HubFolder.model_fields["dtype"].annotation)
     assert offered("export", "dtype") == set(get_args(dtype))
-    assert offered("plan", "compute") == set(get_args(Compute))
-    assert offered("plan", "rule") == kinds(batch_rate_rules.Rule)
     assert offered("tokens inspect", "packing") == kinds(Packing)
     assert offered("fit", "form") == set(get_args(law_fit.form_choice.Kind))
     assert offered("fit", "share") == literals(recipe_comparison.RecipeFit, "share")

@@ -23,7 +23,14 @@ OTHERS: dict[str, Callable[[str], list[str]]] = {
     "report": lambda out: ["report", "none", "another", "--html", out],
     "compare": lambda out: ["compare", "none", "another", "--html", out],
     "leaderboard": lambda out: ["leaderboard", "none", "--html", out],
-    "plan": lambda out: ["plan", "hoffmann", "--flops=1e18", "--tokens-folder=none", "--out", out],
+    "plan": lambda out: [
+        "plan",
+        "hoffmann",
+        "--flops=1e18",
+        "--set=tokens_folder=none",
+        "--out",
+        out,
+    ],
 }
 
 

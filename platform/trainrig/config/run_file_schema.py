@@ -15,12 +15,12 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from trainrig.config import RunFile, Settings
+from trainrig.config import Settings
 
 _LINTER_COMMENT = re.compile(r"# (type: ignore|noqa)")  # these describe no field
 
 
-def build_json_schema(model: type[RunFile]) -> dict[str, Any]:
+def build_json_schema(model: type[Settings]) -> dict[str, Any]:
     """Build the JSON schema of `model`, with a description for each documented key."""
     schema = model.model_json_schema(schema_generator=_Described)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

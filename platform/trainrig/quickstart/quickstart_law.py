@@ -1,7 +1,6 @@
 """The scaling law of the quickstart: its fit, a larger plan, and their section of the report."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -16,8 +15,9 @@ from trainrig.scaling.law_plots import Agreement, plot_agreement
 from trainrig.scaling.laws.law import IntervalEstimate
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
+from trainrig.scaling.plan.plan_run_file import PlanFile
 from trainrig.scaling.plan.plan_schema import ScalingPlan
-from trainrig.scaling.plan.plan_verb import RunWanted, answer
+from trainrig.scaling.plan.plan_verb import plan_by_law
 from trainrig.scaling.regression.form_choice import predict
 
 NAME = "quickstart"
@@ -61,10 +61,16 @@ def _make_plan(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...
 
     The run file of the plan is written as well.
     """
-    flops = TIMES * float(fitted.runs.flops_6nd.max())
-    wanted = RunWanted(at.planned, at.tokens, at.planned.removesuffix(".toml"))
-    given: dict[str, Any] = {"flops": flops, "devices": 1, "sequence_length": LENGTH}
-    plan, lines = answer(storage.join(at.sweep, LAW_FILE), given, None, wanted)
+    request = PlanFile(
+        law=storage.join(at.sweep, LAW_FILE),
+        flops=TIMES * float(fitted.runs.flops_6nd.max()),
+        devices=1,
+        sequence_length=LENGTH,
+        out=at.planned,
+        tokens_folder=at.tokens,
+        output=at.planned.removesuffix(".toml"),
+    )
+    plan, lines = plan_by_law(request, None)
     return plan, tuple(lines)
 
 

@@ -237,7 +237,7 @@ def find_ladder_model_by_count(
         raise ConfigError(
             f"no decoder with a vocabulary of {vocabulary:,} has {parameters:,.0f} parameters in "
             f"total, as this law counts them; ask for at least {least.total:,}, or lower "
-            "--vocabulary"
+            "`vocabulary`"
         )
     # Bisect: the total grows with the layers' parameters, apart from jumps of the width.
     low = float(LEAST_PARAMETERS)

@@ -319,13 +319,13 @@ def test_too_few_devices_say_the_smallest_number_that_works(run_file):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["plan"], "give LAW.json or NAME, such as hoffmann, or --layout RUN.toml"),
-        (["plan", "hoffmann", "--layout", "RUN"], "--layout plans an existing run file"),
-        (["plan", "--layout", "RUN", "--flops", "1e20"], "--flops is an option of plans by a law"),
-        (["plan", "--layout", "RUN", "--mfu", "0.4"], "--mfu is an option of plans by a law"),
+        (["plan"], "give a law, such as hoffmann, or the run file of a layout (--layout RUN.toml)"),
+        (["plan", "hoffmann", "--layout", "RUN"], "plans an existing run file"),
+        (["plan", "--layout", "RUN", "--flops", "1e20"], "`flops` is a key of plans by a law"),
+        (["plan", "--layout", "RUN", "--set", "vocabulary=9"], "`vocabulary` is a key of plans"),
         (
             ["plan", "hoffmann", "--flops", "1e20", "--nodes", "2"],
-            "--nodes is an option of --layout",
+            "--nodes is an option of layouts",
         ),
         (["plan", "--layout", "RUN", "--device", "cpu-core"], "no link of 'cpu-core'"),
     ],

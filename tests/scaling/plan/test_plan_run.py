@@ -16,8 +16,9 @@ from trainrig.parallel.layout import FSDP
 from trainrig.scaling.laws.law import write_law
 from trainrig.scaling.laws.law_formats import serialise_objective
 from trainrig.scaling.laws.published_laws import find_published_law
+from trainrig.scaling.plan.plan_run_file import PlanFile
 from trainrig.scaling.plan.plan_schema import read_plan
-from trainrig.scaling.plan.plan_verb import RunWanted, answer
+from trainrig.scaling.plan.plan_verb import plan_by_law
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -36,7 +37,8 @@ def planned(tokens: str, tmp_path: Path) -> Callable[..., Path]:
 
     def plan(by: str = "hoffmann", **asked: float) -> Path:
         path = tmp_path / "planned.toml"
-        answer(by, TINY | asked, None, RunWanted(str(path), tokens, str(tmp_path / "run")))
+        written = {"out": str(path), "tokens_folder": tokens, "output": str(tmp_path / "run")}
+        plan_by_law(PlanFile(law=by, **(TINY | asked | written)), None)
         return path
 
     return plan
@@ -75,10 +77,14 @@ def test_a_law_of_another_objective_plans_a_run_of_it(
     of_it = {"objective": serialise_objective(objective), "parameters_count": "non-embedding"}
     write_law(str(tmp_path / "law.json"), find_published_law("hoffmann").model_copy(update=of_it))
     path = tmp_path / "planned.toml"
-    found, lines = answer(
-        str(tmp_path / "law.json"), TINY, None,
-        RunWanted(str(path), corrupted_tokens, str(tmp_path / "run")),
-    )  # fmt: skip
+    request = PlanFile(
+        law=str(tmp_path / "law.json"),
+        out=str(path),
+        tokens_folder=corrupted_tokens,
+        output=str(tmp_path / "run"),
+        **TINY,
+    )
+    found, lines = plan_by_law(request, None)
     assert any(
         objective.kind in line and "losses of other objectives are not comparable" in line
         for line in lines
@@ -89,7 +95,7 @@ def test_a_law_of_another_objective_plans_a_run_of_it(
     assert read_plan(run.plan or "").model == run.model
     assert describe(run)["flops"] == pytest.approx(found.size.flops)
     with pytest.raises(DataError, match="no special token"):
-        answer(str(tmp_path / "law.json"), TINY, None, RunWanted(str(path), tokens, None))
+        plan_by_law(request.model_copy(update={"tokens_folder": tokens}), None)
 
 
 @pytest.mark.slow
@@ -116,9 +122,10 @@ def test_another_run_file_is_not_written_over(planned: Callable[..., Path]) -> N
 
 
 def test_a_folder_without_tokens_is_refused(tmp_path: Path) -> None:
-    wanted = RunWanted(str(tmp_path / "a.toml"), str(tmp_path), None)
+    out = str(tmp_path / "a.toml")
+    request = PlanFile(law="kaplan", out=out, tokens_folder=str(tmp_path), **TINY)
     with pytest.raises(DataError, match="not the output of a stage"):
-        answer("kaplan", TINY, None, wanted)
+        plan_by_law(request, None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -135,7 +142,7 @@ def test_a_law_is_read_from_its_file(tmp_path: Path) -> None:
     write_law(
         path, find_published_law("besiroglu").model_copy(update={"name": "ours", "draws": draws})
     )
-    plan, lines = answer(path, {"flops": 1e21}, None, RunWanted())
+    plan, lines = plan_by_law(PlanFile(law=path, flops=1e21), None)
     assert plan.law == "ours"
     assert plan.loss_interval is not None and plan.loss_interval.contains(plan.loss + 0.02)
     assert str(plan.loss_interval) in "\n".join(lines)
@@ -144,23 +151,32 @@ def test_a_law_is_read_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("besiroglu --flops 1e21 --gpu-days 3", "found --flops and --gpu-days"),
+        ("besiroglu --flops 1e21 --gpu-days 3", "found flops and gpu_days"),
         ("besiroglu", "found none of them"),
         ("hofman --flops 1e21", "did you mean 'hoffmann'?"),
         ("besiroglu --flops 1e21 --device h10", "did you mean 'h100'?"),
-        ("besiroglu --flops 1e21 --rule Deepsek", "did you mean DeepSeek?"),
-        ("besiroglu --flops -1", "--flops: input should be greater than 0, found -1.0"),
+        ("besiroglu --flops 1e21 --set rule.kind=Deepsek", "did you mean 'DeepSeek'?"),
+        ("besiroglu --flops -1", "plan: flops: input should be greater than 0, found -1.0"),
         ("besiroglu --flops nan", "--flops: 'nan' is not a number"),
-        ("besiroglu --flops 1e3", "or lower --vocabulary"),
+        ("besiroglu --flops 1e3", "or lower `vocabulary`"),
         ("besiroglu --budget-usd 5 --device rtx-4090", "so its price is unknown"),
         ("llama3 --flops 1e21", "has no loss"),
         ("none.json --flops 1e21", "no such law"),
-        ("besiroglu --flops 1e21 --mfu 2", "--mfu: input should be less than or equal to 1"),
-        ("besiroglu --flops 1e21 --out a.toml", "--out needs --tokens-folder"),
-        ("besiroglu --flops 1e21 --output a", "add --out RUN.toml"),
-        ("kaplan --flops 1e21 --tokens-available 1e9", "cannot tell repeated tokens"),
-        ("besiroglu --tokens 100 --vocabulary 8", "no budget makes|are fewer than one sequence"),
-        ("besiroglu --flops 1e20 --instance p5.48xlarge --device l4", "leave out one of the two"),
+        (
+            "besiroglu --flops 1e21 --set assumptions.utilisation=2.0",
+            "utilisation: input should be less than or equal to 1",
+        ),
+        ("besiroglu --flops 1e21 --out a.toml", "--set tokens_folder=FOLDER"),
+        ("besiroglu --flops 1e21 --set output=a", "add --out RUN.toml"),
+        ("kaplan --flops 1e21 --set tokens_available=1e9", "cannot tell repeated tokens"),
+        (
+            "besiroglu --set tokens=100.0 --set vocabulary=8",
+            "no budget makes|are fewer than one sequence",
+        ),
+        (
+            "besiroglu --flops 1e20 --set instance=p5.48xlarge --device l4",
+            "leave out one of the two",
+        ),
     ],
 )
 def test_impossible_plans_are_one_line_errors(
@@ -172,6 +188,49 @@ def test_impossible_plans_are_one_line_errors(
     said = capsys.readouterr().err.strip()
     assert "\n" not in said
     assert any(part in said for part in message.split("|"))
+
+
+def test_a_run_file_and_options_make_the_same_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        'stage = "plan"\nlaw = "besiroglu"\nflops = 1e20\ndevice = "a100-80gb"\ndevices = 16\n'
+        'tokens_available = 1e9\nrule = {kind = "Porian"}\n'
+    )
+    app(args=["plan", str(path), "--flops", "1e21", "--json"], standalone_mode=False)
+    by_file = json.loads(capsys.readouterr().out)
+    options = "besiroglu --flops 1e21 --device a100-80gb --set devices=16 --set rule.kind=Porian"
+    app(
+        args=["plan", *options.split(), "--set", "tokens_available=1e9", "--json"],
+        standalone_mode=False,
+    )
+    assert json.loads(capsys.readouterr().out) == by_file
+    assert by_file["cost"]["devices"] == 16
+    assert by_file["data"]["unique_tokens"] == 1e9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('stage = "pretrain"\n', "for its layouts use --layout"),
+        ('stage = "plan"\nlaw = "hoffmann"\nflop = 1e21\n', ":3: no key 'flop'"),
+        ('stage = "plan"\nlaw = "hoffmann"\n[layout]\nrun = "a.toml"\n', "only one of the two"),
+        ('stage = "plan"\ntokens = 1e9\n[layout]\nrun = "a.toml"\n', "a key of plans by a law"),
+        ('stage = "plan"\nflops = 1e21\n', "give a law"),
+    ],
+)
+def test_invalid_run_files_are_one_line_errors(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        app(args=["plan", str(path)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said
+    assert message in said
 
 
 def test_the_command_prints_the_plan_and_the_table(capsys: pytest.CaptureFixture[str]) -> None:

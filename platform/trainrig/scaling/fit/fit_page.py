@@ -349,7 +349,7 @@ def _list_commands(law: Law, folder: str) -> tuple[report.PageCommand, ...]:
         ),
         report.PageCommand(
             f"trainrig plan {folder}/{LAW_FILE} --flops {ask} "
-            "--out RUN.toml --tokens-folder TOKENS",
+            "--out RUN.toml --set tokens_folder=TOKENS",
             "Write a run file for pretrain",
         ),
     )

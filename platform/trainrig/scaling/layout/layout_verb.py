@@ -168,8 +168,8 @@ def build_cluster(wanted: ClusterWanted, offers: Hardware, workers: int) -> Clus
     devices = wanted.devices or (wanted.nodes * devices_per_machine if wanted.nodes else workers)
     if wanted.nodes and wanted.devices and wanted.nodes * devices_per_machine != wanted.devices:
         raise ConfigError(
-            f"plan: --nodes {wanted.nodes} with {devices_per_machine} {name} each have "
-            f"{wanted.nodes * devices_per_machine} devices, and --devices is {wanted.devices}; "
+            f"plan: {wanted.nodes} nodes with {devices_per_machine} {name} each have "
+            f"{wanted.nodes * devices_per_machine} devices, and `devices` is {wanted.devices}; "
             "leave out one of the two"
         )
     if devices > devices_per_machine and devices % devices_per_machine:
@@ -193,7 +193,7 @@ def _choose_device(wanted: ClusterWanted, offers: Hardware) -> str:
     held = offers.find_instance(wanted.instance).device
     if wanted.device not in (None, held):
         raise ConfigError(
-            f"plan: --instance {wanted.instance} has devices '{held}', not '{wanted.device}'; "
+            f"plan: instance {wanted.instance} has devices '{held}', not '{wanted.device}'; "
             "leave out one of the two"
         )
     return held
@@ -205,7 +205,7 @@ def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
         there = ", ".join(name for name, link in offers.links.items() if link.between == "machines")
         raise ConfigError(
             f"plan: the table of hardware has no interconnect for machines of {instance}; choose "
-            f"one with --interconnect: {there}"
+            f"one as `layout.interconnect`: {there}"
         )
     return own
 

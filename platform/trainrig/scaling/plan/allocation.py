@@ -50,7 +50,7 @@ def to_data_constrained(form: Form) -> DataConstrained:
     if not isinstance(base, Parametric):
         raise ConfigError(
             f"a {form.kind} law cannot tell repeated tokens from new ones; leave out "
-            "--tokens-available, or use a Parametric or DataConstrained law"
+            "`tokens_available`, or use a Parametric or DataConstrained law"
         )
     published = LAWS["muennighoff"].form
     assert isinstance(published, DataConstrained)

@@ -94,7 +94,7 @@ def choose_hardware(request: PlanRequest, hardware: Hardware) -> PlanHardware:
     offer = hardware.find_instance(request.instance)
     if request.device not in (None, offer.device):
         raise ConfigError(
-            f"--instance {request.instance} has devices '{offer.device}', not "
+            f"instance {request.instance} has devices '{offer.device}', not "
             f"'{request.device}'; leave out one of the two"
         )
     return PlanHardware(hardware, offer.device, request.instance)
@@ -133,7 +133,7 @@ def place_model(
     if devices > batch.global_batch:
         raise ConfigError(
             f"{devices} devices cannot share a global batch of {batch.global_batch} sequences; use "
-            f"{batch.global_batch} devices or fewer, or lower --sequence-length"
+            f"{batch.global_batch} devices or fewer, or lower `sequence_length`"
         )
     machines = math.ceil(devices / per_machine)
     found = fitting_layouts.find_fitting(model, base, batch, devices, machines, room)

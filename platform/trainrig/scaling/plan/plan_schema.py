@@ -195,13 +195,16 @@ class PlanRequest(Settings):
     assumptions: Assumptions = Assumptions()
 
     @model_validator(mode="after")
-    def _check_one_target(self) -> Self:
-        options = [f"--{name.replace('_', '-')}" for name in TARGETS]
-        given = [f"--{n.replace('_', '-')}" for n in TARGETS if getattr(self, n) is not None]
+    def _check_request(self) -> Self:
+        self.check_one_target()
+        return self
+
+    def check_one_target(self) -> None:
+        """Raise ValueError unless exactly one of the first five fields is set."""
+        given = [name for name in TARGETS if getattr(self, name) is not None]
         if len(given) != 1:
             found = "none of them" if not given else " and ".join(given)
-            raise ValueError(f"give exactly one of {', '.join(options)}; found {found}")
-        return self
+            raise ValueError(f"give exactly one of {', '.join(TARGETS)}; found {found}")
 
     @property
     def target(self) -> tuple[Target, float]:

@@ -1,14 +1,9 @@
 """Implementation of `trainrig plan` by a law: the plan, and a run file for `trainrig pretrain`."""
 
-import difflib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
-from pydantic import ValidationError
-
-from trainrig import config, hardware, manifest, storage
+from trainrig import hardware, manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
 from trainrig.manifest import Manifest
@@ -19,6 +14,7 @@ from trainrig.scaling.laws.law import Law, read_law
 from trainrig.scaling.laws.law_formats import parse_objective
 from trainrig.scaling.laws.law_forms import Kaplan
 from trainrig.scaling.plan import plan_schema, plan_text
+from trainrig.scaling.plan.plan_run_file import PlanFile
 from trainrig.scaling.plan.plan_schema import PlanRequest, ScalingPlan, write_plan
 from trainrig.scaling.plan.planner import make_plan
 from trainrig.storage.writable import check_file
@@ -126,79 +122,55 @@ def write_run(path: str, plan: ScalingPlan, compute: str, tokens: str, output: s
     return plan_path
 
 
-_OPTIONS = {"assumptions.utilisation": "mfu", "rule.kind": "rule"}
+def plan_by_law(request: PlanFile, table: str | None) -> tuple[ScalingPlan, list[str]]:
+    """Return the plan that `request` asks for, and the lines that describe it.
 
-
-@dataclass(frozen=True)
-class RunWanted:
-    """Run file to write, if any: its path, its folder of tokens and its run folder."""
-
-    out: str | None = None
-    tokens_folder: str | None = None
-    output: str | None = None
-
-
-def answer(
-    name: str, given: Mapping[str, Any], table: str | None, wanted: RunWanted
-) -> tuple[ScalingPlan, list[str]]:
-    """Return the plan for the options in `given`, and the lines that describe it.
-
-    `name` is that of a law, or the path of its file. `table` is the path of a table of hardware, or
-    None for the built-in one. Raises InputError before anything is written.
+    `table` is the path of a table of hardware, or None for the built-in one. With `request.out` the
+    run file, the plan and its page are written. Raises InputError before anything is written.
     """
-    if wanted.out is not None:
-        check_file(wanted.out)
-    law = find_law(name)
-    request = _parse_request(given)
-    if wanted.out is None and (wanted.tokens_folder or wanted.output):
-        raise ConfigError(
-            "plan: --tokens-folder and --output need a run file to write; add --out RUN.toml"
-        )
-    found = _make_plan(law, request, table, wanted)
+    if request.out is not None:
+        check_file(request.out)
+    law = find_law(str(request.law))
+    found = _make_plan(law, request, table)
     lines = list(plan_text.describe_plan(found))
-    if wanted.out and wanted.tokens_folder:
+    if request.out and request.tokens_folder:
         # Imported here because plotting is slow to import, and a refused plan needs none.
         from trainrig.scaling.plan.plan_page import write_plan_page
 
-        folder = wanted.tokens_folder
-        output = wanted.output
-        plan_path = write_run(wanted.out, found, request.compute, folder, output)
+        plan_path = write_run(
+            request.out, found, request.compute, request.tokens_folder, request.output
+        )
         lines.append(
-            f"run file: {wanted.out}; start it with `trainrig pretrain`. Plan: {plan_path}"
+            f"run file: {request.out}; start it with `trainrig pretrain`. Plan: {plan_path}"
         )
         page = f"{plan_path.removesuffix('.json')}.html"
-        lines.append(f"page of the plan: {write_plan_page(page, found, law, wanted.out)}")
+        lines.append(f"page of the plan: {write_plan_page(page, found, law, request.out)}")
     return found, lines
 
 
-def _make_plan(law: Law, request: PlanRequest, table: str | None, wanted: RunWanted) -> ScalingPlan:
+def _make_plan(law: Law, request: PlanFile, table: str | None) -> ScalingPlan:
     """Return the plan, with the vocabulary and the number of tokens of the folder to train on.
 
     Without a run file to write, there is no such folder.
     """
     offers = hardware.load(table)
-    if wanted.out is None:
+    if request.out is None:
         return make_plan(law, request, offers)
-    if wanted.tokens_folder is None:
+    if request.tokens_folder is None:
         raise ConfigError(
-            "plan: --out needs --tokens-folder, a folder that `trainrig tokenize` wrote"
+            "plan: --out needs the token shards to train on; add --set tokens_folder=FOLDER, a "
+            "folder that `trainrig tokenize` wrote"
         )
-    request = fit_to_tokens(wanted.tokens_folder, request, law.objective)
-    found = make_plan(law, request, offers)
-    available = count_train_tokens(wanted.tokens_folder)
-    if request.tokens_available is None and found.size.tokens > available:
-        if isinstance(law.form, Kaplan):
-            return found.model_copy(
-                update={
-                    "warnings": (
-                        *found.warnings,
-                        plan_schema.find_repeat_warnings(found.size.tokens, available),
-                    )
-                }
-            )
-        limited_request = request.model_copy(update={"tokens_available": float(available)})
-        return make_plan(law, limited_request, offers)
-    return found
+    asked = fit_to_tokens(request.tokens_folder, request, law.objective)
+    found = make_plan(law, asked, offers)
+    available = count_train_tokens(request.tokens_folder)
+    if asked.tokens_available is not None or found.size.tokens <= available:
+        return found
+    if isinstance(law.form, Kaplan):
+        repeats = plan_schema.find_repeat_warnings(found.size.tokens, available)
+        return found.model_copy(update={"warnings": (*found.warnings, repeats)})
+    limited = asked.model_copy(update={"tokens_available": float(available)})
+    return make_plan(law, limited, offers)
 
 
 def describe_best_sizes(name: str) -> Iterator[str]:
@@ -216,31 +188,3 @@ def find_law(name: str) -> Law:
     if name.endswith(".json") or "/" in name:
         return read_law(name)  # raises the error for a missing file
     return published_laws.find_published_law(name)
-
-
-def _parse_request(given: Mapping[str, Any]) -> PlanRequest:
-    """Build a request, with errors that name command-line options rather than keys.
-
-    Raises ConfigError if `given` is invalid.
-    """
-    try:
-        return PlanRequest.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"] if part != "Request")
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "union_tag_invalid":
-            kinds = [kind.strip("' ") for kind in first["ctx"]["expected_tags"].split(",")]
-            near = difflib.get_close_matches(str(first["ctx"]["tag"]), kinds, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(kinds)}"
-            field = str(first["loc"][0])
-            raise ConfigError(
-                f"plan: --{field}: no {field} '{first['ctx']['tag']}'; {hint}"
-            ) from None
-        if not key:
-            raise ConfigError(f"plan: {message}") from None
-        option = _OPTIONS.get(key, key).replace("_", "-")
-        found = config.format_toml_value(first["input"])
-        raise ConfigError(
-            f"plan: --{option}: {message[0].lower()}{message[1:]}, found {found}"
-        ) from None

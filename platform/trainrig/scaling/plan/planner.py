@@ -209,7 +209,7 @@ def _choose_batch(request: PlanRequest, wanted: Allocation) -> tuple[BatchShape,
     if steps < 1:
         raise ConfigError(
             f"{wanted.tokens:.3g} tokens are fewer than one sequence of {length}; plan for more, "
-            "or lower --sequence-length"
+            "or lower `sequence_length`"
         )
     return BatchShape(sequences, length), steps
 
