@@ -482,7 +482,18 @@ runs = st.builds(
 @example(Sorting(output="x", rate=5e-324))
 @example(Sorting(output="x", rate=1e22))
 def test_a_written_run_file_reads_back_equal(run: Sorting) -> None:
-    assert config.build(Sorting, config.parse(config.to_toml(run), "x"), "x") == run
+    for changed in (False, True):
+        text = config.to_toml(run, changed)
+        assert config.build(Sorting, config.parse(text, "x"), "x") == run
+
+
+def test_only_changed_values_are_written_when_asked() -> None:
+    parts = (Part(low=3), Part(first=Words(min_words=50, share=0.25)))
+    text = config.to_toml(Sorting(output="out", seed=4, workers=2, parts=parts), changed=True)
+    assert text == (
+        'stage = "sort"\noutput = "out"\nseed = 4\n\n[[parts]]\nlow = 3\n\n[[parts]]\n'
+        '\n[parts.first]\nkind = "Words"\nshare = 0.25\n'
+    )
 
 
 def test_nan_reads_back_unchanged() -> None:

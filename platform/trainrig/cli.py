@@ -98,6 +98,9 @@ def quickstart(
 def check(
     run_file: command_line.RunPath,
     changes: command_line.Changes = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Print only settings that are not the default.")
+    ] = False,
     device: command_line.Device = None,
     mfu: command_line.Utilisation = None,
     hardware: command_line.HardwareTable = None,
@@ -105,8 +108,8 @@ def check(
 ) -> None:
     """Validate a run file and print every setting and what the run would take.
 
-    Defaults are marked as such. For training: parameters and memory; for pretraining also FLOPs,
-    time and cost.
+    Defaults are marked as such, or left out with --changed. For training: parameters and memory;
+    for pretraining also FLOPs, time and cost.
     """
     model = _load_model(run_file)
     run = config.load(model, run_file, changes or ())
@@ -117,7 +120,7 @@ def check(
     if as_json:
         print(json.dumps({"run": run.model_dump(mode="json"), **facts}))
         return
-    print(config.to_toml(run), end="")
+    print(config.to_toml(run, changed), end="")
     for name, value in facts.items():
         print(f"# {name}: {_format_figure(value)}")
 

@@ -27,9 +27,10 @@ Every key of every run file, with its type, default and description. `make docs`
 from the comments on the fields in the source; do not edit it.
 
 A run file is TOML and holds only what differs from the defaults. `trainrig check RUN.toml` prints
-it with every default; `--set a.b=value` changes one key for one run. An unknown key is refused,
-with the nearest known one. "Absent" means that the key is left out: TOML has no null. A table with
-a `kind` is one of several: the `kind` chooses which, and which keys there are.
+it with every default, or with `--changed` only what differs; `--set a.b=value` changes one key for
+one run. An unknown key is refused, with the nearest known one. "Absent" means that the key is left
+out: TOML has no null. A table with a `kind` is one of several: the `kind` chooses which, and which
+keys there are.
 
 Editors complete and explain keys (Even Better TOML in VS Code, taplo in others) where the first
 line of the file names a schema, as in the files of `jobs/configs/`. For a file of your own:

@@ -157,18 +157,20 @@ def _index(items: list[Any], key: str, where: str) -> int:
     return int(key)
 
 
-def to_toml(settings: BaseModel) -> str:
+def to_toml(settings: BaseModel, changed: bool = False) -> str:
     """Convert `settings` to TOML with every default written out and marked `# default`.
 
-    `load` of the result gives an equal model. A key whose value is None is left out.
+    With `changed`, only keys whose values are not the default are written. `load` of either text
+    gives an equal model. A key whose value is None is left out.
     """
-    return "\n".join(_format_table_lines(settings, (), False)).lstrip("\n") + "\n"
+    lines = _format_table_lines(settings, (), False, changed)
+    return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _format_table_lines(
-    table: BaseModel | Mapping[str, Any], path: tuple[str, ...], default: bool
+    table: BaseModel | Mapping[str, Any], path: tuple[str, ...], default: bool, changed: bool
 ) -> list[str]:
-    """Return the lines below the header of `table`.
+    """Return the lines below the header of `table`, of its `changed` keys only or of all.
 
     `default` says that the enclosing table was not set, so that all values here are defaults.
     """
@@ -180,19 +182,37 @@ def _format_table_lines(
         defaults = set(items) if default else set()
     lines, below = [], []
     for name, value in items.items():
-        if value is None:
+        if value is None or (changed and _has_default(table, name)):
             continue
         inner = (*path, _format_key(name))
         unset = name in defaults
         if isinstance(value, BaseModel | Mapping):
-            below += ["", f"[{'.'.join(inner)}]", *_format_table_lines(value, inner, unset)]
+            below += [
+                "",
+                f"[{'.'.join(inner)}]",
+                *_format_table_lines(value, inner, unset, changed),
+            ]
         elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel | Mapping):
             for item in value:
-                below += ["", f"[[{'.'.join(inner)}]]", *_format_table_lines(item, inner, unset)]
+                below += [
+                    "",
+                    f"[[{'.'.join(inner)}]]",
+                    *_format_table_lines(item, inner, unset, changed),
+                ]
         else:
-            note = "  # default" if unset else ""
+            note = "  # default" if unset and not changed else ""
             lines.append(f"{_format_key(name)} = {format_toml_value(value)}{note}")
     return lines + below
+
+
+def _has_default(table: BaseModel | Mapping[str, Any], name: str) -> bool:
+    """Return whether the key `name` of `table` has its default; `kind` chooses and never has."""
+    if not isinstance(table, BaseModel) or name in ("kind", "stage"):
+        return False
+    field = type(table).model_fields[name]
+    return not field.is_required() and bool(
+        getattr(table, name) == field.get_default(call_default_factory=True, validated_data={})
+    )
 
 
 def _format_key(name: str) -> str:

@@ -15,7 +15,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[LAW.json|NAME|PLAN.toml]",
-            help="Law, as hoffmann or of `trainrig fit`; a run file of `plan`; or --layout instead.",
+            help="Law (hoffmann, or of `trainrig fit`), a run file of `plan`, or --layout instead.",
             show_default=False,
             autocompletion=command_line.run_files,
         ),

@@ -32,7 +32,7 @@ class PlanFile(PlanRequest):
 
     verb: ClassVar[str] = "plan"
 
-    stage: Literal["plan"] = "plan"
+    stage: Literal["plan"] = "plan"  # the command that this file is for
     # law.json that `trainrig fit` wrote, or the name of a published law, such as hoffmann
     law: str | None = None
     layout: LayoutSearch | None = None  # find the fastest layouts of a run file instead

@@ -186,13 +186,14 @@ class PlanRequest(Settings):
     # None: all devices of one machine, or the least number that holds the model and finishes within
     # MOST_DAYS.
     devices: int | None = Field(default=None, ge=1)
+    # machine to rent, such as p5.48xlarge; None: the cheapest with that device
     instance: str | None = None
-    compute: Compute = "bfloat16"
-    vocabulary: int = Field(default=32_768, ge=2)
-    sequence_length: int = Field(default=2048, ge=1)
-    rule: Rule = DeepSeek()
+    compute: Compute = "bfloat16"  # number format to compute in
+    vocabulary: int = Field(default=32_768, ge=2)  # vocabulary entries
+    sequence_length: int = Field(default=2048, ge=1)  # tokens of a sequence
+    rule: Rule = DeepSeek()  # rule for the batch size and the learning rate
     optimizer: Optimizer = AdamW()  # the rule replaces its learning rate
-    assumptions: Assumptions = Assumptions()
+    assumptions: Assumptions = Assumptions()  # utilisation, power and faults
 
     @model_validator(mode="after")
     def _check_request(self) -> Self:
