@@ -177,7 +177,7 @@ def make_way(
         parts = write_model_and_prompts()
         sizes = "workers = 2\nshard_prompts = 4\nprompt_tokens = 32\nmaximum_tokens = 90\n"
         file.write_text(f'stage = "sample"\n{parts["head"]}\n{sizes}samples = 4\n{parts["tables"]}')
-        workers = "ray/session_2*/logs/worker-*"
+        workers = "trainrig-ray-*/r/session_2*/logs/worker-*"
         return Way("sample", str(file), output, lambda: any(short_folder.glob(workers)))
 
     def rl() -> Way:
@@ -227,7 +227,7 @@ def test_a_signal_to_the_group_ends_the_driver_as_unfinished_and_leaves_no_proce
     SIGNALS[how](first)
     assert first.wait() == 75, first.said.read_text()
     assert first.list_left() == []
-    assert list(short_folder.glob("ray/session_*")) == []
+    assert list(short_folder.glob("trainrig-ray-*")) == []
     (line,) = first.list_lines()
     assert f"stopped by {'SIGHUP' if how == 'SIGHUP' else 'SIGTERM'}; " in line
     events = way.output / "events.jsonl"
