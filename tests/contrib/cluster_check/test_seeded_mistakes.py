@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.launch.check.cluster_check import check_cluster
+from trainrig_contrib.cluster_check.cluster_check import check_cluster
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
 

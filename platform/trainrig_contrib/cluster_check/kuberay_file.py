@@ -14,12 +14,14 @@ from typing import Any
 import yaml
 
 from trainrig.config.run_file_text import Location
-from trainrig.launch.check import cluster_yaml
-from trainrig.launch.check.machine_pools import HEAD, INSTANCE, MARKET, PricedPool
-from trainrig.launch.check.pod_templates import check_pod_template, parse_quantity
-from trainrig.launch.check.ray_file import EXPIRY, LONGEST_IDLE, check_labels
+from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL
+from trainrig.launch.clusters import cluster_yaml
+from trainrig.launch.clusters.cluster_file import HEAD, RAY, find_cluster_spec, iterate_groups
+from trainrig_contrib.cluster_check.machine_pools import PricedPool
+from trainrig_contrib.cluster_check.pod_templates import check_pod_template, parse_quantity
+from trainrig_contrib.cluster_check.ray_file import EXPIRY, LONGEST_IDLE, check_labels
+from trainrig_contrib.cluster_check.schema_differences import find_differences, suggest_nearest
 
-RAY = ("RayCluster", "RayJob")
 # Other objects of a cluster, with the version of their API. A Secret is not allowed, as its values
 # would be in the file.
 BESIDE = {
@@ -35,7 +37,7 @@ BESIDE = {
 
 @functools.cache
 def _load_definitions() -> dict[str, Any]:
-    file = resources.files("trainrig.launch.check").joinpath("schemas/kubernetes.json")
+    file = resources.files("trainrig_contrib.cluster_check").joinpath("schemas/kubernetes.json")
     found: dict[str, Any] = json.loads(file.read_text())["definitions"]
     return found
 
@@ -44,7 +46,7 @@ def find_kubernetes_differences(data: Any) -> Iterator[cluster_yaml.Found]:
     """Find where one document differs from the schema of its kind."""
     kind = cluster_yaml.ensure_table(data).get("kind")
     if kind in RAY or kind in BESIDE:
-        yield from cluster_yaml.find_differences(
+        yield from find_differences(
             data, {"$ref": f"#/definitions/{kind}", "definitions": _load_definitions()}
         )
         if kind in BESIDE and data.get("apiVersion") != BESIDE[kind]:
@@ -63,7 +65,7 @@ def find_kubernetes_differences(data: Any) -> Iterator[cluster_yaml.Found]:
         )
         yield (
             (() if kind is None else ("kind",)),
-            found + cluster_yaml.suggest_nearest(str(kind or ""), choices),
+            found + suggest_nearest(str(kind or ""), choices),
         )
 
 
@@ -72,27 +74,9 @@ UNTIL = "trainrig.io/expires"
 GPU = "nvidia.com/gpu"
 
 
-def cluster_spec(data: Any) -> tuple[dict[str, Any], Location]:
-    """Return the RayClusterSpec of a RayCluster or a RayJob, and its location."""
-    where: Location = (
-        ("spec", "rayClusterSpec") if cluster_yaml.at(data, "kind") == "RayJob" else ("spec",)
-    )
-    return cluster_yaml.ensure_table(cluster_yaml.at(data, *where)), where
-
-
-def iterate_groups(data: Any) -> Iterator[tuple[str, dict[str, Any], Location]]:
-    """Yield the head and the worker groups: name, spec, location."""
-    spec, where = cluster_spec(data)
-    if "headGroupSpec" in spec:
-        yield HEAD, cluster_yaml.ensure_table(spec["headGroupSpec"]), (*where, "headGroupSpec")
-    for index, group in enumerate(cluster_yaml.ensure_list(spec.get("workerGroupSpecs"))):
-        name = str(cluster_yaml.ensure_table(group).get("groupName", index))
-        yield name, cluster_yaml.ensure_table(group), (*where, "workerGroupSpecs", index)
-
-
 def check_ray_cluster(data: Any) -> Iterator[cluster_yaml.Found]:
     """Find the problems of the cluster in a RayCluster or a RayJob, beyond its shape."""
-    spec, where = cluster_spec(data)
+    spec, where = find_cluster_spec(data)
     yield from _check_owner(cluster_yaml.ensure_table(data))
     yield from _check_token(spec, where)
     yield from _check_autoscaler(spec, where)
@@ -123,8 +107,8 @@ def _build_pool(name: str, group: dict[str, Any]) -> PricedPool:
     hosts = group.get("numOfHosts", 1)
     return PricedPool(
         name=name,
-        instance=str(labels.get(INSTANCE, "")),
-        market=str(labels.get(MARKET, "")),
+        instance=str(labels.get(INSTANCE_LABEL, "")),
+        market=str(labels.get(MARKET_LABEL, "")),
         least=1 if name == HEAD else _parse_count(least) * _parse_count(hosts),
         most=1 if name == HEAD else _parse_count(most) * _parse_count(hosts),
         cpus=0.0

@@ -3,7 +3,7 @@
 import pytest
 
 from trainrig import hardware
-from trainrig.launch.check.machine_pools import (
+from trainrig_contrib.cluster_check.machine_pools import (
     PricedPool,
     compute_quotas,
     estimate,

@@ -9,10 +9,11 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from trainrig.hardware import Hardware
-from trainrig.launch.check import cluster_yaml
-from trainrig.launch.check.machine_pools import INSTANCE, MARKET
-from trainrig.launch.check.ray_file import check_tags, list_node_types
+from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, Hardware
+from trainrig.launch.clusters import cluster_yaml
+from trainrig.launch.clusters.cluster_file import list_node_types
+from trainrig_contrib.cluster_check.ray_file import check_tags
+from trainrig_contrib.cluster_check.schema_differences import find_differences
 
 SERVICE = "ec2"
 REQUEST = "RunInstancesRequest"
@@ -74,7 +75,7 @@ def check_aws(data: dict[str, Any], hardware: Hardware) -> Iterator[cluster_yaml
     for name, node_type in list_node_types(data).items():
         where: Where = ("available_node_types", name, "node_config")
         config = cluster_yaml.ensure_table(node_type.get("node_config"))
-        yield from cluster_yaml.find_differences(config, build_node_schema(), where)
+        yield from find_differences(config, build_node_schema(), where)
         yield from _check_machine(config, node_type, where, hardware)
         yield from _check_metadata(config, where)
         yield from _check_disks(config, where)
@@ -115,17 +116,17 @@ def _check_machine(
         yield where, "`InstanceType` is missing"
         return
     of_labels = (*where[:-1], "labels")
-    if labels.get(INSTANCE, instance) != instance:
+    if labels.get(INSTANCE_LABEL, instance) != instance:
         what = (
-            f"'{labels[INSTANCE]}', but InstanceType is '{instance}'; costs are computed from "
-            "the label"
+            f"'{labels[INSTANCE_LABEL]}', but InstanceType is '{instance}'; "
+            "costs are computed from the label"
         )
-        yield (*of_labels, INSTANCE), what
+        yield (*of_labels, INSTANCE_LABEL), what
     rented = cluster_yaml.at(config, "InstanceMarketOptions", "MarketType")
-    if labels.get(MARKET) == "spot" and rented != "spot":
+    if labels.get(MARKET_LABEL) == "spot" and rented != "spot":
         what = "the label says spot, but no InstanceMarketOptions: { MarketType: spot } asks for it"
-        yield (*of_labels, MARKET), what
-    elif labels.get(MARKET) == "on-demand" and rented == "spot":
+        yield (*of_labels, MARKET_LABEL), what
+    elif labels.get(MARKET_LABEL) == "on-demand" and rented == "spot":
         yield (*where, "InstanceMarketOptions", "MarketType"), "the label says on-demand"
     behaviour = cluster_yaml.at(
         config, "InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior"

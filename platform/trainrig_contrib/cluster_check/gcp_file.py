@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
-from trainrig.hardware import Hardware
-from trainrig.launch.check import cluster_yaml
-from trainrig.launch.check.aws_file import Where, check_resources
-from trainrig.launch.check.machine_pools import INSTANCE, MARKET
-from trainrig.launch.check.ray_file import check_tags, list_node_types
+from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, Hardware
+from trainrig.launch.clusters import cluster_yaml
+from trainrig.launch.clusters.cluster_file import list_node_types
+from trainrig_contrib.cluster_check.aws_file import Where, check_resources
+from trainrig_contrib.cluster_check.ray_file import check_tags
+from trainrig_contrib.cluster_check.schema_differences import find_differences
 
 LABELS = ("trainrig-cluster", "trainrig-expires")
 # this account may do almost everything in its project
@@ -21,7 +22,7 @@ RAYS_ACCOUNT = "ray-autoscaler-sa-v1"
 @functools.cache
 def load_node_schema() -> dict[str, Any]:
     """Return the schema of a machine's `node_config`; the schema file names its source."""
-    text = resources.files("trainrig.launch.check").joinpath("schemas/gcp_instance.json")
+    text = resources.files("trainrig_contrib.cluster_check").joinpath("schemas/gcp_instance.json")
     schema: dict[str, Any] = json.loads(text.read_text())
     return {"$ref": "#/definitions/Instance", "definitions": schema["definitions"]}
 
@@ -33,7 +34,7 @@ def check_gcp(data: dict[str, Any], hardware: Hardware) -> Iterator[cluster_yaml
     for name, node_type in list_node_types(data).items():
         where: Where = ("available_node_types", name, "node_config")
         config = cluster_yaml.ensure_table(node_type.get("node_config"))
-        yield from cluster_yaml.find_differences(config, load_node_schema(), where)
+        yield from find_differences(config, load_node_schema(), where)
         yield from _check_machine(config, node_type, where, hardware)
         yield from _check_scheduling(config, node_type, where, hardware)
         yield from _check_disks(config, where)
@@ -77,11 +78,12 @@ def _check_machine(
         yield where, "`machineType` is missing"
         return
     short = str(machine).rpartition("/")[2]
-    if labels.get(INSTANCE, short) != short:
+    if labels.get(INSTANCE_LABEL, short) != short:
         what = (
-            f"'{labels[INSTANCE]}', but machineType is '{short}'; costs are computed from the label"
+            f"'{labels[INSTANCE_LABEL]}', but machineType is '{short}'; "
+            "costs are computed from the label"
         )
-        yield (*where[:-1], "labels", INSTANCE), what
+        yield (*where[:-1], "labels", INSTANCE_LABEL), what
     yield from check_resources(
         cluster_yaml.ensure_table(node_type.get("resources")), short, where, hardware
     )
@@ -92,7 +94,7 @@ def _check_scheduling(
 ) -> Iterator[cluster_yaml.Found]:
     scheduling = cluster_yaml.ensure_table(config.get("scheduling"))
     here = (*where, "scheduling")
-    market = cluster_yaml.ensure_table(node_type.get("labels")).get(MARKET)
+    market = cluster_yaml.ensure_table(node_type.get("labels")).get(MARKET_LABEL)
     is_spot = scheduling.get("provisioningModel") == "SPOT"
     if scheduling.get("preemptible") is True:
         yield (
@@ -101,7 +103,7 @@ def _check_scheduling(
         )
     elif market == "spot" and not is_spot:
         what = "the label says spot, but no scheduling: { provisioningModel: SPOT } asks for it"
-        yield (*where[:-1], "labels", MARKET), what
+        yield (*where[:-1], "labels", MARKET_LABEL), what
     elif market == "on-demand" and is_spot:
         yield (*here, "provisioningModel"), "the label says on-demand"
     if not is_spot:

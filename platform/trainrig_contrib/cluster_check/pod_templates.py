@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainrig.config.run_file_text import Location
-from trainrig.launch.check.cluster_yaml import Found, at, ensure_list, ensure_table
-from trainrig.launch.check.machine_pools import HEAD, MARKET
-from trainrig.launch.check.ray_file import AGENT, check_image
+from trainrig.hardware import MARKET_LABEL
+from trainrig.launch.clusters.cluster_file import HEAD
+from trainrig.launch.clusters.cluster_yaml import Found, at, ensure_list, ensure_table
+from trainrig_contrib.cluster_check.ray_file import AGENT, check_image
 
 _FORM = re.compile(r"^([+-]?[0-9.]+)([numkMGTPE]|[KMGTPE]i)?$")
 _TIMES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -55,7 +56,7 @@ def check_pod_template(group: dict[str, Any], where: Location, name: str) -> Ite
     yield from _check_probes(ray, of_ray)
     if name != HEAD:
         yield from _check_worker(group, spec, here)
-        if ensure_table(group.get("labels")).get(MARKET) == "spot":
+        if ensure_table(group.get("labels")).get(MARKET_LABEL) == "spot":
             yield from _check_spot(spec, here, ray, of_ray)
 
 

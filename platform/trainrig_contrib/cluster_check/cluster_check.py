@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainrig import hardware, storage
+from trainrig import hardware
 from trainrig.config.run_file_text import Location
 from trainrig.errors import ConfigError
 from trainrig.hardware import Hardware
-from trainrig.launch.check import cluster_yaml, kuberay_file, ray_file
-from trainrig.launch.check.aws_file import check_aws
-from trainrig.launch.check.gcp_file import check_gcp
-from trainrig.launch.check.machine_pools import (
+from trainrig.launch.clusters import cluster_file, cluster_yaml
+from trainrig.launch.redaction import NAMES, SHORTEST
+from trainrig_contrib.cluster_check import kuberay_file, ray_file
+from trainrig_contrib.cluster_check.aws_file import check_aws
+from trainrig_contrib.cluster_check.gcp_file import check_gcp
+from trainrig_contrib.cluster_check.machine_pools import (
     PoolEstimate,
     PoolPrice,
     PricedPool,
@@ -26,7 +28,7 @@ from trainrig.launch.check.machine_pools import (
     estimate,
     notice_warnings,
 )
-from trainrig.launch.redaction import NAMES, SHORTEST
+from trainrig_contrib.cluster_check.schema_differences import suggest_nearest
 
 # Forms of well-known secrets: the id of an AWS key, a private key, a GitHub, Hugging Face or Google
 # key, a JSON web token.
@@ -69,10 +71,7 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(NAMES.search(name)) and len(value) >= SHORTEST and not path
 
 
-KUBERNETES = "kubernetes"
-LAPTOP = "fake_multinode"
-PROVIDERS = ("aws", "gcp", LAPTOP)
-LARGEST = 2**20  # bytes of a cluster file at most; the shipped files have 10,000
+PROVIDERS = ("aws", "gcp", cluster_file.LAPTOP)
 
 # Placeholders in the shipped files for values that only the user knows: accounts, networks, images.
 PLACEHOLDERS = re.compile(
@@ -136,16 +135,16 @@ def check_cluster(
     ConfigError only if the file cannot be read.
     """
     known = hardware.load(table_of_hardware)
-    text = _read(Path(path))
+    text = cluster_file.read_cluster_text(Path(path))
     documents, problems = cluster_yaml.read_documents(text, str(path))
-    provider = _find_provider(documents)
+    provider = cluster_file.find_provider(documents)
     for document in documents:
         problems += map(document.locate_problem, _find_problems(document.data, provider, known))
         problems += map(document.locate_problem, find_secrets(document.data))
-    data = _find_main_document(documents)
+    data = cluster_file.find_main_document(documents)
     pools = (
         kuberay_file.list_kuberay_pools(data)
-        if provider == KUBERNETES
+        if provider == cluster_file.KUBERNETES
         else ray_file.list_ray_pools(data)
     )
     warnings = _list_unpriced(pools, known, provider)
@@ -154,12 +153,10 @@ def check_cluster(
             provider, pools, checkpoint_seconds, _find_grace(data, provider)
         )
     most = cluster_yaml.at(data, "max_workers")
-    free = provider == LAPTOP
+    free = provider == cluster_file.LAPTOP
     return Checked(
         path=str(path),
-        name=str(
-            cluster_yaml.at(data, "cluster_name") or cluster_yaml.at(data, "metadata", "name") or ""
-        ),
+        name=cluster_file.find_cluster_name(data),
         provider=provider,
         problems=tuple(sorted(set(problems))),
         warnings=tuple(warnings),
@@ -170,45 +167,10 @@ def check_cluster(
     )
 
 
-def _read(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > LARGEST:
-        raise ConfigError(
-            f"{path}: {len(data):,} bytes; a cluster file may have at most {LARGEST:,}"
-        )
-    try:
-        return storage.decode_utf8(data)
-    except storage.NotUtf8 as error:
-        raise ConfigError(f"{path}: {error}; write YAML") from None
-
-
-def _find_main_document(documents: list[cluster_yaml.YamlDocument]) -> Any:
-    """Return the document that describes the cluster, if the file has several."""
-    of_ray = [
-        document.data
-        for document in documents
-        if cluster_yaml.at(document.data, "kind") in kuberay_file.RAY
-    ]
-    return (of_ray or [document.data for document in documents] or [{}])[0]
-
-
-def _find_provider(documents: list[cluster_yaml.YamlDocument]) -> str:
-    if any(
-        "apiVersion" in cluster_yaml.ensure_table(d.data)
-        or "kind" in cluster_yaml.ensure_table(d.data)
-        for d in documents
-    ):
-        return KUBERNETES
-    return str(cluster_yaml.at(documents[0].data, "provider", "type") or "") if documents else ""
-
-
 def _find_problems(data: Any, provider: str, known: Hardware) -> Iterator[cluster_yaml.Found]:
-    if provider == KUBERNETES:
+    if provider == cluster_file.KUBERNETES:
         yield from kuberay_file.find_kubernetes_differences(data)
-        if cluster_yaml.at(data, "kind") in kuberay_file.RAY:
+        if cluster_yaml.at(data, "kind") in cluster_file.RAY:
             yield from kuberay_file.check_ray_cluster(data)
         if cluster_yaml.at(data, "kind") == "RayJob":
             yield from kuberay_file.check_ray_job(data)
@@ -219,7 +181,7 @@ def _find_problems(data: Any, provider: str, known: Hardware) -> Iterator[cluste
         yield from check_aws(of_provider, known)
     elif provider == "gcp":
         yield from check_gcp(of_provider, known)
-    elif provider == LAPTOP:
+    elif provider == cluster_file.LAPTOP:
         yield from ray_file.check_laptop(of_provider)
     else:
         yield from _check_provider(of_provider)
@@ -231,12 +193,12 @@ def _find_problems(data: Any, provider: str, known: Hardware) -> Iterator[cluste
 def _check_provider(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
     found = cluster_yaml.at(data, "provider", "type")
     if found is not None:
-        hint = cluster_yaml.suggest_nearest(str(found), list(PROVIDERS))
+        hint = suggest_nearest(str(found), list(PROVIDERS))
         yield ("provider", "type"), f"unknown provider '{found}'{hint}"
 
 
 def _list_unpriced(pools: list[PricedPool], known: Hardware, provider: str) -> list[str]:
-    if provider == LAPTOP:
+    if provider == cluster_file.LAPTOP:
         return []
     return [
         f"no price for '{pool.instance}' (pool {pool.name}) in the hardware table; give a "
@@ -248,11 +210,11 @@ def _list_unpriced(pools: list[PricedPool], known: Hardware, provider: str) -> l
 
 def _find_grace(data: Any, provider: str) -> float | None:
     """Return the shortest grace time of spot pods in seconds, if the file sets it."""
-    if provider != KUBERNETES:
+    if provider != cluster_file.KUBERNETES:
         return None
     spot = [
         g
-        for _, g, _ in kuberay_file.iterate_groups(data)
+        for _, g, _ in cluster_file.iterate_groups(data)
         if cluster_yaml.at(g, "labels", "trainrig.io/market") == "spot"
     ]
     graces = [cluster_yaml.at(g, "template", "spec", "terminationGracePeriodSeconds") for g in spot]

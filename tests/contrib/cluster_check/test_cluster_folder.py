@@ -9,7 +9,7 @@ import botocore.session
 import pytest
 from moto.iam.policy_validation import IAMPolicyDocumentValidator, IAMTrustPolicyDocumentValidator
 
-from trainrig.launch.check.cluster_check import find_secrets
+from trainrig_contrib.cluster_check.cluster_check import find_secrets
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
 POLICIES = ("head", "worker", "launcher")

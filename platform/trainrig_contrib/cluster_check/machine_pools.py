@@ -13,13 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from trainrig.hardware import Hardware
+from trainrig.launch.clusters.cluster_file import HEAD
 
 Market = Literal["spot", "on-demand"]
-POOL = "trainrig.io/pool"
-INSTANCE = "trainrig.io/instance"
-MARKET = "trainrig.io/market"
 MARKETS: tuple[Market, ...] = ("spot", "on-demand")
-HEAD = "head"  # the pool of the head node
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.launch.check.cluster_yaml import read_documents
+from trainrig.launch.clusters.cluster_yaml import read_documents
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
 KEYS = st.text("abcd", min_size=1, max_size=3)

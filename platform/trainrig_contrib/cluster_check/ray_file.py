@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from trainrig.errors import ClusterError
-from trainrig.hardware import OWN
-from trainrig.launch.check import cluster_yaml
-from trainrig.launch.check.machine_pools import HEAD, INSTANCE, MARKET, MARKETS, POOL, PricedPool
+from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, OWN, POOL_LABEL
+from trainrig.launch.clusters import cluster_yaml
+from trainrig.launch.clusters.cluster_file import HEAD, list_node_types
+from trainrig_contrib.cluster_check.machine_pools import MARKETS, PricedPool
+from trainrig_contrib.cluster_check.schema_differences import find_differences, suggest_nearest
 
 # A time in UTC, in lower case where a cloud requires that, or hours from `cluster up` on.
 EXPIRY = re.compile(r"^(\d{4}-\d\d-\d\d[Tt]\d\d[:-]\d\d[:-]\d\d[Zz]|[1-9]\d{0,3}h)$")
@@ -108,22 +110,12 @@ def load_ray_schema() -> dict[str, Any]:
 
 def check_ray_file(data: Any) -> Iterator[cluster_yaml.Found]:
     """Find the problems of a cluster file in Ray's form that do not depend on its provider."""
-    yield from cluster_yaml.find_differences(data, load_ray_schema())
+    yield from find_differences(data, load_ray_schema())
     yield from _check_head(cluster_yaml.ensure_table(data))
     yield from _check_sizes(cluster_yaml.ensure_table(data))
     yield from _check_all_labels(cluster_yaml.ensure_table(data))
     yield from _check_idle(cluster_yaml.ensure_table(data))
     yield from _check_ray_start(cluster_yaml.ensure_table(data))
-
-
-def list_node_types(data: Any) -> dict[str, dict[str, Any]]:
-    """Return the node types by name."""
-    return {
-        name: cluster_yaml.ensure_table(node_type)
-        for name, node_type in cluster_yaml.ensure_table(
-            cluster_yaml.at(data, "available_node_types")
-        ).items()
-    }
 
 
 def list_ray_pools(data: Any) -> list[PricedPool]:
@@ -139,8 +131,8 @@ def _build_pool(name: str, node_type: dict[str, Any], is_head: bool) -> PricedPo
     resources = cluster_yaml.ensure_table(node_type.get("resources"))
     return PricedPool(
         name=HEAD if is_head else name,
-        instance=str(labels.get(INSTANCE, "")),
-        market=str(labels.get(MARKET, "")),
+        instance=str(labels.get(INSTANCE_LABEL, "")),
+        market=str(labels.get(MARKET_LABEL, "")),
         least=1 if is_head else _parse_count(node_type.get("min_workers")),
         most=1 if is_head else _parse_count(node_type.get("max_workers")),
         cpus=_parse_count(resources.get("CPU")),
@@ -162,7 +154,7 @@ def _check_head(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
         what = (
             "is missing"
             if head is None
-            else f"names no node type{cluster_yaml.suggest_nearest(str(head), types)}"
+            else f"names no node type{suggest_nearest(str(head), types)}"
         )
         yield ("head_node_type",), what
         return
@@ -216,7 +208,7 @@ def check_labels(
     labels: dict[str, Any], where: tuple[str | int, ...], pool: str
 ) -> Iterator[cluster_yaml.Found]:
     """Check the labels of a node of `pool`, on which stages and costs depend."""
-    ours = (POOL, INSTANCE, MARKET)
+    ours = (POOL_LABEL, INSTANCE_LABEL, MARKET_LABEL)
     for label in ours:
         if label not in labels:
             yield (
@@ -225,19 +217,22 @@ def check_labels(
             )
     for label in labels:
         if label.startswith("trainrig.io/") and label not in (*ours, "trainrig.io/cluster"):
-            yield (*where, label), f"unknown label{cluster_yaml.suggest_nearest(label, list(ours))}"
-    if labels.get(POOL, pool) != pool:
-        yield (*where, POOL), f"'{labels[POOL]}', but the pool is named '{pool}'"
-    if pool == HEAD and labels.get(MARKET) == "spot":
+            yield (
+                (*where, label),
+                f"unknown label{suggest_nearest(label, list(ours))}",
+            )
+    if labels.get(POOL_LABEL, pool) != pool:
+        yield (*where, POOL_LABEL), f"'{labels[POOL_LABEL]}', but the pool is named '{pool}'"
+    if pool == HEAD and labels.get(MARKET_LABEL) == "spot":
         yield (
-            (*where, MARKET),
+            (*where, MARKET_LABEL),
             "the head is on spot, and the cluster ends with it; rent it on demand",
         )
-    elif labels.get(MARKET, "spot") not in MARKETS:
-        found = labels[MARKET]
+    elif labels.get(MARKET_LABEL, "spot") not in MARKETS:
+        found = labels[MARKET_LABEL]
         yield (
-            (*where, MARKET),
-            f"unknown market '{found}'{cluster_yaml.suggest_nearest(str(found), list(MARKETS))}",
+            (*where, MARKET_LABEL),
+            f"unknown market '{found}'{suggest_nearest(str(found), list(MARKETS))}",
         )
 
 
@@ -295,7 +290,7 @@ def check_agent(data: dict[str, Any], provider: str) -> Iterator[cluster_yaml.Fo
     spot = [
         name
         for name, node_type in types
-        if cluster_yaml.ensure_table(node_type.get("labels")).get(MARKET) == "spot"
+        if cluster_yaml.ensure_table(node_type.get("labels")).get(MARKET_LABEL) == "spot"
     ]
     if not spot:
         return
@@ -339,10 +334,16 @@ def check_laptop(data: dict[str, Any]) -> Iterator[cluster_yaml.Found]:
         if cluster_yaml.ensure_table(node_type.get("node_config")):
             yield (*where, "node_config"), "a local cluster rents no machines; write {}"
         labels = cluster_yaml.ensure_table(node_type.get("labels"))
-        if (instance := labels.get(INSTANCE, OWN)) != OWN:
-            yield (*where, "labels", INSTANCE), f"'{instance}' cannot be rented here; write {OWN}"
-        if labels.get(MARKET) == "spot":
-            yield (*where, "labels", MARKET), "this machine is never preempted; write on-demand"
+        if (instance := labels.get(INSTANCE_LABEL, OWN)) != OWN:
+            yield (
+                (*where, "labels", INSTANCE_LABEL),
+                f"'{instance}' cannot be rented here; write {OWN}",
+            )
+        if labels.get(MARKET_LABEL) == "spot":
+            yield (
+                (*where, "labels", MARKET_LABEL),
+                "this machine is never preempted; write on-demand",
+            )
     for index, command in enumerate(cluster_yaml.ensure_list(data.get("head_start_ray_commands"))):
         if "ray start" in str(command) and "--node-ip-address=127.0.0.1" not in str(command):
             where_it_is = ("head_start_ray_commands", index)

@@ -7,11 +7,11 @@ import pytest
 
 from trainrig import cli
 from trainrig.errors import ConfigError
-from trainrig.launch.check import shipped_clusters
-from trainrig.launch.check.cluster_check import check_cluster, find_secrets
-from trainrig.launch.check.cluster_yaml import find_differences
-from trainrig.launch.check.pod_templates import parse_quantity
-from trainrig.launch.check.shipped_clusters import find_cluster
+from trainrig.launch.clusters import shipped_clusters
+from trainrig.launch.clusters.shipped_clusters import find_cluster
+from trainrig_contrib.cluster_check.cluster_check import check_cluster, find_secrets
+from trainrig_contrib.cluster_check.pod_templates import parse_quantity
+from trainrig_contrib.cluster_check.schema_differences import find_differences
 
 CLUSTER = Path(__file__).parents[3] / "cluster"
 
