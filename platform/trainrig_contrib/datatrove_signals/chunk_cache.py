@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.datatrove_signals.spacy_splitting import (
+from trainrig.corpus.signals.text_arrays import (
+    PRIME,
+    SEED,
+    SPACE,
+    TextBatch,
+    build_batch,
+    hash_characters,
+    mix_bits,
+)
+from trainrig_contrib.datatrove_signals.spacy_splitting import (
     MAYBE_URL,
     NO_URL,
     NOT_ASKED,
@@ -25,16 +34,7 @@ from trainrig.corpus.datatrove_signals.spacy_splitting import (
     load_spacy_words,
     split_chunk,
 )
-from trainrig.corpus.datatrove_signals.spacy_tables import Kinds, Rules, compute_flags
-from trainrig.corpus.signals.text_arrays import (
-    PRIME,
-    SEED,
-    SPACE,
-    TextBatch,
-    build_batch,
-    hash_characters,
-    mix_bits,
-)
+from trainrig_contrib.datatrove_signals.spacy_tables import Kinds, Rules, compute_flags
 
 
 class Chunks(NamedTuple):

@@ -11,10 +11,10 @@ from resiliparse.extract.html2text import extract_plain_text
 
 pytest.importorskip("spacy")
 
-from trainrig.corpus.datatrove_signals import chunk_cache
-from trainrig.corpus.datatrove_signals.chunk_cache import ChunkCache, find_chunks
-from trainrig.corpus.datatrove_signals.spacy_splitting import load_spacy_words
 from trainrig.corpus.signals.text_arrays import build_batch
+from trainrig_contrib.datatrove_signals import chunk_cache
+from trainrig_contrib.datatrove_signals.chunk_cache import ChunkCache, find_chunks
+from trainrig_contrib.datatrove_signals.spacy_splitting import load_spacy_words
 
 WORDS = (
     *("the", "cannot", "can't", "dont", "Inc.", "e.g.", "n't", "no", "I", "x", "D", "s", "S", "ım"),

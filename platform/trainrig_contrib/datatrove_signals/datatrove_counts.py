@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.datatrove_signals.chunk_cache import Chunks, Tokens
-from trainrig.corpus.datatrove_signals.spacy_tables import ENDS_SENTENCE, PUNCTUATION
 from trainrig.corpus.signals.line_signals import (
     Pieces,
     RepeatedPieces,
@@ -37,6 +35,8 @@ from trainrig.corpus.signals.text_arrays import (
     mix_bits,
 )
 from trainrig.corpus.signals.word_signals import DUPLICATES, TOPS, Repetition
+from trainrig_contrib.datatrove_signals.chunk_cache import Chunks, Tokens
+from trainrig_contrib.datatrove_signals.spacy_tables import ENDS_SENTENCE, PUNCTUATION
 
 _NEW_LINE = 0x0A
 _RETURN = 0x0D

@@ -15,13 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.datatrove_signals.chunk_cache import (
+from trainrig.corpus.filters.published_rules import PREFIX
+from trainrig.corpus.rewrite.c4_line_rules import C4Lines
+from trainrig.corpus.signals.text_arrays import TextBatch, build_batch
+from trainrig.corpus.signals.text_signals import Marks, count_marks
+from trainrig.corpus.signals.word_signals import DUPLICATES, TOPS
+from trainrig_contrib.datatrove_signals.chunk_cache import (
     Chunks,
     Tokens,
     find_chunks,
     get_thread_cache,
 )
-from trainrig.corpus.datatrove_signals.datatrove_counts import (
+from trainrig_contrib.datatrove_signals.datatrove_counts import (
     count_sentences,
     measure_fineweb_lines,
     measure_quality_lines,
@@ -29,14 +34,9 @@ from trainrig.corpus.datatrove_signals.datatrove_counts import (
     measure_repeated_paragraphs,
     measure_repetition,
 )
-from trainrig.corpus.datatrove_signals.spacy_splitting import load_spacy_words
-from trainrig.corpus.datatrove_signals.spacy_tables import LETTERED, STOP_WORD_SHIFT, SYMBOLS_ONLY
-from trainrig.corpus.rewrite.c4_line_rules import C4Lines
-from trainrig.corpus.signals.text_arrays import TextBatch, build_batch
-from trainrig.corpus.signals.text_signals import Marks, count_marks
-from trainrig.corpus.signals.word_signals import DUPLICATES, TOPS
+from trainrig_contrib.datatrove_signals.spacy_splitting import load_spacy_words
+from trainrig_contrib.datatrove_signals.spacy_tables import LETTERED, STOP_WORD_SHIFT, SYMBOLS_ONLY
 
-PREFIX = "datatrove_"
 _COUNT = np.dtype(np.int64)
 _RATIO = np.dtype(np.float64)
 _FINEWEB = (

@@ -19,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.datatrove_signals.spacy_tables import (
+from trainrig.corpus.signals.text_arrays import (
+    PRIME,
+    SEED,
+    build_batch,
+    compute_table_size,
+    hash_characters,
+    mix_bits,
+)
+from trainrig_contrib.datatrove_signals.spacy_tables import (
     AHEAD,
     BEHIND,
     BEHIND_END,
@@ -36,14 +44,6 @@ from trainrig.corpus.datatrove_signals.spacy_tables import (
     Rules,
     TokenFlags,
     build_rules,
-)
-from trainrig.corpus.signals.text_arrays import (
-    PRIME,
-    SEED,
-    build_batch,
-    compute_table_size,
-    hash_characters,
-    mix_bits,
 )
 
 # Returned in place of a number of tokens. For UNKNOWN, the caller must split the chunk; for

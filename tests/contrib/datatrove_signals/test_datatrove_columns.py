@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("spacy")
 
-from trainrig.corpus.datatrove_signals.datatrove_columns import (
+from trainrig.corpus.filters.published_rules import PREFIX
+from trainrig_contrib.datatrove_signals.datatrove_columns import (
     DATATROVE_SIGNALS,
-    PREFIX,
     measure_datatrove,
 )
-from trainrig.corpus.datatrove_signals.spacy_splitting import load_spacy_words
+from trainrig_contrib.datatrove_signals.spacy_splitting import load_spacy_words
 
 PIECES = (
     *("a ", "the ", "of ", "word ", "Inc. ", "can't ", "(so) ", "1,000 ", "end. ", "- ", "• "),

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainrig.corpus.datatrove_signals.spacy_splitting import _at, _measure_suffix
-from trainrig.corpus.datatrove_signals.spacy_tables import INFIXES, PREFIXES, build_rules
 from trainrig.corpus.signals.text_arrays import build_batch
+from trainrig_contrib.datatrove_signals.spacy_splitting import _at, _measure_suffix
+from trainrig_contrib.datatrove_signals.spacy_tables import INFIXES, PREFIXES, build_rules
 
 PREFIX = [r"…", "……", r"\*+(?![0-9])", r"\+(?![0-9])", r"\.\.+", r"US\$", r"[a-c'x]", " "]
 SUFFIX = [r"\.\.+", r"(?<=[0-9])(?:km|km²|m)", r"(?<=[ab][ab])\.", "'s", "²", ""]
