@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from trainrig.launch.spot import loss_trace
-from trainrig.launch.spot.loss_trace import Event
+from trainrig_contrib.spot_rehearsal import loss_trace
+from trainrig_contrib.spot_rehearsal.loss_trace import Event
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,12 @@ from trainrig.launch.spot.loss_trace import Event
 )
 def test_impossible_rehearsals_are_refused_in_one_line(tmp_path, file, command, said):
     loss_trace.write(str(tmp_path / "storm.csv"), [Event(1.0, "a", "lost")])
-    rehearse = [sys.executable, "-m", "trainrig.launch.spot.rehearse", str(tmp_path / file)]
+    rehearse = [
+        sys.executable,
+        "-m",
+        "trainrig_contrib.spot_rehearsal.rehearse",
+        str(tmp_path / file),
+    ]
     done = subprocess.run(
         [*rehearse, "--", command], capture_output=True, text=True, timeout=60, check=False
     )

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.errors import DataError
-from trainrig.launch.spot import loss_trace
-from trainrig.launch.spot.loss_trace import Event
-from trainrig.launch.spot.rehearse import _order_events
+from trainrig_contrib.spot_rehearsal import loss_trace
+from trainrig_contrib.spot_rehearsal.loss_trace import Event
+from trainrig_contrib.spot_rehearsal.rehearse import _order_events
 
 HEAD = "second,node,event,notice\n"
 

@@ -1,6 +1,6 @@
 """Rehearsal of a run under a trace of node losses, on this machine.
 
-    python -m trainrig.launch.spot.rehearse storm.csv -- trainrig pretrain RUN.toml
+    python -m trainrig_contrib.spot_rehearsal.rehearse storm.csv -- trainrig pretrain RUN.toml
 
 A cluster is started, with a Ray node for each node of the trace, and some that are never lost. The
 command runs on it while nodes are drained, killed and started again as in the trace, and its exit
@@ -30,10 +30,10 @@ from pathlib import Path
 
 from trainrig.errors import ClusterError, ConfigError, TrainrigError
 from trainrig.launch.spot.drain import RayNode, list_live_nodes
-from trainrig.launch.spot.loss_trace import LOST, Event, list_nodes, read
 from trainrig.launch.spot.preemption_notices import Notice
 from trainrig.processes.child_process import kill_group
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
+from trainrig_contrib.spot_rehearsal.loss_trace import LOST, Event, list_nodes, read
 
 HEAD = "the head"
 OBJECT_STORE = 80 * 2**20  # bytes, Ray's minimum: none of our data is in it
@@ -213,7 +213,7 @@ def build_environment(cluster: LocalCluster) -> Mapping[str, str]:
 
 def main() -> None:
     """Run the rehearsal that the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m trainrig.launch.spot.rehearse")
+    parser = argparse.ArgumentParser(prog="python -m trainrig_contrib.spot_rehearsal.rehearse")
     parser.add_argument("trace", help="CSV: second,node,event,notice")
     parser.add_argument(
         "--steady", type=int, default=1, help="number of nodes that are never lost  [default: 1]"
