@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-POOL_LABEL = "trainrig.io/pool"  # as in hardware.py
-# The same value as in config/resource_request.py. A cluster's head runs this file alone, so it
-# imports nothing of trainrig.
+# As in config/resource_request.py and hardware.py: a head runs this file alone, so it imports
+# nothing of trainrig.
 CPU_POOL = "cpu"
+POOL_LABEL = "trainrig.io/pool"
 # Ray gives the head node this resource. An actor without required resources may be placed on any
 # node. It would die with that node, or prevent the node's removal.
 ON_HEAD = {"node:__internal_head__": 0.001}

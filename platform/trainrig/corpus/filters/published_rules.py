@@ -47,7 +47,7 @@ from trainrig.corpus.signals.word_signals import LANGUAGES
 from trainrig.extras import load_extra
 
 WordRule = Literal["spaces", "datatrove"]
-PREFIX = "datatrove_"  # of the columns that `words = "datatrove"` reads
+PREFIX = "datatrove_"  # begins the name of each column that `words = "datatrove"` reads
 
 
 def load_datatrove() -> ModuleType:
