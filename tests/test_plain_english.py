@@ -76,9 +76,7 @@ def find_stumbles(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "path", find_sources(), ids=lambda path: path.relative_to(ROOT).as_posix()
-)
+@pytest.mark.parametrize("path", find_sources(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_sentence_of_the_code_makes_a_stranger_stumble(path: Path) -> None:
     assert not find_stumbles(path.read_text(encoding="utf-8"))
 

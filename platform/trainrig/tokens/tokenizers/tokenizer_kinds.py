@@ -174,7 +174,7 @@ class ByteLevelBPE(Trained):
     """Byte-pair encoding: repeatedly makes an entry of the most common pair of neighbours.
 
     Sennrich et al. 2016, arXiv:1508.07909; on bytes since GPT-2 (Radford et al. 2019, section 2.2).
-    Of equally common pairs the one with the lower ids is merged first (see `reference_bpe.py`).
+    Of equally common pairs the one with the lower ids is merged first.
     """
 
     required_entries: ClassVar[tuple[int, str]] = (256, "bytes")
