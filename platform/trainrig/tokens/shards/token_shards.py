@@ -26,7 +26,6 @@ from trainrig.tokens.shards.shard_files import (
     ENDS,
     FULL_WEIGHT,
     HEAD,
-    INDEX,
     TOKENS,
     WEIGHTS,
     Ids,
@@ -35,19 +34,15 @@ from trainrig.tokens.shards.shard_files import (
     Shard,
     ShardVocabulary,
 )
-from trainrig.tokens.shards.shard_writer import EncodedDocument, ShardSummary
+from trainrig.tokens.shards.shard_writer import EncodedDocument
 
 __all__ = [
     "HELD_OUT",
-    "INDEX",
     "OPENERS",
-    "TOKENS",
     "TRAIN",
     "DocumentRuns",
     "EncodedDocument",
-    "Ids",
     "IndexedDocument",
-    "ShardSummary",
     "ShardVocabulary",
     "TokenShards",
     "build_runs",

@@ -22,7 +22,6 @@ from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.tokens.special_tokens import list_special_tokens
 from trainrig.tokens.tokenizers.entry_bytes import BYTE_ENTRIES, list_byte_characters
-from trainrig.tokens.tokenizers.imported import Imported
 from trainrig.tokens.tokenizers.unigram_training import choose_pieces
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "WORD_LIMIT",
     "ByteLevelBPE",
     "CountedTexts",
-    "Imported",
     "Trained",
     "Unigram",
     "WordPiece",
