@@ -103,7 +103,7 @@ class Tokens(NamedTuple):
 
     hashes_T: NDArray[np.uint64]
     lengths_T: NDArray[np.int32]  # characters
-    flags_T: NDArray[np.uint8]  # bits as in token_flags.py
+    flags_T: NDArray[np.uint8]  # bits as in spacy_tables.py
     firsts_K1: NDArray[np.int64]  # [K + 1] the first token of each chunk; the last entry is T
 
 

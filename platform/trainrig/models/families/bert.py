@@ -143,16 +143,12 @@ def _read_bert(config: HubConfig) -> DecoderConfig:
     return config.build(EncoderConfig, **read_settings(config, 512))
 
 
-def _write_bert(config: DecoderConfig) -> dict[str, Any] | None:
-    return write_settings(config)
-
-
 BERT = Family(
     "bert",
     "BertForMaskedLM",
     TENSORS,
     _read_bert,
-    _write_bert,
+    write_settings,
     prefix="bert.",
     heads=HEADS,
     surplus=SURPLUS,
