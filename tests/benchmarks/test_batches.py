@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.losses import cross_entropy_sum
+from support.shards import write_shard
 
 from trainrig import storage
 from trainrig.config import build
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.optim import AdamW
 from trainrig.optim.parameter_groups import group_by_decay
 from trainrig.tokens.batch_makers import Prefetch
@@ -29,12 +30,7 @@ from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.rows.timeline import Mixture, carry_over
 from trainrig.tokens.shards.flat_arrays import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
-from trainrig.tokens.shards.token_shards import (
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-    write_shard,
-)
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 
 pytestmark = pytest.mark.bench
 SEQUENCES = 8

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import side_by_side
 import torch
+from support.losses import cross_entropy_sum
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.tokens.rows.packing import BestFit, Concatenate, PackingPlan, open_layout, write_plans
 from trainrig.tokens.shards.flat_arrays import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader

@@ -4,9 +4,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from support.archives import read_warc
 
 from trainrig.corpus.read import RawPage, find_files
-from trainrig.corpus.read.warc_and_arc import read_warc
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

@@ -22,10 +22,10 @@ from trainrig.corpus.curate import curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.filters.filters import Length
 from trainrig.corpus.read import ReadSettings
-from trainrig.launch.spot import loss_trace
-from trainrig.launch.spot.loss_trace import LOST
-from trainrig.launch.spot.rehearse import Replay, build_environment, cluster_for
 from trainrig.train.run import progress
+from trainrig_contrib.spot_rehearsal import loss_trace
+from trainrig_contrib.spot_rehearsal.loss_trace import LOST
+from trainrig_contrib.spot_rehearsal.rehearse import Replay, build_environment, cluster_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 

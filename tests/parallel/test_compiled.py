@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.losses import cross_entropy_sum
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel import layer_compilation
 from trainrig.parallel.layer_compilation import Compile, check_compiler, compile_layers
 from trainrig.parallel.recompute import Full, Selective, choose_kept, recompute

@@ -43,7 +43,7 @@ def list_windows(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]
     found: dict[str, dict[tuple[int, ...], list[str]]] = {}
     for source in shards.sources:
         ids = shards.read_window(source, 0, shards.tokens(source)).tolist()
-        documents = [shards.read_document_at(source, place).id for place in range(len(ids))]
+        documents = [shards.read_documents(source, place, 1)[0].id for place in range(len(ids))]
         found[source] = {
             tuple(ids[start : start + length]): documents[start : start + length]
             for start in range(0, len(ids) - length, length)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.shards import write_shard
 
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
@@ -15,12 +16,7 @@ from trainrig.tokens.inspection import Inspection, View, choose_packing, count_s
 from trainrig.tokens.prepare import Tokenization
 from trainrig.tokens.rows.packing import BestFit, Concatenate, PackingPlan, write_plans
 from trainrig.tokens.shards.shard_files import ENDINGS
-from trainrig.tokens.shards.token_shards import (
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-    write_shard,
-)
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 from trainrig.tokens.tokenizer import train_tokenizer
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig import config
-from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
 from trainrig.corpus.dedup.keep_rules import KeepRule, Longest, SourcePriority
@@ -23,6 +22,7 @@ from trainrig.corpus.filters.filters import (
     list_read_columns,
     need_datatrove,
 )
+from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.models.scorers import BadWords, Scorer
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.repeated_text.common_lines import CommonLines
@@ -246,7 +246,7 @@ class Curation(config.RunFile):
         """Numeric columns of every source, without its rewrites' columns."""
         return (
             *MEASURED,
-            *(DATATROVE_SIGNALS if self.needs_datatrove else ()),
+            *(load_datatrove().DATATROVE_SIGNALS if self.needs_datatrove else ()),
             *(URL_COLUMNS if self.urls != UrlLists() else ()),
             *(scorer.column for scorer in self.scorers),
         )

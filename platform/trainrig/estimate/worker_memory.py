@@ -15,16 +15,22 @@ Computed by `estimate.memory` for the part of the model that one worker has
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from trainrig.estimate import activation_bytes, step_memory
 from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole
 from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.shapes import LayerShape
 from trainrig.parallel import activation_budget
 from trainrig.parallel.axes.pipeline_schedule import cut_for_ranks
-from trainrig.parallel.layer_bytes import cut_model, cut_shapes, list_layer_adapters
-from trainrig.parallel.recompute import Budget, choose_kept
+from trainrig.parallel.layer_bytes import (
+    LayerAdapters,
+    cut_model,
+    cut_shapes,
+    list_layer_adapters,
+)
+from trainrig.parallel.recompute import Budget, Kept, choose_kept
 from trainrig.train.run_file.training_settings import Training
 
 
@@ -47,9 +53,9 @@ def estimate_worker_memory(
     if parallel.replica == 1:
         sizes = global_batch, micro_batch, sequence_length
         return step_memory.estimate_step_memory(model, training, workers, *sizes, masks, tuning)
-    tensor = 1 if parallel.tensor is None else parallel.tensor.ranks
-    expert = 1 if parallel.expert is None else parallel.expert.ranks
-    context = 1 if parallel.context is None else parallel.context.ranks
+    tensor = parallel.tensor_ranks
+    expert = parallel.expert_ranks
+    divided = parallel.context_ranks * expert
     replicas = parallel.data_workers(workers)
     count = math.ceil(global_batch / micro_batch / replicas)
     local = cut_model(model, tensor, expert)
@@ -60,49 +66,36 @@ def estimate_worker_memory(
     ranks = parallel.pipeline_ranks
     chunks = parallel.pipeline_chunks
     over = step_memory.count_slices(training, workers // (tensor * ranks))
-    tokens = math.ceil(micro_batch * sequence_length / (context * expert))
-    places = tuning.places and math.ceil(tuning.places / (context * expert))
+    tokens = math.ceil(micro_batch * sequence_length / divided)
+    places = tuning.places and math.ceil(tuning.places / divided)
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
     mask = masks.count_kept(model, training, micro_batch / expert, sequence_length)
     others = activation_budget.estimate_gathered_rows(local, parallel, training.precision.bytes)
+    layers = _Layers(shapes.layers, adapters, local, training, of_places, others)
     again = None if isinstance(training.recompute, Budget) else training.recompute
     found = []
     for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
         counted, ends = parts.count_with_ends(stages)
         mine = slice_parameters(counted, over, expert, tensor, parts.hosted)
-        kept = 0.0
-        in_a_layer = 0.0
         held = activation_budget.count_held_at_once(parallel, rank, count)
         planned = activation_bytes.find_kept(
             model, training, micro_batch * sequence_length, tuning.lora, rank
         )
         what = list(planned or choose_kept(sum(map(len, stages)), again))
-        for chunk, layers in enumerate(stages):
-            own = [shapes.layers[number] for number in layers]
-            theirs = [adapters[number] for number in layers]
-            keeps, what = what[: len(own)], what[len(own) :]
-            of_chunk, widest = activation_bytes.estimate_layers_per_token(
-                own, local, training, of_places, theirs, keeps
-            )
-            of_chunk += keeps.count("all") * others
-            kept += of_chunk * (1 if training.offload.activations else held[chunk])
-            in_a_layer = max(in_a_layer, widest)
+        kept, in_a_layer = layers.estimate_per_token(stages, what, held)
         last = stages[-1].stop == model.layers
         size = training.precision.bytes
         there = replace(tuning, places=places)
         head = _estimate_at_head(local, tokens, size, there, tensor) if last else 0.0
         kept = kept * tokens + mask * sum(held)
+        if last:
+            kept += activation_bytes.estimate_restored_head(local, training, tuning.lora)
         activations = step_memory.HeldActivations(
-            kept=kept
-            + (
-                activation_bytes.estimate_restored_head(local, training, tuning.lora)
-                if last
-                else 0.0
-            ),
+            kept=kept,
             in_a_layer=in_a_layer * tokens
             + activation_bytes.estimate_restored_weight(local, training, tuning.lora),
             at_the_head=head,
-            buffers=tokens * _estimate_received(local, training, context),
+            buffers=tokens * _estimate_received(local, training),
         )
         parameters = _hold_parts(parts, counted, ends, mine, stages, tuning.lora is not None)
         if tuning.beside is not None:
@@ -112,6 +105,42 @@ def estimate_worker_memory(
         )
         found.append(mine.in_a_save)
     return max(found, key=lambda memory: memory.total)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Layers of a model as one worker computes them."""
+
+    shapes: Sequence[LayerShape]
+    adapters: Sequence[LayerAdapters | None]
+    local: DecoderConfig
+    training: Training
+    of_places: int  # workers that a layer's places are divided over, outside its products
+    others: float  # bytes per token that a layer holds of other workers' rows
+
+    def estimate_per_token(
+        self, stages: Sequence[range], kept: Sequence[Kept], held: Sequence[int]
+    ) -> tuple[float, float]:
+        """Return the bytes per token that all layers of `stages` keep, and the most of one layer.
+
+        `kept` is what each layer keeps, `held` the micro-batches of each stage that are held.
+        """
+        total = 0.0
+        most = 0.0
+        for stage, count in zip(stages, held, strict=True):
+            own, kept = list(kept[: len(stage)]), kept[len(stage) :]
+            of_stage, widest = activation_bytes.estimate_layers_per_token(
+                [self.shapes[number] for number in stage],
+                self.local,
+                self.training,
+                self.of_places,
+                [self.adapters[number] for number in stage],
+                own,
+            )
+            of_stage += own.count("all") * self.others
+            total += of_stage * (1 if self.training.offload.activations else count)
+            most = max(most, widest)
+        return total, most
 
 
 def _hold_parts(
@@ -166,7 +195,7 @@ def _estimate_at_head(
     return head
 
 
-def _estimate_received(local: DecoderConfig, training: Training, context: int) -> float:
+def _estimate_received(local: DecoderConfig, training: Training) -> float:
     """Return the temporary bytes, for each of a worker's tokens, of data from other workers."""
     parallel = training.parallel
     stream = float(training.precision.bytes * local.channels)
@@ -177,7 +206,7 @@ def _estimate_received(local: DecoderConfig, training: Training, context: int) -
         tensor = parallel.tensor
         found += 2 * stream / (tensor.ranks if tensor and tensor.sequence_parallel else 1)
     if parallel.context:
-        others = context - 1 if parallel.context.kind == "Gathered" else 2
+        others = parallel.context.ranks - 1 if parallel.context.kind == "Gathered" else 2
         found += others * activation_budget.estimate_keys_and_values(
             local, training.precision.bytes
         )

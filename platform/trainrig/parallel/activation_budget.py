@@ -79,14 +79,13 @@ def _list_ways(layout: WorkerLayout) -> tuple[Kept, ...]:
 def _list_bytes(model: DecoderConfig, room: Room, rank: int) -> list[dict[Kept, float]]:
     """Return the bytes that each layer of `rank` keeps on a device under each choice of `Kept`."""
     layout = room.layout
-    tensor = 1 if layout.tensor is None else layout.tensor.ranks
-    expert = 1 if layout.expert is None else layout.expert.ranks
-    context = 1 if layout.context is None else layout.context.ranks
+    tensor = layout.tensor_ranks
+    expert = layout.expert_ranks
     split = tensor if layout.tensor and layout.tensor.sequence_parallel else 1
     local = layer_bytes.cut_model(model, tensor, expert)
     shapes = layer_bytes.cut_shapes(model, tensor, expert)
     adapters = layer_bytes.list_layer_adapters(model, room.lora)
-    tokens = math.ceil(room.tokens / (context * expert))
+    tokens = math.ceil(room.tokens / (layout.context_ranks * expert))
     size = room.precision.bytes
     every = (*shapes.layers, *shapes.further_layers)
     others = estimate_gathered_rows(local, layout, size)

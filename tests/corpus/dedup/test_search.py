@@ -68,7 +68,7 @@ def search_in_order(files: list[list[Document]], urls: bool) -> dict[str, tuple]
             fell[n] = (BY_TEXT, first, 1.0)
     near: dict[int, tuple] = {}
     unlike = [n for n in order if n not in fell]
-    sets = [set(made.slice_shingles(n).tolist()) for n in range(len(documents))]
+    sets = [set(np.split(made.shingles, made.ends[:-1])[n].tolist()) for n in range(len(documents))]
     for n in unlike:
         found = []
         for before in unlike[: unlike.index(n)]:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
 from trainrig.corpus.filters.filters import (
     C4,
     PRESET_NAMES,
@@ -21,6 +20,7 @@ from trainrig.corpus.filters.filters import (
 )
 from trainrig.corpus.rewrite.refinedweb_line_rules import RefinedWebLines
 from trainrig.corpus.signals.text_signals import SIGNALS
+from trainrig_contrib.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
 
 MEASURED = {*SIGNALS, *DATATROVE_SIGNALS, *RefinedWebLines.columns, "language", "language_score"}
 

@@ -6,12 +6,11 @@ import pytest
 
 from trainrig import hardware
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch.check.cluster_check import check_cluster
-from trainrig.launch.check.shipped_clusters import find_cluster
 from trainrig.launch.clusters.cluster_down import DeletionTimeouts, end_all, take_down_cluster
 from trainrig.launch.clusters.cluster_kinds import OpenCluster
 from trainrig.launch.clusters.cluster_status import find_runs, read_cluster_status
 from trainrig.launch.clusters.machine_providers import CloudMachine
+from trainrig.launch.clusters.shipped_clusters import find_cluster
 from trainrig.launch.submit.submission import Submission
 from trainrig.launch.supervise import known_clusters
 from trainrig.launch.supervise.run_record import Home
@@ -76,7 +75,7 @@ def cluster(tmp_path, monkeypatch):
 
 def make_cluster(data, cloud):
     path = find_cluster("aws")
-    return OpenCluster(path, "aws", "aws", data, check_cluster(path), cloud)
+    return OpenCluster(path, "aws", "aws", data, cloud)
 
 
 def submit_from(home, cluster="aws"):

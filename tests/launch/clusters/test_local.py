@@ -12,8 +12,8 @@ import urllib.request
 import psutil
 import pytest
 
-from trainrig.launch.check.shipped_clusters import find_cluster
 from trainrig.launch.clusters.local_processes import MARK, Processes
+from trainrig.launch.clusters.shipped_clusters import find_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 

@@ -4,12 +4,12 @@ import weakref
 
 import pytest
 import torch
+from support.losses import cross_entropy_sum
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.kernels import cpu_attention
-from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel.recompute import Full, Selective, choose_kept, recompute
 
 WAYS = {

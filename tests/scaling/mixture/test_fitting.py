@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.shards import write_shard
 
 from trainrig import cli, config
 from trainrig.errors import ConfigError, DataError
@@ -15,7 +16,7 @@ from trainrig.scaling.mixture.mixture_fit import MixtureFit
 from trainrig.scaling.mixture.mixture_page import write_mixture
 from trainrig.scaling.mixture.mixture_proposal import MixtureSearch
 from trainrig.scaling.mixture.mixture_runs import MixtureRuns
-from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary
 from trainrig.train.run_file.run_files import Pretraining
 
 QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.shards import write_shard
 
 from trainrig.config import build
 from trainrig.errors import ConfigError, DataError
@@ -21,12 +22,7 @@ from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.permutation import permute_indices
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.rows.pretraining import PretrainBatches
-from trainrig.tokens.shards.token_shards import (
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-    write_shard,
-)
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 
 # Each source below has ids that count up from its own base, so an id shows its position.
 BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}
@@ -209,7 +205,7 @@ def test_a_sample_is_located_where_its_ids_are_from(make):
                 assert (where.sample, where.step) == (sample, step)
                 start = 4 * where.window
                 assert shards.read_window(where.source, start, 4).tolist() == ids.tolist()
-                owners = [shards.read_document_at(where.source, start + t).id for t in range(4)]
+                owners = [shards.read_documents(where.source, start + t, 1)[0].id for t in range(4)]
                 named = {piece.place: piece.document.id for piece in where.pieces}
                 assert named == {owners.index(owner): owner for owner in owners}
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.shards import write_shard
 
 from trainrig.config import build
 from trainrig.errors import ConfigError
@@ -17,12 +18,7 @@ from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.rows import window_order
 from trainrig.tokens.rows.batch_stages import BatchRamp, BatchSettings, BatchStage
 from trainrig.tokens.rows.pretraining import PretrainBatches
-from trainrig.tokens.shards.token_shards import (
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-    write_shard,
-)
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 
 BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}  # the first id of each source
 

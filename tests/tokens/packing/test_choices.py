@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.shards import write_shard
 
 from trainrig import config
 from trainrig.errors import ConfigError
@@ -20,7 +21,7 @@ from trainrig.tokens.rows.packing import (
     write_plans,
 )
 from trainrig.tokens.shards.shard_files import ShardVocabulary
-from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
+from trainrig.tokens.shards.shard_writer import EncodedDocument
 from trainrig.tokens.shards.token_shards import TokenShards
 
 VOCABULARY = ShardVocabulary(60_000, "f" * 64)

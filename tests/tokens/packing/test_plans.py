@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.shards import write_shard
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
@@ -18,7 +19,7 @@ from trainrig.tokens.rows.packing import BestFit, Concatenate, PackingPlan, open
 from trainrig.tokens.shards.block_cache import BLOCK, WAYS, BlockCache
 from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ShardVocabulary
-from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
+from trainrig.tokens.shards.shard_writer import EncodedDocument
 from trainrig.tokens.shards.token_shards import TokenShards
 
 SHUFFLED = Concatenate(shuffle_documents=True)

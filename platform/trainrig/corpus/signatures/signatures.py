@@ -291,11 +291,6 @@ class Signatures:
         """
         return cls(**load_columns(path))
 
-    def slice_shingles(self, document: int) -> NDArray[np.uint32]:
-        """Return the shingles of one document."""
-        start = self.ends[document - 1] if document else 0
-        return self.shingles[start : self.ends[document]]
-
 
 def compute_keys_and_shingles(
     texts: NormalisedTexts, settings: MinHash

@@ -59,7 +59,6 @@ STOPPED = "stopped"
 PREEMPTED = "preempted"
 FAILED = "failed"
 REFUSED = "refused"
-OUT_OF_BUDGET = "out of budget"
 ALIVE = (QUEUED, WAITING, RUNNING, STOPPING)
 
 

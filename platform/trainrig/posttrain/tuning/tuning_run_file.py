@@ -111,9 +111,9 @@ class FineTuning(TrainingRunFile):
             parallel.pipeline.check_batch(rows.global_batch, rows.micro_batch, replicas)
             if self.lora:
                 parallel.pipeline.check_adapters(model, self.lora)
-        shared = parallel.context.ranks if parallel.context else 1
         if parallel.tensor:
-            parallel.tensor.check_length(self.batches.sequence_length, shared)
+            length = self.batches.sequence_length
+            parallel.tensor.check_length(length, parallel.context_ranks)
         if parallel.context:
             parallel.context.check_length(self.batches.sequence_length)
         self._check_whole_rows(model)

@@ -7,7 +7,6 @@ early as possible. The interleaved schedule (section 2.2.2) has several stages o
 all three schedules a device is idle for the time of (P - 1) / chunks of its micro-batches.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -49,14 +48,6 @@ def count_in_flight(device: int, layout: DeviceLayout, micro_batches: int) -> fl
 def count_waiting(layout: DeviceLayout) -> float:
     """Return the time that a device is idle in a step, in micro-batches of that device."""
     return (layout.degrees.pipeline - 1) / layout.chunks
-
-
-def compute_bubble(layout: DeviceLayout, micro_batches: int) -> float:
-    """Return the ratio of a device's idle time in a step to its computing time.
-
-    The ratio is infinite where a step has no micro-batches.
-    """
-    return count_waiting(layout) / micro_batches if micro_batches else math.inf
 
 
 def select_largest(devices: tuple[Device, ...]) -> tuple[Device, ...]:

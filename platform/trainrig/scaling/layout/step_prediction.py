@@ -255,6 +255,25 @@ class Predictor:
             for device in range(degrees.pipeline)
         )
 
+    def _time_head(
+        self, local: DecoderConfig, shapes: DecoderShapes, tokens: float, tensor: int
+    ) -> device_compute.Kernels:
+        """Return the times of the head with everything else that comes after the layers."""
+        head = self.timer.time_head(local, self.model.channels, tokens, self.predicted)
+        after = [part for part in shapes.after_layers if part is not shapes.head]
+        training_seconds = [
+            self.timer.time_training(product)
+            for part in after
+            for product in device_compute.iterate_products(part, tokens, tensor)
+        ]
+        return device_compute.Kernels(
+            (
+                head.products[0] + sum(forward for forward, _ in training_seconds),
+                head.products[1] + sum(backward for _, backward in training_seconds),
+            ),
+            elementwise=head.elementwise,
+        )
+
     def _build_replica(
         self,
         tensor: int,
@@ -313,20 +332,7 @@ class Predictor:
                 )
             layers.append(known[layer, flops])
             kinds.append(numbers.setdefault(layer, number))
-        head = self.timer.time_head(local, self.model.channels, tokens, self.predicted)
-        after = [part for part in shapes.after_layers if part is not shapes.head]
-        training_seconds = [
-            self.timer.time_training(product)
-            for part in after
-            for product in device_compute.iterate_products(part, tokens, tensor)
-        ]
-        head = device_compute.Kernels(
-            (
-                head.products[0] + sum(forward for forward, _ in training_seconds),
-                head.products[1] + sum(backward for _, backward in training_seconds),
-            ),
-            elementwise=head.elementwise,
-        )
+        head = self._time_head(local, shapes, tokens, tensor)
         return pipeline_device.Replica(
             local, shapes, tuple(layers), tuple(kinds), head, around, stream, split, tokens, {}
         )

@@ -173,7 +173,7 @@ class Pretraining(TrainingRunFile):
                 parallel.pipeline.check_batch(stage.global_batch, stage.micro_batch, replicas)
         if parallel.tensor:
             for stage in self.batches.resolve_stages():
-                parallel.tensor.check_length(stage.sequence_length, context.ranks if context else 1)
+                parallel.tensor.check_length(stage.sequence_length, parallel.context_ranks)
         if context is None:
             return
         if self.objective.kind not in OF_PLACES:

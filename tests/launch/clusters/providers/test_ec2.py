@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch.check.shipped_clusters import find_cluster
 from trainrig.launch.clusters.cluster_down import DeletionTimeouts, take_down_cluster
 from trainrig.launch.clusters.cluster_kinds import open_cluster
 from trainrig.launch.clusters.cluster_status import find_leaks, read_cluster_status
 from trainrig.launch.clusters.cluster_up import apply_stamp, bring_up_cluster
 from trainrig.launch.clusters.machine_providers import read_time
+from trainrig.launch.clusters.shipped_clusters import find_cluster
 from trainrig.launch.supervise.run_record import Home
 
 REGION = "us-east-1"
