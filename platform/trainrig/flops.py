@@ -1,19 +1,22 @@
-"""Floating-point operations (FLOPs) of a model, counted exactly from its sizes.
+"""Floating-point operations (FLOPs) of a model and of training it, counted from its sizes.
 
 A multiply-add is two operations. Only matrix products are counted, as is usual (Kaplan et al. 2020,
 arXiv:2001.08361, table 1). Norms, rotary embeddings, softmax and gates are left out: less than 1%
 in a decoder with a thousand channels. A backward pass takes twice the operations of the forward
 pass: each product becomes two, one for the gradient of each factor. Recomputed activations are not
-counted.
+counted. The operations of an objective follow from the rows that it makes: from what an encoder
+reads and a decoder writes, from the places with logits, and from the keys that are attended to.
 
 Shapes: T positions, C channels, H query heads, D channels of a head, V entries of the vocabulary.
 """
 
 from dataclasses import dataclass
 
+from trainrig import objectives
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.shapes import CrossLayerShape, count_multiplications
+from trainrig.objectives.objective_interface import find_parts
 
 BACKWARD = 2  # operations of the backward pass, relative to the forward pass
 PER_PARAMETER = 6  # 6ND: a multiply-add in the forward pass, and two in the backward pass
@@ -146,3 +149,46 @@ def compute_mean_keys(length: int, window: int | None, causal: bool, both_sides:
 def count_flops_6nd(parameters: float, tokens: float) -> float:
     """Count training FLOPs as 6ND (Kaplan et al., section 2.1), which leaves attention out."""
     return PER_PARAMETER * parameters * tokens
+
+
+def count_position_flops(
+    objective: objectives.CausalLM, model: DecoderConfig, length: int, steps: int = 1
+) -> float:
+    """Return the operations to train `model` on one position of rows of `length`, without padding.
+
+    `steps` is the length of the run. Several objectives count by their shares.
+    """
+    return sum(
+        share * _count_row_flops(part, model, length, steps) / length
+        for share, part in find_parts(objective)
+    )
+
+
+def _count_row_flops(
+    objective: objectives.CausalLM, model: DecoderConfig, length: int, steps: int
+) -> float:
+    """Return the operations to train on one row."""
+    if isinstance(objective, objectives.SpanCorruption):
+        read, written = objective.compute_lengths(length)
+        if isinstance(model, EncoderDecoderConfig):
+            return count_encoder_decoder_flops(model, read, written)
+        places = objective.compute_row_length(length)  # the first `read` places are a prefix
+        ahead = read * (read - 1) / (2 * places)
+        share = written / places
+        return places * count_token_flops(model, places, predicted=share, keys_ahead=ahead).training
+    if isinstance(objective, objectives.PrefixLM):
+        predicted = objective.compute_trained_share(length)
+        ahead = objective.keys_ahead(length)
+        return (
+            length
+            * count_token_flops(model, length, predicted=predicted, keys_ahead=ahead).training
+        )
+    if isinstance(objective, objectives.ReplacedTokenDetection):
+        return length * count_detection_flops(model, length, objective.mean_rate(steps))
+    further = (
+        count_further_flops(model, length)
+        if isinstance(objective, objectives.MultiTokenPrediction)
+        else 0.0
+    )
+    predicted = objective.mean_rate(steps) if isinstance(objective, objectives.MaskedLM) else 1.0
+    return length * (count_token_flops(model, length, predicted=predicted).training + further)

@@ -13,10 +13,9 @@ from trainrig.estimate import run_cost
 from trainrig.estimate.activation_bytes import RowMasks, describe_budget
 from trainrig.estimate.fitting_layouts import describe_memory_shortage
 from trainrig.estimate.held_parameters import resolve_offload
-from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.estimate.step_memory import Memory, estimate_cache_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
-from trainrig.flops import count_flops_6nd
+from trainrig.flops import count_flops_6nd, count_position_flops
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig

@@ -274,9 +274,12 @@ def _print_layouts(
     out: str | None,
     as_json: bool,
 ) -> None:
-    from trainrig.scaling.layout import layout_text
-    from trainrig.scaling.layout.layout_search import FixedDegrees
-    from trainrig.scaling.layout.layout_verb import ClusterWanted, answer
+    from trainrig.estimate.layout.layout_search import FixedDegrees
+    from trainrig.scaling.plan import layout_text
+    from trainrig.scaling.plan.layout_verb import (
+        ClusterWanted,
+        answer,
+    )
 
     found, lines = answer(path, ClusterWanted(**cluster), FixedDegrees(**fixed), table, out)
     if as_json:

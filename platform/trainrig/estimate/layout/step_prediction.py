@@ -3,7 +3,7 @@
 A replica's step is n micro-batches on each of the P devices of a pipeline (P = 1 without one). Let
 f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
 all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
-and gradients, plus that of the optimizer. scaling/layout/planner_terms.py states each term.
+and gradients, plus that of the optimizer. estimate/layout/planner_terms.py states each term.
 """
 
 from dataclasses import dataclass, replace
@@ -11,6 +11,17 @@ from functools import lru_cache, partial
 from typing import Literal
 
 from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.layout import (
+    communication,
+    device_compute,
+    layouts,
+    pipeline_device,
+)
+from trainrig.estimate.layout.communication import (
+    NOTHING,
+    Cluster,
+    Sent,
+)
 from trainrig.estimate.model_share import ModelParts
 from trainrig.estimate.step_memory import Memory
 from trainrig.flops import count_token_flops
@@ -20,8 +31,6 @@ from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
 from trainrig.parallel.axes.pipeline_schedule import cut_evenly
 from trainrig.parallel.layer_bytes import cut_model, cut_shapes
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.scaling.layout import communication, device_compute, layouts, pipeline_device
-from trainrig.scaling.layout.communication import NOTHING, Cluster, Sent
 from trainrig.train.run_file.training_settings import Training
 
 

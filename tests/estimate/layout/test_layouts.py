@@ -3,10 +3,16 @@
 import pytest
 
 from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.layout import layouts
+from trainrig.estimate.layout.layouts import (
+    Degrees,
+    DeviceLayout,
+)
+from trainrig.estimate.layout.pipeline_device import (
+    compute_bubble,
+    count_in_flight,
+)
 from trainrig.parallel.axes.pipeline_schedule import cut_evenly
-from trainrig.scaling.layout import layouts
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.pipeline_device import compute_bubble, count_in_flight
 
 BATCH = BatchShape(64, 2048)
 

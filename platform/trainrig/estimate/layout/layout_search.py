@@ -6,6 +6,17 @@ from dataclasses import dataclass, replace
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.layout import layouts
+from trainrig.estimate.layout.communication import Cluster
+from trainrig.estimate.layout.layouts import (
+    RECOMPUTED,
+    Degrees,
+    DeviceLayout,
+)
+from trainrig.estimate.layout.step_prediction import (
+    Predictor,
+    StepPrediction,
+)
 from trainrig.estimate.run_cost import Assumptions, Cost, estimate_cost
 from trainrig.estimate.step_memory import RESERVE
 from trainrig.hardware import Hardware
@@ -15,10 +26,6 @@ from trainrig.objectives import OF_PLACES
 from trainrig.optim import Adafactor, Muon
 from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout import layouts
-from trainrig.scaling.layout.communication import Cluster
-from trainrig.scaling.layout.layouts import RECOMPUTED, Degrees, DeviceLayout
-from trainrig.scaling.layout.step_prediction import Predictor, StepPrediction
 from trainrig.train.run_file.training_settings import Training
 
 SHOWN = 10

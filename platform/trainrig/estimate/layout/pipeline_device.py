@@ -14,13 +14,19 @@ from typing import TypeVar
 
 from trainrig.estimate import step_memory
 from trainrig.estimate.activation_bytes import estimate_at_head, estimate_layers_per_token
+from trainrig.estimate.layout import communication
+from trainrig.estimate.layout.device_compute import (
+    Kernels,
+    Timer,
+)
+from trainrig.estimate.layout.layouts import (
+    Degrees,
+    DeviceLayout,
+)
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes
 from trainrig.parallel.layout import needs_sharding
-from trainrig.scaling.layout import communication
-from trainrig.scaling.layout.device_compute import Kernels, Timer
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.train.run_file.training_settings import Training
 
 Device = TypeVar("Device")

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from trainrig.errors import ConfigError
+from trainrig.estimate.layout import planner_terms
 from trainrig.flops import BACKWARD, compute_mean_keys
 from trainrig.hardware import Device
 from trainrig.models.architecture import shapes
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.scaling.layout import planner_terms
 from trainrig.train.run_file.training_settings import Training
 
 MASTER = 4

@@ -6,20 +6,26 @@ from itertools import pairwise
 import pytest
 
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.estimate.step_memory import estimate_step_memory
-from trainrig.estimate.worker_memory import estimate_worker_memory
-from trainrig.flops import count_token_flops
-from trainrig.parallel.layer_bytes import cut_model, cut_shapes
-from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout import layouts, planner_terms
-from trainrig.scaling.layout.device_compute import (
+from trainrig.estimate.layout import (
+    layouts,
+    planner_terms,
+)
+from trainrig.estimate.layout.device_compute import (
     Product,
     Timer,
     count_attention_flops,
     iterate_products,
 )
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.step_prediction import Predictor
+from trainrig.estimate.layout.layouts import (
+    Degrees,
+    DeviceLayout,
+)
+from trainrig.estimate.layout.step_prediction import Predictor
+from trainrig.estimate.step_memory import estimate_step_memory
+from trainrig.estimate.worker_memory import estimate_worker_memory
+from trainrig.flops import count_token_flops
+from trainrig.parallel.layer_bytes import cut_model, cut_shapes
+from trainrig.parallel.layout import FSDP
 
 MIXTURE = {
     "feedforward": {"kind": "MixtureOfExperts", "experts": 8, "active": 2, "shared_experts": 1}
