@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from trainrig.models.architecture.attention_settings import TOGETHER
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
+from trainrig.models.architecture.layer_settings import GATED
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
 from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
@@ -220,6 +221,21 @@ def estimate_restored_head(model: DecoderConfig, training: Training, lora: LoRA 
     held = find_gathered_width("bfloat16" if table else lora.base, training.precision)
     alike = held == size and is_head_frozen(model, lora)
     return 0.0 if alike else float(size * model.outputs * model.logit_channels)
+
+
+def estimate_reading(
+    model: DecoderConfig, training: Training, tokens: int, places: int, copies: int = 1
+) -> float:
+    """Return the most bytes at once in a forward pass without a backward pass over `tokens`.
+
+    That is within a layer, or for `copies` of the logits of `places`.
+    """
+    size = training.precision.bytes
+    shape = model.shape
+    between = shape.feedforward_channels * (3 if isinstance(model.network, GATED) else 2)
+    in_a_layer = size * (between + 3 * shape.channels) * tokens
+    states = size * (shape.channels * tokens + 2 * model.logit_channels * places)
+    return float(max(in_a_layer, states + size * copies * places * model.outputs))
 
 
 @dataclass(frozen=True)

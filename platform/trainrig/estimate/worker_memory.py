@@ -1,6 +1,6 @@
 """Peak memory of a worker, where workers divide rows, layers or experts.
 
-Computed by `estimate.memory` for the part of the model that one worker has
+Computed by `estimate.step_memory` for the part of the model that one worker has
 (`estimate.model_share`):
 
     tensor     heads, feed-forward channels and vocabulary entries are divided; the residual stream
@@ -17,8 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainrig.estimate import activation_bytes, step_memory
-from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole
+from trainrig.estimate import activation_bytes, held_parameters, step_memory
 from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel import activation_budget
@@ -54,12 +53,12 @@ def estimate_worker_memory(
     count = math.ceil(global_batch / micro_batch / replicas)
     local = cut_model(model, tensor, expert)
     shapes = cut_shapes(model, tensor, expert)
-    role = ModelRole.of(training, tuning.lora)
+    role = held_parameters.ModelRole.of(training, tuning.lora)
     parts = ModelParts.of(model, training, tensor, expert, role)
     adapters = list_layer_adapters(model, tuning.lora)
     ranks = parallel.pipeline_ranks
     chunks = parallel.pipeline_chunks
-    over = step_memory.count_slices(training, workers // (tensor * ranks))
+    over = held_parameters.count_slices(training, workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
     places = tuning.places and math.ceil(tuning.places / (context * expert))
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
@@ -121,7 +120,7 @@ def _hold_parts(
     mine: Slices,
     stages: Sequence[range],
     adapted: bool,
-) -> step_memory.HeldParameters:
+) -> held_parameters.HeldParameters:
     """Return what a device with the layers `stages` of a model holds.
 
     `counted` are all of its parameters, `ends` those outside the layers.
@@ -130,14 +129,14 @@ def _hold_parts(
     counts = [parts.layers[number + 1] - parts.layers[number] for number in numbers]
     gathered = None
     layer_sent = max(parts.layer[n] for n in numbers)
-    ends_sent = EndParts(*(end.total for end in ends))
+    ends_sent = held_parameters.EndParts(*(end.total for end in ends))
     if adapted:  # Frozen parameters are gathered as stored, and have no gradient to send.
         largest = max(layer.gathered for layer in counts)
-        root = EndParts(*(end.gathered for end in ends)).after_layers
-        gathered = GatheredBytes(counted.gathered, root, largest)
-        ends_sent = EndParts(*(end.trained for end in ends))
+        root = held_parameters.EndParts(*(end.gathered for end in ends)).after_layers
+        gathered = held_parameters.GatheredBytes(counted.gathered, root, largest)
+        ends_sent = held_parameters.EndParts(*(end.trained for end in ends))
         layer_sent = max(layer.trained for layer in counts)
-    return step_memory.HeldParameters(
+    return held_parameters.HeldParameters(
         total=counted.total,
         trained=counted.trained,
         ends=ends_sent,

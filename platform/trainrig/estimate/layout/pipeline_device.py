@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from trainrig.estimate import step_memory
+from trainrig.estimate import held_parameters, step_memory
 from trainrig.estimate.activation_bytes import estimate_at_head, estimate_layers_per_token
 from trainrig.estimate.layout import communication
 from trainrig.estimate.layout.device_compute import (
@@ -279,7 +279,7 @@ class PipelineDevice:
             at_the_head=head,
             buffers=self._estimate_buffers(layout.degrees),
         )
-        parameters = step_memory.HeldParameters(
+        parameters = held_parameters.HeldParameters(
             total=self.held.total,
             trained=self.held.trained,
             ends=self._beside,

@@ -29,7 +29,7 @@ from trainrig.estimate.layout.layouts import (
     DeviceLayout,
 )
 from trainrig.estimate.layout.step_prediction import StepPrediction
-from trainrig.estimate.training_facts import describe_fallbacks
+from trainrig.estimate.training_check import describe_fallbacks
 from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig
