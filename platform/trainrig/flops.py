@@ -63,21 +63,18 @@ def count_token_flops(
         keys_ahead: mean number of later keys that a decoder's query attends to in each layer, as in
             a prefix.
     """
-    shape = model.shape
-    window = model.attention.window
     keys = 0.0
     for layer in range(model.layers):
-        local = window is not None and window.is_local(layer)
-        size = window.size if window and local else None
-        keys += compute_mean_keys(sequence_length, size, causal, model.bidirectional)
+        keys += compute_layer_keys(model, layer, sequence_length, causal)
         keys += keys_ahead if causal else 0
-    logits, shapes = model.outputs * model.logit_channels, model.shapes
+    logits = model.outputs * model.logit_channels
+    shapes = model.shapes
     products = count_multiplications((shapes.before_layers, shapes.layers, shapes.after_layers))
     if shapes.head is not None:
         products -= logits
     return TokenFlops(
         projections=2.0 * products,
-        attention=4.0 * shape.heads * shape.head_channels * keys,
+        attention=count_attention_flops(model, keys),
         head=2.0 * logits * predicted,
     )
 
@@ -89,7 +86,7 @@ def count_encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written:
     cross-attention are computed for the encoder's tokens. Raises ConfigError if the size of the
     vocabulary is not known yet.
     """
-    shape, layers = model.shape, model.shapes.layers
+    layers = model.shapes.layers
     encoder, decoder = layers[: model.encoding_layers], layers[model.encoding_layers :]
     products = read * count_multiplications(encoder) + written * count_multiplications(decoder)
     for layer in decoder:
@@ -97,8 +94,8 @@ def count_encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written:
         of_memory = layer.cross_attention.key, layer.cross_attention.value
         products += (read - written) * count_multiplications(of_memory)
     keys = len(encoder) * read**2 + len(decoder) * written * ((written + 1) / 2 + read)
-    attention = 4.0 * shape.heads * shape.head_channels * keys
-    head = 2.0 * written * model.outputs * shape.channels
+    attention = count_attention_flops(model, keys)
+    head = 2.0 * written * model.outputs * model.channels
     return (2.0 * products + attention + head) * (1 + BACKWARD)
 
 
@@ -120,15 +117,44 @@ def count_further_flops(model: DecoderConfig, sequence_length: int) -> float:
 
     Each head of `model` computes logits for one token of a row fewer than the head before.
     """
-    shape, shapes = model.shape, model.shapes
     keys = compute_mean_keys(sequence_length, None, True, model.bidirectional)
-    attention = 4.0 * shape.heads * shape.head_channels * keys
+    attention = count_attention_flops(model, keys)
     found = 0.0
-    for number, layer in enumerate(shapes.further_layers, 1):
+    for number, layer in enumerate(model.shapes.further_layers, 1):
         predicted = max(0, sequence_length - number) / sequence_length
         logits = 2.0 * model.outputs * model.logit_channels * predicted
         found += 2.0 * count_multiplications(layer) + attention + logits
     return found * (1 + BACKWARD)
+
+
+def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
+    """Count the forward FLOPs of a token in each layer of a decoder, and in its head.
+
+    Rows are as long as the model has positions.
+    """
+    costs = [
+        2.0 * count_multiplications(layer)
+        + count_attention_flops(model, compute_layer_keys(model, number, model.positions))
+        for number, layer in enumerate(model.shapes.layers)
+    ]
+    return tuple(costs), 2.0 * model.outputs * model.channels
+
+
+def count_attention_flops(model: DecoderConfig, keys: float, heads: int | None = None) -> float:
+    """Count the forward FLOPs of attention of one token of `model` to `keys` keys.
+
+    They are the products of queries and keys, and of attention weights and values. `heads` is the
+    number of query heads, by default all of them.
+    """
+    return 4.0 * (heads or model.shape.heads) * model.shape.head_channels * keys
+
+
+def compute_layer_keys(model: DecoderConfig, layer: int, length: int, causal: bool = True) -> float:
+    """Return the mean number of keys that a query attends to in the layer of that number."""
+    window = model.attention.window
+    local = window is not None and window.is_local(layer)
+    size = window.size if window and local else None
+    return compute_mean_keys(length, size, causal, model.bidirectional)
 
 
 def compute_mean_keys(length: int, window: int | None, causal: bool, both_sides: bool) -> float:

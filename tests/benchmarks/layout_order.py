@@ -5,15 +5,8 @@ from itertools import combinations
 from typing import Any
 
 from trainrig.estimate.layout import planner_terms
-from trainrig.estimate.layout.layouts import (
-    Degrees,
-    DeviceLayout,
-    explain_refusal,
-)
-from trainrig.estimate.layout.step_prediction import (
-    Predictor,
-    StepPrediction,
-)
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout, explain_refusal
+from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.scaling.plan.layout_verb import (

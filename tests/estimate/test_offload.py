@@ -107,7 +107,7 @@ def test_a_save_gathers_no_offloaded_rows_on_the_device():
     rows = []
     for hosted in (False, True):
         parts = ModelParts.of(MODEL, train(hosted), 2, 1)
-        counted, _ = parts.count_held([range(4)])
+        counted, _ = parts.count_with_ends([range(4)])
         rows.append(slice_parameters(counted, 2, 1, 2, parts.hosted).rows)
     assert rows[1] == rows[0] / 3 > 0
 

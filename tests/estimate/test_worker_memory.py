@@ -139,7 +139,7 @@ def test_a_save_gathers_the_rows_that_real_ranks_gather(ranks, job_of, model, pa
     job = job_of(model, parallel, workers)
     gathered = ranks(workers, "gathered_for_a_save", job=job)
     tensor, expert = (parallel.get(axis, {"ranks": 1})["ranks"] for axis in ("tensor", "expert"))
-    counted, _ = ModelParts.of(model, job.training, tensor, expert).count_held([range(4)])
+    counted, _ = ModelParts.of(model, job.training, tensor, expert).count_with_ends([range(4)])
     estimated = slice_parameters(counted, workers // tensor, expert, tensor).rows
     assert gathered == [estimated] * workers
     assert (estimated > 0) == (tensor > 1)

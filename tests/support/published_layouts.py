@@ -13,15 +13,8 @@ from typing import Any
 from trainrig import hardware
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.layout.communication import Cluster
-from trainrig.estimate.layout.layouts import (
-    Degrees,
-    DeviceLayout,
-    RecomputeChoice,
-)
-from trainrig.estimate.layout.step_prediction import (
-    Predictor,
-    StepPrediction,
-)
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout, RecomputeChoice
+from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.optim import AdamW
 from trainrig.parallel.layer_compilation import Compile

@@ -27,7 +27,7 @@ from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Budget, Kept, choose_kept
 from trainrig.train.run_file.training_settings import Training
 
-MASTER = 4  # bytes of a float32 number
+MASTER = layer_bytes.FLOAT32
 # Bytes of a number, by its format in `lora.base`.
 BYTES = {"float32": MASTER, "bfloat16": 2, "int8": 1}
 LAYERS_BACK = 2  # number of layers on the device at a time with `offload.activations`
@@ -155,12 +155,8 @@ def estimate_layers_per_token(
     layer (layer_bytes.py).
     """
     size = training.precision.bytes
-    channels = model.channels
     pairs = list(zip(layers, adapters or [None] * len(layers), strict=True))
-    all_of = {pair: layer_bytes.estimate_all_kept(*pair, model, size, split) for pair in set(pairs)}
-    products_of = {
-        pair: layer_bytes.estimate_kept_products(*pair, model, size, split) for pair in all_of
-    }
+    kept_of = {pair: layer_bytes.estimate_kept(*pair, model, size, split) for pair in set(pairs)}
     again = training.recompute
     if what is None:
         what = choose_kept(len(pairs), None if isinstance(again, Budget) else again)
@@ -168,14 +164,10 @@ def estimate_layers_per_token(
     largest = 0.0
     computed_again = 0.0
     for pair, keeps in zip(pairs, what, strict=True):
-        everything = all_of[pair]
+        everything = kept_of[pair]["all"]
         if keeps == "all" and training.compile and pair[1] is None and split == 1:
             everything = layer_bytes.estimate_kept_compiled(pair[0], model, size) or everything
-        of_layer = {
-            "all": everything,
-            "products": products_of[pair],
-            "input": size * channels / split,
-        }[keeps]
+        of_layer = everything if keeps == "all" else kept_of[pair][keeps]
         total = total + of_layer
         largest = max(largest, of_layer)
         beside = 0.0 if keeps == "input" else of_layer
@@ -183,7 +175,7 @@ def estimate_layers_per_token(
     if training.offload.activations:
         total = min(total, LAYERS_BACK * largest)
     between = max(layer_bytes.compute_feedforward_width(layer) for layer in layers)
-    in_a_layer = size * (2 * between + channels / split) + computed_again
+    in_a_layer = size * (2 * between + model.channels / split) + computed_again
     return total, float(in_a_layer)
 
 

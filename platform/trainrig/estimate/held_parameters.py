@@ -351,9 +351,8 @@ def hold_beside(beside: ModelBeside, training: Training, workers: int) -> HeldPa
     """Return what each of `workers` holds of the model during a step."""
     parallel = training.parallel
     # A tensor group does not divide the layers of these models.
-    tensor = 1 if parallel.tensor is None else parallel.tensor.ranks
     role = ModelRole(beside.optimizer)
-    held = hold_model(beside.model, training, workers // tensor, role)
+    held = hold_model(beside.model, training, workers // parallel.tensor_ranks, role)
     if not beside.in_steps:
         return replace(held, gathered=NOT_GATHERED)
     gathered = held.count_gathered(training.precision.bytes)

@@ -58,6 +58,7 @@ from dataclasses import dataclass
 from trainrig.estimate import activation_bytes, held_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.parallel import layer_bytes
 from trainrig.train.run_file.training_settings import Training
 
 RESERVE = 0.1  # share of a device's memory that is left free
@@ -263,10 +264,9 @@ def estimate_cache_memory(
     `size` is the bytes of a number (2: bfloat16). A layer with a window holds at most `windows`
     windows.
     """
-    shape = model.shape
     window = model.attention.window
     held = sum(
         min(positions, windows * window.size) if window and window.is_local(layer) else positions
         for layer in range(model.layers)
     )
-    return 2.0 * size * shape.kv_heads * shape.head_channels * held
+    return layer_bytes.estimate_keys_and_values(model, size) * held

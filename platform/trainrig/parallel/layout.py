@@ -115,7 +115,7 @@ class HSDP(_Copies):
         The slices of one copy must consist of whole replicas, or each worker must hold a whole copy
         (its part of each layer, or its layers, where those are divided).
         """
-        divided = self._tensor * self.pipeline_ranks
+        divided = self.tensor_ranks * self.pipeline_ranks
         alike = workers // divided
         parts = self.replica // divided
         return alike % copies == 0 and (alike // copies % parts == 0 or copies == alike)
@@ -140,7 +140,7 @@ class DDP(_Copies):
 
     def copies(self, workers: int) -> int | None:
         """Return the number of workers that hold the same parameters: all, over tensor ranks."""
-        return workers // self._tensor
+        return workers // self.tensor_ranks
 
 
 Layout = Annotated[FSDP | HSDP | DDP, Field(discriminator="kind")]

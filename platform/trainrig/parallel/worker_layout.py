@@ -141,9 +141,9 @@ class WorkerLayout(Settings):
         """
         copies = self.copies(workers // self.pipeline_ranks)
         # the same rule as in `build_mesh`
-        whole = copies == workers // (self._tensor * self.pipeline_ranks)
-        middle = self._tensor * self.pipeline_ranks if whole else self._ranks_of_micro_batches
-        return self._tensor, middle, self.replica
+        whole = copies == workers // (self.tensor_ranks * self.pipeline_ranks)
+        middle = self.tensor_ranks * self.pipeline_ranks if whole else self._ranks_of_micro_batches
+        return self.tensor_ranks, middle, self.replica
 
     @property
     def unit(self) -> int:
@@ -153,14 +153,27 @@ class WorkerLayout(Settings):
     @property
     def _ranks_of_micro_batches(self) -> int:
         """Number of workers that share the same micro-batches, or the same layers."""
-        ranks = 1
-        for axis in (self.context, self.expert, self.tensor):
-            ranks *= 1 if axis is None else axis.ranks
-        return ranks
+        return self.context_ranks * self.expert_ranks * self.tensor_ranks
 
     @property
-    def _tensor(self) -> int:
+    def context_ranks(self) -> int:
+        """Number of workers that divide each row."""
+        return 1 if self.context is None else self.context.ranks
+
+    @property
+    def expert_ranks(self) -> int:
+        """Number of workers that divide the experts of each layer."""
+        return 1 if self.expert is None else self.expert.ranks
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Number of workers that divide each layer."""
         return 1 if self.tensor is None else self.tensor.ranks
+
+    @property
+    def stream_ranks(self) -> int:
+        """Number of workers that divide the activations between layers (sequence parallelism)."""
+        return self.tensor_ranks if self.tensor and self.tensor.sequence_parallel else 1
 
     @property
     def pipeline_ranks(self) -> int:
@@ -182,10 +195,10 @@ class WorkerLayout(Settings):
         The first plan is for whole parameters. A second one is for experts, if they are divided.
         """
         # number of ranks that hold the same layers
-        alike = workers // self._tensor // self.pipeline_ranks
+        alike = workers // self.tensor_ranks // self.pipeline_ranks
         copies = self.copies(workers // self.pipeline_ranks) or 1
         slices = alike // copies
-        parts = self.replica // self._tensor // self.pipeline_ranks
+        parts = self.replica // self.tensor_ranks // self.pipeline_ranks
         peers = slices if self.by_micro_batch else 1
         plans = [SumPlan(micro_batches, virtual, slices, parts, copies, peers)]
         if self.expert is not None:
@@ -198,15 +211,13 @@ class WorkerLayout(Settings):
 
         from trainrig.parallel.mesh import build_mesh
 
-        context = 1 if self.context is None else self.context.ranks
-        expert = 1 if self.expert is None else self.expert.ranks
         copies = self.copies(dist.get_world_size() // self.pipeline_ranks)
         return build_mesh(
             device,
             copies,
-            context,
-            self._tensor,
-            expert=expert,
+            self.context_ranks,
+            self.tensor_ranks,
+            expert=self.expert_ranks,
             pipeline=self.pipeline_ranks,
             chunks=self.pipeline_chunks,
         )

@@ -5,10 +5,7 @@ import pytest
 from trainrig import hardware
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.layout.communication import Cluster
-from trainrig.estimate.layout.layouts import (
-    Degrees,
-    DeviceLayout,
-)
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
 from trainrig.estimate.layout.pipeline_device import count_in_flight
 from trainrig.estimate.layout.step_prediction import Predictor
 

@@ -4,14 +4,8 @@ import pytest
 
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.layout import layouts
-from trainrig.estimate.layout.layouts import (
-    Degrees,
-    DeviceLayout,
-)
-from trainrig.estimate.layout.pipeline_device import (
-    compute_bubble,
-    count_in_flight,
-)
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.pipeline_device import count_in_flight, count_waiting
 from trainrig.parallel.axes.pipeline_schedule import cut_evenly
 
 BATCH = BatchShape(64, 2048)
@@ -74,7 +68,7 @@ def test_schedules_keep_and_wait_as_published():
     degrees = Degrees(pipeline=4)
     gpipe, plain = (DeviceLayout(degrees, 1, schedule=schedule) for schedule in ("GPipe", "1F1B"))
     interleaved = DeviceLayout(degrees, 1, schedule="interleaved", chunks=2)
-    assert [compute_bubble(layout, 8) for layout in (gpipe, plain, interleaved)] == [
+    assert [count_waiting(layout) / 8 for layout in (gpipe, plain, interleaved)] == [
         3 / 8,
         3 / 8,
         3 / 16,

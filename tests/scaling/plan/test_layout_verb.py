@@ -12,12 +12,7 @@ from trainrig.errors import ConfigError
 from trainrig.estimate.layout.layout_search import FixedDegrees
 from trainrig.job import exit_codes
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.plan.layout_verb import (
-    ClusterWanted,
-    answer,
-    build_cluster,
-    build_subject,
-)
+from trainrig.scaling.plan.layout_verb import ClusterWanted, answer, build_cluster, build_subject
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """

@@ -18,11 +18,7 @@ from dataclasses import dataclass
 from trainrig.estimate.activation_bytes import MASTER
 from trainrig.estimate.held_parameters import EndParts
 from trainrig.estimate.layout import planner_terms
-from trainrig.estimate.layout.layouts import (
-    Axis,
-    Degrees,
-    DeviceLayout,
-)
+from trainrig.estimate.layout.layouts import Axis, Degrees, DeviceLayout
 from trainrig.estimate.model_share import CountedParameters
 from trainrig.hardware import Collective, Device, HardwareLink
 

@@ -10,18 +10,9 @@ from dataclasses import replace
 
 from trainrig.estimate.layout import layouts
 from trainrig.estimate.layout.communication import Cluster
-from trainrig.estimate.layout.layout_search import (
-    Subject,
-    list_needs,
-)
-from trainrig.estimate.layout.layouts import (
-    Degrees,
-    DeviceLayout,
-)
-from trainrig.estimate.layout.step_prediction import (
-    Predictor,
-    StepPrediction,
-)
+from trainrig.estimate.layout.layout_search import Subject, list_needs
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
 
 HALVINGS = 3
 # ways to recompute, in order of increasing memory savings

@@ -7,25 +7,20 @@ early as possible. The interleaved schedule (section 2.2.2) has several stages o
 all three schedules a device is idle for the time of (P - 1) / chunks of its micro-batches.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from trainrig.estimate import held_parameters, step_memory
+from trainrig.estimate import step_memory
 from trainrig.estimate.activation_bytes import estimate_at_head, estimate_layers_per_token
+from trainrig.estimate.held_parameters import EndParts
 from trainrig.estimate.layout import communication
-from trainrig.estimate.layout.device_compute import (
-    Kernels,
-    Timer,
-)
-from trainrig.estimate.layout.layouts import (
-    Degrees,
-    DeviceLayout,
-)
+from trainrig.estimate.layout.device_compute import Kernels, Timer
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes
+from trainrig.parallel.layer_bytes import estimate_keys_and_values
 from trainrig.parallel.layout import needs_sharding
 from trainrig.train.run_file.training_settings import Training
 
@@ -55,14 +50,6 @@ def count_in_flight(device: int, layout: DeviceLayout, micro_batches: int) -> fl
 def count_waiting(layout: DeviceLayout) -> float:
     """Return the time that a device is idle in a step, in micro-batches of that device."""
     return (layout.degrees.pipeline - 1) / layout.chunks
-
-
-def compute_bubble(layout: DeviceLayout, micro_batches: int) -> float:
-    """Return the ratio of a device's idle time in a step to its computing time.
-
-    The ratio is infinite where a step has no micro-batches.
-    """
-    return count_waiting(layout) / micro_batches if micro_batches else math.inf
 
 
 def select_largest(devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -183,7 +170,8 @@ class PipelineDevice:
         alone = degrees.pipeline == 1
         self._ahead = 0 if alone else len(ranges) - last
         self._back = 0 if alone else len(ranges) - first
-        self.held, self._beside = parts.count_held(ranges)
+        self._ranges = ranges
+        self.held, self._beside = parts.count_with_ends(ranges)
 
     @cached_property
     def spent(self) -> "MicroBatchSeconds":
@@ -246,7 +234,7 @@ class PipelineDevice:
             self._cluster,
             layout,
             self.held,
-            self._beside,
+            EndParts(*(end.total for end in self._beside)),
             layers,
             micro_batches,
             size,
@@ -279,19 +267,10 @@ class PipelineDevice:
             at_the_head=head,
             buffers=self._estimate_buffers(layout.degrees),
         )
-        parameters = held_parameters.HeldParameters(
-            total=self.held.total,
-            trained=self.held.trained,
-            ends=self._beside,
-            layer=max(self._parts.layer[number] for number in self._numbers),
-            layers=len(self._numbers),
-            weights=mine.weights,
-            optimizer=mine.optimizer,
-            gradients=mine.gradients,
-            sharded=needs_sharding(
-                layout.degrees.devices, training.precision, training.parallel.reshard
-            ),
+        sharded = needs_sharding(
+            layout.degrees.devices, training.precision, training.parallel.reshard
         )
+        parameters = self._parts.hold(self._ranges, self._beside, mine, sharded)
         step = step_memory.estimate_peak_memory(
             parameters, activations, training, layout.degrees.data, micro_batches
         )
@@ -330,9 +309,8 @@ class PipelineDevice:
             # all-reduce.
             found += (2 if replica.split > 1 else 1) * replica.stream
         if degrees.context > 1:
-            shape = replica.local.shape
             whole = replica.tokens * degrees.context
-            found += 2 * self._timer.size * 2 * shape.kv_heads * shape.head_channels * whole
+            found += 2 * estimate_keys_and_values(replica.local, self._timer.size) * whole
         if degrees.pipeline > 1:
             found += 2 * replica.stream / replica.split
         return found

@@ -10,24 +10,12 @@ from pydantic import ValidationError
 from trainrig import config, hardware, manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
-from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.fitting_layouts import RECOMPUTED, BatchShape
 from trainrig.estimate.held_parameters import resolve_offload
 from trainrig.estimate.layout.communication import Cluster
-from trainrig.estimate.layout.layout_fallbacks import (
-    count_unit,
-    find_fallbacks,
-)
-from trainrig.estimate.layout.layout_search import (
-    GIB,
-    FixedDegrees,
-    LayoutPlan,
-    Subject,
-    search,
-)
-from trainrig.estimate.layout.layouts import (
-    RECOMPUTED,
-    DeviceLayout,
-)
+from trainrig.estimate.layout.layout_fallbacks import count_unit, find_fallbacks
+from trainrig.estimate.layout.layout_search import FixedDegrees, LayoutPlan, Subject, search
+from trainrig.estimate.layout.layouts import DeviceLayout
 from trainrig.estimate.layout.step_prediction import StepPrediction
 from trainrig.estimate.training_check import describe_fallbacks
 from trainrig.hardware import Hardware
@@ -37,6 +25,7 @@ from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.objectives.objective_interface import find_parts
+from trainrig.parallel.activation_budget import GIB
 from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback
 from trainrig.scaling.plan import layout_text
 from trainrig.storage.writable import check_file

@@ -276,10 +276,7 @@ def _print_layouts(
 ) -> None:
     from trainrig.estimate.layout.layout_search import FixedDegrees
     from trainrig.scaling.plan import layout_text
-    from trainrig.scaling.plan.layout_verb import (
-        ClusterWanted,
-        answer,
-    )
+    from trainrig.scaling.plan.layout_verb import ClusterWanted, answer
 
     found, lines = answer(path, ClusterWanted(**cluster), FixedDegrees(**fixed), table, out)
     if as_json:
