@@ -156,13 +156,29 @@ def _estimate_at_head(
 def _estimate_received(local: DecoderConfig, training: Training) -> float:
     """Return the temporary bytes, for each of a worker's tokens, of data from other workers."""
     parallel = training.parallel
-    stream = float(training.precision.bytes * local.channels)
-    found = 0.0
-    if parallel.tensor:  # the summed stream; or the gathered stream and the gradient of it
-        found += 2 * stream if parallel.tensor.sequence_parallel else stream
-    if parallel.pipeline:  # the input from the previous stage, and the gradient from the next
-        found += 2 * stream / parallel.stream_ranks
+    size = training.precision.bytes
+    found = estimate_stream_buffers(
+        float(size * local.channels),
+        parallel.tensor_ranks,
+        parallel.stream_ranks,
+        parallel.pipeline_ranks,
+    )
     if parallel.context:
         others = parallel.context_ranks - 1 if parallel.context.kind == "Gathered" else 2
-        found += others * estimate_keys_and_values(local, training.precision.bytes)
+        found += others * estimate_keys_and_values(local, size)
+    return found
+
+
+def estimate_stream_buffers(stream: float, tensor: int, split: int, pipeline: int) -> float:
+    """Return the bytes of activations between layers that a device receives from others.
+
+    `stream` is their size on one device of a context group. They are those of a group of `tensor`
+    devices, `split` of which divide the activations: gathered, with their gradient, or summed; and
+    the input and the gradient from neighbouring stages of a pipeline.
+    """
+    found = 0.0
+    if tensor > 1:
+        found += (2 if split > 1 else 1) * stream
+    if pipeline > 1:
+        found += 2 * stream / split
     return found

@@ -18,6 +18,7 @@ from trainrig.estimate.layout import communication
 from trainrig.estimate.layout.device_compute import Kernels, Timer
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
 from trainrig.estimate.model_share import ModelParts, slice_parameters
+from trainrig.estimate.worker_memory import estimate_stream_buffers
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes
 from trainrig.parallel.layer_bytes import estimate_keys_and_values
@@ -299,20 +300,15 @@ class PipelineDevice:
     def _estimate_buffers(self, degrees: Degrees) -> float:
         """Return the bytes of communication buffers.
 
-        They hold the gathered activations of a tensor group and their gradients, the keys and
-        values of a context group and their gradients, and what neighbouring stages send.
+        They also hold the keys and values of a context group and their gradients.
         """
         replica = self._replica
-        found = 0.0
-        if degrees.tensor > 1:
-            # Two buffers for the gathered activations and their gradients, or one for an
-            # all-reduce.
-            found += (2 if replica.split > 1 else 1) * replica.stream
+        found = estimate_stream_buffers(
+            replica.stream, degrees.tensor, replica.split, degrees.pipeline
+        )
         if degrees.context > 1:
             whole = replica.tokens * degrees.context
             found += 2 * estimate_keys_and_values(replica.local, self._timer.size) * whole
-        if degrees.pipeline > 1:
-            found += 2 * replica.stream / replica.split
         return found
 
 
