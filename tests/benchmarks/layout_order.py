@@ -4,17 +4,17 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import Any
 
+from trainrig.estimate.layout import planner_terms
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout, explain_refusal
+from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.scaling.layout import planner_terms
-from trainrig.scaling.layout.layout_verb import (
+from trainrig.scaling.plan.layout_verb import (
     ClusterWanted,
     apply_layout,
     build_cluster,
     build_subject,
 )
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, explain_refusal
-from trainrig.scaling.layout.step_prediction import Predictor, StepPrediction
 from trainrig.train.run_file.run_files import Pretraining
 
 WORLD = 2

@@ -5,7 +5,7 @@ import pytest
 import side_by_side
 import torch
 
-from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.flops import count_position_flops
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.decoder import DecoderConfig
 from trainrig.models.families import read_config

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainrig.estimate.training_facts import compute_padded_share, describe_rows
+from trainrig.estimate.training_check import compute_padded_share, describe_rows
 from trainrig.objectives import (
     UL2,
     CausalLM,

@@ -4,7 +4,7 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.run_cost import DeviceChoice
-from trainrig.estimate.training_facts import estimate_pretraining
+from trainrig.estimate.training_check import estimate_pretraining
 from trainrig.train.pretrain import prepare
 
 UNTIED = {"layers": 4, "tie_embeddings": False}

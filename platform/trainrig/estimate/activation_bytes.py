@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from trainrig.models.architecture.attention_settings import TOGETHER
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
+from trainrig.models.architecture.layer_settings import GATED
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
 from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
@@ -26,7 +27,7 @@ from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Budget, Kept, choose_kept
 from trainrig.train.run_file.training_settings import Training
 
-MASTER = 4  # bytes of a float32 number
+MASTER = layer_bytes.FLOAT32
 # Bytes of a number, by its format in `lora.base`.
 BYTES = {"float32": MASTER, "bfloat16": 2, "int8": 1}
 LAYERS_BACK = 2  # number of layers on the device at a time with `offload.activations`
@@ -154,12 +155,8 @@ def estimate_layers_per_token(
     layer (layer_bytes.py).
     """
     size = training.precision.bytes
-    channels = model.channels
     pairs = list(zip(layers, adapters or [None] * len(layers), strict=True))
-    all_of = {pair: layer_bytes.estimate_all_kept(*pair, model, size, split) for pair in set(pairs)}
-    products_of = {
-        pair: layer_bytes.estimate_kept_products(*pair, model, size, split) for pair in all_of
-    }
+    kept_of = {pair: layer_bytes.estimate_kept(*pair, model, size, split) for pair in set(pairs)}
     again = training.recompute
     if what is None:
         what = choose_kept(len(pairs), None if isinstance(again, Budget) else again)
@@ -167,14 +164,10 @@ def estimate_layers_per_token(
     largest = 0.0
     computed_again = 0.0
     for pair, keeps in zip(pairs, what, strict=True):
-        everything = all_of[pair]
+        everything = kept_of[pair]["all"]
         if keeps == "all" and training.compile and pair[1] is None and split == 1:
             everything = layer_bytes.estimate_kept_compiled(pair[0], model, size) or everything
-        of_layer = {
-            "all": everything,
-            "products": products_of[pair],
-            "input": size * channels / split,
-        }[keeps]
+        of_layer = everything if keeps == "all" else kept_of[pair][keeps]
         total = total + of_layer
         largest = max(largest, of_layer)
         beside = 0.0 if keeps == "input" else of_layer
@@ -182,7 +175,7 @@ def estimate_layers_per_token(
     if training.offload.activations:
         total = min(total, LAYERS_BACK * largest)
     between = max(layer_bytes.compute_feedforward_width(layer) for layer in layers)
-    in_a_layer = size * (2 * between + channels / split) + computed_again
+    in_a_layer = size * (2 * between + model.channels / split) + computed_again
     return total, float(in_a_layer)
 
 
@@ -220,6 +213,21 @@ def estimate_restored_head(model: DecoderConfig, training: Training, lora: LoRA 
     held = find_gathered_width("bfloat16" if table else lora.base, training.precision)
     alike = held == size and is_head_frozen(model, lora)
     return 0.0 if alike else float(size * model.outputs * model.logit_channels)
+
+
+def estimate_reading(
+    model: DecoderConfig, training: Training, tokens: int, places: int, copies: int = 1
+) -> float:
+    """Return the most bytes at once in a forward pass without a backward pass over `tokens`.
+
+    That is within a layer, or for `copies` of the logits of `places`.
+    """
+    size = training.precision.bytes
+    shape = model.shape
+    between = shape.feedforward_channels * (3 if isinstance(model.network, GATED) else 2)
+    in_a_layer = size * (between + 3 * shape.channels) * tokens
+    states = size * (shape.channels * tokens + 2 * model.logit_channels * places)
+    return float(max(in_a_layer, states + size * copies * places * model.outputs))
 
 
 @dataclass(frozen=True)

@@ -156,19 +156,24 @@ class WorkerLayout(Settings):
         return self.context_ranks * self.expert_ranks * self.tensor_ranks
 
     @property
-    def tensor_ranks(self) -> int:
-        """Number of workers that the columns of a layer are divided over."""
-        return 1 if self.tensor is None else self.tensor.ranks
-
-    @property
     def context_ranks(self) -> int:
-        """Number of workers that the tokens of a row are divided over."""
+        """Number of workers that divide each row."""
         return 1 if self.context is None else self.context.ranks
 
     @property
     def expert_ranks(self) -> int:
-        """Number of workers that the experts of a layer are divided over."""
+        """Number of workers that divide the experts of each layer."""
         return 1 if self.expert is None else self.expert.ranks
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Number of workers that divide each layer."""
+        return 1 if self.tensor is None else self.tensor.ranks
+
+    @property
+    def stream_ranks(self) -> int:
+        """Number of workers that divide the activations between layers (sequence parallelism)."""
+        return self.tensor_ranks if self.tensor and self.tensor.sequence_parallel else 1
 
     @property
     def pipeline_ranks(self) -> int:

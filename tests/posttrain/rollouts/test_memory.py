@@ -5,9 +5,10 @@ import json
 import pytest
 
 from trainrig.check import describe
+from trainrig.estimate import rollout_check
 from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
-from trainrig.posttrain.rollouts import rollout_memory
+from trainrig.posttrain.rollouts.reinforcement_run_file import describe_rows
 from trainrig.posttrain.rollouts.reinforcement_stage import prepare_with_prompts
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import write_model
@@ -89,12 +90,12 @@ def test_real_batches_and_steps_take_the_predicted_memory(changes, prepared, mea
     Predictions of sampling are off by 3.6% on average, at worst by 9% (an adapter, too low).
     """
     run, job, longest = prepared(**changes)
-    rows = rollout_memory.describe_rows(run, longest)
+    rows = describe_rows(run, longest)
     given = (job.training, 1)
     made, stepped = measure_peak(job, making=True)
-    reckoned = rollout_memory.estimate_making(run, job, rows, [], *given, on_cpu=True)
+    reckoned = rollout_check.estimate_making(run, job, rows, [], *given, on_cpu=True)
     assert reckoned.total == pytest.approx(made, rel=0.1)
-    reckoned = rollout_memory.estimate_step(run, job, rows, [], *given)
+    reckoned = rollout_check.estimate_step(run, job, rows, [], *given)
     assert reckoned.total == pytest.approx(stepped, rel=0.05)
 
 
@@ -104,8 +105,8 @@ def test_many_layers_hold_more_keys_and_values_than_they_read_at_once(
 ):
     deep = make_model(layers=16, channels=64, feedforward_channels=64, vocabulary=320)
     run, job, longest = prepared(checkpoint=deep, rollouts={"temperature": 0.7})
-    rows = rollout_memory.describe_rows(run, longest)
-    reckoned = rollout_memory.estimate_making(run, job, rows, [], job.training, 1, on_cpu=True)
+    rows = describe_rows(run, longest)
+    reckoned = rollout_check.estimate_making(run, job, rows, [], job.training, 1, on_cpu=True)
     # Each of 8 completions: 16 layers of keys and values, 2 heads of 16 channels in float32.
     assert reckoned.activations == 8 * rows.length * 16 * 2 * 2 * 16 * 4
     assert reckoned.total == pytest.approx(measure_peak(job, making=True)[0], rel=0.1)
@@ -120,10 +121,10 @@ def test_check_says_what_is_left_out(prepared, make_model):
     acting = describe(prepared(rollouts={"actors": 1})[0], DeviceChoice("h100"))
     assert acting["memory_leaves_out"].startswith("devices of actors")
     run, job, longest = prepared()
-    rows = rollout_memory.describe_rows(run, longest)
+    rows = describe_rows(run, longest)
     asked = [checkpoint.describe(checkpoint.resolve(path))[0]]
     with_one, without = (
-        rollout_memory.estimate_step(run, job, rows, models, job.training, 1)
+        rollout_check.estimate_step(run, job, rows, models, job.training, 1)
         for models in (asked, [])
     )
     assert with_one.weights - without.weights == 4 * count_parameters(asked[0]).total

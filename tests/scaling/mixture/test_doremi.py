@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.doremi import DoReMi, compute_excess
 
 from trainrig.errors import DataError
-from trainrig.scaling.mixture.mixture_runs import DoReMi, compute_excess
 
 WEIGHTS = (0.25, 0.25, 0.5)
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from trainrig import hardware
-from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.estimate.step_memory import estimate_step_memory
-from trainrig.flops import count_token_flops
+from trainrig.flops import count_position_flops, count_token_flops
 from trainrig.models.decoder import count_parameters
 from trainrig.objectives import MaskedLM, MultiTokenPrediction, SpanCorruption
 from trainrig.scaling.laws.law import Law

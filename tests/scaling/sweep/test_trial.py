@@ -9,10 +9,9 @@ import pytest
 
 from trainrig import config, storage
 from trainrig.errors import ClusterError, ConfigError, DataError, Unfinished
-from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.evaluation_run_file import TaskChoice
-from trainrig.flops import count_encoder_decoder_flops
+from trainrig.flops import count_encoder_decoder_flops, count_position_flops
 from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.objectives import CausalLM
 from trainrig.scaling.laws.law_formats import parse_objective

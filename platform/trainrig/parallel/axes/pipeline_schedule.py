@@ -28,10 +28,9 @@ from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.flops import compute_mean_keys
+from trainrig.flops import count_layer_flops
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.models.architecture.shapes import count_multiplications
 from trainrig.objectives import OF_ANSWERS, OF_PLACES
 
 Schedule = Literal["1F1B", "GPipe", "interleaved"]
@@ -111,20 +110,6 @@ def compute_idle_share(ranks: int, count: int, chunks: int = 1) -> float:
     time, for P ranks and M micro-batches. GPipe and 1F1B have the same bubble.
     """
     return (ranks - 1) / (chunks * count + ranks - 1)
-
-
-def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
-    """Return the forward FLOPs of a token in each layer of `model`, and in its head."""
-    shape = model.shape
-    window = model.attention.window
-    costs = []
-    for number, layer in enumerate(model.shapes.layers):
-        size = window.size if window is not None and window.is_local(number) else None
-        keys = compute_mean_keys(model.positions, size, causal=True, both_sides=False)
-        costs.append(
-            2.0 * count_multiplications(layer) + 4.0 * shape.heads * shape.head_channels * keys
-        )
-    return tuple(costs), 2.0 * model.outputs * shape.channels
 
 
 def cut_layers(model: DecoderConfig, stages: int) -> tuple[range, ...]:

@@ -1,5 +1,6 @@
 """Run file of reinforcement learning (`trainrig rl`)."""
 
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -178,7 +179,7 @@ class ReinforcementLearning(TrainingRunFile):
     """Run file of `trainrig rl`: trains a checkpoint on rewards for its answers."""
 
     verb: ClassVar[str] = "rl"
-    estimate: ClassVar[str] = "trainrig.posttrain.rollouts.reinforcement_stage:estimate_rollouts"
+    estimate: ClassVar[str] = "trainrig.estimate.rollout_check:estimate_rollouts"
     output_format: ClassVar[int] = 2  # 2: a batch's identity includes the objective's settings
 
     stage: Literal["rl"] = "rl"
@@ -339,3 +340,43 @@ class ReinforcementLearning(TrainingRunFile):
                 "token, and each one would be compiled; leave it out"
             )
         return self
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """Sizes of a micro-batch of completions."""
+
+    rows: int  # number of completions
+    prompts: int  # number of different prompts
+    prompt_tokens: int  # tokens of the longest prompt
+    new_tokens: int  # most tokens of a completion
+    scaled: bool  # logits are divided by a temperature
+    sampled_here: bool = True  # the workers sample, not separate actors
+
+    @property
+    def length(self) -> int:
+        """Number of places of a row; the last token's logits are not needed, so it has no place."""
+        return self.prompt_tokens + self.new_tokens - 1
+
+    @property
+    def tokens(self) -> int:
+        """Number of places of all rows."""
+        return self.rows * self.length
+
+    @property
+    def places(self) -> int:
+        """Number of places with logits."""
+        return self.rows * self.new_tokens
+
+
+def describe_rows(run: ReinforcementLearning, longest: int) -> SampledRows:
+    """Return the largest micro-batch of `run`, whose longest prompt has `longest` tokens."""
+    wanted = run.rollouts
+    return SampledRows(
+        rows=wanted.micro_batch,
+        prompts=wanted.micro_batch // wanted.samples,
+        prompt_tokens=longest,
+        new_tokens=wanted.maximum_tokens,
+        scaled=wanted.temperature != 1,
+        sampled_here=wanted.actors == 0,
+    )

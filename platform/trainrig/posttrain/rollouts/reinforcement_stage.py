@@ -2,25 +2,21 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
-from trainrig.estimate.run_cost import DeviceChoice
-from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.policy.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
-from trainrig.posttrain.model_source import is_hub_folder, open_initial_model
+from trainrig.posttrain.model_source import open_initial_model
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import hash_reward_inputs
 from trainrig.posttrain.rollouts.partial_batches import open_rollouts
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
+from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning, describe_rows
 from trainrig.posttrain.rollouts.rollout_batches import open_rewards
-from trainrig.posttrain.rollouts.rollout_memory import describe_rollout_memory, describe_rows
 from trainrig.posttrain.rollouts.rollout_prompts import FORMAT, read_prompt_set
 from trainrig.tokens.document_set import find_paths, name_files
 from trainrig.tokens.tokenizers.encode import Encoder
@@ -130,23 +126,15 @@ def _hash_inputs(run: ReinforcementLearning, path: str, prompts: str) -> dict[st
     }
 
 
-def estimate_rollouts(run: ReinforcementLearning, machine: DeviceChoice) -> dict[str, Any]:
-    """Return facts for `trainrig check`: model sizes, prompt counts, and device memory.
-
-    The result is empty if the checkpoint does not exist yet, or is a Hugging Face folder, which is
-    converted only when the run starts. Raises InputError if the settings or inputs cannot work.
-    """
-    if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
-        return {}
-    job, _inputs, counted, longest = prepare_with_prompts(run)
+def describe_foreign_inputs(run: ReinforcementLearning) -> dict[str, str]:
+    """Return facts for `trainrig check` on the external inputs of rewards and environment."""
     foreign: dict[str, str] = {}
     for part in run.rewards:
         foreign |= _name_inputs(part.name, part.kind, part.resolve_paths().hash_inputs())
     if run.environment:
         there = run.environment
         foreign |= _name_inputs(there.name, there.kind, there.resolve_paths().hash_inputs())
-    facts = describe_sizes(job.model) | counted | describe_adapters(run.lora, job.model) | foreign
-    return facts | describe_rollout_memory(run, job, longest, machine)
+    return foreign
 
 
 def _name_inputs(name: str, kind: str, inputs: Mapping[str, str]) -> dict[str, str]:

@@ -40,7 +40,7 @@ class FineTuning(TrainingRunFile):
     verb: ClassVar[str] = "posttrain"
     # Since format 2, new weights (also of adapters) are initialised by their position.
     output_format: ClassVar[int] = 2
-    estimate: ClassVar[str] = "trainrig.posttrain.tuning.fine_tuning:estimate_tuning"
+    estimate: ClassVar[str] = "trainrig.estimate.tuning_check:estimate_tuning"
     splits_rows: ClassVar[bool] = True
 
     stage: Literal["posttrain"] = "posttrain"

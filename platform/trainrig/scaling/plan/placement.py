@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from trainrig.errors import ConfigError
 from trainrig.estimate import fitting_layouts
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.estimate.held_parameters import count_slices
 from trainrig.estimate.run_cost import compute_affordable_flops
-from trainrig.estimate.step_memory import count_slices
+from trainrig.flops import count_position_flops
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.objectives.denoising import row_shapes

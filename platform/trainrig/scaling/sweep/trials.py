@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.estimate.objective_flops import count_position_flops
-from trainrig.flops import count_flops_6nd
+from trainrig.flops import count_flops_6nd, count_position_flops
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.objectives.denoising import row_shapes

@@ -100,7 +100,7 @@ class Pretraining(TrainingRunFile):
 
     verb: ClassVar[str] = "pretrain"
     output_format: ClassVar[int] = 2  # 2: fresh weights are drawn by their position
-    estimate: ClassVar[str] = "trainrig.estimate.training_facts:estimate_pretraining"
+    estimate: ClassVar[str] = "trainrig.estimate.training_check:estimate_pretraining"
     estimates_cost: ClassVar[bool] = True
     splits_rows: ClassVar[bool] = True
 

@@ -8,11 +8,11 @@ when it runs on its least possible number of devices.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from trainrig.scaling.layout import layouts
-from trainrig.scaling.layout.communication import Cluster
-from trainrig.scaling.layout.layout_search import Subject, list_needs
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.step_prediction import Predictor, StepPrediction
+from trainrig.estimate.layout import layouts
+from trainrig.estimate.layout.communication import Cluster
+from trainrig.estimate.layout.layout_search import Subject, list_needs
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
 
 HALVINGS = 3
 # ways to recompute, in order of increasing memory savings

@@ -4,10 +4,10 @@ import pytest
 
 from trainrig import hardware
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.scaling.layout.communication import Cluster
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.pipeline_device import count_in_flight
-from trainrig.scaling.layout.step_prediction import Predictor
+from trainrig.estimate.layout.communication import Cluster
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.pipeline_device import count_in_flight
+from trainrig.estimate.layout.step_prediction import Predictor
 
 
 def make_prediction(job, layout, batch=None):

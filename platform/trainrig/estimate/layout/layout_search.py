@@ -5,7 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trainrig.errors import ConfigError
-from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.fitting_layouts import MOST_DEVICES, RECOMPUTED, BatchShape
+from trainrig.estimate.layout import layouts
+from trainrig.estimate.layout.communication import Cluster
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
 from trainrig.estimate.run_cost import Assumptions, Cost, estimate_cost
 from trainrig.estimate.step_memory import RESERVE
 from trainrig.hardware import Hardware
@@ -13,17 +17,12 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives import OF_PLACES
 from trainrig.optim import Adafactor, Muon
+from trainrig.parallel.activation_budget import GIB
 from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout import layouts
-from trainrig.scaling.layout.communication import Cluster
-from trainrig.scaling.layout.layouts import RECOMPUTED, Degrees, DeviceLayout
-from trainrig.scaling.layout.step_prediction import Predictor, StepPrediction
 from trainrig.train.run_file.training_settings import Training
 
 SHOWN = 10
-MOST_DEVICES = 65_536
-GIB = 2**30
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import pytest
 
 from trainrig import hardware
 from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.layout.communication import Cluster
+from trainrig.estimate.layout.step_prediction import Predictor
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.scaling.layout.communication import Cluster
-from trainrig.scaling.layout.step_prediction import Predictor
 from trainrig.train.run_file.training_settings import Training
 
 SIZES: dict[str, Any] = {

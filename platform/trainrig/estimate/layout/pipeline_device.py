@@ -13,13 +13,16 @@ from typing import TypeVar
 
 from trainrig.estimate import step_memory
 from trainrig.estimate.activation_bytes import estimate_at_head, estimate_layers_per_token
+from trainrig.estimate.held_parameters import EndParts
+from trainrig.estimate.layout import communication
+from trainrig.estimate.layout.device_compute import Kernels, Timer
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
 from trainrig.estimate.model_share import ModelParts, slice_parameters
+from trainrig.estimate.worker_memory import estimate_stream_buffers
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes
+from trainrig.parallel.layer_bytes import estimate_keys_and_values
 from trainrig.parallel.layout import needs_sharding
-from trainrig.scaling.layout import communication
-from trainrig.scaling.layout.device_compute import Kernels, Timer
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
 from trainrig.train.run_file.training_settings import Training
 
 Device = TypeVar("Device")
@@ -168,7 +171,8 @@ class PipelineDevice:
         alone = degrees.pipeline == 1
         self._ahead = 0 if alone else len(ranges) - last
         self._back = 0 if alone else len(ranges) - first
-        self.held, self._beside = parts.count_held(ranges)
+        self._ranges = ranges
+        self.held, self._beside = parts.count_with_ends(ranges)
 
     @cached_property
     def spent(self) -> "MicroBatchSeconds":
@@ -231,7 +235,7 @@ class PipelineDevice:
             self._cluster,
             layout,
             self.held,
-            self._beside,
+            EndParts(*(end.total for end in self._beside)),
             layers,
             micro_batches,
             size,
@@ -264,19 +268,10 @@ class PipelineDevice:
             at_the_head=head,
             buffers=self._estimate_buffers(layout.degrees),
         )
-        parameters = step_memory.HeldParameters(
-            total=self.held.total,
-            trained=self.held.trained,
-            ends=self._beside,
-            layer=max(self._parts.layer[number] for number in self._numbers),
-            layers=len(self._numbers),
-            weights=mine.weights,
-            optimizer=mine.optimizer,
-            gradients=mine.gradients,
-            sharded=needs_sharding(
-                layout.degrees.devices, training.precision, training.parallel.reshard
-            ),
+        sharded = needs_sharding(
+            layout.degrees.devices, training.precision, training.parallel.reshard
         )
+        parameters = self._parts.hold(self._ranges, self._beside, mine, sharded)
         step = step_memory.estimate_peak_memory(
             parameters, activations, training, layout.degrees.data, micro_batches
         )
@@ -305,21 +300,15 @@ class PipelineDevice:
     def _estimate_buffers(self, degrees: Degrees) -> float:
         """Return the bytes of communication buffers.
 
-        They hold the gathered activations of a tensor group and their gradients, the keys and
-        values of a context group and their gradients, and what neighbouring stages send.
+        They also hold the keys and values of a context group and their gradients.
         """
         replica = self._replica
-        found = 0.0
-        if degrees.tensor > 1:
-            # Two buffers for the gathered activations and their gradients, or one for an
-            # all-reduce.
-            found += (2 if replica.split > 1 else 1) * replica.stream
+        found = estimate_stream_buffers(
+            replica.stream, degrees.tensor, replica.split, degrees.pipeline
+        )
         if degrees.context > 1:
-            shape = replica.local.shape
             whole = replica.tokens * degrees.context
-            found += 2 * self._timer.size * 2 * shape.kv_heads * shape.head_channels * whole
-        if degrees.pipeline > 1:
-            found += 2 * replica.stream / replica.split
+            found += 2 * estimate_keys_and_values(replica.local, self._timer.size) * whole
         return found
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from trainrig import hardware
 from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.layout.communication import Cluster
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout, RecomputeChoice
+from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.optim import AdamW
 from trainrig.parallel.layer_compilation import Compile
 from trainrig.parallel.precision import Precision
-from trainrig.scaling.layout.communication import Cluster
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout, RecomputeChoice
-from trainrig.scaling.layout.step_prediction import Predictor, StepPrediction
 from trainrig.train.run_file.training_settings import Training
 
 LLAMA = "Llama 3 (arXiv:2407.21783), table 4"

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from trainrig import config, hardware
+from trainrig.estimate.layout.layout_fallbacks import SAVING, count_unit, find_fallbacks
+from trainrig.estimate.layout.layout_search import FixedDegrees, search
+from trainrig.estimate.layout.layouts import Degrees
+from trainrig.estimate.layout.step_prediction import Predictor
 from trainrig.parallel.layout import describe_layout
-from trainrig.scaling.layout.layout_fallbacks import SAVING, count_unit, find_fallbacks
-from trainrig.scaling.layout.layout_search import FixedDegrees, search
-from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, build_cluster, build_subject
-from trainrig.scaling.layout.layouts import Degrees
-from trainrig.scaling.layout.step_prediction import Predictor
+from trainrig.scaling.plan.layout_verb import ClusterWanted, answer, build_cluster, build_subject
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from trainrig import config, hardware
 from trainrig.cli import app
 from trainrig.errors import ConfigError
+from trainrig.estimate.layout.layout_search import FixedDegrees
 from trainrig.job import exit_codes
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout.layout_search import FixedDegrees
-from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, build_cluster, build_subject
+from trainrig.scaling.plan.layout_verb import ClusterWanted, answer, build_cluster, build_subject
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """
@@ -199,7 +199,7 @@ def test_axes_that_what_is_trained_does_not_allow_are_lacking(
 
 
 def test_a_run_file_that_the_trainer_refuses_is_one_line(run_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainrig.scaling.layout.layout_search.list_needs", lambda *_: ())
+    monkeypatch.setattr("trainrig.estimate.layout.layout_search.list_needs", lambda *_: ())
     run_file.write_text(RUN.replace("[batches]", MIXTURE))
     with pytest.raises(ConfigError) as refused:
         plan(run_file, out=str(tmp_path / "best.toml"), expert=2, context=2, tensor=1)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from trainrig.estimate.layout.layout_search import Found, LayoutPlan
+from trainrig.estimate.layout.layouts import DeviceLayout
 from trainrig.estimate.step_memory import RESERVE
+from trainrig.parallel.activation_budget import GIB
 from trainrig.scaling.laws.law_formats import format_count, format_four_digits, format_usd
-from trainrig.scaling.layout.layout_search import GIB, Found, LayoutPlan
-from trainrig.scaling.layout.layouts import DeviceLayout
 
 AXES = ("replicate", "shard", "tensor", "pipeline", "context", "expert")
 

@@ -10,9 +10,14 @@ from pydantic import ValidationError
 from trainrig import config, hardware, manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
-from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.fitting_layouts import RECOMPUTED, BatchShape
 from trainrig.estimate.held_parameters import resolve_offload
-from trainrig.estimate.training_facts import describe_fallbacks
+from trainrig.estimate.layout.communication import Cluster
+from trainrig.estimate.layout.layout_fallbacks import count_unit, find_fallbacks
+from trainrig.estimate.layout.layout_search import FixedDegrees, LayoutPlan, Subject, search
+from trainrig.estimate.layout.layouts import DeviceLayout
+from trainrig.estimate.layout.step_prediction import StepPrediction
+from trainrig.estimate.training_check import describe_fallbacks
 from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig
@@ -20,13 +25,9 @@ from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives import MaskedLM
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.objectives.objective_interface import find_parts
+from trainrig.parallel.activation_budget import GIB
 from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback
-from trainrig.scaling.layout import layout_text
-from trainrig.scaling.layout.communication import Cluster
-from trainrig.scaling.layout.layout_fallbacks import count_unit, find_fallbacks
-from trainrig.scaling.layout.layout_search import GIB, FixedDegrees, LayoutPlan, Subject, search
-from trainrig.scaling.layout.layouts import RECOMPUTED, DeviceLayout
-from trainrig.scaling.layout.step_prediction import StepPrediction
+from trainrig.scaling.plan import layout_text
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.worker_settings import parse_bounds
@@ -301,7 +302,7 @@ def _write(path: str, run: Pretraining, found: LayoutPlan) -> list[str]:
             f"{path} exists already with other contents; remove it, or choose another path"
         )
     # Imported here because plotting is slow to import, and a refused plan needs none.
-    from trainrig.scaling.layout.layout_page import build_layout_page
+    from trainrig.scaling.plan.layout_page import build_layout_page
 
     page = f"{path.removesuffix('.toml')}.layouts.html"
     storage.write(path, text)

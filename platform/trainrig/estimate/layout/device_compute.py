@@ -5,18 +5,18 @@ the number of channels.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
 from trainrig.errors import ConfigError
-from trainrig.flops import BACKWARD, compute_mean_keys
+from trainrig.estimate.activation_bytes import MASTER
+from trainrig.estimate.layout import planner_terms
+from trainrig.flops import BACKWARD
 from trainrig.hardware import Device
 from trainrig.models.architecture import shapes
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.scaling.layout import planner_terms
 from trainrig.train.run_file.training_settings import Training
 
-MASTER = 4
 # Elements per channel, in the dtype of the computation, that are read and written where no kernels
 # are fused. A norm casts to float32, squares, takes the mean, scales, casts back and multiplies by
 # the gain: 40 bytes in bfloat16. Rotary positions take two products, a rotation and a sum.
@@ -133,6 +133,11 @@ class Timer:
             of_weight
         )
 
+    def time_products(self, products: Iterable[Product]) -> tuple[float, float]:
+        """Return the seconds of all `products` in the forward and in the backward pass."""
+        seconds = [self.time_training(product) for product in products]
+        return sum(forward for forward, _ in seconds), sum(backward for _, backward in seconds)
+
     def time_attention(self, flops: float) -> tuple[float, float]:
         """Return the seconds of attention in the forward and in the backward pass.
 
@@ -158,17 +163,11 @@ class Timer:
         """Return the seconds of one layer on one device, without attention itself.
 
         `layer` has the shapes of one of `tensor` devices. The activations between products are
-        divided over `split` of them. `count_attention_flops` counts the operations of attention.
+        divided over `split` of them. flops.py counts the operations of attention.
         """
-        training_seconds = [
-            self.time_training(product) for product in iterate_products(layer, tokens, tensor)
-        ]
         moved = self.size * tokens * _count_moved(layer, model, split, self._fused)
         return Kernels(
-            products=(
-                sum(forward for forward, _ in training_seconds),
-                sum(backward for _, backward in training_seconds),
-            ),
+            products=self.time_products(iterate_products(layer, tokens, tensor)),
             elementwise=self.time_elementwise(moved),
         )
 
@@ -186,23 +185,6 @@ class Timer:
             products=(forward, backward),
             elementwise=self.time_elementwise(2 * MASTER * rows * model.outputs),
         )
-
-
-def count_attention_flops(
-    model: DecoderConfig, heads: int, length: int, layer: int, tokens: float
-) -> float:
-    """Return the number of operations of attention in the forward pass of one layer.
-
-    `layer` is the index of the layer, `heads` the number of its heads on this device, `length` the
-    length of a sequence in tokens. Each device of a context group computes `tokens` tokens, and all
-    of them have the same work.
-    """
-    window = model.attention.window
-    local = window is not None and window.is_local(layer)
-    keys = compute_mean_keys(
-        length, window.size if window and local else None, True, model.bidirectional
-    )
-    return 4.0 * heads * model.shape.head_channels * keys * tokens
 
 
 def _count_moved(layer: shapes.LayerShape, model: DecoderConfig, split: int, fused: bool) -> float:

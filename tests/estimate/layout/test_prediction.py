@@ -6,20 +6,19 @@ from itertools import pairwise
 import pytest
 
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.estimate.step_memory import estimate_step_memory
-from trainrig.estimate.worker_memory import estimate_worker_memory
-from trainrig.flops import count_token_flops
-from trainrig.parallel.layer_bytes import cut_model, cut_shapes
-from trainrig.parallel.layout import FSDP
-from trainrig.scaling.layout import layouts, planner_terms
-from trainrig.scaling.layout.device_compute import (
+from trainrig.estimate.layout import layouts, planner_terms
+from trainrig.estimate.layout.device_compute import (
     Product,
     Timer,
-    count_attention_flops,
     iterate_products,
 )
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.step_prediction import Predictor
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.step_prediction import Predictor
+from trainrig.estimate.step_memory import estimate_step_memory
+from trainrig.estimate.worker_memory import estimate_worker_memory
+from trainrig.flops import compute_layer_keys, count_attention_flops, count_token_flops
+from trainrig.parallel.layer_bytes import cut_model, cut_shapes
+from trainrig.parallel.layout import FSDP
 
 MIXTURE = {
     "feedforward": {"kind": "MixtureOfExperts", "experts": 8, "active": 2, "shared_experts": 1}
@@ -80,7 +79,8 @@ def test_operations_are_those_of_check(model, changes, degrees):
     flops = 2.0 * tokens * local.outputs * sizes.channels
     for number, layer in enumerate(shapes.layers):
         flops += sum(p.flops for p in iterate_products(layer, tokens, degrees.tensor))
-        flops += count_attention_flops(sizes, local.shape.heads, length, number, tokens)
+        keys = compute_layer_keys(sizes, number, length)
+        flops += count_attention_flops(sizes, keys, local.shape.heads) * tokens
     assert flops * degrees.replica_devices == pytest.approx(
         count_token_flops(sizes, length).forward * length
     )

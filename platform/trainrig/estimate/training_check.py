@@ -11,12 +11,11 @@ from typing import Any
 from trainrig import hardware, storage
 from trainrig.estimate import run_cost
 from trainrig.estimate.activation_bytes import RowMasks, describe_budget
-from trainrig.estimate.fitting_layouts import describe_memory_shortage
 from trainrig.estimate.held_parameters import resolve_offload
-from trainrig.estimate.objective_flops import count_position_flops
-from trainrig.estimate.step_memory import Memory, estimate_cache_memory
+from trainrig.estimate.step_memory import RESERVE, Memory, estimate_cache_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
-from trainrig.flops import count_flops_6nd
+from trainrig.flops import count_flops_6nd, count_position_flops
+from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
@@ -25,8 +24,10 @@ from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
 from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
 from trainrig.objectives.denoising.mixture import MixtureBase
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
+from trainrig.parallel.activation_budget import GIB
 from trainrig.parallel.axes.pipeline_schedule import compute_idle_share, describe_cut
 from trainrig.parallel.layout import describe_layout
+from trainrig.parallel.recompute import Full
 from trainrig.tokens.rows.batch_stages import BatchSettings, StageSizes
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
@@ -34,8 +35,6 @@ from trainrig.train.run_file.run_file_checks import check_sums
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.training_settings import Training
 from trainrig.train.run_file.worker_settings import Workers, parse_bounds
-
-GIB = 2**30
 
 
 def describe_fallbacks(
@@ -61,6 +60,35 @@ def describe_fallbacks(
             said += f"; {find_memory(laid_out, least) / GIB:.3f} GiB per device"
         found[f"fallback_{number}"] = said
     return found
+
+
+def describe_memory_shortage(
+    offers: Hardware, device: str, needed: float, training: Training
+) -> dict[str, str]:
+    """Return a warning if an accelerator `device` has less than `needed` bytes, or {}.
+
+    The warning lists the settings of `training` that could reduce the need. CPUs never give one,
+    because their memory is divided by the machine.
+    """
+    there = offers.devices[device]
+    room = there.memory * (1 - RESERVE)
+    if not there.accelerator or needed <= room:
+        return {}
+    offload = training.offload
+    again = training.recompute
+    sliced = training.parallel.kind != "DDP"
+    less = (
+        (sliced and training.parallel.reshard != "layer", "parallel.reshard = 'layer'"),
+        (not isinstance(again, Full) or again.every > 1, "recompute.kind = 'Full'"),
+        (not offload.optimizer, "offload.optimizer"),
+        (not offload.activations and again is None, "offload.activations"),
+    )
+    ways = [*(name for helps, name in less if helps), "a smaller micro_batch", "more workers"]
+    return {
+        "too_little_memory": f"this run needs {needed / GIB:.1f} GiB, but {device} has "
+        f"{there.memory / GIB:.1f} GiB, of which {RESERVE:.0%} stay free; try "
+        f"{', '.join(ways[:-1])} or {ways[-1]}"
+    }
 
 
 def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]:
@@ -211,8 +239,8 @@ def _estimate_needs(
         "device": f"{device} x {workers}, at {machine.assumed.utilisation:.0%} of the peak",
         "compute": training.precision.compute,
         "at_work": _describe_at_work(run, taken),
-        "memory_per_device_gib": round(largest / 2**30, 3),
-        "cache_of_a_sequence_gib": round(estimate_cache_memory(model, model.positions) / 2**30, 3),
+        "memory_per_device_gib": round(largest / GIB, 3),
+        "cache_of_a_sequence_gib": round(estimate_cache_memory(model, model.positions) / GIB, 3),
         "hours": taken.hours,
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),

@@ -1,23 +1,14 @@
-"""Device memory of a tuning run on rows, as `trainrig check` reports it.
+"""Shape of the largest micro-batch of a tuning run, which follows from the lengths of its rows.
 
-The largest micro-batch follows from the lengths of its rows alone. Rows of a micro-batch are padded
-to its longest row, so the micro-batch with the longest row of all takes the most memory. The layout
-of preference pairs is in objectives/shared_prompts.py.
+Rows of a micro-batch are padded to its longest row, so the micro-batch with the longest row of all
+takes the most memory. The layout of preference pairs is in objectives/shared_prompts.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from trainrig import manifest, objectives, storage
-from trainrig.estimate.activation_bytes import RowMasks
-from trainrig.estimate.run_cost import DeviceChoice
-from trainrig.estimate.step_memory import Memory, TuningStep
-from trainrig.estimate.training_facts import TuningFacts, describe_tuning
-from trainrig.estimate.tuned_models import ModelBeside, estimate_reading, hold_beside
-from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.attention_settings import find_maskless_setting
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
@@ -25,8 +16,6 @@ from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.shard_files import DOCUMENT_TARGETS
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
-from trainrig.train.run_file.training_settings import Training
-from trainrig.train.training_job import FrozenModel
 
 
 @dataclass(frozen=True)
@@ -150,54 +139,3 @@ def _read_lengths(run: FineTuning) -> _Lengths | None:
 
 def _sum_largest(each_N: Integers, count: int) -> int:
     return int(np.sort(each_N)[::-1][:count].sum())
-
-
-def describe_tuning_memory(
-    run: FineTuning,
-    model: DecoderConfig,
-    frozen: Mapping[str, FrozenModel],
-    machine: DeviceChoice,
-) -> TuningFacts:
-    """Return facts about the memory that a device needs to tune `model`, with `frozen` models.
-
-    The facts are what `trainrig check` prints.
-    """
-    rows = find_largest(run, model)
-    facts: TuningFacts = {"largest_micro_batch": str(rows)}
-    references = [reference.model for reference in frozen.values()]
-    find = partial(estimate_tuning_memory, run, model, references, rows)
-    left_out = []
-    if isinstance(run.objective, objectives.Distillation):
-        left_out.append(
-            "the teacher's probabilities of each token, and their comparison with the student's"
-        )
-    arguments = model, run.training, run.workers, machine, find, rows.tokens, run.lora
-    return facts | describe_tuning(*arguments, left_out)
-
-
-def estimate_tuning_memory(
-    run: FineTuning,
-    model: DecoderConfig,
-    frozen: list[DecoderConfig],
-    rows: LargestRows,
-    training: Training,
-    workers: int,
-    on_cpu: bool,
-) -> Memory:
-    """Estimate the memory of one of `workers` with the parallel layout of `training`."""
-    tuning = TuningStep(run.lora, rows.places)
-    for reference in frozen:  # one at most
-        held = hold_beside(ModelBeside(reference), training, workers)
-        places = rows.places or 0
-        reading = estimate_reading(reference, training, rows.tokens, places)
-        tuning = TuningStep(run.lora, rows.places, held, reading)
-    return estimate_worker_memory(
-        model,
-        training,
-        workers,
-        run.batches.global_batch * rows.rows // run.batches.micro_batch,
-        rows.rows,
-        rows.length,
-        RowMasks(rows.documents, rows.branches, on_cpu),
-        tuning,
-    )

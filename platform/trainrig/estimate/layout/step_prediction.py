@@ -3,25 +3,25 @@
 A replica's step is n micro-batches on each of the P devices of a pipeline (P = 1 without one). Let
 f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
 all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
-and gradients, plus that of the optimizer. scaling/layout/planner_terms.py states each term.
+and gradients, plus that of the optimizer. estimate/layout/planner_terms.py states each term.
 """
 
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Literal
 
-from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.fitting_layouts import RECOMPUTED, BatchShape, RecomputeChoice
+from trainrig.estimate.layout import communication, device_compute, layouts, pipeline_device
+from trainrig.estimate.layout.communication import NOTHING, Cluster, Sent
 from trainrig.estimate.model_share import ModelParts
 from trainrig.estimate.step_memory import Memory
-from trainrig.flops import count_token_flops
+from trainrig.flops import compute_layer_keys, count_attention_flops, count_token_flops
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import OutputNorm, PostNorm, SandwichNorm
-from trainrig.models.architecture.shapes import DecoderShapes, MixtureShape
+from trainrig.models.architecture.shapes import DecoderShapes, LayerShape, MixtureShape
 from trainrig.parallel.axes.pipeline_schedule import cut_evenly
-from trainrig.parallel.layer_bytes import cut_model, cut_shapes
+from trainrig.parallel.layer_bytes import cut_model, cut_shapes, estimate_keys_and_values
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.scaling.layout import communication, device_compute, layouts, pipeline_device
-from trainrig.scaling.layout.communication import NOTHING, Cluster, Sent
 from trainrig.train.run_file.training_settings import Training
 
 
@@ -200,7 +200,7 @@ class Predictor:
         data: int,
         sliced_over: int,
         reshard: Literal["step", "layer"],
-        recomputation: layouts.RecomputeChoice,
+        recomputation: RecomputeChoice,
         exact: bool,
     ) -> Training:
         parallel: FSDP | HSDP | DDP = FSDP(reshard=reshard)
@@ -209,7 +209,7 @@ class Predictor:
         return self.training.model_copy(
             update={
                 "parallel": parallel,
-                "recompute": layouts.RECOMPUTED[recomputation],
+                "recompute": RECOMPUTED[recomputation],
                 "deterministic": self.training.deterministic and exact,
                 "virtual_workers": max(self.training.virtual_workers, data),
             }
@@ -222,7 +222,7 @@ class Predictor:
         self,
         degrees: layouts.Degrees,
         micro_batch: int,
-        recomputation: layouts.RecomputeChoice,
+        recomputation: RecomputeChoice,
         chunks: int,
         sequence_parallel: bool,
     ) -> "tuple[pipeline_device.PipelineDevice, ...]":
@@ -255,84 +255,118 @@ class Predictor:
             for device in range(degrees.pipeline)
         )
 
-    def _time_head(
-        self, local: DecoderConfig, shapes: DecoderShapes, tokens: float, tensor: int
-    ) -> device_compute.Kernels:
-        """Return the times of the head with everything else that comes after the layers."""
-        head = self.timer.time_head(local, self.model.channels, tokens, self.predicted)
-        after = [part for part in shapes.after_layers if part is not shapes.head]
-        training_seconds = [
-            self.timer.time_training(product)
-            for part in after
-            for product in device_compute.iterate_products(part, tokens, tensor)
-        ]
-        return device_compute.Kernels(
-            (
-                head.products[0] + sum(forward for forward, _ in training_seconds),
-                head.products[1] + sum(backward for _, backward in training_seconds),
-            ),
-            elementwise=head.elementwise,
-        )
-
     def _build_replica(
         self,
         tensor: int,
         context: int,
         expert: int,
         micro_batch: int,
-        recomputation: layouts.RecomputeChoice,
+        recomputation: RecomputeChoice,
         sequence_parallel: bool,
     ) -> pipeline_device.Replica:
-        degrees = layouts.Degrees(1, 1, tensor, 1, context, expert)
-        split = tensor if sequence_parallel else 1
         length = self.batch.sequence_length
         tokens = micro_batch * length / context
-        local, shapes = self.cut(tensor, expert)
         size = self.training.precision.bytes
-        stream = size * tokens * self.model.channels
-        around = communication.estimate_tensor_traffic(
-            self.cluster, degrees, stream, sequence_parallel
+        shared = SharedBatch(
+            degrees=layouts.Degrees(1, 1, tensor, 1, context, expert),
+            tokens=tokens,
+            split=tensor if sequence_parallel else 1,
+            stream=size * tokens * self.model.channels,
+            recompute=recomputation,
         )
-        whole = size * 2 * local.shape.kv_heads * local.shape.head_channels * tokens * context
-        keys = communication.estimate_context_traffic(self.cluster, degrees, whole)
-        layers, kinds = [], []
+        local, shapes = self.cut(tensor, expert)
+        around = communication.estimate_tensor_traffic(
+            self.cluster, shared.degrees, shared.stream, sequence_parallel
+        )
+        whole = estimate_keys_and_values(local, size) * tokens * context
+        gathered = communication.estimate_context_traffic(self.cluster, shared.degrees, whole)
+        layers = []
+        kinds = []
         known: dict[object, pipeline_device.LayerPass] = {}
         numbers: dict[object, int] = {}
         for number, layer in enumerate(shapes.layers):
-            flops = device_compute.count_attention_flops(
-                self.model, local.shape.heads, length, number, tokens
-            )
-            recomputed = recomputation == "full" or recomputation == "selective"
+            keys = compute_layer_keys(self.model, number, length)
+            flops = count_attention_flops(self.model, keys, local.shape.heads) * tokens
             if (layer, flops) not in known:
-                kernels = self.timer.time_layer(layer, self.model, tokens, tensor, split)
-                seen = self.timer.time_attention(flops)
-                kernels = device_compute.Kernels(kernels.products, seen, kernels.elementwise)
-                mixture = layer.feedforward
-                copies = 0.0  # bytes that each rank of a tensor group sends
-                if isinstance(mixture, MixtureShape):
-                    copies = stream * mixture.experts.up.active
-                full = recomputation == "full"
-                known[layer, flops] = pipeline_device.LayerPass(
-                    kernels,
-                    recomputation=(
-                        kernels.products[0] if full else 0.0,
-                        kernels.attention[0] if full else 0.0,
-                        kernels.elementwise[0] if recomputed else 0.0,
-                    ),
-                    tensor=communication.estimate_two_parts_traffic(
-                        around,
-                        isinstance(mixture, MixtureShape),
-                        isinstance(self.model.block, PostNorm | SandwichNorm | OutputNorm),
-                    ),
-                    context=keys,
-                    expert=communication.estimate_expert_traffic(
-                        self.cluster, degrees, copies, layouts.count_experts(self.model)
-                    ),
-                    repeats=recomputed,
-                )
+                known[layer, flops] = self._build_layer(layer, flops, shared, around, gathered)
             layers.append(known[layer, flops])
             kinds.append(numbers.setdefault(layer, number))
-        head = self._time_head(local, shapes, tokens, tensor)
         return pipeline_device.Replica(
-            local, shapes, tuple(layers), tuple(kinds), head, around, stream, split, tokens, {}
+            local=local,
+            shapes=shapes,
+            layers=tuple(layers),
+            kinds=tuple(kinds),
+            head=self._time_head(local, shapes, tokens, tensor),
+            ends=around,
+            stream=shared.stream,
+            split=shared.split,
+            tokens=tokens,
+            per_token={},
         )
+
+    def _build_layer(
+        self,
+        layer: LayerShape,
+        attention: float,
+        shared: "SharedBatch",
+        around: communication.Exchange,
+        gathered: communication.Exchange,
+    ) -> pipeline_device.LayerPass:
+        """Return the time and the traffic of `layer`.
+
+        `attention` is the number of operations of attention, `around` the tensor-parallel traffic
+        of one part of the layer, and `gathered` that of its keys and values.
+        """
+        tensor = shared.degrees.tensor
+        kernels = replace(
+            self.timer.time_layer(layer, self.model, shared.tokens, tensor, shared.split),
+            attention=self.timer.time_attention(attention),
+        )
+        mixture = layer.feedforward
+        copies = 0.0  # bytes that each rank of a tensor group sends
+        if isinstance(mixture, MixtureShape):
+            copies = shared.stream * mixture.experts.up.active
+        full = shared.recompute == "full"
+        repeats = shared.recompute != "nothing"
+        return pipeline_device.LayerPass(
+            kernels,
+            recomputation=(
+                kernels.products[0] if full else 0.0,
+                kernels.attention[0] if full else 0.0,
+                kernels.elementwise[0] if repeats else 0.0,
+            ),
+            tensor=communication.estimate_two_parts_traffic(
+                around,
+                isinstance(mixture, MixtureShape),
+                isinstance(self.model.block, PostNorm | SandwichNorm | OutputNorm),
+            ),
+            context=gathered,
+            expert=communication.estimate_expert_traffic(
+                self.cluster, shared.degrees, copies, layouts.count_experts(self.model)
+            ),
+            repeats=repeats,
+        )
+
+    def _time_head(
+        self, local: DecoderConfig, shapes: DecoderShapes, tokens: float, tensor: int
+    ) -> device_compute.Kernels:
+        """Return the seconds of the head and of the products before it."""
+        head = self.timer.time_head(local, self.model.channels, tokens, self.predicted)
+        before = [part for part in shapes.after_layers if part is not shapes.head]
+        forward, backward = self.timer.time_products(
+            product
+            for part in before
+            for product in device_compute.iterate_products(part, tokens, tensor)
+        )
+        return replace(head, products=(head.products[0] + forward, head.products[1] + backward))
+
+
+@dataclass(frozen=True)
+class SharedBatch:
+    """A micro-batch as the devices of a replica share it."""
+
+    degrees: layouts.Degrees
+    tokens: float  # tokens of one device of a context group
+    split: int  # devices that divide the activations between products
+    stream: float  # bytes of the activations between layers
+    recompute: RecomputeChoice

@@ -11,20 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.fitting_layouts import RECOMPUTED, BatchShape, RecomputeChoice
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.parallel.recompute import Full, Recompute, Selective
 
 Axis = Literal["tensor", "context", "expert", "pipeline", "shard", "replicate"]
 AXES: tuple[Axis, ...] = ("tensor", "context", "expert", "pipeline", "shard", "replicate")
 Schedule = Literal["GPipe", "1F1B", "interleaved"]
-RecomputeChoice = Literal["nothing", "selective", "full"]
-RECOMPUTED: dict[RecomputeChoice, Recompute | None] = {
-    "nothing": None,
-    "selective": Selective(),
-    "full": Full(),
-}
 # Tokens of a micro-batch above which matrix products get no faster. The search tries no larger
 # ones.
 ENOUGH_TOKENS = 32_768

@@ -3,10 +3,10 @@
 import pytest
 
 from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.layout import layouts
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.pipeline_device import count_in_flight, count_waiting
 from trainrig.parallel.axes.pipeline_schedule import cut_evenly
-from trainrig.scaling.layout import layouts
-from trainrig.scaling.layout.layouts import Degrees, DeviceLayout
-from trainrig.scaling.layout.pipeline_device import count_in_flight, count_waiting
 
 BATCH = BatchShape(64, 2048)
 
@@ -68,8 +68,11 @@ def test_schedules_keep_and_wait_as_published():
     degrees = Degrees(pipeline=4)
     gpipe, plain = (DeviceLayout(degrees, 1, schedule=schedule) for schedule in ("GPipe", "1F1B"))
     interleaved = DeviceLayout(degrees, 1, schedule="interleaved", chunks=2)
-    bubbles = [count_waiting(layout) / 8 for layout in (gpipe, plain, interleaved)]
-    assert bubbles == [3 / 8, 3 / 8, 3 / 16]
+    assert [count_waiting(layout) / 8 for layout in (gpipe, plain, interleaved)] == [
+        3 / 8,
+        3 / 8,
+        3 / 16,
+    ]
     assert [count_in_flight(n, gpipe, 8) for n in range(4)] == [8, 8, 8, 8]
     assert [count_in_flight(n, plain, 8) for n in range(4)] == [4, 3, 2, 1]
     assert count_in_flight(0, interleaved, 8) == (2 * 3 + 4 + 1) / 2

@@ -7,19 +7,21 @@ V = 320 vocabulary entries.
 import pytest
 
 from trainrig.estimate.activation_bytes import estimate_at_head, estimate_per_token
-from trainrig.estimate.held_parameters import EndParts, ModelRole
-from trainrig.estimate.step_memory import PRETRAINING, TuningStep, estimate_step_memory, hold_model
-from trainrig.estimate.tuned_models import (
+from trainrig.estimate.held_parameters import (
+    EndParts,
     ModelBeside,
-    SampledRows,
-    estimate_batch_making_memory,
+    ModelRole,
     hold_beside,
+    hold_model,
 )
+from trainrig.estimate.rollout_check import estimate_batch_making_memory
+from trainrig.estimate.step_memory import PRETRAINING, TuningStep, estimate_step_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.models.lora import count_adapter
 from trainrig.optim import SGD, AdamW
+from trainrig.posttrain.rollouts.reinforcement_run_file import SampledRows
 from trainrig.train.run_file.training_settings import Training
 
 MODEL = DecoderConfig(

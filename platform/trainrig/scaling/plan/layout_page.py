@@ -3,12 +3,14 @@
 from functools import partial
 
 from trainrig import figures, report
+from trainrig.estimate.layout import planner_terms
+from trainrig.estimate.layout.layout_search import Found, LayoutPlan
+from trainrig.estimate.layout.step_prediction import StepSeconds
 from trainrig.estimate.step_memory import RESERVE
+from trainrig.parallel.activation_budget import GIB
 from trainrig.report import Cell, Chart, KeyFigure, ReportTable, Section
 from trainrig.scaling.laws.law_formats import format_count, format_four_digits, format_usd
-from trainrig.scaling.layout import layout_text, planner_terms
-from trainrig.scaling.layout.layout_search import GIB, Found, LayoutPlan
-from trainrig.scaling.layout.step_prediction import StepSeconds
+from trainrig.scaling.plan import layout_text
 from trainrig.scaling.plan_plots import StepParts, plot_step_parts
 
 _GROUPS = {

@@ -6,9 +6,8 @@
 from pathlib import Path
 
 import pytest
-
-from trainrig.scaling.layout import published_layouts
-from trainrig.scaling.layout.published_layouts import (
+from support import published_layouts
+from support.published_layouts import (
     LLAMA,
     MEGATRON,
     MPT,

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from trainrig.estimate.activation_bytes import MASTER
 from trainrig.estimate.held_parameters import EndParts
+from trainrig.estimate.layout import planner_terms
+from trainrig.estimate.layout.layouts import Axis, Degrees, DeviceLayout
 from trainrig.estimate.model_share import CountedParameters
 from trainrig.hardware import Collective, Device, HardwareLink
-from trainrig.scaling.layout import planner_terms
-from trainrig.scaling.layout.layouts import Axis, Degrees, DeviceLayout
 
 
 @dataclass(frozen=True)
