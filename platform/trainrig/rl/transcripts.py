@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainrig.posttrain.prompt_files import Prompt
 from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
 from trainrig.posttrain.rewards.reward_contract import Completion, Fault, Score
-from trainrig.posttrain.rollouts.environments import Environment
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.rollout_prompts import Prompt
 from trainrig.randomness import RandomKey, draw_words
+from trainrig.rl.environments import Environment
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.tokens.special_tokens import TokenizerFiles
 
 if TYPE_CHECKING:

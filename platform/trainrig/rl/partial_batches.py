@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores
-from trainrig.posttrain.rollouts import reinforcement_run_file, rollout_batches, sampling_waves
-from trainrig.posttrain.rollouts.transcripts import Transcript
+from trainrig.rl import (
+    reinforcement_run_file,
+    rollout_batches,
+    sampling_waves,
+)
+from trainrig.rl.transcripts import Transcript
 from trainrig.tokens import batches
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.posttrain.rollouts.reinforcement_run_file import Rollouts
+from trainrig.rl.reinforcement_run_file import Rollouts
 from trainrig.tokens import batches
 from trainrig.tokens.batch_makers import Arrays, Waves
 

@@ -21,11 +21,12 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.generation import Generation, Request, ScoredGeneration, generate_batch
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.log_probabilities import read_tokens
+from trainrig.posttrain.prompt_files import Prompt
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rollouts.reinforcement_run_file import Rollouts
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
-from trainrig.posttrain.rollouts.rollout_prompts import Prompt
-from trainrig.posttrain.rollouts.sampling_waves import (
+from trainrig.report import format_percent
+from trainrig.rl.reinforcement_run_file import Rollouts
+from trainrig.rl.reinforcement_stage import prepare
+from trainrig.rl.sampling_waves import (
     BORN,
     COMPLETIONS,
     LENGTH,
@@ -37,8 +38,10 @@ from trainrig.posttrain.rollouts.sampling_waves import (
     choose_groups,
     select_unit,
 )
-from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler
-from trainrig.report import format_percent
+from trainrig.rl.transcripts import (
+    Transcript,
+    TranscriptSampler,
+)
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     ENTRIES,

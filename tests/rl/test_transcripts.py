@@ -7,7 +7,7 @@ import pytest
 
 from trainrig.check import describe
 from trainrig.errors import ConfigError
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.tokens.batches import (
     ADVANTAGES,
     FINISHED,

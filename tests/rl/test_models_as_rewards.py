@@ -13,8 +13,8 @@ from trainrig.models.token_sampling import Sampling
 from trainrig.posttrain.rewards import JudgeModel, RewardModel
 from trainrig.posttrain.rewards.reward_contract import Fault
 from trainrig.posttrain.rewards.weighted_rewards import build_rewards
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
 from trainrig.posttrain.text_generator import TextGenerator
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.tokens.batches import REWARD_PART, REWARDS
 from trainrig.tokens.chat.chat_messages import Conversation, Message
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer

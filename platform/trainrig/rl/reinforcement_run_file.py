@@ -2,17 +2,19 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.config.resource_request import ResourceRequest
-from trainrig.errors import ConfigError
-from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import GRPO, PPO, OnPolicyDistillation, Policy, ReinforcePlusPlus
 from trainrig.optim import AdamW, Optimizer
+from trainrig.posttrain.prompt_files import PromptFiles
 from trainrig.posttrain.rewards import RewardSettings
-from trainrig.posttrain.rollouts.environments import Calculator, PythonEnvironment
+from trainrig.rl.environments import (
+    Calculator,
+    PythonEnvironment,
+)
 from trainrig.tokens.batches import check_divides
 from trainrig.train.run_file.run_files import TrainingRunFile
 from trainrig.train.run_file.training_settings import Training
@@ -20,28 +22,6 @@ from trainrig.train.run_file.worker_settings import ExtraWorkers, Workers, parse
 from trainrig.train.spikes import Spikes
 
 EnvironmentSettings = Annotated[Calculator | PythonEnvironment, Field(discriminator="kind")]
-
-
-class PromptFiles(Settings):
-    """Files of JSON lines, each with a prompt and the values that rewards compare answers with."""
-
-    # Files, folders and patterns (* and ? are wildcards), on disk or s3://; may be compressed.
-    paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
-    # Jinja template of the prompt, over the columns of a row. With `chat`, a template that is just
-    # one column of messages makes a conversation, with the row's `tools`.
-    template: str = "{{ prompt }}"
-    # Treat the prompt as a user's message and apply the model's chat template; false: the model
-    # continues the prompt as plain text.
-    chat: bool = False
-
-    @field_validator("template")
-    @classmethod
-    def _is_a_template(cls, given: str) -> str:
-        try:
-            compile_template(given, "template")
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return given
 
 
 class VllmSettings(Settings):
@@ -178,7 +158,7 @@ class ReinforcementLearning(TrainingRunFile):
     """Run file of `trainrig rl`: trains a checkpoint on rewards for its answers."""
 
     verb: ClassVar[str] = "rl"
-    estimate: ClassVar[str] = "trainrig.posttrain.rollouts.reinforcement_stage:estimate_rollouts"
+    estimate: ClassVar[str] = "trainrig.rl.reinforcement_stage:estimate_rollouts"
     output_format: ClassVar[int] = 2  # 2: a batch's identity includes the objective's settings
 
     stage: Literal["rl"] = "rl"

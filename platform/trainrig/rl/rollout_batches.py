@@ -33,12 +33,23 @@ from trainrig.objectives.on_policy_distillation import TEACHER_MODEL, OnPolicyDi
 from trainrig.objectives.policy.policy_gradient import Floats
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
+from trainrig.posttrain.prompt_files import (
+    PromptSet,
+    read_prompt_set,
+)
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores, WeightedRewards, build_rewards
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.rollout_prompts import PromptSet, read_prompt_set
-from trainrig.posttrain.rollouts.sampling_waves import PROMPTS, TOTALS, fill_batch
-from trainrig.posttrain.rollouts.transcripts import Transcript, TranscriptSampler, VllmSampler
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.sampling_waves import (
+    PROMPTS,
+    TOTALS,
+    fill_batch,
+)
+from trainrig.rl.transcripts import (
+    Transcript,
+    TranscriptSampler,
+    VllmSampler,
+)
 from trainrig.tokens import batches
 from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, RolloutMaker
 

@@ -6,7 +6,7 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.posttrain.rewards.reward_contract import Fault
-from trainrig.posttrain.rollouts.environments import (
+from trainrig.rl.environments import (
     Calculator,
     PythonEnvironment,
     StepResult,

@@ -6,9 +6,11 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.models.token_sampling import Sampling
+from trainrig.posttrain.prompt_files import (
+    PromptFiles,
+    read_prompt_set,
+)
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rollouts.reinforcement_run_file import PromptFiles
-from trainrig.posttrain.rollouts.rollout_prompts import read_prompt_set
 from trainrig.posttrain.text_generator import read_request
 from trainrig.tokens.chat.chat_messages import Message
 

@@ -14,7 +14,7 @@ import torch
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
 from trainrig.objectives.log_probabilities import read_tokens
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     ENTRIES,

@@ -3,7 +3,7 @@
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.posttrain.rollouts.reinforcement_stage import reinforce
+from trainrig.rl.reinforcement_stage import reinforce
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

@@ -15,13 +15,19 @@ from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.policy.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.model_source import is_hub_folder, open_initial_model
+from trainrig.posttrain.prompt_files import (
+    FORMAT,
+    read_prompt_set,
+)
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import hash_reward_inputs
-from trainrig.posttrain.rollouts.partial_batches import open_rollouts
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.rollout_batches import open_rewards
-from trainrig.posttrain.rollouts.rollout_memory import describe_rollout_memory, describe_rows
-from trainrig.posttrain.rollouts.rollout_prompts import FORMAT, read_prompt_set
+from trainrig.rl.partial_batches import open_rollouts
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.rollout_batches import open_rewards
+from trainrig.rl.rollout_memory import (
+    describe_rollout_memory,
+    describe_rows,
+)
 from trainrig.tokens.document_set import find_paths, name_files
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint

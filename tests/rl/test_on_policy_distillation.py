@@ -13,7 +13,7 @@ from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.tokens.batches import IGNORE, OLD, TEACHER_TOKENS, TOKEN_ADVANTAGES
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics

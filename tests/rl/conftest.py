@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 
-ABOVE = Path(__file__).parents[1]
+ABOVE = Path(__file__).parents[1] / "posttrain"
 globals().update(runpy.run_path(str(ABOVE / "conftest.py")))
 globals().update(runpy.run_path(str(ABOVE / "sums.py")))
 

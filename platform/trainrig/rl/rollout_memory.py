@@ -13,7 +13,7 @@ from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.objectives import OnPolicyDistillation
 from trainrig.posttrain.rewards.model_rewards import JudgeModel, RewardModel
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.train import checkpoint
 from trainrig.train.run_file.training_settings import Training
 from trainrig.train.training_job import TrainingJob

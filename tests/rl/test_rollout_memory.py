@@ -7,8 +7,8 @@ import pytest
 from trainrig.check import describe
 from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
-from trainrig.posttrain.rollouts import rollout_memory
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare_with_prompts
+from trainrig.rl import rollout_memory
+from trainrig.rl.reinforcement_stage import prepare_with_prompts
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import write_model
 

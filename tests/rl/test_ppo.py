@@ -11,7 +11,7 @@ from trainrig.check import describe
 from trainrig.errors import DataError
 from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, estimate_advantages
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.tokens.batches import (
     DIVERGENCE_WEIGHT,
     IGNORE,

@@ -15,9 +15,9 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.generation import Request, generate_batch, generate_scored
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.log_probabilities import read_tokens
+from trainrig.posttrain.prompt_files import read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
-from trainrig.posttrain.rollouts.rollout_prompts import read_prompt_set
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import (
     ADVANTAGES,

@@ -11,15 +11,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import field_validator
 
 from trainrig import storage
-from trainrig.errors import DataError
+from trainrig.config import NOT_IDENTITY, Field, Settings
+from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.posttrain.rollouts.reinforcement_run_file import PromptFiles
 from trainrig.tokens.chat import chat_messages
 from trainrig.tokens.chat.example_rows import find_unread
 from trainrig.tokens.document_formats import unpack_file
@@ -29,6 +30,28 @@ from trainrig.tokens.permutation import permute_indices
 log = logging.getLogger(__name__)
 FORMAT = "JSONL"
 _COLUMN = re.compile(r"\s*\{\{\s*(\w+)\s*\}\}\s*")  # template that is one column and nothing else
+
+
+class PromptFiles(Settings):
+    """Files of JSON lines, each with a prompt and the values that rewards compare answers with."""
+
+    # Files, folders and patterns (* and ? are wildcards), on disk or s3://; may be compressed.
+    paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
+    # Jinja template of the prompt, over the columns of a row. With `chat`, a template that is just
+    # one column of messages makes a conversation, with the row's `tools`.
+    template: str = "{{ prompt }}"
+    # Treat the prompt as a user's message and apply the model's chat template; false: the model
+    # continues the prompt as plain text.
+    chat: bool = False
+
+    @field_validator("template")
+    @classmethod
+    def _is_a_template(cls, given: str) -> str:
+        try:
+            compile_template(given, "template")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return given
 
 
 @dataclass(frozen=True)

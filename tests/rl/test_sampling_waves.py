@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from trainrig.posttrain.rollouts.reinforcement_run_file import Rollouts
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
-from trainrig.posttrain.rollouts.sampling_waves import PROMPTS, TOTALS, fill_batch
+from trainrig.rl.reinforcement_run_file import Rollouts
+from trainrig.rl.reinforcement_stage import prepare
+from trainrig.rl.sampling_waves import (
+    PROMPTS,
+    TOTALS,
+    fill_batch,
+)
 from trainrig.tokens.batches import FLAT, IDS, IGNORE, SAMPLED, TARGETS, WAVES
 from trainrig.train import checkpoint
 from trainrig.train.rollouts.rollout_requests import name_rollouts_folder
