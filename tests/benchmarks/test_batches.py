@@ -22,8 +22,8 @@ from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.optim import AdamW
 from trainrig.optim.parameter_groups import group_by_decay
-from trainrig.tokens.batch_makers import Prefetch
 from trainrig.tokens.batches import read_local_batch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.rows.timeline import Mixture, carry_over

@@ -26,6 +26,7 @@ from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.report import format_percent
 from trainrig.rl.reinforcement_run_file import Rollouts
 from trainrig.rl.reinforcement_stage import prepare
+from trainrig.rl.rollout_requests import name_rollouts_folder
 from trainrig.rl.sampling_waves import (
     BORN,
     COMPLETIONS,
@@ -56,7 +57,6 @@ from trainrig.tokens.batches import (
     WAVES,
 )
 from trainrig.train import checkpoint
-from trainrig.train.rollouts.rollout_requests import name_rollouts_folder
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import list_stored_batches

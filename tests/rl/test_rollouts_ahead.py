@@ -15,17 +15,7 @@ from trainrig import storage
 from trainrig.errors import ClusterError, DataError
 from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.rl.reinforcement_stage import prepare
-from trainrig.tokens.batches import (
-    BEHAVIOUR,
-    ENTRIES,
-    IGNORE,
-    IMPORTANCE,
-    IMPORTANCE_LIMIT,
-    OLD,
-    SAMPLED,
-)
-from trainrig.train import checkpoint
-from trainrig.train.rollouts.rollout_requests import (
+from trainrig.rl.rollout_requests import (
     RolloutRequest,
     delete_requests,
     find_missing_units,
@@ -37,6 +27,16 @@ from trainrig.train.rollouts.rollout_requests import (
     write_failure,
     write_unit,
 )
+from trainrig.tokens.batches import (
+    BEHAVIOUR,
+    ENTRIES,
+    IGNORE,
+    IMPORTANCE,
+    IMPORTANCE_LIMIT,
+    OLD,
+    SAMPLED,
+)
+from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import list_stored_batches

@@ -13,6 +13,7 @@ import torch
 
 from trainrig.rl.reinforcement_run_file import Rollouts
 from trainrig.rl.reinforcement_stage import prepare
+from trainrig.rl.rollout_requests import name_rollouts_folder
 from trainrig.rl.sampling_waves import (
     PROMPTS,
     TOTALS,
@@ -20,7 +21,6 @@ from trainrig.rl.sampling_waves import (
 )
 from trainrig.tokens.batches import FLAT, IDS, IGNORE, SAMPLED, TARGETS, WAVES
 from trainrig.train import checkpoint
-from trainrig.train.rollouts.rollout_requests import name_rollouts_folder
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import list_stored_batches

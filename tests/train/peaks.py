@@ -17,10 +17,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device, join_group
-from trainrig.tokens.batch_makers import BatchMaker
+from trainrig.rl.online_batches import OnlineBatches
+from trainrig.rl.rollout_maker import BatchMaker
 from trainrig.tokens.batches import read_local_batch
 from trainrig.train import checkpoint
-from trainrig.train.rollouts.online_batches import OnlineBatches
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import Stepper

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trainrig.randomness import RandomKey, draw_uniforms, draw_words
-from trainrig.tokens.batch_makers import BatchMaker
+from trainrig.rl.rollout_maker import BatchMaker
 from trainrig.tokens.batches import IGNORE, TOKENS, MicroBatch, build_token_arrays
 
 ROWS = 2

@@ -20,9 +20,12 @@ from trainrig.rl import (
     rollout_batches,
     sampling_waves,
 )
+from trainrig.rl.rollout_maker import (
+    NO_ARRAYS,
+    Arrays,
+)
 from trainrig.rl.transcripts import Transcript
 from trainrig.tokens import batches
-from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays
 
 
 class PartialRolloutBatches(rollout_batches.RolloutBatches):

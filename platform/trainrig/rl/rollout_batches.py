@@ -40,6 +40,11 @@ from trainrig.posttrain.prompt_files import (
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores, WeightedRewards, build_rewards
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.rollout_maker import (
+    NO_ARRAYS,
+    Arrays,
+    RolloutMaker,
+)
 from trainrig.rl.sampling_waves import (
     PROMPTS,
     TOTALS,
@@ -51,7 +56,6 @@ from trainrig.rl.transcripts import (
     VllmSampler,
 )
 from trainrig.tokens import batches
-from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, RolloutMaker
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.rl.reinforcement_run_file import Rollouts
+from trainrig.rl.rollout_maker import (
+    Arrays,
+    Waves,
+)
 from trainrig.tokens import batches
-from trainrig.tokens.batch_makers import Arrays, Waves
 
 # Names of arrays that sampled units have and finished micro-batches lack.
 TOTALS = "totals"  # [G, S] float64 weighted total rewards

@@ -15,13 +15,14 @@ from trainrig.parallel.precision import set_products
 from trainrig.parallel.sharding.deterministic import count_peers
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
-from trainrig.tokens.batch_makers import BatchMaker, Prefetch
+from trainrig.rl.online_batches import OnlineBatches
+from trainrig.rl.rollout_maker import BatchMaker
 from trainrig.tokens.batches import Batches, DataHistory, LocalBatch, read_local_batch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.train import checkpoint
 from trainrig.train.evaluations import RunComparison
 from trainrig.train.held_out_loss import HeldOutSets, evaluate
 from trainrig.train.loss_table import Loss
-from trainrig.train.rollouts.online_batches import OnlineBatches
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.step_logger import StepLogger, StepRecorder

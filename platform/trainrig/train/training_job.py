@@ -14,7 +14,7 @@ from trainrig.parallel.activation_budget import Room, plan_kept
 from trainrig.parallel.layer_compilation import can_compile
 from trainrig.parallel.precision import supports_bfloat16
 from trainrig.parallel.recompute import Budget
-from trainrig.tokens.batch_makers import BatchMaker
+from trainrig.rl.rollout_maker import BatchMaker
 from trainrig.tokens.batches import Batches
 from trainrig.train.evaluations import ModelComparison, compare_nothing
 from trainrig.train.held_out_loss import HeldOutSets, hold_nothing_out

@@ -22,10 +22,10 @@ from trainrig.ray_runtime import ray_local, ray_pools, ray_private
 from trainrig.ray_runtime.node_placement import AutoscalerRequest
 from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
+from trainrig.rl.rollout_actors import RolloutPool
 from trainrig.train.elastic.coordinator import Coordinator, RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
 from trainrig.train.elastic.restart_policy import Failure, WorkerNode
-from trainrig.train.elastic.rollout_actors import RolloutPool
 from trainrig.train.elastic.scoring_tasks import ScoringTasks
 from trainrig.train.elastic.supervise import AttemptHandle, TrainingResult, supervise
 from trainrig.train.elastic.worker_group import (

@@ -21,9 +21,9 @@ from trainrig.processes.lease import follow_lease
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.ray_runtime.ray_pools import Need
+from trainrig.rl import rollout_requests
 from trainrig.train.elastic.failure_cause import format_last_line
 from trainrig.train.elastic.worker_agent import find_given_device
-from trainrig.train.rollouts import rollout_requests
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.worker_settings import parse_bounds
 from trainrig.train.training_job import TrainingJob
@@ -305,7 +305,7 @@ class RolloutActor:
         import ray
 
         # Imported here: torch takes seconds to import, and the driver imports this module.
-        from trainrig.train.rollouts.rollout_sampler import RolloutSampler
+        from trainrig.rl.rollout_sampler import RolloutSampler
 
         node: str = ray.get_runtime_context().get_node_id()
         try:

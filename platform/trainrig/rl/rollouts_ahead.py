@@ -18,10 +18,15 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
-from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, RolloutMaker, Waves
+from trainrig.rl import rollout_requests
+from trainrig.rl.rollout_maker import (
+    NO_ARRAYS,
+    Arrays,
+    RolloutMaker,
+    Waves,
+)
+from trainrig.rl.rollout_sampler import WeightWriter
 from trainrig.tokens.batches import MicroBatchSlot
-from trainrig.train.rollouts import rollout_requests
-from trainrig.train.rollouts.rollout_sampler import WeightWriter
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState
 

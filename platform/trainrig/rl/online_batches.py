@@ -31,9 +31,14 @@ from trainrig.manifest import digest
 from trainrig.objectives.objective_interface import Carrying, Objective
 from trainrig.parallel.mesh import WorkerMesh
 from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
-from trainrig.tokens.batch_makers import NO_ARRAYS, Arrays, BatchMaker, RolloutMaker
+from trainrig.rl.rollout_maker import (
+    NO_ARRAYS,
+    Arrays,
+    BatchMaker,
+    RolloutMaker,
+)
+from trainrig.rl.rollouts_ahead import RolloutsAhead
 from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
-from trainrig.train.rollouts.rollouts_ahead import RolloutsAhead
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.step_data import LEFT, ONLINE_FOLDER, RECORD, StoredBatch, pack_arrays
 from trainrig.train.state import TrainState

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from trainrig.tokens.batch_makers import Prefetch
+from trainrig.tokens.prefetch import Prefetch
 
 
 def alive() -> list[str]:

@@ -24,14 +24,17 @@ from trainrig.parallel.layout import FSDP
 from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
-from trainrig.tokens.batch_makers import RolloutMaker
+from trainrig.rl.rollout_maker import RolloutMaker
+from trainrig.rl.rollout_requests import (
+    RolloutRequest,
+    write_unit,
+)
 from trainrig.train.averaging import Averaging
 from trainrig.train.checkpoint import rank_file
 from trainrig.train.checkpoint.adapter import load_base
 from trainrig.train.checkpoint.manifest import CheckpointManifest, commit
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.checkpoint.tensor_index import FileChunks, IndexedTensor
-from trainrig.train.rollouts.rollout_requests import RolloutRequest, write_unit
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.training_job import TrainingJob
 
