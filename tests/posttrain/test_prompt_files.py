@@ -6,10 +6,7 @@ import pytest
 
 from trainrig.errors import DataError
 from trainrig.models.token_sampling import Sampling
-from trainrig.posttrain.prompt_files import (
-    PromptFiles,
-    read_prompt_set,
-)
+from trainrig.posttrain.prompt_files import PromptFiles, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.text_generator import read_request
 from trainrig.tokens.chat.chat_messages import Message

@@ -11,6 +11,7 @@ from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 ABOVE = Path(__file__).parents[1] / "posttrain"
 globals().update(runpy.run_path(str(ABOVE / "conftest.py")))
 globals().update(runpy.run_path(str(ABOVE / "sums.py")))
+make_pretraining = globals()["make_run"]  # the fixture of that name in tests/train/tiny.py
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,7 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.posttrain.rewards.reward_contract import Fault
-from trainrig.rl.environments import (
-    Calculator,
-    PythonEnvironment,
-    StepResult,
-    evaluate_sum,
-)
+from trainrig.rl.environments import Calculator, PythonEnvironment, StepResult, evaluate_sum
 
 SOURCE = """
 import os, time

@@ -10,6 +10,7 @@ import pytest
 from trainrig.errors import ConfigError, DataError
 from trainrig.runs.step_trace import trace
 from trainrig.train.checkpoint import find_newest_valid
+from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import list_stored_batches
@@ -19,9 +20,9 @@ UPDATES = 2
 
 
 @pytest.fixture(scope="module")
-def whole(ranks, make_job, tmp_path_factory):
+def whole(ranks, make_pretraining, tmp_path_factory):
     """Return an undisturbed online run of two ranks."""
-    job = make_job(tmp_path_factory.mktemp("online"), training=TRAINING)
+    job = prepare(make_pretraining(tmp_path_factory.mktemp("online"), training=TRAINING))
     attempt = RunFolder(job.folder).take_attempt(0)
     ranks(2, "train", job=job, attempt=attempt, online=UPDATES)
     return job

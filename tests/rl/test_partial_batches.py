@@ -39,10 +39,7 @@ from trainrig.rl.sampling_waves import (
     choose_groups,
     select_unit,
 )
-from trainrig.rl.transcripts import (
-    Transcript,
-    TranscriptSampler,
-)
+from trainrig.rl.transcripts import Transcript, TranscriptSampler
 from trainrig.tokens.batches import (
     BEHAVIOUR,
     ENTRIES,

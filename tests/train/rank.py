@@ -63,11 +63,8 @@ from trainrig.parallel.sharding.fsdp import (
 )
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, Heartbeat, HeartbeatReporter, Stall
-from trainrig.rl.online_batches import OnlineBatches
-from trainrig.rl.rollout_requests import (
-    find_open,
-    name_rollouts_folder,
-)
+from trainrig.rl.online_batches import StoredRollouts
+from trainrig.rl.rollout_requests import find_open, name_rollouts_folder
 from trainrig.rl.rollout_sampler import RolloutSampler
 from trainrig.tokens.batches import (
     IDS,
@@ -227,14 +224,14 @@ def train(
 
             saver.commit = commit
         elif how == "die before training":
-            prepare = OnlineBatches.prepare
+            prepare = StoredRollouts.prepare
 
-            def prepare_and_die(batches: OnlineBatches, state: TrainState, *more: Any) -> None:
-                prepare(batches, state, *more)
-                if state.data_step == step:
+            def prepare_and_die(batches: StoredRollouts, *more: Any) -> None:
+                prepare(batches, *more)
+                if batches.state.data_step == step:
                     die_after_saving()
 
-            OnlineBatches.prepare = prepare_and_die  # type: ignore[method-assign]
+            StoredRollouts.prepare = prepare_and_die  # type: ignore[method-assign]
         else:
             make = job.make_batches
             # Nothing is prefetched, so that all earlier steps are done.

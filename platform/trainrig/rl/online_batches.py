@@ -2,7 +2,7 @@
 
 All ranks make a batch together, each its assigned micro-batches, and store all of it before
 training on it. Its samples may come from rollout actors, and from earlier weights
-(rollout_pool/asking.py). Afterwards it is read from the run folder like any other batch, on any
+(rl/rollouts_ahead.py). Afterwards it is read from the run folder like any other batch, on any
 number of ranks. A resumed run reads stored batches and never makes one again, so their randomness
 and their cost occur once.
 
@@ -28,79 +28,57 @@ import torch.distributed as dist
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
-from trainrig.objectives.objective_interface import Carrying, Objective
-from trainrig.parallel.mesh import WorkerMesh
+from trainrig.objectives.objective_interface import Carrying
 from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
-from trainrig.rl.rollout_maker import (
-    NO_ARRAYS,
-    Arrays,
-    BatchMaker,
-    RolloutMaker,
-)
+from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays, RolloutMaker
 from trainrig.rl.rollouts_ahead import RolloutsAhead
 from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
-from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
+from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import LEFT, ONLINE_FOLDER, RECORD, StoredBatch, pack_arrays
-from trainrig.train.state import TrainState
+from trainrig.train.training_job import OnlineState, TrainingJob
 
 # Key in `TrainState.carried`: waves of rollouts drawn so far, where batches may need several.
 WAVES_DRAWN = "waves_drawn"
 
 
-class OnlineBatches:
-    """Batches that `maker` makes during the run. All ranks call `prepare` before each step."""
+class StoredRollouts:
+    """Batches that a maker makes during the run, on one rank; they implement `OnlineBatches`."""
 
     def __init__(
-        self,
-        maker: BatchMaker,
-        folder: RunFolder,
-        attempt: TrainingAttempt,
-        virtual: int | None,
-        *,
-        mesh: WorkerMesh,
-        gather_once: bool = True,
-        actors: bool = False,
+        self, maker: RolloutMaker, job: TrainingJob, attempt: int, state: OnlineState
     ) -> None:
-        """Set up the batches. Collective.
-
-        Args:
-            maker: Makes the micro-batches.
-            folder: Run folder that stores them.
-            attempt: The current attempt.
-            virtual: Upper limit of virtual workers; None means the number of ranks.
-            mesh: The ranks that hold the models.
-            gather_once: Whether the models are sharded to be gathered once a step.
-            actors: Whether the run has rollout actors that sample.
-        """
+        """Set up the batches of `maker` in the run folder of `job`. Collective."""
         self.maker = maker
         self.sources = maker.sources
-        self._folder = folder
+        self._objective = job.objective
+        self._folder = RunFolder(job.folder)
         self._attempt = attempt
-        self._virtual = virtual
-        self._gather_once = gather_once
-        self._mesh = mesh
+        self.state = state
+        self._virtual = job.training.virtual_limit
+        # Whether the models are sharded to be gathered once a step.
+        self._gather_once = job.training.parallel.reshard == "step"
         self._group = dist.new_group(backend="gloo")
         self._stored: StoredBatch | None = None
         self._ahead: RolloutsAhead | None = None
-        if isinstance(maker, RolloutMaker) and (actors or maker.lag or maker.draws_waves):
-            self._ahead = RolloutsAhead(maker, folder, attempt, self._group, actors)
+        actors = job.extra_actors is not None
+        if actors or maker.lag or maker.draws_waves:
+            self._ahead = RolloutsAhead(maker, self._folder, attempt, self._group, actors)
 
-    def prepare(self, state: TrainState, alive: Callable[[], None] = lambda: None) -> None:
-        """Ensure that the batch of the next step of `state` is stored. Collective.
+    def prepare(self, alive: Callable[[], None] = lambda: None) -> None:
+        """Ensure that the batch of the state's next step is stored. Collective.
 
         `alive` is called while this waits for actors. Raises DataError if training on the batch has
         begun and its folder is gone, or if the remaining samples can no longer be made.
         """
-        number, update = divmod(state.data_step, self.maker.updates)
+        number, update = divmod(self.state.data_step, self.maker.updates)
         if self._stored and self._stored.number == number and update:
             return
-        folder = self._name_folder(number, state)
+        folder = self._name_folder(number)
         stored = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         # A wave is requested only once the results of the previous one are known.
         at_once = self._ahead if self._ahead and not self._ahead.maker.draws_waves else None
         if at_once and not update and (stored is None or at_once.lag):
-            is_stored = functools.partial(self._is_stored, state)
-            at_once.ask(state, number, is_stored, self._assign_slots, self._gather_once)
+            at_once.ask(self.state, number, self._is_stored, self._assign_slots, self._gather_once)
         if stored is None:
             if update:
                 raise DataError(
@@ -110,27 +88,26 @@ class OnlineBatches:
                 )
             if at_once:
                 at_once.check_requested(number)
-            stored = self._make(state, number, folder, alive)
+            stored = self._make(number, folder, alive)
         if at_once:
             at_once.forget(number)
         self._stored = stored
 
-    def carry(
-        self, state: TrainState, objective: Objective, diagnostics: Mapping[str, float]
-    ) -> None:
-        """Update the numbers that `state` carries to the next batch, after a batch's last update.
+    def carry(self, diagnostics: Mapping[str, float]) -> None:
+        """Update the numbers that the state carries to the next batch, after a batch's last update.
 
-        They are those of `objective`, which gets the step's `diagnostics`, and the number of the
+        They are those of the objective, which gets the step's `diagnostics`, and the number of the
         next wave. After any other update of a batch, this does nothing.
         """
+        state = self.state
         if state.data_step % self.maker.updates:
             return
         batch = self._find_batch(state.data_step - 1)
-        if isinstance(objective, Carrying):
-            carried = objective.carry(state.carried, diagnostics, batch.denominators)
+        if isinstance(self._objective, Carrying):
+            carried = self._objective.carry(state.carried, diagnostics, batch.denominators)
             state.carried = {**state.carried, **carried}
         if self._ahead and self._ahead.maker.draws_waves:
-            state.carried = {**state.carried, WAVES_DRAWN: _find_next_wave(state) + batch.waves}
+            state.carried = {**state.carried, WAVES_DRAWN: self._find_next_wave() + batch.waves}
 
     def micro_batches(self, step: int) -> int:
         """Return the number of micro-batches of the batch of `step`."""
@@ -153,36 +130,41 @@ class OnlineBatches:
         assert self._stored and self._stored.number == number, f"step {step} was not prepared"
         return self._stored
 
-    def _name_folder(self, number: int, state: TrainState) -> str:
+    def _name_folder(self, number: int) -> str:
         first = number * self.maker.updates
-        past = [[begin, min(end, first)] for begin, end in state.skipped if begin < first]
+        past = [[begin, min(end, first)] for begin, end in self.state.skipped if begin < first]
         key = digest([self.maker.identity(), past])[:8]
         return storage.join(self._folder.path, ONLINE_FOLDER, f"batch_{number:08d}-{key}")
 
-    def _is_stored(self, state: TrainState, number: int) -> bool:
-        return storage.exists(storage.join(self._name_folder(number, state), RECORD))
+    def _find_next_wave(self) -> int:
+        """Return the number of the next wave that a batch draws."""
+        return int(self.state.carried.get(WAVES_DRAWN, 0))
+
+    def _is_stored(self, number: int) -> bool:
+        return storage.exists(storage.join(self._name_folder(number), RECORD))
 
     def _assign_slots(self, count: int) -> list[MicroBatchSlot]:
-        mesh = self._mesh
+        mesh = self.state.mesh
         virtual = min(self._virtual or mesh.data_size, count)
         return assign_micro_batches(count, virtual, mesh.data_rank, mesh.data_size)
 
-    def _make(
-        self, state: TrainState, number: int, folder: str, alive: Callable[[], None]
-    ) -> StoredBatch:
+    def _make(self, number: int, folder: str, alive: Callable[[], None]) -> StoredBatch:
+        state = self.state
         count = self.maker.micro_batches(number)
         mine: dict[int, tuple[Mapping[str, str], Mapping[str, int]]] = {}
         self.maker.carried = state.carried
         slots = self._assign_slots(count)
-        make, waves, left = self._begin(state, number, slots, alive)
+        sampled, waves, left = self._sample(number, slots, alive)
         try:
             with torch.no_grad(), keep_gathered(state.model, self._gather_once):
                 for slot in slots:
-                    micro = make(slot.index)
-                    if slot.real and self._mesh.is_reporter:
+                    index = slot.index
+                    rollouts = sampled(index)
+                    micro = self.maker.complete(state.model, state.others, number, index, rollouts)
+                    if slot.real and state.mesh.is_reporter:
                         denominators = dict(self.maker.denominators(micro))
-                        file = self._write(_collect_arrays(micro), folder, f"{slot.index:05d}")
-                        mine[slot.index] = file, denominators
+                        file = self._write(_collect_arrays(micro), folder, f"{index:05d}")
+                        mine[index] = file, denominators
         finally:
             # No backward pass follows that would release the gathered parameters.
             for model in (state.model, *state.others.values()):
@@ -199,7 +181,7 @@ class OnlineBatches:
             "number": number,
             "step": state.step,
             "updates": self.maker.updates,
-            "attempt": self._attempt.number,
+            "attempt": self._attempt,
             "sources": list(self.sources),
             "files": [made[index][0] for index in range(count)],
             "denominators": dict(sorted(totals.items())),
@@ -211,46 +193,32 @@ class OnlineBatches:
         storage.create(storage.join(folder, RECORD), json.dumps(record, indent=1).encode())
         return self._broadcast_made(StoredBatch.read(folder))
 
-    def _begin(
-        self,
-        state: TrainState,
-        number: int,
-        slots: Sequence[MicroBatchSlot],
-        alive: Callable[[], None],
-    ) -> tuple[Callable[[int], MicroBatch], int, Arrays]:
-        """Prepare to make the micro-batches of `slots` for batch `number`.
+    def _sample(
+        self, number: int, slots: Sequence[MicroBatchSlot], alive: Callable[[], None]
+    ) -> tuple[Callable[[int], Arrays], int, Arrays]:
+        """Provide the samples of batch `number` for this rank's `slots`.
 
-        Waits for all samples that they need. Returns the function that makes a micro-batch by
-        index, the number of waves drawn, and what is left for the next batch.
+        Waits for all samples that other processes make. Returns the function that gives the samples
+        of a micro-batch by index, the number of waves drawn, and what is left for the next batch.
         """
-        models = (state.model, state.others)
+        state = self.state
         ahead = self._ahead
         if ahead is None:
-            return functools.partial(self.maker.make, *models, number), 1, NO_ARRAYS
-        maker = ahead.maker
-        waves = 1
-        left = NO_ARRAYS
-        sampled: Mapping[int, Arrays]
-        if maker.draws_waves:
-            drawn = maker.begin(number, self._read_left_before(number, state))
-            first = _find_next_wave(state)
-            gather = self._gather_once
-            units, waves = ahead.draw_waves(state, drawn, first, self._assign_slots, gather, alive)
-            sampled = dict(enumerate(units))
-            left = drawn.list_left()
-        else:
+            return functools.partial(self.maker.sample, state.model, number), 1, NO_ARRAYS
+        if not ahead.maker.draws_waves:
             sampled = ahead.wait(number, [slot.index for slot in slots], alive)
+            return sampled.__getitem__, 1, NO_ARRAYS
+        drawn = ahead.maker.begin(number, self._read_left_before(number))
+        first = self._find_next_wave()
+        gather = self._gather_once
+        units, waves = ahead.draw_waves(state, drawn, first, self._assign_slots, gather, alive)
+        return units.__getitem__, waves, drawn.list_left()
 
-        def complete(index: int) -> MicroBatch:
-            return maker.complete(*models, number, index, sampled[index])
-
-        return complete, waves, left
-
-    def _read_left_before(self, number: int, state: TrainState) -> Arrays:
+    def _read_left_before(self, number: int) -> Arrays:
         """Read what the previous batch left for batch `number`. Raise DataError if it is gone."""
         if not (number and self._ahead and self._ahead.maker.carries_over):
             return NO_ARRAYS
-        folder = self._name_folder(number - 1, state)
+        folder = self._name_folder(number - 1)
         before = self._broadcast(StoredBatch.read(folder) if dist.get_rank() == 0 else None)
         if before is None:
             raise DataError(
@@ -261,7 +229,7 @@ class OnlineBatches:
         return before.read_left()
 
     def _write(self, arrays: Arrays, folder: str, file: str) -> dict[str, str]:
-        name = f"attempt-{self._attempt.number}/{file}.npz"
+        name = f"attempt-{self._attempt}/{file}.npz"
         data = pack_arrays(arrays)
         storage.write(storage.join(folder, name), data)
         return {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
@@ -283,8 +251,3 @@ def _collect_arrays(micro: MicroBatch) -> Arrays:
     arrays = {f"array.{name}": array for name, array in micro.arrays.items()}
     named = {"samples": micro.samples, "sources": micro.sources, "pieces": micro.pieces}
     return arrays | named
-
-
-def _find_next_wave(state: TrainState) -> int:
-    """Return the number of the next wave that a batch of `state` draws."""
-    return int(state.carried.get(WAVES_DRAWN, 0))

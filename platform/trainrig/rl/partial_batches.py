@@ -15,15 +15,8 @@ from numpy.typing import NDArray
 
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores
-from trainrig.rl import (
-    reinforcement_run_file,
-    rollout_batches,
-    sampling_waves,
-)
-from trainrig.rl.rollout_maker import (
-    NO_ARRAYS,
-    Arrays,
-)
+from trainrig.rl import reinforcement_run_file, rollout_batches, sampling_waves
+from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays
 from trainrig.rl.transcripts import Transcript
 from trainrig.tokens import batches
 

@@ -11,10 +11,7 @@ from trainrig.objectives import GRPO, PPO, OnPolicyDistillation, Policy, Reinfor
 from trainrig.optim import AdamW, Optimizer
 from trainrig.posttrain.prompt_files import PromptFiles
 from trainrig.posttrain.rewards import RewardSettings
-from trainrig.rl.environments import (
-    Calculator,
-    PythonEnvironment,
-)
+from trainrig.rl.environments import Calculator, PythonEnvironment
 from trainrig.tokens.batches import check_divides
 from trainrig.train.run_file.run_files import TrainingRunFile
 from trainrig.train.run_file.training_settings import Training

@@ -15,25 +15,21 @@ from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.policy.ppo import CRITIC_MODEL
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.model_source import is_hub_folder, open_initial_model
-from trainrig.posttrain.prompt_files import (
-    FORMAT,
-    read_prompt_set,
-)
+from trainrig.posttrain.prompt_files import FORMAT, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import hash_reward_inputs
 from trainrig.rl.partial_batches import open_rollouts
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.rollout_actors import RolloutPool
 from trainrig.rl.rollout_batches import open_rewards
-from trainrig.rl.rollout_memory import (
-    describe_rollout_memory,
-    describe_rows,
-)
+from trainrig.rl.rollout_memory import describe_rollout_memory, describe_rows
 from trainrig.tokens.document_set import find_paths, name_files
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.pretrain import drive
+from trainrig.train.run_file.worker_settings import parse_bounds
 from trainrig.train.run_start import claim_run
-from trainrig.train.training_job import Adapter, FrozenModel, TrainedModel, TrainingJob
+from trainrig.train.training_job import Adapter, ExtraActors, FrozenModel, TrainedModel, TrainingJob
 
 
 def reinforce(run: ReinforcementLearning) -> Manifest:
@@ -88,6 +84,7 @@ def prepare_with_prompts(
         frozen[TEACHER_MODEL] = teacher
     critic = _find_critic(run, path, encoder.encoder)
     longest = max(len(prompt.ids) for prompt in prompt_set.prompts)
+    actors = parse_bounds(run.rollouts.actors)
     job = TrainingJob(
         folder=storage.make_absolute(run.output),
         model=model,
@@ -102,7 +99,7 @@ def prepare_with_prompts(
         else None,
         frozen=frozen,
         trained={} if critic is None else {CRITIC_MODEL: critic},
-        rollout_actors=run.rollouts.actors,
+        extra_actors=ExtraActors(actors, RolloutPool) if actors.most else None,
         tokens_at_once=describe_rows(run, longest).tokens,
     )
     job.check_budget()

@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -20,12 +20,10 @@ from trainrig.errors import ClusterError, ClusterLost, TrainrigError
 from trainrig.processes.lease import follow_lease
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_local import call_while_ray_lives
-from trainrig.ray_runtime.ray_pools import Need
 from trainrig.rl import rollout_requests
 from trainrig.train.elastic.failure_cause import format_last_line
 from trainrig.train.elastic.worker_agent import find_given_device
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run_file.worker_settings import parse_bounds
 from trainrig.train.training_job import TrainingJob
 
 log = logging.getLogger(__name__)
@@ -59,7 +57,9 @@ class _Actor:
 class RolloutPool:
     """Rollout actors of one run, during the life of one driver; a context manager."""
 
-    def __init__(self, job: TrainingJob, need: Need, room: Callable[[], int]) -> None:
+    def __init__(
+        self, job: TrainingJob, need: Mapping[str, float], room: Callable[[], int]
+    ) -> None:
         """Set up the pool; entering the context starts it.
 
         `need`: resources of one actor. `room`: returns how many actors fit next to the workers,
@@ -68,7 +68,8 @@ class RolloutPool:
         self._job = job
         self._need = need
         self._room = room
-        self._wanted = parse_bounds(job.rollout_actors)
+        assert job.extra_actors, "only a job with actors has a pool"
+        self._wanted = job.extra_actors.bounds
         self._folder = RunFolder(job.folder)
         self._rollouts = rollout_requests.name_rollouts_folder(self._folder)
         self._faults = job.training.faults
@@ -85,8 +86,7 @@ class RolloutPool:
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._wanted.most:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(
@@ -96,10 +96,9 @@ class RolloutPool:
         trace: TracebackType | None,
     ) -> None:
         self._closing.set()
-        if self._wanted.most:
-            self._thread.join()
-            with contextlib.suppress(ClusterLost):
-                call_while_ray_lives(self._end_all)
+        self._thread.join()
+        with contextlib.suppress(ClusterLost):
+            call_while_ray_lives(self._end_all)
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -33,29 +33,15 @@ from trainrig.objectives.on_policy_distillation import TEACHER_MODEL, OnPolicyDi
 from trainrig.objectives.policy.policy_gradient import Floats
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
-from trainrig.posttrain.prompt_files import (
-    PromptSet,
-    read_prompt_set,
-)
+from trainrig.posttrain.prompt_files import PromptSet, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores, WeightedRewards, build_rewards
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning
-from trainrig.rl.rollout_maker import (
-    NO_ARRAYS,
-    Arrays,
-    RolloutMaker,
-)
-from trainrig.rl.sampling_waves import (
-    PROMPTS,
-    TOTALS,
-    fill_batch,
-)
-from trainrig.rl.transcripts import (
-    Transcript,
-    TranscriptSampler,
-    VllmSampler,
-)
+from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays, RolloutMaker
+from trainrig.rl.sampling_waves import PROMPTS, TOTALS, fill_batch
+from trainrig.rl.transcripts import Transcript, TranscriptSampler, VllmSampler
 from trainrig.tokens import batches
+from trainrig.train.training_job import OnlineBatches, OnlineState, TrainingJob
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -95,6 +81,13 @@ class RolloutBatches(RolloutMaker):
         vllm = run.rollouts.vllm
         files = encoder.encoder.files
         self._vllm = VllmSampler(files, vllm.memory) if vllm else None
+
+    def open(self, job: TrainingJob, attempt: int, state: OnlineState) -> OnlineBatches:
+        """Return the batches of one rank; see `OnlineSource`."""
+        # Imported here, as it loads torch, which takes seconds: drivers make this object as well.
+        from trainrig.rl.online_batches import StoredRollouts
+
+        return StoredRollouts(self, job, attempt, state)
 
     def identity(self) -> dict[str, Any]:
         """Return all settings and fingerprints that the batches depend on, besides the weights."""

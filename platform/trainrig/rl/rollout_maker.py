@@ -1,7 +1,4 @@
-"""Makers of batches of rollouts: the interface of sampling and completing them, and its waves.
-
-Batches of rollouts are made from the weights after the step before.
-"""
+"""Interface of makers of rollouts: sampling, completing batches, and waves of sampling."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,23 +8,37 @@ from typing import Any
 from numpy.typing import NDArray
 
 from trainrig.tokens.batches import MicroBatch
+from trainrig.train.training_job import OnlineSource
 
 Arrays = Mapping[str, NDArray[Any]]
 NO_ARRAYS: Arrays = MappingProxyType({})
 
 
-class BatchMaker(ABC):
-    """A source of batches that are made from the current weights, such as rollouts.
+class RolloutMaker(OnlineSource):
+    """A maker of batches in two parts: sampling, and completion on the trainer's workers.
 
     Each batch is made from the weights after the step before, and stored before it is trained on
-    (rl/online_batches.py). The maker is pickled to the workers.
+    (rl/online_batches.py). Sampling runs on the trainer's workers or in actors
+    (rl/rollout_actors.py). The maker is pickled to both.
     """
 
-    sources: Sequence[str]  # source names, which the `sources` of micro-batches index
     updates: int = 1  # number of consecutive steps that train on each batch
+    # Number of batches by which sampling is ahead. Batch n is sampled from the weights with which
+    # training on batch n - lag begins; the first `lag` batches from the initial weights.
+    lag: int = 0
+    # Maximum waves (rounds of sampling) for a batch; each has a unit for each of its micro-batches.
+    # Above 1, the waves of a run are numbered, and `fill` makes a batch of those sampled for it.
+    waves: int = 1
+    # Whether a batch leaves unfinished samples that the next batch continues.
+    carries_over: bool = False
     # Values that the objective carries from batch to batch, as of now
     # (objectives/objective_interface.py).
     carried: Mapping[str, float] = MappingProxyType({})
+
+    @property
+    def draws_waves(self) -> bool:
+        """Return whether the `Waves` from `begin` decide how many units are sampled, and how."""
+        return self.waves > 1 or self.carries_over
 
     @abstractmethod
     def identity(self) -> Mapping[str, Any]:
@@ -38,14 +49,23 @@ class BatchMaker(ABC):
         """Return the number of micro-batches in batch `number` (from 0)."""
 
     @abstractmethod
-    def make(self, model: Any, others: Mapping[str, Any], number: int, index: int) -> MicroBatch:
-        """Return micro-batch `index` of batch `number`, a function of these and the weights alone.
+    def sample(self, model: Any, number: int, index: int, wave_input: Arrays = NO_ARRAYS) -> Arrays:
+        """Return what `model` samples for unit `index` of batch or wave `number`.
 
-        `others` holds the models besides the trained one, by name. The weights of `model` are
-        gathered: its forward passes need no communication.
+        A unit is a micro-batch's worth of samples. `wave_input` is what `Waves.next` returned for
+        the wave. The result is a function of these and the weights alone. Runs without gradients.
+        The weights of `model` are gathered: its forward passes need no communication.
+        """
 
-        Runs without gradients. Every rank calls it at the same time, each for its own micro-batch,
-        and must call each of `others` as often as all other ranks do.
+    @abstractmethod
+    def complete(
+        self, model: Any, others: Mapping[str, Any], number: int, index: int, sampled: Arrays
+    ) -> MicroBatch:
+        """Return micro-batch `index` of batch `number`, made of `sampled`, as `sample` does.
+
+        `others` holds the models besides the trained one, by name. Every rank calls this at the
+        same time, each for its own micro-batch, and must call each of `others` as often as all
+        other ranks do.
         """
 
     @abstractmethod
@@ -55,47 +75,12 @@ class BatchMaker(ABC):
         These are TOKENS and the denominators that the terms of the objective name.
         """
 
-    def data_before(self, step: int) -> dict[str, Any]:
-        """Return the cursor for the checkpoint and what it counts, as in `DataHistory`."""
-        batch, update = divmod(step, self.updates)
-        return {"online": dict(self.identity()), "batch": batch, "update": update}
-
-
-class RolloutMaker(BatchMaker):
-    """A maker of batches in two parts: sampling, and completion on the trainer's workers.
-
-    Sampling runs on the trainer's workers or in separate processes (train/rollout_pool/).
-    """
-
-    # Number of batches by which sampling is ahead. Batch n is sampled from the weights with which
-    # training on batch n - lag begins; the first `lag` batches from the initial weights.
-    lag: int = 0
-    # Maximum waves (rounds of sampling) for a batch; each has a unit for each of its micro-batches.
-    # Above 1, the waves of a run are numbered, and `fill` makes a batch of those sampled for it.
-    waves: int = 1
-    # Whether a batch leaves unfinished samples that the next batch continues.
-    carries_over: bool = False
-
-    @property
-    def draws_waves(self) -> bool:
-        """Return whether the `Waves` from `begin` decide how many units are sampled, and how."""
-        return self.waves > 1 or self.carries_over
-
-    @abstractmethod
-    def sample(self, model: Any, number: int, index: int, wave_input: Arrays = NO_ARRAYS) -> Arrays:
-        """Return what `model` samples for unit `index` of batch or wave `number`.
-
-        A unit is a micro-batch's worth of samples. `wave_input` is what `Waves.next` returned for
-        the wave. The result is a function of these and the weights alone. Runs without gradients,
-        with `model` gathered.
-        """
+    def take_weights(self) -> None:
+        """Handle a change of weights: called before `sample` gets a model with other weights."""
 
     def begin(self, number: int, left: Arrays) -> "Waves":
         """Return the waves of batch `number`; `left` is what the batch before left unfinished."""
         return WholeWaves(self, number)
-
-    def take_weights(self) -> None:
-        """Handle a change of weights: called before `sample` gets a model with other weights."""
 
     def fill(self, drawn: Sequence[Sequence[Arrays]]) -> Sequence[Arrays] | None:
         """Choose the sampled micro-batches of a batch from the waves in `drawn` (lists of units).
@@ -104,15 +89,10 @@ class RolloutMaker(BatchMaker):
         """
         return drawn[0]
 
-    @abstractmethod
-    def complete(
-        self, model: Any, others: Mapping[str, Any], number: int, index: int, sampled: Arrays
-    ) -> MicroBatch:
-        """Return the micro-batch made of `sampled`; for the other parameters see `make`."""
-
-    def make(self, model: Any, others: Mapping[str, Any], number: int, index: int) -> MicroBatch:
-        """Sample micro-batch `index` and complete it; see `BatchMaker.make`."""
-        return self.complete(model, others, number, index, self.sample(model, number, index))
+    def data_before(self, step: int) -> dict[str, Any]:
+        """Return the cursor for the checkpoint and what it counts, as in `DataHistory`."""
+        batch, update = divmod(step, self.updates)
+        return {"online": dict(self.identity()), "batch": batch, "update": update}
 
 
 class Waves(ABC):

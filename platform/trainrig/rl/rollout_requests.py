@@ -25,10 +25,7 @@ from typing import Any, NoReturn
 
 from trainrig import errors, storage
 from trainrig.errors import ClusterError, TrainrigError
-from trainrig.rl.rollout_maker import (
-    NO_ARRAYS,
-    Arrays,
-)
+from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import ONLINE_FOLDER, pack_arrays, unpack_arrays
 

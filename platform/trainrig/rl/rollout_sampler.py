@@ -25,10 +25,7 @@ from trainrig.parallel.mesh import find_local_device, join_group, use_device
 from trainrig.parallel.precision import set_products
 from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
 from trainrig.rl.rollout_maker import RolloutMaker
-from trainrig.rl.rollout_requests import (
-    RolloutRequest,
-    write_unit,
-)
+from trainrig.rl.rollout_requests import RolloutRequest, write_unit
 from trainrig.train.averaging import Averaging
 from trainrig.train.checkpoint import rank_file
 from trainrig.train.checkpoint.adapter import load_base
@@ -36,7 +33,7 @@ from trainrig.train.checkpoint.manifest import CheckpointManifest, commit
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.checkpoint.tensor_index import FileChunks, IndexedTensor
 from trainrig.train.state import TrainState, build_fresh_state
-from trainrig.train.training_job import TrainingJob
+from trainrig.train.training_job import OnlineState, TrainingJob
 
 TIMEOUT = timedelta(seconds=60)  # timeout of a group of one process, which never waits
 
@@ -103,7 +100,7 @@ class WeightWriter:
         self._staged: rank_file.StagedFile | None = None
         self._index: dict[str, IndexedTensor] = {}
 
-    def write(self, state: TrainState, folder: str, attempt: int) -> None:
+    def write(self, state: OnlineState, folder: str, attempt: int) -> None:
         """Write the weights of `state` to `folder`; they are complete once its manifest exists.
 
         Collective. No parameters may be gathered.

@@ -2,7 +2,7 @@
 
 All ranks call the same methods. With actors, they write the weights and a request. Without actors,
 they sample themselves, and the samples of later batches wait in the run folder. For waves, units
-and the lag, see rollout_pool/requests.py.
+and the lag, see rl/rollout_requests.py.
 """
 
 import contextlib
@@ -19,16 +19,11 @@ from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
 from trainrig.rl import rollout_requests
-from trainrig.rl.rollout_maker import (
-    NO_ARRAYS,
-    Arrays,
-    RolloutMaker,
-    Waves,
-)
+from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays, RolloutMaker, Waves
 from trainrig.rl.rollout_sampler import WeightWriter
 from trainrig.tokens.batches import MicroBatchSlot
-from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
-from trainrig.train.state import TrainState
+from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.training_job import OnlineState
 
 RECORD_AFTER = 30.0  # s of waiting until an event records it
 
@@ -40,7 +35,7 @@ class RolloutsAhead:
         self,
         maker: RolloutMaker,
         folder: RunFolder,
-        attempt: TrainingAttempt,
+        attempt: int,
         group: dist.ProcessGroup,
         actors: bool,
     ) -> None:
@@ -62,7 +57,7 @@ class RolloutsAhead:
 
     def ask(
         self,
-        state: TrainState,
+        state: OnlineState,
         number: int,
         stored: Callable[[int], bool],
         slots: Callable[[int], Sequence[MicroBatchSlot]],
@@ -84,11 +79,11 @@ class RolloutsAhead:
             if not missing:
                 continue
             if self._actors:
-                weights = storage.join(folder, f"weights-attempt-{self._attempt.number}")
-                self._writer.write(state, weights, self._attempt.number)
+                weights = storage.join(folder, f"weights-attempt-{self._attempt}")
+                self._writer.write(state, weights, self._attempt)
                 if dist.get_rank() == 0:
                     rollout_requests.RolloutRequest(
-                        folder, wanted, count, weights, self._attempt.number
+                        folder, wanted, count, weights, self._attempt
                     ).write()
             else:
                 mine = [slot.index for slot in slots(count) if slot.real and slot.index in missing]
@@ -97,7 +92,7 @@ class RolloutsAhead:
 
     def draw_waves(
         self,
-        state: TrainState,
+        state: OnlineState,
         waves: Waves,
         first: int,
         slots: Callable[[int], Sequence[MicroBatchSlot]],
@@ -109,11 +104,11 @@ class RolloutsAhead:
         The first wave has number `first`. Returns the samples by unit, and the number of waves.
         `slots`: see `ask`. `alive` is called while this waits for actors.
         """
-        weights = storage.join(self._name_folder(first), f"weights-attempt-{self._attempt.number}")
+        weights = storage.join(self._name_folder(first), f"weights-attempt-{self._attempt}")
         wave = first
         while (filled := waves.find_filled()) is None:
             if self._actors and wave == first:
-                self._writer.write(state, weights, self._attempt.number)
+                self._writer.write(state, weights, self._attempt)
             count, wave_input = waves.next()
             if not self._actors:
                 mine = [slot.index for slot in slots(count) if slot.real]
@@ -125,7 +120,7 @@ class RolloutsAhead:
                     wave,
                     count,
                     weights,
-                    self._attempt.number,
+                    self._attempt,
                     bool(wave_input),
                 )
                 request.write(wave_input)
@@ -176,7 +171,7 @@ class RolloutsAhead:
                 alive()
                 if not recorded and time.monotonic() - began > RECORD_AFTER:
                     recorded = True
-                    details = {"attempt": self._attempt.number, "batch": number, "unit": index}
+                    details = {"attempt": self._attempt, "batch": number, "unit": index}
                     self._folder.record("waiting_for_rollouts", **details)
                 time.sleep(rollout_requests.choose_poll_interval(folder))
             found[index] = sampled
@@ -193,7 +188,7 @@ class RolloutsAhead:
 
     def _sample(
         self,
-        state: TrainState,
+        state: OnlineState,
         number: int,
         indices: Sequence[int],
         gather_once: bool,
@@ -215,7 +210,7 @@ class RolloutsAhead:
         folder = self._name_batch_folder(number)
         if self.lag:  # with a lag, later attempts no longer have the weights, so samples are shared
             return folder
-        return storage.join(folder, f"attempt-{self._attempt.number}")
+        return storage.join(folder, f"attempt-{self._attempt}")
 
     def _forget_earlier(self) -> None:
         """Delete the failures of earlier attempts; without a lag, all their requests too."""

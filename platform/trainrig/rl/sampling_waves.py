@@ -18,10 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.rl.reinforcement_run_file import Rollouts
-from trainrig.rl.rollout_maker import (
-    Arrays,
-    Waves,
-)
+from trainrig.rl.rollout_maker import Arrays, Waves
 from trainrig.tokens import batches
 
 # Names of arrays that sampled units have and finished micro-batches lack.

@@ -8,10 +8,7 @@ import pytest
 
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
-from trainrig.posttrain.prompt_files import (
-    Prompt,
-    read_prompt_set,
-)
+from trainrig.posttrain.prompt_files import Prompt, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards import ExactAnswer
 from trainrig.posttrain.rewards.reward_contract import Completion

@@ -22,12 +22,7 @@ import numpy as np
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.posttrain.prompt_files import (
-    FORMAT,
-    Prompt,
-    PromptSet,
-    read_prompt_set,
-)
+from trainrig.posttrain.prompt_files import FORMAT, Prompt, PromptSet, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
 from trainrig.posttrain.rewards import weighted_rewards
 from trainrig.posttrain.rewards.reward_contract import Completion
