@@ -22,17 +22,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
 from trainrig.objectives.objective_interface import Carrying
-from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
 from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays, RolloutMaker
-from trainrig.rl.rollouts_ahead import RolloutsAhead
-from trainrig.tokens.batches import MicroBatch, MicroBatchSlot, assign_micro_batches
+from trainrig.rl.rollout_sampler import gather_for_sampling
+from trainrig.rl.rollouts_ahead import RolloutsAhead, assign_slots
+from trainrig.tokens.batches import MicroBatch, MicroBatchSlot
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import LEFT, ONLINE_FOLDER, RECORD, StoredBatch, pack_arrays
 from trainrig.train.training_job import OnlineState, TrainingJob
@@ -54,15 +53,12 @@ class StoredRollouts:
         self._folder = RunFolder(job.folder)
         self._attempt = attempt
         self.state = state
-        self._virtual = job.training.virtual_limit
-        # Whether the models are sharded to be gathered once a step.
-        self._gather_once = job.training.parallel.reshard == "step"
+        self._training = job.training
         self._group = dist.new_group(backend="gloo")
         self._stored: StoredBatch | None = None
         self._ahead: RolloutsAhead | None = None
-        actors = job.extra_actors is not None
-        if actors or maker.lag or maker.draws_waves:
-            self._ahead = RolloutsAhead(maker, self._folder, attempt, self._group, actors)
+        if job.extra_actors or maker.lag or maker.draws_waves:
+            self._ahead = RolloutsAhead(maker, job, attempt, state, self._group)
 
     def prepare(self, alive: Callable[[], None] = lambda: None) -> None:
         """Ensure that the batch of the state's next step is stored. Collective.
@@ -78,7 +74,7 @@ class StoredRollouts:
         # A wave is requested only once the results of the previous one are known.
         at_once = self._ahead if self._ahead and not self._ahead.maker.draws_waves else None
         if at_once and not update and (stored is None or at_once.lag):
-            at_once.ask(self.state, number, self._is_stored, self._assign_slots, self._gather_once)
+            at_once.ask(number, self._is_stored)
         if stored is None:
             if update:
                 raise DataError(
@@ -143,32 +139,22 @@ class StoredRollouts:
     def _is_stored(self, number: int) -> bool:
         return storage.exists(storage.join(self._name_folder(number), RECORD))
 
-    def _assign_slots(self, count: int) -> list[MicroBatchSlot]:
-        mesh = self.state.mesh
-        virtual = min(self._virtual or mesh.data_size, count)
-        return assign_micro_batches(count, virtual, mesh.data_rank, mesh.data_size)
-
     def _make(self, number: int, folder: str, alive: Callable[[], None]) -> StoredBatch:
         state = self.state
         count = self.maker.micro_batches(number)
         mine: dict[int, tuple[Mapping[str, str], Mapping[str, int]]] = {}
         self.maker.carried = state.carried
-        slots = self._assign_slots(count)
+        slots = assign_slots(self._training, state.mesh, count)
         sampled, waves, left = self._sample(number, slots, alive)
-        try:
-            with torch.no_grad(), keep_gathered(state.model, self._gather_once):
-                for slot in slots:
-                    index = slot.index
-                    rollouts = sampled(index)
-                    micro = self.maker.complete(state.model, state.others, number, index, rollouts)
-                    if slot.real and state.mesh.is_reporter:
-                        denominators = dict(self.maker.denominators(micro))
-                        file = self._write(_collect_arrays(micro), folder, f"{index:05d}")
-                        mine[index] = file, denominators
-        finally:
-            # No backward pass follows that would release the gathered parameters.
-            for model in (state.model, *state.others.values()):
-                reshard(model)
+        with gather_for_sampling(state.model, self._training, state.others.values()):
+            for slot in slots:
+                index = slot.index
+                rollouts = sampled(index)
+                micro = self.maker.complete(state.model, state.others, number, index, rollouts)
+                if slot.real and state.mesh.is_reporter:
+                    denominators = dict(self.maker.denominators(micro))
+                    file = self._write(_collect_arrays(micro), folder, f"{index:05d}")
+                    mine[index] = file, denominators
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, mine, group=self._group)
         if dist.get_rank():
@@ -210,8 +196,7 @@ class StoredRollouts:
             return sampled.__getitem__, 1, NO_ARRAYS
         drawn = ahead.maker.begin(number, self._read_left_before(number))
         first = self._find_next_wave()
-        gather = self._gather_once
-        units, waves = ahead.draw_waves(state, drawn, first, self._assign_slots, gather, alive)
+        units, waves = ahead.draw_waves(drawn, first, alive)
         return units.__getitem__, waves, drawn.list_left()
 
     def _read_left_before(self, number: int) -> Arrays:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import RewardScores
-from trainrig.rl import reinforcement_run_file, rollout_batches, sampling_waves
+from trainrig.rl import rollout_batches, sampling_waves
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays
 from trainrig.rl.transcripts import Transcript
 from trainrig.tokens import batches
@@ -26,19 +27,11 @@ class PartialRolloutBatches(rollout_batches.RolloutBatches):
 
     carries_over = True
 
-    def __init__(
-        self,
-        run: reinforcement_run_file.ReinforcementLearning,
-        partial: reinforcement_run_file.PartialRollouts,
-        encoder: PromptEncoder,
-        prompts: str,
-    ) -> None:
-        """Store the settings; `partial` holds the budget of tokens per wave.
-
-        `prompts` is the fingerprint of the prompt files.
-        """
+    def __init__(self, run: ReinforcementLearning, encoder: PromptEncoder, prompts: str) -> None:
+        """Store the settings of `run`; `prompts` is the fingerprint of the prompt files."""
         super().__init__(run, encoder, prompts)
-        self._budget = partial.budget
+        assert run.rollouts.partial, "completions are left off"
+        self._budget = run.rollouts.partial.budget
 
     def begin(self, number: int, left: Arrays) -> sampling_waves.PartialWaves:
         """Return the waves of batch `number`, which continue what the batch before `left`."""
@@ -216,12 +209,3 @@ class PartialRolloutBatches(rollout_batches.RolloutBatches):
         )
         self._check_gap(arrays[batches.BEHAVIOUR], arrays)
         self._add_importance(arrays)
-
-
-def open_rollouts(
-    run: reinforcement_run_file.ReinforcementLearning, encoder: PromptEncoder, prompts: str
-) -> rollout_batches.RolloutBatches:
-    """Return the maker of the batches of `run`; `prompts` is the prompt files' fingerprint."""
-    if partial := run.rollouts.partial:
-        return PartialRolloutBatches(run, partial, encoder, prompts)
-    return rollout_batches.RolloutBatches(run, encoder, prompts)

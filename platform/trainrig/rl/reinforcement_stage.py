@@ -18,10 +18,10 @@ from trainrig.posttrain.model_source import is_hub_folder, open_initial_model
 from trainrig.posttrain.prompt_files import FORMAT, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards.weighted_rewards import hash_reward_inputs
-from trainrig.rl.partial_batches import open_rollouts
+from trainrig.rl.partial_batches import PartialRolloutBatches
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.rl.rollout_actors import RolloutPool
-from trainrig.rl.rollout_batches import open_rewards
+from trainrig.rl.rollout_batches import RolloutBatches, open_rewards
 from trainrig.rl.rollout_memory import describe_rollout_memory, describe_rows
 from trainrig.tokens.document_set import find_paths, name_files
 from trainrig.tokens.tokenizers.encode import Encoder
@@ -84,12 +84,13 @@ def prepare_with_prompts(
         frozen[TEACHER_MODEL] = teacher
     critic = _find_critic(run, path, encoder.encoder)
     longest = max(len(prompt.ids) for prompt in prompt_set.prompts)
+    maker = PartialRolloutBatches if run.rollouts.partial else RolloutBatches
     actors = parse_bounds(run.rollouts.actors)
     job = TrainingJob(
         folder=storage.make_absolute(run.output),
         model=model,
         training=run.training.make_paths_absolute(),
-        make_batches=functools.partial(open_rollouts, run, encoder, prompts),
+        make_batches=functools.partial(maker, run, encoder, prompts),
         tokenizer=tokenizer,
         beside=files.beside,
         objective=run.objective,

@@ -10,13 +10,14 @@ cache.
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from trainrig import storage
 from trainrig.parallel import numerics
@@ -32,6 +33,7 @@ from trainrig.train.checkpoint.adapter import load_base
 from trainrig.train.checkpoint.manifest import CheckpointManifest, commit
 from trainrig.train.checkpoint.reader import read_tensors
 from trainrig.train.checkpoint.tensor_index import FileChunks, IndexedTensor
+from trainrig.train.run_file.training_settings import Training
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.training_job import OnlineState, TrainingJob
 
@@ -58,6 +60,7 @@ class RolloutSampler:
         # Only the model, in one process: no other models, no averages, no optimizer state.
         alone = training.model_copy(update={"parallel": FSDP(), "averaging": Averaging()})
         job = dataclasses.replace(job, training=alone, frozen={}, trained={})
+        self._training = alone
         self._state = build_fresh_state(job, find_local_device(), draw=False)
         if job.adapter:
             load_base(self._state, job)
@@ -76,19 +79,27 @@ class RolloutSampler:
             read_weights(request.weights, self._state)
             self._maker.take_weights()
             self._loaded = request.weights
-        with self._keep_gathered():
+        with gather_for_sampling(self._state.model, self._training):
             arrays = self._maker.sample(
                 self._state.model, request.number, index, request.read_wave_input()
             )
         write_unit(request.folder, index, arrays)
 
-    @contextlib.contextmanager
-    def _keep_gathered(self) -> Iterator[None]:
-        try:
-            with torch.no_grad(), keep_gathered(self._state.model, gather_once=True):
-                yield
-        finally:  # no backward pass follows that would release the gathered parameters
-            reshard(self._state.model)
+
+@contextlib.contextmanager
+def gather_for_sampling(
+    model: nn.Module, training: Training, others: Iterable[nn.Module] = ()
+) -> Iterator[None]:
+    """Gather `model` in the block, without gradients; afterwards free it and `others`. Collective.
+
+    `others` are gathered by their own forward passes in the block.
+    """
+    try:
+        with torch.no_grad(), keep_gathered(model, training.parallel.reshard == "step"):
+            yield
+    finally:  # no backward pass follows that would release the gathered parameters
+        for gathered in (model, *others):
+            reshard(gathered)
 
 
 class WeightWriter:

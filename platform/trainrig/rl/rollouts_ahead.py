@@ -8,22 +8,22 @@ and the lag, see rl/rollout_requests.py.
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.manifest import digest
-from trainrig.parallel.sharding.fsdp import keep_gathered, reshard
+from trainrig.parallel.mesh import WorkerMesh
 from trainrig.rl import rollout_requests
 from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays, RolloutMaker, Waves
-from trainrig.rl.rollout_sampler import WeightWriter
-from trainrig.tokens.batches import MicroBatchSlot
+from trainrig.rl.rollout_sampler import WeightWriter, gather_for_sampling
+from trainrig.tokens.batches import MicroBatchSlot, assign_micro_batches
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.training_job import OnlineState
+from trainrig.train.run_file.training_settings import Training
+from trainrig.train.training_job import OnlineState, TrainingJob
 
 RECORD_AFTER = 30.0  # s of waiting until an event records it
 
@@ -34,20 +34,20 @@ class RolloutsAhead:
     def __init__(
         self,
         maker: RolloutMaker,
-        folder: RunFolder,
+        job: TrainingJob,
         attempt: int,
+        state: OnlineState,
         group: dist.ProcessGroup,
-        actors: bool,
     ) -> None:
-        """Delete the requests of earlier attempts that are of no use. Collective.
-
-        `actors`: whether the run has actors that sample.
-        """
+        """Delete the requests of earlier attempts that are of no use. Collective."""
         self.maker = maker
+        self._job = job
+        folder = RunFolder(job.folder)
         self._folder = folder
         self._attempt = attempt
+        self._state = state
         self._group = group
-        self._actors = actors
+        self._actors = job.extra_actors is not None
         self.lag = maker.lag
         self._writer = WeightWriter(group)
         self._rollouts = rollout_requests.name_rollouts_folder(folder)
@@ -55,19 +55,10 @@ class RolloutsAhead:
             self._forget_earlier()
         dist.barrier(group)
 
-    def ask(
-        self,
-        state: OnlineState,
-        number: int,
-        stored: Callable[[int], bool],
-        slots: Callable[[int], Sequence[MicroBatchSlot]],
-        gather_once: bool,
-    ) -> None:
-        """Request or sample all rollouts to be made with the weights of `state`. Collective.
+    def ask(self, number: int, stored: Callable[[int], bool]) -> None:
+        """Request or sample all rollouts to be made with the current weights. Collective.
 
-        Batch `number` is trained on next. `stored`: returns whether a batch is stored. `slots`:
-        returns this rank's slots among a number of micro-batches. `gather_once`: whether to gather
-        the parameters once for all of them.
+        Batch `number` is trained on next. `stored`: returns whether a batch is stored.
         """
         first = range(self.lag) if number == 0 else ()
         for wanted in (*first, number + self.lag):
@@ -80,40 +71,30 @@ class RolloutsAhead:
                 continue
             if self._actors:
                 weights = storage.join(folder, f"weights-attempt-{self._attempt}")
-                self._writer.write(state, weights, self._attempt)
+                self._writer.write(self._state, weights, self._attempt)
                 if dist.get_rank() == 0:
                     rollout_requests.RolloutRequest(
                         folder, wanted, count, weights, self._attempt
                     ).write()
             else:
-                mine = [slot.index for slot in slots(count) if slot.real and slot.index in missing]
-                self._sample(state, wanted, mine, gather_once)
-                dist.barrier(self._group)  # wait for the samples of the other ranks
+                self._sample(wanted, count, missing)
 
     def draw_waves(
-        self,
-        state: OnlineState,
-        waves: Waves,
-        first: int,
-        slots: Callable[[int], Sequence[MicroBatchSlot]],
-        gather_once: bool,
-        alive: Callable[[], None],
+        self, waves: Waves, first: int, alive: Callable[[], None]
     ) -> tuple[Sequence[Arrays], int]:
-        """Sample waves with the weights of `state` until the batch of `waves` is full. Collective.
+        """Sample waves with the current weights until the batch of `waves` is full. Collective.
 
         The first wave has number `first`. Returns the samples by unit, and the number of waves.
-        `slots`: see `ask`. `alive` is called while this waits for actors.
+        `alive` is called while this waits for actors.
         """
         weights = storage.join(self._name_folder(first), f"weights-attempt-{self._attempt}")
         wave = first
         while (filled := waves.find_filled()) is None:
             if self._actors and wave == first:
-                self._writer.write(state, weights, self._attempt)
+                self._writer.write(self._state, weights, self._attempt)
             count, wave_input = waves.next()
             if not self._actors:
-                mine = [slot.index for slot in slots(count) if slot.real]
-                self._sample(state, wave, mine, gather_once, wave_input)
-                dist.barrier(self._group)  # wait for the samples of the other ranks
+                self._sample(wave, count, range(count), wave_input)
             elif dist.get_rank() == 0:
                 request = rollout_requests.RolloutRequest(
                     self._name_folder(wave),
@@ -187,20 +168,20 @@ class RolloutsAhead:
                 rollout_requests.delete_requests(self._name_batch_folder(number))
 
     def _sample(
-        self,
-        state: OnlineState,
-        number: int,
-        indices: Sequence[int],
-        gather_once: bool,
-        wave_input: Arrays = NO_ARRAYS,
+        self, number: int, count: int, missing: Container[int], wave_input: Arrays = NO_ARRAYS
     ) -> None:
-        try:
-            with torch.no_grad(), keep_gathered(state.model, gather_once):
-                for index in indices:
-                    arrays = self.maker.sample(state.model, number, index, wave_input)
-                    rollout_requests.write_unit(self._name_folder(number), index, arrays)
-        finally:  # no backward pass follows that would release the gathered parameters
-            reshard(state.model)
+        """Sample and store this rank's units of the `count` of batch or wave `number`.
+
+        Those that are not `missing` are left out. Collective: waits for the other ranks' samples.
+        """
+        model = self._state.model
+        folder = self._name_folder(number)
+        slots = assign_slots(self._job.training, self._state.mesh, count)
+        with gather_for_sampling(model, self._job.training):
+            for index in [slot.index for slot in slots if slot.real and slot.index in missing]:
+                arrays = self.maker.sample(model, number, index, wave_input)
+                rollout_requests.write_unit(folder, index, arrays)
+        dist.barrier(self._group)
 
     def _name_batch_folder(self, number: int) -> str:
         key = digest(self.maker.identity())[:8]
@@ -230,3 +211,9 @@ class RolloutsAhead:
 def _find_lacking(stored: Callable[[int], bool], number: int, folder: str, count: int) -> list[int]:
     """Return the units of batch `number` missing in `folder`; [] if the batch is stored."""
     return [] if stored(number) else rollout_requests.find_missing_units(folder, count)
+
+
+def assign_slots(training: Training, mesh: WorkerMesh, count: int) -> list[MicroBatchSlot]:
+    """Return this rank's slots of the `count` micro-batches of a batch."""
+    virtual = min(training.virtual_limit or mesh.data_size, count)
+    return assign_micro_batches(count, virtual, mesh.data_rank, mesh.data_size)
