@@ -231,7 +231,7 @@ import hashlib, json, sys
 from trainrig.config import build
 from trainrig.tokens.batches import read_local_batch
 from trainrig.tokens.shards.block_cache import BlockCache
-from trainrig.tokens.batch_makers import Prefetch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.rows.batch_stages import BatchSettings

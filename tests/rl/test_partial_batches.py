@@ -24,10 +24,7 @@ from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.posttrain.prompt_files import Prompt
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.report import format_percent
-from trainrig.rl.reinforcement_run_file import Rollouts
-from trainrig.rl.reinforcement_stage import prepare
-from trainrig.rl.rollout_requests import name_rollouts_folder
-from trainrig.rl.sampling_waves import (
+from trainrig.rl.partial_batches import (
     BORN,
     COMPLETIONS,
     LENGTH,
@@ -39,6 +36,9 @@ from trainrig.rl.sampling_waves import (
     choose_groups,
     select_unit,
 )
+from trainrig.rl.reinforcement_run_file import Rollouts
+from trainrig.rl.reinforcement_stage import prepare
+from trainrig.rl.rollout_requests import name_rollouts_folder
 from trainrig.rl.transcripts import Transcript, TranscriptSampler
 from trainrig.tokens.batches import (
     BEHAVIOUR,

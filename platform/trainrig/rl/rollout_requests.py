@@ -14,7 +14,7 @@ communicate only through these files:
 
 A *unit* is the samples of one micro-batch. A *wave* is one round of sampling for a batch; some
 batches take several waves until they are full. The *lag* is the number of batches by which sampling
-is ahead of training (`tokens.batch_makers.RolloutMaker`). All files are deleted once the batch is
+is ahead of training (`rl.rollout_maker.RolloutMaker`). All files are deleted once the batch is
 stored in the run folder.
 """
 

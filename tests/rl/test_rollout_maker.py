@@ -13,8 +13,8 @@ import torch
 
 from trainrig.rl.reinforcement_run_file import Rollouts
 from trainrig.rl.reinforcement_stage import prepare
+from trainrig.rl.rollout_maker import PROMPTS, TOTALS, fill_batch
 from trainrig.rl.rollout_requests import name_rollouts_folder
-from trainrig.rl.sampling_waves import PROMPTS, TOTALS, fill_batch
 from trainrig.tokens.batches import FLAT, IDS, IGNORE, SAMPLED, TARGETS, WAVES
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
