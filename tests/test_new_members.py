@@ -1,6 +1,6 @@
 """Extensions are one file and one name each, as CONTRIBUTING.md says: tried in a copy.
 
-A verb is in tests/test_verbs.py, online batches in tests/train/test_online_batches.py.
+A verb is in tests/test_verbs.py, online batches in tests/rl/test_online_batches.py.
 """
 
 import json

@@ -23,8 +23,8 @@ from trainrig.config import build
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.optim import AdamW
 from trainrig.optim.parameter_groups import group_by_decay
-from trainrig.tokens.batch_makers import Prefetch
 from trainrig.tokens.batches import read_local_batch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.rows.timeline import Mixture, carry_over
@@ -227,7 +227,7 @@ import hashlib, json, sys
 from trainrig.config import build
 from trainrig.tokens.batches import read_local_batch
 from trainrig.tokens.shards.block_cache import BlockCache
-from trainrig.tokens.batch_makers import Prefetch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.rows.batch_stages import BatchSettings

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
 from trainrig.ray_runtime.ray_session import join
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 from trainrig.train.elastic import trainer

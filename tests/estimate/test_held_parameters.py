@@ -21,7 +21,7 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import DecoderConfig, count_parameters
 from trainrig.models.lora import count_adapter
 from trainrig.optim import SGD, AdamW
-from trainrig.posttrain.rollouts.reinforcement_run_file import SampledRows
+from trainrig.rl.reinforcement_run_file import SampledRows
 from trainrig.train.run_file.training_settings import Training
 
 MODEL = DecoderConfig(

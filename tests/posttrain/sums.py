@@ -14,13 +14,13 @@ import pytest
 
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.posttrain.conversations import encode_conversations
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.reinforcement_stage import reinforce
 from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.posttrain.stages.prompted_run_files import AnswerSampling
 from trainrig.posttrain.stages.sample_stage import sample_answers
 from trainrig.posttrain.tuning.fine_tuning import posttrain
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.reinforcement_stage import reinforce
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 

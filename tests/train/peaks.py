@@ -3,7 +3,6 @@
 The conftest.py of each folder that uses it imports it.
 """
 
-import functools
 import gc
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -17,14 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device, join_group
-from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import read_local_batch
 from trainrig.train import checkpoint
-from trainrig.train.rollouts.online_batches import OnlineBatches
-from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import Stepper
-from trainrig.train.training_job import TrainingJob
+from trainrig.train.training_job import OnlineSource, TrainingJob
 
 
 @pytest.fixture
@@ -71,17 +67,16 @@ def find_peaks(job: TrainingJob, making: bool = False) -> Any:
     batches = job.make_batches()
     virtual = training.virtual_workers
     made = 0
-    if isinstance(batches, BatchMaker):
-        folder = RunFolder(job.folder)
-        attempt = TrainingAttempt(1, 0)
-        batches = OnlineBatches(batches, folder, attempt, virtual, mesh=state.mesh)
+    online = None
+    if isinstance(batches, OnlineSource):
+        batches = online = batches.open(job, 1, state)
 
     def take() -> None:
         stepper.take(read_local_batch(batches, 0, 1, state.data_step, virtual=virtual))
 
     for _ in range(2):
-        if isinstance(batches, OnlineBatches):
-            count(functools.partial(batches.prepare, state))
+        if online:
+            count(online.prepare)
             made = most
         count(take)
     assert state.step == 2, "an update was made of each batch"

@@ -63,6 +63,9 @@ from trainrig.parallel.sharding.fsdp import (
 )
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, Heartbeat, HeartbeatReporter, Stall
+from trainrig.rl.online_batches import StoredRollouts
+from trainrig.rl.rollout_requests import find_open, name_rollouts_folder
+from trainrig.rl.rollout_sampler import RolloutSampler
 from trainrig.tokens.batches import (
     IDS,
     TOKENS,
@@ -77,9 +80,6 @@ from trainrig.train.checkpoint.rank_file import tensor_file_name
 from trainrig.train.elastic.rank import dump_collectives
 from trainrig.train.held_out_loss import evaluate
 from trainrig.train.loss_table import Loss
-from trainrig.train.rollouts.online_batches import OnlineBatches
-from trainrig.train.rollouts.rollout_requests import find_open, name_rollouts_folder
-from trainrig.train.rollouts.rollout_sampler import RolloutSampler
 from trainrig.train.run import step_logger
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file.training_settings import Training
@@ -224,14 +224,14 @@ def train(
 
             saver.commit = commit
         elif how == "die before training":
-            prepare = OnlineBatches.prepare
+            prepare = StoredRollouts.prepare
 
-            def prepare_and_die(batches: OnlineBatches, state: TrainState, *more: Any) -> None:
-                prepare(batches, state, *more)
-                if state.data_step == step:
+            def prepare_and_die(batches: StoredRollouts, *more: Any) -> None:
+                prepare(batches, *more)
+                if batches.state.data_step == step:
                     die_after_saving()
 
-            OnlineBatches.prepare = prepare_and_die  # type: ignore[method-assign]
+            StoredRollouts.prepare = prepare_and_die  # type: ignore[method-assign]
         else:
             make = job.make_batches
             # Nothing is prefetched, so that all earlier steps are done.

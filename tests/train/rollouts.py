@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from trainrig.randomness import RandomKey, draw_uniforms, draw_words
-from trainrig.tokens.batch_makers import BatchMaker
+from trainrig.rl.online_batches import StoredRollouts
+from trainrig.rl.rollout_maker import NO_ARRAYS, Arrays, RolloutMaker
 from trainrig.tokens.batches import IGNORE, TOKENS, MicroBatch, build_token_arrays
 
 ROWS = 2
@@ -14,7 +15,7 @@ PROMPT = 3
 NEW = 5
 
 
-class Rollouts(BatchMaker):
+class Rollouts(RolloutMaker):
     sources = ("rollouts",)
 
     def __init__(self, updates: int) -> None:
@@ -26,7 +27,12 @@ class Rollouts(BatchMaker):
     def micro_batches(self, number: int) -> int:
         return 5
 
-    def make(self, model: nn.Module, others: object, number: int, index: int) -> MicroBatch:
+    def open(self, *given: Any) -> StoredRollouts:
+        return StoredRollouts(self, *given)
+
+    def sample(
+        self, model: nn.Module, number: int, index: int, wave_input: Arrays = NO_ARRAYS
+    ) -> Arrays:
         first = (number * 5 + index) * ROWS
         samples_B1 = torch.arange(first, first + ROWS)[:, None]
         ids_BT = draw_words(RandomKey(0, "prompt"), torch.arange(PROMPT), samples_B1) % 256
@@ -35,13 +41,17 @@ class Rollouts(BatchMaker):
             share_B1 = draw_uniforms(RandomKey(0, "answer"), torch.tensor([place]), samples_B1)
             drawn_B1 = torch.searchsorted(upto_BV, share_B1 * upto_BV[:, -1:])
             ids_BT = torch.cat([ids_BT, drawn_B1], 1)
-        ids = ids_BT[:, :-1].numpy()
-        targets = ids_BT[:, 1:].clone()
+        return {"ids": ids_BT.numpy(), "samples": samples_B1[:, 0].numpy()}
+
+    def complete(
+        self, model: nn.Module, others: object, number: int, index: int, sampled: Arrays
+    ) -> MicroBatch:
+        targets = sampled["ids"][:, 1:].copy()
         targets[:, : PROMPT - 1] = IGNORE
         nowhere = torch.zeros(0, 3, dtype=torch.int64).numpy()
         zeros = torch.zeros(ROWS, dtype=torch.int64).numpy()
-        arrays = build_token_arrays(ids, targets.numpy())
-        return MicroBatch(arrays, samples_B1[:, 0].numpy(), zeros, nowhere)
+        arrays = build_token_arrays(sampled["ids"][:, :-1], targets)
+        return MicroBatch(arrays, sampled["samples"], zeros, nowhere)
 
     def denominators(self, micro: MicroBatch) -> dict[str, int]:
         return {TOKENS: int((micro.targets != IGNORE).sum())}

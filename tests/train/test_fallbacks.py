@@ -12,8 +12,8 @@ from trainrig.cli import app
 from trainrig.config import build, extract_identity, to_toml
 from trainrig.errors import ConfigError
 from trainrig.parallel.layout import DDP, HSDP, describe_layout
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.train.pretrain import prepare
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

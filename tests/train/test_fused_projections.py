@@ -7,8 +7,8 @@ import pytest
 
 from trainrig.config import build, extract_identity
 from trainrig.errors import ConfigError
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.train.run_file.training_settings import Training
 
 STEPS = 3

@@ -33,12 +33,12 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.objectives import OnPolicyDistillation
 from trainrig.posttrain.model_source import is_hub_folder
 from trainrig.posttrain.rewards.model_rewards import JudgeModel, RewardModel
-from trainrig.posttrain.rollouts.reinforcement_run_file import (
+from trainrig.rl.reinforcement_run_file import (
     ReinforcementLearning,
     SampledRows,
     describe_rows,
 )
-from trainrig.posttrain.rollouts.reinforcement_stage import (
+from trainrig.rl.reinforcement_stage import (
     describe_foreign_inputs,
     prepare_with_prompts,
 )

@@ -268,7 +268,7 @@ class Carrying(Protocol):
     """Protocol of an objective with values that carry over between online batches.
 
     An example is an adaptive weight of a divergence. The values are saved in every checkpoint, as
-    `carried` of a `BatchMaker`.
+    `carried` of a `RolloutMaker`.
     """
 
     def begin_carried(self) -> Mapping[str, float]:

@@ -8,10 +8,10 @@ import pytest
 
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
+from trainrig.posttrain.prompt_files import Prompt, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.rewards import ExactAnswer
 from trainrig.posttrain.rewards.reward_contract import Completion
-from trainrig.posttrain.rollouts.rollout_prompts import Prompt, read_prompt_set
 from trainrig.posttrain.stages import sample_stage
 from trainrig.posttrain.stages.prompted_run_files import AnswerSampling
 from trainrig.posttrain.stages.sample_stage import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 STAND_IN = str(Path(__file__).with_name("stand_in"))
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "rollouts" / "conftest.py")))
+globals().update(runpy.run_path(str(Path(__file__).parents[2] / "rl" / "conftest.py")))
 
 
 @pytest.fixture(scope="session")

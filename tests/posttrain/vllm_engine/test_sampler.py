@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from trainrig.models.decoder import Decoder
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.train import checkpoint
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import list_stored_batches

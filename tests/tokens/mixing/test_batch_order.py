@@ -88,7 +88,7 @@ sys.path.insert(0, sys.argv[1])
 from test_batch_order import digest, SETTINGS
 from trainrig.config import build
 from trainrig.tokens.batches import read_local_batch
-from trainrig.tokens.batch_makers import Prefetch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.rows.batch_stages import BatchSettings

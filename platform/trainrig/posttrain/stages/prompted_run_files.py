@@ -8,9 +8,9 @@ from pydantic import field_validator, model_validator
 from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.task_templates import compile_template
+from trainrig.posttrain.prompt_files import PromptFiles
 from trainrig.posttrain.rewards import RewardSettings
 from trainrig.posttrain.rewards.rule_rewards import check_pattern
-from trainrig.posttrain.rollouts.reinforcement_run_file import PromptFiles
 
 
 class PromptedRunFile(config.RunFile):

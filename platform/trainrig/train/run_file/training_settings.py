@@ -277,6 +277,11 @@ class Training(Settings):
             return self
         return self.layouts[self.bound_workers(workers).find_layout(workers)]
 
+    @property
+    def virtual_limit(self) -> int | None:
+        """`virtual_workers` in deterministic mode; None: workers share a step as they are."""
+        return self.virtual_workers if self.deterministic else None
+
     def check_workers(self, workers: int | tuple[int, int]) -> None:
         """Raise ConfigError if some number of workers within `workers` cannot share a step.
 
