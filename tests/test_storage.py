@@ -23,7 +23,7 @@ from moto.s3.models import s3_backends
 
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
-from trainrig.storage import s3_objects, s3_retries
+from trainrig.storage import bucket_files, retries, s3_objects
 
 _proxies = runpy.run_path(str(Path(__file__).with_name("s3_proxy.py")))
 Proxy = _proxies["Proxy"]
@@ -321,7 +321,7 @@ def test_an_object_reads_and_seeks_like_its_bytes(
 ) -> None:
     storage.write(f"{s3}/file", data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "READ_BLOCK", 16)  # 100 bytes then need several requests
+        patch.setattr(bucket_files, "READ_BLOCK", 16)  # 100 bytes then need several requests
         ours = storage.open_read(f"{s3}/file")
         theirs = io.BytesIO(data)
     assert ours.seekable()
@@ -401,7 +401,8 @@ def test_a_bucket_that_is_not_there_is_the_users_to_fix(
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the list of pauses between storage's own attempts, which are skipped."""
     waits: list[float] = []
-    monkeypatch.setattr(s3_objects, "time", SimpleNamespace(sleep=waits.append))
+    for module in (bucket_files, s3_objects):
+        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=waits.append))
     return waits
 
 
@@ -443,11 +444,11 @@ def test_a_503_without_end_is_the_clusters_fault(
 ) -> None:
     # A tenth of a second for each rejected request, without waiting.
     clock = SimpleNamespace(monotonic=itertools.count(step=0.1).__next__)
-    monkeypatch.setattr(s3_retries, "time", clock)
-    monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(retries, "time", clock)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.0)
     proxy.times = 100_000
     with (
-        s3_retries.briefly(),
+        retries.briefly(),
         pytest.raises(ClusterError, match=r"^s3://.*/file: .*(SlowDown|503)"),
     ):
         act(f"{s3}/file")
@@ -459,10 +460,10 @@ def test_a_dozen_requests_at_once_outlast_a_bucket_that_refuses_now_and_then(
     proxy: Proxy, s3: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The bucket rejects three tenths of requests, as under load, and once all for longer."""
-    monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(s3_retries, "RETRY_SECONDS", 60.0)
-    monkeypatch.setattr(s3_retries, "SAID_AFTER", 0.5)
-    monkeypatch.setattr(s3_retries, "_said", float("-inf"))
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(retries, "RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(retries, "SAID_AFTER", 0.5)
+    monkeypatch.setattr(retries, "_said", float("-inf"))
     storage.write(f"{s3}/file", b"data")
     began = time.monotonic()
 
@@ -502,7 +503,7 @@ def test_a_body_that_is_always_cut_off_is_given_up(
     proxy.spoil = lambda method, path: method == "GET"
     with pytest.raises(ClusterError, match=r"/file: 10 attempts failed; the last one with: "):
         storage.read(f"{s3}/file")
-    assert len(waits) == s3_objects.ATTEMPTS - 1
+    assert len(waits) == bucket_files.ATTEMPTS - 1
 
 
 def test_a_creation_whose_answer_is_lost_knows_itself_again(proxy: Proxy, s3: str) -> None:
@@ -586,7 +587,7 @@ def test_files_to_and_from_a_bucket_outlast_a_bad_day(
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Return data that is uploaded in three parts, each as small as S3 allows."""
-    monkeypatch.setattr(s3_objects, "PART", 5 * 2**20)
+    monkeypatch.setattr(bucket_files, "PART", 5 * 2**20)
     return os.urandom(11 * 2**20)
 
 
@@ -623,9 +624,9 @@ def test_an_upload_that_is_no_more_is_done_if_all_of_it_is_there(
     refuse = mock.Mock(side_effect=ClientError(error, "CompleteMultipartUpload"))
     monkeypatch.setattr(client, "complete_multipart_upload", refuse)
     place = {"Bucket": "b", "Key": "file", "UploadId": "none"}
-    s3_objects.complete_upload(f"{s3}/file", place, [], length=5)
+    s3_objects.S3.complete_upload(f"{s3}/file", place, [], length=5)
     with pytest.raises(ClientError, match="NoSuchUpload"):
-        s3_objects.complete_upload(f"{s3}/file", place, [], length=6)
+        s3_objects.S3.complete_upload(f"{s3}/file", place, [], length=6)
 
 
 @pytest.mark.parametrize("request_", ["partNumber=2", "uploadId="])

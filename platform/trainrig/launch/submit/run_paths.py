@@ -175,7 +175,7 @@ def check_writable(folder: str) -> None:
     The folder need not exist. In a bucket, an object is created, on condition that none has its
     name (as runs do for locks and manifests), and deleted.
     """
-    if not folder.startswith(storage.S3):
+    if not storage.is_remote(folder):
         check_folder(folder)
         return
     probe = storage.join(folder, f".probe-{secrets.token_hex(8)}")
