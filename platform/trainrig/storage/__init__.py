@@ -18,8 +18,9 @@ from trainrig.storage.held_folder import make_parent as make_parent
 from trainrig.storage.local_files import UnreadableFile as UnreadableFile
 from trainrig.storage.local_files import compute_sha256 as _compute_sha256
 from trainrig.storage.retries import briefly as briefly
-from trainrig.storage.schemes import find_backend, resolve
+from trainrig.storage.schemes import find_backend
 from trainrig.storage.schemes import is_remote as is_remote
+from trainrig.storage.schemes import resolve as resolve
 from trainrig.storage.schemes import split_scheme as split_scheme
 
 
@@ -158,7 +159,8 @@ def compute_content_key(path: str) -> str:
     """Return a string that changes when the content of `path` changes.
 
     On disk the string is the SHA-256, in a bucket the size and the ETag: reading terabytes back
-    from a bucket only to hash them would cost more than the stage that needs the string.
+    from a bucket only to hash them would cost more than the stage that needs the string. On Azure
+    the string changes with every write.
     """
     return find_backend(path).compute_content_key(resolve(path))
 

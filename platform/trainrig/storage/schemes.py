@@ -18,15 +18,30 @@ def _make_s3() -> Backend:
     return S3
 
 
+def _make_google() -> Backend:
+    from trainrig.storage.obstore_objects import make_google
+
+    return make_google()
+
+
+def _make_azure() -> Backend:
+    from trainrig.storage.obstore_objects import make_azure
+
+    return make_azure()
+
+
 # A backend is made at the first location of its scheme, because its library may not be installed.
 SCHEMES: dict[str, Callable[[], Backend]] = {
     LOCAL_SCHEME: lambda: LOCAL,
     "s3": _make_s3,
+    "gs": _make_google,
+    "az": _make_azure,
 }
 
 
 @functools.cache
-def _make_backend(scheme: str) -> Backend:
+def make_backend(scheme: str) -> Backend:
+    """Return the storage of `scheme`, made at the first call."""
     return SCHEMES[scheme]()
 
 
@@ -41,7 +56,10 @@ def find_backend(location: str) -> Backend:
             f"{location}: there is no storage for {named[0]}; name a path, or a location that "
             f"begins with one of {known}"
         )
-    return _make_backend(named[1])
+    try:
+        return make_backend(named[1])
+    except ConfigError as error:  # its package is not installed
+        raise ConfigError(f"{location}: {error}") from None
 
 
 def resolve(location: str) -> str:

@@ -66,7 +66,7 @@ def find_paths(run: Settings) -> list[NamedPath]:
 def _find_paths(settings: Settings, at: tuple[str | int, ...]) -> Iterator[NamedPath]:
     for name, value in list_fields(settings):
         here = (*at, name)
-        if name in find_path_fields(settings):
+        if name in find_path_fields(type(settings)):
             use = _use(type(settings).model_fields[name].metadata)
             for part, path in _iterate_strings(value):
                 yield NamedPath(format_location((*here, *part)), path, use)
