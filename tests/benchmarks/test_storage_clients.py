@@ -1,4 +1,4 @@
-"""Clients of object stores in turns: trainrig's boto3, obstore and s3fs, each in its own process."""
+"""Clients of object stores in turns: trainrig with boto3, obstore and s3fs, in processes."""
 
 import json
 import os

@@ -56,7 +56,7 @@ class _Files(Settings):
     Rows without usable text are counted and written to quarantine.
     """
 
-    # Files, folders and patterns (* and ? are wildcards), on disk or s3://.
+    # Files, folders and patterns (* and ? are wildcards), on disk or in a bucket.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
     # Source of the documents in the mixture: a name, or the column that holds the name.
     source: Annotated[str, Field(min_length=1)] | Column

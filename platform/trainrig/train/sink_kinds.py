@@ -36,7 +36,7 @@ from trainrig.errors import ConfigError
 class ExportedRun:
     """Run whose metrics are sent."""
 
-    folder: str  # on disk or s3://
+    folder: str  # on disk or in a bucket
     id: str  # drawn when the run began: another run in the same folder has another id
     name: str  # display name
     settings: Mapping[str, Any]  # content of the run file

@@ -25,7 +25,7 @@ EnvironmentSettings = Annotated[Calculator | PythonEnvironment, Field(discrimina
 class PromptFiles(Settings):
     """Files of JSON lines, each with a prompt and the values that rewards compare answers with."""
 
-    # Files, folders and patterns (* and ? are wildcards), on disk or s3://; may be compressed.
+    # Files, folders and patterns (* and ? as wildcards), on disk or in a bucket; may be compressed.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
     # Jinja template of the prompt, over the columns of a row. With `chat`, a template that is just
     # one column of messages makes a conversation, with the row's `tools`.
@@ -185,7 +185,7 @@ class ReinforcementLearning(TrainingRunFile):
     # Initial model: a run folder, a checkpoint, or a Hugging Face folder.
     checkpoint: Annotated[str, NOT_IDENTITY]
     prompts: PromptFiles  # files with the prompts
-    output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # run folder to write, on disk or in a bucket
     # Worker processes: a number, or [fewest, most] to use the machines that are available.
     workers: Workers = 1
     rollouts: Rollouts  # sampling of completions
