@@ -266,7 +266,7 @@ NAMES = {
             "import Settings, suggest_choice\n",
             "from trainrig.models.architecture.scaled_attention import ScaledAttention\n",
         ),
-        ("    AttentionSettings | ", "ScaledAttention | "),
+        ("    attention_settings.AttentionSettings | ", "ScaledAttention | "),
     ),
 }
 STEPS = 8
