@@ -11,6 +11,61 @@ import sys
 from pathlib import Path
 
 FILES = {
+    "storage/memory_files.py": '''"""A toy store of objects."""
+
+from pathlib import Path
+
+from trainrig.storage.backend import NothingThere
+from trainrig.storage.bucket_files import BucketFiles
+
+
+class MemoryFiles(BucketFiles):
+    """Objects of this process."""
+
+    def __init__(self):
+        self.objects = {}
+
+    def get_object(self, path, begin=0, end=None):
+        data = self._find(path)[begin:end]
+        if end and not data:
+            raise NothingThere(path)
+        return data
+
+    def head_object(self, path):
+        return len(self._find(path)), str(hash(self._find(path)))
+
+    def _find(self, path):
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        return self.objects[path]
+
+    def write(self, path, data):
+        self.objects[path] = bytes(data)
+
+    def create(self, path, data):
+        return self.objects.setdefault(path, data) is data
+
+    def upload_file(self, local, path):
+        self.write(path, Path(local).read_bytes())
+
+    def download_file(self, path, local):
+        Path(local).write_bytes(self._find(path))
+
+    def list_sizes(self, folder):
+        inside = (path for path in self.objects if path.startswith(folder.rstrip("/") + "/"))
+        return {path: len(self.objects[path]) for path in inside}
+
+    def list_folders(self, folder):
+        start = folder.rstrip("/") + "/"
+        rest = [path.removeprefix(start) for path in self.list_sizes(folder)]
+        return sorted({start + path.partition("/")[0] for path in rest if "/" in path})
+
+    def delete(self, path):
+        self.objects.pop(path, None)
+
+    def copy(self, path, target):
+        self.write(target, self._find(path))
+''',
     "corpus/signals/vowels.py": '''"""A toy signal."""
 
 import numpy as np
@@ -174,6 +229,13 @@ class ScaledAttention(AttentionSettings):
 }
 # The text after which a name is added, and the addition, for each file that lists members.
 NAMES = {
+    "storage/schemes.py": (
+        (
+            "from trainrig.storage.local_files import LOCAL\n",
+            "from trainrig.storage.memory_files import MemoryFiles\n",
+        ),
+        ('    "s3": _make_s3,\n', '    "mem": MemoryFiles,\n'),
+    ),
     "corpus/signals/text_signals.py": (
         (
             "import split_words\n",
@@ -204,7 +266,7 @@ NAMES = {
             "import Settings, suggest_choice\n",
             "from trainrig.models.architecture.scaled_attention import ScaledAttention\n",
         ),
-        ("    AttentionSettings | ", "ScaledAttention | "),
+        ("    attention_settings.AttentionSettings | ", "ScaledAttention | "),
     ),
 }
 STEPS = 8

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from trainrig.storage import s3_objects, s3_retries
+from trainrig.storage import retries, s3_objects
 
 
 @dataclass
@@ -113,9 +113,9 @@ def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(s3_retries, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.0)
     for patience in ("RETRY_SECONDS", "UNREACHABLE_SECONDS"):
-        monkeypatch.setattr(s3_retries, patience, 2.0)
+        monkeypatch.setattr(retries, patience, 2.0)
     s3_objects.get_client.cache_clear()
     yield proxy
     s3_objects.get_client.cache_clear()

@@ -52,6 +52,26 @@ def test_each_name_has_one_place():
             assert text.count(after) == 1, (name, after)
 
 
+USE_STORAGE = """
+from trainrig import storage
+storage.write("mem://b/runs/a", b"data")
+print(storage.create("mem://b/runs/a", b"x"), storage.read_range("mem://b/runs/a", 1, 3))
+with storage.atomic_file("mem://b/runs/c/d") as local:
+    open(local, "wb").write(b"12345")
+print(storage.list_sizes("mem://b"), storage.list_folders("mem://b/runs"))
+print(storage.open_read("mem://b/runs/c/d").read(), storage.is_remote("mem://b"))
+"""
+
+
+def test_a_new_storage_takes_the_locations_of_its_scheme(copy):
+    done = copy("-c", USE_STORAGE)
+    assert done.stdout.splitlines() == [
+        "False b'at'",
+        "{'mem://b/runs/a': 4, 'mem://b/runs/c/d': 5} ['mem://b/runs/c']",
+        "b'12345' True",
+    ], done.stderr
+
+
 @pytest.mark.slow
 def test_a_filter_over_a_new_signal_drops_documents(copy, tmp_path):
     pages = [{"url": "https://a.example/1", "text": "an area to use as we do " * 30}]

@@ -63,6 +63,32 @@ def format_percent(value: float) -> str:
     return f"{100 * value:.1f}".removesuffix(".0") + "%"
 
 
+def draw_storage_clients() -> str:
+    """Return the CPU seconds and the conduct of three clients of an object store."""
+    clients = read_bench("storage-clients")["clients"]
+    rounds = list(clients.values())
+    rows = [
+        [task, *(f"{median(r['tasks'][task]['cpu_seconds'] for r in rs):.2f}" for rs in rounds)]
+        for task in rounds[0][0]["tasks"]
+    ]
+    rows += [
+        ["peak memory, MiB", *(f"{median(r['peak_mib'] for r in rs):,.0f}" for rs in rounds)],
+        [
+            "races of 16 creators with one winner",
+            *(f"{min(r['rounds_with_one_winner_of_20'] for r in rs)} of 20" for rs in rounds),
+        ],
+        [
+            "reads that fail in 3 s of 503",
+            *(f"{max(r['burst']['failed'] for r in rs)} of 48" for rs in rounds),
+        ],
+        [
+            "a forked process can read",
+            *("yes" if all(r["survives_fork"] for r in rs) else "no" for rs in rounds),
+        ],
+    ]
+    return format_table(["CPU seconds", *clients], rows) + format_bench_source("storage-clients")
+
+
 def draw_document_attention() -> str:
     """Return the cost of attention inside documents over masks and over causal attention."""
     results = read_bench("document-attention")
@@ -415,6 +441,7 @@ def draw_index() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "storage-clients": draw_storage_clients,
     "approach-coverage": draw_approach_coverage,
     "clean-runs": draw_clean_runs,
     "document-attention": draw_document_attention,

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, state_dict_lo
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.parallel.mesh import find_local_device
-from trainrig.storage import s3_objects
+from trainrig.storage import bucket_files
 from trainrig.train.checkpoint import Saver, find_newest_valid, load, open_model, saver
 from trainrig.train.checkpoint.manifest import name_checkpoint_folder
 from trainrig.train.checkpoint.rank_file import find_held
@@ -337,7 +337,7 @@ def test_uploads_of_several_ranks_outlast_a_bad_day(
 
 
 def test_a_bucket_that_refuses_leaves_nothing_torn(proxy, s3, run, monkeypatch):
-    monkeypatch.setattr(s3_objects, "PART", 6 * 2**20)
+    monkeypatch.setattr(bucket_files, "PART", 6 * 2**20)
     job = run(folder=f"{s3}/run")
     job.save(4)
     job.saver.finish()

@@ -134,7 +134,7 @@ def make_job(make_run: Callable[..., Pretraining]) -> Callable[..., TrainingJob]
     """Return `make_job(…)`: create a run's folder and return its job."""
 
     def make(output: Path | str, workers: int = 1, **changes: Any) -> TrainingJob:
-        if not str(output).startswith(storage.S3):  # where folders need not be created
+        if not storage.is_remote(str(output)):  # where folders need not be created
             Path(output).mkdir(parents=True, exist_ok=True)
         return prepare(make_run(output, workers, **changes))
 

@@ -138,7 +138,7 @@ class Curation(config.RunFile):
     output_format: ClassVar[int] = 2
 
     stage: Literal["curate"] = "curate"
-    output: Annotated[str, config.OUTPUT]  # folder to write to, on disk or s3://
+    output: Annotated[str, config.OUTPUT]  # folder to write to, on disk or in a bucket
     # Number of worker processes; 0: work in this process, without Ray.
     workers: Annotated[int, config.NOT_IDENTITY] = Field(default=2, ge=0)
     # The sources of the mixture, each a `[[sources]]` table.

@@ -35,7 +35,7 @@ _COLUMN = re.compile(r"\s*\{\{\s*(\w+)\s*\}\}\s*")  # template that is one colum
 class PromptFiles(Settings):
     """Files of JSON lines, each with a prompt and the values that rewards compare answers with."""
 
-    # Files, folders and patterns (* and ? are wildcards), on disk or s3://; may be compressed.
+    # Files, folders and patterns (* and ? as wildcards), on disk or in a bucket; may be compressed.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
     # Jinja template of the prompt, over the columns of a row. With `chat`, a template that is just
     # one column of messages makes a conversation, with the row's `tools`.

@@ -163,7 +163,7 @@ class ReinforcementLearning(TrainingRunFile):
     # Initial model: a run folder, a checkpoint, or a Hugging Face folder.
     checkpoint: Annotated[str, NOT_IDENTITY]
     prompts: PromptFiles  # files with the prompts
-    output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # run folder to write, on disk or in a bucket
     # Worker processes: a number, or [fewest, most] to use the machines that are available.
     workers: Workers = 1
     rollouts: Rollouts  # sampling of completions

@@ -81,7 +81,7 @@ def name_rollouts_folder(folder: RunFolder) -> str:
 
 def choose_poll_interval(folder: str) -> float:
     """Return the seconds between two checks of `folder`; in a bucket, each check is a request."""
-    return 1.0 if folder.startswith(storage.S3) else 0.01
+    return 1.0 if storage.is_remote(folder) else 0.01
 
 
 def find_open(rollouts: str) -> list[tuple[RolloutRequest, list[int]]]:

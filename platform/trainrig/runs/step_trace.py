@@ -95,7 +95,7 @@ def _find_moved(folder: str, run: Traced, field: str) -> Traced:
     """
     tokens = find_shards(run)
     there = storage.exists(storage.join(tokens, manifest.MANIFEST))
-    on_disk = not any(path.startswith(storage.S3) for path in (folder, tokens, run.output))
+    on_disk = not any(storage.is_remote(path) for path in (folder, tokens, run.output))
     same_start = Path(tokens).is_absolute() == Path(run.output).is_absolute()
     if not on_disk or not same_start or (there and Path(tokens).is_absolute()):
         return run

@@ -231,7 +231,7 @@ def check_disk_space(job: TrainingJob) -> None:
     Log a warning if one checkpoint fits, but not as many as the run keeps. A run folder in a bucket
     is not checked.
     """
-    if job.folder.startswith(storage.S3):
+    if storage.is_remote(job.folder):
         return
     shapes = _list_saved_shapes(job)
     training = job.training

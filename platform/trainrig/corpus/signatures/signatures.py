@@ -187,7 +187,7 @@ def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDA
 
 @contextlib.contextmanager
 def _open_signatures(path: str, whole: bool) -> Iterator[pa.NativeFile]:
-    if path.startswith(storage.S3) and not whole:
+    if storage.is_remote(path) and not whole:
         with storage.open_read(path) as stream:
             yield pa.PythonFile(stream, "r")
         return

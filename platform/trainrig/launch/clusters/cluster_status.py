@@ -63,7 +63,7 @@ def find_runs(
 
 def _see(path: str) -> None:
     """Raise FileNotFoundError for a folder that this machine does not have, such as a share."""
-    if not path.startswith(storage.S3) and not Path(path).is_dir():
+    if not storage.is_remote(path) and not Path(path).is_dir():
         raise FileNotFoundError(2, "no such folder on this machine", path)
 
 

@@ -49,7 +49,7 @@ class FineTuning(TrainingRunFile):
     # Folder that `conversations` wrote with the model's tokenizer. Its held-out rows, if any,
     # measure the loss.
     conversations: Annotated[str, NOT_IDENTITY]
-    output: Annotated[str, OUTPUT]  # Run folder to write, on disk or s3://.
+    output: Annotated[str, OUTPUT]  # Run folder to write, on disk or in a bucket.
     # Number of worker processes, or [fewest, most] to use the capacity that is available.
     workers: Workers = 1
     batches: ConversationBatching  # Size, length and source mix of the batches.

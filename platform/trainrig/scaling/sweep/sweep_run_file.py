@@ -261,7 +261,7 @@ class Sweep(config.RunFile):
 
     stage: Literal["sweep"] = "sweep"
     tokens: Annotated[str, config.NOT_IDENTITY]  # folder that `trainrig tokenize` wrote
-    output: Annotated[str, config.OUTPUT]  # folder to write, on disk or s3://
+    output: Annotated[str, config.OUTPUT]  # folder to write, on disk or in a bucket
     cache: BlockCache = BlockCache()  # cache on this machine for tokens that are in a bucket
     recipe: str = ""  # name of the corpus, for comparing laws of several corpora
     # Model sizes to train, and the tokens for each. The design may be extended later; finished runs

@@ -106,7 +106,7 @@ class Pretraining(TrainingRunFile):
 
     stage: Literal["pretrain"] = "pretrain"
     tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
-    output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # run folder to write, on disk or in a bucket
     # Worker processes: a number, or [fewest, most] to use all that the cluster has space for.
     workers: Workers = 1
     cache: BlockCache = BlockCache()  # local cache for tokens in a bucket

@@ -1,4 +1,4 @@
-"""Retries of requests to S3, for minutes and with full jitter.
+"""Retries of requests to object stores, for minutes and with full jitter.
 
 botocore's own retries are not enough. They are few, and share one quota in a process: if a dozen
 requests meet a throttling bucket together, all of them fail within half a second. Here every
@@ -80,6 +80,30 @@ def choose_pause(attempts: int) -> float:
     return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts, 30)))
 
 
+def decide_pause(
+    address: str, problem: str, waited: float, attempts: int, answered: bool
+) -> float | None:
+    """Return the seconds to wait before a request is retried, or None if its time is over.
+
+    Logs a warning once the request has failed for some time.
+
+    Args:
+        address: URL or location of the request, for the warning.
+        problem: The error of the last attempt.
+        waited: Seconds since the first attempt failed.
+        attempts: Number of failed attempts.
+        answered: Whether a server answered at all.
+    """
+    allowed = get_retry_seconds()
+    if not answered:
+        allowed = min(allowed, UNREACHABLE_SECONDS)
+    if waited >= allowed:
+        return None
+    if waited >= SAID_AFTER:
+        _say(address, problem, waited, allowed)
+    return choose_pause(attempts)
+
+
 def _pause(
     credentials: Renewable | None,
     response: tuple[Any, dict[str, Any]] | None,
@@ -97,16 +121,11 @@ def _pause(
         return None
     now = time.monotonic()
     waited = now - request_dict["context"].setdefault("trainrig_refused_at", now)
-    allowed = get_retry_seconds()
-    if response is None:
-        allowed = min(allowed, UNREACHABLE_SECONDS)
-    if waited >= allowed:
-        return None
-    if waited >= SAID_AFTER:
-        _say(request_dict["url"], problem, waited, allowed)
-    if expired and credentials is not None:
+    address = request_dict["url"].partition("?")[0]
+    pause = decide_pause(address, problem, waited, attempts, answered=response is not None)
+    if pause is not None and expired and credentials is not None:
         credentials.renew()  # botocore signs the request again when it resends the request
-    return choose_pause(attempts)
+    return pause
 
 
 def _is_expired(
@@ -138,14 +157,14 @@ def _explain_passing_error(
     return f"{status} {code}" if status in PASSING_STATUS or code in PASSING_CODES else None
 
 
-def _say(url: str, problem: str, waited: float, allowed: float) -> None:
+def _say(address: str, problem: str, waited: float, allowed: float) -> None:
     global _said
     if time.monotonic() - _said < SAID_EVERY:
         return
     _said = time.monotonic()
     log.warning(
         "%s: requests have failed for %.0f s (%s); trying again for up to %.0f s",
-        url.partition("?")[0],
+        address,
         waited,
         problem,
         allowed,
