@@ -18,8 +18,8 @@ COVERAGE = 0.9995  # share of all characters in the text that the alphabet has, 
 # Candidates for each wanted piece. SentencePiece takes a million for any vocabulary, with which
 # small vocabularies need 1% more pieces for a text.
 CANDIDATES = 10
-# Share of the pieces that each round keeps. SentencePiece's default of 0.75 takes half of the time,
-# but texts need 0.3% more pieces.
+# Share of the pieces that each round keeps. With SentencePiece's default of 0.75, training takes
+# half of the time and texts need 0.3% more pieces.
 KEPT_BY_A_ROUND = 0.9
 # Characters after which a word is cut, in training only.
 WORD_LIMIT = 32
