@@ -428,6 +428,39 @@ def draw_clean_runs() -> str:
     return format_table(head, rows) + format_source(*paths)
 
 
+def draw_unigram() -> str:
+    """Return the pieces of unseen text, before and since SentencePiece trains unigram models."""
+    rows = []
+    for row in read_bench("kept-libraries")["unigram"]["rows"]:
+        before, since = row["before"], row["sentencepiece"]
+        change = format_percent(since["pieces"] / before["pieces"] - 1)
+        seconds = f"{before['cpu_seconds']:.1f}, {since['cpu_seconds']:.1f}"
+        sizes = [f"{count:,}" for count in (row["wanted"], before["pieces"], since["pieces"])]
+        rows.append([row["text"], *sizes, change, seconds])
+    head = ["text", "vocabulary", "trainrig's own", "SentencePiece", "change", "CPU seconds"]
+    return format_table(head, rows) + format_bench_source("kept-libraries")
+
+
+def draw_telephone_numbers() -> str:
+    """Return the telephone numbers that trainrig and phonenumbers find in crawled pages."""
+    rows = [
+        [
+            name,
+            *(str(row[key]) for key in ("finds", "right", "lacks")),
+            format_values(row["times"], 1),
+        ]
+        for name, row in read_bench("kept-libraries")["telephone_numbers"]["rows"].items()
+    ]
+    head = [
+        "finder",
+        "finds",
+        "of them right",
+        "right finds that it lacks",
+        "times trainrig's time",
+    ]
+    return format_table(head, rows) + format_bench_source("kept-libraries")
+
+
 def draw_index() -> str:
     """Return the pages of this folder with the first sentence of each."""
     rows = []
@@ -460,8 +493,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "real-sweep": draw_real_sweep,
     "shakespeare": draw_shakespeare,
     "spot-storm": draw_spot_storm,
+    "telephone-numbers": draw_telephone_numbers,
     "tuning-memory": draw_tuning_memory,
     "tuning-pace": draw_tuning_pace,
+    "unigram": draw_unigram,
 }
 
 

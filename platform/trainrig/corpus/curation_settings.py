@@ -135,7 +135,7 @@ class Curation(config.RunFile):
     extends_finished: ClassVar[bool] = True
     progress: ClassVar[config.ProgressUnit] = "splits"
     estimate: ClassVar[str] = "trainrig.corpus.curation_settings:odds_of_comparison"
-    output_format: ClassVar[int] = 2
+    output_format: ClassVar[int] = 3  # 3: an IBAN has the format of its country
 
     stage: Literal["curate"] = "curate"
     output: Annotated[str, config.OUTPUT]  # folder to write to, on disk or in a bucket

@@ -73,6 +73,7 @@ class TokenizerTraining(RunFile):
     """Run file of `trainrig tokenizer`, which trains a tokenizer on a sample of documents."""
 
     verb: ClassVar[str] = "tokenizer"
+    output_format: ClassVar[int] = 2  # 2: SentencePiece trains unigram models
 
     stage: Literal["tokenizer"] = "tokenizer"
     # Documents to train on: a folder that `curate` wrote, or files as `[[documents]]` tables.

@@ -274,7 +274,7 @@ class Unigram(Trained):
     character that is not an entry is encoded as the byte entries `<0x00>` … `<0xFF>` of its UTF-8.
     The text "<0x41>" stays text.
 
-    Training on 14 MB of text in many languages took 15 s on one core and 0.6 GB of memory.
+    SentencePiece trains it: about 45 s on one core and 0.4 GB for 14 MB of text in many languages.
     """
 
     required_entries: ClassVar[tuple[int, str]] = (
