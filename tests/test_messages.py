@@ -26,7 +26,10 @@ def find_sources() -> list[Path]:
     """Return the modules with messages; those of `quickstart/site` write pages of other authors."""
     site = PACKAGE / "quickstart" / "site"
     return sorted(
-        path for path in (*PACKAGE.rglob("*.py"), *JOBS.rglob("*.py")) if site not in path.parents
+        path
+        for pattern in ("*.py", "*.html.j2")
+        for path in (*PACKAGE.rglob(pattern), *JOBS.rglob(pattern))
+        if site not in path.parents
     )
 
 
