@@ -22,7 +22,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import (
-    EngFormatter,
     FuncFormatter,
     LogLocator,
     MaxNLocator,
@@ -263,7 +262,7 @@ def _set_axis(ax: Axes, side: str, axis: plots.Axis) -> None:
         return
     drawn.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=axis.whole))
     if axis.form == "short":
-        drawn.set_major_formatter(EngFormatter(sep=" "))
+        drawn.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
     elif axis.form == "percent":
         drawn.set_major_formatter(PercentFormatter(1.0))
     else:
@@ -282,6 +281,8 @@ MOST_LABELS = 6
 
 def _make_log(ax: Axes, side: str, powers: bool) -> None:
     """Make one axis logarithmic, with labels that are not TeX, which an SVG shows verbatim."""
+    if not np.isfinite(ax.dataLim.minposx if side == "x" else ax.dataLim.minposy):
+        return  # no data, or none above 0
     axis: DrawnAxis = ax.xaxis if side == "x" else ax.yaxis
     (ax.set_xscale if side == "x" else ax.set_yscale)("log")
     low, high = ax.get_xlim() if side == "x" else ax.get_ylim()
