@@ -29,7 +29,8 @@ def find_sources() -> list[Path]:
     return sorted(
         path
         for folder in (PACKAGE, EXTRAS, JOBS)
-        for path in folder.rglob("*.py")
+        for pattern in ("*.py", "*.html.j2")
+        for path in folder.rglob(pattern)
         if site not in path.parents
     )
 

@@ -36,12 +36,11 @@ from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import list_stored_batches
-from trainrig.train.run_report.rollout_charts import REWARD, build_rollout_charts
+from trainrig.train.run_report.rollout_charts import REWARD, draw_rollouts
 from trainrig.train.run_report.run_page import build_run_page, read_report_data
 from trainrig.train.run_report.sampled_answers import (
     BatchAnswers,
     StoredAnswer,
-    build_answer_samples,
 )
 
 HELD = {"kind": "GRPO", "reference": {"weight": 0.1}}
@@ -313,20 +312,21 @@ def test_adapters_learn_of_rollouts_too(ranks, make_run, tmp_path):
 
 def test_the_report_shows_rewards_their_parts_and_the_gap(whole):
     run_data = read_report_data(whole.folder)
-    reward, exploration, price, gap = build_rollout_charts(run_data)
-    assert reward.table.columns == ("step", "reward", "exact", "pattern")
+    charts = draw_rollouts(run_data)
+    assert list(charts) == ["reward", "exploration", "price", "gap"]
+    reward, exploration, price, gap = charts.values()
+    assert reward["columns"] == ("step", "reward", "exact", "pattern")
     lines = metrics.read_series(whole.folder)
     rewards = [line["train/diagnostics/reward"] for line in lines]
-    assert [row[1] for row in reward.table.rows] == rewards
-    assert (
-        reward.title == f"Mean reward of completions {rewards[-1]:.3g}; at first {rewards[0]:.3g}"
-    )
+    assert [row[1] for row in reward["rows"]] == rewards
     away = [line["train/diagnostics/completion_divergence"] for line in lines]
-    assert [row[1:] for row in price.table.rows] == list(zip(away, rewards, strict=True))
-    assert price.title.endswith(f"for a reward of {rewards[-1]:.3g}")
+    assert [row[1:] for row in price["rows"]] == list(zip(away, rewards, strict=True))
     gaps = [line["train/diagnostics/sampler_gap"] for line in lines]
-    assert "from the reference" in exploration.title and f"{max(gaps):.2g} nats" in gap.title
-    assert [row[1] for row in gap.table.rows] == gaps
+    assert exploration["columns"][2] == "from the reference" and gap["most"] == max(gaps)
+    assert [row[1] for row in gap["rows"]] == gaps
+    page = build_run_page(run_data)
+    assert f"Mean reward of completions {rewards[-1]:.3g}; at first {rewards[0]:.3g}" in page
+    assert f"for a reward of {rewards[-1]:.3g}" in page and f"{max(gaps):.2g} nats" in page
 
 
 @pytest.mark.slow
@@ -339,12 +339,9 @@ def test_the_report_shows_the_worst_and_the_best_of_what_was_said(whole):
     assert [answer.reward for answer in said.answers] == rewards.tolist()
     assert all("is " in answer.prompt for answer in said.answers)
     assert all(("e" in answer.text) == (answer.parts["pattern"] == 1) for answer in said.answers)
-    _, low, high, *earlier = build_answer_samples(run_data.answers, run_data.measured)
-    worst = low.samples[0]
-    best = high.samples[0]
-    assert worst.note.startswith(f"reward {rewards.min():.3g}, advantage")
-    assert best.note.startswith(f"reward {rewards.max():.3g}, advantage")
-    assert best.text.endswith(said.sort_by_worth()[-1].text) and len(earlier) == 2
+    (worst, lowest), (best, highest) = said.pick_ends()
+    assert (worst, lowest[0].reward) == ("Among the worst", rewards.min())
+    assert (best, highest[0].reward) == ("Among the best", rewards.max())
     page = build_run_page(run_data)
     assert "Among the worst" in page and "after 1 updates" in page
     assert f"3 of 3 steps; reward {metrics.read_series(whole.folder)[-1][REWARD]:.3g}, at" in page
@@ -365,17 +362,18 @@ def test_a_reward_that_is_fooled_is_seen_by_what_is_only_measured(whole, measure
         read_report_data(whole.folder), updates=[make_fooled_line(step) for step in range(6)],
         measured=measured,
     )  # fmt: skip
-    titles = [chart.title for chart in build_rollout_charts(run_data)]
-    # Means of three steps at either end: the true score falls by .15, the reward rises by .3.
-    expected = "Possible reward hacking: the reward rose by 0.3, but 'exact' fell by 0.15"
-    assert (expected in titles) == bool(measured)
     liked = StoredAnswer("1+1=", "3", 0.9, 1.0, {"model": 0.9, "exact": 0.0})
     right = StoredAnswer("1+1=", "2", 0.2, -1.0, {"model": 0.2, "exact": 1.0})
-    blocks = build_answer_samples([BatchAnswers(0, (right, liked))], measured)
-    html = "".join(block.render_html() for block in blocks)
-    assert ("Overrated" in html) == bool(measured)
-    if measured:
-        assert "50" in html and blocks[-1].blocks[1].samples[0].text.endswith("3")
+    run_data = dataclasses.replace(run_data, answers=[BatchAnswers(0, (right, liked))])
+    hacked = [found.get("hacked") for found in draw_rollouts(run_data).values()]
+    assert (True in hacked) == bool(measured)
+    # Means of three steps at either end: the true score falls by .15, the reward rises by .3.
+    expected = "Possible reward hacking: the reward rose by 0.3, but 'exact' fell by 0.15"
+    steady = read_report_data(whole.folder).updates
+    updates = [line | made for line, made in zip(steady * 2, run_data.updates, strict=True)]
+    html = build_run_page(dataclasses.replace(run_data, updates=updates))
+    assert (expected in html) == ("Overrated" in html) == bool(measured)
+    assert run_data.answers[0].find_overrated("exact") == (2, [liked])
 
 
 @pytest.mark.slow
@@ -389,4 +387,4 @@ def test_parts_without_a_weight_are_known_to_the_report(ranks, make_run, tmp_pat
     (tmp_path / "run/run.toml").write_text(to_toml(run))
     run_data = read_report_data(job.folder)
     assert run_data.measured == ["exact"]
-    assert any("'exact'" in chart.title for chart in build_rollout_charts(run_data))
+    assert "verifier exact" in draw_rollouts(run_data)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from trainrig.config import to_toml
 from trainrig.errors import DataError, Unfinished
@@ -15,7 +14,7 @@ from trainrig.train.run.loss_prediction import Prediction, read_prediction
 from trainrig.train.run.metrics import MetricsWriter
 from trainrig.train.run.progress import Goodput
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_report.outcome_charts import MeasuredLoss, plot_prediction
+from trainrig.train.run_report.outcome_charts import draw_prediction
 from trainrig.train.run_report.run_charts import RunReportData
 from trainrig.train.run_report.run_page import (
     build_run_page,
@@ -99,6 +98,19 @@ def test_answers_of_checkpoints_are_below_their_scores():
     told = ("Benchmark scores", "quick: sums 0.500 → 1.000", "1+1=", "Step 20", "20!", "40!")
     places = [page.index(text) for text in told]
     assert places == sorted(places)
+
+
+def test_a_followed_prompt_shows_changes_no_answers_and_the_ends_of_long_texts():
+    scored = [ScoredCheckpoint("quick", 20, 1, {"sums": CheckpointScore(0.5, 0.1, True)})]
+    texts = ("7", "7", "7", "2", " ", HOSTILE)
+    said = tuple(AnswerAt(10 * n, text, "acc", float("2" in text)) for n, text in enumerate(texts))
+    long = "a" + "b" * 5_000 + "c"
+    followed = {"quick": [FollowedPrompt("sums, row 1", long, "2", said)]}
+    html = build_run_page(run_data(evaluated=[scored], followed=followed))
+    page = extract_text(html)
+    assert 'class="group headed"' in html and HOSTILE not in html
+    assert "sums, row 1 expected: 2 " + "a" + "b" * 299 + " […] " + "b" * 299 + "c" in page
+    assert "Step 0 to 20, unchanged acc 0 7 Step 30 acc 1 2 Step 40 no answer; acc 0" in page
 
 
 def test_an_unfinished_run_shows_how_to_continue():
@@ -224,15 +236,10 @@ def test_the_prediction_is_read_from_the_plan_in_the_run_folder(tmp_path):
 
 
 def test_the_overlay_draws_both_losses():
-    ax = Figure().add_subplot()
-    came = MeasuredLoss(np.array([1e6, 2e6]), np.array([3.0, 2.5]), held_out=True)
-    plot_prediction(ax, came, make_prediction())
-    said, actual = [
-        (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.get_lines()
-    ]
-    assert said == ([1.0, 1e12], [2.0, 2.0])
-    assert actual == ([1e6, 2e6], [3.0, 2.5])
-    assert len(ax.collections) == 1
+    said, actual, band = draw_prediction(run_data(), make_prediction())["plot"].marks
+    assert (said.x.tolist(), said.y.tolist()) == ([1.0, 1e12], [2.0, 2.0])
+    assert (actual.x.tolist(), actual.y.tolist()) == ([256 * 20.0, 256 * 40.0], [3.5, 3.25])
+    assert band.low.tolist() == [1.9, 1.9]
 
 
 @pytest.mark.slow

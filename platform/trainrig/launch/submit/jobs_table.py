@@ -10,7 +10,7 @@ from trainrig.launch.supervise.run_cost import UNKNOWN, Spent
 from trainrig.launch.supervise.run_progress import trains
 from trainrig.launch.supervise.run_record import DONE, Home, RunRecord, RunStatus
 from trainrig.manifest import SCRATCH
-from trainrig.report import format_duration
+from trainrig.report.number_formats import format_duration
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.processes.append_log import Tail
-from trainrig.report import format_short
+from trainrig.report.number_formats import format_short
 from trainrig.train.run.loss_prediction import Prediction, read_prediction
 from trainrig.train.run.metrics import METRICS
 from trainrig.train.run.run_folder import EVENTS, RunFolder

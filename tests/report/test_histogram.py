@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from trainrig.corpus.report.curation_charts import BOTTOM, RIGHT, draw_histogram
-from trainrig.report import format_short
+from trainrig.report.histogram import BOTTOM, RIGHT, draw_histogram
+from trainrig.report.number_formats import format_short
+from trainrig.report.plots import Histogram
 
 COUNTS = [((0.0, 1.0), 3), ((1.0, 2.0), 5), ((2.0, 4.0), 10), ((64.0, 128.0), 1_200)]
 SHARES = [((0.0, 0.1), 3), ((0.1, 0.2), 5), ((0.9, 1.0), 10)]
@@ -37,7 +38,7 @@ def list_texts(svg):
 @pytest.mark.parametrize("bins", [COUNTS, [*COUNTS, ((128.0, None), 40)], SHARES])
 @pytest.mark.parametrize("bound", [0.3, 50.0])
 def test_bars_and_bounds_are_where_matplotlib_draws_them(bins, bound):
-    svg = draw_histogram(bins, [bound])
+    svg = draw_histogram(Histogram(bins, [bound]))
     edges = np.array([[least, 2 * least if most is None else most] for (least, most), _ in bins])
     ax = Figure().add_subplot()
     if edges.max() > 2:
@@ -58,15 +59,15 @@ def test_bars_and_bounds_are_where_matplotlib_draws_them(bins, bound):
 
 
 def test_scales_are_labelled_in_round_numbers():
-    assert list_texts(draw_histogram(COUNTS, [])) == [
+    assert list_texts(draw_histogram(Histogram(COUNTS, []))) == [
         *("0", "1", "10", "100"),
         *("0", "200", "400", "600", "800", "1,000", "1,200", "documents"),
     ]
-    assert list_texts(draw_histogram(SHARES, [])) == [
+    assert list_texts(draw_histogram(Histogram(SHARES, []))) == [
         *("0", "0.2", "0.4", "0.6", "0.8", "1"),
         *("0", "2", "4", "6", "8", "10", "documents"),
     ]
-    assert list_texts(draw_histogram([((0.0, 1.0), 1)], []))[-3:] == ["0", "1", "documents"]
+    assert list_texts(draw_histogram(Histogram([((0.0, 1.0), 1)])))[-3:] == ["0", "1", "documents"]
 
 
 @given(
@@ -76,7 +77,7 @@ def test_scales_are_labelled_in_round_numbers():
 )
 def test_all_elements_are_inside_the_drawing(numbers, width, bounds):
     bins = [((n * width, (n + 1) * width), number) for n, number in enumerate(numbers)]
-    svg = draw_histogram(bins, bounds)
+    svg = draw_histogram(Histogram(bins, bounds))
     found = find_bars(svg)
     assert (found >= 0).all() and (found[:, :2] <= RIGHT + 0.01).all()
     shown = [element for element in find_elements(svg, "text") if "transform" not in element.attrib]
