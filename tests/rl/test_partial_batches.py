@@ -23,7 +23,6 @@ from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.log_probabilities import read_tokens
 from trainrig.posttrain.prompt_files import Prompt
 from trainrig.posttrain.prompt_text import PromptEncoder
-from trainrig.report import format_percent
 from trainrig.rl.partial_batches import (
     BORN,
     COMPLETIONS,
