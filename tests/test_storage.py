@@ -2,7 +2,6 @@ import hashlib
 import io
 import itertools
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -20,14 +19,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
+from support.s3_proxy import Proxy
 
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
 from trainrig.storage import s3_objects, s3_retries
-
-_proxies = runpy.run_path(str(Path(__file__).with_name("s3_proxy.py")))
-Proxy = _proxies["Proxy"]
-proxy = _proxies["proxy"]
 
 BOTH = pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
 

@@ -1,6 +1,5 @@
-"""Fixtures of the benchmarks, which put the neighbouring modules on the import path."""
+"""Fixture of the benchmarks: a process group of one rank with the usual threads."""
 
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,9 +9,6 @@ import torch.distributed as dist
 
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group
-
-# The modules of this folder import each other by name, because it is no package.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

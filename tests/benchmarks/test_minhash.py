@@ -10,7 +10,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
+from support.side_by_side import measure_cpu_seconds
 
 from trainrig.corpus.documents import ROW_GROUP, read_columns
 from trainrig.corpus.signatures.datasketch_signatures import split_words
@@ -85,12 +85,6 @@ def texts(test_data: Path) -> list[str]:
                 pages.append(extract_plain_text(page, main_content=True))
     whole = "\n\n".join(pages)
     return [whole[start : start + LENGTH] for start in range(0, len(whole) - LENGTH, LENGTH)]
-
-
-def measure_cpu_seconds(action: Callable[[], object]) -> float:
-    began = time.process_time()
-    action()
-    return time.process_time() - began
 
 
 def make_column(texts: list[str]) -> pa.ChunkedArray:

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import pydivsufsort
 import pytest
-import side_by_side
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
+from support import side_by_side
 
 from trainrig.corpus.repeated_text.common_lines import (
     CommonLines,

@@ -5,7 +5,7 @@ import time
 
 import psutil
 import pytest
-import trouble
+from support import faults, trouble
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -25,11 +25,11 @@ def kill_daemon(driver, name):
 
 @pytest.mark.timeout(600)
 def test_a_run_starts_another_ray_when_its_own_is_lost_and_leaves_no_process(
-    start_driver, undisturbed, assert_equal, chaos, tmp_path, short_folder
+    start_driver, undisturbed, assert_equal, tmp_path, short_folder
 ):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     driver = start_driver(job, 2)
     old = []
     for count, name in enumerate(("raylet", "gcs_server"), start=1):

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support import faults
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
@@ -39,7 +40,7 @@ PPO = {"kind": "PPO", "reference": HELD}
     ids=lambda event: event["kind"],
 )
 def test_rollouts_and_weights_are_the_same_after_three_kills(
-    objective, tokens, ranks, start_driver, assert_equal, chaos, tmp_path
+    objective, tokens, ranks, start_driver, assert_equal, tmp_path
 ):
     path = tmp_path / "prompts.jsonl"
     base = str(tmp_path / "base")
@@ -70,7 +71,7 @@ def test_rollouts_and_weights_are_the_same_after_three_kills(
     straight, _, _ = prepare(run)
     ranks(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
     job = dataclasses.replace(straight, folder=str(tmp_path / "run"))
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     first = start_driver(job, 2)
     for failed, rank in ((1, 1), (2, 0)):
         events.wait_for_a_step()

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import faults
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
@@ -103,10 +104,10 @@ def rollouts(job):
     ids=["on-policy", "lag", "waves"],
 )
 def test_an_actor_a_rank_and_the_driver_are_killed(
-    changes, how, make_job, straight, start_driver, assert_equal, chaos, tmp_path
+    changes, how, make_job, straight, start_driver, assert_equal, tmp_path
 ):
     job = make_job(tmp_path / "run", actors=1, **changes)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     first = start_driver(job, 1)
     events.wait_for_a_step()
     os.kill(events.wait("rollout_actor_started")["pid"], how)
@@ -131,15 +132,15 @@ def test_an_actor_a_rank_and_the_driver_are_killed(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("waves", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_one_two_and_three_actors_sample_the_same_rollouts(
-    waves, several_raylets, make_job, straight, assert_equal, chaos, tmp_path
+    waves, several_raylets, make_job, straight, assert_equal, tmp_path
 ):
     """Start with two nodes for the worker and one actor; add two nodes, then kill one of them."""
     join()
     several_raylets.shrink_to(2)
     job = make_job(tmp_path / "run", actors=(1, 3), waves=waves)
     job = dataclasses.replace(job, training=job.training.model_copy(update={"steps": STEPS}))
-    events = chaos.events(job.folder)
-    aside = chaos.aside(lambda: trainer.run(job, 1))
+    events = faults.Events(job.folder)
+    aside = faults.Aside(lambda: trainer.run(job, 1))
     events.wait_for_a_step()
     assert len(events.all("rollout_actor_started")) == 1
     several_raylets.come()
@@ -159,7 +160,7 @@ def test_one_two_and_three_actors_sample_the_same_rollouts(
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_twenty_kills_at_random_instants(
-    make_job, ranks, start_driver, assert_equal, chaos, write_result, tmp_path
+    make_job, ranks, start_driver, assert_equal, write_result, tmp_path
 ):
     """Kill sampling actors, ranks and drivers at random, each after some progress."""
     seed = int(time.time())
@@ -174,7 +175,7 @@ def test_twenty_kills_at_random_instants(
     straight = lengthen(make_job(tmp_path / "straight"))
     ranks(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
     job = lengthen(make_job(tmp_path / "run", actors=1))
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     driver = start_driver(job, 1)
     killed = []
     for _ in range(20):

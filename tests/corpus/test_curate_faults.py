@@ -2,9 +2,6 @@
 
 import gzip
 import itertools
-import json
-import random
-import runpy
 import signal
 import subprocess
 import sys
@@ -15,6 +12,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from support.random_pages import make_lines
 
 from trainrig import config, manifest, storage
 from trainrig.corpus import row_schema
@@ -24,33 +22,6 @@ from trainrig.corpus.filters.filters import C4, Length
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.signals.text_signals import SIGNALS
 from trainrig.errors import DataError
-
-_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-Proxy = _proxies["Proxy"]
-proxy = _proxies["proxy"]
-
-WORDS = [
-    "keeper",
-    "lighthouse",
-    "harbor",
-    "lamp",
-    "window",
-    "river",
-    "bridge",
-    "garden",
-    "letter",
-    "market",
-    "engine",
-    "valley",
-]
-
-
-def make_lines(count: int, seed: int = 0) -> bytes:
-    """Return JSON lines of unrelated texts; every tenth is short."""
-    dice = random.Random(seed)
-    texts = (" ".join(dice.choices(WORDS, k=8 if n % 10 == 0 else 60)) for n in range(count))
-    rows = (json.dumps({"url": f"http://a/{n}", "text": text}) for n, text in enumerate(texts))
-    return "".join(f"{row}\n" for row in rows).encode()
 
 
 def make_run(path: str, output: str, **changes: Any) -> Curation:

@@ -22,8 +22,9 @@ from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.run_record import Home
 
 SERVER = """
-import runpy, sys, threading
-with runpy.run_path(sys.argv[1])["serving"]() as found:
+import sys
+from support.launch.jobs_server import serving
+with serving() as found:
     print(found.address, flush=True)
     sys.stdin.read()
 """
@@ -50,7 +51,7 @@ class Dashboard:
 
 @pytest.fixture
 def dashboard() -> Iterator[Dashboard]:
-    command = [sys.executable, "-c", SERVER, str(Path(__file__).with_name("jobs_server.py"))]
+    command = [sys.executable, "-c", SERVER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
         yield Dashboard(process.stdout.readline().strip(), process)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launch import jobs_server
 
 from trainrig import cli, storage
 from trainrig.launch.supervise.run_record import Home, RunRecord
 
-_server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
 NEVER_DONE = 50_000  # pages: most of a minute of a core; a test stops the run long before
 PATIENCE = 120.0  # s: ends a broken test
 
@@ -100,10 +99,10 @@ def user(tmp_path: Path) -> Iterator[User]:
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
     (tmp_path / "tokenizer.toml").write_text(TOKENIZER)
     (tmp_path / "curate.toml").write_text(CURATE)
-    with _server["serving"]() as cluster:
+    with jobs_server.serving() as cluster:
         kept = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
         found = {
-            "RAY_AUTH_TOKEN": _server["TOKEN"],
+            "RAY_AUTH_TOKEN": jobs_server.TOKEN,
             "RAY_API_SERVER_ADDRESS": cluster.address,
             "TRAINRIG_HOME": str(tmp_path / "home"),
         }

@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import tracemalloc
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support import brought
 
 from trainrig import storage
 from trainrig.errors import DataError, OutputTaken
@@ -18,8 +18,7 @@ from trainrig.models.families.safetensors_files import split_into_files
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.tokens.special_tokens import TokenizerFiles, find_special_tokens
 
-BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
-FILES = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)  # 301 entries, without further files
+FILES = TokenizerFiles(brought.brought("gpt2").tokenizer)  # 301 entries, without further files
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 import functools
 import json
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support import brought
 
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.architecture.lora_settings import LoRA
@@ -21,7 +20,6 @@ from trainrig.tokens.special_tokens import find_special_tokens
 from trainrig.train import checkpoint
 from trainrig.train.training_job import Adapter
 
-BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 KINDS = {
     "plain": LoRA(rank=4, alpha=8),
     "some layers": LoRA(rank=4, alpha=8, rslora=True, targets=("layers.1.attention.*",)),
@@ -215,7 +213,7 @@ def test_the_adapter_of_a_model_with_added_tokens_has_their_rows(
     """PEFT, on the original model after a resize, gives the same logits for the new token."""
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
-    files = BROUGHT["brought"]("qwen")
+    files = brought.brought("qwen")
     entries = find_special_tokens(files).entries
     rows = entries if rows == 334 else rows
     sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}

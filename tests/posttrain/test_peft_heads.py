@@ -1,11 +1,10 @@
 """Adapters with fully trained heads, exported to PEFT and imported from it, on random models."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
+from support import brought
 
 from trainrig.errors import DataError
 from trainrig.models.architecture.lora_settings import LoRA
@@ -17,7 +16,6 @@ from trainrig.train.training_job import Adapter
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
-BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 SMALL = {
     "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 64, "initializer_range": 0.2,
@@ -49,7 +47,7 @@ def make(tmp_path):
         config = getattr(transformers, f"{kind}Config")(**SMALL | MODELS[kind] | named)
         torch.manual_seed(7)
         getattr(transformers, f"{kind}For{ending}")(config).save_pretrained(folder)
-        BROUGHT["write"]("llama3", folder)
+        brought.write("llama3", folder)
         import_checkpoint(str(folder), str(tmp_path / "base"))
         return folder, str(tmp_path / "base")
 

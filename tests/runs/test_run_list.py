@@ -1,5 +1,4 @@
 import json
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from trainrig.train.evaluations import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import write_scores
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import json
-import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,6 @@ from trainrig.train.pretrain import pretrain
 from trainrig.train.run.metrics import read_series
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_report.run_page import write_report
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 STEPS = 4
 

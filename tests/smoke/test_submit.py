@@ -6,7 +6,6 @@ results of the same commands on one machine.
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 import time
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.two_nodes import two_nodes
 
 from trainrig.launch.supervise.run_record import Home
 from trainrig.train.run import metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak, pytest.mark.timeout(1200)]
 
-_nodes = runpy.run_path(str(Path(__file__).parents[1] / "two_nodes.py"))
 PATIENCE = 300.0  # s: a bound for broken code
 STEPS = 400
 
@@ -123,7 +122,7 @@ class User:
 @pytest.fixture
 def submitting(tmp_path: Path) -> Iterator[User]:
     """Yield a user in a separate folder, with a cluster of two nodes of one CPU each."""
-    with _nodes["two_nodes"]() as cluster:
+    with two_nodes() as cluster:
         cluster.start_head(1)
         cluster.add_node("second", 1)
         cluster.wait_for_nodes(2)

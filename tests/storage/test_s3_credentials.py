@@ -1,7 +1,6 @@
 """Credentials that expire while a process lives, with a proxy that knows which are valid."""
 
 import json
-import runpy
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import metadata_service
 
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.storage import s3_credentials, s3_objects
-
-_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-proxy = _proxies["proxy"]
-_services = runpy.run_path(str(Path(__file__).parents[1] / "metadata_service.py"))
 
 OLD = "AKIAOLD"
 NEW = "AKIANEW"
@@ -124,12 +120,12 @@ def test_environment_credentials_are_not_waited_for(
 @pytest.fixture
 def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Start a container's credentials endpoint on loopback, which first returns OLD."""
-    service = _services["MetadataService"]()
+    service = metadata_service.MetadataService()
 
     def answer(self: Any) -> None:  # requests carry no token of the machine's own service
         self._give(service.there.get(self.path, 404))
 
-    handler = type("Handler", (_services["Handler"],), {"service": service, "do_GET": answer})
+    handler = type("Handler", (metadata_service.Handler,), {"service": service, "do_GET": answer})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/credentials"

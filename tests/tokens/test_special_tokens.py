@@ -2,17 +2,14 @@
 
 import json
 import pickle
-import runpy
-from pathlib import Path
 
 import pytest
+from support.brought import brought, write
 
 from trainrig.errors import DataError
 from trainrig.tokens.special_tokens import ROLES, TokenizerFiles, find_special_tokens
 from trainrig.tokens.tokenizers.encode import Encoder
 
-globals().update(runpy.run_path(str(Path(__file__).with_name("brought.py"))))
-brought = globals()["brought"]
 TEXTS = (
     "the sea is salt",
     " two  spaces",
@@ -89,7 +86,7 @@ def test_an_unknown_role_is_requested_in_one_line():
 
 
 def test_files_are_read_from_a_folder_and_carried_as_one(tmp_path):
-    globals()["write"]("llama3", tmp_path)
+    write("llama3", tmp_path)
     files = TokenizerFiles.read(str(tmp_path))
     assert files.beside == brought("llama3").beside
     carried = tmp_path / "carried"

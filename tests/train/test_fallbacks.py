@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 import pytest
-from tests.train.attempts import go_on
+from support.attempts import go_on
 from typer.testing import CliRunner
 
 from trainrig import config

@@ -1,6 +1,5 @@
 """Saving during training: the contents, failures, and further copies."""
 
-import runpy
 import shutil
 import subprocess
 import threading
@@ -20,10 +19,6 @@ from trainrig.train.checkpoint.manifest import name_checkpoint_folder
 from trainrig.train.checkpoint.rank_file import find_held
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.state import build_fresh_state
-
-_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-Proxy = _proxies["Proxy"]
-proxy = _proxies["proxy"]
 
 WAIT = 60  # s, never reached
 

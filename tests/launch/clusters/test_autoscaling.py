@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-import trouble
+from support import faults, trouble
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import REPORT_PAGE, Curation, curate
@@ -123,12 +123,12 @@ def watch(scaled, seen, over):
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_run_grows_onto_new_nodes_and_survives_a_lost_one(scaled, undisturbed, chaos, tmp_path):
+def test_a_run_grows_onto_new_nodes_and_survives_a_lost_one(scaled, undisturbed, tmp_path):
     straight = undisturbed(60)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     began = time.monotonic()
-    aside = chaos.aside(lambda: trainer.run(job, (1, 2)))
+    aside = faults.Aside(lambda: trainer.run(job, (1, 2)))
     while (at_two := workers(events)[-1:]) != [2]:
         assert time.monotonic() - began < 200, events.folder.read_events()
         time.sleep(0.2)
@@ -138,8 +138,8 @@ def test_a_run_grows_onto_new_nodes_and_survives_a_lost_one(scaled, undisturbed,
     events.wait("attempt_started", attempts + 1)
     aside.end()
     assert at_two == [2]
-    found = chaos.read_results(job)
-    wanted = chaos.read_results(straight)
+    found = faults.read_results(job)
+    wanted = faults.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
     # This process is still connected, and has trained, but it holds no node.

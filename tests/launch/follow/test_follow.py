@@ -1,7 +1,7 @@
 """Messages about a followed run, from a storage that fails at times."""
 
 import pytest
-from clocked import Clock
+from support.launch.clocked import Clock
 
 from trainrig import storage
 from trainrig.errors import ClusterError

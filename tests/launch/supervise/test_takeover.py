@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from attended import CHILD, DEAF, PACE, PATIENCE, WHOLE, until, waiting
+from support.launch.attended import CHILD, DEAF, PACE, PATIENCE, WHOLE, until, waiting
 
 from trainrig.launch.supervise import attempt_start
 from trainrig.launch.supervise.attempt_ends import Limits

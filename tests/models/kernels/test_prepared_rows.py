@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from tests.models.kernels.kernel_stand_ins import stand_in
+from support.kernel_stand_ins import stand_in
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.errors import ConfigError

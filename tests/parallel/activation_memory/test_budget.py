@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.parallel.activation_memory.test_recompute import (
+from support.recomputed import (
     CONFIG,
     batch,
     kept_for_the_backward_pass,

@@ -2,7 +2,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from tests.posttrain.rewards.completions import completion
+from support.completions import completion
 
 from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.posttrain.rewards import ExactAnswer, NumericAnswer

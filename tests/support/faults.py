@@ -1,64 +1,21 @@
-"""Fixtures that inject faults into runs, and compare the runs with undisturbed ones."""
+"""Faults that are injected into runs, and what of a run they must not change."""
 
 import contextlib
-import os
-import pickle
-import runpy
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import psutil
-import pytest
 
-from trainrig.ray_runtime.ray_session import connect
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import read_trained_samples
 from trainrig.train.training_job import TrainingJob
 
-HERE = str(Path(__file__).parent)
-# Ray's workers import `trouble` too.
-os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ["PYTHONPATH"]])
-sys.path.insert(0, HERE)
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
-
 PATIENCE = 300.0  # s for one event: far above what any takes, to end a broken test
-
-
-@pytest.fixture(scope="session")
-def undisturbed(ranks, make_job, tmp_path_factory) -> Callable[[int], TrainingJob]:
-    """Return a function that makes undisturbed runs.
-
-    `undisturbed(40)` returns the job of a run of 40 steps that two ranks made without a stop.
-    """
-    made: dict[int, TrainingJob] = {}
-
-    def run(steps: int) -> TrainingJob:
-        if steps not in made:
-            training = {
-                "steps": steps,
-                "checkpoints": {"every": 4, "keep": 2},
-                "held_out": {"every": 6, "rows": 8},
-                "faults": {"hang_seconds": 3.0, "max_restarts": 9},
-            }
-            folder = tmp_path_factory.mktemp(f"undisturbed-{steps}")
-            # The longer runs read the tiny tokens many times.
-            job = make_job(folder, training=training, batches={"epochs": 1e6})
-            ranks(2, "train", job=job, attempt=RunFolder(job.folder).take_attempt(0))
-            made[steps] = job
-        return made[steps]
-
-    return run
 
 
 def read_results(job: TrainingJob) -> dict[str, Any]:
@@ -80,19 +37,6 @@ def read_results(job: TrainingJob) -> dict[str, Any]:
         "samples": read_trained_samples(folder),
         "tensors": {p.name: p.read_bytes() for p in Path(newest.path).glob("*.safetensors")},
     }
-
-
-@pytest.fixture
-def assert_equal() -> Callable[[TrainingJob, TrainingJob], None]:
-    """Return a function that asserts that two runs are bit-identical."""
-
-    def check(job: TrainingJob, other: TrainingJob) -> None:
-        one = read_results(job)
-        two = read_results(other)
-        for name in one:
-            assert one[name] == two[name], name
-
-    return check
 
 
 class Events:
@@ -174,82 +118,3 @@ class Aside(threading.Thread):
         assert not self.is_alive()
         if self._error:
             raise self._error
-
-
-@pytest.fixture
-def chaos() -> Any:
-    """Return the helpers of this file, because the tests are no package."""
-
-    class Helpers:
-        events = Events
-        aside = Aside
-        kill_actors = staticmethod(kill_actors)
-        kill_fork_servers = staticmethod(kill_fork_servers)
-        read_results = staticmethod(read_results)
-
-    return Helpers
-
-
-@pytest.fixture(scope="module")
-def one_ray() -> Iterator[None]:
-    """Start a Ray cluster on this machine for two workers."""
-    before = os.environ.pop("RAY_ADDRESS", None)
-    connect(2, "workers")
-    import ray
-
-    yield
-    ray.shutdown()
-    if before:
-        os.environ["RAY_ADDRESS"] = before
-
-
-@pytest.fixture(scope="module")
-def several_raylets() -> Iterator[Any]:
-    """Start a cluster of two nodes with room for a worker each, and connect this process to it.
-
-    A module that uses `one_ray` afterwards must not use this fixture.
-    """
-    from raylets import Raylets
-
-    with mock.patch.dict(os.environ):
-        import ray
-
-        ray.shutdown()  # ends another module's cluster, as a process joins one cluster at a time
-        found = Raylets()
-        os.environ["RAY_ADDRESS"] = found.address
-        yield found
-        ray.shutdown()
-        found.shutdown()
-
-
-@pytest.fixture
-def short_folder(monkeypatch) -> Iterator[Path]:
-    """Set a temporary folder for started processes with a short name, as sockets need."""
-    with tempfile.TemporaryDirectory(prefix="trc-", dir="/tmp") as folder:
-        for name in ("TMPDIR", "RAY_TMPDIR"):
-            monkeypatch.setenv(name, folder)
-        yield Path(folder)
-
-
-@pytest.fixture
-def start_driver(tmp_path) -> Iterator[Callable[[TrainingJob, int], "subprocess.Popen[str]"]]:
-    """Return a function that starts drivers.
-
-    `start_driver(job, 2)` starts a process with its own Ray cluster that trains the job.
-    """
-    started = []
-
-    def start(job: TrainingJob, workers: int) -> "subprocess.Popen[str]":
-        path = tmp_path / "job.pickle"
-        path.write_bytes(pickle.dumps(job))
-        command = [sys.executable, f"{HERE}/driver.py", str(path), str(workers)]
-        started.append(
-            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from made_up import MadeUp
 
+from support.ranks.made_up import MadeUp
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device

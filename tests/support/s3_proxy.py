@@ -1,7 +1,4 @@
-"""A proxy before the S3 server of a test, which spoils chosen requests.
-
-Test files and conftest.py that use its fixture import it.
-"""
+"""A proxy before the S3 server of a test, which spoils chosen requests."""
 
 import http.client
 import threading

@@ -1,7 +1,4 @@
-"""A cloud machine's metadata service, on loopback, with faults on request.
-
-Test files and conftest.py that use its fixture import it.
-"""
+"""A cloud machine's metadata service, on loopback, with faults on request."""
 
 import secrets
 import threading

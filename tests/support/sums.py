@@ -6,11 +6,9 @@ uses them.
 
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
 from trainrig.posttrain.conversations import encode_conversations
@@ -173,11 +171,3 @@ class SumsBench:
 
 
 EXACT = {"kind": "ExactAnswer", "column": "completion"}
-
-
-@pytest.fixture
-def bench(make_tokens: Callable[..., str], tmp_path: Path, without_ray: None) -> SumsBench:
-    """Return a bench with the sums as conversations, named `sums`."""
-    found = SumsBench(tmp_path, make_tokens(tmp_path / "made", entries=264))
-    found.encode("sums", [found.train])
-    return found

@@ -1,22 +1,15 @@
-"""Peak memory of real steps, counted on the CPU, in a process group of one.
-
-The conftest.py of each folder that uses it imports it.
-"""
+"""Peak memory of real steps, counted on the CPU, in a process group of one."""
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from trainrig.parallel import numerics
-from trainrig.parallel.mesh import find_local_device, join_group
+from trainrig.parallel.mesh import find_local_device
 from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import read_local_batch
 from trainrig.train import checkpoint
@@ -25,24 +18,6 @@ from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import Stepper
 from trainrig.train.training_job import TrainingJob
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    join_group(0, 1, f"file://{tmp_path}/store", timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
-    numerics.settle(1, deterministic=False)
-
-
-@pytest.fixture
-def measure_peak(alone: None) -> Callable[..., Any]:
-    """Return `measure_peak(job)`: the allocator's peak bytes in the second step.
-
-    This includes what was allocated before. With `making`, it also returns, first, the peak while
-    the step's batch was made.
-    """
-    return find_peaks
 
 
 def find_peaks(job: TrainingJob, making: bool = False) -> Any:

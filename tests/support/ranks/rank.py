@@ -29,19 +29,19 @@ from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
-from context_rows import BytesReceived, attended
-from expert_rows import dispatched
-from layout_steps import paced_layouts, reached_rates
-from made_up import MadeUp
-from rollouts import Rollouts
-from sent import Sent
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from tuning_batches import Tuning
 
+from support.ranks.context_rows import BytesReceived, attended
+from support.ranks.expert_rows import dispatched
+from support.ranks.layout_steps import paced_layouts, reached_rates
+from support.ranks.made_up import MadeUp
+from support.ranks.rollouts import Rollouts
+from support.ranks.sent import Sent
+from support.ranks.tuning_batches import Tuning
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig

@@ -15,7 +15,7 @@ def compare(
     unmeasured first.
     """
     ours(), peer()
-    times = [(cpu_seconds(ours), cpu_seconds(peer)) for _ in range(rounds)]
+    times = [(measure_cpu_seconds(ours), measure_cpu_seconds(peer)) for _ in range(rounds)]
     ratios = sorted(a / b for a, b in times)
     result = {
         "benchmark": name,
@@ -29,7 +29,7 @@ def compare(
     return statistics.median(ratios)
 
 
-def cpu_seconds(action: Callable[[], object]) -> float:
+def measure_cpu_seconds(action: Callable[[], object]) -> float:
     """Return the CPU seconds of this process that `action` takes."""
     began = time.process_time()
     action()

@@ -1,4 +1,4 @@
-"""A driver process that can be killed: `python driver.py JOB.pickle WORKERS` trains the job."""
+"""A driver that can be killed: `python -m support.driver JOB.pickle WORKERS` trains the job."""
 
 import pickle
 import sys

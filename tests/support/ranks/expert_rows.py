@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sent import Sent
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from support.ranks.sent import Sent
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.moe import ExpertFeedForward
 from trainrig.parallel.axes.expert_dispatch import divide_experts
