@@ -67,7 +67,7 @@ def test_the_timeout_covers_all_tries_together(
     monkeypatch.setattr(ray_jobs, "SILENT_SECONDS", 0.2)
     dashboard.hang()
     began = time.monotonic()
-    with pytest.raises(Unreachable, match=r"no answer in 2 s; its process may hang"):
+    with pytest.raises(Unreachable, match="answer in 2 s"):
         RayJobs(dashboard.address, 2.0).fetch_versions()
     # If each try had the whole timeout, this would take six seconds or more.
     assert 2.0 <= time.monotonic() - began < 2.0 * ray_jobs.CONNECT_TRIES

@@ -129,9 +129,7 @@ def test_a_template_without_a_prompt_for_the_assistant_is_refused(tmp_path):
     template = brought.CHATML.partition("{% if add_generation_prompt")[0]
     hub = folder_of("qwen", tmp_path / "hub", **{"chat_template.jinja": template})
     import_checkpoint(str(hub), str(tmp_path / "run"))
-    with pytest.raises(
-        DataError, match=r"nothing to prompt the assistant: .* <\|im_end\|>"
-    ) as told:
+    with pytest.raises(DataError, match=r"nothing to prompt.*<\|im_end\|>") as told:
         TextGenerator.open(str(tmp_path / "run")).speak("sea?", DRAWN, chat=True)
     assert "\n" not in str(told.value)
 
@@ -157,7 +155,7 @@ def test_a_file_of_prompts_is_answered_row_by_row(tmp_path):
     ("content", "message"),
     [
         ("{\n", r"in.jsonl:1: not JSON"),
-        ('{"prompt": "a"}\n{"text": "b"}\n', r"in.jsonl:2: 'prompt'; a row is an object with"),
+        ('{"prompt": "a"}\n{"text": "b"}\n', r"in.jsonl:2: 'prompt'"),
         ('{"prompt": 3}\n', "in.jsonl:1: `prompt` is not text"),
         ('{"messages": "x"}\n', "in.jsonl:1: .*a row is an object"),
         ("\n", "has no rows"),
@@ -167,7 +165,7 @@ def test_rows_that_ask_for_nothing_are_refused_by_line(tmp_path, content, messag
     (tmp_path / "in.jsonl").write_text(content)
     with pytest.raises(DataError, match=message):
         read_prompts(str(tmp_path / "in.jsonl"))
-    with pytest.raises(DataError, match="no such file; name a JSONL file"):
+    with pytest.raises(DataError, match=r"no such file.*JSONL"):
         read_prompts(str(tmp_path / "nowhere.jsonl"))
 
 

@@ -91,7 +91,7 @@ def test_export_merges_adapters_by_default(fresh, trained, tmp_path):
     with pytest.raises(DataError, match="a whole model, not an adapter"):
         export_adapter(fresh, str(tmp_path / "no"))
     tied = trained(LoRA(rank=2, targets=("embedding",)), "tied")
-    with pytest.raises(DataError, match="the head that shares its table"):
+    with pytest.raises(DataError, match="head that shares"):
         export_adapter(tied, str(tmp_path / "no"))
     with pytest.raises(OutputTaken):
         export_adapter(ours, str(tmp_path / "merged"))
@@ -122,7 +122,7 @@ def test_a_tensor_without_a_place_is_refused(fresh, trained, tmp_path):
     path = tmp_path / "peft" / "adapter_model.safetensors"
     name = "base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight"
     save_file(load_file(path) | {name: torch.zeros(4, 32)}, path)
-    with pytest.raises(DataError, match=r"layers\.7.* has no place in the model"):
+    with pytest.raises(DataError, match=r"layers\.7.*no place"):
         import_adapter(str(tmp_path / "peft"), fresh, str(tmp_path / "back"))
 
 

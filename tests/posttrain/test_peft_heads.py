@@ -189,7 +189,7 @@ def test_modules_that_peft_trained_fully_are_imported_with_the_adapter(name, mak
     [
         (
             "Bert", "MaskedLM", 3, {"target_modules": ["query"]},
-            r"bert.pooler.dense.bias is neither in this folder nor in the base",
+            r"bert.pooler.dense.bias is neither",
         ),
         (
             "Llama", "CausalLM", 3,
@@ -198,7 +198,7 @@ def test_modules_that_peft_trained_fully_are_imported_with_the_adapter(name, mak
         ),
         (
             "ModernBert", "MaskedLM", 1, {"target_modules": ["Wqkv"]},
-            r"classifier.weight gives one number.* two labels or more",
+            r"classifier.weight gives.*two labels",
         ),
         (
             "Llama", "CausalLM", 3,
@@ -236,8 +236,6 @@ def test_a_head_of_other_labels_than_the_base_has_is_refused(make, tmp_path):
     tensors = load_file(file)
     name = "base_model.model.classifier.weight"
     save_file(tensors | {name: torch.zeros(5, 32)}, file)
-    with pytest.raises(
-        DataError, match=r"head.weight has the shape \(5, 32\), but the base needs \(3, 32\)"
-    ):
+    with pytest.raises(DataError, match=r"head.weight.*shape \(5, 32\).*base needs \(3, 32\)"):
         import_adapter(str(tmp_path / "saved"), base, str(tmp_path / "ours"))
     assert json.loads((tmp_path / "saved" / "adapter_config.json").read_text())["modules_to_save"]

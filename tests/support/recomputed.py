@@ -70,7 +70,7 @@ class Kept(TorchDispatchMode):
                 weakref.finalize(storage, self._freed, storage.nbytes())
         return made
 
-    def _freed(self, count):
+    def _freed(self, count: int) -> None:
         self.bytes -= count
 
 

@@ -73,15 +73,13 @@ def test_texts_come_back_and_ids_are_the_librarys(family):
 def test_an_unknown_role_is_requested_in_one_line():
     bare = TokenizerFiles(brought("qwen").tokenizer.replace("<|endoftext|>", "<|fin|>"))
     found = find_special_tokens(bare)
-    with pytest.raises(
-        DataError, match=r"no special token has the role \'end\'.*<\|fin\|>"
-    ) as error:
+    with pytest.raises(DataError, match=r"role \'end\'.*<\|fin\|>") as error:
         found.of("end")
     assert "\n" not in str(error.value)
     assert find_special_tokens(bare.with_roles({"end": "<|fin|>"})).of("end").text == "<|fin|>"
-    with pytest.raises(DataError, match="token '<eof>' for the role 'end' does not exist"):
+    with pytest.raises(DataError, match=r"token '<eof>'.*role 'end'"):
         find_special_tokens(bare.with_roles({"end": "<eof>"}))
-    with pytest.raises(DataError, match="no role 'eos'; there are: begin, end, pad"):
+    with pytest.raises(DataError, match="no role 'eos'"):
         bare.with_roles({"eos": "x"})
 
 

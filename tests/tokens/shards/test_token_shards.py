@@ -445,10 +445,10 @@ def test_an_index_that_is_lost_or_torn_after_opening_is_named(folder):
     shards = TokenShards.open(folder)
     index = Path(folder, "1-b.index.parquet")
     index.write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"1-b\.index\.parquet: not the index of a token shard"):
+    with pytest.raises(DataError, match=r"1-b\.index\.parquet: not"):
         shards.read_document_at("web", 8)
     index.unlink()
-    with pytest.raises(DataError, match=r"1-b\.index\.parquet: deleted since it was opened"):
+    with pytest.raises(DataError, match=r"1-b\.index\.parquet: deleted since"):
         shards.read_document_at("web", 8)
     assert shards.read_window("web", 7, 2).tolist() == [14, 0]  # this read needs no damaged file
 
@@ -567,10 +567,10 @@ def test_a_shard_that_is_torn_or_lost_in_a_bucket_is_named(s3, tmp_path):
     storage.write(f"{s3}/train/b.bin", b"\1\0")
     with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but 3 elements .* since it was opened"):
         shards.read_window("web", 3, 3)
-    with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but its header records 3 tokens"):
+    with pytest.raises(DataError, match=r"b\.bin: 2 bytes.*header records 3 tokens"):
         TokenShards.open(f"{s3}/train", cache)
     storage.delete(f"{s3}/train/b.bin")
-    with pytest.raises(DataError, match=r"b\.bin: deleted since it was opened"):
+    with pytest.raises(DataError, match=r"b\.bin: deleted since"):
         shards.read_window("web", 3, 3)
-    with pytest.raises(DataError, match=r"b\.bin: missing, though its shard is finished"):
+    with pytest.raises(DataError, match=r"b\.bin: missing, though"):
         TokenShards.open(f"{s3}/train", cache)
