@@ -331,7 +331,7 @@ def test_an_object_reads_and_seeks_like_its_bytes(
         else:
             into = bytearray(number)
             reference = bytearray(number)
-            assert ours.readinto(into) == theirs.readinto(reference)
+            assert ours.readinto(into) == theirs.readinto(reference)  # type: ignore[attr-defined]
             assert into == reference
         assert ours.tell() == theirs.tell()
 
@@ -496,7 +496,7 @@ def test_a_body_that_is_always_cut_off_is_given_up(
     proxy.how = "cut"
     proxy.times = 1_000
     proxy.spoil = lambda method, path: method == "GET"
-    with pytest.raises(ClusterError, match=r"/file: 10 attempts failed; the last one with: "):
+    with pytest.raises(ClusterError, match="/file: 10 attempts failed"):
         storage.read(f"{s3}/file")
     assert len(waits) == s3_objects.ATTEMPTS - 1
 
@@ -550,7 +550,7 @@ def test_a_server_that_does_not_answer_is_named(
     # "discard": a port without a server.
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     s3_objects.get_client.cache_clear()
-    with pytest.raises(ClusterError, match=r"/file: Could not connect to the endpoint URL"):
+    with pytest.raises(ClusterError, match=r"/file.*endpoint URL"):
         storage.read(f"{s3}/file")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from support.edited_pages import read_texts
 
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group
@@ -18,3 +19,9 @@ def alone(tmp_path: Path) -> Iterator[None]:
     yield
     dist.destroy_process_group()
     numerics.settle(1, deterministic=False)
+
+
+@pytest.fixture(scope="session")
+def texts(test_data: Path) -> list[str]:
+    """Return the text of each page of the crawl."""
+    return read_texts(test_data)

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fastwarc.warc import ArchiveIterator, WarcRecordType
-from resiliparse.extract.html2text import extract_plain_text
 from support.side_by_side import measure_cpu_seconds
 
 from trainrig.corpus.decontaminate import (
@@ -53,17 +51,6 @@ FIELDS = {
     "svamp.jsonl": ("context", "chain_of_thought", "answer"),
     "winogrande.jsonl": ("context_options", "continuation"),
 }
-
-
-@pytest.fixture(scope="module")
-def texts(test_data: Path) -> list[str]:
-    found = []
-    for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
-        with archive.open("rb") as stream:
-            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
-                page = record.reader.read().decode("utf-8", "replace")
-                found.append(extract_plain_text(page, main_content=True))
-    return found
 
 
 def make_leaked_pages(test_data: Path) -> list[str]:

@@ -83,7 +83,7 @@ def judge_search(
     places = {identity: nth for nth, identity in enumerate(signatures.ids.tolist())}
     removed = [
         (places[identity], places[partner], likeness)
-        for identity, (kind, partner, likeness) in found.fates().items()
+        for identity, (kind, partner, likeness) in found.decisions().items()
         if kind != BY_URL
     ]
     exact = find_pairs_by_brute_force(signatures, SETTINGS.threshold)
@@ -208,7 +208,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
                 "benchmark": "near-duplicates, from Parquet to decisions",
                 "documents": len(rows),
                 "megabytes": round(megabytes, 1),
-                "removed": len(found.fates()),
+                "removed": len(found.decisions()),
                 "candidates": found.found.candidates,
                 "mb_per_cpu_second": {
                     name: [

@@ -155,7 +155,7 @@ def test_a_step_is_no_slower_than_transformers(alone, rows, kind):
         peer = transformers.BertForMaskedLM(config)
     else:
         objective = SpanCorruption()
-        config = transformers.T5Config(
+        config = transformers.T5Config(  # type: ignore[call-arg]
             vocab_size=VOCABULARY, d_model=256, d_kv=64, d_ff=640, num_layers=4, num_heads=4,
             dropout_rate=0.0, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
             architectures=["T5ForConditionalGeneration"],

@@ -6,7 +6,9 @@ The shards are sparse: .ends is complete, the ids use no disk. Times are CPU sec
 import json
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +65,7 @@ def folder(request, tmp_path_factory) -> str:
     return write_sparse_shards(tmp_path_factory.mktemp("plans") / "train", request.param)
 
 
-def measure_cpu_seconds(action) -> tuple[float, object]:
+def measure_cpu_seconds(action: Callable[[], Any]) -> tuple[float, Any]:
     began = time.process_time()
     result = action()
     return time.process_time() - began, result

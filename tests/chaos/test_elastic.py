@@ -23,8 +23,8 @@ def list_reasons(events):
 def test_a_node_whose_rank_was_killed_is_not_used_again(several_raylets, undisturbed, tmp_path):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
-    faults = job.training.faults.model_copy(update={"quarantine_after": 1})
-    job = dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
+    settings = job.training.faults.model_copy(update={"quarantine_after": 1})
+    job = dataclasses.replace(job, training=job.training.model_copy(update={"faults": settings}))
     events = faults.Events(job.folder)
 
     def disturb():

@@ -17,7 +17,7 @@ def test_a_run_takes_free_capacity_and_grows_when_other_jobs_end(one_ray, undist
         def there(self):
             return True
 
-    other = Other.remote()
+    other = Other.remote()  # type: ignore[attr-defined]
     assert ray.get(other.there.remote())
     straight = undisturbed(60)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)

@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from support import faults, trouble
+from support.waiting import wait_until
 
 from trainrig.launch.spot.preemption_notices import INTERRUPTION, REBALANCE
 from trainrig.train.elastic import trainer
@@ -32,13 +32,6 @@ def agent(several_raylets, metadata_service, tmp_path):
     process.wait()
 
 
-def wait_until(what, *happens):
-    until = time.monotonic() + 120
-    while not all(condition() for condition in happens):
-        assert time.monotonic() < until, what
-        time.sleep(0.02)
-
-
 def make_notice(seconds):
     when = datetime.now(UTC) + timedelta(seconds=seconds)
     return json.dumps({"action": "terminate", "time": when.strftime("%Y-%m-%dT%H:%M:%SZ")})
@@ -57,10 +50,10 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
     def cloud():
         events.wait("first_step")
         metadata_service.refuses = 503  # the service fails for a moment
-        wait_until("trouble", lambda: "status 503" in agent.read_text())
+        wait_until(lambda: "status 503" in agent.read_text())
         metadata_service.refuses = None
         metadata_service.put(REBALANCE, '{"noticeTime": "2026-11-22T08:20:00Z"}')
-        wait_until("a warning", lambda: "this machine may be taken back" in agent.read_text())
+        wait_until(lambda: "this machine may be taken back" in agent.read_text())
         assert not events.all("node_draining")  # a warning alone drains no node
         metadata_service.forget_tokens()
         metadata_service.put(INTERRUPTION, make_notice(120))

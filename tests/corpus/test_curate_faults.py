@@ -5,7 +5,6 @@ import itertools
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from support.random_pages import make_lines
+from support.waiting import wait_until
 
 from trainrig import config, manifest, storage
 from trainrig.corpus import row_schema
@@ -68,10 +68,7 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
     command = [sys.executable, "-c", DRIVE, str(tmp_path / "run.toml")]
     parts = Path(run.output, "scratch", "pages")
     with subprocess.Popen(command) as driver:
-        until = time.monotonic() + 300
-        while len(list(parts.glob("*.parquet"))) < 2:
-            assert driver.poll() is None and time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: len(list(parts.glob("*.parquet"))) >= 2, process=driver, seconds=300)
         if failed_page == "driver":
             driver.kill()
         else:

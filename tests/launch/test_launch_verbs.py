@@ -7,8 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.launch import jobs_server
+from support.waiting import wait_until
 
 from trainrig import cli, storage
 from trainrig.launch.supervise.run_record import Home, RunRecord
@@ -78,19 +78,11 @@ class User:
 
     def run(self) -> RunRecord:
         """Return the only run, once it is recorded."""
-        return wait_for(lambda: Home(str(self.folder / "home")).list())[0]
+        return wait_until(lambda: Home(str(self.folder / "home")).list())[0]
 
     def wait_for_event(self, name: str, attempt: int = 1) -> dict[str, Any]:
         run = self.run()
-        return wait_for(lambda: [e for e in run.read_events(attempt) if e["event"] == name])[0]
-
-
-def wait_for(look: Callable[[], Any]) -> Any:
-    until = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return found
+        return wait_until(lambda: [e for e in run.read_events(attempt) if e["event"] == name])[0]
 
 
 @pytest.fixture
@@ -267,7 +259,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes(user: User) -> None:
     assert here.returncode == 0, here.stderr
     assert user.does("submit", "curate", "curate.toml", "--detach").returncode == 0
     done = user.folder / "documents" / "scratch" / "done"
-    wait_for(lambda: list(done.rglob("*.json")))
+    wait_until(lambda: list(done.rglob("*.json")))
     stopped = user.does("stop", user.run().id)
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.startswith(f"{user.run().id}: stopped")

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.two_nodes import two_nodes
+from support.waiting import wait_until
 
 from trainrig.launch.supervise.run_record import Home
 from trainrig.train.run import metrics
@@ -159,10 +159,10 @@ def stop_in_the_middle(user: User) -> dict[str, Any]:
     """Submit the pretraining, stop it during training, and return its result."""
     user.does("submit", "pretrain", "pretrain.toml", "--detach")
     (run,) = [r for r in Home(user.environment["TRAINRIG_HOME"]).list() if "pretrain" in r.id]
-    until = time.monotonic() + PATIENCE
-    while not metrics.read_series(str(user.folder / "model")):
-        assert time.monotonic() < until, list(run.read_events())
-        time.sleep(0.02)
+    model = str(user.folder / "model")
+    wait_until(
+        lambda: metrics.read_series(model), lambda: list(run.read_events()), seconds=PATIENCE
+    )
     return dict(json.loads(user.does("stop", run.id, "--json")))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import metadata_service
+from support.waiting import wait_until
 
 from trainrig import storage
 from trainrig.errors import ClusterError
@@ -89,8 +90,7 @@ def test_a_file_that_is_rewritten_a_moment_later_is_waited_for(
     expire("ExpiredToken")
 
     def rewrite() -> None:
-        while len(proxy.refused) < 3:
-            time.sleep(0.005)
+        wait_until(lambda: len(proxy.refused) >= 3)
         credentials_file(NEW)
 
     later = threading.Thread(target=rewrite)
@@ -103,7 +103,7 @@ def test_a_file_that_is_rewritten_a_moment_later_is_waited_for(
 def test_credentials_without_renewal_are_named(s3: str, expire: Any, credentials_file: Any) -> None:
     storage.write(f"{s3}/file", b"a")
     expire("ExpiredToken")
-    with pytest.raises(ClusterError, match=r"/file: the AWS credentials of this machine have exp"):
+    with pytest.raises(ClusterError, match=r"/file.*AWS credentials"):
         storage.read(f"{s3}/file")
 
 
@@ -166,8 +166,7 @@ def test_an_endpoint_that_does_not_answer_when_they_end_is_asked_again(
     container.put("/credentials", 500)
 
     def recover() -> None:
-        while "AWS credentials: renewal failed" not in caplog.text:
-            time.sleep(0.01)
+        wait_until(lambda: "AWS credentials: renewal failed" in caplog.text)
         container.put("/credentials", give(NEW, minutes=60))
 
     later = threading.Thread(target=recover)

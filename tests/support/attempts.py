@@ -9,7 +9,9 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.training_job import TrainingJob
 
 
-def go_on(job: TrainingJob, world: int, group: Any, fault: tuple[int, str, int] | None = None):
+def go_on(
+    job: TrainingJob, world: int, group: Any, fault: tuple[int, str, int] | None = None
+) -> None:
     """Run an attempt from the newest checkpoint, and with a `fault` until its rank is dead."""
     folder = RunFolder(job.folder)
     laid_out = job.lay_out(world)
@@ -24,3 +26,12 @@ def go_on(job: TrainingJob, world: int, group: Any, fault: tuple[int, str, int] 
     processes = group.start(world, "train", **told, fault=fault)
     assert processes[fault[0]].wait() == -signal.SIGKILL
     group.end()
+
+
+def continue_run(job: TrainingJob, world: int, group: Any, **arguments: Any) -> list[Any]:
+    """Run one attempt from the newest valid checkpoint, and return the ranks' answers."""
+    folder = RunFolder(job.folder)
+    found, _ = find_newest_valid(folder)
+    attempt = folder.take_attempt(found.step if found else 0)
+    path = found.path if found else None
+    return group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)

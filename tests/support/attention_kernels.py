@@ -1,7 +1,7 @@
 """Which kernel computes attention, by torch's dispatcher and by docs/attention.md."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
@@ -43,16 +43,18 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self.found: set[str] = set()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if name := KERNELS.get(function._schema.name.partition("::")[2]):
             self.found.add(name)
         return function(*args, **(kwargs or {}))
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         """Also record calls of flex_attention, which is compiled, so the dispatcher misses it."""
         run = flex_rows._run
 
-        def note(*parts, **settings):
+        def note(*parts: Any, **settings: Any) -> Any:
             self.found.add("flex_attention")
             with _disable_current_modes():
                 return run(*parts, **settings)
@@ -61,7 +63,7 @@ class Kernels(TorchDispatchMode):
         self._patch.start()
         return super().__enter__()
 
-    def __exit__(self, *raised):
+    def __exit__(self, *raised: Any) -> None:
         self._patch.stop()
         return super().__exit__(*raised)
 

@@ -25,3 +25,8 @@ def read_pages(test_data: Path) -> list[tuple[str, str]]:
                 url = record.headers["WARC-Target-URI"]
                 found.append((url, extract_plain_text(html, main_content=True)))
     return found
+
+
+def read_texts(test_data: Path) -> list[str]:
+    """Return the text of each page of the crawl."""
+    return [text for _, text in read_pages(test_data)]

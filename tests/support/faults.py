@@ -2,13 +2,13 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from support.waiting import wait_until
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
@@ -51,22 +51,22 @@ class Events:
 
     def wait(self, kind: str, count: int = 1) -> dict[str, Any]:
         """Wait for the `count`-th event of a kind and return it."""
-        until = time.monotonic() + PATIENCE
-        while len(found := self.all(kind)) < count:
-            assert time.monotonic() < until, f"{len(found)} {kind} of {count}"
-            time.sleep(0.02)
-        return found[count - 1]
+        wait_until(
+            lambda: len(self.all(kind)) >= count,
+            lambda: f"{len(self.all(kind))} {kind} of {count}",
+            seconds=PATIENCE,
+        )
+        return self.all(kind)[count - 1]
 
     def wait_for_a_step(self) -> None:
         """Wait until the newest attempt takes steps."""
-        until = time.monotonic() + PATIENCE
-        while True:
+
+        def takes_steps() -> bool:
             newest = max((event["attempt"] for event in self.all("attempt_started")), default=0)
             own = {e["event"] for e in self.folder.read_events() if e.get("attempt") == newest}
-            if "first_step" in own and not own & {"attempt_failed", "attempt_stopped"}:
-                return
-            assert time.monotonic() < until, f"attempt {newest} takes no step"
-            time.sleep(0.02)
+            return "first_step" in own and not own & {"attempt_failed", "attempt_stopped"}
+
+        wait_until(takes_steps, self.folder.read_events, seconds=PATIENCE)
 
     def ranks(self, of: str = "pid") -> dict[int, int]:
         """Return the processes of the newest attempt's ranks.

@@ -74,7 +74,7 @@ class Llama(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         shape = config.shape
-        settings = LlamaConfig(
+        settings = LlamaConfig(  # type: ignore[call-arg]
             vocab_size=shape.vocabulary,
             hidden_size=shape.channels,
             intermediate_size=shape.feedforward_channels,

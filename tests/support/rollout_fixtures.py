@@ -1,6 +1,9 @@
 """A tiny model and prompts of letters, whose correct answer is the letter e."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +11,7 @@ from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLear
 
 
 @pytest.fixture(scope="session")
-def problems(tmp_path_factory):
+def problems(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Write prompts with answers, some of which are unusable."""
     path = tmp_path_factory.mktemp("problems") / "problems.jsonl"
     rows = [{"question": f"is {n} {'a ' * (n % 4)}", "answer": "e"} for n in range(7)]
@@ -19,10 +22,10 @@ def problems(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def make_run(fresh, problems):
+def make_run(fresh: str, problems: str) -> Callable[..., ReinforcementLearning]:
     """Return `make_run(output, …)`, which makes a run file of a few steps."""
 
-    def make(output, **changes):
+    def make(output: Path | str, **changes: Any) -> ReinforcementLearning:
         given = {
             "checkpoint": fresh,
             "output": str(output),

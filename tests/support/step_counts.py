@@ -2,8 +2,11 @@
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -17,6 +20,7 @@ from trainrig.train.held_out_loss import Metrics
 from trainrig.train.loss_table import LossTable
 from trainrig.train.state import build_fresh_state
 from trainrig.train.step import Stepper
+from trainrig.train.training_job import TrainingJob
 
 # Tensor operations that give Python a number, or copy bytes elsewhere.
 WAITS = {
@@ -30,18 +34,20 @@ NOTHING = {"aten::empty.memory_format", "aten::detach"}
 
 
 class Syncs(TorchFunctionMode):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.found = []
+        self.found: list[str] = []
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = getattr(function, "__name__", "")
         if name in WAITS and not is_asked_by_torch():
             self.found.append(name)
         return function(*args, **(kwargs or {}))
 
 
-def is_asked_by_torch():
+def is_asked_by_torch() -> bool:
     """Return whether torch itself reads an optimizer's step count, which is on the host."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename in PASSING_ON:
@@ -55,12 +61,14 @@ class Kernels(TorchDispatchMode):
     `table`: the operators that fill the table of losses besides the loss itself.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.count = self.bytes = self.table = 0
         self.in_table = False
 
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         found = operator(*args, **(kwargs or {}))
         if operator.is_view or operator.name() in NOTHING:
             return found
@@ -71,7 +79,7 @@ class Kernels(TorchDispatchMode):
         return found
 
 
-def count_syncs(job, counting=None):
+def count_syncs(job: TrainingJob, counting: Kernels | None = None) -> list[str]:
     """Return the calls that wait in a step, which `counting` counts as well."""
     training = job.training
     numerics.settle(training.threads, training.deterministic)
@@ -94,7 +102,12 @@ def count_syncs(job, counting=None):
 CADENCES = {"plain": (0, 0), "sampled": (1, 0), "by layer": (1, 1)}
 
 
-def count_work(make_job, folder, monkeypatch, **shape):
+def count_work(
+    make_job: Callable[..., TrainingJob],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    **shape: Any,
+) -> dict[str, dict[str, int]]:
     """Return kernels, bytes and waits of a step by cadence, and kernels of the loss table.
 
     The cadences are no measurement, sampled, and sampled by layer.
@@ -110,7 +123,7 @@ def count_work(make_job, folder, monkeypatch, **shape):
     return found
 
 
-def make_shape(layers, micro_batch):
+def make_shape(layers: int, micro_batch: int) -> dict[str, dict[str, int]]:
     """Return the shape of a job with this number of layers, and 8 rows a step."""
     return {
         "model": {"layers": layers, "channels": 64, "heads": 4, "kv_heads": 4, "positions": 64},
@@ -119,12 +132,12 @@ def make_shape(layers, micro_batch):
 
 
 @contextlib.contextmanager
-def count_table_kernels(monkeypatch):
+def count_table_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     """Return a counter of kernels that also counts the kernels of the loss table."""
     kernels = Kernels()
 
-    def within(act):
-        def count(*arguments):
+    def within(act: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*arguments: Any) -> Any:
             kernels.in_table = True
             try:
                 return act(*arguments)
@@ -139,7 +152,7 @@ def count_table_kernels(monkeypatch):
         yield kernels
 
 
-def compute_added_share(counts, what):
+def compute_added_share(counts: Mapping[str, Mapping[str, int]], what: str) -> float:
     """Return the share that measurements add at the default cadence, the mean over 100 steps."""
     settings = Metrics()
     assert settings.layers_every % settings.every == 0

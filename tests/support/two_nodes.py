@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sysconfig
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from support.processes import find_free_ports
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 OBJECT_STORE = 80 * 2**20  # bytes: Ray's minimum
@@ -84,7 +84,7 @@ class TwoNodes:
         common = ["--node-ip-address=127.0.0.1", f"--object-store-memory={OBJECT_STORE}"]
         command = [self.python, "-m", "ray.scripts.scripts", "start", "--block", *common, *options]
         # The default port may belong to another cluster, and then no job starts.
-        (agent,) = _free_ports(1)
+        (agent,) = find_free_ports(1)
         command += [f"--dashboard-agent-listen-port={agent}"]
         command += [f"--temp-dir={self.folder / name[:1]}"]
         with (place / "out.txt").open("wb") as output:
@@ -143,7 +143,7 @@ def two_nodes(more: Mapping[str, str] | None = None) -> Iterator[TwoNodes]:
                 **(more or {}),
             }
         )
-        gcs, dashboard = _free_ports(2)
+        gcs, dashboard = find_free_ports(2)
         cluster = TwoNodes(folder, python, gcs, dashboard, environment)
         try:
             yield cluster
@@ -170,11 +170,3 @@ def _environment_without_us(folder: Path) -> Path:
     )
     assert "ModuleNotFoundError" in checked.stderr, "trainrig is there without an upload"
     return python
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]

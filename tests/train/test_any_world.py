@@ -4,10 +4,10 @@ import dataclasses
 import itertools
 import random
 import signal
-import time
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 
 from trainrig.errors import ConfigError
 from trainrig.train.checkpoint import find_newest_valid
@@ -132,26 +132,19 @@ def test_ranks_may_come_and_go_and_be_killed(straight, mortal_ranks, same, tmp_p
             fault=(victim, "stall", step),
         )
         saved = step // 4 * 4  # saved by a thread, which a busy machine may delay
-        wait_for(
+        wait_until(
             lambda step=step, saved=saved: (
                 len(read_exact_metrics(job)) == step
                 and (found := find_newest(job))
                 and found.step == saved
             ),
-            processes[victim],
+            process=processes[victim],
         )
         processes[victim].send_signal(signal.SIGKILL)
         mortal_ranks.end()
         assert find_newest(job).step == saved
     assert run_attempt(2, job, mortal_ranks) == [STEPS] * 2
     same(job)
-
-
-def wait_for(condition, process):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
 
 
 # --- further settings that must not change the bits
@@ -183,7 +176,7 @@ def test_other_virtual_workers_add_in_another_order(ranks, make_job, tmp_path):
 def test_more_workers_than_virtual_ones_are_refused(make_run, tmp_path):
     run = make_run(tmp_path, training={"virtual_workers": 3})
     prepare(run.model_copy(update={"workers": (1, 3)}))
-    with pytest.raises(ConfigError, match=r"virtual_workers \(3\) is below the 4 workers; set it"):
+    with pytest.raises(ConfigError, match=r"virtual_workers \(3\).*below the 4 workers"):
         prepare(run.model_copy(update={"workers": (1, 4)}))
 
 
@@ -274,7 +267,7 @@ def test_no_layout_changes_a_bit(world, layout, ranks, make_job, tmp_path):
 @pytest.mark.parametrize("layout", [{"kind": "DDP"}, {"kind": "HSDP", "replicas": 2}])
 def test_a_layout_that_cannot_be_deterministic_is_refused_in_one_line(layout, make_run, tmp_path):
     shared = layout | {"context": {"kind": "Gathered", "ranks": 2}}
-    with pytest.raises(ValueError, match=r"with parallel\.context .* set deterministic = false"):
+    with pytest.raises(ValueError, match=r"parallel\.context.*set deterministic ="):
         make_run(tmp_path, training={"parallel": shared})
     make_run(tmp_path, training={"parallel": shared, "deterministic": False})
     make_run(tmp_path, training={"parallel": layout})

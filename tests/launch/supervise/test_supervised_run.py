@@ -4,13 +4,13 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import tiny_runs
+from support.waiting import wait_until
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import Curation
@@ -95,10 +95,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path, inputs):
     supervisor = JobSupervisor(record, first, Limits(), build_verb_command(record), pace)
     thread = threading.Thread(target=supervisor.supervise)
     thread.start()
-    until = time.monotonic() + PATIENCE
-    while len(storage.list_files(f"{run.output}/scratch")) < 5:
-        assert time.monotonic() < until and thread.is_alive()
-        time.sleep(0.005)
+    wait_until(lambda: len(storage.list_files(f"{run.output}/scratch")) >= 5, every=0.005)
     record.request_stop()
     thread.join(PATIENCE)
     ended = record.read_status().ended

@@ -155,7 +155,7 @@ def test_a_trainrig_model_finds_its_family(name, transformers, tmp_path):
 
 def test_a_model_that_transformers_has_not_cannot_be_exported():
     config = DecoderConfig.model_validate(SMALL | {"position_embedding": {"kind": "Alibi"}})
-    with pytest.raises(DataError, match="no supported architecture of Transformers can express"):
+    with pytest.raises(DataError, match="no supported architecture"):
         find_family(config, {})
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.rollout_runs import train_run
 
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
@@ -45,16 +46,6 @@ from trainrig.train.run_report.sampled_answers import (
 )
 
 HELD = {"kind": "GRPO", "reference": {"weight": 0.1}}
-
-
-def train_run(ranks, run, world, resume=False):
-    """Train `run` on `world` ranks, and return its job."""
-    job, _, _ = prepare(run)
-    folder = RunFolder(job.folder)
-    newest = checkpoint.find_newest_valid(folder)[0] if resume else None
-    attempt = folder.take_attempt(newest.step if newest else 0)
-    ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
-    return job
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +244,7 @@ def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_ru
     [
         (
             {"rollouts": {"prompt_tokens": 44}},
-            r"prompt_tokens \(44\) and maximum_tokens \(5\) add up to",
+            r"prompt_tokens \(44\).*maximum_tokens \(5\) add up",
         ),
         ({"prompts": {"paths": ("nowhere.jsonl",)}}, "nowhere.jsonl"),
         (
@@ -262,7 +253,7 @@ def test_sampling_from_another_model_than_is_trained_ends_the_run(ranks, make_ru
         ),
         (
             {"rewards": ({"kind": "ExactAnswer", "column": "gold"},)},
-            "none of 9 rows has a usable prompt",
+            "none of 9 rows",
         ),
     ],
 )
@@ -275,7 +266,7 @@ def test_invalid_settings_are_rejected_before_anything_starts(changes, said, mak
     ("changes", "said"),
     [
         ({"rollouts": {"micro_batch": 6}}, r"multiple of samples \(4\).* nearest above: 8"),
-        ({"rollouts": {"prompts": 3}}, r"is not a multiple of micro_batch"),
+        ({"rollouts": {"prompts": 3}}, "multiple of micro_batch"),
         ({"lora": {"rank": 2, "dropout": 0.1}}, "lora.dropout: log-probabilities"),
         ({"rewards": ()}, "rewards"),
         ({"training": {"compile": {}}}, "training.compile: sampling calls"),

@@ -12,7 +12,10 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+from support.processes import find_free_ports
+from support.waiting import wait_until
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 
 MEMORY = 80 * 2**20  # bytes of an object store: the least that Ray accepts
@@ -24,14 +27,14 @@ PATIENCE = 120.0  # s for one event: far above what any takes, to end a broken t
 class Autoscaled:
     """A head without room for workers, and pools that start without nodes."""
 
-    def __init__(self, idle_seconds=8.0, **pools):
+    def __init__(self, idle_seconds: float = 8.0, **pools: tuple[int, int]) -> None:
         """Start the cluster.
 
         `pools` maps a pool's name, which is its label too, to the CPUs of a node and the most
         nodes.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="scaled-"))
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{find_free_ports(1)[0]}"
         config = self._folder / "cluster.json"
         config.write_text(json.dumps(_config(self.address, idle_seconds, pools)))
         ray = str(Path(sys.executable).with_name("ray"))
@@ -50,7 +53,7 @@ class Autoscaled:
         )
         self._wait_for_the_head()
 
-    def nodes(self):
+    def nodes(self) -> Counter[str]:
         """Return how many nodes are alive in each pool, as Ray reports it."""
         import ray
 
@@ -60,16 +63,19 @@ class Autoscaled:
             if node["Alive"] and "node:__internal_head__" not in node["Resources"]
         )
 
-    def wait_for(self, **wanted):
+    def wait_for(self, **wanted: int) -> float:
         """Wait until the pools have the `wanted` numbers of nodes, and return the seconds."""
         began = time.monotonic()
-        while (now := self.nodes()) != Counter(wanted):
-            assert self._head.poll() is None, self.log()
-            assert time.monotonic() - began < PATIENCE, f"{dict(now)}, not {wanted}: {self.log()}"
-            time.sleep(0.1)
+        wait_until(
+            lambda: self.nodes() == Counter(wanted),
+            lambda: f"{dict(self.nodes())}, not {wanted}: {self.log()}",
+            process=self._head,
+            seconds=PATIENCE,
+            every=0.1,
+        )
         return time.monotonic() - began
 
-    def lose_a_node(self):
+    def lose_a_node(self) -> None:
         """Send SIGKILL to one node's raylet, as if a cloud took it back without notice."""
         import psutil
 
@@ -78,12 +84,12 @@ class Autoscaled:
                 process.kill()
                 return
 
-    def log(self):
+    def log(self) -> str:
         """Return the end of the autoscaler's logs."""
         logs = sorted(self._folder.glob("ray/session_2*/logs/monitor.*"))
         return "\n".join(path.read_text()[-3000:] for path in logs)
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         """End the head and all processes that it started."""
         import psutil
 
@@ -96,7 +102,7 @@ class Autoscaled:
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _wait_for_the_head(self):
+    def _wait_for_the_head(self) -> None:
         host, port = self.address.split(":")
         until = time.monotonic() + PATIENCE
         while True:
@@ -122,7 +128,7 @@ _COMMANDS += ("worker_setup_commands", "head_start_ray_commands", "worker_start_
 _COMMANDS += ("cluster_synced_files",)
 
 
-def _config(address, idle_seconds, pools):
+def _config(address: str, idle_seconds: float, pools: dict[str, tuple[int, int]]) -> dict[str, Any]:
     return {
         "cluster_name": "scaled",
         "max_workers": sum(most for _, most in pools.values()),
@@ -155,9 +161,3 @@ def _config(address, idle_seconds, pools):
             for name, (cpus, most) in pools.items()
         },
     }
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -112,7 +112,7 @@ def attended(
         torch.nn.init.normal_(sinks)
     exact = [whole_tensor.double().requires_grad_() for whole_tensor in whole]
     exact_sinks = [] if sinks is None else [sinks.detach().double().requires_grad_()]
-    expected = dense(model, *exact, positions, exact_sinks[0] if exact_sinks else None)
+    expected = dense(model, *exact, positions, exact_sinks[0] if exact_sinks else None)  # type: ignore[call-arg]
     gradients = torch.autograd.grad(expected, exact + exact_sinks, gradient.double())
     split_attention(model, group, keys)  # type: ignore[arg-type]
     local = model.config.attention.window is not None

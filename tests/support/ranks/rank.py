@@ -383,7 +383,7 @@ def requests(job: TrainingJob, resume_from: str) -> list[tuple[str, int, int]]:
 def parts(job: TrainingJob) -> dict[str, int]:
     """Return the number of elements of each weight of a fresh state that this rank holds."""
     state = build_fresh_state(job, find_local_device())
-    return {name: p.to_local().numel() for name, p in state.model.named_parameters()}
+    return {name: p.to_local().numel() for name, p in state.model.named_parameters()}  # type: ignore[attr-defined]
 
 
 def gathered_for_a_save(job: TrainingJob) -> int:
@@ -851,7 +851,9 @@ class Peak(TorchDispatchMode):
         self.bytes = self.most = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         made = function(*args, **(kwargs or {}))
         given = {
             id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if _plain(tensor)
@@ -1004,7 +1006,7 @@ def answer_tasks(tasks: BinaryIO, answers: BinaryIO) -> None:
     actions = {function.__name__: function for function in done}
     gc.freeze()  # imported objects stay: the collector need not scan them after each task
     for action, arguments, join in iter(functools.partial(pickle.load, tasks), None):
-        join_group(*join, TIMEOUT)
+        join_group(*join, TIMEOUT)  # type: ignore[call-arg]
         try:
             answer = (True, actions[action](**arguments))
         except Exception:
