@@ -9,10 +9,10 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from support import faults
+from support.rollout_runs import read_stored_batches
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
@@ -23,7 +23,6 @@ from trainrig.train.checkpoint import write_model
 from trainrig.train.elastic import trainer
 from trainrig.train.run import progress
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import list_stored_batches
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 STEPS = 24
@@ -84,15 +83,6 @@ def straight(make_job, ranks, tmp_path_factory):
     return run
 
 
-def rollouts(job):
-    """Return the bytes of each micro-batch that was trained on."""
-    return {
-        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in list_stored_batches(RunFolder(job.folder))
-        for index, file in enumerate(batch.files)
-    }
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("changes", "how"),
@@ -125,7 +115,7 @@ def test_an_actor_a_rank_and_the_driver_are_killed(
     second = start_driver(job, 1)
     assert second.wait(timeout=300) == 0, second.stderr.read()
     assert events.folder.read_attempts()[-1].resumed_step >= 4
-    assert rollouts(job) == rollouts(straight(**changes))
+    assert read_stored_batches(job) == read_stored_batches(straight(**changes))
     assert_equal(job, straight(**changes))
 
 
@@ -153,7 +143,7 @@ def test_one_two_and_three_actors_sample_the_same_rollouts(
     aside.end()
     assert len(events.all("rollout_actor_started")) == 3
     assert len(events.all("attempt_started")) == 1
-    assert rollouts(job) == rollouts(straight(waves=waves))
+    assert read_stored_batches(job) == read_stored_batches(straight(waves=waves))
     assert_equal(job, straight(waves=waves))
 
 
@@ -203,7 +193,7 @@ def test_twenty_kills_at_random_instants(
         events.wait_for_a_step()
         killed.append((what, round(time.monotonic() - began, 1)))
     assert driver.wait(timeout=900) == 0, driver.stderr.read()
-    assert rollouts(job) == rollouts(straight)
+    assert read_stored_batches(job) == read_stored_batches(straight)
     assert_equal(job, straight)
     spent = vars(progress.measure_goodput(job.folder))
     write_result(

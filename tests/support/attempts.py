@@ -31,7 +31,8 @@ def go_on(
 def continue_run(job: TrainingJob, world: int, group: Any, **arguments: Any) -> list[Any]:
     """Run one attempt from the newest valid checkpoint, and return the ranks' answers."""
     folder = RunFolder(job.folder)
-    found, _ = find_newest_valid(folder)
+    found, damages = find_newest_valid(folder)
+    assert not damages
     attempt = folder.take_attempt(found.step if found else 0)
     path = found.path if found else None
     return group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)

@@ -13,6 +13,7 @@ from trainrig.posttrain.rollouts.reinforcement_stage import prepare
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.step_data import list_stored_batches
 from trainrig.train.training_job import TrainingJob
 
 
@@ -58,3 +59,12 @@ def start_samplers(
             until.touch()
             answers = [pickle.load(process.stdout) for process in started]
         assert all(fine for fine, _ in answers), answers
+
+
+def read_stored_batches(job: TrainingJob) -> dict[tuple[int, int], bytes]:
+    """Return the bytes of each micro-batch of each batch, whichever attempt wrote them."""
+    return {
+        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
+        for batch in list_stored_batches(RunFolder(job.folder))
+        for index, file in enumerate(batch.files)
+    }

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.rollout_runs import continue_run, read_results
+from support.rollout_runs import continue_run, read_results, read_stored_batches
 
 from trainrig import storage
 from trainrig.errors import ClusterError, DataError
@@ -71,15 +71,6 @@ def start_sampler(pool, run, last=None):
             fine, answer = pickle.load(process.stdout)
         assert fine, answer
         sampled.append(answer)
-
-
-def read_stored_batches(job):
-    """Return the bytes of each micro-batch of each batch."""
-    return {
-        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in list_stored_batches(RunFolder(job.folder))
-        for index, file in enumerate(batch.files)
-    }
 
 
 @pytest.fixture(scope="module")
@@ -226,24 +217,6 @@ def test_a_request_is_open_until_it_is_done_or_failed(tmp_path):
     write_failure(newest, ClusterError("actors end"))
     with pytest.raises(ClusterError, match="actors end"):
         raise_failure(newest)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"rollouts": {"actors": -1}}, r"should be 1 or more, or \[fewest, most\].*; 0 for none"),
-        ({"rollouts": {"lag": -1}}, "greater than or equal to 0"),
-        ({"rollouts": {"importance_limit": 0.5}}, "greater than or equal to 1"),
-        (
-            {"rollouts": {"lag": 1}, "training": {"spikes": {}}},
-            r"rollouts.lag.*training.spikes: skipping data",
-        ),
-        ({"rollouts": {"lag": 1}, "training": {"skip_data": ((1, 2),)}}, "training.skip_data"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
-    with pytest.raises(ValueError, match=said):
-        make_run(tmp_path / "run", **changes)
 
 
 def test_a_cluster_is_asked_for_workers_and_actors(make_run, tmp_path):

@@ -3,12 +3,11 @@
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.rollout_runs import train_run
+from support.rollout_runs import read_stored_batches, train_run
 
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
@@ -56,15 +55,6 @@ def whole(ranks, make_run, tmp_path_factory):
     job = train_run(ranks, run, 1)
     (output / "run.toml").write_text(to_toml(run))  # the stage does the same
     return job
-
-
-def read_stored_batches(job):
-    """Return the bytes of each micro-batch of each batch."""
-    return {
-        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in list_stored_batches(RunFolder(job.folder))
-        for index, file in enumerate(batch.files)
-    }
 
 
 def read_tensors(job):
@@ -271,6 +261,25 @@ def test_invalid_settings_are_rejected_before_anything_starts(changes, said, mak
         ({"rewards": ()}, "rewards"),
         ({"training": {"compile": {}}}, "training.compile: sampling calls"),
         ({"prompts": {"paths": ("a",), "template": "{{ x"}}, "invalid template"),
+        ({"rollouts": {"actors": -1}}, r"should be 1 or more, or \[fewest, most\].*; 0 for none"),
+        ({"rollouts": {"lag": -1}}, "greater than or equal to 0"),
+        ({"rollouts": {"importance_limit": 0.5}}, "greater than or equal to 1"),
+        (
+            {"rollouts": {"lag": 1}, "training": {"spikes": {}}},
+            r"rollouts.lag.*training.spikes: skipping data",
+        ),
+        ({"rollouts": {"lag": 1}, "training": {"skip_data": ((1, 2),)}}, "training.skip_data"),
+        ({"rollouts": {"waves": 2, "redraws": 1}}, "redraws: both replace prompts"),
+        ({"rollouts": {"waves": 2, "lag": 1}}, "waves and lag: with a lag"),
+        ({"rollouts": {"waves": 2}, "training": {"spikes": {}}}, r"rollouts.waves and training.sp"),
+        ({"rollouts": {"waves": 2, "samples": 1, "micro_batch": 4}}, "compares the completions"),
+        (
+            {
+                "rollouts": {"waves": 2, "samples": 1, "micro_batch": 4},
+                "objective": {"kind": "PPO"},
+            },
+            r"rollouts.waves: a single completion",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):

@@ -167,24 +167,3 @@ def test_a_killed_run_continues_its_waves_with_the_same_samples(
     with start_samplers(revived_ranks, run, 1):
         continue_run(ranks, run, 2)
     assert read_results(job) == read_results(alone)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"rollouts": {"waves": 2, "redraws": 1}}, "redraws: both replace prompts"),
-        ({"rollouts": {"waves": 2, "lag": 1}}, "waves and lag: with a lag"),
-        ({"rollouts": {"waves": 2}, "training": {"spikes": {}}}, r"rollouts.waves and training.sp"),
-        ({"rollouts": {"waves": 2, "samples": 1, "micro_batch": 4}}, "compares the completions"),
-        (
-            {
-                "rollouts": {"waves": 2, "samples": 1, "micro_batch": 4},
-                "objective": {"kind": "PPO"},
-            },
-            r"rollouts.waves: a single completion",
-        ),
-    ],
-)
-def test_waves_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
-    with pytest.raises(ValueError, match=said):
-        make_run(tmp_path / "run", **changes)
