@@ -6,7 +6,6 @@
 
 import dataclasses
 import pickle
-import runpy
 import sys
 from pathlib import Path
 
@@ -292,16 +291,18 @@ def main(base: Path) -> None:
     The two are on a mesh with a further axis. Both runs and their auxiliary models must give the
     same bits.
     """
+    from support.ranks.groups import Ranks
+    from support.tiny_runs import tokenized
+
     from trainrig.train.checkpoint import find_newest_valid
     from trainrig.train.pretrain import prepare
     from trainrig.train.run.run_folder import RunFolder
     from trainrig.train.run_file.run_files import Pretraining
     from trainrig.train.training_job import TrainedModel
 
-    tiny = runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py"))
-    tokens = tiny["tokenized"](base)
-    lasting = tiny["Ranks"](base)
-    mortal = tiny["Ranks"](base / "mortal")
+    tokens = tokenized(base)
+    lasting = Ranks(base)
+    mortal = Ranks(base / "mortal")
     (base / "mortal").mkdir()
 
     def job_of(name: str, layout: dict[str, str], steps: int = STEPS):

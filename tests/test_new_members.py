@@ -5,16 +5,15 @@ A verb is in tests/test_verbs.py, online batches in tests/rl/test_online_batches
 
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import new_members
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MEMBERS = runpy.run_path(str(Path(__file__).with_name("new_members.py")))
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +21,13 @@ def copy(tmp_path_factory):
     """Return `copy("SCRIPT.py", …)`: the output of a Python whose `trainrig` has the extensions."""
     at = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "platform" / "trainrig", at / "trainrig")
-    MEMBERS["add_members"](at / "trainrig")
+    new_members.add_members(at / "trainrig")
 
     def run(*arguments):
-        environment = os.environ | {"PYTHONPATH": str(at), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": f"{at}{os.pathsep}{ROOT}/tests",
+            "OMP_NUM_THREADS": "1",
+        }
         return subprocess.run(
             [sys.executable, *map(str, arguments)],
             cwd=at,
@@ -40,13 +42,13 @@ def copy(tmp_path_factory):
 
 def test_the_tour_names_the_places():
     tour = (ROOT / "CONTRIBUTING.md").read_text()
-    folders = {f"{Path(name).parent}/" for name in MEMBERS["FILES"]}
-    for place in (*MEMBERS["NAMES"], *folders):
+    folders = {f"{Path(name).parent}/" for name in new_members.FILES}
+    for place in (*new_members.NAMES, *folders):
         assert f"`{place}" in tour, place
 
 
 def test_each_name_has_one_place():
-    for name, additions in MEMBERS["NAMES"].items():
+    for name, additions in new_members.NAMES.items():
         text = (ROOT / "platform" / "trainrig" / name).read_text()
         for after, _ in additions:
             assert text.count(after) == 1, (name, after)

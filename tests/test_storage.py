@@ -2,7 +2,6 @@ import hashlib
 import io
 import itertools
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -21,14 +20,11 @@ from hypothesis import strategies as st
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 from support import object_stores
+from support.s3_proxy import Proxy
 
 from trainrig import storage
 from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.storage import bucket_files, retries, s3_objects, schemes
-
-_proxies = runpy.run_path(str(Path(__file__).with_name("s3_proxy.py")))
-Proxy = _proxies["Proxy"]
-proxy = _proxies["proxy"]
 
 _containers = (f"container-{number}" for number in itertools.count())
 ALL = pytest.mark.parametrize("place", ["disk", "s3", "gs", "az"], indirect=True)
@@ -442,7 +438,7 @@ def test_an_object_reads_and_seeks_like_its_bytes(
         else:
             into = bytearray(number)
             reference = bytearray(number)
-            assert ours.readinto(into) == theirs.readinto(reference)
+            assert ours.readinto(into) == theirs.readinto(reference)  # type: ignore[attr-defined]
             assert into == reference
         assert ours.tell() == theirs.tell()
 
@@ -608,7 +604,7 @@ def test_a_body_that_is_always_cut_off_is_given_up(
     proxy.how = "cut"
     proxy.times = 1_000
     proxy.spoil = lambda method, path: method == "GET"
-    with pytest.raises(ClusterError, match=r"/file: 10 attempts failed; the last one with: "):
+    with pytest.raises(ClusterError, match="/file: 10 attempts failed"):
         storage.read(f"{s3}/file")
     assert len(waits) == bucket_files.ATTEMPTS - 1
 
@@ -662,7 +658,7 @@ def test_a_server_that_does_not_answer_is_named(
     # "discard": a port without a server.
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     s3_objects.get_client.cache_clear()
-    with pytest.raises(ClusterError, match=r"/file: Could not connect to the endpoint URL"):
+    with pytest.raises(ClusterError, match=r"/file.*endpoint URL"):
         storage.read(f"{s3}/file")
 
 

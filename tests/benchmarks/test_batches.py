@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import pytest
 import torch
 from support.losses import cross_entropy_sum
 from support.shards import write_shard
+from support.sparse_shards import compute_zero_sums
 
 from trainrig import storage
 from trainrig.config import build
@@ -28,7 +28,7 @@ from trainrig.tokens.prefetch import Prefetch
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.rows.timeline import Mixture, carry_over
-from trainrig.tokens.shards.flat_arrays import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
+from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
 from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 
@@ -37,12 +37,6 @@ SEQUENCES = 8
 LENGTH = 256
 VOCABULARY = 4096
 DOCUMENT = 1_000  # tokens
-
-
-def compute_zero_sums(size: int) -> bytes:
-    """Return the block sums of `size` zeros, which are the content of a sparse file."""
-    whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
-    return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def write_sparse_shards(folder: Path, tokens: int) -> TokenShards:

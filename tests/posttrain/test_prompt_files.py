@@ -69,7 +69,7 @@ def test_a_single_message_is_a_plain_text_prompt(read):
 def test_a_conversation_that_cannot_be_asked_is_left_out_and_says_why(
     read, row, files, said, caplog
 ):
-    with pytest.raises(DataError, match="none of 1 rows has a usable prompt"):
+    with pytest.raises(DataError, match="none of 1 rows"):
         read([row], **files)
     assert said in caplog.text
 

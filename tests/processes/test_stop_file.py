@@ -1,8 +1,6 @@
 import os
-import runpy
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +9,6 @@ from trainrig.processes import stop_file
 from trainrig.processes.stop_file import StopRequests
 from trainrig.processes.stop_signals import StopRequest
 from trainrig.storage import retries
-
-_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-proxy = _proxies["proxy"]
 
 
 @pytest.fixture

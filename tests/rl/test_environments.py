@@ -111,6 +111,6 @@ def test_an_episode_is_brought_back_where_anothers_step_was_ended(source: str) -
 
 
 def test_a_class_that_is_not_there_is_refused(source: str) -> None:
-    with pytest.raises(ConfigError, match="no 'Game'; the code defines Environment"):
+    with pytest.raises(ConfigError, match="no 'Game'"):
         PythonEnvironment(file=source, environment="Game").open()
     assert list(PythonEnvironment(file=source).hash_inputs()) == ["source"]

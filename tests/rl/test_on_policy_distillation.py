@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.rollout_runs import train_run
 
 from trainrig.check import describe
 from trainrig.errors import ConfigError
@@ -48,16 +49,6 @@ def make_student(make_run, teacher):
         return make_run(output, **wanted | {"rollouts": rollouts, "training": training})
 
     return make
-
-
-def train_run(ranks, run, world, resume=False):
-    """Train `run` on `world` ranks, and return its job."""
-    job, _, _ = prepare(run)
-    folder = RunFolder(job.folder)
-    newest = checkpoint.find_newest_valid(folder)[0] if resume else None
-    attempt = folder.take_attempt(newest.step if newest else 0)
-    ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
-    return job
 
 
 def read_outcome(job):
@@ -164,9 +155,9 @@ def test_a_teacher_that_cannot_teach_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objective": {"kind": "GRPO"}}, "teacher: objective GRPO uses no teacher"),
+        ({"objective": {"kind": "GRPO"}}, "teacher: objective GRPO"),
         ({"teacher": None}, "teacher: .* needs one; name a checkpoint"),
-        ({"rollouts": {"redraws": 1}}, "learns from the teacher also where rewards are equal"),
+        ({"rollouts": {"redraws": 1}}, "teacher also where rewards"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, said, make_student, tmp_path):

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.rollout_runs import read_stored_batches
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.runs.step_trace import trace
@@ -30,15 +31,6 @@ def whole(ranks, make_pretraining, tmp_path_factory):
 
 def read_losses(job):
     return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
-
-
-def read_stored_batches(job):
-    """Return the bytes of each micro-batch of each batch, whichever attempt wrote them."""
-    return {
-        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in list_stored_batches(RunFolder(job.folder))
-        for index, file in enumerate(batch.files)
-    }
 
 
 def continue_run(ranks, job, world):

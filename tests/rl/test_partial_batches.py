@@ -1,13 +1,10 @@
 """Partial rollouts: unfinished completions continue with later weights, complete and in time."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import pickle
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import rollout_runs
+from support.rollout_runs import continue_run, start_samplers
 
 from trainrig.config import to_toml
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -79,31 +78,6 @@ def train_with_partial_rollouts(make_run, output, **rollouts):
     return run_of(make_run, output, {"budget": BUDGET, "staleness": 2}, **rollouts)
 
 
-def train_run(ranks, run, world):
-    """Train `run` on `world` ranks from its current state to its end, and return its job."""
-    job, _, _ = prepare(run)
-    folder = RunFolder(job.folder)
-    newest = checkpoint.find_newest_valid(folder)[0]
-    attempt = folder.take_attempt(newest.step if newest else 0)
-    ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
-    return job
-
-
-@contextlib.contextmanager
-def start_samplers(pool, run, count):
-    """Start `count` processes that sample for `run` meanwhile."""
-    with tempfile.TemporaryDirectory() as folder:
-        until = Path(folder, "enough")
-        job, _, _ = prepare(run)
-        started = [pool.start(1, "sample_for", job=job, until=str(until))[0] for _ in range(count)]
-        try:
-            yield
-        finally:
-            until.touch()
-            answers = [pickle.load(process.stdout) for process in started]
-        assert all(fine for fine, _ in answers), answers
-
-
 def read_results(job):
     """Return the bytes of micro-batches, batch state and final weights, and the losses."""
     batches = {}
@@ -120,7 +94,7 @@ def read_results(job):
 def alone(ranks, make_run, tmp_path_factory):
     """Return a run whose single rank samples between its steps."""
     run = train_with_partial_rollouts(make_run, tmp_path_factory.mktemp("partial") / "run")
-    job = train_run(ranks, run, 1)
+    job = continue_run(ranks, run, 1)
     Path(job.folder, "run.toml").write_text(to_toml(run))  # the stage does the same
     return job
 
@@ -280,10 +254,10 @@ def test_by_the_same_weights_a_completion_is_the_same_however_often_it_is_left_o
 
 @pytest.mark.slow
 def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make_run, tmp_path):
-    whole = train_run(ranks, run_of(make_run, tmp_path / "whole", None), 1)
+    whole = continue_run(ranks, run_of(make_run, tmp_path / "whole", None), 1)
     roomy = {"budget": LONGEST, "staleness": 1}
-    found = train_run(ranks, run_of(make_run, tmp_path / "roomy", roomy), 1)
-    assert read_run_losses(found) == read_run_losses(whole)
+    found = continue_run(ranks, run_of(make_run, tmp_path / "roomy", roomy), 1)
+    assert rollout_runs.read_results(found) == rollout_runs.read_results(whole)
     for ours, theirs in zip(
         *(list_stored_batches(RunFolder(job.folder)) for job in (found, whole)), strict=True
     ):
@@ -297,12 +271,6 @@ def test_with_a_budget_that_none_needs_nothing_is_other_than_without(ranks, make
             np.testing.assert_array_equal(mine.pieces, other.pieces)
             assert (mine.arrays[IMPORTANCE] == (mine.targets != IGNORE)).all()
             assert not (mine.arrays[STALENESS].any() or mine.arrays[UNFINISHED].any())
-
-
-def read_run_losses(job):
-    weights = checkpoint.open_model(job.folder).build().state_dict()
-    losses = [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
-    return losses, {name: value.numpy().tobytes() for name, value in weights.items()}
 
 
 @pytest.mark.slow
@@ -386,7 +354,7 @@ def test_two_ranks_continue_unfinished_completions(alone, ranks, make_run, tmp_p
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
     assert list_stored_batches(RunFolder(str(tmp_path / "run")))[-1].read_left()[PLACE].size
-    job = train_run(ranks, train_with_partial_rollouts(make_run, tmp_path / "run"), 2)
+    job = continue_run(ranks, train_with_partial_rollouts(make_run, tmp_path / "run"), 2)
     assert read_results(job) == read_results(alone)
 
 
@@ -395,8 +363,8 @@ def test_lost_unfinished_completions_are_requested_again(alone, ranks, make_run,
     for gone in ("checkpoints/step_0000000[4-6]*", "online/batch_0000000[2345]*"):
         for path in list(tmp_path.glob(f"run/{gone}")):
             shutil.rmtree(path)
-    with pytest.raises(AssertionError, match=r"the completions that batch 3 continues; restore"):
-        train_run(ranks, train_with_partial_rollouts(make_run, tmp_path / "run"), 1)
+    with pytest.raises(AssertionError, match="batch 3 continues"):
+        continue_run(ranks, train_with_partial_rollouts(make_run, tmp_path / "run"), 1)
 
 
 @pytest.mark.chaos
@@ -406,7 +374,7 @@ def test_completions_do_not_depend_on_the_process_that_continues_them(
 ):
     run = train_with_partial_rollouts(make_run, tmp_path / "run", actors=actors)
     with start_samplers(revived_ranks, run, actors):
-        job = train_run(ranks, run, world)
+        job = continue_run(ranks, run, world)
     assert read_results(job) == read_results(alone)
     assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).rglob("*.npz"))
 
@@ -423,7 +391,7 @@ def test_a_run_that_is_killed_loses_nothing_that_was_left_off(
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
     with start_samplers(revived_ranks, run, 1):
-        train_run(ranks, run, 2)
+        continue_run(ranks, run, 2)
     assert read_results(job) == read_results(alone)
 
 
@@ -436,7 +404,7 @@ def test_a_critic_and_whole_ratios_learn_of_what_was_left_off(ranks, make_run, t
             tmp_path / kind, rollouts=rollouts | partial, objective={"kind": kind},
             training={"steps": 3},
         )  # fmt: skip
-        job = train_run(ranks, run, 2)
+        job = continue_run(ranks, run, 2)
         lines = metrics.read_series(job.folder)
         assert all(np.isfinite(line["train/loss"]) for line in lines)
         assert json.dumps(lines[-1]) and len(lines) == 3
@@ -445,7 +413,7 @@ def test_a_critic_and_whole_ratios_learn_of_what_was_left_off(ranks, make_run, t
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rollouts": {"waves": 2}}, r"partial and waves: with \[rollouts.partial\]"),
+        ({"rollouts": {"waves": 2}}, r"waves: with \[rollouts.partial\]"),
         ({"rollouts": {"redraws": 1}}, "partial and redraws"),
         ({"rollouts": {"lag": 1}}, "partial and lag"),
         ({"training": {"spikes": {}}}, r"rollouts.partial and training.spikes"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import rollout_runs
 
 from trainrig.check import describe
 from trainrig.errors import DataError
@@ -50,12 +51,8 @@ def make_ppo(make_run):
 
 def train_run(ranks, run, world, resume=False):
     """Train `run` on `world` ranks, and return its job and its final full tensors."""
-    job, _, _ = prepare(run)
-    folder = RunFolder(job.folder)
-    newest = checkpoint.find_newest_valid(folder)[0] if resume else None
-    attempt = folder.take_attempt(newest.step if newest else 0)
-    ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
-    last, _ = checkpoint.find_newest_valid(folder)
+    job = rollout_runs.train_run(ranks, run, world, resume)
+    last, _ = checkpoint.find_newest_valid(RunFolder(job.folder))
     (found,) = ranks(1, "tensors", job=job, resume_from=last.path)
     return job, found
 
@@ -174,7 +171,7 @@ def test_check_counts_the_critic(make_ppo, fresh, tmp_path):
         ({"objective": {"kind": "GRPO"}}, "critic: objective GRPO has none"),
         (
             {"objective": {"kind": "RLOO"}, "critic": None, "rollouts": ALONE},
-            "RLOO compares the completions .* set 2 or more",
+            r"RLOO compares.*set 2 or",
         ),
         ({"rollouts": {**ALONE, "redraws": 1}}, "a single completion has no other"),
     ],

@@ -1,15 +1,13 @@
 """Waves of prompts that continue until a batch is full of groups with a learning signal."""
 
-import contextlib
-import pickle
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.rollout_runs import continue_run, start_samplers
 
 from trainrig.rl.reinforcement_run_file import Rollouts
 from trainrig.rl.reinforcement_stage import prepare
@@ -33,34 +31,6 @@ def run_of(make_run, output, **rollouts):
     return make_run(output, rollouts=rollouts, training=training, rewards=REWARDS)
 
 
-def train_run(ranks, run, world):
-    """Train `run` on `world` ranks from its current state to its end, and return its job."""
-    job, _, _ = prepare(run)
-    folder = RunFolder(job.folder)
-    newest = checkpoint.find_newest_valid(folder)[0]
-    attempt = folder.take_attempt(newest.step if newest else 0)
-    ranks(world, "train", job=job, attempt=attempt, resume_from=newest and newest.path)
-    return job
-
-
-@contextlib.contextmanager
-def start_samplers(pool, run, count, last=None):
-    """Start `count` processes that sample for `run` meanwhile."""
-    with tempfile.TemporaryDirectory() as folder:
-        until = Path(folder, "enough")
-        job, _, _ = prepare(run)
-        started = [
-            pool.start(1, "sample_for", job=job, until=str(until), last=last)[0]
-            for _ in range(count)
-        ]
-        try:
-            yield
-        finally:
-            until.touch()
-            answers = [pickle.load(process.stdout) for process in started]
-        assert all(fine for fine, _ in answers), answers
-
-
 def read_results(job):
     """Return the bytes of trained micro-batches and of the final weights, and the losses."""
     batches = {
@@ -76,7 +46,7 @@ def read_results(job):
 @pytest.fixture(scope="module")
 def alone(ranks, make_run, tmp_path_factory):
     """Return a run whose single rank samples between its steps."""
-    return train_run(ranks, run_of(make_run, tmp_path_factory.mktemp("waves") / "run"), 1)
+    return continue_run(ranks, run_of(make_run, tmp_path_factory.mktemp("waves") / "run"), 1)
 
 
 def make_unit(totals, rows, width):
@@ -166,7 +136,7 @@ def test_two_ranks_continue_the_waves_of_a_checkpoint(alone, ranks, make_run, tm
             shutil.rmtree(path)
     assert checkpoint.find_newest_valid(RunFolder(str(tmp_path / "run")))[0].step == 3
     assert len(list_stored_batches(RunFolder(str(tmp_path / "run")))) == 2
-    job = train_run(ranks, run_of(make_run, tmp_path / "run"), 2)
+    job = continue_run(ranks, run_of(make_run, tmp_path / "run"), 2)
     assert read_results(job) == read_results(alone)
 
 
@@ -177,7 +147,7 @@ def test_the_batch_does_not_depend_on_the_sampling_process(
 ):
     run = run_of(make_run, tmp_path / "run", actors=actors)
     with start_samplers(revived_ranks, run, actors):
-        job = train_run(ranks, run, world)
+        job = continue_run(ranks, run, world)
     assert read_results(job) == read_results(alone)
     assert not list(Path(name_rollouts_folder(RunFolder(job.folder))).rglob("*.npz"))
 
@@ -195,26 +165,5 @@ def test_a_killed_run_continues_its_waves_with_the_same_samples(
         (process,) = mortal_ranks.start(1, "train", job=job, attempt=attempt, fault=fault)
         assert process.wait() == -signal.SIGKILL
     with start_samplers(revived_ranks, run, 1):
-        train_run(ranks, run, 2)
+        continue_run(ranks, run, 2)
     assert read_results(job) == read_results(alone)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"rollouts": {"waves": 2, "redraws": 1}}, "waves and redraws: both replace prompts"),
-        ({"rollouts": {"waves": 2, "lag": 1}}, "waves and lag: with a lag"),
-        ({"rollouts": {"waves": 2}, "training": {"spikes": {}}}, r"rollouts.waves and training.sp"),
-        ({"rollouts": {"waves": 2, "samples": 1, "micro_batch": 4}}, "compares the completions"),
-        (
-            {
-                "rollouts": {"waves": 2, "samples": 1, "micro_batch": 4},
-                "objective": {"kind": "PPO"},
-            },
-            "rollouts.waves: a single completion has no other",
-        ),
-    ],
-)
-def test_waves_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
-    with pytest.raises(ValueError, match=said):
-        make_run(tmp_path / "run", **changes)

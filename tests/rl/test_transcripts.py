@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.rollout_runs import train_run
 
 from trainrig.check import describe
 from trainrig.errors import ConfigError
@@ -60,13 +61,6 @@ def make_turns(make_run, tmp_path_factory):
         return make_run(output, **given)
 
     return make
-
-
-def train_run(ranks, run, world):
-    job, _, _ = prepare(run)
-    attempt = RunFolder(job.folder).take_attempt(0)
-    ranks(world, "train", job=job, attempt=attempt)
-    return job
 
 
 def read_stored_batches(job):

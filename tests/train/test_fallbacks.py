@@ -4,7 +4,8 @@ import dataclasses
 import re
 
 import pytest
-from tests.train.attempts import go_on
+from support.attempts import go_on
+from support.compare_runs import read_step_losses
 from typer.testing import CliRunner
 
 from trainrig import config
@@ -15,7 +16,6 @@ from trainrig.parallel.layout import DDP, HSDP, describe_layout
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.train.pretrain import prepare
-from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import read_trained_samples
 from trainrig.train.run_file.run_files import Pretraining
@@ -221,10 +221,6 @@ def test_check_lists_fallbacks_before_the_run(tmp_path):
 # --- with real ranks
 
 
-def read_losses(job):
-    return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
-
-
 @pytest.mark.parametrize("axis", ["tensor", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_a_run_that_loses_a_worker_shrinks_and_returns(
     axis, make_job, ranks, mortal_ranks, tmp_path
@@ -256,8 +252,8 @@ def test_a_run_that_loses_a_worker_shrinks_and_returns(
     changed = [event for event in events if event["event"] == "layout_changed"]
     assert [(event["before"], event["layout"]) for event in changed] == [(two, one), (one, two)]
     assert all("rounded differently" in event["bits"] for event in changed)
-    found = read_losses(job)
-    wanted = read_losses(straight)
+    found = read_step_losses(job)
+    wanted = read_step_losses(straight)
     assert [step for step, _ in found] == list(range(1, STEPS + 1))
     assert [loss for _, loss in found] == pytest.approx([loss for _, loss in wanted], rel=1e-5)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(

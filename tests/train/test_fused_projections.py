@@ -103,5 +103,5 @@ def test_unsupported_combinations_are_rejected_by_the_run_file(said, told):
 )
 def test_adapters_are_refused_when_the_file_is_read(kind, inputs):
     run = {"checkpoint": "run", "output": "out", "training": FUSED, "lora": {"rank": 2}}
-    with pytest.raises(ConfigError, match=r"fuse_projections and \[lora\].*leave out one of the"):
+    with pytest.raises(ConfigError, match=r"fuse_projections.*\[lora\].*leave out"):
         build(kind, {"stage": kind.verb, **run, **inputs}, "run.toml")

@@ -56,7 +56,7 @@ def test_an_unreadable_list_ends_nothing_and_is_not_zero():
     dark = ClusterError("AWS, us-east-1: no answer")
     assert ended(Cloud(dark, dark, [HEAD], dark, [])) == ([], [["i-1"]])
     cloud = Cloud([HEAD], dark)
-    with pytest.raises(ClusterError, match="unknown whether machines are left: AWS"):
+    with pytest.raises(ClusterError, match="left: AWS"):
         end_all(cloud, "aws", QUICK, print)
     assert cloud.ended == [["i-1"]]
 
@@ -146,7 +146,7 @@ def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
 def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, tmp_path, give):
     home = Home.choose(str(tmp_path / "shared"))
     ours = make_cluster(give(home.path), Cloud([HEAD], []))
-    with pytest.raises(ConfigError, match="no such folder on this machine"):
+    with pytest.raises(ConfigError, match="no such folder"):
         take_down(ours)
     record = home.create("curate", "s3://bucket/out")
     record.take_attempt("one", "http://10.0.0.1:8265", "aws", {})

@@ -225,8 +225,8 @@ def test_diagnostics_equal_the_values_that_training_uses(decoder, completions, d
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"reference": {"weight": 0.1}}, "the student is already held to the teacher"),
-        ({"discount": 0.5}, 'estimator = "full" has no use for it'),
+        ({"reference": {"weight": 0.1}}, "student is already held"),
+        ({"discount": 0.5}, 'estimator = "full" has no use'),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, said):

@@ -367,9 +367,9 @@ def test_unsupported_training_settings_are_rejected(encode, tuning, fresh, bert,
     encode(ROWS)
     with pytest.raises(ConfigError, match=r"holds classified, but .* for questions"):
         prepare(tuning(objective={"kind": "AnswerSpan"}))
-    with pytest.raises(ConfigError, match="AnswerSpan can't train it; name an encoder"):
+    with pytest.raises(ConfigError, match="AnswerSpan can't train"):
         prepare(tuning(checkpoint=fresh, objective={"kind": "AnswerSpan"}))
-    with pytest.raises(ConfigError, match="which generates no text, so objective SFT can't"):
+    with pytest.raises(ConfigError, match="objective SFT can't"):
         prepare(tuning(objective={"kind": "SFT"}))
     with pytest.raises(ConfigError, match="which can't score"):
         score_rows_of(tmp_path, fresh, "classified", str(tmp_path / "encoded.jsonl"))

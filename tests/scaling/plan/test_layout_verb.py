@@ -212,7 +212,7 @@ def test_rows_are_as_wide_as_the_objective_makes_them(run_file):
     run_file.write_text(RUN.replace("heads = 16", "heads = 16\npositions = 4096") + spans)
     run = config.load(Pretraining, str(run_file))
     subject, notes = build_subject(run, "run")
-    assert subject.batch.sequence_length == run.objective.compute_row_length(2048) > 2048
+    assert subject.batch.sequence_length == run.objective.compute_row_length(2048) > 2048  # type: ignore[attr-defined]
     assert f"rows of {subject.batch.sequence_length} positions" in notes[0]
 
 

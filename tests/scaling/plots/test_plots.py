@@ -1,5 +1,7 @@
 """Plots of scaling laws: each point is where its data is."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -24,7 +26,7 @@ def test_contours_are_where_the_law_has_that_loss():
     ax = Figure().add_subplot()
     surface = compute_surface(LAW, (1e8, 1e11), (1e9, 1e12))
     draw_on(ax, draw_contours(surface, (BEST.parameters, BEST.tokens), mark_chosen(3e9, 6e10)))
-    contours = ax.collections[0]
+    contours: Any = ax.collections[0]
     for level, path in zip(contours.levels, contours.get_paths(), strict=True):
         if len(path.vertices):
             loss = LAW.compute_loss(path.vertices[:, 0], path.vertices[:, 1])

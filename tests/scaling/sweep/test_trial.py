@@ -112,7 +112,7 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
         assert trial.ladder_model.parameters == count_parameters(alone).layers
         assert of_token > count_position_flops(CausalLM(), alone, 32)
     if kind == "EncoderDecoder":
-        row = count_encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))
+        row = count_encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))  # type: ignore[attr-defined]
         assert of_token == pytest.approx(row / 32)
     assert {parse_objective(text) for text in runs.objective.tolist()} == {sweep.objective}
     assert all(source in ("books", "web") for source in runs.losses)
@@ -124,9 +124,7 @@ def test_objectives_that_a_sweep_cannot_have_are_refused(tokens, sweep):
     with pytest.raises(DataError, match="no special token <extra_id_0>"):
         read_sweep_tokens(config.build(Sweep, given | spans, "sweep.toml"))
     asked = given | spans | {"tasks": [{"task": "lambada"}]}
-    with pytest.raises(
-        ConfigError, match="only decoders can be evaluated, and objective SpanCorruption"
-    ):
+    with pytest.raises(ConfigError, match="objective SpanCorruption"):
         config.build(Sweep, asked, "sweep.toml")
 
 
@@ -296,5 +294,5 @@ def test_a_trial_runs_its_tasks_and_an_interrupted_one_gives_the_same(
 
 def test_tasks_whose_right_answers_have_no_likelihood_are_refused(sweep):
     asking = sweep.model_copy(update={"tasks": (TaskChoice(task="svamp"),), "task_rows": "/no"})
-    with pytest.raises(ConfigError, match=r"'svamp' is scored by GeneratedAnswer, which gives the"):
+    with pytest.raises(ConfigError, match=r"'svamp'.*scored by GeneratedAnswer, which gives"):
         check_tasks(asking)

@@ -282,8 +282,8 @@ def test_other_shards_are_other_data(make):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"web": 1.0, "wikki": 1.0}, r"has no source 'wikki'; did you mean 'wiki'\?"),
-        ({"web": 1.0}, "source 'wiki' .* has no weight; give it one, or 0 to leave it out"),
+        ({"web": 1.0, "wikki": 1.0}, r"no source 'wikki'.*'wiki'\?"),
+        ({"web": 1.0}, r"source 'wiki'.*no weight.*0 to"),
     ],
 )
 def test_weights_that_do_not_fit_the_sources_are_refused(make, weights, message):
@@ -294,7 +294,7 @@ def test_weights_that_do_not_fit_the_sources_are_refused(make, weights, message)
 def test_a_source_of_less_than_a_window_is_refused_unless_it_has_no_weight(make):
     shards = make(web=100, wiki=4)
     alike = {"web": 1.0, "wiki": 1.0}
-    with pytest.raises(DataError, match="'wiki' has 4 tokens, less than a window of 5"):
+    with pytest.raises(DataError, match=r"'wiki'.*4 tokens.*window of 5"):
         PretrainBatches(shards, settings(weights=alike))
     # The message suggests this length.
     PretrainBatches(shards, settings(sequence_length=3, weights=alike))
@@ -307,7 +307,7 @@ def test_a_source_of_less_than_a_window_is_left_out_where_no_weights_are_given(m
     assert batches.left_out == ("wiki",)
     assert set(list_targets(batches, 20)) < set(range(20_000, 20_100))
     assert PretrainBatches(make(web=100, wiki=5), settings()).left_out == ()
-    with pytest.raises(DataError, match="no source has a window of 5 tokens"):
+    with pytest.raises(DataError, match="window of 5 tokens"):
         PretrainBatches(make(web=4, wiki=4), settings())
 
 
@@ -324,7 +324,7 @@ def test_there_is_no_step_before_the_first(make):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"global_batch": 7}, r"\(7 sequences\) is not a multiple of .* \(2\); .* above: 8"),
+        ({"global_batch": 7}, r"\(7 sequences\) is not.*\(2\).*8"),
         ({"weights": {"web": 0.0}}, "weights: no weight is above 0"),
         ({"weights": {}}, "weights: no weight is above 0"),
         ({"weights": {"web": -1.0}}, "greater than or equal to 0"),

@@ -563,10 +563,10 @@ def test_a_shard_that_is_torn_or_lost_in_a_bucket_is_named(s3, tmp_path):
     storage.write(f"{s3}/train/b.bin", b"\1\0")
     with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but 3 elements .* since it was opened"):
         shards.read_window("web", 3, 3)
-    with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but its header records 3 tokens"):
+    with pytest.raises(DataError, match=r"b\.bin: 2 bytes.*header records 3 tokens"):
         TokenShards.open(f"{s3}/train", cache)
     storage.delete(f"{s3}/train/b.bin")
-    with pytest.raises(DataError, match=r"b\.bin: deleted since it was opened"):
+    with pytest.raises(DataError, match=r"b\.bin: deleted since"):
         shards.read_window("web", 3, 3)
-    with pytest.raises(DataError, match=r"b\.bin: missing, though its shard is finished"):
+    with pytest.raises(DataError, match=r"b\.bin: missing, though"):
         TokenShards.open(f"{s3}/train", cache)

@@ -129,5 +129,5 @@ def test_up_waits_for_the_head_and_makes_no_token_besides_the_secret(
 
 def test_without_kubectl_one_line_names_it(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="kubectl: not installed on this machine"):
+    with pytest.raises(ConfigError, match="kubectl: not installed"):
         Kubernetes("default").machines("trainrig")
