@@ -166,8 +166,6 @@ def is_table(layer: str) -> bool:
 
 
 SLOTS = 2  # number of slots in optim/hosted.py, which imports torch
-# Optimizers that update as many parameters at once as there are slices.
-WHOLE = ("Adafactor", "Muon")
 
 
 def resolve_offload(training: Training, on_cpu: bool) -> Training:
@@ -196,13 +194,12 @@ class UpdateState:
         `experts` is a part of the names of stacks that are sharded over fewer devices than the
         rest.
         """
-        kinds = {group.optimizer.kind for group in role.groups if group.optimizer}
-        kinds |= {role.optimizer.kind} if role.optimizer else set()
+        optimizers = [role.optimizer, *(group.optimizer for group in role.groups)]
         found = list(held)
         return cls(
             kept=tuple(parameter.optimizer for parameter in found if experts not in parameter.name),
             experts=tuple(parameter.optimizer for parameter in found if experts in parameter.name),
-            whole=not kinds.isdisjoint(WHOLE),
+            whole=any(chosen and not chosen.elementwise for chosen in optimizers),
         )
 
     def estimate_bytes(self, over: int, fewer: int) -> float:

@@ -14,7 +14,7 @@ from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts
 from trainrig.objectives import OF_ANSWERS, OF_PLACES
-from trainrig.optim import Adafactor, Muon, Optimizer
+from trainrig.optim import Optimizer, list_optimizers
 from trainrig.optim.named_groups import NamedGroup
 from trainrig.tokens.rows.batch_stages import StageSizes
 
@@ -160,7 +160,7 @@ class Expert(Settings):
             group = groups.get(name)
             chosen = (group and group.optimizer) or optimizer
             frozen = group is not None and group.freeze
-            if EXPERTS in name and isinstance(chosen, Muon | Adafactor) and not frozen:
+            if EXPERTS in name and not chosen.elementwise and not frozen:
                 raise ConfigError(
                     f"training.parallel.expert: {chosen.kind} gathers whole tensors, but experts "
                     "are divided; give them another optimizer, as [[training.groups]] with match "
@@ -169,7 +169,6 @@ class Expert(Settings):
 
 
 WHERE = "training.parallel.tensor"
-BY_ELEMENT = ("AdamW", "Adam", "SGD", "Lion")  # optimizers that treat each element separately
 
 # Objectives that need only the cross-entropy of targets, or scores of a model.
 OF_PARTS = (*OF_PLACES, *OF_ANSWERS)
@@ -209,18 +208,19 @@ class TensorSplit(Settings):
                 f"{replica}, which share layers; use {nearest}"
             )
 
-    def check_training(self, compute: str, optimizers: Iterable[str]) -> None:
+    def check_training(self, compute: str, optimizers: Iterable[Optimizer]) -> None:
         """Raise ValueError for number formats or optimizers that do not support shared layers."""
         if compute == "float8":
             raise ValueError(
                 f"{WHERE}: float8 scales whole matrices, but a worker has only a part; set "
                 'training.precision.compute = "bfloat16"'
             )
-        for kind in optimizers:
-            if kind not in BY_ELEMENT:
+        for optimizer in optimizers:
+            if not optimizer.elementwise:
+                fitting = [kind.__name__ for kind in list_optimizers() if kind.elementwise]
                 raise ValueError(
-                    f"{WHERE}: {kind} needs whole matrices, but a worker has only a part; use one "
-                    f"of {', '.join(BY_ELEMENT)}"
+                    f"{WHERE}: {optimizer.kind} needs whole matrices, but a worker has only a "
+                    f"part; use one of {', '.join(fitting)}"
                 )
 
     def check_length(self, length: int, context: int) -> None:

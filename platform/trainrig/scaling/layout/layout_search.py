@@ -12,7 +12,6 @@ from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.objectives import OF_PLACES
-from trainrig.optim import Adafactor, Muon
 from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout import layouts
@@ -155,7 +154,7 @@ def list_needs(
         lacking.append("context with experts")
     if degrees.expert > 1 and layout.recompute == "selective":
         lacking.append("expert with selective recomputation")
-    if degrees.expert > 1 and isinstance(predictor.training.optimizer, Muon | Adafactor):
+    if degrees.expert > 1 and not predictor.training.optimizer.elementwise:
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that communicate")
@@ -176,10 +175,10 @@ def _lacks_tensor_axis(ranks: int, predictor: Predictor) -> bool:
     """Return whether the model, its dtype or its optimizers have no tensor-parallel version."""
     training = predictor.training
     split = TensorSplit(ranks=ranks)
-    own = [group.optimizer.kind for group in training.groups if group.optimizer]
+    own = [group.optimizer for group in training.groups if group.optimizer]
     try:
         split.check_model(predictor.model)
-        split.check_training(training.precision.compute, [training.optimizer.kind, *own])
+        split.check_training(training.precision.compute, [training.optimizer, *own])
     except ValueError:
         return True
     return False
