@@ -177,7 +177,7 @@ def _estimate_received(local: DecoderConfig, training: Training, context: int) -
         tensor = parallel.tensor
         found += 2 * stream / (tensor.ranks if tensor and tensor.sequence_parallel else 1)
     if parallel.context:
-        others = context - 1 if parallel.context.kind == "Gathered" else 2
+        others = context - 1 if parallel.context.keys == "gather" else 2
         found += others * activation_budget.estimate_keys_and_values(
             local, training.precision.bytes
         )

@@ -18,6 +18,7 @@ from trainrig.objectives.denoising.ul2 import UL2
 from trainrig.objectives.distillation import Distillation
 from trainrig.objectives.kto import KTO
 from trainrig.objectives.next_token import SFT, CausalLM, MultiTokenPrediction
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.objectives.on_policy_distillation import OnPolicyDistillation
 from trainrig.objectives.policy.group_relative import (
     CISPO,
@@ -50,8 +51,6 @@ __all__ = [
     "GSPO",
     "IPO",
     "KTO",
-    "OF_ANSWERS",
-    "OF_PLACES",
     "ORPO",
     "PPO",
     "RLOO",
@@ -71,6 +70,7 @@ __all__ = [
     "MixtureOfObjectives",
     "MultiTokenPrediction",
     "Objective",
+    "ObjectiveSettings",
     "OfLabels",
     "OfText",
     "OnPolicyDistillation",
@@ -88,11 +88,12 @@ __all__ = [
     "SimPO",
     "SpanCorruption",
     "Tuning",
+    "find_kind",
 ]
 
 
 # Objectives for plain text. All but CausalLM may corrupt rows first: see `Corrupting` in
-# contract.py.
+# objective_interface.py.
 OfText = (
     CausalLM
     | FillInTheMiddle
@@ -108,20 +109,11 @@ PretrainingObjective = Annotated[
     OfText, Field(discriminator="kind"), assume_kind("CausalLM"), FitsSeveral()
 ]
 
-# Kinds of objectives whose loss of a token depends only on the logits at its position, with a
-# decoder that reads left to right. Their rows, layers or vocabulary can be divided over workers.
-OF_PLACES = ("CausalLM", "FillInTheMiddle", "SFT")
-
 # Objectives for preference pairs: those that need a reference model, and all of them.
 Referenced = DPO | RobustDPO | Hinge | IPO | IPOPerToken | APOZero | APODown
 Pairwise = Referenced | ORPO | SimPO
 Scoring = Reward | ProcessReward  # need models with one output, a score
 OfLabels = Classification | AnswerSpan  # need models with a classification or span head
-# Kinds of objectives that use each answer, or each pair of answers, separately, and only the
-# answer's log-probability or score.
-OF_ANSWERS: tuple[str, ...] = tuple(
-    objective.model_fields["kind"].default for objective in get_args(Pairwise | KTO | Scoring)
-)
 # Objectives for post-training.
 Tuning = Annotated[
     SFT | Distillation | Pairwise | KTO | Scoring | OfLabels, Field(discriminator="kind")
@@ -134,3 +126,9 @@ Objective = Annotated[
     OfText | SFT | Distillation | Pairwise | KTO | Scoring | OfLabels | Policy,
     Field(discriminator="kind"),
 ]
+
+
+def find_kind(kind: str) -> type[ObjectiveSettings] | None:
+    """Return the class of objectives of `kind`; None if there is none of that name."""
+    known: tuple[type[ObjectiveSettings], ...] = get_args(get_args(Objective)[0])
+    return next((objective for objective in known if objective.__name__ == kind), None)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.on_host import remember_copy
 from trainrig.tokens.batches import IGNORE, POSITIONS, TARGETS, Corruption, MicroBatch
 from trainrig.tokens.tokenizers.encode import Encoder
@@ -203,6 +204,11 @@ class Objective(Protocol):
         ...
 
     @property
+    def single_pass(self) -> bool:
+        """Whether a step is one forward and one backward pass. See `ObjectiveSettings`."""
+        ...
+
+    @property
     def terms(self) -> Sequence[Term]:
         """The terms of the loss, in a fixed order."""
         ...
@@ -316,12 +322,35 @@ class LengthLimited(Protocol):
 class Mixed(Protocol):
     """Protocol of an objective that assigns each sample to one of several objectives."""
 
-    def parts(self) -> tuple[tuple[float, Any], ...]:
+    @property
+    def one_per_micro_batch(self) -> bool:
+        """True if all samples of a micro-batch get the same objective."""
+        ...
+
+    def list_named(self) -> Sequence[NamedPart]:
+        """Return the members of the mixture."""
+        ...
+
+    def parts(self) -> tuple[tuple[float, ObjectiveSettings], ...]:
         """Return the objectives of the mixture, each with its share of the samples."""
         ...
 
 
-def find_parts(objective: object) -> tuple[tuple[float, Any], ...]:
+class NamedPart(Protocol):
+    """Protocol of a member of a mixture."""
+
+    @property
+    def name(self) -> str:
+        """The name in metrics."""
+        ...
+
+    @property
+    def objective(self) -> ObjectiveSettings:
+        """The objective of the member's samples."""
+        ...
+
+
+def find_parts(objective: ObjectiveSettings) -> tuple[tuple[float, ObjectiveSettings], ...]:
     """Return the objectives that samples are assigned to, each with its share of them.
 
     An objective that is not a mixture is its own only part.

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_settings import EVERY_AXIS, Axis, ObjectiveSettings, Rows
 from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -35,8 +35,11 @@ Strength = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=0.5)]
 
 
-class _Pairwise(Settings):
+class _Pairwise(ObjectiveSettings):
     """Base of losses of pairs, averaged over the pairs of the global batch."""
+
+    rows: ClassVar[Rows] = "pairs"
+    axes: ClassVar[frozenset[Axis]] = EVERY_AXIS
 
     kind: str
 
@@ -45,17 +48,6 @@ class _Pairwise(Settings):
         """The loss of a pair alone."""
         return (objective_interface.Term(PREFERENCE, per=batches.PAIRS),)
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """No statistics."""
-        return ()
-
-    def measure(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> Mapping[str, Tensor]:
-        """Return no statistics."""
-        return {}
-
     def read_ids(self, batch: objective_interface.DeviceBatch) -> Tensor:
         """Return the ids [2 B, T] of all chosen answers, followed by all rejected ones."""
         return read_pair_ids(batch)
@@ -63,6 +55,8 @@ class _Pairwise(Settings):
 
 class _Referenced(_Pairwise):
     """Base of losses that are a function of the two log-ratios of a pair."""
+
+    reference_use: ClassVar[Literal["stored"]] = "stored"
 
     # Strength of the pull to the reference model, as a factor of log-ratios.
     beta: Strength = 0.1

@@ -13,7 +13,7 @@ from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts
-from trainrig.objectives import OF_ANSWERS, OF_PLACES
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.optim import Optimizer, list_optimizers
 from trainrig.optim.named_groups import NamedGroup
 from trainrig.tokens.rows.batch_stages import StageSizes
@@ -72,7 +72,6 @@ class RingAttention(_Context):
 Context = Annotated[Gathered | RingAttention, Field(discriminator="kind")]
 
 
-BY_ROW = (*OF_PLACES, *OF_ANSWERS)  # objectives whose rows may be on several workers
 EXPERTS = ".experts."  # part of the names of parameters that are divided
 
 
@@ -99,7 +98,7 @@ class Expert(Settings):
     def check_run(
         self,
         model: DecoderConfig,
-        objective: str,
+        objective: ObjectiveSettings,
         batches: Sequence[StageSizes],
         instead: str = "CausalLM",
     ) -> None:
@@ -107,7 +106,7 @@ class Expert(Settings):
 
         Args:
             model: The model of the run.
-            objective: Kind of objective, which must support divided rows.
+            objective: The objective, which must support divided rows.
             batches: Batch sizes of each stage.
             instead: Objective to suggest in the message.
         """
@@ -118,10 +117,10 @@ class Expert(Settings):
                 'or set model.feedforward.kind = "MixtureOfExperts"'
             )
         self.check_experts(model)
-        if objective not in BY_ROW:
+        if "expert" not in objective.axes:
             raise ValueError(
-                f"training.parallel.expert: objective {objective} does not support divided rows; "
-                f'remove the table, or set objective.kind = "{instead}"'
+                f"training.parallel.expert: objective {objective.kind} does not support divided "
+                f'rows; remove the table, or set objective.kind = "{instead}"'
             )
         for stage in batches:
             if stage.micro_batch % self.ranks:
@@ -169,9 +168,6 @@ class Expert(Settings):
 
 
 WHERE = "training.parallel.tensor"
-
-# Objectives that need only the cross-entropy of targets, or scores of a model.
-OF_PARTS = (*OF_PLACES, *OF_ANSWERS)
 
 
 class TensorSplit(Settings):
@@ -243,15 +239,17 @@ class TensorSplit(Settings):
                 f"{nearest}"
             )
 
-    def check_run(self, model: DecoderConfig, objective: str, instead: str = "CausalLM") -> None:
+    def check_run(
+        self, model: DecoderConfig, objective: ObjectiveSettings, instead: str = "CausalLM"
+    ) -> None:
         """Raise ValueError unless `ranks` workers can each train an equal part of `model`.
 
         `objective` must be computable from parts of the logits. `instead`: objective to suggest in
         the message. A vocabulary size that is not known yet is not checked.
         """
-        if objective not in OF_PARTS:
+        if "tensor" not in objective.axes:
             raise ValueError(
-                f"{WHERE}: objective {objective} cannot be computed from parts of the logits; "
+                f"{WHERE}: objective {objective.kind} cannot be computed from parts of the logits; "
                 f'remove the table, or set objective.kind = "{instead}"'
             )
         self.check_model(model)

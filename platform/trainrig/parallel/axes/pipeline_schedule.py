@@ -32,7 +32,7 @@ from trainrig.flops import compute_mean_keys
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import count_multiplications
-from trainrig.objectives import OF_ANSWERS, OF_PLACES
+from trainrig.objectives.objective_settings import ObjectiveSettings
 
 Schedule = Literal["1F1B", "GPipe", "interleaved"]
 
@@ -228,11 +228,6 @@ class StageShare:
         return [first[name] if self.counts(name) else None for name in names]
 
 
-# Objectives with a single forward pass whose loss only the last stage computes. KTO first needs two
-# passes, of the model and of a reference.
-OF_ROWS = (*OF_PLACES, *(kind for kind in OF_ANSWERS if kind != "KTO"))
-
-
 class Pipeline(Settings):
     """Pipeline parallelism: each worker of a group has some of the layers."""
 
@@ -272,7 +267,9 @@ class Pipeline(Settings):
                 f"{' or '.join(nearest)}"
             )
 
-    def check_run(self, model: DecoderConfig, objective: str, instead: str = "CausalLM") -> None:
+    def check_run(
+        self, model: DecoderConfig, objective: ObjectiveSettings, instead: str = "CausalLM"
+    ) -> None:
         """Raise ValueError if `model`, trained by `objective`, cannot be cut into stages.
 
         `instead`: objective to suggest in the message.
@@ -295,10 +292,10 @@ class Pipeline(Settings):
                 f"{where}: a model of kind {model.kind} cannot be cut into stages; remove the "
                 'table, or set model.kind = "Decoder"'
             )
-        if objective not in OF_ROWS:
+        if "pipeline" not in objective.axes:
             raise ValueError(
-                f"{where}: objective {objective} cannot be computed in stages; remove the table, "
-                f'or set objective.kind = "{instead}"'
+                f"{where}: objective {objective.kind} cannot be computed in stages; remove the "
+                f'table, or set objective.kind = "{instead}"'
             )
 
     def check_adapters(self, model: DecoderConfig, lora: LoRA) -> None:

@@ -11,7 +11,6 @@ from trainrig.estimate.step_memory import HeldParameters, Memory, TuningStep
 from trainrig.estimate.training_facts import TuningFacts, describe_tuning
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
-from trainrig.objectives import OnPolicyDistillation
 from trainrig.posttrain.rewards.model_rewards import JudgeModel, RewardModel
 from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
 from trainrig.train import checkpoint
@@ -130,7 +129,7 @@ def estimate_step(
 
 def _list_others(run: ReinforcementLearning, job: TrainingJob) -> list[tuned_models.ModelBeside]:
     """Return the models held besides the policy: a reference or a teacher, and a critic."""
-    whole = isinstance(run.objective, OnPolicyDistillation) and run.objective.estimator == "full"
+    whole = run.objective.needs_teacher and not run.objective.credits_teacher
     return [
         *(tuned_models.ModelBeside(frozen.model, in_steps=whole) for frozen in job.frozen.values()),
         *(

@@ -17,7 +17,6 @@ from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
-from trainrig.objectives import MaskedLM
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
 from trainrig.objectives.objective_interface import find_parts
 from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback
@@ -113,8 +112,7 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
             f"most tokens of {len(stages)} stages."
         )
     rate = sum(
-        share
-        * (objective.mean_rate(run.training.steps) if isinstance(objective, MaskedLM) else 1.0)
+        share * objective.mean_rate(run.training.steps)
         for share, objective in find_parts(run.objective)
     )
     places = compute_widest_row(run.objective, stage.sequence_length)
@@ -130,7 +128,7 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
         training=run.training,
         batch=BatchShape(stage.global_batch, places),
         predicted=rate,
-        objective=run.objective.kind,
+        objective=run.objective,
     ), notes
 
 

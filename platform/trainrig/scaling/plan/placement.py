@@ -38,9 +38,7 @@ def plan_model(
         ladder_model = model_ladder.find_ladder_model_by_count(
             parameters, law.parameters_count, vocabulary, positions
         )
-        return model_ladder.with_further_heads(
-            ladder_model, row_shapes.count_further_heads(objective)
-        )
+        return model_ladder.with_further_heads(ladder_model, objective.further_heads)
     if law.parameters_count == "total":
         raise ConfigError(
             f"plan: the law of {objective.kind} counts embeddings among the parameters, and "

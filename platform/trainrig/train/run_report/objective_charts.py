@@ -9,6 +9,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, Numbers
+from trainrig.objectives import find_kind
 from trainrig.report import Chart, ReportTable, escape_invisible, format_percent
 from trainrig.train.run_report.run_charts import Line, RunReportData, list_values
 
@@ -162,14 +163,13 @@ def plot_reliability(ax: Axes, confidences: Numbers, accuracies: Numbers, weight
     return ax
 
 
-# Diagnostic with the share of correct rows, by objective (objectives/classification.py).
-RIGHT = {"Classification": "accuracy", "AnswerSpan": "exact"}
 F1 = "f1"
 
 
 def build_labelling_charts(run_data: RunReportData) -> list[Chart]:
     """Build the accuracy chart of a run that labels whole texts; [] without measurements."""
-    name = RIGHT.get(run_data.objective)
+    objective = find_kind(run_data.objective)
+    name = objective.right_diagnostic if objective else None
     lines = [line for line in run_data.updates if line.get(f"{TRAIN}{name}") is not None]
     if name is None or not lines:
         return []

@@ -26,6 +26,7 @@ from trainrig.figures import (
     NoisyCurve,
     Numbers,
 )
+from trainrig.objectives import CausalLM, ObjectiveSettings, find_kind
 from trainrig.train.evaluations import ModelView, ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import EarlyEnd
 from trainrig.train.run.loss_prediction import Prediction
@@ -35,11 +36,6 @@ from trainrig.train.run_report.sampled_answers import BatchAnswers, FollowedProm
 Line = Mapping[str, Any]
 FORGETTING_ROWS = 12  # sources shown: those that changed most
 TABLE_ROWS = 50  # about a screenful, folded below a chart; metrics.jsonl has every step
-# Objectives whose loss is a mean over tokens.
-PER_TOKEN = (
-    *("", "CausalLM", "FillInTheMiddle", "MaskedLM", "MixtureOfObjectives", "PrefixLM", "SFT"),
-    *("SpanCorruption", "UL2"),
-)
 SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines would be hard to tell apart
 
 
@@ -75,12 +71,16 @@ class RunReportData:
     @property
     def unit(self) -> str:
         """Unit of the loss: nats per token, or nats for objectives of whole answers."""
-        return "nats per token" if self.objective in PER_TOKEN else "nats"
+        if not self.objective:  # the kind is not known
+            return CausalLM.loss_unit
+        objective = find_kind(self.objective)
+        return objective.loss_unit if objective else ObjectiveSettings.loss_unit
 
     @property
     def scores(self) -> bool:
         """True if the model scores texts instead of generating them."""
-        return self.objective in ("Reward", "ProcessReward", "Classification", "AnswerSpan")
+        objective = find_kind(self.objective)
+        return objective is not None and objective.scores()
 
     @property
     def moves(self) -> list[Line]:

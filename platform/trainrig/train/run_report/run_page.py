@@ -12,6 +12,8 @@ import numpy as np
 
 from trainrig import report, storage
 from trainrig.errors import DataError
+from trainrig.objectives import find_kind
+from trainrig.objectives.denoising.mixture import MixtureBase
 from trainrig.report import (
     Block,
     KeyFigure,
@@ -127,8 +129,11 @@ def build_run_page(run_data: run_charts.RunReportData) -> str:
         charts.append(run_charts.build_sources_chart(run_data))
         if run_data.held_out[0]["step"] == 0 and len(run_data.held_out) > 1:
             charts.append(run_charts.build_forgetting_chart(run_data))
-    if run_data.objective in ("MixtureOfObjectives", "UL2") and (
-        members := objective_charts.build_members_chart(run_data)
+    objective = find_kind(run_data.objective)
+    if (
+        objective
+        and issubclass(objective, MixtureBase)
+        and (members := objective_charts.build_members_chart(run_data))
     ):
         charts.append(members)
     sections = [Section("loss", "Loss", tuple(charts))]
