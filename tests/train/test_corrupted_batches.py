@@ -19,7 +19,8 @@ from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.encoder import build_model
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.denoising.mixture import MEMBERS
-from trainrig.objectives.objective_interface import DeviceBatch, find_corruption, find_parts
+from trainrig.objectives.objective_interface import DeviceBatch, find_corruption
+from trainrig.objectives.objective_settings import find_parts
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import (

@@ -18,8 +18,7 @@ from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
 from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
-from trainrig.objectives.objective_interface import find_parts
-from trainrig.objectives.objective_settings import ObjectiveSettings
+from trainrig.objectives.objective_settings import ObjectiveSettings, find_parts
 from trainrig.parallel import layer_bytes
 from trainrig.parallel.activation_budget import Room, describe_kept, plan_kept
 from trainrig.parallel.precision import Precision

@@ -188,7 +188,7 @@ def describe_memory_shortage(
         return {}
     offload = training.offload
     again = training.recompute
-    sliced = training.parallel.kind != "DDP"
+    sliced = training.parallel.sharded
     less = (
         (sliced and training.parallel.reshard != "layer", "parallel.reshard = 'layer'"),
         (not isinstance(again, Full) or again.every > 1, "recompute.kind = 'Full'"),

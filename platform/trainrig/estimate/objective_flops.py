@@ -3,8 +3,7 @@
 from trainrig import flops
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
-from trainrig.objectives.objective_interface import find_parts
-from trainrig.objectives.objective_settings import ObjectiveSettings
+from trainrig.objectives.objective_settings import ObjectiveSettings, find_parts
 
 
 def count_position_flops(

@@ -92,15 +92,6 @@ class Memory:
         return self.total <= device * (1 - RESERVE)
 
 
-def count_slices(training: Training, workers: int) -> int:
-    """Return the number of devices that the parameters are sharded over."""
-    if training.parallel.kind == "DDP":
-        return 1
-    if training.parallel.kind == "HSDP":
-        return workers // training.parallel.replicas
-    return workers
-
-
 @dataclass(frozen=True)
 class HeldParameters:
     """Parameters that one device works with: their numbers, and the bytes of its slices."""
@@ -230,7 +221,7 @@ def hold_model(
     held = list(
         held_parameters.list_held(model, list_named_sizes(model.shapes), role, training.precision)
     )
-    sliced = count_slices(training, workers)
+    sliced = training.parallel.count_slices(workers)
     trained = sum(parameter.trained for parameter in held)
     optimizer = sum(parameter.optimizer for parameter in held) / sliced
     if training.offload.optimizer:
@@ -370,7 +361,9 @@ def _count_sums(training: Training, workers: int, turns: int) -> tuple[float, bo
 def _reduces_each(training: Training, workers: int) -> bool:
     """Return whether each micro-batch's gradients are sharded in its own backward pass."""
     by_micro_batch = training.parallel.by_micro_batch
-    return by_micro_batch and (not training.deterministic or count_slices(training, workers) > 1)
+    return by_micro_batch and (
+        not training.deterministic or training.parallel.count_slices(workers) > 1
+    )
 
 
 def _estimate_sending(ends: held_parameters.EndParts, layer: int, layers: int) -> float:

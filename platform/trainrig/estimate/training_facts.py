@@ -24,9 +24,8 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
 from trainrig.objectives import ObjectiveSettings
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
-from trainrig.objectives.objective_interface import Mixed
+from trainrig.objectives.objective_settings import Mixed
 from trainrig.parallel.axes.pipeline_schedule import compute_idle_share, describe_cut
-from trainrig.parallel.layout import describe_layout
 from trainrig.tokens.rows.batch_stages import BatchSettings, StageSizes
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.train import pretrain
@@ -54,7 +53,7 @@ def describe_fallbacks(
         least = sizes[number][0]
         most = sizes[number][-1]
         counts = f"{least} to {most} workers" if most > least else f"{least} workers"
-        said = f"{describe_layout(laid_out.parallel)}; on {counts if most > 1 else '1 worker'}"
+        said = f"{laid_out.parallel.describe()}; on {counts if most > 1 else '1 worker'}"
         if laid_out.recompute:
             said += f"; recompute {laid_out.recompute.kind}"
         if find_memory:

@@ -59,7 +59,7 @@ def estimate_worker_memory(
     adapters = list_layer_adapters(model, tuning.lora)
     ranks = parallel.pipeline_ranks
     chunks = parallel.pipeline_chunks
-    over = step_memory.count_slices(training, workers // (tensor * ranks))
+    over = training.parallel.count_slices(workers // (tensor * ranks))
     tokens = math.ceil(micro_batch * sequence_length / (context * expert))
     places = tuning.places and math.ceil(tuning.places / (context * expert))
     of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.on_host import remember_copy
 from trainrig.tokens.batches import IGNORE, POSITIONS, TARGETS, Corruption, MicroBatch
 from trainrig.tokens.tokenizers.encode import Encoder
@@ -316,46 +315,6 @@ class LengthLimited(Protocol):
     def check_length(self, longest: int) -> None:
         """Raise DataError if the tokenizer has too few tokens for rows of `longest` positions."""
         ...
-
-
-@runtime_checkable
-class Mixed(Protocol):
-    """Protocol of an objective that assigns each sample to one of several objectives."""
-
-    @property
-    def one_per_micro_batch(self) -> bool:
-        """True if all samples of a micro-batch get the same objective."""
-        ...
-
-    def list_named(self) -> Sequence[NamedPart]:
-        """Return the members of the mixture."""
-        ...
-
-    def parts(self) -> tuple[tuple[float, ObjectiveSettings], ...]:
-        """Return the objectives of the mixture, each with its share of the samples."""
-        ...
-
-
-class NamedPart(Protocol):
-    """Protocol of a member of a mixture."""
-
-    @property
-    def name(self) -> str:
-        """The name in metrics."""
-        ...
-
-    @property
-    def objective(self) -> ObjectiveSettings:
-        """The objective of the member's samples."""
-        ...
-
-
-def find_parts(objective: ObjectiveSettings) -> tuple[tuple[float, ObjectiveSettings], ...]:
-    """Return the objectives that samples are assigned to, each with its share of them.
-
-    An objective that is not a mixture is its own only part.
-    """
-    return objective.parts() if isinstance(objective, Mixed) else ((1.0, objective),)
 
 
 def find_corruption(objective: object, encoder: Encoder, longest: int) -> Corruption | None:

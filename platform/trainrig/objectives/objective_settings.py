@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from trainrig.config import Settings
 
@@ -155,3 +155,43 @@ class ObjectiveSettings(Settings):
     def measure_work(self, length: int, steps: int) -> RowWork:
         """Return what a model computes for a row of `length` tokens, on average over `steps`."""
         return RowWork(length, self.mean_rate(steps))
+
+
+class NamedPart(Protocol):
+    """Protocol of a member of a mixture."""
+
+    @property
+    def name(self) -> str:
+        """The name in metrics."""
+        ...
+
+    @property
+    def objective(self) -> ObjectiveSettings:
+        """The objective of the member's samples."""
+        ...
+
+
+@runtime_checkable
+class Mixed(Protocol):
+    """Protocol of an objective that assigns each sample to one of several objectives."""
+
+    @property
+    def one_per_micro_batch(self) -> bool:
+        """True if all samples of a micro-batch get the same objective."""
+        ...
+
+    def list_named(self) -> Sequence[NamedPart]:
+        """Return the members of the mixture."""
+        ...
+
+    def parts(self) -> tuple[tuple[float, ObjectiveSettings], ...]:
+        """Return the objectives of the mixture, each with its share of the samples."""
+        ...
+
+
+def find_parts(objective: ObjectiveSettings) -> tuple[tuple[float, ObjectiveSettings], ...]:
+    """Return the objectives that samples are assigned to, each with its share of them.
+
+    An objective that is not a mixture is its own only part.
+    """
+    return objective.parts() if isinstance(objective, Mixed) else ((1.0, objective),)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from trainrig import config, hardware
-from trainrig.parallel.layout import describe_layout
 from trainrig.scaling.layout.layout_fallbacks import SAVING, count_unit, find_fallbacks
 from trainrig.scaling.layout.layout_search import FixedDegrees, search
 from trainrig.scaling.layout.layout_verb import ClusterWanted, answer, build_cluster, build_subject
@@ -58,7 +57,7 @@ def planned(tmp_path):
 def test_a_model_with_room_on_a_device_falls_back_on_slices(planned):
     _, made, lines = planned(SMALL, tensor=8, pipeline=1, context=1)
     assert made.workers == (1, 16)
-    assert [describe_layout(fallback.parallel) for fallback in made.training.fallbacks] == ["FSDP"]
+    assert [fallback.parallel.describe() for fallback in made.training.fallbacks] == ["FSDP"]
     made.training.check_workers(made.workers)
     (said,) = (line for line in lines if line.startswith("falls back to "))
     assert said.startswith("falls back to FSDP; on 1 to 7 workers; ")

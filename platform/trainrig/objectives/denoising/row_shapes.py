@@ -1,7 +1,6 @@
 """Rows and models that pretraining objectives need, by the parts of a mixture."""
 
-from trainrig.objectives.objective_interface import find_parts
-from trainrig.objectives.objective_settings import ObjectiveSettings
+from trainrig.objectives.objective_settings import ObjectiveSettings, find_parts
 from trainrig.tokens.rows.batch_stages import BatchSettings
 
 

@@ -4,8 +4,8 @@ The settings of pipeline parallelism are in pipeline_schedule.py.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,23 +19,75 @@ from trainrig.optim.named_groups import NamedGroup
 from trainrig.tokens.rows.batch_stages import StageSizes
 
 
-class _Context(Settings):
-    """Settings that both kinds of context parallelism share."""
+class AxisSettings(Settings):
+    """Base of the settings of an axis: the workers of a group share or divide something.
 
-    keys: ClassVar[Literal["gather", "ring"]]  # how keys and values reach other workers
+    A subclass declares what the axis composes with, and is a field of `WorkerLayout`.
+    """
 
-    # workers that share each row; sequence length must be a multiple of twice this number
-    ranks: int = Field(ge=2)
+    name: ClassVar[str]  # key in `training.parallel`
+    grouping: ClassVar[str]  # what a group of `{ranks}` workers does, for messages
+    whole: ClassVar[str]  # what a verb without this axis needs on each worker
+    divides: ClassVar[str]  # what a verb with this axis can do
+    # Place among the axes where a layout is described.
+    position: ClassVar[int]
+    # Whether the workers of a group compute the same micro-batches, or share a layer.
+    shares_micro_batches: ClassVar[bool] = True
+    # What is sent within layers, which then cannot be compiled; None: nothing.
+    within_layers: ClassVar[str | None] = None
+    # Why other axes cannot be used beside this one, by their names.
+    excludes: ClassVar[Mapping[str, str]] = {}
 
-    def check_workers(self, workers: int) -> None:
-        """Raise ConfigError unless `workers` are whole groups of `ranks`."""
+    if TYPE_CHECKING:  # subclasses declare it among their other fields
+        ranks: int
+
+    def check_workers(self, workers: int, replica: int) -> None:
+        """Raise ConfigError unless `workers` are whole groups of `ranks`.
+
+        `replica`: number of workers that compute a micro-batch together, along all axes.
+        """
         if workers % self.ranks:
             below = workers - workers % self.ranks
             nearest = [str(n) for n in (below, below + self.ranks) if n]
             raise ConfigError(
-                f"training.parallel.context.ranks ({self.ranks}) does not divide {workers} "
-                f"workers: they share rows in groups of {self.ranks}; use {' or '.join(nearest)}"
+                f"training.parallel.{self.name}.ranks ({self.ranks}) does not divide {workers} "
+                f"workers: {self.grouping.format(ranks=self.ranks)}; use {' or '.join(nearest)}"
             )
+
+    def check_beside(
+        self, names: Container[str], compiled: bool, recompute: str | None, fused: bool
+    ) -> None:
+        """Raise ValueError for settings that the axis does not compose with.
+
+        Args:
+            names: Names of all axes of the layout.
+            compiled: Whether layers are compiled.
+            recompute: Kind of recomputation; None: none.
+            fused: Whether projections are fused.
+        """
+        if self.within_layers and compiled:
+            raise ValueError(
+                f"parallel.{self.name} {self.within_layers} within layers, so layers cannot be "
+                f"compiled; remove [training.compile] or [training.parallel.{self.name}]"
+            )
+        for name, reason in self.excludes.items():
+            if name in names:
+                raise ValueError(f"parallel.{self.name} {reason}; remove one of the two")
+
+
+class _Context(AxisSettings):
+    """Settings that both kinds of context parallelism share."""
+
+    name: ClassVar[str] = "context"
+    grouping: ClassVar[str] = "they share rows in groups of {ranks}"
+    whole: ClassVar[str] = "whole rows"
+    divides: ClassVar[str] = "share rows"
+    position: ClassVar[int] = 2
+    within_layers: ClassVar[str | None] = "sends keys and values"
+    keys: ClassVar[Literal["gather", "ring"]]  # how keys and values reach other workers
+
+    # workers that share each row; sequence length must be a multiple of twice this number
+    ranks: int = Field(ge=2)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError unless rows of `length` tokens are cut into equal parts."""
@@ -75,24 +127,36 @@ Context = Annotated[Gathered | RingAttention, Field(discriminator="kind")]
 EXPERTS = ".experts."  # part of the names of parameters that are divided
 
 
-class Expert(Settings):
+class Expert(AxisSettings):
     """Expert parallelism: workers that divide the experts of each layer among them.
 
     Each worker also has some rows of each micro-batch, and sends their tokens to the workers that
     have their experts.
     """
 
+    name: ClassVar[str] = "expert"
+    grouping: ClassVar[str] = "they divide experts in groups of {ranks}"
+    whole: ClassVar[str] = "all experts"
+    divides: ClassVar[str] = "divide them"
+    position: ClassVar[int] = 3
+    within_layers: ClassVar[str | None] = "sends tokens"
+    excludes: ClassVar[Mapping[str, str]] = {
+        "context": "needs whole rows, but parallel.context cuts them"
+    }
+
     # Number of workers that divide the experts and rows; must divide both numbers.
     ranks: int = Field(ge=2)
 
-    def check_workers(self, workers: int) -> None:
-        """Raise ConfigError unless `workers` are whole groups of `ranks`."""
-        if workers % self.ranks:
-            below = workers - workers % self.ranks
-            nearest = [str(n) for n in (below, below + self.ranks) if n]
-            raise ConfigError(
-                f"training.parallel.expert.ranks ({self.ranks}) does not divide {workers} workers: "
-                f"they divide experts in groups of {self.ranks}; use {' or '.join(nearest)}"
+    def check_beside(
+        self, names: Container[str], compiled: bool, recompute: str | None, fused: bool
+    ) -> None:
+        """Raise ValueError for other axes, compiled layers, or a kind of recomputation."""
+        super().check_beside(names, compiled, recompute, fused)
+        if recompute == "Selective":
+            raise ValueError(
+                "parallel.expert gathers experts within layers, which recompute.kind = "
+                "'Selective' does not support; set recompute.kind = 'Full', or remove "
+                "[training.recompute]"
             )
 
     def check_run(
@@ -170,12 +234,18 @@ class Expert(Settings):
 WHERE = "training.parallel.tensor"
 
 
-class TensorSplit(Settings):
+class TensorSplit(AxisSettings):
     """Tensor parallelism: workers that share every layer.
 
     Each worker has some heads and some feed-forward channels of every layer, and some entries of
     the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053).
     """
+
+    name: ClassVar[str] = "tensor"
+    whole: ClassVar[str] = "whole layers"
+    divides: ClassVar[str] = "share them"
+    position: ClassVar[int] = 0
+    within_layers: ClassVar[str | None] = "adds results of workers"
 
     # number of workers that share each layer; neighbouring ranks, best on one machine
     ranks: int = Field(ge=2)
@@ -202,6 +272,17 @@ class TensorSplit(Settings):
             raise ConfigError(
                 f"{WHERE}.ranks ({self.ranks}): {workers} workers do not form whole groups of "
                 f"{replica}, which share layers; use {nearest}"
+            )
+
+    def check_beside(
+        self, names: Container[str], compiled: bool, recompute: str | None, fused: bool
+    ) -> None:
+        """Raise ValueError for compiled layers or fused projections."""
+        super().check_beside(names, compiled, recompute, fused)
+        if fused:
+            raise ValueError(
+                "parallel.tensor cuts the matrices of queries, keys and values separately; remove "
+                "training.fuse_projections or [training.parallel.tensor]"
             )
 
     def check_training(self, compute: str, optimizers: Iterable[Optimizer]) -> None:

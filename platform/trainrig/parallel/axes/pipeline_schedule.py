@@ -19,20 +19,20 @@ All stages together count each parameter once (`StageShare`).
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.flops import compute_mean_keys
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import count_multiplications
 from trainrig.objectives.objective_settings import ObjectiveSettings
+from trainrig.parallel.axes.axis_settings import AxisSettings
 
 Schedule = Literal["1F1B", "GPipe", "interleaved"]
 
@@ -228,8 +228,15 @@ class StageShare:
         return [first[name] if self.counts(name) else None for name in names]
 
 
-class Pipeline(Settings):
+class Pipeline(AxisSettings):
     """Pipeline parallelism: each worker of a group has some of the layers."""
+
+    name: ClassVar[str] = "pipeline"
+    grouping: ClassVar[str] = "each group of {ranks} holds the layers once"
+    whole: ClassVar[str] = "all layers"
+    divides: ClassVar[str] = "divide them"
+    position: ClassVar[int] = 1
+    shares_micro_batches: ClassVar[bool] = False
 
     # number of workers that divide the layers among them; at most the number of layers
     ranks: int = Field(ge=2)
@@ -256,15 +263,15 @@ class Pipeline(Settings):
             )
         return self
 
-    def check_workers(self, workers: int) -> None:
-        """Raise ConfigError unless `workers` are whole groups of `ranks`."""
-        if workers % self.ranks:
-            below = workers - workers % self.ranks
-            nearest = [str(n) for n in (below, below + self.ranks) if n]
-            raise ConfigError(
-                f"training.parallel.pipeline.ranks ({self.ranks}) does not divide {workers} "
-                f"workers: each group of {self.ranks} holds the layers once; use "
-                f"{' or '.join(nearest)}"
+    def check_beside(
+        self, names: Container[str], compiled: bool, recompute: str | None, fused: bool
+    ) -> None:
+        """Raise ValueError for a kind of recomputation that the schedule does not support."""
+        super().check_beside(names, compiled, recompute, fused)
+        if recompute == "Budget" and self.schedule == "GPipe":
+            raise ValueError(
+                "recompute.kind = 'Budget' does not support parallel.pipeline.schedule = 'GPipe', "
+                "which keeps all micro-batches of a step; set schedule = '1F1B'"
             )
 
     def check_run(

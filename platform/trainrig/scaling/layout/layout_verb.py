@@ -18,8 +18,8 @@ from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
-from trainrig.objectives.objective_interface import find_parts
-from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback
+from trainrig.objectives.objective_settings import find_parts
+from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback, Layout
 from trainrig.scaling.layout import layout_text
 from trainrig.scaling.layout.communication import Cluster
 from trainrig.scaling.layout.layout_fallbacks import count_unit, find_fallbacks
@@ -208,7 +208,7 @@ def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
     return own
 
 
-def build_parallel(layout: DeviceLayout) -> FSDP | HSDP | DDP:
+def build_parallel(layout: DeviceLayout) -> Layout:
     """Return `layout` as the value of `training.parallel` in a run file."""
     degrees = layout.degrees
     axes: dict[str, Any] = {

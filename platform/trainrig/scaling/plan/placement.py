@@ -11,7 +11,6 @@ from trainrig.estimate import fitting_layouts
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.estimate.run_cost import compute_affordable_flops
-from trainrig.estimate.step_memory import count_slices
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.objectives.denoising import row_shapes
@@ -139,7 +138,7 @@ def place_model(
     rows = fitting_layouts.build_memory_table(model, base, batch, nearest.micro_batch, devices)
     return PlacedModel(
         devices=devices,
-        sliced=count_slices(nearest.training, devices),
+        sliced=nearest.training.parallel.count_slices(devices),
         micro_batch=nearest.micro_batch,
         placement=Placement(
             fits=found is not None,

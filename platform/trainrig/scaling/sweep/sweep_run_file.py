@@ -19,7 +19,7 @@ from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.models.architecture.initialisation import MuP
 from trainrig.objectives import CausalLM, PretrainingObjective
 from trainrig.objectives.denoising import row_shapes
-from trainrig.objectives.objective_interface import find_parts
+from trainrig.objectives.objective_settings import find_parts
 from trainrig.optim.moment_optimizers import Momentum
 from trainrig.parallel.layer_compilation import Compile
 from trainrig.parallel.precision import Precision

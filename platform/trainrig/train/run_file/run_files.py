@@ -14,7 +14,7 @@ from trainrig.objectives.denoising.row_shapes import (
     compute_widest_row,
     find_model_kind,
 )
-from trainrig.objectives.objective_interface import find_parts
+from trainrig.objectives.objective_settings import find_parts
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.run_file_checks import (

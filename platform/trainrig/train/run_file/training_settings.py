@@ -126,8 +126,8 @@ class Training(Settings):
         compile if `compile` is None and the run is long enough.
         """
         changes: dict[str, Any] = {"precision": self.precision.resolve(has_bfloat16)}
-        divides = self.parallel.context or self.parallel.tensor or self.parallel.expert
-        if compiles and self.compile is None and not divides and self.steps >= WORTH_COMPILING:
+        compiles = compiles and self.parallel.compiles
+        if compiles and self.compile is None and self.steps >= WORTH_COMPILING:
             changes["compile"] = Compile()
         return self.model_copy(update=changes)
 
