@@ -326,7 +326,7 @@ NAMES = {
         ("import ConfigError\n", "from trainrig.parallel.further_axis import FurtherAxis\n"),
         ("Layout = Annotated[", "FurtherAxis | "),
     ),
-    "objectives/__init__.py": (
+    "objectives/objective_kinds.py": (
         (
             "kto import KTO\n",
             "from trainrig.objectives.echo import Echo\n"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives import DPO, KTO, ORPO, CausalLM
+from trainrig.objectives.objective_kinds import DPO, KTO, ORPO, CausalLM
 from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.axes.pipeline_schedule import Pipeline
 from trainrig.parallel.layout import FSDP, HSDP

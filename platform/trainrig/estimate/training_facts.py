@@ -22,9 +22,8 @@ from trainrig.models.architecture.decoder_config import DecoderConfig, count_par
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
-from trainrig.objectives import ObjectiveSettings
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
-from trainrig.objectives.objective_settings import Mixed
+from trainrig.objectives.objective_settings import Mixed, ObjectiveSettings
 from trainrig.parallel.axes.pipeline_schedule import compute_idle_share, describe_cut
 from trainrig.tokens.rows.batch_stages import BatchSettings, StageSizes
 from trainrig.tokens.tokenizer import TOKENIZER_FILE

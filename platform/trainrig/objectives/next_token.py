@@ -35,11 +35,12 @@ from trainrig.objectives.objective_settings import (
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS, WEIGHTS, MicroBatch
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.rows.packing import Packing
-from trainrig.tokens.tokenizers.encode import Encoder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from trainrig.tokens.rows.packing import Packing
+    from trainrig.tokens.tokenizers.encode import Encoder
 
 
 CROSS_ENTROPY = "cross_entropy"

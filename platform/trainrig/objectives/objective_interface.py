@@ -6,8 +6,9 @@ micro-batches. A denominator is known from the batch before any forward pass. Ea
 therefore has its own backward pass, and the gradient is that of the whole batch, whatever the
 assignment of micro-batches to workers.
 
-Training steps, held-out evaluation and metrics depend on this module alone. A new objective is one
-file with one class, and one name in the union of `trainrig.objectives`.
+Training steps, held-out evaluation and metrics depend on this module alone; what an objective
+declares of itself is in objective_settings.py. A new objective is one file with one class, and one
+name in a union of objective_kinds.py.
 
 Shapes: B rows of a micro-batch.
 
@@ -24,11 +25,12 @@ from numpy.typing import NDArray
 
 from trainrig.on_host import remember_copy
 from trainrig.tokens.batches import IGNORE, POSITIONS, TARGETS, Corruption, MicroBatch
-from trainrig.tokens.tokenizers.encode import Encoder
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from trainrig.tokens.tokenizers.encode import Encoder
 
 
 @dataclass(frozen=True)
@@ -236,14 +238,17 @@ class Objective(Protocol):
 
 
 @runtime_checkable
-class ReadingIds(Protocol):
-    """Protocol of an objective whose model reads ids other than the batch's IDS.
+class ReadingRows(Protocol):
+    """Protocol of an objective whose model reads rows other than the batch's IDS.
 
     It reads all of them in one forward pass.
     """
 
-    def read_ids(self, batch: DeviceBatch) -> Tensor:
-        """Return the ids [R, T] that the model reads, for pipeline stages before the last."""
+    def read_rows(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
+        """Return the ids [R, T] and targets [R, T] of the rows that the model reads.
+
+        For pipeline stages before the last, which do not call the objective.
+        """
         ...
 
 

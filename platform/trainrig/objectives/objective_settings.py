@@ -45,7 +45,7 @@ class RowWork:
 
 
 class ObjectiveSettings(Settings):
-    """Base of the settings of all objectives, which are the unions of `trainrig.objectives`."""
+    """Base of the settings of all objectives, which are the unions of objective_kinds.py."""
 
     if TYPE_CHECKING:  # subclasses declare it among their other fields, as a Literal
         kind: str

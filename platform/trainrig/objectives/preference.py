@@ -48,9 +48,9 @@ class _Pairwise(ObjectiveSettings):
         """The loss of a pair alone."""
         return (objective_interface.Term(PREFERENCE, per=batches.PAIRS),)
 
-    def read_ids(self, batch: objective_interface.DeviceBatch) -> Tensor:
-        """Return the ids [2 B, T] of all chosen answers, followed by all rejected ones."""
-        return read_pair_ids(batch)
+    def read_rows(self, batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+        """Return ids and targets of all chosen answers, followed by all rejected ones."""
+        return read_pair_rows(batch)
 
 
 class _Referenced(_Pairwise):
@@ -313,16 +313,15 @@ class SimPO(_Pairwise):
         )
 
 
-def read_pair_ids(batch: objective_interface.DeviceBatch) -> Tensor:
-    """Return the ids [2 B, T] of the chosen answers of `batch`, followed by the rejected ones."""
+def read_pair_rows(batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+    """Return ids and targets [2 B, T] of the chosen answers of `batch`, then the rejected ones."""
     from trainrig.objectives.log_probabilities import stack_rows
 
     arrays = batch.arrays
-    ids_BT, _ = stack_rows(
+    return stack_rows(
         (arrays[batches.CHOSEN_IDS], arrays[batches.CHOSEN_TARGETS]),
         (arrays[batches.REJECTED_IDS], arrays[batches.REJECTED_TARGETS]),
     )
-    return ids_BT
 
 
 def read_references(batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from trainrig.objectives import objective_interface
 from trainrig.objectives.objective_settings import EVERY_AXIS, Axis, ObjectiveSettings, Rows
-from trainrig.objectives.preference import read_pair_ids
+from trainrig.objectives.preference import read_pair_rows
 from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -56,9 +56,9 @@ class Reward(ObjectiveSettings):
         )
         return (objective_interface.Term(RANKING, per=batches.PAIRS), *centring)
 
-    def read_ids(self, batch: objective_interface.DeviceBatch) -> Tensor:
-        """Return the ids [2 B, T] of all chosen answers, followed by all rejected ones."""
-        return read_pair_ids(batch)
+    def read_rows(self, batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+        """Return ids and targets of all chosen answers, followed by all rejected ones."""
+        return read_pair_rows(batch)
 
     @staticmethod
     def compute_ranking_losses(

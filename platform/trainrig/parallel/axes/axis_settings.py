@@ -16,7 +16,9 @@ from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts
 from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.optim import Optimizer, list_optimizers
 from trainrig.optim.named_groups import NamedGroup
-from trainrig.tokens.rows.batch_stages import StageSizes
+
+if TYPE_CHECKING:
+    from trainrig.tokens.rows.batch_stages import StageSizes
 
 
 class AxisSettings(Settings):
@@ -163,7 +165,7 @@ class Expert(AxisSettings):
         self,
         model: DecoderConfig,
         objective: ObjectiveSettings,
-        batches: Sequence[StageSizes],
+        batches: "Sequence[StageSizes]",
         instead: str = "CausalLM",
     ) -> None:
         """Raise ValueError unless experts and rows can be divided equally over the workers.

@@ -9,7 +9,7 @@ from trainrig.config.resource_request import ResourceRequest
 from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives import GRPO, Policy
+from trainrig.objectives.objective_kinds import GRPO, Policy
 from trainrig.optim import AdamW, Optimizer
 from trainrig.posttrain.rewards import RewardSettings
 from trainrig.posttrain.rollouts.environments import Calculator, PythonEnvironment

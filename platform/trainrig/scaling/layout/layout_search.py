@@ -11,7 +11,8 @@ from trainrig.estimate.step_memory import RESERVE
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.objectives import CausalLM, ObjectiveSettings
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.layout import layouts

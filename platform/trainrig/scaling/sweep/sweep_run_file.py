@@ -17,8 +17,9 @@ from trainrig.evaluate.evaluation_run_file import TaskChoice
 from trainrig.models import ENCODER_DECODER
 from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.models.architecture.initialisation import MuP
-from trainrig.objectives import CausalLM, PretrainingObjective
 from trainrig.objectives.denoising import row_shapes
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_kinds import PretrainingObjective
 from trainrig.objectives.objective_settings import find_parts
 from trainrig.optim.moment_optimizers import Momentum
 from trainrig.parallel.layer_compilation import Compile

@@ -8,12 +8,13 @@ from trainrig.config import EXTENDABLE, NOT_IDENTITY, OUTPUT, ProgressUnit, Reso
 from trainrig.models import Model
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import ContextStage, MixtureOfExperts
-from trainrig.objectives import CausalLM, PretrainingObjective
 from trainrig.objectives.denoising.row_shapes import (
     check_rows,
     compute_widest_row,
     find_model_kind,
 )
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_kinds import PretrainingObjective
 from trainrig.objectives.objective_settings import find_parts
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.shards.block_cache import BlockCache

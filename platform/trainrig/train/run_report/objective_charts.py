@@ -9,7 +9,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from trainrig import figures
 from trainrig.figures import C1, C2, C3, C4, Numbers
-from trainrig.objectives import find_kind
+from trainrig.objectives.objective_kinds import find_kind
 from trainrig.report import Chart, ReportTable, escape_invisible, format_percent
 from trainrig.train.run_report.run_charts import Line, RunReportData, list_values
 

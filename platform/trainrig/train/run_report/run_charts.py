@@ -26,7 +26,9 @@ from trainrig.figures import (
     NoisyCurve,
     Numbers,
 )
-from trainrig.objectives import CausalLM, ObjectiveSettings, find_kind
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_kinds import find_kind
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.train.evaluations import ModelView, ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import EarlyEnd
 from trainrig.train.run.loss_prediction import Prediction

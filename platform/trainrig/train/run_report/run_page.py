@@ -12,8 +12,8 @@ import numpy as np
 
 from trainrig import report, storage
 from trainrig.errors import DataError
-from trainrig.objectives import find_kind
 from trainrig.objectives.denoising.mixture import MixtureBase
+from trainrig.objectives.objective_kinds import find_kind
 from trainrig.report import (
     Block,
     KeyFigure,
