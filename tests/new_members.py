@@ -473,7 +473,7 @@ def main(base: Path) -> None:
     The two are on a mesh with a further axis. Both runs and their auxiliary models must give the
     same bits.
     """
-    from trainrig.train.checkpoint import find_newest_valid
+    from trainrig.train.checkpoint import find_newest_valid, open_model
     from trainrig.train.pretrain import prepare
     from trainrig.train.run.run_folder import RunFolder
     from trainrig.train.run_file.run_files import Pretraining
@@ -531,7 +531,11 @@ def main(base: Path) -> None:
         )
         lasting(1, "train", job=alone, attempt=RunFolder(alone.folder).take_attempt(0))
         lasting(2, "train", job=shared, attempt=RunFolder(shared.folder).take_attempt(0))
-        assert weights(alone) == weights(shared)
+        ends = [find_newest_valid(RunFolder(job.folder))[0] for job in (alone, shared)]
+        assert [end.step for end in ends] == [STEPS, STEPS]
+        first, second = (open_model(end.path).build().state_dict() for end in ends)
+        assert first.keys() == second.keys()
+        assert all((first[name] == second[name]).all() for name in first)
     finally:
         lasting.end()
         mortal.end()

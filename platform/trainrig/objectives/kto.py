@@ -31,7 +31,7 @@ class KTO(ObjectiveSettings):
     """
 
     rows: ClassVar[Rows] = "labelled"
-    # Not `pipeline`: `measure` needs a pass of its own, and the reference a second model.
+    # Not `pipeline`: `measure` needs another pass, and the reference is a second model.
     axes: ClassVar[frozenset[Axis]] = frozenset({"context", "expert", "tensor"})
     # The mismatched completions depend on the batch, so they cannot be scored before.
     reference_use: ClassVar[Literal["beside"]] = "beside"

@@ -206,7 +206,7 @@ class Objective(Protocol):
 
     @property
     def single_pass(self) -> bool:
-        """Whether a step is one forward and one backward pass. See `ObjectiveSettings`."""
+        """True if a step is one forward and one backward pass. See `ObjectiveSettings`."""
         ...
 
     @property

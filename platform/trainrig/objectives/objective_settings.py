@@ -36,7 +36,7 @@ SCORING_HEADS = ("score", "classes", "spans")
 
 @dataclass(frozen=True)
 class RowWork:
-    """What a model computes for one row of an objective, from which operations are counted."""
+    """Work of a model for one row of an objective, from which operations are counted."""
 
     places: int  # positions of the row; with `encoded`, of the decoder's row
     predicted: float = 1.0  # mean share of the positions with logits
@@ -106,7 +106,7 @@ class ObjectiveSettings(Settings):
 
     @property
     def row_shape(self) -> tuple[object, ...] | None:
-        """The settings that determine the width of rows, if it is not that of the text.
+        """The settings that determine the width of rows; None if rows are as wide as the text.
 
         Equal for objectives with equal widths.
         """
@@ -149,7 +149,7 @@ class ObjectiveSettings(Settings):
         return 1.0
 
     def describe_row(self, length: int) -> str | None:
-        """Return what a row of `length` tokens becomes; None if it stays as it is."""
+        """Return a description of the row from `length` tokens, or None for an unchanged row."""
         return None
 
     def measure_work(self, length: int, steps: int) -> RowWork:

@@ -28,9 +28,9 @@ class AxisSettings(Settings):
     """
 
     name: ClassVar[str]  # key in `training.parallel`
-    grouping: ClassVar[str]  # what a group of `{ranks}` workers does, for messages
-    whole: ClassVar[str]  # what a verb without this axis needs on each worker
-    divides: ClassVar[str]  # what a verb with this axis can do
+    grouping: ClassVar[str]  # clause on a group of `{ranks}` workers, for messages
+    whole: ClassVar[str]  # need of a verb without this axis, on each worker
+    divides: ClassVar[str]  # ability of a verb with this axis
     # Place among the axes where a layout is described.
     position: ClassVar[int]
     # Whether the workers of a group compute the same micro-batches, or share a layer.
