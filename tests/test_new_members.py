@@ -96,6 +96,35 @@ def test_a_filter_over_a_new_signal_drops_documents(copy, tmp_path):
     assert refused.returncode == 2 and "Vowels" in refused.stderr
 
 
+@pytest.mark.slow
+def test_checks_and_estimates_ask_what_new_members_declare(copy, tmp_path):
+    done = copy(ROOT / "tests" / "new_members.py", "describe", tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    plain, echo = found["plain"], found["echo"]
+    # An objective's rows, work and memory.
+    assert echo["rows"] == "64 positions, the text twice"
+    assert 1.5 < echo["flops"] / plain["flops"] < 2.5
+    assert echo["memory_per_device_gib"] > plain["memory_per_device_gib"]
+    assert "64" in found["echo in short rows"] and "positions" in found["echo in short rows"]
+    assert "Echo needs whole rows" in found["echo with context"]
+    assert "Echo cannot be a member" in found["echo in a mixture"]
+    assert "context for Echo" in found["plan of echo"]
+    # An optimizer's matrices and width.
+    assert "one of SignDescent, AdamW" in found["whole with tensor"]
+    assert "NormDescent has no rule" in found["whole with muP"]
+    whole, elementwise = (
+        found[f"offloaded, {kind}"]["memory_per_device_gib"] for kind in ("whole", "elementwise")
+    )
+    assert whole > elementwise  # as many matrices at once as there are workers
+    # An axis.
+    assert found["further"]["layout"] == "FurtherAxis, further 1"
+    assert "further.ranks (2) does not divide 3 workers" in found["further of 2"]
+    assert "they repeat each other in groups of 2" in found["further of 2"]
+    assert "parallel.further compares whole layers" in found["further with tensor"]
+    assert "parallel.further compares results within layers" in found["further with compiling"]
+
+
 @pytest.mark.chaos
 def test_new_members_of_training_survive_a_kill_and_a_resize(copy, tmp_path):
     """Attention, optimizer, objective, an auxiliary model, and a mesh with an axis of 1 are new."""

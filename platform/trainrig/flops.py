@@ -4,19 +4,17 @@ A multiply-add is two operations. Only matrix products are counted, as is usual 
 arXiv:2001.08361, table 1). Norms, rotary embeddings, softmax and gates are left out: less than 1%
 in a decoder with a thousand channels. A backward pass takes twice the operations of the forward
 pass: each product becomes two, one for the gradient of each factor. Recomputed activations are not
-counted. The operations of an objective follow from the rows that it makes: from what an encoder
-reads and a decoder writes, from the places with logits, and from the keys that are attended to.
+counted. The operations of an objective follow from the work that it declares for a row.
 
 Shapes: T positions, C channels, H query heads, D channels of a head, V entries of the vocabulary.
 """
 
 from dataclasses import dataclass
 
-from trainrig import objectives
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.shapes import CrossLayerShape, count_multiplications
-from trainrig.objectives.objective_interface import find_parts
+from trainrig.objectives.objective_settings import ObjectiveSettings, find_parts
 
 BACKWARD = 2  # operations of the backward pass, relative to the forward pass
 PER_PARAMETER = 6  # 6ND: a multiply-add in the forward pass, and two in the backward pass
@@ -178,7 +176,7 @@ def count_flops_6nd(parameters: float, tokens: float) -> float:
 
 
 def count_position_flops(
-    objective: objectives.CausalLM, model: DecoderConfig, length: int, steps: int = 1
+    objective: ObjectiveSettings, model: DecoderConfig, length: int, steps: int = 1
 ) -> float:
     """Return the operations to train `model` on one position of rows of `length`, without padding.
 
@@ -191,30 +189,16 @@ def count_position_flops(
 
 
 def _count_row_flops(
-    objective: objectives.CausalLM, model: DecoderConfig, length: int, steps: int
+    objective: ObjectiveSettings, model: DecoderConfig, length: int, steps: int
 ) -> float:
     """Return the operations to train on one row."""
-    if isinstance(objective, objectives.SpanCorruption):
-        read, written = objective.compute_lengths(length)
-        if isinstance(model, EncoderDecoderConfig):
-            return count_encoder_decoder_flops(model, read, written)
-        places = objective.compute_row_length(length)  # the first `read` places are a prefix
-        ahead = read * (read - 1) / (2 * places)
-        share = written / places
-        return places * count_token_flops(model, places, predicted=share, keys_ahead=ahead).training
-    if isinstance(objective, objectives.PrefixLM):
-        predicted = objective.compute_trained_share(length)
-        ahead = objective.keys_ahead(length)
-        return (
-            length
-            * count_token_flops(model, length, predicted=predicted, keys_ahead=ahead).training
-        )
-    if isinstance(objective, objectives.ReplacedTokenDetection):
-        return length * count_detection_flops(model, length, objective.mean_rate(steps))
-    further = (
-        count_further_flops(model, length)
-        if isinstance(objective, objectives.MultiTokenPrediction)
-        else 0.0
+    work = objective.measure_work(length, steps)
+    if work.encoded is not None and isinstance(model, EncoderDecoderConfig):
+        return count_encoder_decoder_flops(model, work.encoded, work.places)
+    if objective.head == "replaced":
+        return work.places * count_detection_flops(model, work.places, work.predicted)
+    further = count_further_flops(model, length) if objective.further_heads else 0.0
+    token = count_token_flops(
+        model, work.places, predicted=work.predicted, keys_ahead=work.keys_ahead
     )
-    predicted = objective.mean_rate(steps) if isinstance(objective, objectives.MaskedLM) else 1.0
-    return length * (count_token_flops(model, length, predicted=predicted).training + further)
+    return work.places * (token.training + further)

@@ -10,8 +10,8 @@ from trainrig.flops import count_position_flops
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.decoder import DecoderConfig
 from trainrig.models.families import read_config
-from trainrig.objectives import CausalLM, MaskedLM, SpanCorruption
 from trainrig.objectives.objective_interface import find_corruption
+from trainrig.objectives.objective_kinds import CausalLM, MaskedLM, SpanCorruption
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device

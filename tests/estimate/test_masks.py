@@ -14,7 +14,7 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
-from trainrig.objectives import UL2, CausalLM, PrefixLM, SpanCorruption
+from trainrig.objectives.objective_kinds import UL2, CausalLM, PrefixLM, SpanCorruption
 from trainrig.parallel.recompute import Full, choose_kept, recompute
 from trainrig.train.run_file.training_settings import Training
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from trainrig.estimate.training_check import compute_padded_share, describe_rows
-from trainrig.objectives import (
+from trainrig.objectives.objective_interface import find_corruption
+from trainrig.objectives.objective_kinds import (
     UL2,
     CausalLM,
     MaskedLM,
@@ -16,7 +17,6 @@ from trainrig.objectives import (
     PrefixLM,
     SpanCorruption,
 )
-from trainrig.objectives.objective_interface import find_corruption
 from trainrig.tokens.batches import DECODER_IDS, IGNORE, PREFIXES, SEGMENTS
 from trainrig.tokens.rows.batch_stages import BatchSettings
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.objectives import DPO, ORPO, SFT, Reward, SimPO
 from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.objective_kinds import DPO, ORPO, SFT, Reward, SimPO
 from trainrig.posttrain.tuning.answer_batches import PairBatches
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
 from trainrig.posttrain.tuning.fine_tuning import open_conversations

@@ -7,7 +7,7 @@ import pytest
 from support.attempts import continue_run
 
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives import DPO, KTO, ORPO, CausalLM
+from trainrig.objectives.objective_kinds import DPO, KTO, ORPO, CausalLM
 from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.axes.pipeline_schedule import Pipeline
 from trainrig.parallel.layout import FSDP, HSDP

@@ -12,7 +12,7 @@ from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.lora import list_adapter_shapes
-from trainrig.objectives import DPO
+from trainrig.objectives.objective_kinds import DPO
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.checkpoint.manifest import clean_up

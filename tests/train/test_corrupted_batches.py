@@ -19,7 +19,8 @@ from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.encoder import build_model
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.denoising.mixture import MEMBERS
-from trainrig.objectives.objective_interface import DeviceBatch, find_corruption, find_parts
+from trainrig.objectives.objective_interface import Corrupting, DeviceBatch, find_corruption
+from trainrig.objectives.objective_settings import find_parts
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import (
@@ -360,6 +361,7 @@ def test_operations_of_denoisers_are_those_of_their_rows(
     plain = open_batches(run.tokens, run.batches, None).micro_batch(0, 0)
     total = 0.0
     for share, part in find_parts(run.objective):
+        assert isinstance(part, Corrupting)
         micro = part.make_corruption(Encoder.load(run.tokens)).apply(plain, 0)
         places = micro.ids.shape[1]
         written = int((micro.targets[0] != IGNORE).sum())

@@ -12,7 +12,7 @@ from trainrig import config
 from trainrig.cli import app
 from trainrig.config import build, extract_identity, to_toml
 from trainrig.errors import ConfigError
-from trainrig.parallel.layout import DDP, HSDP, describe_layout
+from trainrig.parallel.layout import DDP, HSDP
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.train.pretrain import prepare
@@ -49,7 +49,7 @@ def test_each_number_of_workers_has_its_layout():
         recompute={"kind": "Selective"},
     )
     found = {count: run.training.lay_out(count) for count in (8, 4, 2, 1)}
-    assert {count: describe_layout(layout.parallel) for count, layout in found.items()} == {
+    assert {count: layout.parallel.describe() for count, layout in found.items()} == {
         8: "FSDP, tensor 4",
         4: "FSDP, tensor 4",
         2: "FSDP, tensor 2",
@@ -69,9 +69,9 @@ def test_a_run_without_any_is_as_it_was():
 
 
 def test_layouts_in_words():
-    assert describe_layout(DDP()) == "DDP"
+    assert DDP().describe() == "DDP"
     both = HSDP(replicas=2, tensor={"ranks": 2}, pipeline={"ranks": 4})
-    assert describe_layout(both) == "HSDP of 2, tensor 2, pipeline 4"
+    assert both.describe() == "HSDP of 2, tensor 2, pipeline 4"
 
 
 def test_fallbacks_are_no_part_of_the_runs_identity():

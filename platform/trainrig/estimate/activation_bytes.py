@@ -19,8 +19,7 @@ from trainrig.models.architecture.layer_settings import GATED
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
 from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
-from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
-from trainrig.objectives.objective_interface import find_parts
+from trainrig.objectives.objective_settings import ObjectiveSettings, find_parts
 from trainrig.parallel import layer_bytes
 from trainrig.parallel.activation_budget import Room, describe_kept, plan_kept
 from trainrig.parallel.precision import Precision
@@ -239,15 +238,12 @@ class RowMasks:
     on_cpu: bool = False
 
     @classmethod
-    def of(cls, objective: CausalLM, by_document: bool, on_cpu: bool) -> "RowMasks":
+    def of(cls, objective: ObjectiveSettings, by_document: bool, on_cpu: bool) -> "RowMasks":
         """Return the masks of the rows that `objective` makes.
 
         `by_document` says that tokens attend only to their own document.
         """
-        marks = any(
-            isinstance(part, PrefixLM) or (isinstance(part, SpanCorruption) and part.joined)
-            for _, part in find_parts(objective)
-        )
+        marks = any(part.marks_prefixes for _, part in find_parts(objective))
         return cls(by_document, marks, on_cpu)
 
     def count_kept(
@@ -266,7 +262,7 @@ class RowMasks:
         tells_apart = training.choose_attention(model, card).kernel is not None
         # Two chunks of a row for each rank, each with all positions before its end.
         if context is not None:
-            if context.kind != "Gathered" or tells_apart:
+            if context.keys != "gather" or tells_apart:
                 return 0.0
             pairs *= (2 * context.ranks + 1) / (4 * context.ranks**2)
         elif not self.marks:

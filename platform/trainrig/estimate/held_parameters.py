@@ -169,8 +169,6 @@ def is_table(layer: str) -> bool:
 
 
 SLOTS = 2  # number of slots in optim/hosted.py, which imports torch
-# Optimizers that update as many parameters at once as there are slices.
-WHOLE = ("Adafactor", "Muon")
 
 
 def resolve_offload(training: Training, on_cpu: bool) -> Training:
@@ -199,13 +197,12 @@ class UpdateState:
         `experts` is a part of the names of stacks that are sharded over fewer devices than the
         rest.
         """
-        kinds = {group.optimizer.kind for group in role.groups if group.optimizer}
-        kinds |= {role.optimizer.kind} if role.optimizer else set()
+        optimizers = [role.optimizer, *(group.optimizer for group in role.groups)]
         found = list(held)
         return cls(
             kept=tuple(parameter.optimizer for parameter in found if experts not in parameter.name),
             experts=tuple(parameter.optimizer for parameter in found if experts in parameter.name),
-            whole=not kinds.isdisjoint(WHOLE),
+            whole=any(chosen and not chosen.elementwise for chosen in optimizers),
         )
 
     def estimate_bytes(self, over: int, fewer: int) -> float:
@@ -216,15 +213,6 @@ class UpdateState:
         many = SLOTS * (over if self.whole else 1)
         slices = [size / over for size in self.kept] + [size / fewer for size in self.experts]
         return sum(heapq.nlargest(many, slices))
-
-
-def count_slices(training: Training, workers: int) -> int:
-    """Return the number of devices that the parameters are sharded over."""
-    if training.parallel.kind == "DDP":
-        return 1
-    if training.parallel.kind == "HSDP":
-        return workers // training.parallel.replicas
-    return workers
 
 
 @dataclass(frozen=True)
@@ -281,7 +269,7 @@ def hold_model(
 ) -> HeldParameters:
     """Return what each of `workers` holds of a model whose layers and experts are not divided."""
     held = list(list_held(model, list_named_sizes(model.shapes), role, training.precision))
-    sliced = count_slices(training, workers)
+    sliced = training.parallel.count_slices(workers)
     trained = sum(parameter.trained for parameter in held)
     optimizer = sum(parameter.optimizer for parameter in held) / sliced
     if training.offload.optimizer:

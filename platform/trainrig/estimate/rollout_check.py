@@ -30,7 +30,6 @@ from trainrig.estimate.training_check import (
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives import OnPolicyDistillation
 from trainrig.posttrain.model_source import is_hub_folder
 from trainrig.posttrain.rewards.model_rewards import JudgeModel, RewardModel
 from trainrig.rl.reinforcement_run_file import (
@@ -166,7 +165,7 @@ def estimate_step(
 
 def _list_others(run: ReinforcementLearning, job: TrainingJob) -> list[ModelBeside]:
     """Return the models held besides the policy: a reference or a teacher, and a critic."""
-    whole = isinstance(run.objective, OnPolicyDistillation) and run.objective.estimator == "full"
+    whole = run.objective.needs_teacher and not run.objective.credits_teacher
     return [
         *(ModelBeside(frozen.model, in_steps=whole) for frozen in job.frozen.values()),
         *(ModelBeside(trained.model, trained.optimizer) for trained in job.trained.values()),

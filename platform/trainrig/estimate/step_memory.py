@@ -246,7 +246,7 @@ def _reduces_each(training: Training, workers: int) -> bool:
     """Return whether each micro-batch's gradients are sharded in its own backward pass."""
     by_micro_batch = training.parallel.by_micro_batch
     return by_micro_batch and (
-        not training.deterministic or held_parameters.count_slices(training, workers) > 1
+        not training.deterministic or training.parallel.count_slices(workers) > 1
     )
 
 

@@ -21,12 +21,10 @@ from trainrig.models.architecture.decoder_config import DecoderConfig, count_par
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
-from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
-from trainrig.objectives.denoising.mixture import MixtureBase
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
+from trainrig.objectives.objective_settings import Mixed, ObjectiveSettings
 from trainrig.parallel.activation_budget import GIB
 from trainrig.parallel.axes.pipeline_schedule import compute_idle_share, describe_cut
-from trainrig.parallel.layout import describe_layout
 from trainrig.parallel.recompute import Full
 from trainrig.tokens.rows.batch_stages import BatchSettings, StageSizes
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
@@ -53,7 +51,7 @@ def describe_fallbacks(
         least = sizes[number][0]
         most = sizes[number][-1]
         counts = f"{least} to {most} workers" if most > least else f"{least} workers"
-        said = f"{describe_layout(laid_out.parallel)}; on {counts if most > 1 else '1 worker'}"
+        said = f"{laid_out.parallel.describe()}; on {counts if most > 1 else '1 worker'}"
         if laid_out.recompute:
             said += f"; recompute {laid_out.recompute.kind}"
         if find_memory:
@@ -76,7 +74,7 @@ def describe_memory_shortage(
         return {}
     offload = training.offload
     again = training.recompute
-    sliced = training.parallel.kind != "DDP"
+    sliced = training.parallel.sharded
     less = (
         (sliced and training.parallel.reshard != "layer", "parallel.reshard = 'layer'"),
         (not isinstance(again, Full) or again.every > 1, "recompute.kind = 'Full'"),
@@ -91,23 +89,22 @@ def describe_memory_shortage(
     }
 
 
-def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]:
+def describe_rows(objective: ObjectiveSettings, batches: BatchSettings) -> dict[str, str]:
     """Return a description of each kind of row that `objective` makes, at each sequence length.
 
     The share of padding is included if there is any. {} if rows stay as they are.
     """
     stages = batches.resolve_stages()
     lengths = sorted({stage.sequence_length for stage in stages})
-    if isinstance(objective, MixtureBase):
+    named = {"rows": objective}
+    if isinstance(objective, Mixed):
         named = {f"rows_of_{part.name}": part.objective for part in objective.list_named()}
-    else:
-        named = {"rows": objective}
     described = {
-        name: "; ".join(_describe(part, length) for length in lengths)
+        name: "; ".join(said for length in lengths if (said := part.describe_row(length)))
         for name, part in named.items()
-        if isinstance(part, PrefixLM | SpanCorruption)
     }
-    if not any(isinstance(part, SpanCorruption) for part in named.values()):
+    described = {name: said for name, said in described.items() if said}
+    if all(part.row_shape is None for part in named.values()):
         return described
     share = max(compute_padded_share(objective, stage) for stage in stages)
     apart = (
@@ -116,33 +113,16 @@ def describe_rows(objective: CausalLM, batches: BatchSettings) -> dict[str, str]
     return described | {"padded": f"{share:.1%} of positions{apart}"}
 
 
-def _describe(objective: PrefixLM | SpanCorruption, length: int) -> str:
-    if isinstance(objective, PrefixLM):
-        said = objective.compute_trained_share(length) * length
-        read = f"{length - said:g} seen in both directions and {said:g} predicted, on average"
-        return f"{length} positions: {read}"
-    read_places, said_places = objective.compute_lengths(length)
-    if not objective.joined:
-        return (
-            f"{read_places} encoder positions and {said_places} decoder positions, from {length} "
-            "tokens"
-        )
-    return (
-        f"{objective.compute_row_length(length)} positions from {length} tokens: {read_places} "
-        f"seen in both directions and {said_places} predicted, of which the last is not an input"
-    )
-
-
-def compute_padded_share(objective: CausalLM, stage: StageSizes) -> float:
+def compute_padded_share(objective: ObjectiveSettings, stage: StageSizes) -> float:
     """Return the expected share of the places of `stage` that is padding.
 
     Rows are padded to the widest row of their micro-batch. 0 if all rows of a micro-batch are of
     one objective.
     """
-    if not isinstance(objective, MixtureBase) or objective.one_per_micro_batch:
+    if not isinstance(objective, Mixed) or objective.one_per_micro_batch:
         return 0.0
     widths = [
-        (share, _compute_widths(part, stage.sequence_length)) for share, part in objective.parts()
+        (share, part.compute_widths(stage.sequence_length)) for share, part in objective.parts()
     ]
     filled = sum(share * sum(of_row) for share, of_row in widths)
     places = sum(
@@ -150,17 +130,6 @@ def compute_padded_share(objective: CausalLM, stage: StageSizes) -> float:
         for side in (0, 1)
     )
     return 1 - filled / places
-
-
-def _compute_widths(objective: CausalLM, length: int) -> tuple[int, int]:
-    """Return the places of the encoder, or of a decoder alone, and of a decoder with an encoder."""
-    if isinstance(objective, SpanCorruption):
-        return (
-            (objective.compute_row_length(length), 0)
-            if objective.joined
-            else objective.compute_lengths(length)
-        )
-    return length, 0
 
 
 def _compute_mean_widest(widths: Sequence[tuple[float, int]], rows: int) -> float:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from trainrig import objectives
 from trainrig.estimate.activation_bytes import RowMasks, estimate_reading
 from trainrig.estimate.held_parameters import ModelBeside, hold_beside
 from trainrig.estimate.run_cost import DeviceChoice
@@ -54,7 +53,7 @@ def describe_tuning_memory(
     references = [reference.model for reference in frozen.values()]
     find = partial(estimate_tuning_memory, run, model, references, rows)
     left_out = []
-    if isinstance(run.objective, objectives.Distillation):
+    if run.objective.needs_teacher:
         left_out.append(
             "the teacher's probabilities of each token, and their comparison with the student's"
         )

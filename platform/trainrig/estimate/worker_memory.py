@@ -61,7 +61,7 @@ def estimate_worker_memory(
     local = cut_model(model, tensor, expert)
     role = held_parameters.ModelRole.of(training, tuning.lora)
     parts = ModelParts.of(model, training, tensor, expert, role)
-    over = held_parameters.count_slices(training, workers // (tensor * ranks))
+    over = parallel.count_slices(workers // (tensor * ranks))
     shared_by = parallel.context_ranks * expert
     tokens = math.ceil(micro_batch * sequence_length / shared_by)
     there = replace(tuning, places=tuning.places and math.ceil(tuning.places / shared_by))
@@ -164,7 +164,7 @@ def _estimate_received(local: DecoderConfig, training: Training) -> float:
         parallel.pipeline_ranks,
     )
     if parallel.context:
-        others = parallel.context_ranks - 1 if parallel.context.kind == "Gathered" else 2
+        others = parallel.context_ranks - 1 if parallel.context.keys == "gather" else 2
         found += others * estimate_keys_and_values(local, size)
     return found
 

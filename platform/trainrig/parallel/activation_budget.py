@@ -133,7 +133,7 @@ def estimate_gathered_rows(local: DecoderConfig, layout: WorkerLayout, size: int
     They are 0 unless context parallelism gathers whole rows.
     """
     context = layout.context
-    if context is None or context.kind != "Gathered":
+    if context is None or context.keys != "gather":
         return 0.0
     return (context.ranks - 1) * layer_bytes.estimate_keys_and_values(local, size)
 

@@ -8,7 +8,7 @@ from pydantic import model_validator
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.config.resource_request import ResourceRequest
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives import GRPO, PPO, OnPolicyDistillation, Policy, ReinforcePlusPlus
+from trainrig.objectives.objective_kinds import GRPO, Policy
 from trainrig.optim import AdamW, Optimizer
 from trainrig.posttrain.prompt_files import PromptFiles
 from trainrig.posttrain.rewards import RewardSettings
@@ -184,8 +184,8 @@ class ReinforcementLearning(TrainingRunFile):
 
     @property
     def settled_critic(self) -> Critic | None:
-        """The critic's settings if the objective is PPO, otherwise None."""
-        return (self.critic or Critic()) if isinstance(self.objective, PPO) else None
+        """The critic's settings if the objective needs one, otherwise None."""
+        return (self.critic or Critic()) if self.objective.needs_critic else None
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
         """Return one device for each worker and actor: a GPU if there are any, otherwise a core."""
@@ -234,14 +234,11 @@ class ReinforcementLearning(TrainingRunFile):
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
         kind = self.objective.kind
-        if self.critic and not isinstance(self.objective, PPO):
+        if self.critic and not self.objective.needs_critic:
             raise ValueError(
                 f"critic: objective {kind} has none; leave it out, or set objective.kind = 'PPO'"
             )
-        alone = isinstance(self.objective, PPO | OnPolicyDistillation) or (
-            isinstance(self.objective, ReinforcePlusPlus) and self.objective.baseline == "none"
-        )
-        if self.rollouts.samples == 1 and not alone:
+        if self.rollouts.samples == 1 and self.objective.compares_completions:
             raise ValueError(
                 f"rollouts.samples: objective {kind} compares the completions of a prompt "
                 "with each other; set 2 or more"
@@ -255,18 +252,19 @@ class ReinforcementLearning(TrainingRunFile):
 
     @model_validator(mode="after")
     def _check_teacher(self) -> Self:
-        taught = isinstance(self.objective, OnPolicyDistillation)
+        kind = self.objective.kind
+        taught = self.objective.needs_teacher
         if self.teacher and not taught:
             raise ValueError(
-                f"teacher: objective {self.objective.kind} uses no teacher; leave it out, or "
+                f"teacher: objective {kind} uses no teacher; leave it out, or "
                 "set objective.kind = 'OnPolicyDistillation'"
             )
         if taught and not self.teacher:
-            raise ValueError("teacher: objective OnPolicyDistillation needs one; name a checkpoint")
+            raise ValueError(f"teacher: objective {kind} needs one; name a checkpoint")
         if taught and (name := self.rollouts.drops_flat_by):
             raise ValueError(
                 f"rollouts.{name}: the student learns from the teacher also where rewards are "
-                "equal; leave it out with objective OnPolicyDistillation"
+                f"equal; leave it out with objective {kind}"
             )
         return self
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from trainrig.config import extract_identity
 from trainrig.errors import DataError
-from trainrig.objectives.on_policy_distillation import TEACHER_MODEL, OnPolicyDistillation
+from trainrig.objectives.on_policy_distillation import TEACHER_MODEL
 from trainrig.objectives.policy.policy_gradient import Floats
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, read_values
 from trainrig.objectives.preference import REFERENCE_MODEL
@@ -299,7 +299,7 @@ class RolloutBatches(RolloutMaker):
                 credited[batches.DIVERGENCE_WEIGHT] = np.full(
                     len(mask_BT), weight, dtype=np.float32
                 )
-        if isinstance(objective, OnPolicyDistillation) and objective.estimator == "sampled":
+        if objective.credits_teacher:
             credited[batches.TEACHER_TOKENS] = self._read_log_probabilities(
                 others[TEACHER_MODEL], *read
             )

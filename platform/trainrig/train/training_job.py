@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.kernels.kernel_choice import describe_choice
-from trainrig.objectives import CausalLM, Objective
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_interface import Objective
 from trainrig.optim import Optimizer
 from trainrig.parallel.activation_budget import Room, plan_kept
 from trainrig.parallel.layer_compilation import can_compile

@@ -9,7 +9,6 @@ from trainrig.estimate.layout.layout_fallbacks import SAVING, count_unit, find_f
 from trainrig.estimate.layout.layout_search import FixedDegrees, search
 from trainrig.estimate.layout.layouts import Degrees
 from trainrig.estimate.layout.step_prediction import Predictor
-from trainrig.parallel.layout import describe_layout
 from trainrig.scaling.plan.layout_verb import ClusterWanted, answer, build_cluster, build_subject
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -58,7 +57,7 @@ def planned(tmp_path):
 def test_a_model_with_room_on_a_device_falls_back_on_slices(planned):
     _, made, lines = planned(SMALL, tensor=8, pipeline=1, context=1)
     assert made.workers == (1, 16)
-    assert [describe_layout(fallback.parallel) for fallback in made.training.fallbacks] == ["FSDP"]
+    assert [fallback.parallel.describe() for fallback in made.training.fallbacks] == ["FSDP"]
     made.training.check_workers(made.workers)
     (said,) = (line for line in lines if line.startswith("falls back to "))
     assert said.startswith("falls back to FSDP; on 1 to 7 workers; ")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.objectives import FillInTheMiddle
+from trainrig.objectives.objective_kinds import FillInTheMiddle
 from trainrig.posttrain.prompt_text import Gap, PromptEncoder
 from trainrig.tokens.batches import IGNORE, TOKENS
 from trainrig.tokens.tokenizers.encode import Encoder

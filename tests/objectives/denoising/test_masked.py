@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainrig.errors import DataError
-from trainrig.objectives import MaskedLM
+from trainrig.objectives.objective_kinds import MaskedLM
 from trainrig.tokens.batches import IGNORE, TOKENS
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE

@@ -9,8 +9,8 @@ from trainrig.models.architecture.layer_settings import Rope
 from trainrig.models.attention import MaskRegions, make_document_mask, number_documents
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.layer_parts import Rotation
-from trainrig.objectives import PrefixLM
 from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.objective_kinds import PrefixLM
 from trainrig.tokens.batches import (
     IGNORE,
     POSITIONS,

@@ -11,9 +11,9 @@ from trainrig.models.architecture.encoder_configs import EncoderConfig
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
 from trainrig.models.output import Head, ModelOutput
-from trainrig.objectives import ReplacedTokenDetection
 from trainrig.objectives.denoising.masked import draw_entries
 from trainrig.objectives.objective_interface import DeviceBatch, compute_differentiable_loss
+from trainrig.objectives.objective_kinds import ReplacedTokenDetection
 from trainrig.tokens.batches import (
     DRAWS,
     IDS,

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainrig.objectives import (
+from trainrig.objectives.denoising.mixture import take_rows
+from trainrig.objectives.objective_interface import find_corruption
+from trainrig.objectives.objective_kinds import (
     UL2,
     FillInTheMiddle,
     MaskedLM,
@@ -13,8 +15,6 @@ from trainrig.objectives import (
     ReplacedTokenDetection,
     SpanCorruption,
 )
-from trainrig.objectives.denoising.mixture import take_rows
-from trainrig.objectives.objective_interface import find_corruption
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS
 
 LENGTH = 128

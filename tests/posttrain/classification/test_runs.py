@@ -11,9 +11,9 @@ import transformers
 from trainrig.errors import ConfigError
 from trainrig.models.huggingface import HubFolder
 from trainrig.models.lora import is_adapter
-from trainrig.objectives import AnswerSpan, Classification
 from trainrig.objectives.classification import find_likeliest_spans
 from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.objective_kinds import AnswerSpan, Classification
 from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint
 from trainrig.posttrain.huggingface.peft_adapters import export_adapter, import_adapter

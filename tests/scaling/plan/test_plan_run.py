@@ -11,7 +11,7 @@ from trainrig.check import describe
 from trainrig.cli import app
 from trainrig.errors import ConfigError, DataError
 from trainrig.job import exit_codes
-from trainrig.objectives import UL2, MaskedLM, SpanCorruption
+from trainrig.objectives.objective_kinds import UL2, MaskedLM, SpanCorruption
 from trainrig.parallel.layout import FSDP
 from trainrig.scaling.laws.law import write_law
 from trainrig.scaling.laws.law_formats import serialise_objective

@@ -13,7 +13,7 @@ from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.evaluation_run_file import TaskChoice
 from trainrig.flops import count_encoder_decoder_flops, count_position_flops
 from trainrig.models.architecture.decoder_config import count_parameters
-from trainrig.objectives import CausalLM
+from trainrig.objectives.objective_kinds import CausalLM
 from trainrig.scaling.laws.law_formats import parse_objective
 from trainrig.scaling.sweep import sweep_tasks
 from trainrig.scaling.sweep import trial as trial_module

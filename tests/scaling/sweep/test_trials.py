@@ -6,7 +6,7 @@ from trainrig import config
 from trainrig.check import describe
 from trainrig.errors import ConfigError
 from trainrig.flops import count_position_flops
-from trainrig.objectives import MaskedLM
+from trainrig.objectives.objective_kinds import MaskedLM
 from trainrig.scaling.sweep.rate_search import RateBatchPair
 from trainrig.scaling.sweep.sweep_run_file import DesignPoint, Sweep
 from trainrig.scaling.sweep.trials import (

@@ -45,8 +45,8 @@ from support.ranks.tuning_batches import Tuning
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.models.decoder import DecoderConfig
-from trainrig.objectives import CausalLM
 from trainrig.objectives.objective_interface import Computed, Contributions, DeviceBatch, Term
+from trainrig.objectives.objective_kinds import CausalLM
 from trainrig.parallel import mesh as meshes
 from trainrig.parallel import numerics
 from trainrig.parallel.axes.pipeline_passes import StagePass, StagePasses

@@ -15,14 +15,15 @@ from trainrig.estimate.step_memory import RESERVE
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.objectives import OF_PLACES
-from trainrig.optim import Adafactor, Muon
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.parallel.activation_budget import GIB
 from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.layout import FSDP
 from trainrig.train.run_file.training_settings import Training
 
 SHOWN = 10
+NEXT_TOKEN = CausalLM()
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Subject:
     training: Training
     batch: BatchShape
     predicted: float = 1.0  # share of tokens for which logits are computed
-    objective: str = "CausalLM"
+    objective: ObjectiveSettings = NEXT_TOKEN
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def search(subject: Subject, cluster: Cluster, fixed: FixedDegrees, offers: Hard
 
 
 def list_needs(
-    layout: DeviceLayout, predictor: Predictor, objective: str = "CausalLM"
+    layout: DeviceLayout, predictor: Predictor, objective: ObjectiveSettings = NEXT_TOKEN
 ) -> tuple[str, ...]:
     """Return what the trainer or the run lacks for `layout`, as short phrases for a table.
 
@@ -146,15 +147,16 @@ def list_needs(
         name for name in ("tensor", "pipeline", "context", "expert") if getattr(degrees, name) > 1
     ]
     lacking = [axis for axis in axes if axis not in FSDP.model_fields]
-    if objective not in OF_PLACES:
-        lacking += [f"{axis} for {objective}" for axis in axes if axis not in lacking]
+    lacking += [
+        f"{axis} for {objective.kind}" for axis in axes if axis not in {*lacking, *objective.axes}
+    ]
     if degrees.tensor > 1 and _lacks_tensor_axis(degrees.tensor, predictor):
         lacking.append("tensor for this kind of model or training")
     if degrees.context > 1 and isinstance(predictor.model.feedforward, MixtureOfExperts):
         lacking.append("context with experts")
     if degrees.expert > 1 and layout.recompute == "selective":
         lacking.append("expert with selective recomputation")
-    if degrees.expert > 1 and isinstance(predictor.training.optimizer, Muon | Adafactor):
+    if degrees.expert > 1 and not predictor.training.optimizer.elementwise:
         lacking.append(f"expert with {predictor.training.optimizer.kind}")
     if degrees.tensor * degrees.context * degrees.expert > 1 and predictor.training.compile:
         lacking.append("compiled layers that communicate")
@@ -175,10 +177,10 @@ def _lacks_tensor_axis(ranks: int, predictor: Predictor) -> bool:
     """Return whether the model, its dtype or its optimizers have no tensor-parallel version."""
     training = predictor.training
     split = TensorSplit(ranks=ranks)
-    own = [group.optimizer.kind for group in training.groups if group.optimizer]
+    own = [group.optimizer for group in training.groups if group.optimizer]
     try:
         split.check_model(predictor.model)
-        split.check_training(training.precision.compute, [training.optimizer.kind, *own])
+        split.check_training(training.precision.compute, [training.optimizer, *own])
     except ValueError:
         return True
     return False
@@ -196,7 +198,9 @@ def _rank(found: StepPrediction) -> tuple[float, float]:
     return found.seconds.total, found.memory.total
 
 
-def _weigh_prediction(prediction: StepPrediction, predictor: Predictor, objective: str) -> Found:
+def _weigh_prediction(
+    prediction: StepPrediction, predictor: Predictor, objective: ObjectiveSettings
+) -> Found:
     return Found(
         prediction,
         list_needs(prediction.layout, predictor, objective),

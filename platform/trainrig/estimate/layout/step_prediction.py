@@ -22,6 +22,7 @@ from trainrig.models.architecture.shapes import DecoderShapes, LayerShape, Mixtu
 from trainrig.parallel.axes.pipeline_schedule import cut_evenly
 from trainrig.parallel.layer_bytes import cut_model, cut_shapes, estimate_keys_and_values
 from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.worker_layout import WorkerLayout
 from trainrig.train.run_file.training_settings import Training
 
 
@@ -203,7 +204,7 @@ class Predictor:
         recomputation: RecomputeChoice,
         exact: bool,
     ) -> Training:
-        parallel: FSDP | HSDP | DDP = FSDP(reshard=reshard)
+        parallel: WorkerLayout = FSDP(reshard=reshard)
         if replicate > 1:
             parallel = HSDP(replicas=replicate, reshard=reshard) if sliced_over > 1 else DDP()
         return self.training.model_copy(

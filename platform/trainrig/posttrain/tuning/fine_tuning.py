@@ -2,9 +2,9 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any
 
-from trainrig import manifest, objectives, storage
+from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.decoder_config import DecoderConfig
@@ -130,14 +130,15 @@ def _add_head(
             f"checkpoint: {path} has an encoder and a decoder, which objective "
             f"{run.objective.kind} can't train; name a decoder"
         )
-    if isinstance(run.objective, objectives.AnswerSpan):
+    head = run.objective.head
+    if head == "spans":
         if not model.bidirectional:
             raise ConfigError(
                 f"checkpoint: {path} is a decoder, whose tokens do not see the text after "
-                "them, so objective AnswerSpan can't train it; name an encoder"
+                f"them, so objective {run.objective.kind} can't train it; name an encoder"
             )
         return model.with_head("spans")
-    if isinstance(run.objective, objectives.Classification):
+    if head == "classes":
         labels = read_labels(counts)
         if not labels:
             raise ConfigError(
@@ -145,7 +146,7 @@ def _add_head(
                 'with rows = "classified"'
             )
         return model.with_head("classes", labels)
-    if isinstance(run.objective, get_args(objectives.Scoring)) and not model.bidirectional:
+    if head == "score" and not model.bidirectional:
         return model.with_score_head()
     if model.bidirectional:
         raise ConfigError(
@@ -165,10 +166,10 @@ def _check_teacher(run: FineTuning, conversations: Manifest) -> Manifest | None:
 
     Raises InputError if the folder does not fit.
     """
-    if not run.teacher or not isinstance(run.objective, objectives.Distillation):
+    if not run.teacher:
         return None
     return teacher_probabilities.check_teacher(
-        run.teacher, conversations, run.objective.temperature
+        run.teacher, conversations, run.objective.teacher_temperature
     )
 
 
@@ -193,9 +194,9 @@ def _open_rows(
         return preference_rows.TuningRows(
             "conversations", taught, _build_held_out(run, folder, padding, teacher)
         )
-    if isinstance(run.objective, objectives.OfLabels):
+    if run.objective.rows in ("classified", "questions"):
         return open_texts(run, folder, padding)
-    if not isinstance(run.objective, objectives.SFT):
+    if run.objective.rows != "conversations":
         return preference_rows.open_rows(run, folder, padding, _find_reference(run, start, encoder))
     make = functools.partial(
         open_conversations, folder, run.batches, padding, run.cache, pretraining
@@ -211,7 +212,7 @@ def _build_comparison(
     A model that scores generates no text, so there is nothing to compare. Raises ConfigError for
     text of another tokenizer.
     """
-    if isinstance(run.objective, (*get_args(objectives.Scoring), *get_args(objectives.OfLabels))):
+    if run.objective.scores():
         return compare_nothing
     asked = run.comparison
     text = run.comparison.text
@@ -261,11 +262,11 @@ def find_models(
     path = checkpoint.resolve(run.checkpoint)
     model = checkpoint.describe(path)[0]
     # The size of a classification head depends on the labels, which are unknown here.
-    if not isinstance(run.objective, objectives.OfLabels):
+    if run.objective.rows not in ("classified", "questions"):
         model = _add_head(run, path, model, {})
     _check(run, model)
     frozen: Mapping[str, FrozenModel] = {}
-    if isinstance(run.objective, objectives.KTO):
+    if run.objective.reference_use == "beside":
         encoder = Encoder.of(checkpoint.read_tokenizer_files(path))
         frozen = preference_rows.find_frozen(run, _find_reference(run, path, encoder))
     return model, frozen, {}

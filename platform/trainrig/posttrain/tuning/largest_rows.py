@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainrig import manifest, objectives, storage
+from trainrig import manifest, storage
 from trainrig.models.architecture.attention_settings import find_maskless_setting
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
@@ -58,27 +58,26 @@ def find_largest(run: FineTuning, model: DecoderConfig) -> LargestRows:
     count = run.batches.micro_batch
     longest = run.batches.sequence_length
     lengths = _read_lengths(run)
-    if isinstance(objective, objectives.SFT | objectives.Distillation):
+    if objective.rows == "conversations":
         alone = run.batches.packing == "none" and not run.pretraining
         if alone and lengths is not None:
             longest = min(longest, int(lengths.tokens_N.max()) - 1)
         return LargestRows(count, longest, None, documents=True)
-    if isinstance(objective, objectives.Pairwise | objectives.Reward):
+    if objective.rows == "pairs":
         return _find_pairs(run, model, lengths)
-    if isinstance(objective, objectives.KTO):
+    if objective.rows == "labelled":
         if lengths is None:
             return LargestRows(count, longest, count * longest)
-        # KTO also joins each prompt with another row's answer, which is cut at the end of the row.
+        # Batches also join each prompt with another row's answer, which is cut at the row's end.
         mixed = (lengths.tokens_N - lengths.targets_N).max() + lengths.targets_N.max()
         width = min(longest, int(max(lengths.tokens_N.max(), mixed)) - 1)
         return LargestRows(count, width, _sum_largest(lengths.targets_N, count))
     if lengths is not None:
         longest = min(longest, int(lengths.tokens_N.max()))
-    if isinstance(objective, objectives.ProcessReward):
+    if objective.rows == "steps":
         steps = count * longest if lengths is None else _sum_largest(lengths.targets_N, count)
         return LargestRows(count, longest, steps)
-    assert isinstance(objective, objectives.Classification | objectives.AnswerSpan)
-    places = count if isinstance(objective, objectives.Classification) else count * longest
+    places = count if objective.rows == "classified" else count * longest
     return LargestRows(count, longest, places, documents=model.bidirectional)
 
 
@@ -90,7 +89,7 @@ def _find_pairs(run: FineTuning, model: DecoderConfig, lengths: _Lengths | None)
     """
     count = run.batches.micro_batch
     longest = run.batches.sequence_length
-    scored = isinstance(run.objective, objectives.Reward)
+    scored = run.objective.head == "score"
     if lengths is None:
         return LargestRows(2 * count, longest, 2 * count if scored else 2 * count * longest)
     sides_2N = lengths.tokens_N.reshape(-1, 2).T - 1

@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from trainrig import objectives
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.objectives import objective_kinds
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching, PretrainingShare
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.run_files import TrainingRunFile
@@ -29,9 +29,6 @@ class ComparisonSettings(Settings):
     text: Annotated[str | None, NOT_IDENTITY] = None
     # Number of held-out sequences to measure for each source of the text.
     rows: int = Field(default=16, ge=1)
-
-
-OfPairs = objectives.Pairwise | objectives.Reward  # Objectives that read two answers together.
 
 
 class FineTuning(TrainingRunFile):
@@ -55,7 +52,7 @@ class FineTuning(TrainingRunFile):
     batches: ConversationBatching  # Size, length and source mix of the batches.
     # Pretraining text to mix in, to reduce forgetting. None: no text.
     pretraining: PretrainingShare | None = None
-    objective: objectives.Tuning = objectives.SFT()  # Objective that training minimises.
+    objective: objective_kinds.Tuning = objective_kinds.SFT()  # Objective that training minimises.
     # Low-rank adapters to train while the model stays frozen. None: train the model itself.
     lora: LoRA | None = None
     # Model that preferences are measured from: a run folder or checkpoint. None: `checkpoint`.
@@ -98,13 +95,13 @@ class FineTuning(TrainingRunFile):
         The division is that of `training.parallel`: rows, layers or experts.
         """
         parallel = self.training.parallel
-        kind = self.objective.kind
+        objective = self.objective
         sizes = self.batches.build_settings(None).resolve_stages()
         if parallel.expert:
-            parallel.expert.check_run(model, kind, sizes, "SFT")
+            parallel.expert.check_run(model, objective, sizes, "SFT")
         for axis in (parallel.pipeline, parallel.tensor):
             if axis is not None:
-                axis.check_run(model, kind, "SFT")
+                axis.check_run(model, objective, "SFT")
         if parallel.pipeline:
             replicas = max(1, parallel.data_workers(parse_bounds(self.workers).most))
             rows = self.batches
@@ -125,23 +122,22 @@ class FineTuning(TrainingRunFile):
         tensor = parallel.tensor
         where = "training.parallel"
         in_places = tensor is not None and tensor.sequence_parallel
-        noise = isinstance(self.objective, objectives.SFT) and self.objective.noise > 0
         for axis, there in (
             (f"{where}.context", parallel.context is not None),
             (f"{where}.pipeline", parallel.pipeline is not None),
             (f"{where}.tensor.sequence_parallel", in_places),
         ):
-            if there and noise:
+            if there and self.objective.noises_embeddings:
                 raise ValueError(
                     f"{axis}: objective.noise needs whole rows of embeddings on one "
                     "worker; leave out one of the two"
                 )
-        if parallel.context and self.objective.kind not in ("SFT", *objectives.OF_ANSWERS):
+        if parallel.context and "context" not in self.objective.axes:
             raise ValueError(
                 f"{where}.context: objective {self.objective.kind} needs whole rows on each "
                 'worker; leave context out, or set objective.kind = "SFT"'
             )
-        if parallel.expert and _drops_tokens(model) and isinstance(self.objective, OfPairs):
+        if parallel.expert and _drops_tokens(model) and self.objective.rows == "pairs":
             raise ValueError(
                 f"{where}.expert: model.feedforward.capacity drops tokens in the order of a "
                 "batch, and pairs that are divided among workers would lose other tokens than "
@@ -180,29 +176,28 @@ class FineTuning(TrainingRunFile):
 
     @model_validator(mode="after")
     def _check_teacher(self) -> Self:
-        if self.teacher and not isinstance(self.objective, objectives.Distillation):
+        if self.teacher and not self.objective.needs_teacher:
             raise ValueError(
                 f"teacher: objective {self.objective.kind} uses no teacher; leave teacher "
                 'out, or set objective.kind = "Distillation"'
             )
-        if isinstance(self.objective, objectives.Distillation):
+        if self.objective.needs_teacher:
+            kind = self.objective.kind
             if not self.teacher:
                 raise ValueError(
-                    "teacher: objective Distillation needs one; set it to the folder that "
+                    f"teacher: objective {kind} needs one; set it to the folder that "
                     "`trainrig teacher` wrote"
                 )
             if self.pretraining:
                 raise ValueError(
                     "pretraining: the teacher has no probabilities for this text; leave it "
-                    "out with objective Distillation"
+                    f"out with objective {kind}"
                 )
         return self
 
     @model_validator(mode="after")
     def _check_reference_is_used(self) -> Self:
-        if self.reference and not isinstance(
-            self.objective, objectives.Referenced | objectives.KTO
-        ):
+        if self.reference and self.objective.reference_use == "never":
             raise ValueError(
                 f"reference: objective {self.objective.kind} uses no reference; leave it out"
             )

@@ -22,11 +22,10 @@ from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
-from trainrig.objectives import MaskedLM
 from trainrig.objectives.denoising.row_shapes import compute_widest_row
-from trainrig.objectives.objective_interface import find_parts
+from trainrig.objectives.objective_settings import find_parts
 from trainrig.parallel.activation_budget import GIB
-from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback
+from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback, Layout
 from trainrig.scaling.plan import layout_text
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file.run_files import Pretraining
@@ -114,8 +113,7 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
             f"most tokens of {len(stages)} stages."
         )
     rate = sum(
-        share
-        * (objective.mean_rate(run.training.steps) if isinstance(objective, MaskedLM) else 1.0)
+        share * objective.mean_rate(run.training.steps)
         for share, objective in find_parts(run.objective)
     )
     places = compute_widest_row(run.objective, stage.sequence_length)
@@ -131,7 +129,7 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
         training=run.training,
         batch=BatchShape(stage.global_batch, places),
         predicted=rate,
-        objective=run.objective.kind,
+        objective=run.objective,
     ), notes
 
 
@@ -211,7 +209,7 @@ def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
     return own
 
 
-def build_parallel(layout: DeviceLayout) -> FSDP | HSDP | DDP:
+def build_parallel(layout: DeviceLayout) -> Layout:
     """Return `layout` as the value of `training.parallel` in a run file."""
     degrees = layout.degrees
     axes: dict[str, Any] = {

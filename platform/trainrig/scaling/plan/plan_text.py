@@ -164,8 +164,8 @@ def describe_placement(placement: Placement) -> str:
     """Return a short description of the layout, such as `FSDP, deterministic`."""
     parallel = placement.parallel
     words: list[str] = [parallel.kind]
-    if parallel.kind == "HSDP":
-        words.append(f"of {parallel.replicas} replicas")
+    if parallel.groups is not None:
+        words.append(f"of {parallel.groups} replicas")
     words.append("deterministic" if placement.deterministic else "not deterministic")
     if parallel.reshard == "layer":
         words.append("layer by layer")

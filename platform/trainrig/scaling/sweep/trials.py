@@ -160,7 +160,7 @@ def find_sweep_model(sweep: Sweep, parameters: float, data: SweepTokens) -> Ladd
     found = find_ladder_model_of(
         kind, parameters, data.vocabulary, length, sweep.tie_embeddings, sweep.mup
     )
-    return with_further_heads(found, row_shapes.count_further_heads(sweep.objective))
+    return with_further_heads(found, sweep.objective.further_heads)
 
 
 def _plan_trial(

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from trainrig.objectives.objective_kinds import find_kind
 from trainrig.report import plots
 from trainrig.report.number_formats import format_percent
 from trainrig.report.plots import ChartFacts
@@ -20,8 +21,6 @@ ACCURACY = "reward_accuracy"
 CHOSEN = "chosen_reward"
 REJECTED = "rejected_reward"
 CALIBRATION = f"{EVAL}calibration/"  # metric names of objectives/reward.py
-# Diagnostic with the share of correct rows, by objective (objectives/classification.py).
-RIGHT = {"Classification": "accuracy", "AnswerSpan": "exact"}
 F1 = "f1"
 # The objectives of a mixture are its members. A metric "eval/diagnostics/loss/NAME" is the held-out
 # loss of the member NAME.
@@ -40,7 +39,8 @@ def draw_preferences(run_data: RunReportData) -> dict[str, ChartFacts]:
 
 def draw_labels(run_data: RunReportData) -> ChartFacts:
     """Draw the accuracy of a run that labels whole texts; {} without measurements."""
-    name = RIGHT.get(run_data.objective)
+    objective = find_kind(run_data.objective)
+    name = objective.right_diagnostic if objective else None
     found = _draw_share(run_data, name, "rows predicted correctly") if name else {}
     if found:
         scores = [line.get(found["prefix"] + F1) for line in found["measured"][-LAST_ROWS:]]

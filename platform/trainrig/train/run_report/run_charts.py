@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_kinds import find_kind
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.report import plots
 from trainrig.report.number_formats import format_duration, format_percent
 from trainrig.report.plots import ChartFacts, Event, Line, Numbers
@@ -18,11 +21,6 @@ from trainrig.train.run_report.sampled_answers import BatchAnswers, FollowedProm
 MetricsLine = Mapping[str, Any]
 FORGETTING_ROWS = 12  # sources shown: those that changed most
 LAST_ROWS = 50  # about a screenful, folded below a chart; metrics.jsonl has every step
-# Objectives whose loss is a mean over tokens.
-PER_TOKEN = (
-    *("", "CausalLM", "FillInTheMiddle", "MaskedLM", "MixtureOfObjectives", "PrefixLM", "SFT"),
-    *("SpanCorruption", "UL2"),
-)
 
 
 @dataclass(frozen=True)
@@ -56,12 +54,16 @@ class RunReportData:
     @property
     def unit(self) -> str:
         """Unit of the loss: nats per token, or nats for objectives of whole answers."""
-        return "nats per token" if self.objective in PER_TOKEN else "nats"
+        if not self.objective:  # the kind is not known
+            return CausalLM.loss_unit
+        objective = find_kind(self.objective)
+        return objective.loss_unit if objective else ObjectiveSettings.loss_unit
 
     @property
     def scores(self) -> bool:
         """True if the model scores texts instead of generating them."""
-        return self.objective in ("Reward", "ProcessReward", "Classification", "AnswerSpan")
+        objective = find_kind(self.objective)
+        return objective is not None and objective.scores()
 
     @property
     def moves(self) -> list[MetricsLine]:

@@ -11,6 +11,8 @@ import numpy as np
 
 from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.objectives.denoising.mixture import MixtureBase
+from trainrig.objectives.objective_kinds import find_kind
 from trainrig.report import page_rendering
 from trainrig.report.number_formats import format_duration
 from trainrig.report.plots import ChartFacts
@@ -120,7 +122,8 @@ def build_run_page(run_data: run_charts.RunReportData) -> str:
         charts["sources"] = run_charts.draw_sources(run_data)
     if len(held_out) > 1 and held_out[0]["step"] == 0:
         charts["forgetting"] = run_charts.draw_forgetting(run_data)
-    if run_data.objective in ("MixtureOfObjectives", "UL2"):
+    objective = find_kind(run_data.objective)
+    if objective and issubclass(objective, MixtureBase):
         charts["members"] = objective_charts.draw_members(run_data)
     charts["gradient"] = run_charts.draw_metric(run_data, "train/grad_norm", "gradient norm")
     charts["rate"] = run_charts.draw_metric(run_data, "train/lr", "learning rate", smoothed=False)

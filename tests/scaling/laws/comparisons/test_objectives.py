@@ -9,7 +9,12 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.objectives import CausalLM, MaskedLM, MixtureOfObjectives, SpanCorruption
+from trainrig.objectives.objective_kinds import (
+    CausalLM,
+    MaskedLM,
+    MixtureOfObjectives,
+    SpanCorruption,
+)
 from trainrig.scaling.fit.fit_verb import Tables, fit
 from trainrig.scaling.fit.law_fit import Fitted, LawFit, fit_law
 from trainrig.scaling.fit.objective_comparison import (
