@@ -199,7 +199,7 @@ def schema(verb: command_line.Verb) -> None:
     """Print the JSON schema of a command's run file, for editors to complete keys by."""
     from trainrig.config.run_file_schema import build_json_schema
 
-    if verb == "plan":  # a command with a run file of its own, and no stage
+    if verb == "plan":  # this command has a run file, but is no stage
         from trainrig.scaling.plan.plan_run_file import PlanFile
 
         print(json.dumps(build_json_schema(PlanFile), indent=1))

@@ -128,7 +128,7 @@ def test_how_often_precise_uses_trafilatura(pages: list[Any], monkeypatch: pytes
         asked.append(settings.favour)
         return answer(html, settings)
 
-    monkeypatch.setattr(extractors, "extract", counted)
+    monkeypatch.setattr(extractors, "extract_with_trafilatura", counted)
     some = pages[::EVERY]
     for page in some:
         extract_text(MainContent(quality="precise"), page.page)

@@ -182,7 +182,7 @@ def _format_table_lines(
         defaults = set(items) if default else set()
     lines, below = [], []
     for name, value in items.items():
-        if value is None or (changed and _has_default(table, name)):
+        if value is None or (changed and _equals_default(table, name)):
             continue
         inner = (*path, _format_key(name))
         unset = name in defaults
@@ -205,7 +205,7 @@ def _format_table_lines(
     return lines + below
 
 
-def _has_default(table: BaseModel | Mapping[str, Any], name: str) -> bool:
+def _equals_default(table: BaseModel | Mapping[str, Any], name: str) -> bool:
     """Return whether the key `name` of `table` has its default; `kind` chooses and never has."""
     if not isinstance(table, BaseModel) or name in ("kind", "stage"):
         return False

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainrig.corpus.read import RawPage, ReadSettings, Unreadable, text_files
-from trainrig.corpus.read import text_files as reading_lines
+from trainrig.corpus.read import RawPage, ReadSettings, Unreadable, raw_pages
 from trainrig.corpus.read.text_files import read_page, read_text
 
 
@@ -69,8 +68,7 @@ def test_odd_files_give_one_answer_each(data: bytes, expected: list[str]):
 
 
 def test_documents_and_files_too_large_are_passed_over(monkeypatch: pytest.MonkeyPatch):
-    for module in (text_files, reading_lines):
-        monkeypatch.setattr(module, "LARGEST_BODY", 100)
+    monkeypatch.setattr(raw_pages, "LARGEST_BODY", 100)
     data = b"a\n" + b"b" * 70_000 + b"\nc\n\n" + b"many\n" * 30 + b"\nd\n"
     assert texts(data) == ["too_large"]
     assert texts(data, "line") == ["a", "too_large", "c", *["many"] * 30, "d"]

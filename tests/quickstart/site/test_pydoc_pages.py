@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.quickstart.site import library_pages
+from trainrig.quickstart.site import stdlib_pages
 from trainrig.quickstart.site.article import Article
-from trainrig.quickstart.site.library_pages import Skipped, list_standard_modules, render
+from trainrig.quickstart.site.stdlib_pages import Skipped, list_standard_modules, render
 
 
 def write_modules(folder, **sources):
@@ -109,7 +109,7 @@ def test_pages_say_nothing_that_differs_between_runs_or_worker_counts():
 
 
 def test_batches_keep_the_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(library_pages, "_BATCH", 2)
+    monkeypatch.setattr(stdlib_pages, "_BATCH", 2)
     names = write_modules(tmp_path, **{f"m{i}": f'"""Number {i}."""' for i in range(5)})
     pages = render(names, 2, [str(tmp_path)])
     assert [page.path for page in pages] == [f"python/library/m{i}.html" for i in range(5)]

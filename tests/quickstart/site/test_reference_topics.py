@@ -1,7 +1,7 @@
 import ast
 
 from trainrig.quickstart.site.article import count_prose_words
-from trainrig.quickstart.site.library_pages import _find_texts, make_topic_pages
+from trainrig.quickstart.site.stdlib_pages import _find_texts, make_topic_pages
 
 
 def test_the_reference_of_this_python_gives_pages_of_prose():

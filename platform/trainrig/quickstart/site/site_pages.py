@@ -28,9 +28,8 @@ from trainrig.config import Field, Settings
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError, DataError
-from trainrig.quickstart.site import library_pages, questions, source_pages
+from trainrig.quickstart.site import questions, source_pages, stdlib_pages
 from trainrig.quickstart.site.article import Article
-from trainrig.quickstart.site.library_pages import Skipped
 from trainrig.quickstart.site.page_frame import render
 from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site, write_plants
 from trainrig.quickstart.site.source_pages import (
@@ -39,6 +38,7 @@ from trainrig.quickstart.site.source_pages import (
     SourceReading,
     hash_with_seed,
 )
+from trainrig.quickstart.site.stdlib_pages import Skipped
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
@@ -192,12 +192,12 @@ def _make_library_pages(
     """Build the pages that every Python installation has: pydoc's and the reference's."""
     most = -(-settings.docs_pages // _LIBRARY_SHARE)
     modules = sorted(
-        library_pages.list_standard_modules(),
+        stdlib_pages.list_standard_modules(),
         key=lambda module: hash_with_seed(settings.seed, module),
     )[:most]
-    outcomes = library_pages.render(sorted(modules), workers, seconds=_MODULE_SECONDS)
+    outcomes = stdlib_pages.render(sorted(modules), workers, seconds=_MODULE_SECONDS)
     pages = [outcome for outcome in outcomes if isinstance(outcome, Article)]
-    topics = library_pages.make_topic_pages()
+    topics = stdlib_pages.make_topic_pages()
     topics.sort(key=lambda page: hash_with_seed(settings.seed, page.path))
     skipped = tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped))
     return [*pages, *topics[:most]][: settings.docs_pages], skipped

@@ -15,7 +15,7 @@ _SHARED = {"stage", "device", "devices", "instance", "out", "layout"}
 
 
 class LayoutSearch(Settings):
-    """Run file to find the fastest layouts of, and what is fixed of them."""
+    """Search for the fastest layouts of a run file, with some degrees fixed."""
 
     run: str  # run file of `trainrig pretrain`
     # Number of machines; None: by `devices`, or by the workers of the run file.
