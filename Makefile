@@ -28,8 +28,9 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/installed
+types: .venv/installed ## The package in strict mode; the tests by names, imports and arguments
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 floors: .venv/installed
 	$(BIN)/lint-imports

@@ -6,8 +6,8 @@ Run it on a cluster that has trainrig installed (README.md describes other clust
 """
 
 from trainrig import job
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.reinforcement_stage import reinforce
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.reinforcement_stage import reinforce
 
 if __name__ == "__main__":
     job.main(ReinforcementLearning, reinforce)

@@ -25,6 +25,12 @@ from moto.server import ThreadedMotoServer
 from trainrig.ray_runtime import ray_session
 from trainrig.storage import s3_objects
 
+pytest_plugins = (
+    "support.fixtures",
+    "support.fault_fixtures",
+    "support.metadata_service",
+    "support.s3_proxy",
+)
 TESTS = Path(__file__).parent
 PLATFORM = TESTS.parent / "platform"
 # Files that take minutes, the longest first.
@@ -38,9 +44,9 @@ settings.load_profile("trainrig")
 for name, value in ray_session.ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 
-# Processes that tests start import the same trainrig as the tests do.
+# Processes that tests start import the same trainrig and `support` as the tests do.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(PLATFORM), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [str(PLATFORM), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 # No test uses the account of the person who runs it. A client reads these when it is made, maybe by
@@ -242,28 +248,6 @@ def test_data() -> Path:
     if not folder:
         pytest.skip("TRAINRIG_TEST_DATA names no folder of real data")
     return Path(folder)
-
-
-@pytest.fixture(scope="session")
-def once() -> Iterator[Callable[..., Any]]:
-    """Yield `once("tokens", make, end)`, which calls `make()` once in this process.
-
-    At the end it calls `end`. Several conftest.py define the same fixtures, and each would
-    otherwise be set up for itself.
-    """
-    made: dict[str, Any] = {}
-    with contextlib.ExitStack() as ends:
-
-        def find(
-            name: str, make: Callable[[], Any], end: Callable[[Any], object] | None = None
-        ) -> Any:
-            if name not in made:
-                made[name] = make()
-                if end:
-                    ends.callback(end, made[name])
-            return made[name]
-
-        yield find
 
 
 @pytest.fixture(scope="module")

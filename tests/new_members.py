@@ -1,16 +1,73 @@
 """Example extensions of the package: each a file, and its name where CONTRIBUTING.md says.
 
 `add_members(package)` adds them to a copy of `trainrig`. As a script with that copy as `trainrig`,
-`python new_members.py FOLDER` trains with the extensions of training.
+`python new_members.py FOLDER` trains with the extensions of training, and
+`python new_members.py describe FOLDER` prints what checks and estimates say of them.
 """
 
 import dataclasses
+import json
 import pickle
-import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 FILES = {
+    "storage/memory_files.py": '''"""A toy store of objects."""
+
+from pathlib import Path
+
+from trainrig.storage.backend import NothingThere
+from trainrig.storage.bucket_files import BucketFiles
+
+
+class MemoryFiles(BucketFiles):
+    """Objects of this process."""
+
+    def __init__(self):
+        self.objects = {}
+
+    def get_object(self, path, begin=0, end=None):
+        data = self._find(path)[begin:end]
+        if end and not data:
+            raise NothingThere(path)
+        return data
+
+    def head_object(self, path):
+        return len(self._find(path)), str(hash(self._find(path)))
+
+    def _find(self, path):
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        return self.objects[path]
+
+    def write(self, path, data):
+        self.objects[path] = bytes(data)
+
+    def create(self, path, data):
+        return self.objects.setdefault(path, data) is data
+
+    def upload_file(self, local, path):
+        self.write(path, Path(local).read_bytes())
+
+    def download_file(self, path, local):
+        Path(local).write_bytes(self._find(path))
+
+    def list_sizes(self, folder):
+        inside = (path for path in self.objects if path.startswith(folder.rstrip("/") + "/"))
+        return {path: len(self.objects[path]) for path in inside}
+
+    def list_folders(self, folder):
+        start = folder.rstrip("/") + "/"
+        rest = [path.removeprefix(start) for path in self.list_sizes(folder)]
+        return sorted({start + path.partition("/")[0] for path in rest if "/" in path})
+
+    def delete(self, path):
+        self.objects.pop(path, None)
+
+    def copy(self, path, target):
+        self.write(target, self._find(path))
+''',
     "corpus/signals/vowels.py": '''"""A toy signal."""
 
 import numpy as np
@@ -45,12 +102,13 @@ class Vowels(Settings):
 
 from typing import ClassVar, Literal
 
-from trainrig.config import Settings
+from trainrig.optim.optimizer_settings import OptimizerSettings
 
 
-class SignDescent(Settings):
+class SignDescent(OptimizerSettings):
     """Moves each weight by the rate, against the sign of a sum of its gradients."""
 
+    elementwise: ClassVar[bool] = True
     state_names: ClassVar[tuple[str, ...]] = ("total",)
     state: ClassVar[str] = "float32"
 
@@ -75,11 +133,67 @@ class SignDescent(Settings):
         state["total"].mul_(0.5).add_(gradient)
         weight.sub_(state["total"].sign() * group["lr"])
 ''',
-    "parallel/further_axis.py": '''"""A toy layout."""
+    "optim/norm_descent.py": '''"""A toy optimizer of whole tensors."""
+
+import math
+from typing import Literal
+
+from trainrig.optim.optimizer_settings import OptimizerSettings
+
+
+class NormDescent(OptimizerSettings):
+    """Moves each tensor by the rate, along a sum of its gradients over the norm of the sum."""
+
+    kind: Literal["NormDescent"] = "NormDescent"
+    lr: float = 0.01  # peak learning rate
+    weight_decay: float = 0.0
+
+    def count_state_bytes(self, name, shape):
+        """Return the bytes of a parameter's sum."""
+        return 4 * math.prod(shape)
+
+    def build(self, groups):
+        """Build the optimizer over `groups`."""
+        import torch
+
+        from trainrig.optim.elementwise import to_local
+        from trainrig.optim.matrix_steps import Rows, WholeTask, WholeTensorSteps
+
+        class NormSteps(WholeTensorSteps):
+            def build_task(self, parameter, group):
+                state = self.state[parameter]
+                if not state:
+                    state["sum"] = torch.zeros_like(parameter)
+                total = Rows.of(state["sum"])
+                total.local.mul_(0.5).add_(to_local(parameter.grad))
+                step = Rows(torch.empty_like(total.local), total.count)
+                return WholeTask([total], [step], lambda whole: (whole / whole.norm(),))
+
+            def update(self, parameter, outputs, group):
+                to_local(parameter).sub_(outputs[0].local * group["lr"])
+
+        return NormSteps(groups, {"lr": self.lr, "weight_decay": self.weight_decay})
+''',
+    "parallel/further_axis.py": '''"""A toy layout, with an axis of its own."""
 
 from typing import ClassVar, Literal
 
+from trainrig.parallel.axes.axis_settings import AxisSettings
 from trainrig.parallel.worker_layout import WorkerLayout
+
+
+class Further(AxisSettings):
+    """An axis along which workers compute the same."""
+
+    name: ClassVar[str] = "further"
+    grouping: ClassVar[str] = "they repeat each other in groups of {ranks}"
+    whole: ClassVar[str] = "results of its own"
+    divides: ClassVar[str] = "repeat them"
+    position: ClassVar[int] = 9
+    within_layers: ClassVar[str | None] = "compares results"
+    excludes: ClassVar[dict[str, str]] = {"tensor": "compares whole layers"}
+
+    ranks: int = 1
 
 
 class FurtherAxis(WorkerLayout):
@@ -88,6 +202,7 @@ class FurtherAxis(WorkerLayout):
     exact: ClassVar[bool] = True
 
     kind: Literal["FurtherAxis"] = "FurtherAxis"
+    further: Further | None = None
     reshard: Literal["step", "layer"] = "step"
 
     def mesh(self, device):
@@ -106,27 +221,22 @@ class FurtherAxis(WorkerLayout):
 
 from typing import Literal
 
-from trainrig.config import Settings
 from trainrig.objectives.next_token import CausalLM
 from trainrig.objectives.objective_interface import Computed, Contributions, Term
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS
 
 
-class TwoTerms(Settings):
+class TwoTerms(ObjectiveSettings):
     """Cross-entropy, and the square of what the logits of targets are above those of the model
     `beside`, of what they are themselves where there is none."""
 
     kind: Literal["TwoTerms"] = "TwoTerms"
-    statistics: tuple[str, ...] = ()
 
     @property
     def terms(self):
         """Both."""
         return (Term("cross_entropy", TOKENS), Term("square", TOKENS, weight=0.01))
-
-    def measure(self, model, batch):
-        """Nothing."""
-        return {}
 
     def compute(self, model, batch, statistics):
         """Both terms of `batch`."""
@@ -140,6 +250,77 @@ class TwoTerms(Settings):
         square = seen.square().masked_fill(targets == IGNORE, 0.0)
         counts = (targets != IGNORE).sum(1)
         return Computed(plain.terms | {"square": Contributions(square, counts)})
+''',
+    "objectives/echo.py": '''"""A toy objective with rows of its own."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_settings import ObjectiveSettings, RowWork
+from trainrig.tokens.batches import IDS, IGNORE, TARGETS, TOKENS, MicroBatch
+
+
+class Echo(ObjectiveSettings):
+    """Cross-entropy of a text that was read just before, as the first half of the row."""
+
+    single_pass: ClassVar[bool] = True
+    loss_unit: ClassVar[str] = "nats per token"
+    unmixable: ClassVar[str | None] = "its rows are twice as wide; train it alone"
+
+    kind: Literal["Echo"] = "Echo"
+    row_shape: ClassVar[tuple[str]] = ("twice",)
+
+    @property
+    def terms(self):
+        """The cross-entropy alone."""
+        return CausalLM().terms
+
+    def make_corruption(self, encoder):
+        """Return the corruption that repeats texts."""
+        return Repeated()
+
+    def compute_row_length(self, length):
+        """Return the positions of two texts."""
+        return 2 * length
+
+    def compute_widths(self, length):
+        """Return the positions of two texts."""
+        return 2 * length, 0
+
+    def describe_row(self, length):
+        """Return the positions of two texts."""
+        return f"{2 * length} positions, the text twice"
+
+    def measure_work(self, length, steps):
+        """Return the work for two texts, of which one has logits."""
+        return RowWork(2 * length, 0.5)
+
+    def compute(self, model, batch, statistics):
+        """Compute the cross-entropy of the second text."""
+        return CausalLM().compute(lambda ids: model(ids), batch, statistics)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Corruption that puts each text before itself."""
+
+    def identity(self):
+        """Return the settings of the rows."""
+        return {"kind": "Echo"}
+
+    def denominators(self, step, samples, targets):
+        """Return the number of targets."""
+        return {TOKENS: int(targets.sum())}
+
+    def apply(self, micro, step):
+        """Return `micro` in twice the width."""
+        ids = np.concatenate([micro.ids, micro.ids], axis=1)
+        targets = np.concatenate([np.full_like(micro.targets, IGNORE), micro.targets], axis=1)
+        arrays = {**micro.arrays, IDS: ids, TARGETS: targets}
+        return MicroBatch(arrays, micro.samples, micro.sources, micro.pieces)
 ''',
     "models/architecture/scaled_attention.py": '''"""A toy kind of attention."""
 
@@ -174,6 +355,13 @@ class ScaledAttention(AttentionSettings):
 }
 # The text after which a name is added, and the addition, for each file that lists members.
 NAMES = {
+    "storage/schemes.py": (
+        (
+            "from trainrig.storage.local_files import LOCAL\n",
+            "from trainrig.storage.memory_files import MemoryFiles\n",
+        ),
+        ('    "s3": _make_s3,\n', '    "mem": MemoryFiles,\n'),
+    ),
     "corpus/signals/text_signals.py": (
         (
             "import split_words\n",
@@ -188,16 +376,24 @@ NAMES = {
         ("_WrittenFilter = Annotated[\n    Length\n", "    | Vowels\n"),
     ),
     "optim/__init__.py": (
-        ("import Adafactor, Muon\n", "from trainrig.optim.sign_descent import SignDescent\n"),
-        ("Optimizer = Annotated[", "SignDescent | "),
+        (
+            "import Adafactor, Muon\n",
+            "from trainrig.optim.norm_descent import NormDescent\n"
+            "from trainrig.optim.sign_descent import SignDescent\n",
+        ),
+        ("Optimizer = Annotated[", "SignDescent | NormDescent | "),
     ),
     "parallel/layout.py": (
         ("import ConfigError\n", "from trainrig.parallel.further_axis import FurtherAxis\n"),
         ("Layout = Annotated[", "FurtherAxis | "),
     ),
-    "objectives/__init__.py": (
-        ("kto import KTO\n", "from trainrig.objectives.two_terms import TwoTerms\n"),
-        ("OfText = (\n", "    TwoTerms |\n"),
+    "objectives/objective_kinds.py": (
+        (
+            "kto import KTO\n",
+            "from trainrig.objectives.echo import Echo\n"
+            "from trainrig.objectives.two_terms import TwoTerms\n",
+        ),
+        ("OfText = (\n", "    TwoTerms | Echo |\n"),
     ),
     "models/architecture/decoder_fields.py": (
         (
@@ -224,46 +420,140 @@ def add_members(package: Path) -> None:
         (package / name).write_text(text)
 
 
+def build(base: Path, name: str, tokens: str, **changed: Any) -> dict[str, Any]:
+    """Return a run file of `pretrain` in the folder `name`, with `changed` tables."""
+    training = {
+        "steps": STEPS,
+        "optimizer": {"kind": "SignDescent", "lr": 0.002},
+        "checkpoints": {"every": 3, "keep": 9},
+    }
+    model = {
+        "layers": 1,
+        "channels": 16,
+        "heads": 2,
+        "positions": 32,
+        "attention": {"kind": "ScaledAttention"},
+    }
+    return {
+        "tokens": tokens,
+        "output": str(base / name),
+        "objective": changed.get("objective", {"kind": "TwoTerms"}),
+        "batches": {"sequence_length": 32, "global_batch": 4, "micro_batch": 2},
+        "model": model | changed.get("model", {}),
+        "training": training | changed.get("training", {}),
+        "workers": changed.get("workers", 1),
+    }
+
+
+CONTEXT = {"kind": "Gathered", "ranks": 2}
+ECHO = {"objective": {"kind": "Echo"}, "model": {"positions": 64}}
+WHOLE = {"kind": "NormDescent"}
+
+
+def describe(base: Path) -> dict[str, Any]:
+    """Return what `check` and `plan --layout` say of runs with new members, by name.
+
+    A refusal is its message.
+    """
+    from pydantic import ValidationError
+
+    from trainrig import check, config
+    from trainrig.errors import InputError
+    from trainrig.estimate.layout.layout_search import FixedDegrees
+    from trainrig.estimate.run_cost import DeviceChoice
+    from trainrig.scaling.plan.layout_verb import ClusterWanted, answer
+    from trainrig.train.run_file.run_files import Pretraining
+
+    sized = {"vocabulary": 8192, "channels": 512, "layers": 4}
+    runs: dict[str, dict[str, Any]] = {
+        "plain": {"objective": {"kind": "CausalLM"}, "model": {"positions": 64}},
+        "echo": ECHO,
+        "echo in short rows": {"objective": {"kind": "Echo"}},
+        "echo with context": ECHO
+        | {"workers": 2, "training": {"parallel": {"kind": "FSDP", "context": CONTEXT}}},
+        "echo in a mixture": {
+            "objective": {
+                "kind": "MixtureOfObjectives",
+                "members": ({"objective": {"kind": "Echo"}},),
+            }
+        },
+        "whole with tensor": {
+            "objective": {"kind": "CausalLM"},
+            "workers": 2,
+            "training": {"optimizer": WHOLE, "parallel": {"kind": "FSDP", "tensor": {"ranks": 2}}},
+        },
+        "whole with muP": {
+            "model": {"mup": {"base_channels": 8}},
+            "training": {"optimizer": WHOLE},
+        },
+        "further of 2": {
+            "workers": 3,
+            "training": {"parallel": {"kind": "FurtherAxis", "further": {"ranks": 2}}},
+        },
+        "further with tensor": {
+            "workers": 2,
+            "training": {
+                "parallel": {"kind": "FurtherAxis", "further": {}, "tensor": {"ranks": 2}}
+            },
+        },
+        "further with compiling": {
+            "training": {"compile": {}, "parallel": {"kind": "FurtherAxis", "further": {}}}
+        },
+        "further": {"training": {"parallel": {"kind": "FurtherAxis", "further": {}}}},
+    }
+    for memory, optimizer in (("whole", WHOLE), ("elementwise", {"kind": "SignDescent"})):
+        runs[f"offloaded, {memory}"] = {
+            "workers": 2,
+            "training": {"optimizer": optimizer, "offload": {"optimizer": True}},
+        }
+    found: dict[str, Any] = {}
+    for name, changed in runs.items():
+        table = build(base, name.replace(" ", "-"), str(base / "none"), **changed)
+        table["model"] |= sized
+        try:
+            run = Pretraining.model_validate({"stage": "pretrain", **table})
+            run.training.check_workers(run.workers)
+            run.training.check_parameters(run.model)
+            said = check.describe(run, DeviceChoice(device="h100"))
+            found[name] = said | {"layout": run.training.parallel.describe()}
+            if name == "echo":
+                path = base / "run.toml"
+                path.write_text(config.to_toml(run))
+                wanted = ClusterWanted(device="h100", devices=2)
+                fixed = FixedDegrees(context=2)
+                _, lines = answer(str(path), wanted, fixed, None, None)
+                found["plan of echo"] = "\n".join(lines)
+        except (InputError, ValidationError) as refused:
+            found[name] = str(refused)
+    return found
+
+
 def main(base: Path) -> None:
     """Train on one rank, and on two ranks of which one is killed, so that one continues alone.
 
     The two are on a mesh with a further axis. Both runs and their auxiliary models must give the
     same bits.
     """
-    from trainrig.train.checkpoint import find_newest_valid
+    from support.ranks.groups import Ranks
+    from support.tiny_runs import tokenized
+
+    from trainrig.train.checkpoint import find_newest_valid, open_model
     from trainrig.train.pretrain import prepare
     from trainrig.train.run.run_folder import RunFolder
     from trainrig.train.run_file.run_files import Pretraining
     from trainrig.train.training_job import TrainedModel
 
-    tiny = runpy.run_path(str(Path(__file__).parent / "train" / "tiny.py"))
-    tokens = tiny["tokenized"](base)
-    lasting = tiny["Ranks"](base)
-    mortal = tiny["Ranks"](base / "mortal")
+    tokens = tokenized(base)
+    lasting = Ranks(base)
+    mortal = Ranks(base / "mortal")
     (base / "mortal").mkdir()
 
-    def job_of(name: str, layout: dict[str, str], steps: int = STEPS):
-        given = {
-            "tokens": tokens,
-            "output": str(base / name),
-            "model": {
-                "layers": 1,
-                "channels": 16,
-                "heads": 2,
-                "positions": 32,
-                "attention": {"kind": "ScaledAttention"},
-            },
-            "objective": {"kind": "TwoTerms"},
-            "batches": {"sequence_length": 32, "global_batch": 4, "micro_batch": 2},
-            "training": {
-                "steps": steps,
-                "optimizer": {"kind": "SignDescent", "lr": 0.002},
-                "checkpoints": {"every": 3, "keep": 9},
-                "parallel": layout,
-            },
-        }
+    def job_of(name: str, layout: dict[str, str], steps: int = STEPS, **changed: Any):
+        training = {"steps": steps, "parallel": layout} | changed.pop("training", {})
         (base / name).mkdir()
-        return prepare(Pretraining.model_validate(given))
+        return prepare(
+            Pretraining.model_validate(build(base, name, tokens, training=training, **changed))
+        )
 
     def weights(job) -> dict[str, bytes]:
         newest, _ = find_newest_valid(RunFolder(job.folder))
@@ -297,6 +587,18 @@ def main(base: Path) -> None:
         names = set(b"".join(weights(straight).values()).split(b'"'))
         for said in (b"total", b"attention.scale", b"beside"):
             assert any(said in name for name in names), f"{said} is not saved"
+        # Rows that an objective made, and steps on whole tensors with state in the host's memory.
+        alone, shared = (
+            job_of(name, STRAIGHT, training={"optimizer": WHOLE, **offloaded}, **ECHO)
+            for name, offloaded in (("alone", {}), ("shared", {"offload": {"optimizer": True}}))
+        )
+        lasting(1, "train", job=alone, attempt=RunFolder(alone.folder).take_attempt(0))
+        lasting(2, "train", job=shared, attempt=RunFolder(shared.folder).take_attempt(0))
+        ends = [find_newest_valid(RunFolder(job.folder))[0] for job in (alone, shared)]
+        assert [end.step for end in ends] == [STEPS, STEPS]
+        first, second = (open_model(end.path).build().state_dict() for end in ends)
+        assert first.keys() == second.keys()
+        assert all((first[name] == second[name]).all() for name in first)
     finally:
         lasting.end()
         mortal.end()
@@ -304,4 +606,7 @@ def main(base: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "describe":
+        print(json.dumps(describe(Path(sys.argv[2]))))
+    else:
+        main(Path(sys.argv[1]))

@@ -124,7 +124,7 @@ def test_a_budget_of_what_layers_keep_is_in_the_memory_that_check_says(tmp_path:
     memory = [row["memory_per_device_gib"] for row in found]
     assert memory[0] >= memory[1] >= memory[2]
     training = run.training.model_copy(update={"recompute": Budget(gib=1e-9)})
-    with pytest.raises(ConfigError, match=r"is below the .* GiB that the inputs of 2 layers need"):
+    with pytest.raises(ConfigError, match=r"below.*GiB.*inputs of 2 layers"):
         describe(run.model_copy(update={"training": training}), h100)
 
 
@@ -145,7 +145,7 @@ def test_an_unknown_device_gets_the_nearest(tmp_path: Path) -> None:
     run = write_pretraining(tmp_path / "tokens", vocabulary=320)
     with pytest.raises(ConfigError, match=r"no device 'h101'.*did you mean"):
         describe(run, DeviceChoice(device="h101"))
-    with pytest.raises(ConfigError, match="must be above 0 and at most 1"):
+    with pytest.raises(ConfigError, match=r"above 0 and.*1"):
         describe(run, DeviceChoice(utilisation=40))
 
 

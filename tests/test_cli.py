@@ -26,7 +26,7 @@ from trainrig.train.checkpoint import write_model
 from trainrig.verbs import VERBS
 
 SCRIPT = Path(sys.executable).with_name("trainrig")
-COMMANDS = sorted(get_command(cli.app).commands)
+COMMANDS = sorted(get_command(cli.app).commands)  # type: ignore[attr-defined]
 WORDS = (
     *("wharf", "lantern", "copper", "thistle", "meadow", "harvest", "kettle", "orchard", "saddle"),
     *("gravel", "willow", "ferry", "anvil", "barley", "cobble", "drizzle", "ember", "furrow"),
@@ -114,7 +114,7 @@ def test_every_verb_is_explained(trainrig: Trainrig) -> None:
 def test_each_verb_has_help_for_itself_and_all_its_options(trainrig: Trainrig, name: str) -> None:
     shown = trainrig(name, "--help")
     assert shown.code == 0
-    command = get_command(cli.app).commands[name]
+    command = get_command(cli.app).commands[name]  # type: ignore[attr-defined]
     assert command.help and command.help.split("\n")[0] in " ".join(shown.out.split())
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     assert [p.name for p in options if not p.help] == []

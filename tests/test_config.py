@@ -92,7 +92,7 @@ def test_arrays_become_tuples_at_every_depth(tmp_path: Path) -> None:
 def test_a_run_file_may_lie_in_a_bucket(s3: str) -> None:
     storage.write(f"{s3}/run.toml", (TOP + "seed = 5\n").encode())
     assert config.load(Sorting, f"{s3}/run.toml").seed == 5
-    with pytest.raises(ConfigError, match=r"^s3://.*/none\.toml: no such run file$"):
+    with pytest.raises(ConfigError, match=r"s3://.*/none\.toml: no such"):
         config.load(Sorting, f"{s3}/none.toml")
 
 
@@ -243,7 +243,7 @@ def test_settings_are_frozen() -> None:
 
 
 def test_unknown_keys_are_refused_in_python_too() -> None:
-    with pytest.raises(ValidationError, match="no key 'sed' in Sorting; did you mean 'seed'"):
+    with pytest.raises(ValidationError, match=r"no key 'sed'.*'seed'"):
         Sorting(output="x", sed=1)  # type: ignore[call-arg]
 
 
@@ -553,7 +553,7 @@ def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf" + (TOP + "seed = 7\n").encode())
     assert config.load(Sorting, str(file)).seed == 7
     file.write_text(TOP, encoding="utf-16")
-    with pytest.raises(ConfigError, match=r"run.toml: UTF-16 by its first two bytes; save it as"):
+    with pytest.raises(ConfigError, match=r"run.toml: UTF-16.*first two"):
         config.load(Sorting, str(file))
 
 

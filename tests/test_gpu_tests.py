@@ -2,13 +2,13 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu import run
 
 TESTS = Path(__file__).parent
 RUN = TESTS / "gpu" / "run.py"
@@ -35,11 +35,10 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
 def test_gpu_tests_are_collected_without_ray(tmp_path: Path) -> None:
     for name in MISSING:
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no {name} here')\n")
-    run = runpy.run_path(str(RUN))
-    environment = run["environment"]()
+    environment = run.environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
     ended = subprocess.run(
-        [*run["command"](), "--collect-only"],
+        [*run.command(), "--collect-only"],
         env=environment,
         cwd=TESTS.parent,
         capture_output=True,
@@ -68,17 +67,14 @@ def measure_table(folder: Path, name: str, *options: str) -> tuple[dict[str, Any
 
 def test_a_kernel_of_attention_is_measured_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
+    from gpu import attention_table
+    from gpu.attention_table import Row, measure_row
 
-    monkeypatch.syspath_prepend(str(RUN.parent))
-    table = runpy.run_path(str(RUN.with_name("attention_table.py")))
-    measure = table["measure_row"]
-    row = table["Row"]
-    vars_of_it = measure.__globals__
-    monkeypatch.setitem(vars_of_it, "WARM", 0)
-    monkeypatch.setitem(vars_of_it, "TIMED", 2)
+    monkeypatch.setattr(attention_table, "WARM", 0)
+    monkeypatch.setattr(attention_table, "TIMED", 2)
     try:
-        plain = measure(row("tiny", "cap and sinks", 16, "plain"), "cpu")
-        flash = measure(row("tiny", "documents", 64, "flash"), "cpu")
+        plain = measure_row(Row("tiny", "cap and sinks", 16, "plain"), "cpu")
+        flash = measure_row(Row("tiny", "documents", 64, "flash"), "cpu")
     finally:
         torch.use_deterministic_algorithms(False)
     assert plain["is_right"] and plain["same_bits_again"] and plain["error"] < 1e-5
@@ -91,7 +87,7 @@ def test_a_kernel_of_attention_is_measured_or_says_why_not(monkeypatch: pytest.M
         {"feature": "documents", "length": 16, "kernel": "wrong", **timed, "is_right": False},
         {"feature": "documents", "length": 16, "kernel": "flash", "cannot": "it has no card"},
     ]
-    assert table["name_fastest"](rows) == {"documents, 16": "flex"}
+    assert attention_table.name_fastest(rows) == {"documents, 16": "flex"}
 
 
 @pytest.mark.slow

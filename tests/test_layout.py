@@ -8,7 +8,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "trainrig"
 JOBS = sorted((ROOT / "jobs").glob("*.py"))
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+EXTRAS = PACKAGE.with_name("trainrig_contrib")
+SOURCES = sorted([*PACKAGE.rglob("*.py"), *EXTRAS.rglob("*.py")])
 FOLDERS = sorted({source.parent for source in SOURCES})
 SAY_NOTHING = {"utils", "util", "helpers", "common", "base", "misc"}
 

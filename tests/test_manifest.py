@@ -78,7 +78,7 @@ def test_a_stage_claims_its_folder_and_writes_the_manifest_last(folder: str) -> 
     stage = begin(folder)
     assert storage.list_files(folder) == [f"{folder}/{CLAIM}"]
     assert (stage.finished, stage.resumed) == (None, False)
-    with pytest.raises(DataError, match="its stage is not finished; run it again"):
+    with pytest.raises(DataError, match="stage is not finished"):
         manifest.read_manifest(folder)
     written = finish(stage)
     assert storage.list_files(folder) == [  # the scratch folder is gone
@@ -260,7 +260,7 @@ def test_changed_tables_are_reported_by_their_differences() -> None:
 
 def test_another_stage_is_refused(out: str) -> None:
     begin(out)
-    with pytest.raises(OutputTaken, match=r"made by another run \(by `stack`, not `burn`\)"):
+    with pytest.raises(OutputTaken, match=r"another run \(by `stack`, not `burn`\)"):
         manifest.claim(out, Burning(output=out), INPUTS)
 
 
@@ -288,7 +288,7 @@ def test_files_of_others_are_left_alone(folder: str) -> None:
 
 def test_an_output_that_is_a_file_is_refused(folder: str) -> None:
     storage.write(folder, b"a file")
-    with pytest.raises(OutputTaken, match=r"out: is a file; choose another `output`$"):
+    with pytest.raises(OutputTaken, match=r"out: is a file.*`output`"):
         begin(folder)
 
 
@@ -505,7 +505,7 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(out: str, na
     entries = json.loads(storage.read(path))
     entries["files"] = {name: {"bytes": 1, "sha256": "0"}}
     storage.write(path, json.dumps(entries).encode())
-    with pytest.raises(DataError, match="not the name of a file below the folder"):
+    with pytest.raises(DataError, match="file below the folder"):
         manifest.read_manifest(out)
 
 

@@ -12,6 +12,7 @@ from test_plain_english import TURN
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "trainrig"
+EXTRAS = ROOT / "platform" / "trainrig_contrib"
 JOBS = ROOT / "jobs"
 # Words that a message has plain ones for.
 DIALECT = re.compile(
@@ -26,7 +27,11 @@ def find_sources() -> list[Path]:
     """Return the modules with messages; those of `quickstart/site` write pages of other authors."""
     site = PACKAGE / "quickstart" / "site"
     return sorted(
-        path for path in (*PACKAGE.rglob("*.py"), *JOBS.rglob("*.py")) if site not in path.parents
+        path
+        for folder in (PACKAGE, EXTRAS, JOBS)
+        for pattern in ("*.py", "*.html.j2")
+        for path in folder.rglob(pattern)
+        if site not in path.parents
     )
 
 

@@ -15,6 +15,7 @@ from support import compare_code
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "platform" / "trainrig"
+EXTRAS = ROOT / "platform" / "trainrig_contrib"
 
 # A summary or a comment that begins with one of these is a fragment.
 FRAGMENT = re.compile(
@@ -41,7 +42,7 @@ ODD_NAME = re.compile(
 
 
 def find_sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+    return sorted([*PACKAGE.rglob("*.py"), *EXTRAS.rglob("*.py")])
 
 
 def iterate_prose(text: str) -> Iterator[tuple[int, str, str]]:
@@ -75,7 +76,7 @@ def find_stumbles(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", find_sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", find_sources(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_sentence_of_the_code_makes_a_stranger_stumble(path: Path) -> None:
     assert not find_stumbles(path.read_text(encoding="utf-8"))
 

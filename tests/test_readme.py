@@ -35,7 +35,7 @@ COMMANDS = sorted(
     }
     | set(re.findall(r"^\|.*\| `(trainrig [^`]+)` \|", README, re.MULTILINE))
 )
-VERBS_OF_CLI = get_command(cli.app).commands
+VERBS_OF_CLI = get_command(cli.app).commands  # type: ignore[attr-defined]
 
 
 def split_words(command: str) -> list[str]:

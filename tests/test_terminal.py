@@ -11,7 +11,6 @@ import select
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.waiting import wait_until
 
 from trainrig import terminal
 from trainrig.errors import ClusterError
@@ -333,8 +333,7 @@ def test_a_storage_that_refuses_costs_a_line_of_progress_and_nothing_else(
     with Terminal().show_training("pretrain", str(tmp_path), 40):
         RunFolder(str(tmp_path)).record("attempt_started", attempt=1, workers=2)
         (tmp_path / "metrics.jsonl").write_text(make_metrics_line(40, 6.5))
-        while len(looks) < 3:
-            time.sleep(0.001)
+        wait_until(lambda: len(looks) >= 3)
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("pretrain: 40 of 40 steps")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "platform" / "trainrig"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+EXTRAS = PACKAGE.with_name("trainrig_contrib")
+SOURCES = sorted([*PACKAGE.rglob("*.py"), *EXTRAS.rglob("*.py")])
 MOST_MODULES = 16  # modules in a folder, without its __init__
 
 # Former metaphors for which the field has a word.
@@ -70,7 +71,7 @@ SHARED_KINDS = {"Grid", "Kaplan"}
 
 
 def find_name(source: Path) -> str:
-    return source.relative_to(PACKAGE).as_posix()
+    return source.relative_to(PACKAGE if PACKAGE in source.parents else EXTRAS).as_posix()
 
 
 def split_name(name: str) -> set[str]:

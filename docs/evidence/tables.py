@@ -63,6 +63,32 @@ def format_percent(value: float) -> str:
     return f"{100 * value:.1f}".removesuffix(".0") + "%"
 
 
+def draw_storage_clients() -> str:
+    """Return the CPU seconds and the conduct of three clients of an object store."""
+    clients = read_bench("storage-clients")["clients"]
+    rounds = list(clients.values())
+    rows = [
+        [task, *(f"{median(r['tasks'][task]['cpu_seconds'] for r in rs):.2f}" for rs in rounds)]
+        for task in rounds[0][0]["tasks"]
+    ]
+    rows += [
+        ["peak memory, MiB", *(f"{median(r['peak_mib'] for r in rs):,.0f}" for rs in rounds)],
+        [
+            "races of 16 creators with one winner",
+            *(f"{min(r['rounds_with_one_winner_of_20'] for r in rs)} of 20" for rs in rounds),
+        ],
+        [
+            "reads that fail in 3 s of 503",
+            *(f"{max(r['burst']['failed'] for r in rs)} of 48" for rs in rounds),
+        ],
+        [
+            "a forked process can read",
+            *("yes" if all(r["survives_fork"] for r in rs) else "no" for rs in rounds),
+        ],
+    ]
+    return format_table(["CPU seconds", *clients], rows) + format_bench_source("storage-clients")
+
+
 def draw_document_attention() -> str:
     """Return the cost of attention inside documents over masks and over causal attention."""
     results = read_bench("document-attention")
@@ -402,6 +428,39 @@ def draw_clean_runs() -> str:
     return format_table(head, rows) + format_source(*paths)
 
 
+def draw_unigram() -> str:
+    """Return the pieces of unseen text, before and since SentencePiece trains unigram models."""
+    rows = []
+    for row in read_bench("kept-libraries")["unigram"]["rows"]:
+        before, since = row["before"], row["sentencepiece"]
+        change = format_percent(since["pieces"] / before["pieces"] - 1)
+        seconds = f"{before['cpu_seconds']:.1f}, {since['cpu_seconds']:.1f}"
+        sizes = [f"{count:,}" for count in (row["wanted"], before["pieces"], since["pieces"])]
+        rows.append([row["text"], *sizes, change, seconds])
+    head = ["text", "vocabulary", "trainrig's own", "SentencePiece", "change", "CPU seconds"]
+    return format_table(head, rows) + format_bench_source("kept-libraries")
+
+
+def draw_telephone_numbers() -> str:
+    """Return the telephone numbers that trainrig and phonenumbers find in crawled pages."""
+    rows = [
+        [
+            name,
+            *(str(row[key]) for key in ("finds", "right", "lacks")),
+            format_values(row["times"], 1),
+        ]
+        for name, row in read_bench("kept-libraries")["telephone_numbers"]["rows"].items()
+    ]
+    head = [
+        "finder",
+        "finds",
+        "of them right",
+        "right finds that it lacks",
+        "times trainrig's time",
+    ]
+    return format_table(head, rows) + format_bench_source("kept-libraries")
+
+
 def draw_index() -> str:
     """Return the pages of this folder with the first sentence of each."""
     rows = []
@@ -415,6 +474,7 @@ def draw_index() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "storage-clients": draw_storage_clients,
     "approach-coverage": draw_approach_coverage,
     "clean-runs": draw_clean_runs,
     "document-attention": draw_document_attention,
@@ -433,8 +493,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "real-sweep": draw_real_sweep,
     "shakespeare": draw_shakespeare,
     "spot-storm": draw_spot_storm,
+    "telephone-numbers": draw_telephone_numbers,
     "tuning-memory": draw_tuning_memory,
     "tuning-pace": draw_tuning_pace,
+    "unigram": draw_unigram,
 }
 
 

@@ -7,12 +7,13 @@ import their dependencies when they run, so that `trainrig --help` does not wait
 
 import json
 import platform
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from trainrig import command_line, config, job
+from trainrig import command_line, config, job, storage
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.evaluate import evaluation_verbs
@@ -43,8 +44,9 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process with its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
     with exit_codes():
-        app(args=arguments)
+        app(args=[storage.resolve(argument) for argument in given])
 
 
 @app.callback(invoke_without_command=True)

@@ -1,10 +1,10 @@
-"""Floating-point operations (FLOPs) of a model, counted exactly from its sizes.
+"""Floating-point operations (FLOPs) of a model and of training it, counted from its sizes.
 
 A multiply-add is two operations. Only matrix products are counted, as is usual (Kaplan et al. 2020,
 arXiv:2001.08361, table 1). Norms, rotary embeddings, softmax and gates are left out: less than 1%
 in a decoder with a thousand channels. A backward pass takes twice the operations of the forward
 pass: each product becomes two, one for the gradient of each factor. Recomputed activations are not
-counted.
+counted. The operations of an objective follow from the work that it declares for a row.
 
 Shapes: T positions, C channels, H query heads, D channels of a head, V entries of the vocabulary.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.shapes import CrossLayerShape, count_multiplications
+from trainrig.objectives.objective_settings import ObjectiveSettings, find_parts
 
 BACKWARD = 2  # operations of the backward pass, relative to the forward pass
 PER_PARAMETER = 6  # 6ND: a multiply-add in the forward pass, and two in the backward pass
@@ -60,21 +61,18 @@ def count_token_flops(
         keys_ahead: mean number of later keys that a decoder's query attends to in each layer, as in
             a prefix.
     """
-    shape = model.shape
-    window = model.attention.window
     keys = 0.0
     for layer in range(model.layers):
-        local = window is not None and window.is_local(layer)
-        size = window.size if window and local else None
-        keys += compute_mean_keys(sequence_length, size, causal, model.bidirectional)
+        keys += compute_layer_keys(model, layer, sequence_length, causal)
         keys += keys_ahead if causal else 0
-    logits, shapes = model.outputs * model.logit_channels, model.shapes
+    logits = model.outputs * model.logit_channels
+    shapes = model.shapes
     products = count_multiplications((shapes.before_layers, shapes.layers, shapes.after_layers))
     if shapes.head is not None:
         products -= logits
     return TokenFlops(
         projections=2.0 * products,
-        attention=4.0 * shape.heads * shape.head_channels * keys,
+        attention=count_attention_flops(model, keys),
         head=2.0 * logits * predicted,
     )
 
@@ -86,7 +84,7 @@ def count_encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written:
     cross-attention are computed for the encoder's tokens. Raises ConfigError if the size of the
     vocabulary is not known yet.
     """
-    shape, layers = model.shape, model.shapes.layers
+    layers = model.shapes.layers
     encoder, decoder = layers[: model.encoding_layers], layers[model.encoding_layers :]
     products = read * count_multiplications(encoder) + written * count_multiplications(decoder)
     for layer in decoder:
@@ -94,8 +92,8 @@ def count_encoder_decoder_flops(model: EncoderDecoderConfig, read: int, written:
         of_memory = layer.cross_attention.key, layer.cross_attention.value
         products += (read - written) * count_multiplications(of_memory)
     keys = len(encoder) * read**2 + len(decoder) * written * ((written + 1) / 2 + read)
-    attention = 4.0 * shape.heads * shape.head_channels * keys
-    head = 2.0 * written * model.outputs * shape.channels
+    attention = count_attention_flops(model, keys)
+    head = 2.0 * written * model.outputs * model.channels
     return (2.0 * products + attention + head) * (1 + BACKWARD)
 
 
@@ -117,15 +115,44 @@ def count_further_flops(model: DecoderConfig, sequence_length: int) -> float:
 
     Each head of `model` computes logits for one token of a row fewer than the head before.
     """
-    shape, shapes = model.shape, model.shapes
     keys = compute_mean_keys(sequence_length, None, True, model.bidirectional)
-    attention = 4.0 * shape.heads * shape.head_channels * keys
+    attention = count_attention_flops(model, keys)
     found = 0.0
-    for number, layer in enumerate(shapes.further_layers, 1):
+    for number, layer in enumerate(model.shapes.further_layers, 1):
         predicted = max(0, sequence_length - number) / sequence_length
         logits = 2.0 * model.outputs * model.logit_channels * predicted
         found += 2.0 * count_multiplications(layer) + attention + logits
     return found * (1 + BACKWARD)
+
+
+def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
+    """Count the forward FLOPs of a token in each layer of a decoder, and in its head.
+
+    Rows are as long as the model has positions.
+    """
+    costs = [
+        2.0 * count_multiplications(layer)
+        + count_attention_flops(model, compute_layer_keys(model, number, model.positions))
+        for number, layer in enumerate(model.shapes.layers)
+    ]
+    return tuple(costs), 2.0 * model.outputs * model.channels
+
+
+def count_attention_flops(model: DecoderConfig, keys: float, heads: int | None = None) -> float:
+    """Count the forward FLOPs of attention of one token of `model` to `keys` keys.
+
+    They are the products of queries and keys, and of attention weights and values. `heads` is the
+    number of query heads, by default all of them.
+    """
+    return 4.0 * (heads or model.shape.heads) * model.shape.head_channels * keys
+
+
+def compute_layer_keys(model: DecoderConfig, layer: int, length: int, causal: bool = True) -> float:
+    """Return the mean number of keys that a query attends to in the layer of that number."""
+    window = model.attention.window
+    local = window is not None and window.is_local(layer)
+    size = window.size if window and local else None
+    return compute_mean_keys(length, size, causal, model.bidirectional)
 
 
 def compute_mean_keys(length: int, window: int | None, causal: bool, both_sides: bool) -> float:
@@ -146,3 +173,32 @@ def compute_mean_keys(length: int, window: int | None, causal: bool, both_sides:
 def count_flops_6nd(parameters: float, tokens: float) -> float:
     """Count training FLOPs as 6ND (Kaplan et al., section 2.1), which leaves attention out."""
     return PER_PARAMETER * parameters * tokens
+
+
+def count_position_flops(
+    objective: ObjectiveSettings, model: DecoderConfig, length: int, steps: int = 1
+) -> float:
+    """Return the operations to train `model` on one position of rows of `length`, without padding.
+
+    `steps` is the length of the run. Several objectives count by their shares.
+    """
+    return sum(
+        share * _count_row_flops(part, model, length, steps) / length
+        for share, part in find_parts(objective)
+    )
+
+
+def _count_row_flops(
+    objective: ObjectiveSettings, model: DecoderConfig, length: int, steps: int
+) -> float:
+    """Return the operations to train on one row."""
+    work = objective.measure_work(length, steps)
+    if work.encoded is not None and isinstance(model, EncoderDecoderConfig):
+        return count_encoder_decoder_flops(model, work.encoded, work.places)
+    if objective.head == "replaced":
+        return work.places * count_detection_flops(model, work.places, work.predicted)
+    further = count_further_flops(model, length) if objective.further_heads else 0.0
+    token = count_token_flops(
+        model, work.places, predicted=work.predicted, keys_ahead=work.keys_ahead
+    )
+    return work.places * (token.training + further)

@@ -45,6 +45,11 @@ Collective = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all",
 OWN = "laptop"  # instance label of nodes in cluster/local.yaml, which cost nothing
 SPOT = "spot"
 
+# Labels of the nodes of a cluster: the node's pool, its instance type, and spot or on-demand.
+POOL_LABEL = "trainrig.io/pool"
+INSTANCE_LABEL = "trainrig.io/instance"
+MARKET_LABEL = "trainrig.io/market"
+
 
 class Device(Settings):
     """One accelerator, or one core of a CPU."""

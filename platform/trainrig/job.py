@@ -75,7 +75,7 @@ def load(model: type[Run], path: str, changes: Sequence[str]) -> Run:
     """
     run = config.load(model, path, changes)
     output = run.output
-    if output.startswith(storage.S3) or not storage.exists(storage.join(output, MANIFEST)):
+    if storage.is_remote(output) or not storage.exists(storage.join(output, MANIFEST)):
         check_folder(output)
     return run
 

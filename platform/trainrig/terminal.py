@@ -28,10 +28,10 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from trainrig import storage
 from trainrig.config import RunFile
 from trainrig.errors import ClusterError
 from trainrig.manifest import Manifest
-from trainrig.storage import s3_retries
 from trainrig.train.run.progress import ProgressFollower
 from trainrig.train.run.progress import TrainingProgress as RunProgress
 
@@ -233,7 +233,7 @@ def _look(follower: ProgressFollower) -> RunProgress | None:
 
     The training process reports such errors, and the next read follows soon.
     """
-    with contextlib.suppress(OSError, ClusterError), s3_retries.briefly():
+    with contextlib.suppress(OSError, ClusterError), storage.briefly():
         return follower.look()
     return None
 

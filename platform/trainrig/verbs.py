@@ -118,8 +118,8 @@ VERBS = {
         example="constitutional",
     ),
     "rl": Verb(
-        "trainrig.posttrain.rollouts.reinforcement_stage:reinforce",
-        "trainrig.posttrain.rollouts.reinforcement_run_file:ReinforcementLearning",
+        "trainrig.rl.reinforcement_stage:reinforce",
+        "trainrig.rl.reinforcement_run_file:ReinforcementLearning",
         "models",
         "Train a checkpoint by reinforcement learning; run it again to continue after a stop.",
         example="reinforcement",

@@ -1,18 +1,15 @@
-"""Fixtures of the benchmarks, which put the neighbouring modules on the import path."""
+"""Fixture of the benchmarks: a process group of one rank with the usual threads."""
 
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from support.edited_pages import read_texts
 
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group
-
-# The modules of this folder import each other by name, because it is no package.
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture
@@ -22,3 +19,9 @@ def alone(tmp_path: Path) -> Iterator[None]:
     yield
     dist.destroy_process_group()
     numerics.settle(1, deterministic=False)
+
+
+@pytest.fixture(scope="session")
+def texts(test_data: Path) -> list[str]:
+    """Return the text of each page of the crawl."""
+    return read_texts(test_data)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
-from tuning_memory import measure
+from benchmarks.tuning_memory import measure
 
 ROWS = 4
 LENGTH = 256
@@ -83,7 +83,7 @@ def prepare_transformers() -> Callable[[], None]:
     import torch
     import torch._inductor
     import torch.nn.functional as F
-    from peers import Llama
+    from support.peers import Llama
 
     from trainrig.models.decoder import DecoderConfig
 

@@ -9,44 +9,34 @@ import statistics
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.losses import cross_entropy_sum
+from support.shards import write_shard
+from support.sparse_shards import compute_zero_sums
 
 from trainrig import storage
 from trainrig.config import build
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.optim import AdamW
 from trainrig.optim.parameter_groups import group_by_decay
-from trainrig.tokens.batch_makers import Prefetch
 from trainrig.tokens.batches import read_local_batch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.rows.timeline import Mixture, carry_over
-from trainrig.tokens.shards.flat_arrays import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
+from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
-from trainrig.tokens.shards.token_shards import (
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-    write_shard,
-)
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 
 pytestmark = pytest.mark.bench
 SEQUENCES = 8
 LENGTH = 256
 VOCABULARY = 4096
 DOCUMENT = 1_000  # tokens
-
-
-def compute_zero_sums(size: int) -> bytes:
-    """Return the block sums of `size` zeros, which are the content of a sparse file."""
-    whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
-    return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def write_sparse_shards(folder: Path, tokens: int) -> TokenShards:
@@ -231,7 +221,7 @@ import hashlib, json, sys
 from trainrig.config import build
 from trainrig.tokens.batches import read_local_batch
 from trainrig.tokens.shards.block_cache import BlockCache
-from trainrig.tokens.batch_makers import Prefetch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.rows.batch_stages import BatchSettings

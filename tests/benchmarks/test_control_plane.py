@@ -9,7 +9,6 @@ import functools
 import json
 import logging
 import os
-import runpy
 import socket
 import statistics
 import sys
@@ -23,6 +22,7 @@ from unittest import mock
 import numpy as np
 import psutil
 import pytest
+from support.raylets import Raylets
 
 from trainrig.manifest import FileSum
 from trainrig.processes.heartbeats import Heartbeat
@@ -38,7 +38,6 @@ from trainrig.train.run_file.worker_settings import Faults, WorkerBounds
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 
-Raylets = runpy.run_path(str(Path(__file__).parents[1] / "chaos" / "raylets.py"))["Raylets"]
 NODES = tuple(map(int, os.environ.get("TRAINRIG_NODES", "2,6,12").split(",")))
 WATCHED = 15.0  # s for which the idle head node is measured
 LOOKS = 10

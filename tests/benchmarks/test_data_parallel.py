@@ -8,13 +8,9 @@ alike.
 import json
 import os
 import pickle
-import runpy
 import statistics
-from pathlib import Path
 
 import pytest
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 pytestmark = pytest.mark.bench
 MODEL = {"layers": 6, "channels": 384, "heads": 6, "vocabulary": 128, "positions": 256}

@@ -9,14 +9,12 @@ import json
 import re
 import statistics
 import sys
-import time
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fastwarc.warc import ArchiveIterator, WarcRecordType
-from resiliparse.extract.html2text import extract_plain_text
+from support.side_by_side import measure_cpu_seconds
 
 from trainrig.corpus.decontaminate import (
     GPT3,
@@ -53,17 +51,6 @@ FIELDS = {
     "svamp.jsonl": ("context", "chain_of_thought", "answer"),
     "winogrande.jsonl": ("context_options", "continuation"),
 }
-
-
-@pytest.fixture(scope="module")
-def texts(test_data: Path) -> list[str]:
-    found = []
-    for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
-        with archive.open("rb") as stream:
-            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
-                page = record.reader.read().decode("utf-8", "replace")
-                found.append(extract_plain_text(page, main_content=True))
-    return found
 
 
 def make_leaked_pages(test_data: Path) -> list[str]:
@@ -127,12 +114,6 @@ class Peer:
                     if " ".join(plain[first : first + order]) in known:
                         found.add((number, words[first][1], words[first + order - 1][2]))
         return found
-
-
-def measure_cpu_seconds(action: Callable[[], object]) -> float:
-    began = time.process_time()
-    action()
-    return time.process_time() - began
 
 
 def measure_pace(ours: Index, texts: Sequence[str]) -> float:

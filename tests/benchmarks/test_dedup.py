@@ -2,7 +2,6 @@
 
 import json
 import random
-import runpy
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fastwarc.warc import ArchiveIterator, WarcRecordType
-from resiliparse.extract.html2text import extract_plain_text
+from support.edited_pages import edit_words, read_pages
+from support.searching import look, shelve
 
 from trainrig.corpus.curate import curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
@@ -29,9 +28,6 @@ from trainrig.corpus.signatures.signatures import Signatures, compute_keys_and_s
 
 pytestmark = pytest.mark.bench
 
-_searching = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "dedup" / "searching.py"))
-look = _searching["look"]
-shelve = _searching["shelve"]
 SETTINGS = MinHash()
 BLOCK = 2_000_000  # pairs compared at a time
 # edited copies of each page, each copy edited more; and the files that they are spread over
@@ -87,7 +83,7 @@ def judge_search(
     places = {identity: nth for nth, identity in enumerate(signatures.ids.tolist())}
     removed = [
         (places[identity], places[partner], likeness)
-        for identity, (kind, partner, likeness) in found.fates().items()
+        for identity, (kind, partner, likeness) in found.decisions().items()
         if kind != BY_URL
     ]
     exact = find_pairs_by_brute_force(signatures, SETTINGS.threshold)
@@ -123,14 +119,6 @@ def share(answers: Any) -> float:
     return round(sum(found) / max(1, len(found)), 4)
 
 
-def edit_words(text: str, words: int, dice: random.Random) -> str:
-    """Return `text` with `words` of its words replaced."""
-    parts = text.split()
-    for place in dice.sample(range(len(parts)), min(words, len(parts))):
-        parts[place] = f"edit{dice.randrange(10**9)}"
-    return " ".join(parts)
-
-
 def test_injected_near_duplicates_are_found(tmp_path: Path) -> None:
     dice = random.Random(4)
     words = [f"word{n}" for n in range(5_000)]
@@ -149,18 +137,6 @@ def test_injected_near_duplicates_are_found(tmp_path: Path) -> None:
     print(json.dumps({"benchmark": "planted near-duplicates", **result}))
     assert result["precision_by_label"] >= 0.98 and result["precision_by_similarity"] == 1
     assert result["recall_of_pairs"] >= 0.95
-
-
-def read_pages(test_data: Path) -> list[tuple[str, str]]:
-    """Return the URL and text of each page of the crawl."""
-    found = []
-    for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
-        with archive.open("rb") as stream:
-            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
-                html = record.reader.read().decode("utf-8", "replace")
-                url = record.headers["WARC-Target-URI"]
-                found.append((url, extract_plain_text(html, main_content=True)))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +208,7 @@ def test_from_parquet_to_fates(pages: list[tuple[str, str]], tmp_path: Path) -> 
                 "benchmark": "near-duplicates, from Parquet to decisions",
                 "documents": len(rows),
                 "megabytes": round(megabytes, 1),
-                "removed": len(found.fates()),
+                "removed": len(found.decisions()),
                 "candidates": found.found.candidates,
                 "mb_per_cpu_second": {
                     name: [

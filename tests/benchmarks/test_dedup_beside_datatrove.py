@@ -8,7 +8,6 @@ begins.
 import json
 import os
 import random
-import runpy
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.edited_pages import edit_words, read_pages
 
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(1800)]
 
@@ -52,15 +52,14 @@ removed = sum(path.stat().st_size // 4 for path in Path(f"{work}/c").rglob("*.re
 print(spent, removed)
 """.replace("FILES", str(FILES))
 OURS = """
-import runpy, sys, time
+import sys, time
 from pathlib import Path
 import pyarrow.parquet as pq
 from trainrig.corpus.dedup.documents import BY_URL
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.signatures import Signatures
-pages, work, searching = sys.argv[1:]
-found = runpy.run_path(searching)
-look, shelve = found["look"], found["shelve"]
+pages, work = sys.argv[1:]
+from support.searching import look, shelve
 def search(folder, tables):
     signed = [Signatures.from_table(table, MinHash()) for table in tables]
     return look(folder, [shelve(folder, str(n), s) for n, s in enumerate(signed)], MinHash())
@@ -77,12 +76,9 @@ def test_dedup_of_files_compared_with_datatrove(test_data: Path, tmp_path: Path)
     peer = os.environ.get("TRAINRIG_PEERS")
     if not peer:
         pytest.skip("TRAINRIG_PEERS names no interpreter with datatrove[processing] and spacy")
-    dedup = runpy.run_path(str(Path(__file__).with_name("test_dedup.py")))
     dice = random.Random(1)
-    crawl = dedup["read_pages"](test_data)
-    texts = [
-        dedup["edit_words"](text, 3 * slot, dice) for slot in range(COPIES) for _, text in crawl
-    ]
+    crawl = read_pages(test_data)
+    texts = [edit_words(text, 3 * slot, dice) for slot in range(COPIES) for _, text in crawl]
     rows = {
         "id": [f"{n:032x}" for n in range(len(texts))],
         "url": [f"http://a/{n}" for n in range(len(texts))],
@@ -93,7 +89,6 @@ def test_dedup_of_files_compared_with_datatrove(test_data: Path, tmp_path: Path)
         bounds = [len(texts) * n // FILES for n in (number, number + 1)]
         some = pa.table(rows).slice(bounds[0], bounds[1] - bounds[0])
         pq.write_table(some, tmp_path / "pages" / f"{number}.parquet")
-    searching = Path(__file__).parents[1] / "corpus" / "dedup" / "searching.py"
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     rates: dict[str, list[float]] = {"ours": [], "datatrove": []}
     removed = {}
@@ -104,9 +99,8 @@ def test_dedup_of_files_compared_with_datatrove(test_data: Path, tmp_path: Path)
         }.items():
             work = tmp_path / f"{name}-{slot}"
             arguments = [str(tmp_path / "pages"), str(work)]
-            more = [str(searching)] if name == "ours" else []
             done = subprocess.run(
-                [*command, *arguments, *more], capture_output=True, text=True, check=False
+                [*command, *arguments], capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, done.stderr[-3000:]
             seconds, fell = done.stdout.split()[-2:]

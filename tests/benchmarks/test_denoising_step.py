@@ -2,15 +2,16 @@
 
 import numpy as np
 import pytest
-import side_by_side
 import torch
+from support import side_by_side
+from support.one_batch import OneBatch
 
-from trainrig.estimate.objective_flops import count_position_flops
+from trainrig.flops import count_position_flops
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.decoder import DecoderConfig
 from trainrig.models.families import read_config
-from trainrig.objectives import CausalLM, MaskedLM, SpanCorruption
 from trainrig.objectives.objective_interface import find_corruption
+from trainrig.objectives.objective_kinds import CausalLM, MaskedLM, SpanCorruption
 from trainrig.optim import Constant
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import find_local_device
@@ -18,9 +19,7 @@ from trainrig.parallel.precision import set_products
 from trainrig.tokens.batches import (
     DECODER_IDS,
     IDS,
-    IGNORE,
     TARGETS,
-    TOKENS,
     MicroBatch,
     build_token_arrays,
     read_local_batch,
@@ -38,22 +37,6 @@ LENGTH = 256
 VOCABULARY = 4096
 ROUNDS = 9
 SIZES = {"layers": 4, "channels": 256, "heads": 4, "vocabulary": VOCABULARY, "positions": LENGTH}
-
-
-class OneBatch:
-    """Batches that repeat one micro-batch at every step."""
-
-    def __init__(self, micro):
-        self._micro = micro
-
-    def micro_batches(self, step):
-        return 1
-
-    def denominators(self, step):
-        return {TOKENS: int((self._micro.targets != IGNORE).sum())}
-
-    def micro_batch(self, step, index):
-        return self._micro
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +155,7 @@ def test_a_step_is_no_slower_than_transformers(alone, rows, kind):
         peer = transformers.BertForMaskedLM(config)
     else:
         objective = SpanCorruption()
-        config = transformers.T5Config(
+        config = transformers.T5Config(  # type: ignore[call-arg]
             vocab_size=VOCABULARY, d_model=256, d_kv=64, d_ff=640, num_layers=4, num_heads=4,
             dropout_rate=0.0, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
             architectures=["T5ForConditionalGeneration"],

@@ -6,7 +6,6 @@ two cores, it has none.
 """
 
 import os
-import runpy
 import statistics
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 
 TESTS = Path(__file__).parents[1]
-globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
 
 pytestmark = [pytest.mark.bench, pytest.mark.data, pytest.mark.timeout(1800)]
 # Counts of evaluations and of steps.

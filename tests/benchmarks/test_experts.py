@@ -1,12 +1,11 @@
 """Pace of a mixture of experts, compared with a dense model of the same active parameters."""
 
 import json
-import runpy
 import statistics
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from support import side_by_side
+from support.one_batch import LENGTH, SEQUENCES, VOCABULARY, make_our_step
 
 from trainrig.models.decoder import DecoderConfig, count_parameters
 
@@ -18,16 +17,11 @@ EXPERTS = 8
 ACTIVE = 2
 
 
-HERE = Path(__file__).parent
-steps = SimpleNamespace(**runpy.run_path(str(HERE / "test_train_step.py")))
-side_by_side = SimpleNamespace(**runpy.run_path(str(HERE / "side_by_side.py")))
-
-
 @pytest.mark.timeout(1800)
 def test_a_mixture_of_experts_is_little_slower_than_its_active_parameters(alone, write_result):
     sizes = {
-        "layers": 6, "channels": CHANNELS, "heads": 6, "vocabulary": steps.VOCABULARY,
-        "positions": steps.LENGTH, "feedforward_channels": BETWEEN,
+        "layers": 6, "channels": CHANNELS, "heads": 6, "vocabulary": VOCABULARY,
+        "positions": LENGTH, "feedforward_channels": BETWEEN,
     }  # fmt: skip
     mixture = {
         "kind": "MixtureOfExperts", "experts": EXPERTS, "active": ACTIVE,
@@ -38,11 +32,12 @@ def test_a_mixture_of_experts_is_little_slower_than_its_active_parameters(alone,
     counts = {
         name: count_parameters(model) for name, model in (("dense", dense), ("sparse", sparse))
     }
-    ways = {"dense": steps.make_our_step(dense), "sparse": steps.make_our_step(sparse)}
+    ways = {"dense": make_our_step(dense), "sparse": make_our_step(sparse)}
     for action in ways.values():
         action(), action()
     rounds = [
-        {name: side_by_side.cpu_seconds(way) for name, way in ways.items()} for _ in range(ROUNDS)
+        {name: side_by_side.measure_cpu_seconds(way) for name, way in ways.items()}
+        for _ in range(ROUNDS)
     ]
     ratios = sorted(seconds["dense"] / seconds["sparse"] for seconds in rounds)
     found = {
@@ -50,7 +45,7 @@ def test_a_mixture_of_experts_is_little_slower_than_its_active_parameters(alone,
         "active": ACTIVE,
         "active_parameters": {name: count.active for name, count in counts.items()},
         "parameters": {name: count.total for name, count in counts.items()},
-        "tokens": steps.SEQUENCES * steps.LENGTH,
+        "tokens": SEQUENCES * LENGTH,
         # ratio of tokens per CPU second to the dense model's
         "pace": round(statistics.median(ratios), 3),
         "pace_from_to": [round(ratios[0], 3), round(ratios[-1], 3)],

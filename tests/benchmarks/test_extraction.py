@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import extraction_pages as real
 import psutil
 import pytest
+from support import extraction_pages as real
 
 from trainrig.corpus.extract import (
     Extracted,

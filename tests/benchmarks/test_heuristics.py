@@ -23,7 +23,6 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.datatrove_signals.datatrove_columns import measure_datatrove
 from trainrig.corpus.filters.filters import (
     C4,
     Filter,
@@ -36,6 +35,7 @@ from trainrig.corpus.filters.filters import (
 from trainrig.corpus.models.language_id import identify_all, list_language_codes
 from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import measure
+from trainrig_contrib.datatrove_signals.datatrove_columns import measure_datatrove
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

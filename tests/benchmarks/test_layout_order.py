@@ -7,21 +7,15 @@ steps whose threads waited least for a core count: the others measure how busy t
 
 import json
 import os
-import runpy
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support import layout_order
 
 from trainrig import hardware
 from trainrig.train.run_file.run_files import Pretraining
-
-order = runpy.run_path(str(Path(__file__).with_name("layout_order.py")))
-LAYOUTS = order["LAYOUTS"]
-count_pairs = order["count_pairs"]
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 STEPS = int(os.environ.get("TRAINRIG_REPEATS", "11"))  # steps of each layout that count
 MINUTES = 2  # per model, after which no further round begins
@@ -74,10 +68,12 @@ def make_fast_run(sizes: dict[str, Any]) -> Pretraining:
 def plan_layouts(sizes, rates, folder):
     """Return the run, the planner's prediction for each layout, and the tasks of the ranks."""
     path = folder / "hardware.toml"
-    path.write_text(order["write_table"](rates))
+    path.write_text(layout_order.write_table(rates))
     run = make_fast_run(sizes)
-    predictions = order["predict_steps"](run, order["list_layouts"](run), hardware.load(str(path)))
-    return run, predictions, order["write_tasks"](run, predictions)
+    predictions = layout_order.predict_steps(
+        run, layout_order.list_layouts(run), hardware.load(str(path))
+    )
+    return run, predictions, layout_order.write_tasks(run, predictions)
 
 
 def measure_layouts(ranks, run, tasks):
@@ -126,7 +122,7 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
             name: describe_layout(prediction, seconds[name])
             for name, prediction in predictions.items()
         }
-        apart, wrong = count_pairs(
+        apart, wrong = layout_order.count_pairs(
             {name: row["predicted_ms"] for name, row in rows.items()},
             {name: row["measured_ms"] for name, row in rows.items()},
         )
@@ -149,7 +145,7 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
         print(json.dumps(found[model], indent=1))
         found |= {"pairs": pairs, "right": right, "share_right": round(right / pairs, 3)}
         write_result("layout-order.json", found)
-    print(*order["format_rows"]({model: found[model] for model in MODELS}), sep="\n")
+    print(*layout_order.format_rows({model: found[model] for model in MODELS}), sep="\n")
     # All pairs should be right. The plan leaves out the cost of operations beyond their arithmetic.
     # It is much of a step here, most where micro-batches are many and small, as in pipelines.
     assert right >= 0.75 * pairs
@@ -157,12 +153,12 @@ def test_layouts_are_in_the_order_that_is_predicted(ranks, tmp_path, write_resul
 
 
 def has_pipeline(pair):
-    return any(LAYOUTS[name].degrees.pipeline > 1 for name in pair)
+    return any(layout_order.LAYOUTS[name].degrees.pipeline > 1 for name in pair)
 
 
 def test_pairs_that_differ_by_more_than_15_percent_are_judged():
     predicted = {"a": 100.0, "b": 110.0, "c": 120.0, "d": 200.0}
-    apart, wrong = count_pairs(predicted, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 2.5})
+    apart, wrong = layout_order.count_pairs(predicted, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 2.5})
     assert len(apart) == 4  # neither a and b, nor b and c
     assert wrong == [("c", "d")]
 
@@ -171,8 +167,8 @@ def test_pairs_that_differ_by_more_than_15_percent_are_judged():
 def test_the_planner_lays_each_layout_out(mixture, tmp_path):
     sizes = TINY | ({"feedforward": MODELS["mixture"]["feedforward"]} if mixture else {})
     run, predictions, tasks = plan_layouts(sizes, RATES, tmp_path)
-    contexts = {name for name in LAYOUTS if "context" in name}
-    assert set(LAYOUTS) - set(tasks) == (contexts if mixture else {"expert"})
+    contexts = {name for name in layout_order.LAYOUTS if "context" in name}
+    assert set(layout_order.LAYOUTS) - set(tasks) == (contexts if mixture else {"expert"})
     for task in tasks.values():
         rows, length = task["shape"]
         assert task["count"] * rows == SEQUENCES and length == run.model.positions

@@ -1,8 +1,7 @@
 """The planner of layouts compared with published runs: the table of docs/evidence/layouts.md."""
 
 import pytest
-
-from trainrig.scaling.layout.published_layouts import format_table_rows, read_published_runs
+from support.published_layouts import format_table_rows, read_published_runs
 
 
 @pytest.mark.bench

@@ -5,15 +5,14 @@ it has a hundred thousand parameters, and the figures mean little. Ray is not ne
 """
 
 import functools
-import importlib
 import itertools
 import json
-import runpy
 import statistics
 from pathlib import Path
 
 import pytest
 import torch
+from support.ranks.made_up import MadeUp
 
 from trainrig import hardware
 from trainrig.flops import count_token_flops
@@ -27,7 +26,6 @@ from trainrig.train.run_file.training_settings import Training
 from trainrig.train.training_job import TrainingJob
 
 TESTS = Path(__file__).parents[1]
-globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 GPT2 = {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50_304, "positions": 1024}
@@ -36,14 +34,7 @@ NOT_COUNTED = 3  # steps at the start, which compile and allocate the memory to 
 
 
 @pytest.fixture
-def made_up(monkeypatch):
-    """Return the class of batches of random tokens that the ranks of other tests use."""
-    monkeypatch.syspath_prepend(str(TESTS / "train"))  # where rank.py finds what it imports
-    return importlib.import_module("rank").MadeUp
-
-
-@pytest.fixture
-def make_job(made_up, tmp_path):
+def make_job(tmp_path):
     """Return a function that makes the same run in a named folder: `make_job("one")`."""
     gpu = find_local_device().type == "cuda"
     model = DecoderConfig.model_validate(GPT2 if gpu else SMALL)
@@ -51,7 +42,7 @@ def make_job(made_up, tmp_path):
     settings = {"steps": steps, "checkpoints": {"every": 10}, "held_out": {"rows": 0}}
     if gpu:
         settings |= {"compile": {}, "precision": {"compute": "bfloat16"}}
-    batches = functools.partial(made_up, 4, (rows, model.positions), model.vocabulary)
+    batches = functools.partial(MadeUp, 4, (rows, model.positions), model.vocabulary)
 
     def make(name):
         folder = tmp_path / name

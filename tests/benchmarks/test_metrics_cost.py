@@ -5,14 +5,13 @@ logs, in one run. The kernels, bytes and waits of a step are counted.
 """
 
 import dataclasses
-import importlib.util
 import json
-import runpy
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.step_counts import compute_added_share, count_work, make_shape
 
 from trainrig.train import loop
 from trainrig.train.held_out_loss import Metrics
@@ -21,7 +20,6 @@ from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_logger import StepLogger
 
 TESTS = Path(__file__).parents[1]
-globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(7200)]
 DEFAULTS = Metrics()
@@ -31,15 +29,6 @@ ROUND = 2 * DEFAULTS.layers_every
 ROUNDS = 20
 MOST = 0.01
 MOST_BOUND = 0.03
-
-
-def load_counts():
-    """Load the counters from the tests of a training step."""
-    path = TESTS / "train" / "test_step_syncs.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def is_measured(step):
@@ -115,16 +104,13 @@ def test_measuring_costs_little_cpu_time(alone, tmp_path, monkeypatch, write_res
     shares, step_seconds = compute_added_shares(seconds.before)
     drawn = np.random.default_rng(0).choice(shares, (10_000, len(shares)))
     low, high = np.quantile(drawn.mean(1), [0.025, 0.975])
-    counted = load_counts()
     found = {}
     for layers, micro_batch in ((4, 1), (4, 8), (12, 1), (12, 8)):
         folder = tmp_path / f"{layers}-{micro_batch}"
-        counts = counted.count_work(
-            make_job, folder, monkeypatch, **counted.make_shape(layers, micro_batch)
-        )
+        counts = count_work(make_job, folder, monkeypatch, **make_shape(layers, micro_batch))
         plain = counts["plain"]
         found[f"{layers} layers, {8 // micro_batch} micro-batches"] = {
-            **{w: round(counted.added(counts, w), 5) for w in ("kernels", "bytes", "waits")},
+            **{w: round(compute_added_share(counts, w), 5) for w in ("kernels", "bytes", "waits")},
             "kernels_of_the_table_of_losses": round(plain["table"] / plain["kernels"], 5),
         }
     result = {

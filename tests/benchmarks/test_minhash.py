@@ -10,7 +10,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fastwarc.warc import ArchiveIterator, WarcRecordType
-from resiliparse.extract.html2text import extract_plain_text
+from support.edited_pages import read_texts
+from support.side_by_side import measure_cpu_seconds
 
 from trainrig.corpus.documents import ROW_GROUP, read_columns
 from trainrig.corpus.signatures.datasketch_signatures import split_words
@@ -77,20 +76,8 @@ print(seconds, (after - before) * 1024 / len(text.encode()), len(signed.shingles
 @pytest.fixture(scope="module")
 def texts(test_data: Path) -> list[str]:
     """Return the main content of real pages, concatenated and cut into texts of one length."""
-    pages = []
-    for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
-        with archive.open("rb") as stream:
-            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
-                page = record.reader.read().decode("utf-8", "replace")
-                pages.append(extract_plain_text(page, main_content=True))
-    whole = "\n\n".join(pages)
+    whole = "\n\n".join(read_texts(test_data))
     return [whole[start : start + LENGTH] for start in range(0, len(whole) - LENGTH, LENGTH)]
-
-
-def measure_cpu_seconds(action: Callable[[], object]) -> float:
-    began = time.process_time()
-    action()
-    return time.process_time() - began
 
 
 def make_column(texts: list[str]) -> pa.ChunkedArray:

@@ -158,7 +158,7 @@ def test_classifiers_compared_with_fasttext(tmp_path, test_data, pages):
 def by_ours(learnt: list[list[str]], asked: list[str], truths: Truths) -> dict[str, float]:
     # compiles the kernels
     train_classifier(learnt[0][:200], learnt[1][:200], Learning(buckets_log2=10))
-    model, seconds = measure(lambda: train_classifier(*learnt, Learning()))
+    model, seconds = measure(lambda: train_classifier(*learnt, Learning()))  # type: ignore[call-arg]
     scores, asked_seconds = measure(lambda: model.score(asked, ["en"] * len(asked)))
     return summarise_curve(scores, truths, seconds, megabytes(asked) / asked_seconds)
 

@@ -6,18 +6,20 @@ The shards are sparse: .ends is complete, the ids use no disk. Times are CPU sec
 import json
 import time
 import tracemalloc
-import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import side_by_side
 import torch
+from support import side_by_side
+from support.losses import cross_entropy_sum
+from support.sparse_shards import compute_zero_sums
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.tokens.rows.packing import BestFit, Concatenate, PackingPlan, open_layout, write_plans
-from trainrig.tokens.shards.flat_arrays import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
+from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, HEAD, INDEX, TOKENS, ShardHeader
 from trainrig.tokens.shards.token_shards import TokenShards
 
@@ -27,12 +29,6 @@ DOCUMENTS = [100_000, 1_000_000, 10_000_000]
 SHARDS = 10
 SHUFFLE = PackingPlan(shuffle_documents=True)
 PACK = PackingPlan(best_fit=(LENGTH,))
-
-
-def compute_zero_sums(size: int) -> bytes:
-    """Return the block sums of `size` zeros, which are the content of a sparse file."""
-    whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
-    return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def write_sparse_shards(folder: Path, documents: int) -> str:
@@ -69,7 +65,7 @@ def folder(request, tmp_path_factory) -> str:
     return write_sparse_shards(tmp_path_factory.mktemp("plans") / "train", request.param)
 
 
-def measure_cpu_seconds(action) -> tuple[float, object]:
+def measure_cpu_seconds(action: Callable[[], Any]) -> tuple[float, Any]:
     began = time.process_time()
     result = action()
     return time.process_time() - began, result

@@ -13,8 +13,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fastwarc.warc import ArchiveIterator, WarcRecordType
-from resiliparse.extract.html2text import extract_plain_text
 
 from trainrig.corpus.rewrite.pii_mask import PII, Kind, mask
 
@@ -35,17 +33,6 @@ for _ in sys.stdin:
         formatter.format(text)
     print(time.process_time() - began, flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def texts(test_data: Path) -> list[str]:
-    found = []
-    for archive in sorted((test_data / "crawl").glob("*.warc.gz")):
-        with archive.open("rb") as stream:
-            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
-                page = record.reader.read().decode("utf-8", "replace")
-                found.append(extract_plain_text(page, main_content=True))
-    return found
 
 
 def cpu_seconds(texts: list[str], settings: PII) -> float:

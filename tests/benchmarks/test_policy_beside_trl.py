@@ -7,7 +7,6 @@ CPU). Figures are wall times, so they need an idle machine.
 """
 
 import json
-import runpy
 import statistics
 import time
 from pathlib import Path
@@ -20,8 +19,6 @@ from trainrig.posttrain.huggingface.model_folders import export_checkpoint
 from trainrig.train.run import metrics
 
 TESTS = Path(__file__).parents[1]
-globals().update(runpy.run_path(str(TESTS / "train" / "tiny.py")))
-globals().update(runpy.run_path(str(TESTS / "posttrain" / "sums.py")))
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 ROUNDS = 5
 STEPS = 24

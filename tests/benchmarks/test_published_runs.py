@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.refits import make_refit
 
 from trainrig.scaling.fit.fit_verb import build_settings
 from trainrig.scaling.fit.law_fit import LawFit, fit_law, read_runs
 from trainrig.scaling.fit.recipe_comparison import RecipeFit, compare
 from trainrig.scaling.laws.law import Law
-from trainrig.scaling.regression.approaches import fit_optima_line
-from trainrig.scaling.regression.bootstrap import Bootstrap
+from trainrig.scaling.laws.runs_table import RunsTable
+from trainrig.scaling.regression import hoffmann
+from trainrig.scaling.regression.approaches import PowerLine
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 pytestmark = [
@@ -22,6 +25,17 @@ pytestmark = [
     pytest.mark.data,
     pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA"),
 ]
+
+
+def fit_optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
+    """Fit N*(C) to a table whose rows are optima already, one or more for each budget."""
+
+    def line(drawn: RunsTable) -> list[float]:
+        law = hoffmann.fit_power(drawn.flops, drawn.parameters)
+        return [float(np.log(law.coefficient)), law.exponent]
+
+    law = hoffmann.fit_power(runs.flops, runs.parameters)
+    return PowerLine(law, bootstrap(make_refit(line, runs, 2), runs, rules))
 
 
 def format_interval(found: Any) -> list[float | None] | None:

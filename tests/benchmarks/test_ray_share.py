@@ -10,21 +10,16 @@ import contextlib
 import json
 import os
 import re
-import runpy
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from support import faults
 
-CHAOS = Path(__file__).parents[1] / "chaos"
-sys.path.insert(0, str(CHAOS))
-globals().update(runpy.run_path(str(CHAOS / "conftest.py")))
-
-from trainrig.train.elastic import trainer  # noqa: E402
-from trainrig.train.run.metrics import METRICS  # noqa: E402
+from trainrig.train.elastic import trainer
+from trainrig.train.run.metrics import METRICS
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(1800)]
 ROUNDS = int(os.environ.get("TRAINRIG_REPEATS", "5"))
@@ -57,7 +52,7 @@ def count_lines(path):
     return path.read_bytes().count(b"\n")
 
 
-def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path):
+def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, tmp_path):
     def shares(name):
         job = make_job(
             tmp_path / name,
@@ -69,7 +64,7 @@ def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path)
 
         def measure():
             log = Path(job.folder, METRICS)
-            chaos.events(job.folder).wait("first_step")
+            faults.Events(job.folder).wait("first_step")
             while count_lines(log) < NOT_COUNTED:
                 time.sleep(0.1)
             began = time.perf_counter()
@@ -78,14 +73,14 @@ def test_ray_takes_next_to_nothing_of_a_step(one_ray, make_job, chaos, tmp_path)
                 time.sleep(0.5)
             after = read_cpu_seconds()
             found["seconds"] = time.perf_counter() - began
-            ranks = set(chaos.events(job.folder).ranks().values())
+            ranks = set(faults.Events(job.folder).ranks().values())
             for pid in after.keys() & before.keys():
                 name = after[pid][0]
                 spent = after[pid][1] - before[pid][1]
                 found.setdefault("rank" if pid in ranks else name, 0.0)
                 found["rank" if pid in ranks else name] += spent
 
-        aside = chaos.aside(measure)
+        aside = faults.Aside(measure)
         trainer.run(job, 2)
         aside.end()
         return found

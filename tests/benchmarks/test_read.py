@@ -1,16 +1,15 @@
 """Speed of reading archives in CPU seconds, compared with warcio and fastwarc."""
 
-import runpy
 from pathlib import Path
 
 import pytest
+from support.archives import read_warc
+from support.side_by_side import compare
 
 from trainrig.corpus.read import RawPage, find_files
-from trainrig.corpus.read.warc_and_arc import read_warc
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 
-compare = runpy.run_path(str(Path(__file__).with_name("side_by_side.py")))["compare"]
 SHARDS = 3  # archives of the crawl: 14 MB compressed, 90 MB of HTML
 ROUNDS = 7
 

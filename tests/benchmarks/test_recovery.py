@@ -6,24 +6,17 @@ idle machine: most of the time is Python starting and importing torch, once for 
 
 import itertools
 import os
-import runpy
 import signal
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from support import faults, trouble
 
-CHAOS = Path(__file__).parents[1] / "chaos"
-sys.path.insert(0, str(CHAOS))
-globals().update(runpy.run_path(str(CHAOS / "conftest.py")))
-
-import trouble  # noqa: E402
-
-from trainrig.errors import Unfinished  # noqa: E402
-from trainrig.train.elastic import trainer  # noqa: E402
-from trainrig.train.run import metrics, progress  # noqa: E402
+from trainrig.errors import Unfinished
+from trainrig.train.elastic import trainer
+from trainrig.train.run import metrics, progress
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray, pytest.mark.timeout(3600)]
 REPEATS = int(os.environ.get("TRAINRIG_REPEATS", "5"))
@@ -112,15 +105,15 @@ def _step(line):
     return line["step"]
 
 
-def train_aside(chaos, job, workers, do):
+def train_aside(job, workers, do):
     """Call `do(events)` while the job trains in another thread, then stop the job."""
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
 
     def run():
         with pytest.raises(Unfinished):
             trainer.run(job, workers)
 
-    aside = chaos.aside(run)
+    aside = faults.Aside(run)
     events.wait("first_step")
     do(events)
     Path(job.folder, "stop").touch()
@@ -130,12 +123,12 @@ def train_aside(chaos, job, workers, do):
 @pytest.mark.parametrize(
     ("what", "most"), [("kill", 10.0), ("hang", HANG_SECONDS + 6.0), ("controller", 12.0)]
 )
-def test_a_fault_of_a_process(one_ray, endless, chaos, what, most):
+def test_a_fault_of_a_process(one_ray, endless, what, most):
     ranks = itertools.cycle([1, 0])
 
     def fault(events):
         if what == "controller":
-            assert chaos.kill_actors("TrainController")
+            assert faults.kill_actors("TrainController")
         else:
             number = signal.SIGKILL if what == "kill" else signal.SIGSTOP
             os.kill(events.ranks()[next(ranks)], number)
@@ -148,15 +141,13 @@ def test_a_fault_of_a_process(one_ray, endless, chaos, what, most):
             recoveries.measure(lambda: fault(events))
         reached.append(recoveries.report(what, most))
 
-    train_aside(chaos, endless, 2, do)
+    train_aside(endless, 2, do)
     assert reached == [True]
 
 
-def test_time_to_the_first_step_of_a_command_and_after_a_kill(
-    start_driver, endless, chaos, short_folder
-):
+def test_time_to_the_first_step_of_a_command_and_after_a_kill(start_driver, endless, short_folder):
     """Measure from the start of the process, which starts Ray, to its first recorded step."""
-    events = chaos.events(endless.folder)
+    events = faults.Events(endless.folder)
     phases = ("attempt_started", "worker_started", "first_step")
     for nth, after in enumerate(("", " after it was killed")):
         begun = time.time()
@@ -171,7 +162,7 @@ def test_time_to_the_first_step_of_a_command_and_after_a_kill(
         assert since["first_step"] <= 30.0  # 27 s before this was optimised
 
 
-def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):
+def test_goodput_at_a_kill_a_minute(one_ray, endless):
     def do(events):
         ranks = itertools.cycle([1, 0])
         end = time.monotonic() + 60 * MINUTES
@@ -180,14 +171,14 @@ def test_goodput_at_a_kill_a_minute(one_ray, endless, chaos):
             os.kill(events.ranks()[next(ranks)], signal.SIGKILL)
             events.wait("first_step", len(events.all("first_step")) + 1)
 
-    train_aside(chaos, endless, 2, do)
+    train_aside(endless, 2, do)
     spent = progress.measure_goodput(endless.folder)
     terms = ", ".join(f"{name} {value:.1f} s" for name, value in vars(spent).items() if value)
     print(f"\ngoodput at one kill a minute for {MINUTES:g} minutes: {spent.share:.1%} ({terms})")
     assert spent.share >= 0.8
 
 
-def test_nodes_that_go_come_and_are_drained(several_raylets, endless, chaos):
+def test_nodes_that_go_come_and_are_drained(several_raylets, endless):
     reached = []
 
     def do(events):
@@ -205,5 +196,5 @@ def test_nodes_that_go_come_and_are_drained(several_raylets, endless, chaos):
         for moves in (grow, drain):
             assert all(row["redone"] == 0 for row in moves.rows)
 
-    train_aside(chaos, endless, (1, 2), do)
+    train_aside(endless, (1, 2), do)
     assert reached == [True] * 3

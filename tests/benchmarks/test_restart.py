@@ -52,8 +52,8 @@ def make_files(tensors: dict[str, IndexedTensor], world: int) -> list[FileChunks
     """Return files with the sizes that follow from `tensors`."""
     sizes = [0] * world
     for tensor in tensors.values():
-        for file, _, rows, files in tensor.partitions:
-            for number in range(file, file + files):
+        for file, _, rows, count in tensor.partitions:
+            for number in range(file, file + count):
                 sizes[number] += rows * tensor.row_bytes
     files = []
     for size in sizes:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import side_by_side
 import tldextract
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
+from support import side_by_side
 
 from trainrig.corpus.rewrite import C4Lines, Normalise, RefinedWebLines, RepairUnicode, Rewrite
 from trainrig.corpus.rewrite.characters import load_fixer

@@ -11,14 +11,13 @@ both.
 import itertools
 import json
 import math
-import runpy
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support import peers
 
 from trainrig.models.decoder import DecoderConfig
 from trainrig.parallel import numerics
@@ -43,7 +42,6 @@ LEAST_RATE = 1e-4
 WARMUP = 100
 PUBLISHED = 1.88  # nats a character, held out
 MODEL = {"layers": 4, "channels": 128, "heads": 4, "positions": LENGTH}
-peers = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("peers.py"))))
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import json
 import os
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.sparse_shards import compute_zero_sums
 
-from trainrig.tokens.shards.flat_arrays import SUM_DTYPE, SUMMED, SUMS, compute_block_sums
+from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDS, ENDS_DTYPE, HEAD, INDEX, TOKENS, ShardHeader
 
 READER = Path(__file__).with_name("read_shards.py")
@@ -23,12 +23,6 @@ DOCUMENT = 1_000  # tokens of each document
 SHARD_BYTES = 2 * 10**9  # most bytes of ids in a shard
 ROUNDS = 3
 MEBIBYTE = 2**20
-
-
-def compute_zero_sums(size: int) -> bytes:
-    """Return the block sums of `size` zeros, which are the content of a sparse file."""
-    whole = np.full(size // SUMMED, zlib.crc32(bytes(SUMMED)), SUM_DTYPE).tobytes()
-    return whole + compute_block_sums([bytes(size % SUMMED)])
 
 
 def write_shards(folder: Path, ids_bytes: int) -> Path:

@@ -7,11 +7,10 @@ Llama run in plain loops of equal sizes. All run eager and compiled, on one thre
 
 import statistics
 
-import peers
 import pytest
-import side_by_side
-import test_train_step as steps
 import torch
+from support import peers, side_by_side
+from support.one_batch import LENGTH, SEQUENCES, make_our_step, make_plain_step
 
 from trainrig.flops import count_token_flops
 from trainrig.hardware import cpu_has_bfloat16
@@ -35,7 +34,7 @@ def compiled(model):
 
 @pytest.mark.timeout(3600)
 def test_shares_of_the_matrix_product(alone, tmp_path, write_result):
-    tokens = steps.SEQUENCES * steps.LENGTH
+    tokens = SEQUENCES * LENGTH
     computes = ["float32", "bfloat16"] if cpu_has_bfloat16() else ["float32"]
     table = {}
     for compute in computes:
@@ -59,21 +58,21 @@ def measure(compute, vocabulary, tokens, folder):
         sizes = DecoderConfig.model_validate(
             {
                 **dict(layers=6, channels=384, heads=6),
-                **dict(vocabulary=vocabulary, positions=steps.LENGTH),
+                **dict(vocabulary=vocabulary, positions=LENGTH),
                 **keys,
             }
         )
-        count = count_token_flops(sizes, steps.LENGTH).training * tokens
+        count = count_token_flops(sizes, LENGTH).training * tokens
         peer = {"GPT": "nanoGPT", "Llama": "Transformers"}[name]
         make = getattr(peers, name)
         precision = {"compute": compute}
         ways |= {
-            f"ours {name}": steps.make_our_step(sizes, precision=precision),
-            f"ours {name}, compiled": steps.make_our_step(
+            f"ours {name}": make_our_step(sizes, precision=precision),
+            f"ours {name}, compiled": make_our_step(
                 sizes, precision=precision, compile={"cache": str(folder)}
             ),
-            peer: steps.make_plain_step(make(sizes), compute, vocabulary),
-            f"{peer}, compiled": steps.make_plain_step(compiled(make(sizes)), compute, vocabulary),
+            peer: make_plain_step(make(sizes), compute, vocabulary),
+            f"{peer}, compiled": make_plain_step(compiled(make(sizes)), compute, vocabulary),
         }
         operations |= dict.fromkeys(list(ways)[-4:], count)
     bar = product(compute)
@@ -81,9 +80,9 @@ def measure(compute, vocabulary, tokens, folder):
         action(), action()
     shares = {name: [] for name in ways}
     for _ in range(ROUNDS):
-        pace = 2 * SIDE**3 / min(side_by_side.cpu_seconds(bar) for _ in range(5))
+        pace = 2 * SIDE**3 / min(side_by_side.measure_cpu_seconds(bar) for _ in range(5))
         for name, action in ways.items():
-            shares[name].append(operations[name] / side_by_side.cpu_seconds(action) / pace)
+            shares[name].append(operations[name] / side_by_side.measure_cpu_seconds(action) / pace)
     return {
         name: {
             "median": round(statistics.median(values), 3),

@@ -7,7 +7,6 @@ too.
 
 import json
 import os
-import runpy
 import statistics
 import subprocess
 import sys
@@ -15,10 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
+from support.two_nodes import two_nodes
 
 pytestmark = [pytest.mark.bench, pytest.mark.ray]
 
-_nodes = runpy.run_path(str(Path(__file__).parents[1] / "two_nodes.py"))
 REPEATS = 7
 LIMIT = 3.0  # s beyond Ray's own
 
@@ -49,7 +48,7 @@ def test_submitting_takes_little_more_than_ray_does(tmp_path: Path) -> None:
     (tmp_path / "pages.jsonl").write_text(json.dumps({"text": "a page of a few words"}) + "\n")
     (tmp_path / "curate.toml").write_text(CURATE)
     seconds: dict[str, list[float]] = {"bare": [], "submit": [], "direct": []}
-    with _nodes["two_nodes"]() as cluster:
+    with two_nodes() as cluster:
         cluster.start_head(2)
         environment = {n: v for n, v in os.environ.items() if n != "RAY_API_SERVER_ADDRESS"} | {
             "RAY_AUTH_TOKEN_PATH": str(cluster.token),

@@ -21,9 +21,8 @@ from pathlib import Path
 import numpy as np
 import pydivsufsort
 import pytest
-import side_by_side
-from fastwarc.warc import ArchiveIterator, WarcRecordType
-from resiliparse.extract.html2text import extract_plain_text
+from support import side_by_side
+from support.edited_pages import read_texts
 
 from trainrig.corpus.repeated_text.common_lines import (
     CommonLines,
@@ -50,20 +49,9 @@ SPLITS = 4
 BATCH = 500  # documents
 
 
-def read_pages(data: Path) -> list[str]:
-    """Return the texts of real pages."""
-    found = []
-    for archive in sorted((data / "crawl").glob("*.warc.gz")):
-        with archive.open("rb") as stream:
-            for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
-                page = record.reader.read().decode("utf-8", "replace")
-                found.append(extract_plain_text(page, main_content=True))
-    return found
-
-
 def make_corpus(data: Path, megabytes: int, ascii_only: bool = False) -> list[str]:
     """Return documents as described above."""
-    words = np.array(" ".join(read_pages(data)).split(), dtype=object)
+    words = np.array(" ".join(read_texts(data)).split(), dtype=object)
     if ascii_only:
         words = words[[word.isascii() for word in words]]
     dice = np.random.default_rng(0)
@@ -154,7 +142,7 @@ def run_all_phases(texts: list[str], rules: ExactSubstrings, folder: Path) -> di
     seconds: dict[str, float] = {}
     counts: dict[str, dict[str, int]] = {}
 
-    def phase(name: str, work: Callable[[int], dict[str, int]], times: int) -> list[str]:
+    def phase(name: str, work: Callable[[int, str], dict[str, int]], times: int) -> list[str]:
         paths = [str(folder / f"{name}-{number}") for number in range(times)]
         began = time.process_time()
         reports = [work(number, path) for number, path in enumerate(paths)]
@@ -220,7 +208,7 @@ def test_substrings(test_data: Path, tmp_path: Path, memory: int):
 
 
 def test_substrings_where_more_repeats(test_data: Path, tmp_path: Path):
-    real = read_pages(test_data)
+    real = read_texts(test_data)
     drawn = make_corpus(test_data, 5)
     for name, texts, least in (  # `least` is the share of text that copies an earlier passage
         ("real pages", real, 0.0),

@@ -1,7 +1,7 @@
 """Train the trees that separate a page's text from its boilerplate, and print evidence.
 
     pip install lightgbm==4.7.0
-    python tests/benchmarks/train_block_model.py DATA_FOLDER
+    PYTHONPATH=tests python tests/benchmarks/train_block_model.py DATA_FOLDER
 
 The evidence justifies the constants. Training needs the pages of extraction_pages.py: the tuning
 half; the pages without strings, except those of sites in the reported half; and 30 pages of the
@@ -27,7 +27,9 @@ from types import ModuleType
 import lightgbm
 import numpy as np
 import trafilatura
-from extraction_pages import (
+from numpy.typing import NDArray
+from resiliparse.parse.html import HTMLTree
+from support.extraction_pages import (
     NO_STRINGS,
     STRINGS,
     Labelled,
@@ -37,8 +39,6 @@ from extraction_pages import (
     fold,
     labelled_pages,
 )
-from numpy.typing import NDArray
-from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import block_scores, block_trees, main_content
 from trainrig.corpus.extract.block_features import compute_features

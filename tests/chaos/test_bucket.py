@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 import ray
-import trouble
-from raylets import Raylets
+from support import faults, trouble
+from support.raylets import Raylets
 
 from trainrig import storage
 from trainrig.train.checkpoint import find_newest_valid
@@ -47,16 +47,16 @@ def raylets_with_s3(s3: str) -> Iterator[tuple[Raylets, str]]:
 
 @pytest.mark.timeout(600)
 def test_a_run_in_a_bucket_killed_in_a_save_and_resized_gives_the_same_results(
-    raylets_with_s3, undisturbed, chaos, tmp_path
+    raylets_with_s3, undisturbed, tmp_path
 ):
     raylets, bucket = raylets_with_s3
     straight = undisturbed(40)
     slow = trouble.slowed(straight, str(tmp_path / "unused"), seconds=0.05)
     save = trouble.DeadlySave(slow.make_batches, step=8, marker=str(tmp_path / "in save"))
     job = dataclasses.replace(slow, folder=f"{bucket}/run", make_batches=save)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     outcome = []
-    aside = chaos.aside(lambda: outcome.append(trainer.run(job, (1, 2))))
+    aside = faults.Aside(lambda: outcome.append(trainer.run(job, (1, 2))))
     events.wait("first_step", 2)  # the second attempt, after the save that was killed
     raylets.die()
     events.wait("first_step", 3)

@@ -6,7 +6,7 @@ import signal
 
 import numpy as np
 import pytest
-import trouble
+from support import faults, trouble
 
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.elastic import trainer
@@ -20,20 +20,18 @@ def list_reasons(events):
 
 
 @pytest.mark.timeout(600)
-def test_a_node_whose_rank_was_killed_is_not_used_again(
-    several_raylets, undisturbed, chaos, tmp_path
-):
+def test_a_node_whose_rank_was_killed_is_not_used_again(several_raylets, undisturbed, tmp_path):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
-    faults = job.training.faults.model_copy(update={"quarantine_after": 1})
-    job = dataclasses.replace(job, training=job.training.model_copy(update={"faults": faults}))
-    events = chaos.events(job.folder)
+    settings = job.training.faults.model_copy(update={"quarantine_after": 1})
+    job = dataclasses.replace(job, training=job.training.model_copy(update={"faults": settings}))
+    events = faults.Events(job.folder)
 
     def disturb():
         events.wait_for_a_step()
         os.kill(events.ranks()[1], signal.SIGKILL)
 
-    aside = chaos.aside(disturb)
+    aside = faults.Aside(disturb)
     trainer.run(job, (1, 2))
     aside.end()
     (failed,) = events.all("attempt_failed")
@@ -42,8 +40,8 @@ def test_a_node_whose_rank_was_killed_is_not_used_again(
     # Both nodes stay in the cluster throughout, but the run neither starts on that one nor grows
     # onto it.
     assert list_reasons(events) == [("start", 2), ("shrink", 1)]
-    found = chaos.read_results(job)
-    wanted = chaos.read_results(straight)
+    found = faults.read_results(job)
+    wanted = faults.read_results(straight)
     assert found["updates"] == wanted["updates"]
     at = {event["rank"]: event["agent"] for event in events.all("worker_started")[:2]}
     (last,) = events.all("worker_started")[2:]
@@ -52,13 +50,13 @@ def test_a_node_whose_rank_was_killed_is_not_used_again(
 
 @pytest.mark.timeout(600)
 def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
-    several_raylets, undisturbed, ranks, chaos, tmp_path
+    several_raylets, undisturbed, ranks, tmp_path
 ):
     straight = undisturbed(60)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     outcome = []
-    aside = chaos.aside(lambda: outcome.append(trainer.run(job, (1, 2))))
+    aside = faults.Aside(lambda: outcome.append(trainer.run(job, (1, 2))))
     # The main thread adds nodes, as Ray's helper ties their lifetime to it.
     events.wait("first_step", 1)
     several_raylets.die()
@@ -76,8 +74,8 @@ def test_nodes_that_die_come_and_are_drained_change_nothing_but_the_pace(
     resumed = [attempt.resumed_step for attempt in events.folder.read_attempts()]
     assert resumed[2:] == [stopped["grow"], stopped["drain"]]  # no step is repeated
     assert outcome[0].checkpoint.step == 60
-    found = chaos.read_results(job)
-    wanted = chaos.read_results(straight)
+    found = faults.read_results(job)
+    wanted = faults.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
     # One run was saved by one rank and the other by two: the whole tensors are equal.

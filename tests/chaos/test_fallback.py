@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import trouble
+from support import faults, trouble
 
 from trainrig.train.elastic import trainer
 from trainrig.train.run.run_folder import RunFolder
@@ -13,7 +13,7 @@ STEPS = 40
 
 @pytest.mark.timeout(600)
 def test_a_replica_that_loses_a_node_continues_in_a_smaller_layout_and_grows_back(
-    several_raylets, make_job, ranks, chaos, tmp_path
+    several_raylets, make_job, ranks, tmp_path
 ):
     training = {
         "steps": STEPS,
@@ -26,9 +26,9 @@ def test_a_replica_that_loses_a_node_continues_in_a_smaller_layout_and_grows_bac
     straight = make_job(tmp_path / "straight", (1, 2), training=training, batches={"epochs": 1e6})
     ranks(2, "train", job=straight.lay_out(2), attempt=RunFolder(straight.folder).take_attempt(0))
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     outcome = []
-    aside = chaos.aside(lambda: outcome.append(trainer.run(job, (1, 2))))
+    aside = faults.Aside(lambda: outcome.append(trainer.run(job, (1, 2))))
     events.wait("first_step", 1)
     several_raylets.die()
     events.wait("first_step", 2)
@@ -45,8 +45,8 @@ def test_a_replica_that_loses_a_node_continues_in_a_smaller_layout_and_grows_bac
     # No step is repeated when the run grows again.
     stopped = {event["why"]: event["step"] for event in events.all("attempt_stopped")}
     assert events.folder.read_attempts()[2].resumed_step == stopped["grow"]
-    found = chaos.read_results(job)
-    wanted = chaos.read_results(straight)
+    found = faults.read_results(job)
+    wanted = faults.read_results(straight)
     assert found["samples"] == wanted["samples"]
     steps = [update[0] for update in found["updates"]]
     assert steps == list(range(1, STEPS + 1))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
 
 from trainrig.config import to_toml
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -59,18 +60,15 @@ class Driver:
         return self.code
 
     def wait(self) -> int:
-        until = time.monotonic() + PATIENCE
-        while (code := self.poll()) is None:
-            assert time.monotonic() < until, self.said.read_text()
-            time.sleep(0.05)
-        return code
+        wait_until(lambda: self.poll() is not None, self.said.read_text, seconds=PATIENCE)
+        assert self.code is not None
+        return self.code
 
     def wait_for(self, is_there: Callable[[], bool]) -> None:
-        until = time.monotonic() + PATIENCE
-        while not is_there():
-            assert self.poll() is None, self.said.read_text()
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(
+            lambda: is_there() or self.poll() is not None, self.said.read_text, seconds=PATIENCE
+        )
+        assert is_there(), self.said.read_text()
 
     def list_lines(self) -> list[str]:
         """Return the lines that trainrig printed, except for alarms about so small a run."""

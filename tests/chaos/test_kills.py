@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 import ray
-import trouble
+from support import faults, trouble
 
 from trainrig.train.elastic import trainer
 from trainrig.train.run import progress
@@ -21,16 +21,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 WHATS = ("rank 0", "rank 1", "agent 0", "agent 1", "controller", "fork server")
 
 
-def kill_at_random(chaos, events, dice, what):
+def kill_at_random(events, dice, what):
     """Kill one of WHATS at a random moment after the first step of an attempt."""
     failed = len(events.all("attempt_failed"))
     events.wait_for_a_step()
     time.sleep(dice.uniform(0.0, 0.5))
     kind, _, rank = what.partition(" ")
     if what == "controller":
-        chaos.kill_actors("TrainController")
+        faults.kill_actors("TrainController")
     elif what == "fork server":
-        chaos.kill_fork_servers()
+        faults.kill_fork_servers()
     else:
         pids = events.ranks("pid" if kind == "rank" else "agent")
         # the process may just have died of another cause
@@ -41,21 +41,21 @@ def kill_at_random(chaos, events, dice, what):
 
 @pytest.mark.timeout(600)
 def test_a_run_with_random_kills_gives_the_same_results(
-    one_ray, undisturbed, assert_equal, chaos, tmp_path
+    one_ray, undisturbed, assert_equal, tmp_path
 ):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"))
     save = trouble.DeadlySave(job.make_batches, step=8, marker=str(tmp_path / "in save"))
     job = dataclasses.replace(job, make_batches=save)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     dice = random.Random(20)
 
     def disturb():
         events.wait("attempt_failed")  # the rank died in its save
         for what in ("controller", "agent 1"):
-            kill_at_random(chaos, events, dice, what)
+            kill_at_random(events, dice, what)
 
-    aside = chaos.aside(disturb)
+    aside = faults.Aside(disturb)
     outcome = trainer.run(job, 2)
     aside.end()
     assert outcome.restarts == 3
@@ -71,16 +71,14 @@ def test_a_run_with_random_kills_gives_the_same_results(
 
 
 @pytest.mark.timeout(600)
-def test_a_hanging_rank_is_killed_with_the_others(
-    one_ray, undisturbed, assert_equal, chaos, tmp_path
-):
+def test_a_hanging_rank_is_killed_with_the_others(one_ray, undisturbed, assert_equal, tmp_path):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"))
     still = trouble.Standing(job.make_batches, step=10, marker=str(tmp_path / "stood"))
     dead = trouble.DeadlyEvaluation(job.make_held_out, marker=str(tmp_path / "in evaluation"))
     job = dataclasses.replace(job, make_batches=still, make_held_out=dead)
     outcome = trainer.run(job, 2)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     assert outcome.restarts == 2
     assert (tmp_path / "stood").exists() and (tmp_path / "in evaluation").exists()
     (hang,) = events.all("hang_seen")
@@ -93,11 +91,11 @@ def test_a_hanging_rank_is_killed_with_the_others(
 
 @pytest.mark.timeout(600)
 def test_worker_agents_outlive_their_ranks_unless_one_does_not_answer(
-    one_ray, undisturbed, assert_equal, chaos, tmp_path
+    one_ray, undisturbed, assert_equal, tmp_path
 ):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     agents = []
     ranks = []
 
@@ -115,7 +113,7 @@ def test_worker_agents_outlive_their_ranks_unless_one_does_not_answer(
         os.kill(ranks[-1][0], signal.SIGKILL)
 
     def kill_one_rank_and_the_coordinator():
-        chaos.kill_actors("Coordinator")
+        faults.kill_actors("Coordinator")
         os.kill(ranks[-1][1], signal.SIGKILL)
 
     def kill_one_rank_while_a_worker_agent_hangs():
@@ -127,7 +125,7 @@ def test_worker_agents_outlive_their_ranks_unless_one_does_not_answer(
         fail(kill_one_rank_and_the_coordinator)
         fail(kill_one_rank_while_a_worker_agent_hangs)
 
-    aside = chaos.aside(disturb)
+    aside = faults.Aside(disturb)
     outcome = trainer.run(job, 2)
     aside.end()
     assert outcome.restarts == 3
@@ -141,12 +139,10 @@ def test_worker_agents_outlive_their_ranks_unless_one_does_not_answer(
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_run_whose_driver_is_killed_is_resumed(
-    start_driver, undisturbed, assert_equal, chaos, tmp_path
-):
+def test_a_run_whose_driver_is_killed_is_resumed(start_driver, undisturbed, assert_equal, tmp_path):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"))
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     first = start_driver(job, 2)
     events.wait("checkpoint")
     first.kill()
@@ -160,7 +156,7 @@ def test_a_run_whose_driver_is_killed_is_resumed(
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_twenty_kills_at_random_instants(
-    one_ray, undisturbed, assert_equal, chaos, write_result, tmp_path
+    one_ray, undisturbed, assert_equal, write_result, tmp_path
 ):
     """Kill once in an evaluation and once in a save, then random processes at random times."""
     seed = int(time.time())
@@ -170,16 +166,16 @@ def test_twenty_kills_at_random_instants(
     save = trouble.DeadlySave(job.make_batches, step=8, marker=str(tmp_path / "in save"))
     dead = trouble.DeadlyEvaluation(job.make_held_out, marker=str(tmp_path / "in evaluation"))
     job = dataclasses.replace(job, make_batches=save, make_held_out=dead)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     plan = [dice.choice(WHATS) for _ in range(18)]
 
     def disturb():
         # Fails in the evaluation at step 6 and in the save at step 8.
         events.wait("attempt_failed", 2)
         for what in plan:
-            kill_at_random(chaos, events, dice, what)
+            kill_at_random(events, dice, what)
 
-    aside = chaos.aside(disturb)
+    aside = faults.Aside(disturb)
     outcome = trainer.run(job, 2)
     aside.end()
     assert_equal(job, straight)

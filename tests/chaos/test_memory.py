@@ -4,7 +4,7 @@ import dataclasses
 
 import psutil
 import pytest
-import trouble
+from support import faults, trouble
 
 from trainrig.ray_runtime.ray_session import connect
 from trainrig.train.elastic import trainer
@@ -34,7 +34,7 @@ def frugal_ray(undisturbed, monkeypatch):
 
 @pytest.mark.timeout(600)
 def test_a_rank_that_takes_too_much_memory_is_killed_and_the_run_continues(
-    frugal_ray, undisturbed, assert_equal, chaos, tmp_path
+    frugal_ray, undisturbed, assert_equal, tmp_path
 ):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"))
@@ -44,7 +44,7 @@ def test_a_rank_that_takes_too_much_memory_is_killed_and_the_run_continues(
     patient = job.training.faults.model_copy(update={"hang_seconds": 120.0})
     training = job.training.model_copy(update={"faults": patient})
     outcome = trainer.run(dataclasses.replace(job, make_batches=greedy, training=training), 2)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     assert (tmp_path / "greedy").exists()
     # Ray chooses which process to kill: usually the train controller, else a worker agent or the
     # fork server.

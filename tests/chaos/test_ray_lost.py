@@ -1,11 +1,10 @@
 """A run whose Ray cluster fails: its raylet or its GCS is killed."""
 
 import contextlib
-import time
 
 import psutil
 import pytest
-import trouble
+from support import faults, trouble
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -25,17 +24,15 @@ def kill_daemon(driver, name):
 
 @pytest.mark.timeout(600)
 def test_a_run_starts_another_ray_when_its_own_is_lost_and_leaves_no_process(
-    start_driver, undisturbed, assert_equal, chaos, tmp_path, short_folder
+    start_driver, undisturbed, assert_equal, tmp_path, short_folder
 ):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     driver = start_driver(job, 2)
     old = []
     for count, name in enumerate(("raylet", "gcs_server"), start=1):
-        while len(events.all("first_step")) < count:
-            assert driver.poll() is None, driver.stderr.read()
-            time.sleep(0.02)
+        events.wait("first_step", count)
         old += kill_daemon(driver, name)
         # The attempt may fail before the driver learns why. Another begins once that Ray has ended.
         events.wait("attempt_started", count + 1)

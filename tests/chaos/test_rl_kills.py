@@ -4,28 +4,19 @@ import dataclasses
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
+from support import faults
+from support.rollout_runs import read_stored_batches
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import list_stored_batches
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
-
-
-def read_rollouts(job):
-    """Return the bytes of each micro-batch that was trained on."""
-    return {
-        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in list_stored_batches(RunFolder(job.folder))
-        for index, file in enumerate(batch.files)
-    }
 
 
 HELD = {"weight": 0.01, "estimator": "k1", "place": "reward", "adaptive": {"target": 0.1}}
@@ -39,7 +30,7 @@ PPO = {"kind": "PPO", "reference": HELD}
     ids=lambda event: event["kind"],
 )
 def test_rollouts_and_weights_are_the_same_after_three_kills(
-    objective, tokens, ranks, start_driver, assert_equal, chaos, tmp_path
+    objective, tokens, ranks, start_driver, assert_equal, tmp_path
 ):
     path = tmp_path / "prompts.jsonl"
     base = str(tmp_path / "base")
@@ -70,7 +61,7 @@ def test_rollouts_and_weights_are_the_same_after_three_kills(
     straight, _, _ = prepare(run)
     ranks(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
     job = dataclasses.replace(straight, folder=str(tmp_path / "run"))
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     first = start_driver(job, 2)
     for failed, rank in ((1, 1), (2, 0)):
         events.wait_for_a_step()
@@ -83,5 +74,5 @@ def test_rollouts_and_weights_are_the_same_after_three_kills(
     assert second.wait(timeout=300) == 0, second.stderr.read()
     assert len(events.all("attempt_failed")) >= 2
     assert events.folder.read_attempts()[-1].resumed_step >= 4
-    assert read_rollouts(job) == read_rollouts(straight)
+    assert read_stored_batches(job) == read_stored_batches(straight)
     assert_equal(job, straight)

@@ -9,20 +9,20 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
+from support import faults
+from support.rollout_runs import read_stored_batches
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
-from trainrig.posttrain.rollouts.reinforcement_stage import prepare
 from trainrig.ray_runtime.ray_session import join
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.reinforcement_stage import prepare
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import write_model
 from trainrig.train.elastic import trainer
 from trainrig.train.run import progress
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import list_stored_batches
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 STEPS = 24
@@ -83,15 +83,6 @@ def straight(make_job, ranks, tmp_path_factory):
     return run
 
 
-def rollouts(job):
-    """Return the bytes of each micro-batch that was trained on."""
-    return {
-        (batch.number, index): (Path(batch.folder) / file["name"]).read_bytes()
-        for batch in list_stored_batches(RunFolder(job.folder))
-        for index, file in enumerate(batch.files)
-    }
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("changes", "how"),
@@ -103,10 +94,10 @@ def rollouts(job):
     ids=["on-policy", "lag", "waves"],
 )
 def test_an_actor_a_rank_and_the_driver_are_killed(
-    changes, how, make_job, straight, start_driver, assert_equal, chaos, tmp_path
+    changes, how, make_job, straight, start_driver, assert_equal, tmp_path
 ):
     job = make_job(tmp_path / "run", actors=1, **changes)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     first = start_driver(job, 1)
     events.wait_for_a_step()
     os.kill(events.wait("rollout_actor_started")["pid"], how)
@@ -124,22 +115,22 @@ def test_an_actor_a_rank_and_the_driver_are_killed(
     second = start_driver(job, 1)
     assert second.wait(timeout=300) == 0, second.stderr.read()
     assert events.folder.read_attempts()[-1].resumed_step >= 4
-    assert rollouts(job) == rollouts(straight(**changes))
+    assert read_stored_batches(job) == read_stored_batches(straight(**changes))
     assert_equal(job, straight(**changes))
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("waves", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_one_two_and_three_actors_sample_the_same_rollouts(
-    waves, several_raylets, make_job, straight, assert_equal, chaos, tmp_path
+    waves, several_raylets, make_job, straight, assert_equal, tmp_path
 ):
     """Start with two nodes for the worker and one actor; add two nodes, then kill one of them."""
     join()
     several_raylets.shrink_to(2)
     job = make_job(tmp_path / "run", actors=(1, 3), waves=waves)
     job = dataclasses.replace(job, training=job.training.model_copy(update={"steps": STEPS}))
-    events = chaos.events(job.folder)
-    aside = chaos.aside(lambda: trainer.run(job, 1))
+    events = faults.Events(job.folder)
+    aside = faults.Aside(lambda: trainer.run(job, 1))
     events.wait_for_a_step()
     assert len(events.all("rollout_actor_started")) == 1
     several_raylets.come()
@@ -152,14 +143,14 @@ def test_one_two_and_three_actors_sample_the_same_rollouts(
     aside.end()
     assert len(events.all("rollout_actor_started")) == 3
     assert len(events.all("attempt_started")) == 1
-    assert rollouts(job) == rollouts(straight(waves=waves))
+    assert read_stored_batches(job) == read_stored_batches(straight(waves=waves))
     assert_equal(job, straight(waves=waves))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_twenty_kills_at_random_instants(
-    make_job, ranks, start_driver, assert_equal, chaos, write_result, tmp_path
+    make_job, ranks, start_driver, assert_equal, write_result, tmp_path
 ):
     """Kill sampling actors, ranks and drivers at random, each after some progress."""
     seed = int(time.time())
@@ -174,7 +165,7 @@ def test_twenty_kills_at_random_instants(
     straight = lengthen(make_job(tmp_path / "straight"))
     ranks(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
     job = lengthen(make_job(tmp_path / "run", actors=1))
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     driver = start_driver(job, 1)
     killed = []
     for _ in range(20):
@@ -202,7 +193,7 @@ def test_twenty_kills_at_random_instants(
         events.wait_for_a_step()
         killed.append((what, round(time.monotonic() - began, 1)))
     assert driver.wait(timeout=900) == 0, driver.stderr.read()
-    assert rollouts(job) == rollouts(straight)
+    assert read_stored_batches(job) == read_stored_batches(straight)
     assert_equal(job, straight)
     spent = vars(progress.measure_goodput(job.folder))
     write_result(

@@ -2,22 +2,18 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
-import trouble
+from support import faults, trouble
+from support.waiting import wait_until
 
 from trainrig.launch.spot.preemption_notices import INTERRUPTION, REBALANCE
 from trainrig.train.elastic import trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "metadata_service.py")))
 
 
 @pytest.fixture
@@ -36,13 +32,6 @@ def agent(several_raylets, metadata_service, tmp_path):
     process.wait()
 
 
-def wait_until(what, *happens):
-    until = time.monotonic() + 120
-    while not all(condition() for condition in happens):
-        assert time.monotonic() < until, what
-        time.sleep(0.02)
-
-
 def make_notice(seconds):
     when = datetime.now(UTC) + timedelta(seconds=seconds)
     return json.dumps({"action": "terminate", "time": when.strftime("%Y-%m-%dT%H:%M:%SZ")})
@@ -51,25 +40,25 @@ def make_notice(seconds):
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twice(
-    several_raylets, agent, metadata_service, undisturbed, chaos, tmp_path
+    several_raylets, agent, metadata_service, undisturbed, tmp_path
 ):
     straight = undisturbed(60)
     # Steps take a second, and the notice comes some 20 s after the first.
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.25)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
 
     def cloud():
         events.wait("first_step")
         metadata_service.refuses = 503  # the service fails for a moment
-        wait_until("trouble", lambda: "status 503" in agent.read_text())
+        wait_until(lambda: "status 503" in agent.read_text())
         metadata_service.refuses = None
         metadata_service.put(REBALANCE, '{"noticeTime": "2026-11-22T08:20:00Z"}')
-        wait_until("a warning", lambda: "this machine may be taken back" in agent.read_text())
+        wait_until(lambda: "this machine may be taken back" in agent.read_text())
         assert not events.all("node_draining")  # a warning alone drains no node
         metadata_service.forget_tokens()
         metadata_service.put(INTERRUPTION, make_notice(120))
 
-    aside = chaos.aside(cloud)
+    aside = faults.Aside(cloud)
     outcome = trainer.run(job, (1, 2))
     aside.end()
     whys = [(event["why"], event["workers"]) for event in events.all("attempt_started")]
@@ -80,7 +69,7 @@ def test_training_saves_and_moves_when_the_notice_comes_and_no_step_is_done_twic
     assert resumed == [0, left] and left > 0
     assert outcome.checkpoint.step == 60
     assert "Ray is draining this machine" in agent.read_text()
-    found = chaos.read_results(job)
-    wanted = chaos.read_results(straight)
+    found = faults.read_results(job)
+    wanted = faults.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name

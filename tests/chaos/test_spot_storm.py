@@ -15,17 +15,17 @@ import time
 from pathlib import Path
 
 import pytest
-import trouble
+from support import faults, trouble
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.filters.filters import Length
 from trainrig.corpus.read import ReadSettings
-from trainrig.launch.spot import loss_trace
-from trainrig.launch.spot.loss_trace import LOST
-from trainrig.launch.spot.rehearse import Replay, build_environment, cluster_for
 from trainrig.train.run import progress
+from trainrig_contrib.spot_rehearsal import loss_trace
+from trainrig_contrib.spot_rehearsal.loss_trace import LOST
+from trainrig_contrib.spot_rehearsal.rehearse import Replay, build_environment, cluster_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -106,10 +106,10 @@ def ensure_ended(*processes):
             process.wait()
 
 
-def measure_goodput(replay, job, chaos):
+def measure_goodput(replay, job):
     """Return the trace's losses and the run's goodput, term by term."""
     spent = progress.measure_goodput(job.folder)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     redone = sum(
         max(0, event["step"] - later["step"])
         for event in events.all("attempt_failed")
@@ -127,16 +127,16 @@ def measure_goodput(replay, job, chaos):
     }
 
 
-def assert_equal_to_undisturbed(job, calm, chaos):
-    found = chaos.read_results(job)
-    wanted = chaos.read_results(calm)
+def assert_equal_to_undisturbed(job, calm):
+    found = faults.read_results(job)
+    wanted = faults.read_results(calm)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_path):
+def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, tmp_path):
     calm = undisturbed(60)
     job = trouble.slowed(calm, str(tmp_path / "run"), seconds=0.06)
     source = make_source(write_pages(tmp_path / "pages", 16, 60))
@@ -155,7 +155,7 @@ def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_p
     with cluster_for(loss_trace.read(path), steady=1, cpus=1) as cluster:
         training = start_training(job, cluster, tmp_path)
         with ensure_ended(training):
-            chaos.events(job.folder).wait("first_step")
+            faults.Events(job.folder).wait("first_step")
             replay = Replay(cluster, events)
             replay.start()
             curating = start_curation(run, cluster, tmp_path)
@@ -165,16 +165,14 @@ def test_a_short_storm_changes_no_loss_and_no_document(undisturbed, chaos, tmp_p
             replay.stop()
     made = manifest.read_manifest(run.output)
     assert (made.content, made.counts) == (wanted.content, wanted.counts)
-    assert_equal_to_undisturbed(job, calm, chaos)
+    assert_equal_to_undisturbed(job, calm)
     assert sum(event.event == LOST for event in replay.played) == 2
-    assert len(chaos.events(job.folder).all("attempt_started")) > 1
+    assert len(faults.Events(job.folder).all("attempt_started")) > 1
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_ten_minutes_of_storm_change_no_loss_and_no_document(
-    undisturbed, chaos, write_result, tmp_path
-):
+def test_ten_minutes_of_storm_change_no_loss_and_no_document(undisturbed, write_result, tmp_path):
     seconds = float(os.environ.get("STORM_SECONDS", "600"))
     seed = int(os.environ.get("STORM_SEED", str(int(time.time()))))
     # A node is lost about every 25 s. Notices are a tenth of Amazon's and a fifth of Google's.
@@ -193,7 +191,7 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
     with cluster_for(events, steady=1, cpus=1) as cluster:
         training = start_training(job, cluster, tmp_path)
         with ensure_ended(training):
-            chaos.events(job.folder).wait("first_step")
+            faults.Events(job.folder).wait("first_step")
             replay = Replay(cluster, events)
             replay.start()
             # starts one curation after the other
@@ -208,8 +206,8 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
                 crawls += 1
             assert training.wait(1800) == 0, (tmp_path / "train.log").read_text()[-2000:]
             replay.stop()
-    assert_equal_to_undisturbed(job, calm, chaos)
-    assert len(chaos.events(job.folder).all("attempt_started")) > 1
+    assert_equal_to_undisturbed(job, calm)
+    assert len(faults.Events(job.folder).all("attempt_started")) > 1
     write_result(
         "spot_storm.json",
         {
@@ -219,6 +217,6 @@ def test_ten_minutes_of_storm_change_no_loss_and_no_document(
             "steps": steps,
             "curations": crawls,
             "byte_equal": True,
-            **measure_goodput(replay, job, chaos),
+            **measure_goodput(replay, job),
         },
     )

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-import trouble
+from support import faults, trouble
 
 from trainrig.errors import Unfinished
 from trainrig.train.elastic import trainer
@@ -16,12 +16,12 @@ from trainrig.train.elastic import trainer
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
 
-def stop_at_random(job, chaos, dice, how):
+def stop_at_random(job, dice, how):
     """Train, ask to stop at a random moment, and return the step of the stop, or None.
 
     A run that ends before the request gets none: the next attempt would be stopped instead.
     """
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     before = len(events.all("first_step"))
     late = threading.Event()
     one_at_a_time = threading.Lock()
@@ -42,7 +42,7 @@ def stop_at_random(job, chaos, dice, how):
 
     # Signals that arrive as the run ends must not end the tests.
     handlers = [(sign, signal.signal(sign, lambda *_: None)) for sign in HOWS if sign != "file"]
-    aside = chaos.aside(ask)
+    aside = faults.Aside(ask)
     try:
         trainer.run(job, 2)
     except Unfinished as stopped:
@@ -63,7 +63,7 @@ HOWS = (signal.SIGTERM, "file", signal.SIGINT)
 
 @pytest.mark.timeout(600)
 def test_a_run_stopped_ten_times_gives_the_same_results(
-    one_ray, undisturbed, assert_equal, chaos, tmp_path
+    one_ray, undisturbed, assert_equal, tmp_path
 ):
     straight = undisturbed(160)
     # The request comes within 1 s, ten of these steps, and is noticed soon after. 160 steps outlast
@@ -71,11 +71,11 @@ def test_a_run_stopped_ten_times_gives_the_same_results(
     # last stop.
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
     dice = random.Random(6)
-    stops = [stop_at_random(job, chaos, dice, HOWS[number % 3]) for number in range(10)]
+    stops = [stop_at_random(job, dice, HOWS[number % 3]) for number in range(10)]
     assert None not in stops
     assert not Path(job.folder, "stop").exists()
     trainer.run(job, 2)
-    resumed = [attempt.resumed_step for attempt in chaos.events(job.folder).folder.read_attempts()]
+    resumed = [attempt.resumed_step for attempt in faults.Events(job.folder).folder.read_attempts()]
     assert resumed == [0, *stops]  # no step is repeated
     assert_equal(job, straight)
 
@@ -83,11 +83,11 @@ def test_a_run_stopped_ten_times_gives_the_same_results(
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_ctrl_c_at_a_terminal_ends_a_driver_as_unfinished_and_its_ray_lives_until_then(
-    start_driver, undisturbed, assert_equal, chaos, tmp_path
+    start_driver, undisturbed, assert_equal, tmp_path
 ):
     straight = undisturbed(40)
     job = trouble.slowed(straight, str(tmp_path / "run"))
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     first = start_driver(job, 2)
     events.wait("first_step")
     os.killpg(first.pid, signal.SIGINT)  # acts like a terminal: Ray's processes get the signal too
@@ -103,7 +103,7 @@ def test_ctrl_c_at_a_terminal_ends_a_driver_as_unfinished_and_its_ray_lives_unti
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_a_hundred_stops_at_random_instants(
-    one_ray, undisturbed, assert_equal, chaos, write_result, tmp_path
+    one_ray, undisturbed, assert_equal, write_result, tmp_path
 ):
     straight = undisturbed(400)
     seed = int(time.time())
@@ -115,13 +115,13 @@ def test_a_hundred_stops_at_random_instants(
         job = trouble.slowed(straight, str(tmp_path / f"run-{runs}"))
         while len(stops) < 100:
             how = dice.choice(HOWS)
-            step = stop_at_random(job, chaos, dice, how)
+            step = stop_at_random(job, dice, how)
             if step is None:
                 break
             stops.append(step)
         trainer.run(job, 2)
         assert_equal(job, straight)
-        failed = chaos.events(job.folder).all("attempt_failed")
+        failed = faults.Events(job.folder).all("attempt_failed")
         assert not failed, failed
     write_result(
         "stops.json",

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
+from support import faults
 
 from trainrig import manifest
 from trainrig.corpus.curate import Curation
@@ -151,13 +152,13 @@ def garble_steps(rows: list[dict[str, str]], folder: Path) -> tuple[str, dict[in
 
 @pytest.mark.timeout(3_000)
 def test_a_report_page_explains_a_run_with_bad_data_a_kill_and_a_resize(
-    one_ray, chaos, test_data, write_result, tmp_path
+    one_ray, test_data, write_result, tmp_path
 ):
     rows = read_documents(test_data / "crawl")
     task = write_task(rows, tmp_path)
     tokens, urls = garble_steps(rows, tmp_path)
     run = make_run(tokens, tmp_path / "run", 2, task)
-    events = chaos.events(run.output)
+    events = faults.Events(run.output)
 
     def trouble():
         events.wait("checkpoint", 2)
@@ -168,7 +169,7 @@ def test_a_report_page_explains_a_run_with_bad_data_a_kill_and_a_resize(
         Path(run.output, "stop").touch()
 
     began = time.monotonic()
-    aside = chaos.aside(trouble)
+    aside = faults.Aside(trouble)
     with pytest.raises(Unfinished):
         pretrain(run)
     aside.end()

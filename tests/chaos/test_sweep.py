@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from support.waiting import wait_until
 
 from trainrig import config
 from trainrig.corpus.curate import Curation, curate
@@ -61,11 +62,9 @@ def killed_after(run: Sweep, runs: int, folder: Path) -> dict[str, int]:
     Returns the number of attempts of each finished run.
     """
     process = start_driver(run, folder)
-    until = time.monotonic() + PATIENCE
-    while len(find_finished_runs(run)) < runs:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(
+        lambda: len(find_finished_runs(run)) >= runs, process=process, seconds=PATIENCE, every=0.05
+    )
     process.send_signal(signal.SIGKILL)
     process.communicate()
     return {folder: len(RunFolder(folder).read_attempts()) for folder in find_finished_runs(run)}

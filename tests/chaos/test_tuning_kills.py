@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-import trouble
+from support import faults, trouble
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.posttrain.conversations import encode_conversations
@@ -96,14 +96,14 @@ def tuning_job(tokens, tmp_path):
     ids=["lora", "dpo", "classes"],
 )
 def test_fine_tuning_gives_the_same_results_after_kills_and_with_fewer_workers(
-    rows, changes, tuning_job, ranks, start_driver, assert_equal, chaos, tmp_path
+    rows, changes, tuning_job, ranks, start_driver, assert_equal, tmp_path
 ):
     straight = tuning_job(rows, **changes)
     ranks(1, "train", job=straight, attempt=RunFolder(straight.folder).take_attempt(0))
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.05)
     save = trouble.DeadlySave(job.make_batches, step=8, marker=str(tmp_path / "in save"))
     job = dataclasses.replace(job, make_batches=save)
-    events = chaos.events(job.folder)
+    events = faults.Events(job.folder)
     first = start_driver(job, 2)
     events.wait("attempt_failed")  # rank 0 died in its save
     events.wait_for_a_step()

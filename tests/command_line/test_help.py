@@ -104,10 +104,10 @@ def test_the_top_groups_all_commands_in_the_order_of_the_data_path(
     titles = re.findall(r"^(\w.*):$", page.partition("Options:")[2], re.MULTILINE)
     assert titles == list(SECTIONS)
     listed = re.findall(r"^  ([a-z][a-z-]*)  ", page, re.MULTILINE)
-    assert sorted(listed) == sorted(ROOT.commands)
+    assert sorted(listed) == sorted(ROOT.commands)  # type: ignore[attr-defined]
     path = ["curate", "tokenizer", "tokenize", "pretrain", "posttrain", "evaluate"]
     assert [name for name in listed if name in path] == path
-    for found in ROOT.commands.values():
+    for found in ROOT.commands.values():  # type: ignore[attr-defined]
         # A rendered line may break at a hyphen.
         assert extract_summary(found.help) in " ".join(page.split()).replace("- ", "-")
 

@@ -82,7 +82,11 @@ def test_without_a_writable_user_cache_functions_are_kept_next_to_the_package(
 
 
 def test_the_shipped_functions_depend_on_their_sources() -> None:
-    folder = Path(module.__file__).parent / "signatures"
-    shingles = module._find_imports(folder / "shingles.py")
-    assert folder / "normalised_texts.py" in shingles  # the compiled code contains its flags
-    assert folder / "minhash.py" not in shingles
+    corpus = Path(module.__file__).parent
+    shingles = module._find_imports(corpus / "signatures" / "shingles.py")
+    assert corpus / "signatures" / "normalised_texts.py" in shingles  # compiled into its code
+    assert corpus / "dedup" / "exact_repeats.py" not in shingles
+    extra = corpus.parents[1] / "trainrig_contrib" / "datatrove_signals"
+    counts = module._find_imports(extra / "datatrove_counts.py")
+    assert {extra / "spacy_tables.py", corpus / "signals" / "text_arrays.py"} <= counts
+    assert len(module._compute_digest(extra / "datatrove_counts.py")) == 16

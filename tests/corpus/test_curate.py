@@ -599,7 +599,7 @@ def test_a_rule_that_wipes_out_a_source_stops_the_run_and_loses_nothing(
         for source in sources
     )
     with pytest.raises(
-        DataError, match=r"Length\.too_short drops 12 of the 12 documents of source 'web'"
+        DataError, match=r"Length\.too_short drops 12 of.*12 documents.*source 'web'"
     ):
         curate(make_run(archives, output, sources=wiping))
     with mock.patch("trainrig.corpus.curate.read_all_pages", side_effect=AssertionError):
@@ -631,7 +631,7 @@ def test_documents_get_buckets_by_percentile_in_their_language(tmp_path: Path) -
     assert in_order == ["head"] * 3 + ["middle"] * 3 + ["tail"] * 4
     curate(run.model_copy(update={"buckets": None}))
     assert {row["bucket"] for row in read_rows(run.output, KEPT, ["bucket"])} == {None}
-    with pytest.raises(ValueError, match=r"this run does not measure 'wordz'.*'words'"):
+    with pytest.raises(ValueError, match=r"not measure 'wordz'.*'words'"):
         make_run_on_pages(tmp_path, pages, buckets=Buckets(signal="wordz"))
     with pytest.raises(ValueError, match="must increase between 0 and 1"):
         Buckets(shares=(0.6, 0.3))
@@ -654,7 +654,7 @@ def test_scores_are_columns_that_rules_may_bound(tmp_path: Path) -> None:
     assert sorted(kept) == sorted(shares)[: len(kept)] and len(kept) < 6
     assert made.counts["dropped_by"]["Score.water_not_lowest"] == 6 - len(kept)
     (tmp_path / "list.txt").write_text("river\n")
-    with pytest.raises(OutputTaken, match="input `scorer water` has other contents"):
+    with pytest.raises(OutputTaken, match=r"input `scorer water`.*contents"):
         curate(run.model_copy(update={"sources": (stricter,)}))
 
 
@@ -683,7 +683,7 @@ def test_a_rule_about_an_unmeasured_signal_is_refused() -> None:
     rule = {"kind": "Score", "signal": "refinedweb_removed_words", "most": 3.0}
     table = {"name": "web", "paths": ["a.warc"], "filters": [rule]}
     data = {"stage": "curate", "output": "out", "sources": [table]}
-    with pytest.raises(ConfigError, match="but source 'web' does not measure it"):
+    with pytest.raises(ConfigError, match="source 'web' does not measure"):
         config.build(Curation, data, "run.toml")
     table["rewrites"] = [{"kind": "RefinedWebLines"}]
     config.build(Curation, data, "run.toml")
@@ -789,7 +789,7 @@ def test_a_file_of_another_format_than_its_name_is_counted(
     path.write_bytes(content)
     source = CurationSource(name="web", paths=(str(path),))
     run = Curation(output=str(tmp_path / "out"), workers=0, sources=(source,))
-    with pytest.raises(DataError, match=r"nothing to curate; no record gave a document, of 1 read"):
+    with pytest.raises(DataError, match=r"nothing to curate.*1 read"):
         curate(run)
     assert not Path(run.output).exists()
     both = source.model_copy(update={"paths": (f"{archives}/web/a.warc.gz", str(path))})
@@ -835,7 +835,7 @@ def test_when_nothing_is_kept_the_reasons_are_reported(tmp_path: Path) -> None:
 def test_two_sources_of_one_name_are_refused() -> None:
     table = {"name": "web", "paths": ["a.warc"]}
     data = {"stage": "curate", "output": "out", "sources": [table, table]}
-    with pytest.raises(ConfigError, match=r"run\.toml: 2 sources have the name 'web'; give each"):
+    with pytest.raises(ConfigError, match=r"run\.toml: 2 sources.*name 'web'"):
         config.build(Curation, data, "run.toml")
 
 

@@ -2,19 +2,17 @@
 
 import gzip
 import itertools
-import json
-import random
-import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from support.random_pages import make_lines
+from support.waiting import wait_until
 
 from trainrig import config, manifest, storage
 from trainrig.corpus import row_schema
@@ -24,33 +22,6 @@ from trainrig.corpus.filters.filters import C4, Length
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.signals.text_signals import SIGNALS
 from trainrig.errors import DataError
-
-_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-Proxy = _proxies["Proxy"]
-proxy = _proxies["proxy"]
-
-WORDS = [
-    "keeper",
-    "lighthouse",
-    "harbor",
-    "lamp",
-    "window",
-    "river",
-    "bridge",
-    "garden",
-    "letter",
-    "market",
-    "engine",
-    "valley",
-]
-
-
-def make_lines(count: int, seed: int = 0) -> bytes:
-    """Return JSON lines of unrelated texts; every tenth is short."""
-    dice = random.Random(seed)
-    texts = (" ".join(dice.choices(WORDS, k=8 if n % 10 == 0 else 60)) for n in range(count))
-    rows = (json.dumps({"url": f"http://a/{n}", "text": text}) for n, text in enumerate(texts))
-    return "".join(f"{row}\n" for row in rows).encode()
 
 
 def make_run(path: str, output: str, **changes: Any) -> Curation:
@@ -97,10 +68,7 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
     command = [sys.executable, "-c", DRIVE, str(tmp_path / "run.toml")]
     parts = Path(run.output, "scratch", "pages")
     with subprocess.Popen(command) as driver:
-        until = time.monotonic() + 300
-        while len(list(parts.glob("*.parquet"))) < 2:
-            assert driver.poll() is None and time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: len(list(parts.glob("*.parquet"))) >= 2, process=driver, seconds=300)
         if failed_page == "driver":
             driver.kill()
         else:

@@ -1,8 +1,5 @@
-"""Fixtures of the training tests: tiny token shards and runs."""
+"""Rows of random documents, and a tokenizer with all special tokens of the objectives."""
 
-import runpy
-from pathlib import Path
+from support.denoising_rows import encoder, make_rows
 
-TRAIN = Path(__file__).parents[1] / "train"
-globals().update(runpy.run_path(str(TRAIN / "tiny.py")))
-globals().update(runpy.run_path(str(TRAIN / "peaks.py")))
+__all__ = ["encoder", "make_rows"]

@@ -8,13 +8,13 @@ import torch
 from trainrig.errors import ConfigError
 from trainrig.estimate.activation_bytes import NO_MASKS, RowMasks
 from trainrig.estimate.run_cost import DeviceChoice
-from trainrig.estimate.training_facts import estimate_pretraining
+from trainrig.estimate.training_check import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.decoder import initialise
 from trainrig.models.encoder import build_model
-from trainrig.objectives import UL2, CausalLM, PrefixLM, SpanCorruption
+from trainrig.objectives.objective_kinds import UL2, CausalLM, PrefixLM, SpanCorruption
 from trainrig.parallel.recompute import Full, choose_kept, recompute
 from trainrig.train.run_file.training_settings import Training
 
@@ -87,11 +87,9 @@ def test_check_refuses_a_kernel_of_attention_that_its_device_or_model_rules_out(
 
     check("h100", "flash")
     check("cpu-core", "plain")
-    with pytest.raises(ConfigError, match="'flash': it needs a GPU, but the device is a CPU; use"):
+    with pytest.raises(ConfigError, match=r"'flash'.*needs a GPU.*CPU"):
         check("cpu-core", "flash")
-    with pytest.raises(
-        ConfigError, match=r"'flash': it does not support attention\.sinks; use 'auto'"
-    ):
+    with pytest.raises(ConfigError, match=r"'flash'.*not support attention\.sinks.*'auto'"):
         check("h100", "flash", sinks=True)
     ring = Training(
         steps=1,
@@ -102,7 +100,7 @@ def test_check_refuses_a_kernel_of_attention_that_its_device_or_model_rules_out(
     with pytest.raises(ConfigError, match="RingAttention"):
         ring.check_attention(DecoderConfig(**SIZES, positions=64))
     pair = Training(steps=1, attention={"kernel": "plain"})
-    with pytest.raises(ConfigError, match="an encoder and decoder read all rows under masks"):
+    with pytest.raises(ConfigError, match="encoder and decoder read"):
         pair.check_attention(EncoderDecoderConfig(**SIZES, positions=64))
 
 

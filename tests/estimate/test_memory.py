@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from support.one_batch import OneBatch, draw_micro_batch
 
 from trainrig.estimate import activation_bytes
 from trainrig.estimate.activation_bytes import estimate_per_token
@@ -21,7 +21,6 @@ from trainrig.objectives import chunked_head
 from trainrig.optim import Constant
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.parallel.recompute import Full, Selective
-from trainrig.tokens.batches import TOKENS, MicroBatch, build_token_arrays
 from trainrig.train.run_file.training_settings import Training
 from trainrig.train.training_job import TrainingJob
 
@@ -29,32 +28,10 @@ MODEL = DecoderConfig(layers=4, channels=128, heads=4, vocabulary=512, positions
 LARGE = DecoderConfig(layers=32, channels=4096, heads=32, vocabulary=32_768)
 
 
-class OneBatch:
-    """Batches that repeat one micro-batch `count` times a step."""
-
-    def __init__(self, rows: int, count: int, length: int) -> None:
-        ids = np.random.default_rng(0).integers(0, 512, (rows, length + 1))
-        number = np.arange(rows)
-        pieces = np.zeros((0, 3), dtype=np.int64)
-        self._batch = MicroBatch(
-            build_token_arrays(ids[:, :-1].copy(), ids[:, 1:].copy()), number, number * 0, pieces
-        )
-        self._count = count
-
-    def micro_batches(self, step: int) -> int:
-        return self._count
-
-    def denominators(self, step: int) -> dict[str, int]:
-        return {TOKENS: self._count * self._batch.ids.size}
-
-    def micro_batch(self, step: int, index: int) -> MicroBatch:
-        return self._batch
-
-
 @pytest.fixture
 def peak(measure_peak: Callable[..., int]) -> Callable[..., int]:
     def measure(training: Training, rows: int, count: int, length: int = 128) -> int:
-        batches = OneBatch(rows, count, length)
+        batches = OneBatch(draw_micro_batch(rows, length, 512), count)
         return measure_peak(
             TrainingJob(
                 folder="",

@@ -6,7 +6,7 @@ import torch
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.step_memory import estimate_step_memory
-from trainrig.estimate.training_facts import estimate_pretraining
+from trainrig.estimate.training_check import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.decoder import Decoder, DecoderConfig
@@ -78,7 +78,8 @@ def test_no_step_allocates_more_than_the_estimate(settings, model):
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     made = [
-        part._make_slots(list(part._list_units()), torch.device("cpu")) for part in optimizer.parts
+        part._make_slots(list(part._list_units()), torch.device("cpu"))  # type: ignore[attr-defined]
+        for part in optimizer.parts
     ]
     room = max(sum(slot.nbytes for slot in slots) for slots in made)
     estimated = estimate_step_memory(model, train(optimizer=settings), 1, 8, 2, 64).optimizer
@@ -107,7 +108,7 @@ def test_a_save_gathers_no_offloaded_rows_on_the_device():
     rows = []
     for hosted in (False, True):
         parts = ModelParts.of(MODEL, train(hosted), 2, 1)
-        counted, _ = parts.count_held([range(4)])
+        counted, _ = parts.count_with_ends([range(4)])
         rows.append(slice_parameters(counted, 2, 1, 2, parts.hosted).rows)
     assert rows[1] == rows[0] / 3 > 0
 

@@ -1,16 +1,15 @@
 """What `trainrig check` reports about corrupted rows, compared with rows that are corrupted."""
 
 import re
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trainrig.estimate.training_facts import compute_padded_share, describe_rows
-from trainrig.objectives import (
+from trainrig.estimate.training_check import compute_padded_share, describe_rows
+from trainrig.objectives.objective_interface import find_corruption
+from trainrig.objectives.objective_kinds import (
     UL2,
     CausalLM,
     MaskedLM,
@@ -18,12 +17,8 @@ from trainrig.objectives import (
     PrefixLM,
     SpanCorruption,
 )
-from trainrig.objectives.objective_interface import find_corruption
 from trainrig.tokens.batches import DECODER_IDS, IGNORE, PREFIXES, SEGMENTS
 from trainrig.tokens.rows.batch_stages import BatchSettings
-
-denoising = Path(__file__).parents[1] / "objectives" / "denoising" / "conftest.py"
-globals().update(runpy.run_path(str(denoising)))
 
 LENGTH = 128
 MICRO_BATCH = 4

@@ -8,7 +8,7 @@ from trainrig.estimate.activation_bytes import MASTER, RowMasks, estimate_layers
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.estimate.step_memory import estimate_step_memory
-from trainrig.estimate.training_facts import estimate_pretraining
+from trainrig.estimate.training_check import estimate_pretraining
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.decoder import DecoderConfig
@@ -86,7 +86,7 @@ def test_the_weights_are_those_that_real_ranks_hold(ranks, job_of, axis, workers
     # last stage.
     assert expected in {count * MASTER for count in held}
     # tensor-parallel ranks hold one norm together
-    alike = parallel.get("tensor", {"ranks": 1})["ranks"]
+    alike = parallel.get("tensor", {"ranks": 1})["ranks"]  # type: ignore[attr-defined]
     assert max(held) * MASTER - expected in (0, MASTER * 64 * 2 * alike // workers)
 
 
@@ -139,7 +139,7 @@ def test_a_save_gathers_the_rows_that_real_ranks_gather(ranks, job_of, model, pa
     job = job_of(model, parallel, workers)
     gathered = ranks(workers, "gathered_for_a_save", job=job)
     tensor, expert = (parallel.get(axis, {"ranks": 1})["ranks"] for axis in ("tensor", "expert"))
-    counted, _ = ModelParts.of(model, job.training, tensor, expert).count_held([range(4)])
+    counted, _ = ModelParts.of(model, job.training, tensor, expert).count_with_ends([range(4)])
     estimated = slice_parameters(counted, workers // tensor, expert, tensor).rows
     assert gathered == [estimated] * workers
     assert (estimated > 0) == (tensor > 1)

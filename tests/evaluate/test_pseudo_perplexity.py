@@ -86,12 +86,12 @@ def test_a_scorecard_of_an_encoder_has_its_accuracy(run):
 
 
 def test_an_encoder_is_refused_for_generation_and_causal_tasks(run, tokens, model, tmp_path):
-    with pytest.raises(ConfigError, match="is an encoder, which cannot continue a text"):
+    with pytest.raises(ConfigError, match="encoder, which cannot continue"):
         OpenedModel.load(run.model_copy(update={"tasks": (TaskChoice(task="piqa"),)}))
-    with pytest.raises(DataError, match="an encoder, which does not continue"):
+    with pytest.raises(DataError, match="encoder, which does not"):
         TextGenerator.open(run.checkpoint)
     encoder = Encoder.load(tokens)  # this tokenizer has no mask token
     write_model(str(tmp_path / "plain"), CONFIG, encoder.text, model.state_dict())
     changed = {"checkpoint": str(tmp_path / "plain"), "tokens": tokens}
-    with pytest.raises(DataError, match="no special token has the role 'mask'"):
+    with pytest.raises(DataError, match="role 'mask'"):
         evaluate(run.model_copy(update=changed))

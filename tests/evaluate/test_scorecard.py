@@ -179,9 +179,7 @@ def test_any_number_of_workers_writes_the_same_bytes(ask):
 
 def test_programs_run_only_with_consent(ask):
     run = ask("card", "code", limit=4)
-    with pytest.raises(
-        ConfigError, match="'code' runs programs that the model writes; set run_code"
-    ):
+    with pytest.raises(ConfigError, match=r"'code' runs programs.*run_code"):
         evaluate(run)
     assert not Path(run.output).exists()
     run = run.model_copy(update={"run_code": True})
@@ -204,7 +202,7 @@ def test_a_chat_task_needs_a_tokenizer_with_turns(ask, tmp_path, tiny_model, tin
     text = tiny_encoder.text.replace("<|user|>", "<|somebody|>")
     write_model(str(tmp_path / "base"), tiny_model.config, text, tiny_model.state_dict())
     run = ask("card", "follow", chat=True).model_copy(update={"checkpoint": str(tmp_path / "base")})
-    with pytest.raises(DataError, match="no special token has the role 'user'"):
+    with pytest.raises(DataError, match="role 'user'"):
         evaluate(run)
     assert not Path(run.output).exists()
 

@@ -106,7 +106,7 @@ class Drawn:
         with patch.object(
             context_ring, "_RingTransfer", lambda tensor, _: SimpleNamespace(wait=lambda: tensor)
         ):
-            seen = context_ring.Ring(alone, documents, *settings).attend(*parts, sinks)
+            seen = context_ring.Ring(alone, documents, *settings).attend(*parts, sinks)  # type: ignore[call-arg]
             learnt = parts if sinks is None else [*parts, sinks]
             return [seen.detach(), *torch.autograd.grad(seen, learnt, self.gradient)]
 

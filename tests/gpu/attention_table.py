@@ -25,11 +25,11 @@ from typing import Any
 from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "platform"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "platform"), str(ROOT / "tests")]
 
 import torch  # noqa: E402
-from attention_rows import Drawn, Rows  # noqa: E402
-from own_process import alone  # noqa: E402
+from gpu.attention_rows import Drawn, Rows  # noqa: E402
+from gpu.own_process import alone  # noqa: E402
 from torch.nn.attention import flex_attention as torch_flex  # noqa: E402
 
 from trainrig.models.kernels.blocked_attention import blocked_attention  # noqa: E402

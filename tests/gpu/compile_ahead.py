@@ -15,10 +15,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[1])]
 
-import step_table  # noqa: E402
-from own_process import ROW_SECONDS, collect, start  # noqa: E402
+from gpu import step_table  # noqa: E402
+from gpu.own_process import ROW_SECONDS, collect, start  # noqa: E402
 
 from trainrig.parallel.mesh import join_group, use_device  # noqa: E402
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
-sys.path[:0] = [str(Path(__file__).parents[2] / "platform"), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("platform", "tests")]
 
 import torch  # noqa: E402
-from attention_rows import RINGS, ROWS, Rows  # noqa: E402
+from gpu.attention_rows import RINGS, ROWS, Rows  # noqa: E402
 
 from trainrig.models.kernels import kernel_support  # noqa: E402
 from trainrig.parallel.sharding import gradient_kernels, gradient_norm  # noqa: E402

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[1])]
 
-import step_table  # noqa: E402 - puts the package on the path, too
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from own_process import alone  # noqa: E402
+from gpu import step_table  # noqa: E402 - puts the package on the path, too
+from gpu.own_process import alone  # noqa: E402
 
 from trainrig.models.architecture.decoder_config import DecoderConfig  # noqa: E402
 from trainrig.parallel import numerics  # noqa: E402

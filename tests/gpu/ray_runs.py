@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-FOUND = [str(ROOT / "platform"), str(ROOT), str(ROOT / "tests" / "chaos")]
+FOUND = [str(ROOT / "platform"), str(ROOT / "tests")]
 sys.path[:0] = FOUND
 # Ray's workers import the module that wraps the batches.
 os.environ["PYTHONPATH"] = os.pathsep.join([*FOUND, os.environ.get("PYTHONPATH", "")])
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-import trouble  # noqa: E402
-from raylets import MEMORY, Raylets  # noqa: E402
-from tests.chaos.conftest import Aside, Events, read_results  # noqa: E402
-from tests.train.tiny import tokenized  # noqa: E402
+from support import trouble  # noqa: E402
+from support.faults import Aside, Events, read_results  # noqa: E402
+from support.raylets import MEMORY, Raylets  # noqa: E402
+from support.tiny_runs import tokenized  # noqa: E402
 
 from trainrig.ray_runtime.ray_session import join  # noqa: E402
 from trainrig.train.elastic import trainer  # noqa: E402

@@ -27,7 +27,8 @@ def command() -> list[str]:
 
 def environment() -> dict[str, str]:
     """Return the environment with the package on the path and without pytest plug-ins."""
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), f"{ROOT}/platform"]))
+    found = [os.environ.get("PYTHONPATH"), f"{ROOT}/platform", f"{ROOT}/tests"]
+    path = os.pathsep.join(filter(None, found))
     return os.environ | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 

@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "platform"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "platform"), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from gpu.own_process import ROW_SECONDS, alone  # noqa: E402
+from gpu.peer_loops import PEERS, PeerLoop  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
-from own_process import ROW_SECONDS, alone  # noqa: E402
-from peer_loops import PEERS, PeerLoop  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 from trainrig import hardware  # noqa: E402

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.models.attention_kernels import CASES, called, documented
+from support.attention_kernels import CASES, called, documented
 
 from trainrig.models.attention import Sight
 from trainrig.models.decoder import Decoder, DecoderConfig

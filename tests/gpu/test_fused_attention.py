@@ -1,15 +1,10 @@
 """Attention kernels for documents, windows, caps, sinks and ALiBi, compared with plain products."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from attention_rows import RINGS, ROWS, Rows
+from gpu.attention_rows import RINGS, ROWS, Rows
 
 from trainrig.models.kernels.kernel_choice import (
     AttentionCase,

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from support.losses import cross_entropy_sum
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel import numerics
 from trainrig.parallel.host_copies import keep_on_host
 from trainrig.parallel.recompute import Full, choose_kept, recompute

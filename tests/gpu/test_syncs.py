@@ -1,19 +1,14 @@
 """Number of times that a step waits for the device: run by `make gpu`."""
 
-import sys
 import warnings
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from gpu import step_table
 
 from trainrig.parallel.mesh import join_group
-
-sys.path[:0] = [str(Path(__file__).parent)]
-
-import step_table  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

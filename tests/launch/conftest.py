@@ -1,13 +1,8 @@
 """Fixtures of runs supervised by this process, with records on disk or in a bucket."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from trainrig.launch.supervise.run_record import Home
-
-sys.path.insert(0, str(Path(__file__).parent))  # tests are no package, and share modules
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -24,6 +19,6 @@ def local(tmp_path):
 
 @pytest.fixture
 def supervise(tmp_path):
-    from attended import Attended
+    from support.launch.attended import Attended
 
     return lambda home, code, **limits: Attended(home, tmp_path, code, **limits)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -10,16 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from support.random_pages import make_lines
 
 from trainrig import config, storage
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.filters.filters import Length
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.run_record import Home
-
-lines = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))[
-    "make_lines"
-]
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -47,7 +43,7 @@ def ray_folder():
 
 
 def test_no_secret_is_in_anything_that_an_attended_run_leaves(s3, ray_folder, tmp_path):
-    storage.write(f"{s3}/pages.jsonl", lines(60))
+    storage.write(f"{s3}/pages.jsonl", make_lines(60))
     source = CurationSource(name="web", paths=(f"{s3}/pages.jsonl",), filters=(Length(),))
     run = Curation(output=f"{s3}/out", workers=1, sources=(source,))
     home = str(tmp_path / "home")

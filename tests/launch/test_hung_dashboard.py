@@ -22,8 +22,9 @@ from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.run_record import Home
 
 SERVER = """
-import runpy, sys, threading
-with runpy.run_path(sys.argv[1])["serving"]() as found:
+import sys
+from support.launch.jobs_server import serving
+with serving() as found:
     print(found.address, flush=True)
     sys.stdin.read()
 """
@@ -50,7 +51,7 @@ class Dashboard:
 
 @pytest.fixture
 def dashboard() -> Iterator[Dashboard]:
-    command = [sys.executable, "-c", SERVER, str(Path(__file__).with_name("jobs_server.py"))]
+    command = [sys.executable, "-c", SERVER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
         yield Dashboard(process.stdout.readline().strip(), process)
@@ -66,7 +67,7 @@ def test_the_timeout_covers_all_tries_together(
     monkeypatch.setattr(ray_jobs, "SILENT_SECONDS", 0.2)
     dashboard.hang()
     began = time.monotonic()
-    with pytest.raises(Unreachable, match=r"no answer in 2 s; its process may hang"):
+    with pytest.raises(Unreachable, match="answer in 2 s"):
         RayJobs(dashboard.address, 2.0).fetch_versions()
     # If each try had the whole timeout, this would take six seconds or more.
     assert 2.0 <= time.monotonic() - began < 2.0 * ray_jobs.CONNECT_TRIES

@@ -4,23 +4,22 @@ import contextlib
 import json
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launch import jobs_server
+from support.waiting import wait_until
 
 from trainrig import cli, storage
 from trainrig.launch.supervise.run_record import Home, RunRecord
 
-_server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
 NEVER_DONE = 50_000  # pages: most of a minute of a core; a test stops the run long before
 PATIENCE = 120.0  # s: ends a broken test
 
@@ -79,19 +78,11 @@ class User:
 
     def run(self) -> RunRecord:
         """Return the only run, once it is recorded."""
-        return wait_for(lambda: Home(str(self.folder / "home")).list())[0]
+        return wait_until(lambda: Home(str(self.folder / "home")).list())[0]
 
     def wait_for_event(self, name: str, attempt: int = 1) -> dict[str, Any]:
         run = self.run()
-        return wait_for(lambda: [e for e in run.read_events(attempt) if e["event"] == name])[0]
-
-
-def wait_for(look: Callable[[], Any]) -> Any:
-    until = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return found
+        return wait_until(lambda: [e for e in run.read_events(attempt) if e["event"] == name])[0]
 
 
 @pytest.fixture
@@ -100,10 +91,10 @@ def user(tmp_path: Path) -> Iterator[User]:
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
     (tmp_path / "tokenizer.toml").write_text(TOKENIZER)
     (tmp_path / "curate.toml").write_text(CURATE)
-    with _server["serving"]() as cluster:
+    with jobs_server.serving() as cluster:
         kept = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
         found = {
-            "RAY_AUTH_TOKEN": _server["TOKEN"],
+            "RAY_AUTH_TOKEN": jobs_server.TOKEN,
             "RAY_API_SERVER_ADDRESS": cluster.address,
             "TRAINRIG_HOME": str(tmp_path / "home"),
         }
@@ -268,7 +259,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes(user: User) -> None:
     assert here.returncode == 0, here.stderr
     assert user.does("submit", "curate", "curate.toml", "--detach").returncode == 0
     done = user.folder / "documents" / "scratch" / "done"
-    wait_for(lambda: list(done.rglob("*.json")))
+    wait_until(lambda: list(done.rglob("*.json")))
     stopped = user.does("stop", user.run().id)
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.startswith(f"{user.run().id}: stopped")

@@ -1,19 +1,17 @@
 """A price table of the submitter, which counts a run's cost on a head without such a file."""
 
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launch import jobs_server
 
 from trainrig import cli, hardware
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
 from trainrig.launch.supervise.run_cost import Kind, compute_cost
 from trainrig.launch.supervise.run_record import Home
-
-_server = runpy.run_path(str(Path(__file__).with_name("jobs_server.py")))
 
 TOKENIZER = """
 stage = "tokenizer"
@@ -34,12 +32,12 @@ PRICES = Path(__file__).with_name("prices.toml").read_text()
 @pytest.fixture
 def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Start a dashboard that starts no jobs, and set up a shell that submits to it."""
-    monkeypatch.setenv("RAY_AUTH_TOKEN", _server["TOKEN"])
+    monkeypatch.setenv("RAY_AUTH_TOKEN", jobs_server.TOKEN)
     monkeypatch.setenv("TRAINRIG_HOME", str(tmp_path / "home"))
     (tmp_path / "tokenizer.toml").write_text(TOKENIZER.format(folder=tmp_path))
     (tmp_path / "pages.jsonl").write_text('{"text": "a page"}\n')
     (tmp_path / "prices.toml").write_text(PRICES)
-    with _server["serving"]() as found:
+    with jobs_server.serving() as found:
         found.hold = 9
         monkeypatch.setenv("RAY_API_SERVER_ADDRESS", found.address)
         yield found

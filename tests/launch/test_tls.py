@@ -3,10 +3,8 @@
 import datetime
 import ipaddress
 import os
-import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import grpc
 import pytest
@@ -14,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from support.random_pages import make_lines
 
 from trainrig.ray_runtime.ray_session import TOKEN
 
@@ -87,8 +86,7 @@ def call_control_store(port, credentials):
 
 
 def test_a_stage_runs_under_tls_and_clients_without_a_certificate_are_refused(tls, tmp_path):
-    pages = runpy.run_path(str(Path(__file__).parents[1] / "corpus" / "test_curate_faults.py"))
-    (tmp_path / "pages.jsonl").write_bytes(pages["make_lines"](30))
+    (tmp_path / "pages.jsonl").write_bytes(make_lines(30))
     (tmp_path / "stage.py").write_text(STAGE)
     names = {"CA_CERT": "ca.crt", "SERVER_CERT": "node.crt", "SERVER_KEY": "node.key"}
     variables = {f"RAY_TLS_{name}": str(tls / file) for name, file in names.items()}

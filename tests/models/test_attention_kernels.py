@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.models.attention_kernels import CASES, Kernels, called, decoder, documented, packed
+from support.attention_kernels import CASES, Kernels, called, decoder, documented, packed
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -143,7 +143,7 @@ def test_logits_through_a_cache_equal_those_without(build, pieces, kv_heads):
 
 def test_more_tokens_than_positions_are_refused_with_and_without_a_cache(build):
     model = build()
-    with pytest.raises(ValueError, match="25 tokens, but the model has only 24 positions"):
+    with pytest.raises(ValueError, match=r"25 tokens.*only 24 positions"):
         model(torch.zeros(1, 25, dtype=torch.long))
     caches = [KeyValueCache() for _ in model.layers]
     model(torch.zeros(1, 24, dtype=torch.long), caches)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import tracemalloc
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support import brought
 
 from trainrig import storage
 from trainrig.errors import DataError, OutputTaken
@@ -18,8 +18,7 @@ from trainrig.models.families.safetensors_files import split_into_files
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.tokens.special_tokens import TokenizerFiles, find_special_tokens
 
-BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
-FILES = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)  # 301 entries, without further files
+FILES = TokenizerFiles(brought.brought("gpt2").tokenizer)  # 301 entries, without further files
 
 
 @pytest.fixture
@@ -149,7 +148,7 @@ def test_tensors_that_are_missing_surplus_or_misshapen_are_refused(exported, cha
 
 def test_a_tokenizer_larger_than_the_table_is_refused(build, tmp_path):
     model = build()
-    with pytest.raises(DataError, match="ids up to 300, but the model has only 61 entries"):
+    with pytest.raises(DataError, match=r"up to 300, but.*only 61 entries"):
         write_folder(str(tmp_path / "out"), model.config, model.state_dict().__getitem__, FILES)
     assert not (tmp_path / "out").exists()
 
@@ -187,7 +186,7 @@ def test_quantised_numbers_are_refused(exported):
     tensors = load_file(out / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
     save_file(tensors, out / "model.safetensors")
-    with pytest.raises(DataError, match="tensor of type I8; undo the quantisation"):
+    with pytest.raises(DataError, match="type I8"):
         open_folder(str(out)).read_state()
 
 

@@ -11,8 +11,8 @@ from trainrig.models.architecture.layer_settings import GELU, MixtureOfExperts
 from trainrig.models.attention import KeyValueCache
 from trainrig.models.layer_parts import activate
 from trainrig.models.moe import ROUTER_TERMS, ExpertFeedForward, multiply_grouped
-from trainrig.objectives import SFT, CausalLM
 from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.objective_kinds import SFT, CausalLM
 from trainrig.optim import AdamW
 from trainrig.tokens.batches import IGNORE, MicroBatch
 

@@ -4,10 +4,11 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrig.models.output import Head, ModelOutput
-from trainrig.objectives import SFT, CausalLM, Distillation, chunked_head, cross_entropy
+from trainrig.objectives import chunked_head, cross_entropy
 from trainrig.objectives.chunked_head import Extras, compute_head_loss
 from trainrig.objectives.cross_entropy import token_nats
 from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.objective_kinds import SFT, CausalLM, Distillation
 from trainrig.objectives.teacher_divergence import read_beside_teacher
 from trainrig.tokens.batches import IGNORE
 

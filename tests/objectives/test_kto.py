@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainrig.objectives import KTO
+from trainrig.objectives.objective_kinds import KTO
 
 
 def test_the_loss_has_its_known_value():

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainrig.objectives import (
+from trainrig.objectives.log_probabilities import find_last_places, read_completions
+from trainrig.objectives.objective_interface import Watchful
+from trainrig.objectives.objective_kinds import (
     DPO,
     IPO,
     ORPO,
@@ -18,8 +20,6 @@ from trainrig.objectives import (
     RobustDPO,
     SimPO,
 )
-from trainrig.objectives.log_probabilities import find_last_places, read_completions
-from trainrig.objectives.objective_interface import Watchful
 from trainrig.tokens.batches import IGNORE
 
 # Log-ratios of (chosen, rejected) answers: log-probabilities by the model minus the reference.

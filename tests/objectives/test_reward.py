@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainrig.objectives import ProcessReward, Reward
+from trainrig.objectives.objective_kinds import ProcessReward, Reward
 from trainrig.objectives.reward import score_answers
 from trainrig.tokens.batches import IGNORE
 

@@ -10,7 +10,7 @@ from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.attention import MaskRegions, make_document_mask
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.lora import adapt
-from trainrig.objectives import DPO, IPO, Reward
+from trainrig.objectives.objective_kinds import DPO, IPO, Reward
 from trainrig.objectives.shared_prompts import lay_out, read_answers
 from trainrig.tokens.batches import IGNORE
 

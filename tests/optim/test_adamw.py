@@ -113,7 +113,7 @@ def test_a_distributed_gradient_that_is_laid_out_by_columns_is_laid_out_by_rows(
                 grad, mesh, [Shard(0)], run_check=False, shape=(32, 16), stride=(16, 1)
             )
             optimizer.step()
-            found.append(weight.detach().to_local().clone())
+            found.append(weight.detach().to_local().clone())  # type: ignore[attr-defined]
     finally:
         dist.destroy_process_group()
     assert torch.equal(*found)

@@ -191,9 +191,9 @@ def test_the_next_is_fetched_before_an_update_and_what_it_gave_is_stored_after()
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     part.step()
-    part._lanes = Written()
-    sound = part._inner.step
-    part._inner.step = lambda: (part._lanes.lines.append("update"), sound())
+    part._lanes = Written()  # type: ignore[attr-defined]
+    sound = part._inner.step  # type: ignore[attr-defined]
+    part._inner.step = lambda: (part._lanes.lines.append("update"), sound())  # type: ignore[attr-defined]
     part.step()
     first = ("begin",)
     last = ("join",)
@@ -202,9 +202,9 @@ def test_the_next_is_fetched_before_an_update_and_what_it_gave_is_stored_after()
         [("fetch", 0), ("use", 1), "update", ("store", 1)],
         [("use", 0), "update", ("store", 0)],
     ]
-    assert part._lanes.lines == [first, *itertools.chain(*turns), last]
+    assert part._lanes.lines == [first, *itertools.chain(*turns), last]  # type: ignore[attr-defined]
     part.state_dict()
-    assert part._lanes.lines[-1] == ("wait",)
+    assert part._lanes.lines[-1] == ("wait",)  # type: ignore[attr-defined]
 
 
 def test_torch_gives_a_fresh_one_its_memory_in_the_host_too():
@@ -238,7 +238,7 @@ def test_sliced_parameters_have_sliced_state_on_the_same_mesh(settings, one_rank
         for name, kept in optimizer.parts[0].state[weight].items():
             if hosted and name != "step":
                 assert isinstance(kept, DTensor)
-                assert (kept.device_mesh, kept.placements) == (mesh, sliced.placements)
+                assert (kept.device_mesh, kept.placements) == (mesh, sliced.placements)  # type: ignore[attr-defined]
     assert torch.equal(to_local(sliced), whole)
 
 

@@ -85,7 +85,7 @@ def test_bytes_are_those_of_each_groups_optimizer():
         ),
         (
             ["layers.*", "*.up.*"],
-            "both match layers.0.up.weight, but a parameter can have only one group",
+            r"both match layers.0.up.weight",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_patterns_that_match_nothing_or_the_same_are_refused(groups, message):
 
 
 def test_a_run_that_trains_nothing_is_refused():
-    with pytest.raises(ConfigError, match="freezes every parameter; leave some unfrozen"):
+    with pytest.raises(ConfigError, match="freezes every parameter"):
         assign(SIZES, [NamedGroup(match="*", freeze=True)])
 
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.losses import cross_entropy_sum
 
 from trainrig.errors import ConfigError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.parallel import layer_compilation
 from trainrig.parallel.layer_compilation import Compile, check_compiler, compile_layers
 from trainrig.parallel.recompute import Full, Selective, choose_kept, recompute
@@ -112,7 +112,7 @@ def test_a_run_that_asks_for_compiling_is_refused_before_workers_start(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(trainer, "run", lambda *_: pytest.fail("workers were started"))
     monkeypatch.setattr(trainer, "check_fit", lambda *_: None)
-    with pytest.raises(ConfigError, match=r"training\.compile: this machine has no C\+\+ compiler"):
+    with pytest.raises(ConfigError, match=r"training\.compile.*no C\+\+ compiler"):
         pretrain(make_run(tmp_path / "run", training={"compile": {}}))
 
 

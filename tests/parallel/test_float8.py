@@ -35,18 +35,18 @@ def test_products_and_their_gradients_are_within_an_eighth_of_exact(rows):
 def test_layers_whose_dims_are_no_multiples_of_16_stay_as_they_are():
     layer = nn.Linear(20, 16)
     use_float8(nn.ModuleList([layer]), FLOAT8)
-    assert layer.forward.__func__ is nn.Linear.forward
+    assert layer.forward.__func__ is nn.Linear.forward  # type: ignore[attr-defined]
 
 
 def test_other_precisions_change_no_layer():
     layer = nn.Linear(16, 16)
     use_float8(nn.ModuleList([layer]), Precision(compute="bfloat16"))
-    assert layer.forward.__func__ is nn.Linear.forward
+    assert layer.forward.__func__ is nn.Linear.forward  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_a_device_without_float8_is_refused_with_what_would_work():
-    with pytest.raises(ConfigError, match=r"needs an NVIDIA Ada.* has a CPU; use 'bfloat16'"):
+    with pytest.raises(ConfigError, match=r"needs an NVIDIA Ada.*CPU.*'bfloat16'"):
         check_float8(FLOAT8)
     check_float8(Precision())
 

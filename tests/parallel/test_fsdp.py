@@ -90,7 +90,7 @@ def test_a_rank_alone_adds_up_each_gradient_as_soon_as_it_is_there(virtual, alon
     plain = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(3)))
     with torch.no_grad():
         for mine, theirs in zip(plain.parameters(), parameters, strict=True):
-            mine.copy_(theirs.full_tensor())
+            mine.copy_(theirs.full_tensor())  # type: ignore[attr-defined]
     leaves = []
     for number in range(virtual):
         plain.zero_grad()

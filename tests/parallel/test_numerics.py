@@ -14,12 +14,12 @@ from trainrig.train.run.run_folder import RunFolder
 def settings_put_back(monkeypatch):
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = filled
+    torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
     os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 

@@ -45,7 +45,7 @@ def test_the_norms_are_those_that_torch_computes_and_the_update_is_what_changed(
     parameters = list(model.parameters())
     model(torch.ones(1, 3)).backward()
     norms.begin()
-    before = [parameter.full_tensor().clone() for parameter in parameters]
+    before = [parameter.full_tensor().clone() for parameter in parameters]  # type: ignore[attr-defined]
     gradients = [parameter.grad.full_tensor() for parameter in parameters]
     torch.optim.SGD(parameters, lr=0.5).step()
     found = norms.finish({"of another": torch.tensor(0.1)})

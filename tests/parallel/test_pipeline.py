@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainrig.flops import count_layer_flops
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.parallel.axes.pipeline_passes import GRADIENTS_UNDER_WAY
 from trainrig.parallel.axes.pipeline_schedule import (
     Turn,
     compute_idle_share,
-    count_layer_flops,
     cut_for_ranks,
     cut_layers,
     describe_cut,

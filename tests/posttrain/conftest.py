@@ -1,12 +1,12 @@
-"""Tiny runs and tokens, shared with the tests of training."""
+"""Tiny models and conversations, prompts, and sums to learn."""
 
 import json
-import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sums import SumsBench
 
 from trainrig.manifest import Manifest
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -14,10 +14,6 @@ from trainrig.posttrain.conversations import encode_conversations
 from trainrig.posttrain.row_run_files import ConversationEncoding
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
-
-TRAIN = Path(__file__).parents[1] / "train"
-globals().update(runpy.run_path(str(TRAIN / "tiny.py")))
-globals().update(runpy.run_path(str(TRAIN / "peaks.py")))
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +58,22 @@ def encode_rows(tokens: str, tmp_path: Path) -> Callable[..., Manifest]:
         return encode_conversations(ConversationEncoding.model_validate(given))
 
     return encode
+
+
+@pytest.fixture(scope="session")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write prompts with answers, some of which are unusable."""
+    path = tmp_path_factory.mktemp("problems") / "problems.jsonl"
+    rows = [{"question": f"is {n} {'a ' * (n % 4)}", "answer": "e"} for n in range(9)]
+    rows.insert(2, {"question": "no answer"})
+    rows.insert(5, {"question": "long " * 50, "answer": "e"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def bench(make_tokens: Callable[..., str], tmp_path: Path, without_ray: None) -> SumsBench:
+    """Return a bench with the sums as conversations, named `sums`."""
+    found = SumsBench(tmp_path, make_tokens(tmp_path / "made", entries=264))
+    found.encode("sums", [found.train])
+    return found

@@ -1,11 +1,11 @@
 """A Hugging Face model: imported, tuned, used in a chat, and exported."""
 
 import json
-import runpy
 from pathlib import Path
 
 import pytest
 import torch
+from support import brought
 
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -27,14 +27,13 @@ from trainrig.train.checkpoint import StoredModel
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run_file.run_files import Pretraining
 
-BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 DRAWN = Sampling(temperature=1.2, top_p=0.95, maximum_tokens=12, seed=3)
 SIZES = {"layers": 2, "channels": 32, "heads": 4, "positions": 128, "initial_std": 0.3}
 
 
 def folder_of(family: str, out: Path, **changes: str) -> Path:
     """Return a Hugging Face folder with the tokenizer of `family`."""
-    files = BROUGHT["brought"](family)
+    files = brought.brought(family)
     files = type(files)(files.tokenizer, {**files.beside, **changes})
     config = DecoderConfig(**SIZES, vocabulary=448)
     model = Decoder(config)
@@ -50,7 +49,7 @@ def test_all_but_the_weights_of_a_tuned_model_is_what_was_brought(
     family, tmp_path, encode_rows, without_ray
 ):
     hub = folder_of(family, tmp_path / "hub")
-    roles = {} if BROUGHT["brought"](family).chat_template else {"end_of_turn": "<|endoftext|>"}
+    roles = {} if brought.brought(family).chat_template else {"end_of_turn": "<|endoftext|>"}
     import_checkpoint(str(hub), str(tmp_path / "run"), roles)
     tuned = str(tmp_path / "run")
     if not roles:  # without a chat template it cannot be tuned
@@ -127,12 +126,10 @@ def test_a_stop_text_ends_the_answer_where_it_begins_and_pieces_are_what_is_retu
 
 
 def test_a_template_without_a_prompt_for_the_assistant_is_refused(tmp_path):
-    template = BROUGHT["CHATML"].partition("{% if add_generation_prompt")[0]
+    template = brought.CHATML.partition("{% if add_generation_prompt")[0]
     hub = folder_of("qwen", tmp_path / "hub", **{"chat_template.jinja": template})
     import_checkpoint(str(hub), str(tmp_path / "run"))
-    with pytest.raises(
-        DataError, match=r"nothing to prompt the assistant: .* <\|im_end\|>"
-    ) as told:
+    with pytest.raises(DataError, match=r"nothing to prompt.*<\|im_end\|>") as told:
         TextGenerator.open(str(tmp_path / "run")).speak("sea?", DRAWN, chat=True)
     assert "\n" not in str(told.value)
 
@@ -158,7 +155,7 @@ def test_a_file_of_prompts_is_answered_row_by_row(tmp_path):
     ("content", "message"),
     [
         ("{\n", r"in.jsonl:1: not JSON"),
-        ('{"prompt": "a"}\n{"text": "b"}\n', r"in.jsonl:2: 'prompt'; a row is an object with"),
+        ('{"prompt": "a"}\n{"text": "b"}\n', r"in.jsonl:2: 'prompt'"),
         ('{"prompt": 3}\n', "in.jsonl:1: `prompt` is not text"),
         ('{"messages": "x"}\n', "in.jsonl:1: .*a row is an object"),
         ("\n", "has no rows"),
@@ -168,7 +165,7 @@ def test_rows_that_ask_for_nothing_are_refused_by_line(tmp_path, content, messag
     (tmp_path / "in.jsonl").write_text(content)
     with pytest.raises(DataError, match=message):
         read_prompts(str(tmp_path / "in.jsonl"))
-    with pytest.raises(DataError, match="no such file; name a JSONL file"):
+    with pytest.raises(DataError, match=r"no such file.*JSONL"):
         read_prompts(str(tmp_path / "nowhere.jsonl"))
 
 

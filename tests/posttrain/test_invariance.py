@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.objectives import DPO, ORPO, SFT, Reward, SimPO
 from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.objective_kinds import DPO, ORPO, SFT, Reward, SimPO
 from trainrig.posttrain.tuning.answer_batches import PairBatches
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
 from trainrig.posttrain.tuning.fine_tuning import open_conversations
@@ -131,7 +131,9 @@ def test_the_loss_of_a_pair_does_not_depend_on_the_others(form, opened):
         batches, model = opened(form, micro_batch)
         found = {}
         for micro in batches.at(0):
-            computed = objective.compute(model, DeviceBatch.copy(micro, torch.device("cpu")), {})
+            computed = objective.compute(  # type: ignore[attr-defined]
+                model, DeviceBatch.copy(micro, torch.device("cpu")), {}
+            )
             for name, term in computed.terms.items():
                 if term.values.shape == micro.samples.shape:
                     for sample, value in zip(micro.samples.tolist(), term.values, strict=True):

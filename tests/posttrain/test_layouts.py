@@ -298,14 +298,14 @@ def test_peft_is_given_the_adapter_of_whole_layers(tuning, tmp_path, without_ray
     ("parallel", "changes", "said"),
     [
         ({"tensor": {"ranks": 3}}, {}, r"tensor.ranks \(3\) does not divide model.heads \(4\)"),
-        (STAGES, {"kind": "KTO"}, r'objective KTO cannot be computed in stages.*kind = "SFT"'),
-        (EXPERTS, {}, "the model has no experts to divide"),
+        (STAGES, {"kind": "KTO"}, r'objective KTO cannot.*kind = "SFT"'),
+        (EXPERTS, {}, "model has no experts"),
         (STAGES, {"objective": {"kind": "SFT", "noise": 5.0}}, "noise needs whole rows"),
         (CONTEXT, {"lora": LORA | {"dropout": 0.1}}, "lora.dropout depends on positions"),
         (
             STAGES,
             {"lora": LORA | {"targets": ("layers.1.*",)}},
-            "the stage of layers 0 to 0 has no adapter to train; add a layer of it to lora.targets",
+            r"layers 0 to 0 has no adapter.*lora.targets",
         ),
     ],
 )
@@ -338,8 +338,8 @@ def test_models_are_refused_whose_rows_are_not_divided(kind, parallel, model, sa
 @pytest.mark.parametrize(
     ("parallel", "model", "said"),
     [
-        (CONTEXT, DROPPING, "the reference has experts with a capacity"),
-        (EXPERTS, OF_THREE, "does not divide the 3 experts of a layer of the reference; use 3"),
+        (CONTEXT, DROPPING, "reference has experts"),
+        (EXPERTS, OF_THREE, r"divide the 3 experts.*3"),
     ],
 )
 def test_references_are_refused_that_are_not_divided(parallel, model, said, tuning):

@@ -2,12 +2,11 @@
 
 import functools
 import json
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support import brought
 
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.architecture.lora_settings import LoRA
@@ -21,7 +20,6 @@ from trainrig.tokens.special_tokens import find_special_tokens
 from trainrig.train import checkpoint
 from trainrig.train.training_job import Adapter
 
-BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 KINDS = {
     "plain": LoRA(rank=4, alpha=8),
     "some layers": LoRA(rank=4, alpha=8, rslora=True, targets=("layers.1.attention.*",)),
@@ -93,7 +91,7 @@ def test_export_merges_adapters_by_default(fresh, trained, tmp_path):
     with pytest.raises(DataError, match="a whole model, not an adapter"):
         export_adapter(fresh, str(tmp_path / "no"))
     tied = trained(LoRA(rank=2, targets=("embedding",)), "tied")
-    with pytest.raises(DataError, match="the head that shares its table"):
+    with pytest.raises(DataError, match="head that shares"):
         export_adapter(tied, str(tmp_path / "no"))
     with pytest.raises(OutputTaken):
         export_adapter(ours, str(tmp_path / "merged"))
@@ -124,7 +122,7 @@ def test_a_tensor_without_a_place_is_refused(fresh, trained, tmp_path):
     path = tmp_path / "peft" / "adapter_model.safetensors"
     name = "base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight"
     save_file(load_file(path) | {name: torch.zeros(4, 32)}, path)
-    with pytest.raises(DataError, match=r"layers\.7.* has no place in the model"):
+    with pytest.raises(DataError, match=r"layers\.7.*no place"):
         import_adapter(str(tmp_path / "peft"), fresh, str(tmp_path / "back"))
 
 
@@ -215,7 +213,7 @@ def test_the_adapter_of_a_model_with_added_tokens_has_their_rows(
     """PEFT, on the original model after a resize, gives the same logits for the new token."""
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
-    files = BROUGHT["brought"]("qwen")
+    files = brought.brought("qwen")
     entries = find_special_tokens(files).entries
     rows = entries if rows == 334 else rows
     sizes = {"layers": 2, "channels": 32, "heads": 4, "kv_heads": 2, "positions": 48}

@@ -1,11 +1,10 @@
 """Adapters with fully trained heads, exported to PEFT and imported from it, on random models."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
+from support import brought
 
 from trainrig.errors import DataError
 from trainrig.models.architecture.lora_settings import LoRA
@@ -17,7 +16,6 @@ from trainrig.train.training_job import Adapter
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
-BROUGHT = runpy.run_path(str(Path(__file__).parents[1] / "tokens" / "brought.py"))
 SMALL = {
     "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 64, "initializer_range": 0.2,
@@ -49,7 +47,7 @@ def make(tmp_path):
         config = getattr(transformers, f"{kind}Config")(**SMALL | MODELS[kind] | named)
         torch.manual_seed(7)
         getattr(transformers, f"{kind}For{ending}")(config).save_pretrained(folder)
-        BROUGHT["write"]("llama3", folder)
+        brought.write("llama3", folder)
         import_checkpoint(str(folder), str(tmp_path / "base"))
         return folder, str(tmp_path / "base")
 
@@ -191,7 +189,7 @@ def test_modules_that_peft_trained_fully_are_imported_with_the_adapter(name, mak
     [
         (
             "Bert", "MaskedLM", 3, {"target_modules": ["query"]},
-            r"bert.pooler.dense.bias is neither in this folder nor in the base",
+            r"bert.pooler.dense.bias is neither",
         ),
         (
             "Llama", "CausalLM", 3,
@@ -200,7 +198,7 @@ def test_modules_that_peft_trained_fully_are_imported_with_the_adapter(name, mak
         ),
         (
             "ModernBert", "MaskedLM", 1, {"target_modules": ["Wqkv"]},
-            r"classifier.weight gives one number.* two labels or more",
+            r"classifier.weight gives.*two labels",
         ),
         (
             "Llama", "CausalLM", 3,
@@ -238,8 +236,6 @@ def test_a_head_of_other_labels_than_the_base_has_is_refused(make, tmp_path):
     tensors = load_file(file)
     name = "base_model.model.classifier.weight"
     save_file(tensors | {name: torch.zeros(5, 32)}, file)
-    with pytest.raises(
-        DataError, match=r"head.weight has the shape \(5, 32\), but the base needs \(3, 32\)"
-    ):
+    with pytest.raises(DataError, match=r"head.weight.*shape \(5, 32\).*base needs \(3, 32\)"):
         import_adapter(str(tmp_path / "saved"), base, str(tmp_path / "ours"))
     assert json.loads((tmp_path / "saved" / "adapter_config.json").read_text())["modules_to_save"]

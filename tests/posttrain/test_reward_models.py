@@ -184,7 +184,7 @@ def test_unsupported_uses_of_a_reward_model_are_rejected(encode_rows, tuning, fr
     reward = str(tmp_path / "a reward model")
     checkpoint.write_model(reward, model.config, opened.tokenizer, model.state_dict())
     encode_rows(PAIRS, rows="pairs", sequence_length=47)
-    with pytest.raises(ConfigError, match=r"is a reward model, .* so objective DPO can't train it"):
+    with pytest.raises(ConfigError, match=r"reward model.*objective DPO can't train"):
         prepare(tuning(objective={"kind": "DPO"}, checkpoint=reward))
     assert prepare(tuning(checkpoint=reward))[0].model == model.config
     with pytest.raises(DataError, match="which generates no text"):
@@ -198,5 +198,5 @@ def test_unsupported_uses_of_a_reward_model_are_rejected(encode_rows, tuning, fr
             lora={"dropout": 0.1},
             training={"steps": 1, "compile": {}, "optimizer": {"kind": "AdamW", "lr": 0.1}},
         )
-    with pytest.raises(ConfigError, match="holds pairs, but the objective is for steps"):
+    with pytest.raises(ConfigError, match=r"holds pairs.*steps"):
         prepare(tuning(objective={"kind": "ProcessReward"}))

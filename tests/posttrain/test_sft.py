@@ -19,8 +19,8 @@ from torch.nn import functional
 from trainrig import cli, manifest
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.models.huggingface import HubFolder
-from trainrig.objectives import SFT
 from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.objective_kinds import SFT
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching, PretrainingShare
 from trainrig.posttrain.tuning.fine_tuning import FineTuning, open_conversations, posttrain, prepare
@@ -387,7 +387,7 @@ class Deadly:
                 time.sleep(0.01)
             self.marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.make.micro_batch(step, index)
+        return self.make.micro_batch(step, index)  # type: ignore[attr-defined]
 
 
 @pytest.fixture

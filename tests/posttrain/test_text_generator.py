@@ -1,10 +1,10 @@
 import pytest
 import torch
+from support.losses import cross_entropy_sum
 
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.token_sampling import Sampling
-from trainrig.objectives.cross_entropy import cross_entropy_sum
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.chat import Message

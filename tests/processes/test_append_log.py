@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+from support.small_disk import mount_small_disk
 
 from trainrig import storage
 from trainrig.errors import ClusterError
@@ -142,7 +143,7 @@ def test_an_error_of_the_bucket_is_raised_at_the_next_write(s3, monkeypatch):
     appender = open_appender(f"{s3}/log.jsonl", "one")
     monkeypatch.setattr(storage, "write", refuse)
     appender.write(b"first\n")
-    appender._thread.join(30)
+    appender._thread.join(30)  # type: ignore[attr-defined]
     for again in (appender.flush, appender.close, lambda: appender.write(b"second\n")):
         with pytest.raises(ClusterError, match="503"):
             again()
@@ -210,13 +211,8 @@ def test_lines_of_thousands_of_ranks_are_fetched_once(monkeypatch):
 @pytest.fixture
 def small_disk(tmp_path):
     """Return a file system with 64 KiB of space."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("may not mount a file system here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with mount_small_disk(tmp_path / "disk", "64k") as disk:
+        yield disk
 
 
 def fill(place):

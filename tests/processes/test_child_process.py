@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.waiting import wait_until
 
 from trainrig.processes.child_process import Child
 
@@ -48,13 +49,6 @@ class Heard:
     def end(self):
         wait_until(lambda: self.child.poll_group() is not None)
         return self.child.poll_group()
-
-
-def wait_until(there):
-    deadline = time.monotonic() + PATIENCE
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def has_ended(pid):

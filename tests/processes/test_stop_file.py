@@ -1,8 +1,6 @@
 import os
-import runpy
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -10,10 +8,7 @@ from trainrig import storage
 from trainrig.processes import stop_file
 from trainrig.processes.stop_file import StopRequests
 from trainrig.processes.stop_signals import StopRequest
-from trainrig.storage import s3_retries
-
-_proxies = runpy.run_path(str(Path(__file__).parents[1] / "s3_proxy.py"))
-proxy = _proxies["proxy"]
+from trainrig.storage import retries
 
 
 @pytest.fixture
@@ -121,7 +116,7 @@ def test_outside_the_main_thread_only_the_file_counts(tmp_path):
 
 @pytest.mark.slow
 def test_an_unreadable_stop_file_ends_no_run(proxy, s3, monkeypatch, caplog):
-    monkeypatch.setattr(s3_retries, "BRIEF_SECONDS", 0.05)
+    monkeypatch.setattr(retries, "BRIEF_SECONDS", 0.05)
     monkeypatch.setattr(stop_file, "LOOK_EVERY", 0.0)
     requests = StopRequests(f"{s3}/run")
     proxy.times = 10**6

@@ -144,11 +144,11 @@ def test_the_provider_of_local_nodes_is_there() -> None:
 def test_the_records_of_workers_have_the_fields_that_are_read() -> None:
     from ray.core.generated import common_pb2, gcs_pb2
 
-    worker = gcs_pb2.WorkerTableData()
+    worker = gcs_pb2.WorkerTableData()  # type: ignore[attr-defined]
     assert worker.worker_address.node_id == b""
     assert (worker.pid, worker.exit_type) == (0, 0)
-    assert common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY
-    group = gcs_pb2.PlacementGroupTableData()
+    assert common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY  # type: ignore[attr-defined]
+    group = gcs_pb2.PlacementGroupTableData()  # type: ignore[attr-defined]
     assert (group.creator_actor_id, group.placement_group_id) == (b"", b"")
     assert group.REMOVED
 
@@ -166,4 +166,4 @@ def test_workers_become_ranks_in_the_order_that_is_asked_for() -> None:
     assert [
         (worker.metadata.node_id, worker.distributed_context.world_rank) for worker in found
     ] == [*(("b", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4))]
-    assert [worker.number for worker in WorkerGroup._assign_worker_ranks(given)] == [0, 2, 3, 1, 4]
+    assert [worker.number for worker in WorkerGroup._assign_worker_ranks(given)] == [0, 2, 3, 1, 4]  # type: ignore[attr-defined]

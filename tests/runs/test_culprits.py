@@ -1,5 +1,4 @@
 import json
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from trainrig.errors import ConfigError
 from trainrig.runs.culprits import find_culprits, find_url, list_broken_rules
 from trainrig.train.run.metrics import read_series
 from trainrig.train.run_file.run_files import Pretraining
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 SPAM = "buy buy buy now\n" * 40
 PROSE = (

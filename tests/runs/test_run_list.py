@@ -1,5 +1,4 @@
 import json
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from trainrig.train.evaluations import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import write_scores
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_file.run_files import Pretraining
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def test_cost_counts_all_the_time_that_attempts_held_workers(home: Path) -> None
         assert of.usd == pytest.approx(4 * share * offers.find_instance(name).usd)
     printed = CliRunner().invoke(app, ["runs", str(home), "--instance", cpus]).output.splitlines()
     assert printed[-1].endswith(f"4.00          {of.usd:.2f}")
-    with pytest.raises(ConfigError, match=r"no instance 'p9\.huge' in the table of hardware"):
+    with pytest.raises(ConfigError, match=r"no instance 'p9\.huge'"):
         list_runs(str(home), "p9.huge")
 
 
@@ -124,5 +121,5 @@ def test_the_command_prints_a_row_a_run(home: Path) -> None:
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no training run in this folder"):
+    with pytest.raises(DataError, match="no training run"):
         list_runs(str(tmp_path))

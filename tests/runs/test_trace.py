@@ -1,5 +1,4 @@
 import json
-import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,6 @@ from trainrig.train.pretrain import pretrain
 from trainrig.train.run.metrics import read_series
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_report.run_page import write_report
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 STEPS = 4
 
@@ -43,7 +40,7 @@ def list_windows(run: Pretraining) -> dict[str, dict[tuple[int, ...], list[str]]
     found: dict[str, dict[tuple[int, ...], list[str]]] = {}
     for source in shards.sources:
         ids = shards.read_window(source, 0, shards.tokens(source)).tolist()
-        documents = [shards.read_document_at(source, place).id for place in range(len(ids))]
+        documents = [shards.read_documents(source, place, 1)[0].id for place in range(len(ids))]
         found[source] = {
             tuple(ids[start : start + length]): documents[start : start + length]
             for start in range(0, len(ids) - length, length)
@@ -173,8 +170,8 @@ def test_the_view_shows_each_sequence_with_its_documents(run_file: str) -> None:
     [
         ({"step": 0}, ConfigError, "has the steps 1 to 4"),
         ({"step": 5}, ConfigError, "has the steps 1 to 4"),
-        ({"source": "boks"}, ConfigError, "no source 'boks'; did you mean 'books'"),
-        ({"path": "nowhere"}, ConfigError, "nowhere: no run.toml in it"),
+        ({"source": "boks"}, ConfigError, r"no source 'boks'.*'books'"),
+        ({"path": "nowhere"}, ConfigError, r"nowhere: no run.toml"),
     ],
 )
 def test_missing_parts_of_the_run_are_named(
@@ -189,8 +186,8 @@ def test_tokens_that_are_gone_and_other_stages_are_named(
 ) -> None:
     text = Path(run_file).read_text()
     Path(run_file).write_text(text.replace(run.tokens, f"{tmp_path}/gone"))
-    with pytest.raises(DataError, match="gone does not exist, seen from"):
+    with pytest.raises(DataError, match="gone does not exist"):
         trace(run_file, 1)
     Path(run_file).write_text('stage = "tokenize"')
-    with pytest.raises(ConfigError, match="is for `tokenize`; only steps of `pretrain` and"):
+    with pytest.raises(ConfigError, match=r"`tokenize`.*`pretrain`"):
         trace(run_file, 1)

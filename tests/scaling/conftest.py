@@ -1,12 +1,8 @@
 """Tiny tokens and runs, shared with the tests of training."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "train" / "tiny.py")))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.processes import find_free_ports
 
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import write_warc
@@ -129,14 +129,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             pipes = quiet | {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             with subprocess.Popen(submit, **pipes) as client, kill_at_end(client):
                 yield Cluster(tmp_path_factory.mktemp("jobs"), environment, client)
-
-
-def find_free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 @contextlib.contextmanager

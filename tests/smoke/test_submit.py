@@ -6,23 +6,22 @@ results of the same commands on one machine.
 
 import json
 import os
-import runpy
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.two_nodes import two_nodes
+from support.waiting import wait_until
 
 from trainrig.launch.supervise.run_record import Home
 from trainrig.train.run import metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak, pytest.mark.timeout(1200)]
 
-_nodes = runpy.run_path(str(Path(__file__).parents[1] / "two_nodes.py"))
 PATIENCE = 300.0  # s: a bound for broken code
 STEPS = 400
 
@@ -123,7 +122,7 @@ class User:
 @pytest.fixture
 def submitting(tmp_path: Path) -> Iterator[User]:
     """Yield a user in a separate folder, with a cluster of two nodes of one CPU each."""
-    with _nodes["two_nodes"]() as cluster:
+    with two_nodes() as cluster:
         cluster.start_head(1)
         cluster.add_node("second", 1)
         cluster.wait_for_nodes(2)
@@ -160,10 +159,10 @@ def stop_in_the_middle(user: User) -> dict[str, Any]:
     """Submit the pretraining, stop it during training, and return its result."""
     user.does("submit", "pretrain", "pretrain.toml", "--detach")
     (run,) = [r for r in Home(user.environment["TRAINRIG_HOME"]).list() if "pretrain" in r.id]
-    until = time.monotonic() + PATIENCE
-    while not metrics.read_series(str(user.folder / "model")):
-        assert time.monotonic() < until, list(run.read_events())
-        time.sleep(0.02)
+    model = str(user.folder / "model")
+    wait_until(
+        lambda: metrics.read_series(model), lambda: list(run.read_events()), seconds=PATIENCE
+    )
     return dict(json.loads(user.does("stop", run.id, "--json")))
 
 

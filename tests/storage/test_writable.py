@@ -74,7 +74,7 @@ def test_nothing_is_left_of_the_question(tmp_path: Path) -> None:
 
 
 def test_names_that_no_file_may_have(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: File name too long"):
+    with pytest.raises(ConfigError, match="written: File name too"):
         check_folder(str(tmp_path / ("a" * 300)))
     with pytest.raises(ConfigError, match="not a valid folder name"):
         check_folder(f"{tmp_path}/a\0b")
@@ -100,5 +100,5 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_mounted_to_be_read(read_only: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: Read-only file system"):
+    with pytest.raises(ConfigError, match="written: Read-only file system"):
         check_folder(str(read_only / "out"))

@@ -1,4 +1,4 @@
-"""Collector of the messages that users of trainrig read, found in the syntax tree."""
+"""Collector of the messages that users of trainrig read, in modules and in page templates."""
 
 import ast
 import re
@@ -36,9 +36,31 @@ class Message:
 
 
 def collect_messages(path: Path) -> list[Message]:
-    """Return the messages of a module in the order of their lines."""
+    """Return the messages of a module, or of a page's template, in the order of their lines."""
+    if path.suffix == ".j2":
+        return sorted(set(_collect_template(path)), key=lambda found: found.line)
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return sorted(set(_collect(tree, TEXT, direct=False)), key=lambda found: found.line)
+
+
+def _collect_template(path: Path) -> Iterator[Message]:
+    """Yield the text of a template line by line, and the strings in its expressions."""
+
+    def blank(tag: re.Match[str]) -> str:
+        """Replace a tag, so that the text keeps its lines."""
+        field = "{}" if tag.group().startswith("{{") else ""
+        return field + "\n" * tag.group().count("\n")
+
+    source = re.sub(r"{#.*?#}", blank, path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for tag in re.finditer(r"{{.*?}}|{%.*?%}", source, re.DOTALL):
+        line = source.count("\n", 0, tag.start()) + 1
+        for literal in re.findall(r'"([^"]*)"', tag.group()):
+            if PROSE.search(literal):
+                yield Message(line, PAGE, literal)
+    text = re.sub(r"{{.*?}}|{%.*?%}", blank, source, flags=re.DOTALL)
+    for line, words in enumerate(re.sub(r"<[^>]*>", " ", text).splitlines(), 1):
+        if WORD.search(words):
+            yield Message(line, PAGE, words.strip())
 
 
 def _collect(node: ast.AST, kind: str, direct: bool) -> Iterator[Message]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.shards import write_shard
 
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
@@ -15,12 +16,7 @@ from trainrig.tokens.inspection import Inspection, View, choose_packing, count_s
 from trainrig.tokens.prepare import Tokenization
 from trainrig.tokens.rows.packing import BestFit, Concatenate, PackingPlan, write_plans
 from trainrig.tokens.shards.shard_files import ENDINGS
-from trainrig.tokens.shards.token_shards import (
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-    write_shard,
-)
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 from trainrig.tokens.tokenizer import train_tokenizer
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
@@ -200,7 +196,7 @@ def lose(*names: str) -> Change:
     ("change", "message"),
     [
         (another_tokenizer, r"tokenizer.json: damaged: its SHA-256 differs"),
-        (lose("tokenizer.json"), r"tokenizer.json: missing, though manifest.json lists it"),
+        (lose("tokenizer.json"), r"tokenizer.json: missing, though manifest.json"),
         (lose(*(f"train/1{ending}" for ending in ENDINGS[:-1])), r"train/1.bin: missing, though"),
         (
             lose(*(f"train/1{ending}" for ending in ENDINGS)),
@@ -235,14 +231,14 @@ def copy_folder(folder: str, tmp_path: Path) -> Path:
 
 
 def test_missing_inputs_are_named(folder: str) -> None:
-    with pytest.raises(ConfigError, match="no source 'wbe'; did you mean 'web'"):
+    with pytest.raises(ConfigError, match=r"no source 'wbe'.*'web'"):
         capture_view(folder, "wbe")
     tokens = sorted(sum(list_lengths(source)) for source in TEXTS)
     lines = capture_view(folder, rows=1, sequence_length=tokens[1] - 1).splitlines()
     no_row = f"no row: {tokens[0]:,} tokens are less than a row of {tokens[1]:,}"
     assert {line.partition(";")[0] for line in lines if "row" in line} == {no_row, "row 0 of 1"}
-    with pytest.raises(ConfigError, match="no packing 'BestFi'; did you mean 'BestFit'"):
+    with pytest.raises(ConfigError, match=r"no packing 'BestFi'.*'BestFit'"):
         choose_packing("BestFi", shuffled=False)
-    with pytest.raises(ConfigError, match="best-fit rows ignore the shuffle plan"):
+    with pytest.raises(ConfigError, match="best-fit rows ignore"):
         choose_packing("BestFit", shuffled=True)
     assert choose_packing("Concatenate", shuffled=True) == Concatenate(shuffle_documents=True)

@@ -296,7 +296,7 @@ def test_another_stages_folder_is_refused(folder: str, tmp_path: Path) -> None:
 
 def test_when_everything_is_held_out_nothing_is_left(folder: str, tmp_path: Path) -> None:
     output = f"{tmp_path}/tokens"
-    with pytest.raises(DataError, match="documents: no document is left to train on; add some"):
+    with pytest.raises(DataError, match="documents: no document"):
         tokenize(make_tokenization(folder, output=output, held_out=0.999999))
     assert storage.list_files(output) == []
 
@@ -376,9 +376,7 @@ def test_a_damaged_file_is_named_and_leaves_no_claimed_output(folder: str, tmp_p
     path.write_bytes(damaged)
     documents = (Parquet(paths=(str(path),), source="notes"),)
     run = make_tokenization(folder, documents=documents, output=f"{tmp_path}/tokens")
-    with pytest.raises(
-        DataError, match=r"a\.parquet: not Parquet, or damaged .*; download or write"
-    ):
+    with pytest.raises(DataError, match=r"a\.parquet: not Parquet"):
         tokenize(run)
     assert storage.list_files(run.output) == []
 

@@ -2,17 +2,14 @@
 
 import json
 import pickle
-import runpy
-from pathlib import Path
 
 import pytest
+from support.brought import brought, write
 
 from trainrig.errors import DataError
 from trainrig.tokens.special_tokens import ROLES, TokenizerFiles, find_special_tokens
 from trainrig.tokens.tokenizers.encode import Encoder
 
-globals().update(runpy.run_path(str(Path(__file__).with_name("brought.py"))))
-brought = globals()["brought"]
 TEXTS = (
     "the sea is salt",
     " two  spaces",
@@ -76,20 +73,18 @@ def test_texts_come_back_and_ids_are_the_librarys(family):
 def test_an_unknown_role_is_requested_in_one_line():
     bare = TokenizerFiles(brought("qwen").tokenizer.replace("<|endoftext|>", "<|fin|>"))
     found = find_special_tokens(bare)
-    with pytest.raises(
-        DataError, match=r"no special token has the role \'end\'.*<\|fin\|>"
-    ) as error:
+    with pytest.raises(DataError, match=r"role \'end\'.*<\|fin\|>") as error:
         found.of("end")
     assert "\n" not in str(error.value)
     assert find_special_tokens(bare.with_roles({"end": "<|fin|>"})).of("end").text == "<|fin|>"
-    with pytest.raises(DataError, match="token '<eof>' for the role 'end' does not exist"):
+    with pytest.raises(DataError, match=r"token '<eof>'.*role 'end'"):
         find_special_tokens(bare.with_roles({"end": "<eof>"}))
-    with pytest.raises(DataError, match="no role 'eos'; there are: begin, end, pad"):
+    with pytest.raises(DataError, match="no role 'eos'"):
         bare.with_roles({"eos": "x"})
 
 
 def test_files_are_read_from_a_folder_and_carried_as_one(tmp_path):
-    globals()["write"]("llama3", tmp_path)
+    write("llama3", tmp_path)
     files = TokenizerFiles.read(str(tmp_path))
     assert files.beside == brought("llama3").beside
     carried = tmp_path / "carried"

@@ -198,9 +198,9 @@ def test_another_kind_has_a_report_too(table, tmp_path):
 @pytest.mark.parametrize(
     ("tokenizer", "smaller", "message"),
     [
-        (SMALL, (262,), "262 entries are impossible; set sizes from 263 to 319"),
-        (SMALL, (300, 320), "320 entries are impossible; set sizes from 263 to 319"),
-        (WordPiece(vocabulary=600), (300,), "a smaller WordPiece is not part of a larger one"),
+        (SMALL, (262,), r"262 entries are impossible.*263 to 319"),
+        (SMALL, (300, 320), r"320 entries are impossible.*263 to 319"),
+        (WordPiece(vocabulary=600), (300,), "smaller WordPiece is not part"),
     ],
 )
 def test_invalid_smaller_vocabularies_are_refused_before_training(
@@ -219,7 +219,7 @@ def test_invalid_smaller_vocabularies_are_refused_before_training(
         (
             {"sample": TextSampling(weights={"news": 1})},
             ConfigError,
-            "no document is of source 'news'",
+            "source 'news'",
         ),
     ],
 )
@@ -293,7 +293,7 @@ def test_an_imported_tokenizer_is_known_by_its_content_not_its_place(table, fold
     assert make_tokenizer(again) == made
     other = train_tokenizer(ByteLevelBPE(vocabulary=264), ["xx xx xx"])
     moved.write_bytes(other)
-    with pytest.raises(OutputTaken, match=r"input `tokenizer.path` has other contents"):
+    with pytest.raises(OutputTaken, match=r"input `tokenizer.path`.*contents"):
         make_tokenizer(again)
 
 

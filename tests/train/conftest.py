@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.training_job import TrainingJob
-
-globals().update(runpy.run_path(str(Path(__file__).with_name("tiny.py"))))
 
 STEPS = 20
 # A checkpoint every fourth step, all of them kept.

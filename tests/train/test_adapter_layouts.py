@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.attempts import continue_run
 
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives import DPO, KTO, ORPO, CausalLM
+from trainrig.objectives.objective_kinds import DPO, KTO, ORPO, CausalLM
 from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.axes.pipeline_schedule import Pipeline
 from trainrig.parallel.layout import FSDP, HSDP
@@ -96,13 +97,6 @@ def make_adapter_job(make_job, path, folder, kind, layout, model, objective="Cau
     return dataclasses.replace(
         job, adapter=adapter, model=config, objective=OBJECTIVES[objective], initial_weights=initial
     )
-
-
-def continue_run(job, world, group, **arguments):
-    found, _ = find_newest_valid(RunFolder(job.folder))
-    attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
-    path = found.path if found else None
-    group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
 
 
 def read_contents(job):

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.compare_runs import read_step_losses
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.lora import list_adapter_shapes
-from trainrig.objectives import DPO
+from trainrig.objectives.objective_kinds import DPO
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
 from trainrig.train.checkpoint.manifest import clean_up
@@ -75,10 +76,6 @@ def read_contents(job):
     return dict(checkpoint.open_model(found.path).adapter.tensors)
 
 
-def read_losses(job):
-    return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "compute"),
@@ -98,7 +95,7 @@ def test_an_adapter_has_the_same_bits_on_any_ranks_and_after_a_stop(
     other = read_contents(several)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert read_losses(alone) == read_losses(several)
+    assert read_step_losses(alone) == read_step_losses(several)
     assert any(one[name].any() for name in one if name.endswith("lora_b"))
 
 
@@ -142,7 +139,7 @@ def test_an_unsuitable_start_is_rejected(adapter_job, ranks, make_job, tmp_path,
     assert "other [lora]" in refusal(adapter=wider)[1]
     assert "but the run file has no [lora]" in refusal(adapter=None)[1]
     moved = dataclasses.replace(job.adapter, base=str(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match="gone: the base checkpoint of the adapter is missing"):
+    with pytest.raises(ConfigError, match="gone: the base checkpoint"):
         checkpoint.check_base(moved)
     with pytest.raises(ConfigError, match=r"not the adapter.s base"):
         checkpoint.check_base(another)
@@ -171,7 +168,7 @@ def test_without_its_base_it_cannot_be_opened(adapter_job, ranks, tmp_path, base
     path = checkpoint.write_adapter(
         str(tmp_path / "written"), job.model, job.tokenizer, elsewhere, tensors
     )
-    with pytest.raises(DataError, match="nowhere: the base checkpoint of the adapter is missing"):
+    with pytest.raises(DataError, match="nowhere: the base checkpoint"):
         checkpoint.open_model(path)
 
 

@@ -393,23 +393,21 @@ def test_a_damaged_newest_one_is_passed_over_unless_it_is_named(copy, caplog):
     (name_checkpoint(copy, 20) / "tokenizer.json").write_text("{}")
     assert resolve(str(copy)) == str(name_checkpoint(copy, 16))
     assert "skipped a damaged checkpoint" in caplog.text
-    with pytest.raises(
-        DataError, match=r"the checkpoint is damaged \(.*tokenizer.json: 2 bytes of"
-    ):
+    with pytest.raises(DataError, match=r"damaged.*tokenizer.json: 2 bytes"):
         resolve(str(name_checkpoint(copy, 20)))
-    with pytest.raises(DataError, match=r"no valid checkpoint there; damaged: .*tokenizer.json"):
+    with pytest.raises(DataError, match=r"no valid checkpoint.*tokenizer.json"):
         resolve(str(name_checkpoint(copy, 20).parent))
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(copy):
     (name_checkpoint(copy, 20) / "manifest.json").unlink()
-    with pytest.raises(DataError, match=r"manifest.json: missing, or never written"):
+    with pytest.raises(DataError, match=r"manifest.json: missing"):
         resolve(str(name_checkpoint(copy, 20)))
 
 
 @pytest.mark.parametrize("where", ["", "nowhere", "checkpoints", "checkpoints/step_00000001"])
 def test_where_there_is_no_checkpoint_the_message_says_what_to_name(where, tmp_path):
-    with pytest.raises(DataError, match="no valid checkpoint there; name the folder of a training"):
+    with pytest.raises(DataError, match="no valid checkpoint"):
         resolve(str(tmp_path / where))
 
 
@@ -464,7 +462,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_size_that_differs(
 def test_a_checkpoint_of_another_tokenizer_is_refused(alone, straight):
     job = dataclasses.replace(straight(1), tokenizer="{}")
     state = build_fresh_state(job, find_local_device())
-    with pytest.raises(ConfigError, match=r"step_00000008/.*: its tokenizer is not the one"):
+    with pytest.raises(ConfigError, match=r"step_00000008/.*tokenizer is not"):
         checkpoint.load(str(name_checkpoint(job.folder, 8)), state, job, job.make_batches())
 
 

@@ -149,7 +149,7 @@ def test_a_disk_that_errs_is_damage_and_one_that_forbids_is_not(tmp_path, monkey
     with pytest.raises(DamagedCheckpoint, match="file: so says the disk"):
         read_chunk("file", 0, 10, "")
     refuse(13)  # EACCES
-    with pytest.raises(ClusterError, match="file: cannot be read: so says the disk") as error:
+    with pytest.raises(ClusterError, match="file: cannot be read") as error:
         read_chunk("file", 0, 10, "")
     assert not isinstance(error.value, DamagedCheckpoint)
 
@@ -199,8 +199,8 @@ def test_a_manifest_that_names_what_no_checkpoint_holds_is_refused(name, alone, 
 @pytest.mark.parametrize(
     ("partitions", "said"),
     [
-        ([[1, 0, 16, 2]], "the index names a file that does not exist"),
-        ([[0, 0, 20, 1], [1, 20, 12, 1]], "the index does not match the sizes of the files"),
+        ([[1, 0, 16, 2]], "index names a file"),
+        ([[0, 0, 20, 1], [1, 20, 12, 1]], "index does not match"),
         ([[0, 0, 16, 1], [1, 0, 16, 1]], "continues with row 0 after row 16"),
         ([[0, 0, 16, 1]], "has only 16 of 32 rows"),
         ([[0, 0, 16, 0]], "greater than 0"),

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
+from support.compare_runs import assert_close, read_held_out, read_losses
 
 from trainrig.errors import ConfigError
 from trainrig.train.checkpoint import find_newest_valid
-from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-from trainrig.train.run.step_data import read_trained_samples
 
 STEPS = 10
 
@@ -51,34 +50,6 @@ def make_plain_job(job):
     return dataclasses.replace(job, training=training)
 
 
-def read_losses(job, name="train/loss"):
-    return [line[name] for line in metrics.read_series(job.folder)]
-
-
-def read_held_out(job):
-    lines = metrics.read_held_out_series(job.folder)
-    return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
-
-
-def assert_close(found, expected):
-    (job, whole) = found
-    (alone, expected_whole) = expected
-    np.testing.assert_allclose(read_losses(job), read_losses(alone), rtol=0, atol=1e-5)
-    norms = (read_losses(run, "train/grad_norm") for run in (job, alone))
-    np.testing.assert_allclose(*norms, rtol=1e-4)
-    np.testing.assert_allclose(read_held_out(job), read_held_out(alone), rtol=0, atol=1e-4)
-    assert read_held_out(job)
-    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
-        RunFolder(alone.folder)
-    )
-    weights = [name for name in whole if name.startswith("model.")]
-    assert weights
-    for name in weights:
-        np.testing.assert_allclose(
-            whole[name], expected_whole[name], rtol=0, atol=1e-4, err_msg=name
-        )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "ranks_of_a_row"),
@@ -91,13 +62,13 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("kind", ["Gathered", "RingAttention"])
 def test_workers_that_share_rows_train_as_one_process_does(world, ranks_of_a_row, kind, trained):
     """Use context 2, context 2 x FSDP 2, and context 4, with several documents a row."""
-    assert_close(trained(world, {"kind": kind, "ranks": ranks_of_a_row}), trained(1))
+    assert_close(trained(world, {"kind": kind, "ranks": ranks_of_a_row}), trained(1), 1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [{"kind": "HSDP", "replicas": 2}, {"kind": "DDP"}])
 def test_copies_of_the_model_share_rows_too(layout, trained):
-    assert_close(trained(4, {"kind": "Gathered", "ranks": 2}, layout), trained(1))
+    assert_close(trained(4, {"kind": "Gathered", "ranks": 2}, layout), trained(1), 1e-4)
 
 
 @pytest.mark.slow
@@ -118,7 +89,7 @@ SHARED = {"kind": "FSDP", "context": {"kind": "Gathered", "ranks": 3}}
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "sequences of 32 tokens are not a multiple of 6.*the nearest: 30 or 36"),
+        ({}, r"sequences of 32 tokens.*multiple of 6.*nearest: 30 or 36"),
         (
             {"model": {"feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 1}}},
             "mixture of experts",

@@ -12,14 +12,15 @@ from trainrig import cli
 from trainrig.config import to_toml
 from trainrig.errors import DataError
 from trainrig.estimate.run_cost import DeviceChoice
-from trainrig.estimate.training_facts import estimate_pretraining
+from trainrig.estimate.training_check import estimate_pretraining
 from trainrig.flops import count_encoder_decoder_flops, count_token_flops
 from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.models.encoder import build_model
 from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.denoising.mixture import MEMBERS
-from trainrig.objectives.objective_interface import DeviceBatch, find_corruption, find_parts
+from trainrig.objectives.objective_interface import Corrupting, DeviceBatch, find_corruption
+from trainrig.objectives.objective_settings import find_parts
 from trainrig.posttrain.text_generator import TextGenerator
 from trainrig.runs.step_trace import trace
 from trainrig.tokens.batches import (
@@ -335,7 +336,7 @@ def test_an_objective_that_does_not_fit_the_model_is_refused(make_run, corrupted
     with pytest.raises(ValidationError, match=r'set objective.kind = "SpanCorruption"'):
         make_run(tmp_path, tokens=corrupted_tokens, **T5)
     members = (*MIXED["objective"]["members"], {"objective": {"kind": "SpanCorruption"}})
-    with pytest.raises(ValidationError, match="objective SpanCorruption does not fit a model of"):
+    with pytest.raises(ValidationError, match="objective SpanCorruption does not fit"):
         make_run(tmp_path, objective={"kind": "MixtureOfObjectives", "members": members})
 
 
@@ -360,6 +361,7 @@ def test_operations_of_denoisers_are_those_of_their_rows(
     plain = open_batches(run.tokens, run.batches, None).micro_batch(0, 0)
     total = 0.0
     for share, part in find_parts(run.objective):
+        assert isinstance(part, Corrupting)
         micro = part.make_corruption(Encoder.load(run.tokens)).apply(plain, 0)
         places = micro.ids.shape[1]
         written = int((micro.targets[0] != IGNORE).sum())
@@ -408,11 +410,11 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
             r"\(Alibi\) uses a kernel",
         ),
         ({**PREFIX, "model": {"kind": "Encoder"}}, "an encoder can see"),
-        ({"objective": {"kind": "UL2"}}, "or joined = true of the objective"),
+        ({"objective": {"kind": "UL2"}}, "joined = true"),
         ({"objective": {"kind": "UL2", "joined": True}, **T5}, "set joined = false"),
         (  # 32 tokens with 5 spans, their sentinels twice, a mode and two ends
             {"objective": {"kind": "UL2", "joined": True}, "model": {"positions": 43}},
-            r"\(32 tokens in a row of 44 positions\) is beyond the model's 43 .*positions = 44",
+            r"\(32.*row of 44 positions\).*beyond the model's 43.*positions = 44",
         ),
         ({"objective": DETECTION["objective"]}, r"small generator.* set model.kind = .Encoder"),
         ({"objective": SEVERAL["objective"]}, r"further_heads \(0\) is not 2, .* = 2"),
@@ -421,14 +423,14 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
             'packed by BestFit; set batches.packing.kind = "Concatenate"',
         ),
         ({"model": SEVERAL["model"]}, "set model.further_heads = 0, or objective.kind"),
-        ({"model": DETECTION["model"]}, "which objective CausalLM does not train; set objective"),
+        ({"model": DETECTION["model"]}, "objective CausalLM does not train"),
         ({**DETECTION, "model": {**DETECTION["model"], "head": "tokens"}}, 'head = "replaced"'),
         (
             {
                 **DETECTION,
                 "model": {**DETECTION["model"], "generator": {"channels": 9, "heads": 2}},
             },
-            r"generator: channels \(9\) must be a multiple of heads",
+            r"generator: channels \(9\)",
         ),
         (
             {
@@ -438,7 +440,7 @@ def test_operations_of_prefixes_are_counted_by_what_is_seen_and_predicted(
                     "feedforward": {"kind": "MixtureOfExperts", "experts": 4, "active": 2},
                 },
             },
-            "generator: a mixture of experts .* choose a dense feedforward",
+            r"generator: a mixture.*choose a dense feedforward",
         ),
     ],
 )

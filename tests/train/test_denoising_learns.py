@@ -5,7 +5,6 @@ Causal prediction is included. With shuffled targets or texts, nothing is learnt
 
 import dataclasses
 import functools
-import importlib
 import json
 import math
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.ranks import shuffled_targets
 
 from trainrig.objectives.denoising.masked import MaskedTokens
 from trainrig.objectives.objective_interface import find_corruption
@@ -105,13 +105,6 @@ def shakespeare(name: str, test_data: Path, tmp_path: Path) -> str:
     told = {"documents": documents, "tokenizer": tokenizer, "output": output, "held_out": 0.1}
     tokenize(Tokenization.model_validate({**told, "workers": 0}))
     return output
-
-
-@pytest.fixture
-def controls(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make the corruptions of controls importable under the name that ranks unpickle."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("shuffled_targets")
 
 
 def run_file(tokens: str, output: Path, name: str, seed: int) -> Pretraining:
@@ -226,7 +219,7 @@ def list_losses(
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", CASES)
 def test_each_learns_and_controls_learn_nothing(
-    name, shakespeare, controls, tmp_path, without_ray, write_result
+    name, shakespeare, tmp_path, without_ray, write_result
 ):
     """Held-out losses by seed and term go to results/denoising_NAME.json."""
     case = CASES[name]
@@ -237,9 +230,9 @@ def test_each_learns_and_controls_learn_nothing(
         job = prepare(run)
         corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
         made = (
-            controls.ShuffledTexts(corruption)
+            shuffled_targets.ShuffledTexts(corruption)
             if case.detects
-            else controls.ShuffledTargets(corruption, tuple(case.targets.values()))
+            else shuffled_targets.ShuffledTargets(corruption, tuple(case.targets.values()))
         )
         batches = functools.partial(open_batches, shakespeare, run.batches, run.cache, made)
         control = dataclasses.replace(job, folder=f"{job.folder}-c", make_batches=batches)

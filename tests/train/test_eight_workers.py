@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.objectives import DPO
+from trainrig.objectives.objective_kinds import DPO
 from trainrig.parallel.layout import DDP, FSDP, HSDP
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid

@@ -4,18 +4,18 @@ import dataclasses
 import re
 
 import pytest
-from tests.train.attempts import go_on
+from support.attempts import go_on
+from support.compare_runs import read_step_losses
 from typer.testing import CliRunner
 
 from trainrig import config
 from trainrig.cli import app
 from trainrig.config import build, extract_identity, to_toml
 from trainrig.errors import ConfigError
-from trainrig.parallel.layout import DDP, HSDP, describe_layout
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
+from trainrig.parallel.layout import DDP, HSDP
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 from trainrig.train.pretrain import prepare
-from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import read_trained_samples
 from trainrig.train.run_file.run_files import Pretraining
@@ -49,7 +49,7 @@ def test_each_number_of_workers_has_its_layout():
         recompute={"kind": "Selective"},
     )
     found = {count: run.training.lay_out(count) for count in (8, 4, 2, 1)}
-    assert {count: describe_layout(layout.parallel) for count, layout in found.items()} == {
+    assert {count: layout.parallel.describe() for count, layout in found.items()} == {
         8: "FSDP, tensor 4",
         4: "FSDP, tensor 4",
         2: "FSDP, tensor 2",
@@ -69,9 +69,9 @@ def test_a_run_without_any_is_as_it_was():
 
 
 def test_layouts_in_words():
-    assert describe_layout(DDP()) == "DDP"
+    assert DDP().describe() == "DDP"
     both = HSDP(replicas=2, tensor={"ranks": 2}, pipeline={"ranks": 4})
-    assert describe_layout(both) == "HSDP of 2, tensor 2, pipeline 4"
+    assert both.describe() == "HSDP of 2, tensor 2, pipeline 4"
 
 
 def test_fallbacks_are_no_part_of_the_runs_identity():
@@ -221,10 +221,6 @@ def test_check_lists_fallbacks_before_the_run(tmp_path):
 # --- with real ranks
 
 
-def read_losses(job):
-    return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
-
-
 @pytest.mark.parametrize("axis", ["tensor", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_a_run_that_loses_a_worker_shrinks_and_returns(
     axis, make_job, ranks, mortal_ranks, tmp_path
@@ -256,8 +252,8 @@ def test_a_run_that_loses_a_worker_shrinks_and_returns(
     changed = [event for event in events if event["event"] == "layout_changed"]
     assert [(event["before"], event["layout"]) for event in changed] == [(two, one), (one, two)]
     assert all("rounded differently" in event["bits"] for event in changed)
-    found = read_losses(job)
-    wanted = read_losses(straight)
+    found = read_step_losses(job)
+    wanted = read_step_losses(straight)
     assert [step for step, _ in found] == list(range(1, STEPS + 1))
     assert [loss for _, loss in found] == pytest.approx([loss for _, loss in wanted], rel=1e-5)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(

@@ -76,7 +76,7 @@ def test_a_continued_run_trains_with_its_own_schedule(make_continued, earlier):
 def test_another_content_of_the_checkpoint_is_another_run(make_continued, earlier, monkeypatch):
     pretrain(make_continued())
     monkeypatch.setattr(trainer, "run", lambda *_: pytest.fail("there was nothing to train"))
-    with pytest.raises(OutputTaken, match="input `continue_from` has other contents"):
+    with pytest.raises(OutputTaken, match=r"input `continue_from`.*contents"):
         pretrain(make_continued(path=f"{earlier}/checkpoints/step_00000003"))
 
 
@@ -129,9 +129,7 @@ def test_the_sizes_of_the_model_are_taken_from_there(make_continued, earlier, ma
 
 def test_a_checkpoint_of_another_model_is_refused(make_continued, make_run):
     other = make_run("unused", model={"layers": 3}).model
-    with pytest.raises(
-        ConfigError, match=r"another model \(layers: 2 there, 3 here\); leave out \[model\]"
-    ):
+    with pytest.raises(ConfigError, match=r"another model \(layers: 2 there, 3 here\).*\[model\]"):
         prepare(make_continued(model=other))
 
 
@@ -147,9 +145,7 @@ def test_sequences_beyond_the_positions_of_the_checkpoint_are_refused(make_conti
 def test_tokens_of_another_tokenizer_are_refused(make_continued, make_tokens, tmp_path):
     other = make_tokens(tmp_path / "other", entries=300)
     run = make_continued().model_copy(update={"tokens": other})
-    with pytest.raises(
-        DataError, match=r"the tokenizer differs from the tokenizer of continue_from; tokenize"
-    ):
+    with pytest.raises(DataError, match="tokenizer of continue_from"):
         pretrain(run)
     assert not Path(run.output).exists()
 
@@ -167,7 +163,7 @@ def test_a_run_file_names_a_model_or_a_run_to_continue_from():
         "batches": {"sequence_length": 64, "global_batch": 8, "micro_batch": 2},
         "training": {"steps": 100},
     }
-    with pytest.raises(ConfigError, match=r"\[model\] is missing; give it, or the run to"):
+    with pytest.raises(ConfigError, match=r"\[model\] is missing"):
         build(Pretraining, run, "run.toml")
     assert build(Pretraining, run | {"continue_from": "other"}, "run.toml").model is None
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.train.attempts import go_on
+from support.attempts import go_on
 
 from trainrig.parallel.layout import FSDP
 from trainrig.train.checkpoint import find_newest_valid

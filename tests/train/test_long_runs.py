@@ -81,7 +81,7 @@ def test_each_step_is_trained_with_the_positions_of_its_stage(extended):
         assert config.position_embedding.scaling.model_dump() | YARN == (
             config.position_embedding.scaling.model_dump()
         )
-    with pytest.raises(ValueError, match="128 tokens, but the model has only 48 positions"):
+    with pytest.raises(ValueError, match=r"128 tokens.*only 48 positions"):
         there[3].build()(torch.zeros(1, 128, dtype=torch.int64))
     # The loss of step 4, by the weights before it, with the new angles and with the old.
     lines = {line["step"]: line for line in metrics.read_series(job.folder)}
@@ -131,9 +131,9 @@ def test_stages_ahead_may_be_edited_and_those_behind_may_not(extended, make_run)
     [
         ([], r"sequence_length \(128 tokens\) is beyond the model's 48 positions"),
         ([LONG | {"from_step": 4}], r"sequence_length \(128 tokens\) is beyond the model's 48"),
-        ([{"from_step": 3}], "from step 3: nothing changes; give positions, rope, or both"),
+        ([{"from_step": 3}], "step 3: nothing changes"),
         ([LONG | {"from_step": 0}], r"without `continue_from`"),
-        ([LONG, LONG], "one from step 3 after one from step 3; put them in the order"),
+        ([LONG, LONG], r"step 3 after.*step 3"),
     ],
 )
 def test_a_context_that_cannot_work_is_refused_by_the_run_file(make_run, context, said):
@@ -144,8 +144,8 @@ def test_a_context_that_cannot_work_is_refused_by_the_run_file(make_run, context
 @pytest.mark.parametrize(
     ("embedding", "stage", "said"),
     [
-        ("LearnedPositions", {"positions": 128}, "a vector for each of 48 positions and none for"),
-        ("Alibi", {"rope": {"theta": 1e6}}, "rope is set, but model.position_embedding is Alibi"),
+        ("LearnedPositions", {"positions": 128}, "48 positions and none"),
+        ("Alibi", {"rope": {"theta": 1e6}}, r"set, but model.position_embedding is Alibi"),
     ],
 )
 def test_positions_that_have_no_angles_are_not_turned(make_run, embedding, stage, said):

@@ -2,10 +2,10 @@ import dataclasses
 import itertools
 import math
 import signal
-import time
 
 import pytest
 import torch
+from support.waiting import wait_until
 from torch.nn import functional
 
 from trainrig.models.decoder import Decoder, initialise
@@ -37,13 +37,6 @@ def begin(world, ranks, job, **arguments):
     """Start a first attempt that is not meant to reach its end."""
     attempt = RunFolder(job.folder).take_attempt(0)
     return ranks.start(world, "train", job=job, attempt=attempt, **arguments)
-
-
-def wait_for(condition, process):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
 
 
 # --- resuming
@@ -125,7 +118,7 @@ def test_a_run_with_a_killed_rank_gives_the_undisturbed_result(
     # The rank hangs on the data of its eleventh step until it is killed, two steps after a
     # checkpoint.
     processes = begin(world, mortal_ranks, job, fault=(victim, "stall", 10))
-    wait_for(lambda: len(read_losses(job)) == 10, processes[victim])
+    wait_until(lambda: len(read_losses(job)) == 10, process=processes[victim])
     processes[victim].send_signal(signal.SIGKILL)
     processes[victim].wait()
     newest, damages = find_newest_valid(RunFolder(job.folder))

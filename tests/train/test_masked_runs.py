@@ -123,7 +123,7 @@ def test_a_decoder_becomes_an_encoder_only_on_request(
         made = make_run(tmp_path / "encoder", **changes | more)
         return made.model_copy(update={"model": None})
 
-    with pytest.raises(ConfigError, match=r"continue_from: .* does not see; .* convert = true"):
+    with pytest.raises(ConfigError, match=r"continue_from.*not see.*="):
         prepare(run(convert=True).model_copy(update={"convert": False}))
     with caplog.at_level(logging.WARNING):
         job = prepare(run(convert=True))
@@ -140,7 +140,7 @@ def test_a_decoder_becomes_an_encoder_only_on_request(
 
 
 def test_objectives_that_a_model_cannot_learn_are_refused(make_run, tmp_path, corrupted_tokens):
-    with pytest.raises(ValueError, match=r"an encoder can see; set objective\.kind"):
+    with pytest.raises(ValueError, match=r"encoder can see.*objective\.kind"):
         make_run(tmp_path, model=ENCODER)
     with pytest.raises(ValueError, match=r'set model\.kind = "Encoder"'):
         make_run(tmp_path, objective={"kind": "MaskedLM"})

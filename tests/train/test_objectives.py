@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from trainrig.models.decoder import Decoder, initialise
-from trainrig.objectives import DPO, KTO
+from trainrig.objectives.objective_kinds import DPO, KTO
 from trainrig.tokens.batches import IGNORE
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder

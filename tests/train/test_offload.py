@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from support.attempts import continue_run
 
 from trainrig.parallel import host_copies, numerics
 from trainrig.parallel.mesh import find_local_device
@@ -47,7 +48,7 @@ def straight_run(ranks, make_job, tmp_path_factory):
     def run(name):
         if name not in made:
             made[name] = make_run(make_job, tmp_path_factory.mktemp("straight"), name)
-            run_attempt(made[name], 1, ranks)
+            continue_run(made[name], 1, ranks)
         return made[name]
 
     return run
@@ -61,14 +62,6 @@ def make_run(make_job, folder, name):
 def make_hosted(job, hosted=True):
     training = job.training.model_copy(update={"offload": Offload(optimizer=hosted)})
     return dataclasses.replace(job, training=training)
-
-
-def run_attempt(job, world, group):
-    """Run one attempt of `world` ranks, and return whether it reached its end."""
-    newest, damages = find_newest_valid(RunFolder(job.folder))
-    assert not damages
-    taken = RunFolder(job.folder).take_attempt(newest.step if newest else 0)
-    return group(world, "train", job=job, attempt=taken, resume_from=newest and newest.path)
 
 
 def kill(job, world, revived_ranks):
@@ -100,7 +93,7 @@ def test_a_run_has_the_same_bits_with_its_memory_in_the_host(
     name, world, ranks, make_job, straight_run, tmp_path
 ):
     job = make_hosted(make_run(make_job, tmp_path, name))
-    run_attempt(job, world, ranks)
+    continue_run(job, world, ranks)
     assert read_state(ranks, job) == read_state(ranks, straight_run(name))
 
 
@@ -112,7 +105,7 @@ def test_a_killed_run_resumes_with_its_optimizer_state_moved(
 ):
     job = make_run(make_job, tmp_path, name)
     kill(make_hosted(job, hosted_first), 2, revived_ranks)
-    run_attempt(make_hosted(job, not hosted_first), 3, ranks)
+    continue_run(make_hosted(job, not hosted_first), 3, ranks)
     assert read_state(ranks, job) == read_state(ranks, straight_run(name))
 
 
@@ -139,7 +132,7 @@ def test_hosted_state_changes_no_bit_in_any_layout_and_runs_can_switch(
         job = make_job(tmp_path / name, 2, training={"steps": STEPS, **training})
         half = dataclasses.replace(job, training=job.training.model_copy(update={"steps": 4}))
         for part, hosted in zip((half, job), turns, strict=True):
-            run_attempt(make_hosted(part, hosted), 2, ranks)
+            continue_run(make_hosted(part, hosted), 2, ranks)
         newest, _ = find_newest_valid(RunFolder(job.folder))
         found = ranks(2, "tensors", job=job, resume_from=newest.path)
         states[name] = [
@@ -207,7 +200,7 @@ def test_offloaded_activations_change_no_bit_of_a_step(
         ({"recompute": {"kind": "Budget", "gib": 1.0}}, "'Budget' already decides"),
         (
             IN_PLACES,
-            "save parts of activations and gather the rest again; set recompute.kind = 'Full'",
+            r"save parts of activations.*recompute.kind = 'Full'",
         ),
         (IN_PLACES | {"recompute": {"kind": "Full", "every": 2}}, "set .* 'Full' for all layers"),
     ],

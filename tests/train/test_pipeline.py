@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from support.compare_runs import read_held_out, read_losses
 
 from trainrig.parallel.layout import FSDP
 from trainrig.train.checkpoint import find_newest_valid
@@ -59,15 +60,6 @@ def trained(make_job, ranks, tmp_path_factory):
         return known[key]
 
     return train
-
-
-def read_losses(job, name="train/loss"):
-    return [line[name] for line in metrics.read_series(job.folder)]
-
-
-def read_held_out(job):
-    lines = metrics.read_held_out_series(job.folder)
-    return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
 
 
 def set_reshard_by_layer(job):

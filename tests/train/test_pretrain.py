@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 from trainrig import config, hardware, storage
 from trainrig.config import to_toml
@@ -63,7 +63,7 @@ def test_the_run_file_in_a_run_folder_is_the_run(finished):
 def test_a_second_copy_that_cannot_be_written_is_refused_before_the_start(make_run, tmp_path):
     (tmp_path / "file").write_text("where a folder should be")
     run = make_run(tmp_path / "run", training={"checkpoints": {"copy_to": f"{tmp_path}/file/a"}})
-    with pytest.raises(ConfigError, match=r"file/a: .*file is a file; name another folder"):
+    with pytest.raises(ConfigError, match=r"file/a.*file is a file"):
         pretrain(run)
     assert not (tmp_path / "run").exists()
 
@@ -114,7 +114,7 @@ def test_a_run_whose_metrics_are_gone_is_not_called_finished(without_ray, make_r
     pretrain(run)
     (tmp_path / "run" / "manifest.json").unlink()
     (tmp_path / "run" / "metrics.jsonl").unlink()
-    with pytest.raises(DataError, match=r"metrics.jsonl: missing, though the run is at its end"):
+    with pytest.raises(DataError, match=r"metrics.jsonl: missing, though"):
         pretrain(run)
 
 
@@ -234,13 +234,13 @@ def test_a_finished_run_is_not_the_run_of_other_stages(stopped_at_six, monkeypat
     monkeypatch.setattr(trainer, "run", refuse_to_train)
     assert pretrain(stopped_at_six("run", LONGER)) == manifest
     for stages in ((), LONGER[:1]):
-        with pytest.raises(OutputTaken, match=r"made by another run \(batches\.stages"):
+        with pytest.raises(OutputTaken, match=r"another run \(batches\.stages"):
             pretrain(stopped_at_six("run", stages))
 
 
 def test_a_folder_that_tokenize_did_not_write_is_refused(make_run, tmp_path):
     run = make_run(tmp_path / "run").model_copy(update={"tokens": str(tmp_path)})
-    with pytest.raises(DataError, match=r"no manifest.json, so it is not the output of a stage"):
+    with pytest.raises(DataError, match=r"no manifest.json.*not"):
         pretrain(run)
 
 
@@ -270,10 +270,8 @@ def test_the_same_command_finishes_a_run_whose_driver_was_killed(
     run = make_run(tmp_path / "run", training=training, batches=often)
     (tmp_path / "run.toml").write_text(to_toml(run))
     killed = start(tmp_path / "run.toml")
-    deadline = time.monotonic() + 240
-    while not list(Path(run.output).glob("checkpoints/*/*/manifest.json")):
-        assert time.monotonic() < deadline and killed.poll() is None, killed.communicate()
-        time.sleep(0.05)
+    saved = "checkpoints/*/*/manifest.json"
+    wait_until(lambda: list(Path(run.output).glob(saved)), process=killed, seconds=240)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert not Path(run.output, "manifest.json").exists()

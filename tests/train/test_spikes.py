@@ -7,12 +7,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.compare_runs import read_step_losses
 
 from trainrig import storage
 from trainrig.errors import Diverged
 from trainrig.train.checkpoint import find_newest_valid, open_model
 from trainrig.train.loss_table import Loss
-from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import read_trained_samples
 from trainrig.train.spikes import DataRange, SpikeDetector, Spikes
@@ -209,10 +209,6 @@ def read_result(job):
     return held, {name: entries[name] for name in ("step", "data_step", "tokens", "skipped")}
 
 
-def read_losses(job):
-    return [(line["step"], line["train/loss"]) for line in metrics.read_series(job.folder)]
-
-
 def find_event(job, name):
     return [event for event in RunFolder(job.folder).read_events() if event["event"] == name]
 
@@ -235,7 +231,7 @@ def test_a_bad_window_gives_the_result_of_a_run_that_skips_it(
     (spike,) = find_event(job, "spike")
     assert [spike[name] for name in ("first", "last", "skip", "back_to")] == [26, 29, [24, 32], 20]
     assert read_result(job) == read_result(by_hand)
-    assert read_losses(job) == read_losses(by_hand)
+    assert read_step_losses(job) == read_step_losses(by_hand)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
         RunFolder(by_hand.folder)
     )
@@ -260,7 +256,7 @@ def test_stops_and_other_checkpoints_change_nothing_of_it(by_hand, ranks, make_j
         )
     run_attempts(1, job, ranks, poison=poisoned)
     assert read_result(job) == read_result(by_hand)
-    assert read_losses(job) == read_losses(by_hand)
+    assert read_step_losses(job) == read_step_losses(by_hand)
 
 
 @pytest.mark.slow

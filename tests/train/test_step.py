@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from support.attempts import continue_run
 
 from trainrig import storage
 from trainrig.train.checkpoint import find_newest_valid, open_model
@@ -42,13 +43,6 @@ def list_events(job, name):
     return [event for event in RunFolder(job.folder).read_events() if event["event"] == name]
 
 
-def run_attempt(world, job, group, **arguments):
-    found = find_newest(job)
-    taken = RunFolder(job.folder).take_attempt(found.step if found else 0)
-    path = found.path if found else None
-    return group(world, "train", job=job, attempt=taken, resume_from=path, **arguments)
-
-
 # --- a stop request
 
 # (world, the rank with the stop request, its activity at the time, the count of that activity).
@@ -77,7 +71,7 @@ def undisturbed(ranks, make_job, tmp_path_factory):
         "faults": {"grace": 1e-6},  # this short, ranks ask before each micro-batch
     }
     job = make_job(tmp_path_factory.mktemp("undisturbed"), training=training)
-    assert run_attempt(1, job, ranks) == [STEPS]
+    assert continue_run(job, 1, ranks) == [STEPS]
     return job
 
 
@@ -89,7 +83,7 @@ def undisturbed(ranks, make_job, tmp_path_factory):
 def test_all_ranks_stop_at_the_step_of_a_request_to_one(when, ranks, undisturbed, tmp_path):
     world, rank, doing, number = TOLD[when]
     job = dataclasses.replace(undisturbed, folder=str(tmp_path))
-    (step,) = set(run_attempt(world, job, ranks, told=(rank, doing, number)))
+    (step,) = set(continue_run(job, world, ranks, told=(rank, doing, number)))
     # Two ranks send a heartbeat twice a step of 4 micro-batches, so do three, and one sends four.
     done = (number - 1) // (4 if world == 1 else 2)
     wanted = done if doing == "train" else {1: 4, 2: 4, 3: 4, 4: STEPS}[number]
@@ -97,7 +91,7 @@ def test_all_ranks_stop_at_the_step_of_a_request_to_one(when, ranks, undisturbed
     assert (find_newest(job).step if find_newest(job) else 0) == step  # no completed step is lost
     if step == STEPS:  # a finished run is not started again for the missing measurement
         assert metrics.is_measured(job.folder, STEPS)
-    assert set(run_attempt(2, job, ranks)) == {STEPS}
+    assert set(continue_run(job, 2, ranks)) == {STEPS}
     assert read_exact_metrics(job) == read_exact_metrics(undisturbed)
     for made in (
         metrics.read_held_out_series(job.folder),
@@ -119,7 +113,7 @@ def test_ranks_that_have_time_ask_each_other_once_a_step(ranks, make_job, tmp_pa
     """
     job = make_job(tmp_path, training={"steps": STEPS, "held_out": {"rows": 0}})
     # Each rank has 2 micro-batches a step: the eighth heartbeat is within the fourth step.
-    assert run_attempt(2, job, ranks, told=(1, "train", 8)) == [5, 5]
+    assert continue_run(job, 2, ranks, told=(1, "train", 8)) == [5, 5]
     assert find_newest(job).step == 5
 
 
@@ -142,8 +136,8 @@ def build_job(make_job, folder, **training):
 def test_a_run_passes_over_what_no_update_can_be_made_of(how, world, ranks, make_job, tmp_path):
     """The run is bit-identical to one whose data lacks those steps."""
     job, clean = (build_job(make_job, tmp_path / name) for name in ("job", "clean"))
-    assert run_attempt(world, job, ranks, poison=poison(2, 5, 6, how=how)) == [STEPS] * world
-    run_attempt(1, clean, ranks, lacking=(2, 5, 6))
+    assert continue_run(job, world, ranks, poison=poison(2, 5, 6, how=how)) == [STEPS] * world
+    continue_run(clean, 1, ranks, lacking=(2, 5, 6))
     assert read_exact_metrics(job) == read_exact_metrics(clean)
     assert read_weights(job) == read_weights(clean)
     assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
@@ -163,10 +157,10 @@ def test_a_run_stopped_between_skipped_steps_gives_the_undisturbed_result(
 ):
     job, straight = (build_job(make_job, tmp_path / name) for name in ("job", "straight"))
     bad = poison(2, 4, 5, how="gradient")
-    run_attempt(2, straight, ranks, poison=bad)
+    continue_run(straight, 2, ranks, poison=bad)
     for heartbeats in (8, 3, 2):
-        run_attempt(2, job, ranks, poison=bad, told=(0, "train", heartbeats))
-    run_attempt(1, job, ranks, poison=bad)
+        continue_run(job, 2, ranks, poison=bad, told=(0, "train", heartbeats))
+    continue_run(job, 1, ranks, poison=bad)
     assert read_exact_metrics(job) == read_exact_metrics(straight)
     assert read_weights(job) == read_weights(straight)
     assert list_entries(job)["skipped"] == list_entries(straight)["skipped"] == [[2, 3], [4, 6]]
@@ -175,11 +169,11 @@ def test_a_run_stopped_between_skipped_steps_gives_the_undisturbed_result(
 @pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_on_every_rank(ranks, make_job, tmp_path):
     job = build_job(make_job, tmp_path, max_skipped_steps=2)
-    assert run_attempt(2, job, ranks, poison=poison(1, 2, 4, 5)) == [STEPS] * 2
+    assert continue_run(job, 2, ranks, poison=poison(1, 2, 4, 5)) == [STEPS] * 2
     job = build_job(make_job, tmp_path / "other", max_skipped_steps=2)
     message = r"no update can be made from 3 global batches in a row \(the last: data step 6, after"
     with pytest.raises(AssertionError, match=message):
-        run_attempt(2, job, ranks, poison=poison(1, 4, 5, 6))
+        continue_run(job, 2, ranks, poison=poison(1, 4, 5, 6))
     assert len(list_events(job, "step_skipped")) == 4
     assert find_newest(job).step == 3
 

@@ -5,6 +5,8 @@ import re
 
 import numpy as np
 import pytest
+from support.attempts import continue_run
+from support.compare_runs import assert_same, read_held_out, read_losses
 
 from trainrig.errors import ConfigError
 from trainrig.parallel.axes.axis_settings import Gathered, TensorSplit
@@ -103,15 +105,6 @@ def lay_out(job, layout):
     return dataclasses.replace(job, training=training)
 
 
-def read_losses(job, name="train/loss"):
-    return [line[name] for line in metrics.read_series(job.folder)]
-
-
-def read_held_out(job):
-    lines = metrics.read_held_out_series(job.folder)
-    return [(line["eval/loss"], line["eval/books/loss"], line["eval/web/loss"]) for line in lines]
-
-
 def read_layer_norms(job):
     (last,) = [line for line in metrics.read_series(job.folder) if line["step"] == STEPS]
     return {name: value for name, value in last.items() if name.endswith("_norm")}
@@ -205,7 +198,7 @@ def test_shared_experts_that_are_computed_again(layout, again, trained):
     """Compare with one process that keeps everything, and to the bit with such workers that do."""
     found = trained(2, "mixture", layout, again)
     assert_close(found, trained(1, "mixture"))
-    assert_same_bits(found, trained(2, "mixture", layout))
+    assert_same(found, trained(2, "mixture", layout))
 
 
 @pytest.mark.slow
@@ -216,31 +209,10 @@ def test_tokens_that_experts_are_sent_are_counted_once(trained, ranks):
     assert found[0]["counts"] == found[1]["counts"] != [{}]
 
 
-def assert_same_bits(found, expected):
-    (job, tensors) = found
-    (other, others) = expected
-    assert read_losses(job) == read_losses(other)
-    assert read_losses(job, "train/grad_norm") == read_losses(other, "train/grad_norm")
-    assert read_held_out(job) == read_held_out(other) != []
-    assert read_trained_samples(RunFolder(job.folder)) == read_trained_samples(
-        RunFolder(other.folder)
-    )
-    assert tensors.keys() == others.keys()
-    for name, value in tensors.items():
-        np.testing.assert_array_equal(value, others[name], err_msg=name)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [SHARED, IN_PLACES], ids=["shared", "in places"])
 def test_the_number_of_replicas_does_not_change_a_bit(layout, trained):
-    assert_same_bits(trained(4, layout=layout), trained(2, layout=layout))
-
-
-def continue_run(job, world, group, **arguments):
-    found, _ = find_newest_valid(RunFolder(job.folder))
-    attempt = RunFolder(job.folder).take_attempt(found.step if found else 0)
-    path = found.path if found else None
-    group(world, "train", job=job, attempt=attempt, resume_from=path, **arguments)
+    assert_same(trained(4, layout=layout), trained(2, layout=layout))
 
 
 @pytest.mark.slow
@@ -261,7 +233,7 @@ def test_replicas_may_come_and_go(layout, trained, ranks, tmp_path):
     continue_run(job, 4, ranks, told=(2, "train", 7))
     continue_run(job, 2, ranks)
     assert [a.resumed_step for a in RunFolder(job.folder).read_attempts()] == [0, 3, 6]
-    assert_same_bits((job, read_whole(ranks, job)), straight)
+    assert_same((job, read_whole(ranks, job)), straight)
 
 
 @pytest.mark.chaos
@@ -288,7 +260,7 @@ def test_a_rank_that_was_killed_changes_nothing(
     mortal_ranks.end()
     continue_run(job, world, mortal_ranks)
     assert [a.resumed_step for a in RunFolder(job.folder).read_attempts()] == [0, 4]
-    assert_same_bits((job, read_whole(ranks, job)), straight)
+    assert_same((job, read_whole(ranks, job)), straight)
 
 
 @pytest.mark.slow
@@ -355,7 +327,7 @@ def test_rows_that_cannot_be_divided_by_their_places_are_refused(make_run, tmp_p
     training = {"parallel": FSDP(tensor=TensorSplit(ranks=3, sequence_parallel=True)).model_dump()}
     model = {"heads": 6, "kv_heads": 3, "channels": 36, "feedforward_channels": 66}
     model |= {"vocabulary": 321}
-    with pytest.raises(ValueError, match=r"32 tokens are not a multiple of 3.*nearest: 30 or 33"):
+    with pytest.raises(ValueError, match=r"32 tokens.*multiple of 3.*nearest: 30 or 33"):
         make_run(tmp_path, 3, training=training, model=model)
 
 
@@ -391,7 +363,7 @@ def test_the_lengths_named_as_nearest_are_those_that_work(ranks, context):
     [
         (
             {"model": {"heads": 2, "kv_heads": 2}},
-            r"does not divide model.heads \(2\); the nearest model.heads that it divides: 3",
+            r"not divide model.heads \(2\).*model.heads.*3",
         ),
         ({"model": {"feedforward_channels": 64}}, r"feedforward_channels \(64\).*: 63 or 66"),
         ({"model": {"vocabulary": 320}}, r"model.vocabulary \(320\); .*: 318 or 321"),
@@ -444,7 +416,7 @@ def test_a_vocabulary_that_the_tokenizer_settles_is_refused_too(make_job, tmp_pa
 
 def test_workers_that_are_no_whole_groups_are_refused(make_run, tmp_path):
     run = make_run(tmp_path, 3, training={"parallel": SHARED.model_dump()})
-    with pytest.raises(ConfigError, match=r"3 workers do not form whole groups of 2.*use 2 or 4"):
+    with pytest.raises(ConfigError, match=r"3 workers.*groups of 2.*use 2 or 4"):
         run.training.check_workers(3)
 
 
@@ -456,7 +428,7 @@ def test_workers_of_ray_share_layers(local_ray, trained, make_job, ranks, tmp_pa
     straight = trained(2, layout=SHARED)
     job = dataclasses.replace(straight[0], folder=str(tmp_path))
     trainer.run(job, 2)
-    assert_same_bits((job, read_whole(ranks, job)), straight)
+    assert_same((job, read_whole(ranks, job)), straight)
 
 
 def test_a_group_that_spans_nodes_is_logged_with_its_cost(make_job, ranks, tmp_path):

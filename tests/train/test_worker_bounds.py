@@ -35,7 +35,7 @@ def test_bounds_that_cannot_be_met_are_rejected(written):
 
 @pytest.mark.parametrize("written", ["2", 1.5, True, [1], [1, 2, 3], [1, "2"]])
 def test_bounds_other_than_a_number_or_a_pair_are_rejected(written):
-    with pytest.raises(ConfigError, match=r"^run\.toml: workers: should be 1 or more, or \[fewest"):
+    with pytest.raises(ConfigError, match=r"run\.toml.*1 or more, or \[fewest"):
         config.build(Part, {"workers": written}, "run.toml")
 
 

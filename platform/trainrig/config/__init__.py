@@ -11,6 +11,7 @@ directory.
 
 import copy
 import difflib
+import functools
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +85,15 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_local_urls(cls, given: Any) -> Any:
+        """Replace `file://` locations by paths, so that both name the same run."""
+        if not isinstance(given, Mapping):
+            return given
+        paths = find_path_fields(cls)
+        return {k: _map_paths(v, _resolve) if k in paths else v for k, v in given.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -350,7 +360,7 @@ def with_absolute_paths(run: SomeSettings) -> SomeSettings:
     """Return a copy of `run` with all paths absolute, in its inner tables too."""
     changed: dict[str, Any] = {}
     for name, value in list_fields(run):
-        if name in find_path_fields(run):
+        if name in find_path_fields(type(run)):
             new = _map_paths(value, lambda v: storage.make_absolute(v) if isinstance(v, str) else v)
         else:
             new = _map_paths(
@@ -366,20 +376,25 @@ def list_fields(settings: Settings) -> list[tuple[str, Any]]:
     return [(name, getattr(settings, name)) for name in type(settings).model_fields]
 
 
-def find_path_fields(settings: Settings) -> set[str]:
-    """Return the names of the fields of `settings` that hold paths."""
-    return {
+@functools.cache
+def find_path_fields(model: type[Settings]) -> frozenset[str]:
+    """Return the names of the fields of `model` that hold paths."""
+    return frozenset(
         name
-        for name, field in type(settings).model_fields.items()
+        for name, field in model.model_fields.items()
         if any(isinstance(mark, NotIdentity) for mark in field.metadata)
         if _holds_text(field.annotation)
-    }
+    )
 
 
 def _holds_text(annotation: Any) -> bool:
     if get_origin(annotation) is Literal:
         return False
     return annotation is str or any(map(_holds_text, get_args(annotation)))
+
+
+def _resolve(value: Any) -> Any:
+    return storage.resolve(value) if isinstance(value, str) else value
 
 
 def _map_paths(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -139,7 +139,9 @@ def _compute_digest(file: Path) -> str:
         found |= new
         waiting += sorted(new)
     contents = (
-        hashlib.sha256(f"{path.relative_to(_ROOT)}\n{_read_source(path)}".encode()).hexdigest()
+        hashlib.sha256(
+            f"{path.relative_to(_ROOT.parent)}\n{_read_source(path)}".encode()
+        ).hexdigest()
         for path in sorted(found)
     )
     return hashlib.sha256("".join(contents).encode()).hexdigest()[:16]

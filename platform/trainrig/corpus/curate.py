@@ -330,12 +330,11 @@ class _Passes:
         }
         near = self.run.near_duplicates
         cost = {**cost, **{name: round(took, 3) for name, took in self.seconds.items()}}
-        more = cut.build_sections()
         # Imported here because workers and `check` import this module and would load matplotlib.
         from trainrig.corpus.report.curation_page import render_curation_page
 
         page = render_curation_page(
-            tallies, counts, rules, cost, self._describe_provenance(), near, more
+            tallies, counts, rules, cost, self._describe_provenance(), near, cut
         )
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
         if self.stage.before:

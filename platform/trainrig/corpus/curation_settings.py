@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig import config
-from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
 from trainrig.corpus.decontaminate import Decontamination
 from trainrig.corpus.dedup import MinHash, NearDuplicates
 from trainrig.corpus.dedup.keep_rules import KeepRule, Longest, SourcePriority
@@ -23,6 +22,7 @@ from trainrig.corpus.filters.filters import (
     list_read_columns,
     need_datatrove,
 )
+from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.models.scorers import BadWords, Scorer
 from trainrig.corpus.read import ReadSettings
 from trainrig.corpus.repeated_text.common_lines import CommonLines
@@ -135,10 +135,10 @@ class Curation(config.RunFile):
     extends_finished: ClassVar[bool] = True
     progress: ClassVar[config.ProgressUnit] = "splits"
     estimate: ClassVar[str] = "trainrig.corpus.curation_settings:odds_of_comparison"
-    output_format: ClassVar[int] = 2
+    output_format: ClassVar[int] = 3  # 3: an IBAN has the format of its country
 
     stage: Literal["curate"] = "curate"
-    output: Annotated[str, config.OUTPUT]  # folder to write to, on disk or s3://
+    output: Annotated[str, config.OUTPUT]  # folder to write to, on disk or in a bucket
     # Number of worker processes; 0: work in this process, without Ray.
     workers: Annotated[int, config.NOT_IDENTITY] = Field(default=2, ge=0)
     # The sources of the mixture, each a `[[sources]]` table.
@@ -246,7 +246,7 @@ class Curation(config.RunFile):
         """Numeric columns of every source, without its rewrites' columns."""
         return (
             *MEASURED,
-            *(DATATROVE_SIGNALS if self.needs_datatrove else ()),
+            *(load_datatrove().DATATROVE_SIGNALS if self.needs_datatrove else ()),
             *(URL_COLUMNS if self.urls != UrlLists() else ()),
             *(scorer.column for scorer in self.scorers),
         )

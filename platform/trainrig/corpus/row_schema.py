@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from trainrig.corpus.curation_settings import Curation
-from trainrig.corpus.datatrove_signals.datatrove_columns import DATATROVE_SIGNALS
+from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.signals.text_signals import SIGNALS
 from trainrig.corpus.url_blocklist import URL_COLUMNS
 
@@ -38,7 +38,7 @@ VERDICT = pa.schema(
 
 def build_pool_schema(run: Curation) -> pa.Schema:
     """Return the columns that reading stores for each document of `run`."""
-    kinds = {**SIGNALS, **(DATATROVE_SIGNALS if run.needs_datatrove else {})}
+    kinds = {**SIGNALS, **(load_datatrove().DATATROVE_SIGNALS if run.needs_datatrove else {})}
     signals = [pa.field(name, pa.from_numpy_dtype(kind)) for name, kind in kinds.items()]
     scores = [pa.field(scorer.column, pa.float64()) for scorer in run.scorers]  # NaN: no score
     rewrites = [

@@ -1,1 +1,1 @@
-"""Estimates of what a run needs: operations, memory, hours and money, on which devices."""
+"""Estimates of what a run needs: memory, time and money, on which devices and in which layout."""

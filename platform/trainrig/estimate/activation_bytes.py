@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from trainrig.models.architecture.attention_settings import TOGETHER
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
+from trainrig.models.architecture.layer_settings import GATED
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.architecture.shapes import LayerShape
 from trainrig.models.kernels.kernel_choice import CPU_CARD, USUAL_GPU
-from trainrig.objectives import CausalLM, PrefixLM, SpanCorruption
-from trainrig.objectives.objective_interface import find_parts
+from trainrig.objectives.objective_settings import ObjectiveSettings, find_parts
 from trainrig.parallel import layer_bytes
 from trainrig.parallel.activation_budget import Room, describe_kept, plan_kept
 from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Budget, Kept, choose_kept
 from trainrig.train.run_file.training_settings import Training
 
-MASTER = 4  # bytes of a float32 number
+MASTER = layer_bytes.FLOAT32
 # Bytes of a number, by its format in `lora.base`.
 BYTES = {"float32": MASTER, "bfloat16": 2, "int8": 1}
 LAYERS_BACK = 2  # number of layers on the device at a time with `offload.activations`
@@ -154,12 +154,8 @@ def estimate_layers_per_token(
     layer (layer_bytes.py).
     """
     size = training.precision.bytes
-    channels = model.channels
     pairs = list(zip(layers, adapters or [None] * len(layers), strict=True))
-    all_of = {pair: layer_bytes.estimate_all_kept(*pair, model, size, split) for pair in set(pairs)}
-    products_of = {
-        pair: layer_bytes.estimate_kept_products(*pair, model, size, split) for pair in all_of
-    }
+    kept_of = {pair: layer_bytes.estimate_kept(*pair, model, size, split) for pair in set(pairs)}
     again = training.recompute
     if what is None:
         what = choose_kept(len(pairs), None if isinstance(again, Budget) else again)
@@ -167,14 +163,10 @@ def estimate_layers_per_token(
     largest = 0.0
     computed_again = 0.0
     for pair, keeps in zip(pairs, what, strict=True):
-        everything = all_of[pair]
+        everything = kept_of[pair]["all"]
         if keeps == "all" and training.compile and pair[1] is None and split == 1:
             everything = layer_bytes.estimate_kept_compiled(pair[0], model, size) or everything
-        of_layer = {
-            "all": everything,
-            "products": products_of[pair],
-            "input": size * channels / split,
-        }[keeps]
+        of_layer = everything if keeps == "all" else kept_of[pair][keeps]
         total = total + of_layer
         largest = max(largest, of_layer)
         beside = 0.0 if keeps == "input" else of_layer
@@ -182,7 +174,7 @@ def estimate_layers_per_token(
     if training.offload.activations:
         total = min(total, LAYERS_BACK * largest)
     between = max(layer_bytes.compute_feedforward_width(layer) for layer in layers)
-    in_a_layer = size * (2 * between + channels / split) + computed_again
+    in_a_layer = size * (2 * between + model.channels / split) + computed_again
     return total, float(in_a_layer)
 
 
@@ -222,6 +214,21 @@ def estimate_restored_head(model: DecoderConfig, training: Training, lora: LoRA 
     return 0.0 if alike else float(size * model.outputs * model.logit_channels)
 
 
+def estimate_reading(
+    model: DecoderConfig, training: Training, tokens: int, places: int, copies: int = 1
+) -> float:
+    """Return the most bytes at once in a forward pass without a backward pass over `tokens`.
+
+    That is within a layer, or for `copies` of the logits of `places`.
+    """
+    size = training.precision.bytes
+    shape = model.shape
+    between = shape.feedforward_channels * (3 if isinstance(model.network, GATED) else 2)
+    in_a_layer = size * (between + 3 * shape.channels) * tokens
+    states = size * (shape.channels * tokens + 2 * model.logit_channels * places)
+    return float(max(in_a_layer, states + size * copies * places * model.outputs))
+
+
 @dataclass(frozen=True)
 class RowMasks:
     """Kinds of masks that rows need, and whether a CPU computes them."""
@@ -231,15 +238,12 @@ class RowMasks:
     on_cpu: bool = False
 
     @classmethod
-    def of(cls, objective: CausalLM, by_document: bool, on_cpu: bool) -> "RowMasks":
+    def of(cls, objective: ObjectiveSettings, by_document: bool, on_cpu: bool) -> "RowMasks":
         """Return the masks of the rows that `objective` makes.
 
         `by_document` says that tokens attend only to their own document.
         """
-        marks = any(
-            isinstance(part, PrefixLM) or (isinstance(part, SpanCorruption) and part.joined)
-            for _, part in find_parts(objective)
-        )
+        marks = any(part.marks_prefixes for _, part in find_parts(objective))
         return cls(by_document, marks, on_cpu)
 
     def count_kept(
@@ -258,7 +262,7 @@ class RowMasks:
         tells_apart = training.choose_attention(model, card).kernel is not None
         # Two chunks of a row for each rank, each with all positions before its end.
         if context is not None:
-            if context.kind != "Gathered" or tells_apart:
+            if context.keys != "gather" or tells_apart:
                 return 0.0
             pairs *= (2 * context.ranks + 1) / (4 * context.ranks**2)
         elif not self.marks:

@@ -1,12 +1,12 @@
-"""Search for a parallel layout whose step fits the memory of a device, and the check of it."""
+"""Search for a parallel layout whose step fits the memory of a device."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from trainrig.estimate.activation_bytes import MASTER
-from trainrig.estimate.step_memory import RESERVE, Memory, estimate_step_memory
-from trainrig.hardware import Hardware
+from trainrig.estimate.step_memory import Memory, estimate_step_memory
 from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes, count_trained
 from trainrig.parallel.layout import DDP, FSDP, HSDP
@@ -16,7 +16,8 @@ from trainrig.train.run_file.training_settings import Training
 # Tokens of a micro-batch beyond which larger products are no faster.
 ENOUGH_TOKENS = 16_384
 MOST_DEVICES = 65_536
-RECOMPUTED: dict[str, Recompute | None] = {
+RecomputeChoice = Literal["nothing", "selective", "full"]
+RECOMPUTED: dict[RecomputeChoice, Recompute | None] = {
     "nothing": None,
     "selective": Selective(),
     "full": Full(),
@@ -151,7 +152,7 @@ def build_memory_table(
     }
     rows = {}
     for name, changes in offered.items():
-        found = {}
+        found: dict[str, float] = {}
         for again, settings in RECOMPUTED.items():
             way = training.model_copy(update={**changes, "recompute": settings})
             found[again] = estimate_step_memory(
@@ -169,35 +170,3 @@ def build_memory_table(
         for stage, less in saved.items()
     ]
     return [whole, *compared, *rows.values()]
-
-
-GIB = 2**30
-
-
-def describe_memory_shortage(
-    offers: Hardware, device: str, needed: float, training: Training
-) -> dict[str, str]:
-    """Return a warning if an accelerator `device` has less than `needed` bytes, or {}.
-
-    The warning lists the settings of `training` that could reduce the need. CPUs never give one,
-    because their memory is divided by the machine.
-    """
-    there = offers.devices[device]
-    room = there.memory * (1 - RESERVE)
-    if not there.accelerator or needed <= room:
-        return {}
-    offload = training.offload
-    again = training.recompute
-    sliced = training.parallel.kind != "DDP"
-    less = (
-        (sliced and training.parallel.reshard != "layer", "parallel.reshard = 'layer'"),
-        (not isinstance(again, Full) or again.every > 1, "recompute.kind = 'Full'"),
-        (not offload.optimizer, "offload.optimizer"),
-        (not offload.activations and again is None, "offload.activations"),
-    )
-    ways = [*(name for helps, name in less if helps), "a smaller micro_batch", "more workers"]
-    return {
-        "too_little_memory": f"this run needs {needed / GIB:.1f} GiB, but {device} has "
-        f"{there.memory / GIB:.1f} GiB, of which {RESERVE:.0%} stay free; try "
-        f"{', '.join(ways[:-1])} or {ways[-1]}"
-    }

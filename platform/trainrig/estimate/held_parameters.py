@@ -8,15 +8,18 @@ in the host's memory takes only its transfer buffers on the device.
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 from trainrig.estimate.activation_bytes import BYTES, MASTER, find_gathered_width
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA, is_of_head, is_router, list_matrices
+from trainrig.models.architecture.shapes import count, list_named_sizes
 from trainrig.optim import Optimizer
 from trainrig.optim.named_groups import NamedGroup, assign
+from trainrig.parallel.layout import needs_sharding
 from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Offload
 from trainrig.train.run_file.training_settings import Training
@@ -166,8 +169,6 @@ def is_table(layer: str) -> bool:
 
 
 SLOTS = 2  # number of slots in optim/hosted.py, which imports torch
-# Optimizers that update as many parameters at once as there are slices.
-WHOLE = ("Adafactor", "Muon")
 
 
 def resolve_offload(training: Training, on_cpu: bool) -> Training:
@@ -196,13 +197,12 @@ class UpdateState:
         `experts` is a part of the names of stacks that are sharded over fewer devices than the
         rest.
         """
-        kinds = {group.optimizer.kind for group in role.groups if group.optimizer}
-        kinds |= {role.optimizer.kind} if role.optimizer else set()
+        optimizers = [role.optimizer, *(group.optimizer for group in role.groups)]
         found = list(held)
         return cls(
             kept=tuple(parameter.optimizer for parameter in found if experts not in parameter.name),
             experts=tuple(parameter.optimizer for parameter in found if experts in parameter.name),
-            whole=not kinds.isdisjoint(WHOLE),
+            whole=any(chosen and not chosen.elementwise for chosen in optimizers),
         )
 
     def estimate_bytes(self, over: int, fewer: int) -> float:
@@ -213,3 +213,136 @@ class UpdateState:
         many = SLOTS * (over if self.whole else 1)
         slices = [size / over for size in self.kept] + [size / fewer for size in self.experts]
         return sum(heapq.nlargest(many, slices))
+
+
+@dataclass(frozen=True)
+class HeldParameters:
+    """Parameters that one device works with: their numbers, and the bytes of its slices."""
+
+    total: int  # number of parameters, which are gathered to compute with
+    trained: int
+    ends: EndParts
+    layer: int  # number of parameters of the largest layer
+    layers: int
+    weights: float  # bytes of this device's slices
+    optimizer: float  # bytes of optimizer state
+    gradients: float  # bytes of this device's slices
+    sharded: bool  # FSDP gathers the parameters (parallel/layout.py)
+    # None: all are gathered in the dtype that is computed in. If it is set, `ends` and `layer`
+    # count only trained parameters.
+    gathered: GatheredBytes | None = None
+
+    def count_gathered(self, compute: int) -> GatheredBytes:
+        """Return the bytes of the parameters as computed with.
+
+        `compute` is the bytes of a number.
+        """
+        if self.gathered is not None:
+            return self.gathered
+        root = compute * self.ends.after_layers
+        return GatheredBytes(compute * self.total, root, compute * self.layer)
+
+    def hold_beside(self, other: "HeldParameters", compute: int) -> "HeldParameters":
+        """Return the parameters of this model and of `other`, which are held at the same time.
+
+        Gradients of both are sent unit by unit.
+        """
+        return HeldParameters(
+            total=self.total + other.total,
+            trained=self.trained + other.trained,
+            ends=self._find_larger_ends(other) if other.trained else self.ends,
+            layer=max(self.layer, other.layer) if other.trained else self.layer,
+            layers=self.layers + (other.layers if other.trained else 0),
+            weights=self.weights + other.weights,
+            optimizer=self.optimizer + other.optimizer,
+            gradients=self.gradients + other.gradients,
+            sharded=self.sharded,
+            gathered=self.count_gathered(compute) + other.count_gathered(compute),
+        )
+
+    def _find_larger_ends(self, other: "HeldParameters") -> EndParts:
+        return max(self.ends, other.ends, key=lambda ends: max(ends.counts))
+
+
+def hold_model(
+    model: DecoderConfig, training: Training, workers: int, role: ModelRole
+) -> HeldParameters:
+    """Return what each of `workers` holds of a model whose layers and experts are not divided."""
+    held = list(list_held(model, list_named_sizes(model.shapes), role, training.precision))
+    sliced = training.parallel.count_slices(workers)
+    trained = sum(parameter.trained for parameter in held)
+    optimizer = sum(parameter.optimizer for parameter in held) / sliced
+    if training.offload.optimizer:
+        optimizer = UpdateState.of(held, role).estimate_bytes(sliced, sliced)
+    ends, layer = _count_unit_parameters(model)
+    sharded = needs_sharding(workers, training.precision, training.parallel.reshard)
+    gathered = None
+    if role.lora is not None or role.optimizer is None:
+        units = Counter[str]()
+        of_trained = Counter[str]()
+        for parameter in held:
+            unit = name_unit(parameter.name, model.shapes.ends_apart)
+            units[unit] += parameter.gathered if sharded else parameter.cast
+            of_trained[unit] += parameter.trained
+        of_ends = EndParts(*(units.pop(name, 0) for name in ("", "embedding", "head")))
+        ends = EndParts(*(of_trained.pop(name, 0) for name in ("", "embedding", "head")))
+        layer = max(of_trained.values())
+        whole = sum(of_ends.counts) + sum(units.values())
+        gathered = GatheredBytes(whole, of_ends.after_layers, max(units.values()))
+    return HeldParameters(
+        total=sum(parameter.numbers for parameter in held),
+        trained=trained,
+        ends=ends,
+        layer=layer,
+        layers=model.layers,
+        weights=sum(parameter.held for parameter in held) / sliced,
+        optimizer=optimizer,
+        gradients=MASTER * trained / sliced,
+        sharded=sharded,
+        gathered=gathered,
+    )
+
+
+def name_unit(parameter: str, ends_apart: Sequence[str]) -> str:
+    """Return the FSDP unit of the parameter: a layer, or one of `ends_apart`.
+
+    "" if it is gathered with the rest.
+    """
+    kind, _, rest = parameter.partition("layers.")
+    end = parameter.partition(".")[0]
+    return f"{kind}{rest.partition('.')[0]}" if rest else end if end in ends_apart else ""
+
+
+def _count_unit_parameters(model: DecoderConfig) -> tuple[EndParts, int]:
+    """Return the parameters gathered outside the layers, and the size of the largest layer."""
+    shapes = model.shapes
+    beside = sum(count(other) - count(other.layers) for other in shapes.beside if other)
+    ends = count((shapes.before_layers, shapes.norm, shapes.after_layers)) + beside
+    apart = {name: count(getattr(shapes, name)) for name in shapes.ends_apart}
+    largest = max(count(layer) for layer in set(shapes.layers))
+    return EndParts(ends - sum(apart.values()), **apart), largest
+
+
+NOT_GATHERED = GatheredBytes(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class ModelBeside:
+    """A model of a run other than the tuned one."""
+
+    model: DecoderConfig
+    optimizer: Optimizer | None = None  # None: the model is frozen
+    in_steps: bool = True  # steps read the model; if false, only the making of batches does
+
+
+def hold_beside(beside: ModelBeside, training: Training, workers: int) -> HeldParameters:
+    """Return what each of `workers` holds of the model during a step."""
+    parallel = training.parallel
+    # A tensor group does not divide the layers of these models.
+    role = ModelRole(beside.optimizer)
+    held = hold_model(beside.model, training, workers // parallel.tensor_ranks, role)
+    if not beside.in_steps:
+        return replace(held, gathered=NOT_GATHERED)
+    gathered = held.count_gathered(training.precision.bytes)
+    whole = gathered.whole / parallel.pipeline_ranks
+    return replace(held, gathered=replace(gathered, whole=whole))

@@ -13,6 +13,7 @@ from typing import Self
 
 from trainrig.estimate import held_parameters
 from trainrig.estimate.activation_bytes import MASTER
+from trainrig.estimate.held_parameters import EndParts
 from trainrig.estimate.step_memory import Memory
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes, count, list_named_sizes
@@ -197,13 +198,6 @@ class ModelParts:
         apart = (embedding, head) if shapes.ends_apart else 2 * (CountedParameters(),)
         return cls(sums, before, after, *apart, tied, layer_counts, hosted)
 
-    def count_held(
-        self, ranges: Sequence[range]
-    ) -> tuple[CountedParameters, held_parameters.EndParts]:
-        """Return the parameters of a device with the layers `ranges`, and those outside layers."""
-        total, ends = self.count_with_ends(ranges)
-        return total, held_parameters.EndParts(*(end.total for end in ends))
-
     def count_with_ends(
         self, ranges: Sequence[range]
     ) -> tuple[CountedParameters, tuple[CountedParameters, ...]]:
@@ -225,6 +219,43 @@ class ModelParts:
         if apart and any(layers.stop == last for layers in ranges):
             rest += self.tied
         return total + rest + embedding + head, (rest, embedding, head)
+
+    def hold(
+        self,
+        ranges: Sequence[range],
+        ends: Sequence[CountedParameters],
+        mine: Slices,
+        sharded: bool = True,
+        adapted: bool = False,
+    ) -> held_parameters.HeldParameters:
+        """Return what a device with the layers `ranges` holds.
+
+        `ends` are its parameters outside the layers, as `count_with_ends` returns them, and `mine`
+        its slices. With `adapted`, adapters on frozen weights are trained.
+        """
+        numbers = [number for layers in ranges for number in layers]
+        gathered = None
+        layer = max(self.layer[number] for number in numbers)
+        sent = EndParts(*(end.total for end in ends))
+        if adapted:  # Frozen parameters are gathered as stored, and have no gradient to send.
+            counts = [self.layers[number + 1] - self.layers[number] for number in numbers]
+            root = EndParts(*(end.gathered for end in ends)).after_layers
+            largest = max(count.gathered for count in counts)
+            gathered = held_parameters.GatheredBytes(mine.counted.gathered, root, largest)
+            sent = EndParts(*(end.trained for end in ends))
+            layer = max(count.trained for count in counts)
+        return held_parameters.HeldParameters(
+            total=mine.counted.total,
+            trained=mine.counted.trained,
+            ends=sent,
+            layer=layer,
+            layers=len(numbers),
+            weights=mine.weights,
+            optimizer=mine.optimizer,
+            gradients=mine.gradients,
+            sharded=sharded,
+            gathered=gathered,
+        )
 
 
 def _count_parameters(

@@ -43,24 +43,22 @@ the estimate is above what an H200's allocator reserved (2026-11-27, bfloat16, o
 1.3B, 13% at 124M. With compiled layers it is below the reserved bytes, fragmentation included, by
 3 to 7% (2026-11-28, 124M, 350M, 1.3B).
 
-Tuning adds the memory in estimate/held_parameters.py and estimate/tuning/. The error is 1.5% on
-average and 4.7% at worst in 20 variants of `posttrain`, 2% and 4% in 7 of `rl`, on the CPU only
-(repeated by tests/posttrain/memory/test_tuning.py and tests/posttrain/rollouts/test_memory.py).
+Tuning adds the memory in estimate/tuning_check.py, and sampling that in estimate/rollout_check.py.
+The error is 1.5% on average and 4.7% at worst in 20 variants of `posttrain`, 2% and 4% in 7 of
+`rl`, on the CPU only (repeated by tests/posttrain/memory/test_tuning.py and
+tests/rl/test_rollout_memory.py).
 
 Shapes: C channels, H query heads, K key heads, D channels of a head, F hidden channels of the
 feed-forward network, V vocabulary entries.
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainrig.estimate import activation_bytes, held_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.models.architecture.shapes import count, list_named_sizes
-from trainrig.parallel.layout import needs_sharding
+from trainrig.parallel import layer_bytes
 from trainrig.train.run_file.training_settings import Training
 
 RESERVE = 0.1  # share of a device's memory that is left free
@@ -92,64 +90,6 @@ class Memory:
         return self.total <= device * (1 - RESERVE)
 
 
-def count_slices(training: Training, workers: int) -> int:
-    """Return the number of devices that the parameters are sharded over."""
-    if training.parallel.kind == "DDP":
-        return 1
-    if training.parallel.kind == "HSDP":
-        return workers // training.parallel.replicas
-    return workers
-
-
-@dataclass(frozen=True)
-class HeldParameters:
-    """Parameters that one device works with: their numbers, and the bytes of its slices."""
-
-    total: int  # number of parameters, which are gathered to compute with
-    trained: int
-    ends: held_parameters.EndParts
-    layer: int  # number of parameters of the largest layer
-    layers: int
-    weights: float  # bytes of this device's slices
-    optimizer: float  # bytes of optimizer state
-    gradients: float  # bytes of this device's slices
-    sharded: bool  # FSDP gathers the parameters (parallel/layout.py)
-    # None: all are gathered in the dtype that is computed in. If it is set, `ends` and `layer`
-    # count only trained parameters.
-    gathered: held_parameters.GatheredBytes | None = None
-
-    def count_gathered(self, compute: int) -> held_parameters.GatheredBytes:
-        """Return the bytes of the parameters as computed with.
-
-        `compute` is the bytes of a number.
-        """
-        if self.gathered is not None:
-            return self.gathered
-        root = compute * self.ends.after_layers
-        return held_parameters.GatheredBytes(compute * self.total, root, compute * self.layer)
-
-    def hold_beside(self, other: "HeldParameters", compute: int) -> "HeldParameters":
-        """Return the parameters of this model and of `other`, which are held at the same time.
-
-        Gradients of both are sent unit by unit.
-        """
-        return HeldParameters(
-            total=self.total + other.total,
-            trained=self.trained + other.trained,
-            ends=self._find_larger_ends(other) if other.trained else self.ends,
-            layer=max(self.layer, other.layer) if other.trained else self.layer,
-            layers=self.layers + (other.layers if other.trained else 0),
-            weights=self.weights + other.weights,
-            optimizer=self.optimizer + other.optimizer,
-            gradients=self.gradients + other.gradients,
-            sharded=self.sharded,
-            gathered=self.count_gathered(compute) + other.count_gathered(compute),
-        )
-
-    def _find_larger_ends(self, other: "HeldParameters") -> held_parameters.EndParts:
-        return max(self.ends, other.ends, key=lambda ends: max(ends.counts))
-
-
 @dataclass(frozen=True)
 class HeldActivations:
     """Bytes of activations on one device while a micro-batch is computed."""
@@ -169,7 +109,7 @@ class TuningStep:
     places: int | None = None
     # The other models that are gathered in the step, and bytes of their activations that exist at
     # the same time as the logits.
-    beside: HeldParameters | None = None
+    beside: held_parameters.HeldParameters | None = None
     activations_beside: float = 0.0
 
 
@@ -213,7 +153,7 @@ def estimate_step_memory(
     if tuning.activations_beside:
         held = compute * (tuning.places or 0) * model.outputs
         head = max(head, held + tuning.activations_beside)
-    parameters = hold_model(
+    parameters = held_parameters.hold_model(
         model, training, workers, held_parameters.ModelRole.of(training, tuning.lora)
     )
     if tuning.beside is not None:
@@ -223,63 +163,8 @@ def estimate_step_memory(
     return estimate_peak_memory(parameters, activations, training, workers, turns)
 
 
-def hold_model(
-    model: DecoderConfig, training: Training, workers: int, role: held_parameters.ModelRole
-) -> HeldParameters:
-    """Return what each of `workers` holds of a model whose layers and experts are not divided."""
-    held = list(
-        held_parameters.list_held(model, list_named_sizes(model.shapes), role, training.precision)
-    )
-    sliced = count_slices(training, workers)
-    trained = sum(parameter.trained for parameter in held)
-    optimizer = sum(parameter.optimizer for parameter in held) / sliced
-    if training.offload.optimizer:
-        optimizer = held_parameters.UpdateState.of(held, role).estimate_bytes(sliced, sliced)
-    ends, layer = _count_unit_parameters(model)
-    sharded = needs_sharding(workers, training.precision, training.parallel.reshard)
-    gathered = None
-    if role.lora is not None or role.optimizer is None:
-        units = Counter[str]()
-        of_trained = Counter[str]()
-        for parameter in held:
-            unit = name_unit(parameter.name, model.shapes.ends_apart)
-            units[unit] += parameter.gathered if sharded else parameter.cast
-            of_trained[unit] += parameter.trained
-        of_ends = held_parameters.EndParts(
-            *(units.pop(name, 0) for name in ("", "embedding", "head"))
-        )
-        ends = held_parameters.EndParts(
-            *(of_trained.pop(name, 0) for name in ("", "embedding", "head"))
-        )
-        layer = max(of_trained.values())
-        whole = sum(of_ends.counts) + sum(units.values())
-        gathered = held_parameters.GatheredBytes(whole, of_ends.after_layers, max(units.values()))
-    return HeldParameters(
-        total=sum(parameter.numbers for parameter in held),
-        trained=trained,
-        ends=ends,
-        layer=layer,
-        layers=model.layers,
-        weights=sum(parameter.held for parameter in held) / sliced,
-        optimizer=optimizer,
-        gradients=activation_bytes.MASTER * trained / sliced,
-        sharded=sharded,
-        gathered=gathered,
-    )
-
-
-def name_unit(parameter: str, ends_apart: Sequence[str]) -> str:
-    """Return the FSDP unit of the parameter: a layer, or one of `ends_apart`.
-
-    "" if it is gathered with the rest.
-    """
-    kind, _, rest = parameter.partition("layers.")
-    end = parameter.partition(".")[0]
-    return f"{kind}{rest.partition('.')[0]}" if rest else end if end in ends_apart else ""
-
-
 def estimate_peak_memory(
-    held: HeldParameters,
+    held: held_parameters.HeldParameters,
     activations: HeldActivations,
     training: Training,
     workers: int,
@@ -338,16 +223,6 @@ def _estimate_passing(unit: int, compute: int, together: bool) -> float:
     return float(activation_bytes.MASTER * unit * (1 if together else 2) + narrow)
 
 
-def _count_unit_parameters(model: DecoderConfig) -> tuple[held_parameters.EndParts, int]:
-    """Return the parameters gathered outside the layers, and the size of the largest layer."""
-    shapes = model.shapes
-    beside = sum(count(other) - count(other.layers) for other in shapes.beside if other)
-    ends = count((shapes.before_layers, shapes.norm, shapes.after_layers)) + beside
-    apart = {name: count(getattr(shapes, name)) for name in shapes.ends_apart}
-    largest = max(count(layer) for layer in set(shapes.layers))
-    return held_parameters.EndParts(ends - sum(apart.values()), **apart), largest
-
-
 def _count_sums(training: Training, workers: int, turns: int) -> tuple[float, bool]:
     """Return how many whole gradients are held before the last backward pass.
 
@@ -370,7 +245,9 @@ def _count_sums(training: Training, workers: int, turns: int) -> tuple[float, bo
 def _reduces_each(training: Training, workers: int) -> bool:
     """Return whether each micro-batch's gradients are sharded in its own backward pass."""
     by_micro_batch = training.parallel.by_micro_batch
-    return by_micro_batch and (not training.deterministic or count_slices(training, workers) > 1)
+    return by_micro_batch and (
+        not training.deterministic or training.parallel.count_slices(workers) > 1
+    )
 
 
 def _estimate_sending(ends: held_parameters.EndParts, layer: int, layers: int) -> float:
@@ -387,10 +264,9 @@ def estimate_cache_memory(
     `size` is the bytes of a number (2: bfloat16). A layer with a window holds at most `windows`
     windows.
     """
-    shape = model.shape
     window = model.attention.window
     held = sum(
         min(positions, windows * window.size) if window and window.is_local(layer) else positions
         for layer in range(model.layers)
     )
-    return 2.0 * size * shape.kv_heads * shape.head_channels * held
+    return layer_bytes.estimate_keys_and_values(model, size) * held

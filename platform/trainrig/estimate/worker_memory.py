@@ -1,6 +1,6 @@
 """Peak memory of a worker, where workers divide rows, layers or experts.
 
-Computed by `estimate.memory` for the part of the model that one worker has
+Computed by `estimate.step_memory` for the part of the model that one worker has
 (`estimate.model_share`):
 
     tensor     heads, feed-forward channels and vocabulary entries are divided; the residual stream
@@ -17,13 +17,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainrig.estimate import activation_bytes, step_memory
-from trainrig.estimate.held_parameters import EndParts, GatheredBytes, ModelRole
-from trainrig.estimate.model_share import CountedParameters, ModelParts, Slices, slice_parameters
+from trainrig.estimate import activation_bytes, held_parameters, step_memory
+from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.parallel import activation_budget
 from trainrig.parallel.axes.pipeline_schedule import cut_for_ranks
-from trainrig.parallel.layer_bytes import cut_model, cut_shapes, list_layer_adapters
+from trainrig.parallel.layer_bytes import (
+    cut_model,
+    cut_shapes,
+    estimate_keys_and_values,
+    list_layer_adapters,
+)
 from trainrig.parallel.recompute import Budget, choose_kept
 from trainrig.train.run_file.training_settings import Training
 
@@ -47,64 +52,42 @@ def estimate_worker_memory(
     if parallel.replica == 1:
         sizes = global_batch, micro_batch, sequence_length
         return step_memory.estimate_step_memory(model, training, workers, *sizes, masks, tuning)
-    tensor = 1 if parallel.tensor is None else parallel.tensor.ranks
-    expert = 1 if parallel.expert is None else parallel.expert.ranks
-    context = 1 if parallel.context is None else parallel.context.ranks
+    tensor = parallel.tensor_ranks
+    expert = parallel.expert_ranks
+    ranks = parallel.pipeline_ranks
+    size = training.precision.bytes
     replicas = parallel.data_workers(workers)
     count = math.ceil(global_batch / micro_batch / replicas)
     local = cut_model(model, tensor, expert)
-    shapes = cut_shapes(model, tensor, expert)
-    role = ModelRole.of(training, tuning.lora)
+    role = held_parameters.ModelRole.of(training, tuning.lora)
     parts = ModelParts.of(model, training, tensor, expert, role)
-    adapters = list_layer_adapters(model, tuning.lora)
-    ranks = parallel.pipeline_ranks
-    chunks = parallel.pipeline_chunks
-    over = step_memory.count_slices(training, workers // (tensor * ranks))
-    tokens = math.ceil(micro_batch * sequence_length / (context * expert))
-    places = tuning.places and math.ceil(tuning.places / (context * expert))
-    of_places = tensor if parallel.tensor and parallel.tensor.sequence_parallel else 1
+    over = parallel.count_slices(workers // (tensor * ranks))
+    shared_by = parallel.context_ranks * expert
+    tokens = math.ceil(micro_batch * sequence_length / shared_by)
+    there = replace(tuning, places=tuning.places and math.ceil(tuning.places / shared_by))
     mask = masks.count_kept(model, training, micro_batch / expert, sequence_length)
-    others = activation_budget.estimate_gathered_rows(local, parallel, training.precision.bytes)
-    again = None if isinstance(training.recompute, Budget) else training.recompute
     found = []
-    for rank, stages in enumerate(cut_for_ranks(model, ranks, chunks)):
+    for rank, stages in enumerate(cut_for_ranks(model, ranks, parallel.pipeline_chunks)):
         counted, ends = parts.count_with_ends(stages)
         mine = slice_parameters(counted, over, expert, tensor, parts.hosted)
-        kept = 0.0
-        in_a_layer = 0.0
         held = activation_budget.count_held_at_once(parallel, rank, count)
-        planned = activation_bytes.find_kept(
-            model, training, micro_batch * sequence_length, tuning.lora, rank
+        kept, in_a_layer = _estimate_layers(
+            model, training, tuning.lora, micro_batch * sequence_length, rank, stages, held
         )
-        what = list(planned or choose_kept(sum(map(len, stages)), again))
-        for chunk, layers in enumerate(stages):
-            own = [shapes.layers[number] for number in layers]
-            theirs = [adapters[number] for number in layers]
-            keeps, what = what[: len(own)], what[len(own) :]
-            of_chunk, widest = activation_bytes.estimate_layers_per_token(
-                own, local, training, of_places, theirs, keeps
-            )
-            of_chunk += keeps.count("all") * others
-            kept += of_chunk * (1 if training.offload.activations else held[chunk])
-            in_a_layer = max(in_a_layer, widest)
-        last = stages[-1].stop == model.layers
-        size = training.precision.bytes
-        there = replace(tuning, places=places)
-        head = _estimate_at_head(local, tokens, size, there, tensor) if last else 0.0
         kept = kept * tokens + mask * sum(held)
+        in_a_layer *= tokens
+        head = 0.0
+        if stages[-1].stop == model.layers:
+            head = _estimate_at_head(local, tokens, size, there, tensor)
+            kept += activation_bytes.estimate_restored_head(local, training, tuning.lora)
         activations = step_memory.HeldActivations(
-            kept=kept
-            + (
-                activation_bytes.estimate_restored_head(local, training, tuning.lora)
-                if last
-                else 0.0
-            ),
-            in_a_layer=in_a_layer * tokens
+            kept=kept,
+            in_a_layer=in_a_layer
             + activation_bytes.estimate_restored_weight(local, training, tuning.lora),
             at_the_head=head,
-            buffers=tokens * _estimate_received(local, training, context),
+            buffers=tokens * _estimate_received(local, training),
         )
-        parameters = _hold_parts(parts, counted, ends, mine, stages, tuning.lora is not None)
+        parameters = parts.hold(stages, ends, mine, adapted=tuning.lora is not None)
         if tuning.beside is not None:
             parameters = parameters.hold_beside(tuning.beside, size)
         found.append(
@@ -114,41 +97,45 @@ def estimate_worker_memory(
     return max(found, key=lambda memory: memory.total)
 
 
-def _hold_parts(
-    parts: ModelParts,
-    counted: CountedParameters,
-    ends: Sequence[CountedParameters],
-    mine: Slices,
+def _estimate_layers(
+    model: DecoderConfig,
+    training: Training,
+    lora: LoRA | None,
+    tokens: int,
+    rank: int,
     stages: Sequence[range],
-    adapted: bool,
-) -> step_memory.HeldParameters:
-    """Return what a device with the layers `stages` of a model holds.
+    held: Sequence[int],
+) -> tuple[float, float]:
+    """Return the bytes per token that the layers of a pipeline rank keep, and those within one.
 
-    `counted` are all of its parameters, `ends` those outside the layers.
+    `tokens` is the size of a replica's micro-batch. `held` has the number of micro-batches that
+    each of `stages` keeps at once.
     """
-    numbers = [number for layers in stages for number in layers]
-    counts = [parts.layers[number + 1] - parts.layers[number] for number in numbers]
-    gathered = None
-    layer_sent = max(parts.layer[n] for n in numbers)
-    ends_sent = EndParts(*(end.total for end in ends))
-    if adapted:  # Frozen parameters are gathered as stored, and have no gradient to send.
-        largest = max(layer.gathered for layer in counts)
-        root = EndParts(*(end.gathered for end in ends)).after_layers
-        gathered = GatheredBytes(counted.gathered, root, largest)
-        ends_sent = EndParts(*(end.trained for end in ends))
-        layer_sent = max(layer.trained for layer in counts)
-    return step_memory.HeldParameters(
-        total=counted.total,
-        trained=counted.trained,
-        ends=ends_sent,
-        layer=layer_sent,
-        layers=len(numbers),
-        weights=mine.weights,
-        optimizer=mine.optimizer,
-        gradients=mine.gradients,
-        sharded=True,
-        gathered=gathered,
-    )
+    parallel = training.parallel
+    local = cut_model(model, parallel.tensor_ranks, parallel.expert_ranks)
+    shapes = cut_shapes(model, parallel.tensor_ranks, parallel.expert_ranks)
+    adapters = list_layer_adapters(model, lora)
+    gathered = activation_budget.estimate_gathered_rows(local, parallel, training.precision.bytes)
+    again = None if isinstance(training.recompute, Budget) else training.recompute
+    planned = activation_bytes.find_kept(model, training, tokens, lora, rank)
+    what = list(planned or choose_kept(sum(map(len, stages)), again))
+    kept = 0.0
+    in_a_layer = 0.0
+    for chunk, layers in enumerate(stages):
+        keeps = what[: len(layers)]
+        what = what[len(layers) :]
+        of_chunk, widest = activation_bytes.estimate_layers_per_token(
+            [shapes.layers[number] for number in layers],
+            local,
+            training,
+            parallel.stream_ranks,
+            [adapters[number] for number in layers],
+            keeps,
+        )
+        of_chunk += keeps.count("all") * gathered
+        kept += of_chunk * (1 if training.offload.activations else held[chunk])
+        in_a_layer = max(in_a_layer, widest)
+    return kept, in_a_layer
 
 
 def _estimate_at_head(
@@ -166,19 +153,32 @@ def _estimate_at_head(
     return head
 
 
-def _estimate_received(local: DecoderConfig, training: Training, context: int) -> float:
+def _estimate_received(local: DecoderConfig, training: Training) -> float:
     """Return the temporary bytes, for each of a worker's tokens, of data from other workers."""
     parallel = training.parallel
-    stream = float(training.precision.bytes * local.channels)
-    found = 0.0
-    if parallel.tensor:  # the summed stream; or the gathered stream and the gradient of it
-        found += 2 * stream if parallel.tensor.sequence_parallel else stream
-    if parallel.pipeline:  # the input from the previous stage, and the gradient from the next
-        tensor = parallel.tensor
-        found += 2 * stream / (tensor.ranks if tensor and tensor.sequence_parallel else 1)
+    size = training.precision.bytes
+    found = estimate_stream_buffers(
+        float(size * local.channels),
+        parallel.tensor_ranks,
+        parallel.stream_ranks,
+        parallel.pipeline_ranks,
+    )
     if parallel.context:
-        others = context - 1 if parallel.context.kind == "Gathered" else 2
-        found += others * activation_budget.estimate_keys_and_values(
-            local, training.precision.bytes
-        )
+        others = parallel.context_ranks - 1 if parallel.context.keys == "gather" else 2
+        found += others * estimate_keys_and_values(local, size)
+    return found
+
+
+def estimate_stream_buffers(stream: float, tensor: int, split: int, pipeline: int) -> float:
+    """Return the bytes of activations between layers that a device receives from others.
+
+    `stream` is their size on one device of a context group. They are those of a group of `tensor`
+    devices, `split` of which divide the activations: gathered, with their gradient, or summed; and
+    the input and the gradient from neighbouring stages of a pipeline.
+    """
+    found = 0.0
+    if tensor > 1:
+        found += (2 if split > 1 else 1) * stream
+    if pipeline > 1:
+        found += 2 * stream / split
     return found

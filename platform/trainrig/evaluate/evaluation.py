@@ -57,7 +57,7 @@ def evaluate(run: Evaluation) -> Manifest:
         )
     storage.write(stage.build_path(SCORECARD), card.model_dump_json(indent=1).encode())
     page = build_scorecard_page(card, {name: read_scored(run.output, name) for name in card.tasks})
-    storage.write(stage.build_path(REPORT), page.render_html().encode())
+    storage.write(stage.build_path(REPORT), page.encode())
     files |= {
         name: manifest.compute_file_sum(stage.build_path(name)) for name in (SCORECARD, REPORT)
     }

@@ -44,7 +44,7 @@ class Evaluation(RunFile):
     # Training corpus of the checkpoint: a folder that `curate` wrote with [decontamination]. The
     # scorecard then reports how many rows of each task the corpus contains; None: no such report.
     corpus: Annotated[str | None, NOT_IDENTITY] = None
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
     # Worker processes, on Ray; 0: compute in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=0, ge=0)
     # Context length for held-out text, in tokens. Required with `tokens` or `conversations`.

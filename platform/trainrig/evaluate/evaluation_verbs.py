@@ -60,7 +60,7 @@ def compare(
     if html:
         from trainrig.evaluate.paired_comparison import build_comparison_page
 
-        storage.write(html, build_comparison_page(found).render_html().encode())
+        storage.write(html, build_comparison_page(found).encode())
     if as_json:
         print(json.dumps([pair.to_json() for pair in found]))
         return
@@ -91,8 +91,8 @@ def leaderboard(
     """Rank all evaluations in a folder by their mean score on the common tasks."""
     from trainrig import storage
     from trainrig.evaluate.leaderboard import (
-        build_board_table,
         build_leaderboard_page,
+        list_board_cells,
         read_leaderboard,
     )
     from trainrig.storage.writable import check_file
@@ -101,13 +101,12 @@ def leaderboard(
         check_file(html)
     board = read_leaderboard(folder)
     if html:
-        storage.write(html, build_leaderboard_page(board, folder).render_html().encode())
+        storage.write(html, build_leaderboard_page(board, folder).encode())
     if as_json:
         print(json.dumps(board.to_json()))
         return
-    table = build_board_table(board)
-    rows = [tuple(_format_cell(cell) for cell in row) for row in table.rows]
-    _print_table(table.columns, rows)
+    columns, cells = list_board_cells(board)
+    _print_table(columns, [tuple(_format_cell(cell) for cell in row) for row in cells])
 
 
 def lm_eval(context: typer.Context) -> None:

@@ -105,4 +105,4 @@ def _format_row(cells: Sequence[str]) -> str:
 
 
 def _make_absolute(path: str) -> str:
-    return path if path.startswith(storage.S3) else str(Path(path).resolve())
+    return path if storage.is_remote(path) else str(Path(path).resolve())

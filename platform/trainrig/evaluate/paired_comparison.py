@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.axes import Axes
-
-from trainrig import figures, manifest, report
+from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.score_statistics import PairedDifference, estimate_paired_difference
-from trainrig.evaluate.scorecard_page import build_row_sample
 from trainrig.evaluate.scorecards import Scorecard, read_scorecard
+from trainrig.report import page_rendering, plots
+from trainrig.report.plots import ChartFacts
 
 Row = Mapping[str, Any]
 
@@ -142,120 +141,39 @@ def _compare_task(
 SHOWN = 3  # number of differing rows shown for each task
 
 
-def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> report.ReportPage:
-    """Build the page of all comparisons with the first evaluation, A."""
+def build_comparison_page(comparisons: Sequence[EvaluationPair]) -> str:
+    """Return the page of all comparisons with the first evaluation, A, as HTML."""
     tasks = [task for pair in comparisons for task in pair.tasks]
-    clear = [task for task in tasks if not task.paired.within_noise]
-    noise = tuple(
-        f"{task.task}: the difference is within noise" for task in tasks if task not in clear
-    )
-    rows = sum(len(task.pairs) for task in tasks)
-    differing = sum(len(task.differing) for task in tasks)
-    first = comparisons[0]
-    return report.ReportPage(
-        title="Comparison of evaluations",
-        verdict=report.Verdict(
-            f"{len(clear)} of {len(tasks)} differences are larger than noise.",
-            "warning" if noise else "done",
-            noise,
-        ),
-        figures=(
-            report.KeyFigure(
-                "Evaluations", str(len(comparisons) + 1), "folders", "compared with A"
-            ),
-            report.KeyFigure("Tasks", str(len(tasks)), "tasks", "that both of a pair have"),
-            report.KeyFigure("Rows", f"{rows:,}", "rows", "answered by both"),
-            report.KeyFigure(
-                "Rows that differ", f"{differing:,}", "rows", "right in only one of the two"
-            ),
-        ),
-        sections=tuple(_build_section(n, pair) for n, pair in enumerate(comparisons)),
-        commands=(
-            report.PageCommand(
-                "trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all evaluations:"
-            ),
-        ),
-        provenance={
-            "Compared": {
-                "A": f"{first.a_card.checkpoint} in {first.a}",
-                **{
-                    f"B {n + 1}": f"{c.b_card.checkpoint} in {c.b}"
-                    for n, c in enumerate(comparisons)
-                },
-            }
-        },
+    return page_rendering.render_page(
+        __name__,
+        comparisons=comparisons,
+        tasks=tasks,
+        warnings=[
+            f"{task.task}: the difference is within noise"
+            for task in tasks
+            if task.paired.within_noise
+        ],
+        charts=[_draw_differences(pair.tasks) for pair in comparisons],
+        choose=_choose_differing,
     )
 
 
-def _build_section(number: int, found: EvaluationPair) -> report.Section:
-    blocks: list[report.Block] = [_build_chart(found.tasks), _build_table(found)]
-    if found.left_out:
-        blocks.append(report.Text(f"Only in one of the two: {', '.join(found.left_out)}."))
-    blocks += [_draw_samples(task) for task in found.tasks if task.differing]
-    title = f"B {number + 1} ({found.b}) against A ({found.a})"
-    return report.Section(f"against-{number + 1}", title, tuple(blocks))
+def _draw_differences(tasks: Sequence[TaskComparison]) -> ChartFacts:
+    """Draw the paired difference of each task with its interval."""
+    rows = [
+        (t.task, t.paired.difference.value, *(t.paired.difference.interval or (None, None)))
+        for t in tasks
+    ]
+    intervals = [
+        plots.IntervalRow(name, value, low, high, faint=task.paired.within_noise)
+        for (name, value, low, high), task in zip(rows, tasks, strict=True)
+    ]
+    return {
+        "plot": plots.Intervals(intervals, plots.Axis("B − A"), zero=True),
+        "columns": ("task", "difference", "from", "to"),
+        "rows": rows,
+    }
 
 
-def _build_chart(tasks: Sequence[TaskComparison]) -> report.Chart:
-    names = [task.task for task in tasks]
-
-    def plot(axes: Axes) -> None:
-        axes.axvline(0, color=figures.MUTED, linewidth=1)
-        for place, task in enumerate(reversed(tasks)):
-            found = task.paired.difference
-            color = figures.MUTED if task.paired.within_noise else figures.C1
-            if found.interval:
-                axes.plot(list(found.interval), [place, place], color=color, linewidth=2)
-            axes.plot([found.value], [place], "o", color=color)
-        axes.set_yticks(range(len(names)), list(reversed(names)))
-        axes.set_xlabel("B − A")
-
-    return report.Chart(
-        title="Differences on the same rows",
-        svg=figures.draw(plot, 90 + 34 * len(names)),
-        label="Paired differences as dots with 95% intervals, grey if the interval contains 0",
-        caption="Each dot is the mean over rows of B's score minus A's. Lines are 95% intervals.",
-        table=report.ReportTable(
-            "Differences",
-            ("task", "difference", "from", "to"),
-            tuple((t.task, t.paired.difference.value, *_find_bounds(t)) for t in tasks),
-        ),
-    )
-
-
-def _find_bounds(task: TaskComparison) -> tuple[float | None, float | None]:
-    return task.paired.difference.interval or (None, None)
-
-
-def _build_table(found: EvaluationPair) -> report.ReportTable:
-    columns = ("task", "metric", "A", "B", "rows", "A alone", "B alone", "verdict")
-    return report.ReportTable(
-        "Headline scores over the rows that both answered, and the number of rows on which only "
-        "one is right, or better.",
-        columns,
-        tuple(
-            (t.task, t.metric, t.a, t.b, len(t.pairs), t.paired.a_only, t.paired.b_only, t.verdict)
-            for t in found.tasks
-        ),
-    )
-
-
-def _draw_samples(task: TaskComparison) -> report.Details:
-    chosen = random.Random(0).sample(task.differing, min(SHOWN, len(task.differing)))
-    groups = tuple(
-        report.SampleGroup(
-            (
-                build_row_sample(a, f"A: {_format_score(a, task)}"),
-                build_row_sample(b, f"B: {_format_score(b, task)}"),
-            )
-        )
-        for a, b in chosen
-    )
-    return report.Details(
-        f"{task.task}: {len(groups)} of {len(task.differing):,} rows that differ", groups
-    )
-
-
-def _format_score(row: object, task: TaskComparison) -> str:
-    assert isinstance(row, dict)
-    return f"{row['scores'][task.metric]:g}"
+def _choose_differing(task: TaskComparison) -> list[tuple[Row, Row]]:
+    return random.Random(0).sample(task.differing, min(SHOWN, len(task.differing)))

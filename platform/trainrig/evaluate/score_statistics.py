@@ -101,9 +101,9 @@ def estimate_paired_difference(
 
 
 def estimate_shuffled_band(
-    chosen: Sequence[int], gold: Sequence[int], choices: Sequence[int], share: float = 0.99
+    chosen: Sequence[int], gold: Sequence[int], choices: Sequence[int]
 ) -> tuple[float, float]:
-    """Return the bounds of `share` of the scores that these answers get with shuffled labels.
+    """Return the bounds of 99% of the scores that these answers get with shuffled labels.
 
     Labels are shuffled 2,000 times among rows with the same number of choices. This is the range of
     scores of a model that gives such answers without regard to the questions.
@@ -117,8 +117,7 @@ def estimate_shuffled_band(
         labels = gold_R[rows]
         for trial in range(len(right)):
             right[trial] += int((mine == dice.permutation(labels)).sum())
-    tail = (1 - share) / 2
-    low, high = np.quantile(right / len(chosen_R), [tail, 1 - tail], method="nearest")
+    low, high = np.quantile(right / len(chosen_R), [0.005, 0.995], method="nearest")
     return float(low), float(high)
 
 

@@ -4,71 +4,46 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
-
-from trainrig import figures, report
 from trainrig.evaluate.score_statistics import Calibration, calibrate
 from trainrig.evaluate.scorecards import MetricScore, Scorecard, TaskScore
-
-LONGEST = 1200  # most characters shown of a prompt or an answer
-
-
-def build_row_sample(row: Mapping[str, Any], label: str) -> report.TextSample:
-    """Build a sample with the prompt of a row, and the expected and the given answer."""
-    parts = [shorten_middle(str(row["prompt"]))]
-    if choices := row.get("choices"):
-        nats = row["log_likelihoods"]
-        parts += [
-            f"({n:.2f}) {shorten_middle(text)}" for n, text in zip(nats, choices, strict=True)
-        ]
-    else:
-        parts.append(f"→ {shorten_middle(str(row.get('written', row['given'])))}")
-    expected, given = (shorten_middle(str(row[name])) for name in ("expected", "given"))
-    note = f"expected: {expected}; given: {given}"
-    if "outcome" in row:
-        note = f"the program {row['outcome']}"
-    return report.TextSample(f"row {row['row']}, {label}", "\n".join(parts), note)
-
-
-def shorten_middle(text: str) -> str:
-    """Return `text`, without its middle if it is longer than `LONGEST`."""
-    if len(text) <= LONGEST:
-        return text
-    half = LONGEST // 2
-    return f"{text[:half]} […] {text[-half:]}"
-
+from trainrig.report import page_rendering, plots
+from trainrig.report.plots import ChartFacts
 
 SHOWN = 3  # number of right rows, and of wrong rows, shown for each task
 Rows = Sequence[Mapping[str, Any]]
 
 
-def build_scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> report.ReportPage:
-    """Build the page of `card`; `rows` are the scored rows of its tasks, by task."""
-    sections = []
-    if card.tasks:
-        sections.append(_build_scores_section(card.tasks))
-    if card.scores:
-        sections.append(_show_held_out(card))
-    sections += [_build_task_section(name, card.tasks[name], rows[name]) for name in card.tasks]
-    return report.ReportPage(
-        title=f"Evaluation of step {card.step}",
-        verdict=_build_verdict(card),
-        figures=_build_key_figures(card),
-        sections=tuple(sections),
-        commands=(
-            report.PageCommand(
-                "trainrig compare THIS_FOLDER OTHER_FOLDER", "Compare with another evaluation:"
-            ),
-            report.PageCommand(
-                "trainrig leaderboard FOLDER_OF_EVALUATIONS", "Rank all evaluations:"
-            ),
+def build_scorecard_page(card: Scorecard, rows: Mapping[str, Rows]) -> str:
+    """Return the page of `card` as HTML; `rows` are the scored rows of its tasks, by task."""
+    tasks = card.tasks
+    return page_rendering.render_page(
+        __name__,
+        card=card,
+        warnings=_list_warnings(tasks),
+        key_figures=_list_key_figures(card),
+        format_score=format_score,
+        scores=[
+            (name, metric, one.value, one.error, one.low, one.high, score.rows, score.groups)
+            for name, score in tasks.items()
+            for metric, one in score.metrics.items()
+        ],
+        chart=_draw_scores(
+            {n: s for n, s in tasks.items() if s.higher_is_better and s.headline.value <= 1}
         ),
-        provenance={"What was evaluated": {"checkpoint": card.checkpoint, "step": str(card.step)}},
+        held_out=[
+            (name, s.loss, s.perplexity, s.bits_per_byte, s.tokens, s.bytes, s.accuracy)
+            for name, s in card.scores.items()
+        ],
+        samples={name: _choose_samples(score, rows[name]) for name, score in tasks.items()},
+        calibrations={
+            name: _draw_calibration(found)
+            for name, score in tasks.items()
+            if (found := calibrate(rows[name], score.metric))
+        },
     )
 
 
-def _build_verdict(card: Scorecard) -> report.Verdict:
-    tasks = card.tasks
+def _list_warnings(tasks: Mapping[str, TaskScore]) -> list[str]:
     said = []
     for name, score in tasks.items():
         if score.shuffled and score.shuffled[0] <= score.headline.value <= score.shuffled[1]:
@@ -88,42 +63,28 @@ def _build_verdict(card: Scorecard) -> report.Verdict:
                 f"{name}: the training corpus contains {score.contamination.seen:,} of "
                 f"{score.rows:,} rows, so its score may be too high"
             )
-    parts = [f"{len(tasks)} {'task' if len(tasks) == 1 else 'tasks'}"] if tasks else []
-    parts += (
-        [f"{len(card.scores)} held-out {'source' if len(card.scores) == 1 else 'sources'}"]
-        if card.scores
-        else []
-    )
-    sentence = f"{' and '.join(parts)} scored at step {card.step:,}."
-    return report.Verdict(sentence, "warning" if said else "done", tuple(said))
+    return said
 
 
-def _build_key_figures(card: Scorecard) -> tuple[report.KeyFigure, ...]:
-    """Build four to six key figures: tasks, then held-out sources, then general figures."""
-    found = [
-        report.KeyFigure(
-            name, format_share(score.headline.value, score), score.metric, _format_note(score)
-        )
+def _list_key_figures(card: Scorecard) -> list[tuple[str, ...]]:
+    """Return four to six key figures: tasks, then held-out sources, then general figures."""
+    found: list[tuple[str, ...]] = [
+        (name, format_share(score.headline.value, score), score.metric, _format_note(score))
         for name, score in card.tasks.items()
     ]
     found += [
-        report.KeyFigure(
-            name, f"{score.bits_per_byte:.4g}", "bits per byte", f"{score.tokens:,} tokens"
-        )
+        (name, f"{score.bits_per_byte:.4g}", "bits per byte", f"{score.tokens:,} tokens")
         for name, score in card.scores.items()
     ]
     rows = sum(score.rows for score in card.tasks.values())
     tokens = sum(score.tokens for score in card.scores.values())
-    found = found[:6]
-    for extra in (
-        report.KeyFigure("Rows", f"{rows:,}", "rows", "in all tasks"),
-        report.KeyFigure("Held-out text", f"{tokens:,}", "tokens", "in all sources"),
-        report.KeyFigure("Step", f"{card.step:,}", "updates", "of the checkpoint"),
-        report.KeyFigure("Tasks", str(len(card.tasks)), "tasks", "each has a section below"),
-    ):
-        if len(found) < 4:
-            found.append(extra)
-    return tuple(found)
+    general = [
+        ("Rows", f"{rows:,}", "rows", "in all tasks"),
+        ("Held-out text", f"{tokens:,}", "tokens", "in all sources"),
+        ("Step", f"{card.step:,}", "updates", "of the checkpoint"),
+        ("Tasks", str(len(card.tasks)), "tasks", "each has a section below"),
+    ]
+    return [*found[:6], *general[: max(0, 4 - len(found))]]
 
 
 def _format_note(score: TaskScore) -> str:
@@ -132,139 +93,53 @@ def _format_note(score: TaskScore) -> str:
     return ", ".join(filter(None, (error, chance))) or f"{score.rows:,} rows"
 
 
-def _build_scores_section(tasks: Mapping[str, TaskScore]) -> report.Section:
-    table = report.ReportTable(
-        (
-            "Metrics of each task with standard errors and 95% intervals; the headline metric is "
-            "first."
-        ),
-        ("task", "metric", "score", "standard error", "from", "to", "rows", "groups"),
-        tuple(
-            (name, metric, one.value, one.error, one.low, one.high, score.rows, score.groups)
-            for name, score in tasks.items()
-            for metric, one in score.metrics.items()
-        ),
-    )
-    shares = {n: s for n, s in tasks.items() if s.higher_is_better and s.headline.value <= 1}
-    blocks: tuple[report.Block, ...] = (_build_scores_chart(shares), table) if shares else (table,)
-    return report.Section("scores", "Scores and their uncertainty", blocks)
-
-
-def _build_scores_chart(tasks: Mapping[str, TaskScore]) -> report.Chart:
-    names = list(tasks)
-
-    def plot(axes: Axes) -> None:
-        for place, score in enumerate(reversed(list(tasks.values()))):
-            main = score.headline
-            if main.low is not None and main.high is not None:
-                axes.plot([main.low, main.high], [place, place], color=figures.C1, linewidth=2)
-            axes.plot([main.value], [place], "o", color=figures.C1)
-            if score.chance is not None:
-                axes.plot([score.chance], [place], "|", color=figures.C2, markersize=16)
-        axes.set_yticks(range(len(names)), list(reversed(names)))
-        axes.set_xlim(0, 1)
-        axes.set_xlabel("score; bar: score of guessing")
-
-    rows = tuple(
+def _draw_scores(tasks: Mapping[str, TaskScore]) -> ChartFacts:
+    """Draw the headline scores with their intervals, and the scores of guessing."""
+    rows = [
         (n, s.headline.value, s.headline.low, s.headline.high, s.chance) for n, s in tasks.items()
-    )
-    return report.Chart(
-        title="Headline score of each task",
-        svg=figures.draw(plot, 90 + 34 * len(names)),
-        label="Scores as dots with 95% intervals, and scores of guessing as bars",
-        caption="Lines are 95% intervals for other samples of rows from the same task.",
-        table=report.ReportTable(
-            "Headline scores", ("task", "score", "from", "to", "guessing"), rows
-        ),
-    )
-
-
-def _show_held_out(card: Scorecard) -> report.Section:
-    columns: tuple[str, ...] = ("source", "loss (nats per token)", "perplexity", "bits per byte")
-    columns += ("tokens", "bytes")
-    rows: list[tuple[report.Cell, ...]] = [
-        (name, s.loss, s.perplexity, s.bits_per_byte, s.tokens, s.bytes)
-        for name, s in card.scores.items()
     ]
-    accuracies = [score.accuracy for score in card.scores.values()]
-    if any(accuracy is not None for accuracy in accuracies):  # only encoders have an accuracy
-        columns += ("accuracy",)
-        rows = [
-            (*row, "" if accuracy is None else accuracy)
-            for row, accuracy in zip(rows, accuracies, strict=True)
-        ]
-    table = report.ReportTable("Text held out of training, by source.", columns, tuple(rows))
-    return report.Section("held-out", "Held-out text", (table,))
+    x = plots.Axis("score", low=0, high=1)
+    intervals = [plots.IntervalRow(*row) for row in rows]
+    return {
+        "plot": plots.Intervals(intervals, x, ("score", "guessing")),
+        "columns": ("task", "score", "from", "to", "guessing"),
+        "rows": rows,
+    }
 
 
-def _build_task_section(name: str, score: TaskScore, rows: Rows) -> report.Section:
-    said = f"{score.rows:,} rows, {score.few_shot}-shot"
-    said += ", in the chat format." if score.chat else "."
-    if score.groups != score.rows:
-        said += f" They form {score.groups:,} groups; standard errors are clustered by group."
-    blocks: list[report.Block] = [report.Text(said)]
-    if score.contamination is not None:
-        blocks.append(report.Text(_describe_contamination(score)))
-    right = [row for row in rows if row["scores"][score.metric] >= 1]
-    wrong = [row for row in rows if row["scores"][score.metric] < 1]
-    if not score.higher_is_better:  # perplexity has no right or wrong rows
-        right = list(rows)
-        wrong = []
-    for title, chosen in (("right", right), ("wrong", wrong)):
-        if drawn := _draw_rows(chosen):
-            samples = tuple(build_row_sample(row, title) for row in drawn)
-            shown = f"{len(drawn)} of {len(chosen):,} rows that are {title}"
-            shown = shown if score.higher_is_better else f"{len(drawn)} of {len(chosen):,} rows"
-            blocks.append(report.Details(shown, (report.SampleGroup(samples),)))
-    if found := calibrate(rows, score.metric):
-        blocks.append(_build_calibration_chart(found))
-    anchor = "task-" + "".join(c if c.isalnum() else "-" for c in name.lower())
-    return report.Section(anchor, name, tuple(blocks))
+def _choose_samples(score: TaskScore, rows: Rows) -> list[tuple[str, int, Rows]]:
+    """Return "right" and "wrong" with their number of rows, and a few of the rows.
+
+    All rows are "right" for perplexity, which has no right or wrong ones.
+    """
+    by_title: dict[str, list[Mapping[str, Any]]] = {"right": [], "wrong": []}
+    for row in rows:
+        is_right = not score.higher_is_better or row["scores"][score.metric] >= 1
+        by_title["right" if is_right else "wrong"].append(row)
+    return [
+        (title, len(chosen), choose_rows(chosen)) for title, chosen in by_title.items() if chosen
+    ]
 
 
-def _describe_contamination(score: TaskScore) -> str:
-    seen = score.contamination
-    if seen is None:
-        return ""
-    said = (
-        f"The training corpus contains {seen.seen:,} of the {seen.looked_for:,} rows that are "
-        "long enough "
-    )
-    said += "to search for (70% of their 8-grams)."
-    if seen.without is not None:
-        said += f" Without them the score is {format_score(seen.without)}."
-    return said
-
-
-def _draw_rows(rows: Rows) -> Rows:
-    """Draw a few of `rows` with a fixed seed, and keep their order."""
+def choose_rows(rows: Rows) -> Rows:
+    """Choose a few of `rows` with a fixed seed, and keep their order."""
     chosen = random.Random(0).sample(range(len(rows)), min(SHOWN, len(rows)))
     return [rows[number] for number in sorted(chosen)]
 
 
-def _build_calibration_chart(found: Calibration) -> report.Chart:
-    def plot(axes: Axes) -> None:
-        axes.plot([0, 1], [0, 1], color=figures.MUTED, linewidth=1)
-        sure = [entry.confidence for entry in found.bins]
-        axes.plot(sure, [entry.right for entry in found.bins], "o-", color=figures.C1)
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        axes.set_xlabel("confidence")
-        axes.set_ylabel("share of right answers")
-
-    return report.Chart(
-        title=f"Confidence and accuracy differ by {found.error:.3f} on average",
-        svg=figures.draw(plot, 300),
-        label="Share of right answers against the model's confidence, with the diagonal of perfect "
-        "calibration",
-        caption="Rows by tenths of confidence, the probability of the chosen answer among all "
-        "choices.",
-        table=report.ReportTable(
-            "Calibration",
-            ("confidence", "share of right answers", "rows"),
-            tuple((entry.confidence, entry.right, entry.rows) for entry in found.bins),
-        ),
-    )
+def _draw_calibration(found: Calibration) -> ChartFacts:
+    """Draw the share of right answers against the model's confidence."""
+    rows = [(entry.confidence, entry.right, entry.rows) for entry in found.bins]
+    diagonal = plots.Line([0, 1], [0, 1], colour="muted", width=1)
+    curve = plots.Line([row[0] for row in rows], [row[1] for row in rows], style="o-")
+    x = plots.Axis("confidence", low=0, high=1)
+    y = plots.Axis("share of right answers", low=0, high=1)
+    return {
+        "plot": plots.Plot([diagonal, curve], x, y, height=300),
+        "columns": ("confidence", "share of right answers", "rows"),
+        "rows": rows,
+        "error": found.error,
+    }
 
 
 def format_share(value: float, score: TaskScore | None = None) -> str:

@@ -15,6 +15,7 @@ from trainrig.command_line import (
     RecordsHome,
     command,
 )
+from trainrig.extras import load_extra
 from trainrig.job import if_stopped
 
 cluster_app = typer.Typer(
@@ -27,7 +28,7 @@ cluster_app = typer.Typer(
 
 
 def _complete_names(incomplete: str) -> list[str]:
-    from trainrig.launch.check.shipped_clusters import list_shipped_clusters
+    from trainrig.launch.clusters.shipped_clusters import list_shipped_clusters
 
     known = [name for name in list_shipped_clusters() if name.startswith(incomplete)]
     return known or command_line.complete_files(incomplete, (".yaml", ".yml"))
@@ -61,14 +62,14 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check a cluster file: its mistakes by line, the cost and the quotas it needs."""
-    from trainrig.launch.check.cluster_check import check_cluster, show_checked
-    from trainrig.launch.check.shipped_clusters import find_cluster
+    from trainrig.launch.clusters.shipped_clusters import find_cluster
 
-    checked = check_cluster(find_cluster(name), hardware, checkpoint_seconds)
+    extra = load_extra("cluster_check.cluster_check", "trainrig cluster check")
+    checked = extra.check_cluster(find_cluster(name), hardware, checkpoint_seconds)
     if as_json:
         print(json.dumps(checked.to_json()))
     elif not checked.problems:
-        print("\n".join(show_checked(checked)))
+        print("\n".join(extra.show_checked(checked)))
     if checked.problems:
         for problem in checked.problems:
             typer.echo(f"trainrig: {problem}", err=True)

@@ -1,5 +1,6 @@
 """Command-line verbs for runs on clusters: submit, jobs, logs, stop."""
 
+import dataclasses
 import functools
 import json
 import logging
@@ -178,12 +179,11 @@ def jobs(home: RecordsHome = None, as_json: Json = False) -> None:
     Reads the records in storage, without asking a cluster.
     """
     from trainrig.launch.submit.jobs_table import build_rows, format_lines
-    from trainrig.launch.submit.jobs_table import to_json as row_to_json
     from trainrig.launch.supervise.run_record import Home as Records
 
     found = build_rows(Records.choose(home))
     if as_json:
-        print(json.dumps([row_to_json(row) for row in found]))
+        print(json.dumps([dataclasses.asdict(row) for row in found]))
         return
     for line in format_lines(found):
         print(line)

@@ -16,8 +16,6 @@ from trainrig.models import attention
 from trainrig.models.architecture.attention_settings import find_maskless_setting, hides_by_distance
 from trainrig.models.architecture.decoder_config import (
     DecoderConfig,
-    ParameterCount,
-    Shape,
     count_parameters,
 )
 from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts, PostNorm, Rope
@@ -195,14 +193,7 @@ class Decoder(nn.Module):
                 documents_BS = attention.number_documents(positions_BT)
         marks = None
         if prefixes_BT is not None or branches_BT is not None:
-            what = "branches" if prefixes_BT is None else "prefixes"
-            if caches:
-                raise ValueError(f"{what} cannot be combined with caches")
-            setting = find_maskless_setting(self.config.attention, self.config.position_embedding)
-            if setting:
-                raise ValueError(
-                    f"{setting} uses a kernel without masks, so it does not support {what}"
-                )
+            self._check_masks("branches" if prefixes_BT is None else "prefixes", caches)
             if documents_BS is None:
                 documents_BS = torch.ones_like(ids_BT)
             marks = attention.MaskRegions(prefixes_BT, branches_BT)
@@ -212,6 +203,16 @@ class Decoder(nn.Module):
                 raise ValueError("further heads support neither prefixes nor branches")
             return self._predict_several(x_BTC, positions, documents_BS, text_BT)
         return self._predict(x_BTC, positions, documents_BS, caches, places_N, marks, text_BT)
+
+    def _check_masks(self, what: str, caches: Sequence[attention.Cache] | None) -> None:
+        """Raise ValueError where attention takes no mask, which `what` needs."""
+        if caches:
+            raise ValueError(f"{what} cannot be combined with caches")
+        setting = find_maskless_setting(self.config.attention, self.config.position_embedding)
+        if setting:
+            raise ValueError(
+                f"{setting} uses a kernel without masks, so it does not support {what}"
+            )
 
     @property
     def counts_padding(self) -> bool:
@@ -504,8 +505,6 @@ __all__ = [
     "Decoder",
     "DecoderConfig",
     "Layer",
-    "ParameterCount",
-    "Shape",
     "count_parameters",
     "initialise",
 ]

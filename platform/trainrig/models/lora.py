@@ -353,21 +353,6 @@ def merge(
     return merged
 
 
-def unmerge(
-    merged: Mapping[str, Tensor], adapter: Mapping[str, Tensor], lora: LoRA
-) -> dict[str, Tensor]:
-    """Return the weights that `merge` was given, up to float32 rounding.
-
-    Raises ConfigError for DoRA, because merged rows have lost their original lengths.
-    """
-    if lora.dora:
-        raise ConfigError("a merged DoRA adapter cannot be separated again; keep the base model")
-    weights = dict(merged)
-    for name in (key.removesuffix("lora_b") for key in adapter if key.endswith("lora_b")):
-        weights[f"{name}weight"] = merged[f"{name}weight"] - _change(adapter, name, lora)
-    return weights
-
-
 def _change(adapter: Mapping[str, Tensor], name: str, lora: LoRA) -> Tensor:
     return lora.scale * (adapter[f"{name}lora_b"].float() @ adapter[f"{name}lora_a"].float())
 

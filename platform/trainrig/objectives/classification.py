@@ -6,12 +6,12 @@ Shapes: B rows, T positions, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_settings import ObjectiveSettings, Rows
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens import batches
 
@@ -25,7 +25,7 @@ EXACT = "exact"
 CLASS_F1 = f"{F1}/"  # prefix of the number of a class
 
 
-class _OfTexts(Settings):
+class _OfTexts(ObjectiveSettings):
     """Base of both objectives: one cross-entropy, averaged over the rows of a global batch."""
 
     @property
@@ -33,20 +33,13 @@ class _OfTexts(Settings):
         """The cross-entropy alone."""
         return (objective_interface.Term(CROSS_ENTROPY, per=batches.EXAMPLES),)
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """No statistics."""
-        return ()
-
-    def measure(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> Mapping[str, Tensor]:
-        """Return no statistics."""
-        return {}
-
 
 class Classification(_OfTexts):
     """Cross-entropy of the label of each row, in nats."""
+
+    rows: ClassVar[Rows] = "classified"
+    head: ClassVar[Literal["classes"]] = "classes"
+    right_diagnostic: ClassVar[str | None] = "accuracy"
 
     kind: Literal["Classification"] = "Classification"
     # Label smoothing: the share of a row's weight that is spread evenly over all classes (Szegedy
@@ -118,6 +111,10 @@ class AnswerSpan(_OfTexts):
     Devlin et al. 2018, arXiv:1810.04805, section 4.2. In a text without an answer, both are the
     row's first token (section 4.3).
     """
+
+    rows: ClassVar[Rows] = "questions"
+    head: ClassVar[Literal["spans"]] = "spans"
+    right_diagnostic: ClassVar[str | None] = "exact"
 
     kind: Literal["AnswerSpan"] = "AnswerSpan"
     longest_answer: int = Field(default=30, ge=1)  # maximum length of a predicted answer, in tokens

@@ -22,14 +22,6 @@ CHUNK_ELEMENTS = {"cpu": 2**18}
 CHUNK_ELEMENTS_ELSEWHERE = 2**24
 
 
-def cross_entropy_sum(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Return the summed cross-entropy, in nats, of every target that is not IGNORE.
-
-    A float32 scalar with gradients.
-    """
-    return token_nats(logits_BTV, targets_BT).sum()
-
-
 def token_nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the cross-entropy [B, T] of each target, in nats and float32; 0 for IGNORE.
 

@@ -9,28 +9,31 @@ Shapes: B rows of a micro-batch, T positions, E entries that the teacher names a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.objectives import objective_interface
 from trainrig.objectives.next_token import CROSS_ENTROPY
+from trainrig.objectives.objective_settings import ObjectiveSettings, Rows
 from trainrig.tokens import batches
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 
 DIVERGENCE = "divergence"
 
 
-class Distillation(Settings):
+class Distillation(ObjectiveSettings):
     """KL(teacher || student) of each token of the assistant, times the temperature squared.
 
     Hinton et al. 2015, arXiv:1503.02531, section 2. It is averaged over the tokens of the global
     batch, and a token has the weight of its message.
     """
+
+    rows: ClassVar[Rows] = "conversations"
+    needs_teacher: ClassVar[bool] = True
 
     kind: Literal["Distillation"] = "Distillation"
 
@@ -46,6 +49,11 @@ class Distillation(Settings):
     rest: Literal["bucket", "renormalise"] = "bucket"
 
     @property
+    def teacher_temperature(self) -> float:
+        """The temperature of both models."""
+        return self.temperature
+
+    @property
     def terms(self) -> tuple[objective_interface.Term, ...]:
         """The divergence, and the cross-entropy if it has a weight; both averaged by weight."""
         found = [objective_interface.Term(DIVERGENCE, per=batches.WEIGHTS, weight=self.share)]
@@ -54,17 +62,6 @@ class Distillation(Settings):
                 objective_interface.Term(CROSS_ENTROPY, per=batches.WEIGHTS, weight=1 - self.share)
             )
         return tuple(found)
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """No statistics."""
-        return ()
-
-    def measure(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> Mapping[str, Tensor]:
-        """Return no statistics."""
-        return {}
 
     def compute(
         self,

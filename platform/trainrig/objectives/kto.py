@@ -6,12 +6,12 @@ Shapes: B rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_settings import Axis, ObjectiveSettings, Rows
 from trainrig.objectives.preference import PREFERENCE, REFERENCE_MODEL, Strength
 from trainrig.tokens import batches
 
@@ -22,13 +22,19 @@ DIVERGENCE = "divergence"
 ROWS = "rows"
 
 
-class KTO(Settings):
+class KTO(ObjectiveSettings):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306, equation 8).
 
     The reference point z0 is the divergence from the reference model, at least 0. It is estimated
     over the global batch, on prompts paired with the completion of another row, by a separate
     forward pass without gradients.
     """
+
+    rows: ClassVar[Rows] = "labelled"
+    # Not `pipeline`: `measure` needs another pass, and the reference is a second model.
+    axes: ClassVar[frozenset[Axis]] = frozenset({"context", "expert", "tensor"})
+    # The mismatched completions depend on the batch, so they cannot be scored before.
+    reference_use: ClassVar[Literal["beside"]] = "beside"
 
     kind: Literal["KTO"] = "KTO"
     beta: Strength = 0.1  # strength of the pull to the reference model

@@ -19,21 +19,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_settings import (
+    EVERY_AXIS,
+    NO_AXES,
+    Axis,
+    ObjectiveSettings,
+    Rows,
+)
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS, WEIGHTS, MicroBatch
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.rows.packing import Packing
-from trainrig.tokens.tokenizers.encode import Encoder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from trainrig.tokens.rows.packing import Packing
+    from trainrig.tokens.tokenizers.encode import Encoder
 
 
 CROSS_ENTROPY = "cross_entropy"
@@ -41,8 +48,12 @@ Z_LOSS = "z_loss"
 UNIFORM = "uniform_cross_entropy"
 
 
-class CausalLM(Settings):
+class CausalLM(ObjectiveSettings):
     """Cross-entropy of each next token that is a target, averaged over the global batch."""
+
+    axes: ClassVar[frozenset[Axis]] = EVERY_AXIS
+    single_pass: ClassVar[bool] = True
+    loss_unit: ClassVar[str] = "nats per token"
 
     kind: Literal["CausalLM"] = "CausalLM"
 
@@ -64,17 +75,6 @@ class CausalLM(Settings):
         if self.label_smoothing:
             found.append(objective_interface.Term(UNIFORM, per=TOKENS, weight=self.label_smoothing))
         return tuple(found)
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """No statistics."""
-        return ()
-
-    def measure(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> Mapping[str, Tensor]:
-        """Return no statistics."""
-        return {}
 
     def predict(
         self, model: nn.Module, batch: objective_interface.DeviceBatch
@@ -139,12 +139,19 @@ class SFT(CausalLM):
     A token has the weight of its message.
     """
 
+    rows: ClassVar[Rows] = "conversations"
+
     kind: Literal["SFT"] = "SFT"  # type: ignore[assignment]
     # Noise on embeddings in training: each channel gets a uniform number between plus and minus
     # noise / sqrt(tokens of the row x channels). Jain et al. 2023, "NEFTune", arXiv:2310.05914, use
     # 5 to 15. 0: no noise.
     noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     noise_seed: int = 0  # random seed of the noise; a sample always gets the same noise
+
+    @property
+    def noises_embeddings(self) -> bool:
+        """True with `noise`."""
+        return self.noise > 0
 
     @property
     def terms(self) -> tuple[objective_interface.Term, ...]:
@@ -224,6 +231,13 @@ def name_denominator(ahead: int) -> str:
 class MultiTokenPrediction(CausalLM):
     """Cross-entropy of the next token and several after it, each averaged over its targets."""
 
+    axes: ClassVar[frozenset[Axis]] = NO_AXES
+    loss_unit: ClassVar[str] = "nats"
+    unmixable: ClassVar[str | None] = (
+        "its further heads would learn from its own samples only; train it alone, or use CausalLM "
+        "here"
+    )
+
     kind: Literal["MultiTokenPrediction"] = "MultiTokenPrediction"  # type: ignore[assignment]  # not the base class's kind
     # Weight of the cross-entropy of each token after the next, which has weight 1. The number of
     # weights must be the model's `further_heads`. The paper's four heads have equal weights.
@@ -247,8 +261,14 @@ class MultiTokenPrediction(CausalLM):
         """Return the corruption that adds the targets of further heads; ids stay as they are."""
         return FurtherTargets(tuple(self.ahead))
 
-    def check_packing(self, packing: Packing) -> None:
-        """Raise ValueError if text in rows of `packing` is not contiguous."""
+    @property
+    def further_heads(self) -> int:
+        """The number of weights."""
+        return len(self.further_weights)
+
+    def check_rows(self, shortest: int, packing: Packing) -> None:
+        """Raise ValueError for rows that are too short, or whose text is not contiguous."""
+        self._check_length(shortest)
         if packing.kind == "BestFit":
             raise ValueError(
                 "objective MultiTokenPrediction predicts tokens several positions ahead, which "
@@ -256,7 +276,7 @@ class MultiTokenPrediction(CausalLM):
                 'batches.packing.kind = "Concatenate"'
             )
 
-    def check_length(self, length: int) -> None:
+    def _check_length(self, length: int) -> None:
         """Raise ValueError if rows of `length` tokens are too short for the furthest head."""
         last = self.ahead[-1]
         if length < last:

@@ -6,8 +6,9 @@ micro-batches. A denominator is known from the batch before any forward pass. Ea
 therefore has its own backward pass, and the gradient is that of the whole batch, whatever the
 assignment of micro-batches to workers.
 
-Training steps, held-out evaluation and metrics depend on this module alone. A new objective is one
-file with one class, and one name in the union of `trainrig.objectives`.
+Training steps, held-out evaluation and metrics depend on this module alone; what an objective
+declares of itself is in objective_settings.py. A new objective is one file with one class, and one
+name in a union of objective_kinds.py.
 
 Shapes: B rows of a micro-batch.
 
@@ -24,11 +25,12 @@ from numpy.typing import NDArray
 
 from trainrig.on_host import remember_copy
 from trainrig.tokens.batches import IGNORE, POSITIONS, TARGETS, Corruption, MicroBatch
-from trainrig.tokens.tokenizers.encode import Encoder
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from trainrig.tokens.tokenizers.encode import Encoder
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,11 @@ class Objective(Protocol):
         ...
 
     @property
+    def single_pass(self) -> bool:
+        """True if a step is one forward and one backward pass. See `ObjectiveSettings`."""
+        ...
+
+    @property
     def terms(self) -> Sequence[Term]:
         """The terms of the loss, in a fixed order."""
         ...
@@ -231,14 +238,17 @@ class Objective(Protocol):
 
 
 @runtime_checkable
-class ReadingIds(Protocol):
-    """Protocol of an objective whose model reads ids other than the batch's IDS.
+class ReadingRows(Protocol):
+    """Protocol of an objective whose model reads rows other than the batch's IDS.
 
     It reads all of them in one forward pass.
     """
 
-    def read_ids(self, batch: DeviceBatch) -> Tensor:
-        """Return the ids [R, T] that the model reads, for pipeline stages before the last."""
+    def read_rows(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
+        """Return the ids [R, T] and targets [R, T] of the rows that the model reads.
+
+        For pipeline stages before the last, which do not call the objective.
+        """
         ...
 
 
@@ -268,7 +278,7 @@ class Carrying(Protocol):
     """Protocol of an objective with values that carry over between online batches.
 
     An example is an adaptive weight of a divergence. The values are saved in every checkpoint, as
-    `carried` of a `BatchMaker`.
+    `carried` of a `RolloutMaker`.
     """
 
     def begin_carried(self) -> Mapping[str, float]:
@@ -310,23 +320,6 @@ class LengthLimited(Protocol):
     def check_length(self, longest: int) -> None:
         """Raise DataError if the tokenizer has too few tokens for rows of `longest` positions."""
         ...
-
-
-@runtime_checkable
-class Mixed(Protocol):
-    """Protocol of an objective that assigns each sample to one of several objectives."""
-
-    def parts(self) -> tuple[tuple[float, Any], ...]:
-        """Return the objectives of the mixture, each with its share of the samples."""
-        ...
-
-
-def find_parts(objective: object) -> tuple[tuple[float, Any], ...]:
-    """Return the objectives that samples are assigned to, each with its share of them.
-
-    An objective that is not a mixture is its own only part.
-    """
-    return objective.parts() if isinstance(objective, Mixed) else ((1.0, objective),)
 
 
 def find_corruption(objective: object, encoder: Encoder, longest: int) -> Corruption | None:

@@ -12,7 +12,7 @@ Shapes: B completions of a micro-batch, T positions, G prompts, S completions of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ class OnPolicyDistillation(ClippedPolicy):
     It is averaged over the tokens of the global batch. Rewards are measured, but not learnt from.
     """
 
+    needs_teacher: ClassVar[bool] = True
+
     kind: Literal["OnPolicyDistillation"] = "OnPolicyDistillation"
     # How the divergence is computed. "full": exactly, over the whole vocabulary at each token
     # (Agarwal et al. 2024, equation 4). "sampled": from the sampled token alone, whose
@@ -47,6 +49,16 @@ class OnPolicyDistillation(ClippedPolicy):
     # alone, with the same expected gradient as "full". 1: all later tokens count fully, so that a
     # token is responsible for its consequences (Gu et al. 2024, equation 2).
     discount: float = Field(default=0.0, ge=0, le=1)
+
+    @property
+    def compares_completions(self) -> bool:
+        """False: the teacher judges each completion."""
+        return False
+
+    @property
+    def credits_teacher(self) -> bool:
+        """True for the estimator "sampled"."""
+        return self.estimator == "sampled"
 
     @property
     def per(self) -> str:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.objectives import objective_interface
+from trainrig.objectives.objective_settings import EVERY_AXIS, Axis, ObjectiveSettings, Rows
 from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -35,8 +35,11 @@ Strength = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=0.5)]
 
 
-class _Pairwise(Settings):
+class _Pairwise(ObjectiveSettings):
     """Base of losses of pairs, averaged over the pairs of the global batch."""
+
+    rows: ClassVar[Rows] = "pairs"
+    axes: ClassVar[frozenset[Axis]] = EVERY_AXIS
 
     kind: str
 
@@ -45,24 +48,15 @@ class _Pairwise(Settings):
         """The loss of a pair alone."""
         return (objective_interface.Term(PREFERENCE, per=batches.PAIRS),)
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """No statistics."""
-        return ()
-
-    def measure(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> Mapping[str, Tensor]:
-        """Return no statistics."""
-        return {}
-
-    def read_ids(self, batch: objective_interface.DeviceBatch) -> Tensor:
-        """Return the ids [2 B, T] of all chosen answers, followed by all rejected ones."""
-        return read_pair_ids(batch)
+    def read_rows(self, batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+        """Return ids and targets of all chosen answers, followed by all rejected ones."""
+        return read_pair_rows(batch)
 
 
 class _Referenced(_Pairwise):
     """Base of losses that are a function of the two log-ratios of a pair."""
+
+    reference_use: ClassVar[Literal["stored"]] = "stored"
 
     # Strength of the pull to the reference model, as a factor of log-ratios.
     beta: Strength = 0.1
@@ -319,16 +313,15 @@ class SimPO(_Pairwise):
         )
 
 
-def read_pair_ids(batch: objective_interface.DeviceBatch) -> Tensor:
-    """Return the ids [2 B, T] of the chosen answers of `batch`, followed by the rejected ones."""
+def read_pair_rows(batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+    """Return ids and targets [2 B, T] of the chosen answers of `batch`, then the rejected ones."""
     from trainrig.objectives.log_probabilities import stack_rows
 
     arrays = batch.arrays
-    ids_BT, _ = stack_rows(
+    return stack_rows(
         (arrays[batches.CHOSEN_IDS], arrays[batches.CHOSEN_TARGETS]),
         (arrays[batches.REJECTED_IDS], arrays[batches.REJECTED_TARGETS]),
     )
-    return ids_BT
 
 
 def read_references(batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:

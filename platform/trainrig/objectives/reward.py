@@ -9,13 +9,13 @@ Shapes: B rows, T positions, N labelled steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.objectives import objective_interface
-from trainrig.objectives.preference import read_pair_ids
+from trainrig.objectives.objective_settings import EVERY_AXIS, Axis, ObjectiveSettings, Rows
+from trainrig.objectives.preference import read_pair_rows
 from trainrig.tokens import batches
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
@@ -28,12 +28,16 @@ CALIBRATION_BINS = 5
 CALIBRATION = "calibration"
 
 
-class Reward(Settings):
+class Reward(ObjectiveSettings):
     """Bradley-Terry loss: -log sigmoid(chosen - rejected - margin).
 
     Ouyang et al. 2022, arXiv:2203.02155, equation 1; the margin: Touvron et al. 2023,
     arXiv:2307.09288, equation 2.
     """
+
+    rows: ClassVar[Rows] = "pairs"
+    head: ClassVar[Literal["score"]] = "score"
+    axes: ClassVar[frozenset[Axis]] = EVERY_AXIS
 
     kind: Literal["Reward"] = "Reward"
     # Weight of (chosen + rejected)², which keeps scores near 0 (Eisenstein et al. 2023,
@@ -52,20 +56,9 @@ class Reward(Settings):
         )
         return (objective_interface.Term(RANKING, per=batches.PAIRS), *centring)
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """No statistics."""
-        return ()
-
-    def measure(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> Mapping[str, Tensor]:
-        """Return no statistics."""
-        return {}
-
-    def read_ids(self, batch: objective_interface.DeviceBatch) -> Tensor:
-        """Return the ids [2 B, T] of all chosen answers, followed by all rejected ones."""
-        return read_pair_ids(batch)
+    def read_rows(self, batch: objective_interface.DeviceBatch) -> tuple[Tensor, Tensor]:
+        """Return ids and targets of all chosen answers, followed by all rejected ones."""
+        return read_pair_rows(batch)
 
     @staticmethod
     def compute_ranking_losses(
@@ -146,11 +139,15 @@ def measure_calibration(
     return found
 
 
-class ProcessReward(Settings):
+class ProcessReward(ObjectiveSettings):
     """Cross-entropy of whether each step of a solution is right.
 
     The score is the log-odds that it is (Lightman et al. 2023, arXiv:2305.20050, section 2.6).
     """
+
+    rows: ClassVar[Rows] = "steps"
+    head: ClassVar[Literal["score"]] = "score"
+    axes: ClassVar[frozenset[Axis]] = EVERY_AXIS
 
     kind: Literal["ProcessReward"] = "ProcessReward"
 
@@ -158,17 +155,6 @@ class ProcessReward(Settings):
     def terms(self) -> tuple[objective_interface.Term, ...]:
         """The cross-entropy of a step alone."""
         return (objective_interface.Term("step_cross_entropy", per=batches.STEPS),)
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """No statistics."""
-        return ()
-
-    def measure(
-        self, model: nn.Module, batch: objective_interface.DeviceBatch
-    ) -> Mapping[str, Tensor]:
-        """Return no statistics."""
-        return {}
 
     def compute(
         self,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trainrig.optim.elementwise import lay_out_like, to_local
-from trainrig.optim.matrix_steps import AdafactorSteps, MuonSteps, split_into_rounds
+from trainrig.optim.matrix_steps import WholeTensorSteps, split_into_rounds
 from trainrig.optim.parameter_groups import ParameterGroup
 
 SLOTS = 2
@@ -130,7 +130,7 @@ class HostedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__([_name_parameters(group) for group in inner.param_groups], inner.defaults)
-        whole = isinstance(inner, MuonSteps | AdafactorSteps)
+        whole = isinstance(inner, WholeTensorSteps)
         self._cut: Callable[[Iterable[Tensor]], Iterator[list[Tensor]]] = (
             split_into_rounds if whole else _take_singly
         )

@@ -10,12 +10,12 @@ AdamW's learning rates: Liu et al. 2025, arXiv:2502.16982, section 2.2.
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import Settings
 from trainrig.optim import moment_optimizers
+from trainrig.optim.optimizer_settings import OptimizerSettings
 from trainrig.optim.parameter_groups import RATE_SHARE, ParameterGroup
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainrig.optim.parameter_groups import OptimizerSet
 
 
-class Adafactor(Settings):
+class Adafactor(OptimizerSettings):
     """Adafactor, algorithms 4 and 5, with the schedule's learning rate instead of a relative step.
 
     For a matrix it keeps one number per row and one per column. Statistics of a whole tensor are
@@ -109,12 +109,14 @@ SMALLEST_NORM = 1e-7
 NOT_WITHIN_LAYERS = ("embedding", "head")
 
 
-class Muon(Settings):
+class Muon(OptimizerSettings):
     """Muon for matrices within layers; another optimizer for embeddings, heads and vectors.
 
     In a stack of matrices, as of experts, each matrix is orthogonalised separately. A sharded
     matrix is gathered to one owner rank, so no bit depends on the number of workers.
     """
+
+    transfers_width: ClassVar[bool] = True
 
     kind: Literal["Muon"] = "Muon"
     lr: moment_optimizers.Positive = 0.02  # peak learning rate of the matrices
@@ -176,7 +178,7 @@ class Muon(Settings):
         return 0.2 * math.sqrt(max(rows, columns))
 
     def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
-        """Return the factor of the learning rate in a wider model. See `Transferable`.
+        """Return the factor of the learning rate in a wider model.
 
         The singular values of a step should grow as the square root of outputs over inputs (Yang et
         al. 2023, arXiv:2310.17813, condition 1).

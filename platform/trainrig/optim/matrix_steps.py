@@ -155,6 +155,31 @@ def _find_group(tensor: Tensor) -> dist.ProcessGroup | None:
     return None
 
 
+class WholeTensorSteps(torch.optim.Optimizer):
+    """Base of optimizers that need whole tensors, which are updated in rounds of one per rank."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take one step on every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameters in split_into_rounds(p for p in group["params"] if p.grad is not None):
+                tasks = [self.build_task(parameter, group) for parameter in parameters]
+                compute_whole(parameters[0], tasks)
+                for parameter, task in zip(parameters, tasks, strict=True):
+                    self.update(parameter, task.outputs, group)
+
+    def build_task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
+        """Return the owner's computation for `parameter`, which has a gradient.
+
+        Creates the state of a parameter without one.
+        """
+        raise NotImplementedError
+
+    def update(self, parameter: Tensor, outputs: Sequence[Rows], group: ParameterGroup) -> None:
+        """Change this rank's rows of `parameter` in place, given its rows of the results."""
+        raise NotImplementedError
+
+
 AVERAGES = ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
 
 
@@ -184,24 +209,15 @@ class AdafactorFormula(Protocol):
         ...
 
 
-class AdafactorSteps(torch.optim.Optimizer):
+class AdafactorSteps(WholeTensorSteps):
     """Optimizer that applies Adafactor's steps to `groups`."""
 
     def __init__(self, groups: list[ParameterGroup], settings: AdafactorFormula) -> None:
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
         self._settings = settings
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step on every parameter that has a gradient."""
-        for group in self.param_groups:
-            for parameters in split_into_rounds(p for p in group["params"] if p.grad is not None):
-                tasks = [self._build_task(parameter, group) for parameter in parameters]
-                compute_whole(parameters[0], tasks)
-                for parameter, task in zip(parameters, tasks, strict=True):
-                    to_local(parameter).sub_(task.outputs[0].local)
-
-    def _build_task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
+    def build_task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
+        """Return the computation of a whole step and of the new averages."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.tensor(0.0)
@@ -215,6 +231,10 @@ class AdafactorSteps(torch.optim.Optimizer):
             self._compute, float(state["step"]), group["lr"], group["weight_decay"]
         )
         return WholeTask([Rows.of(parameter), gradient, *averages], [change, *averages], compute)
+
+    def update(self, parameter: Tensor, outputs: Sequence[Rows], group: ParameterGroup) -> None:
+        """Subtract the step."""
+        to_local(parameter).sub_(outputs[0].local)
 
     def _compute(
         self,
@@ -284,34 +304,29 @@ class MuonFormula(Protocol):
         ...
 
 
-class MuonSteps(torch.optim.Optimizer):
+class MuonSteps(WholeTensorSteps):
     """Optimizer that applies Muon's steps to `groups` of matrices or stacks of them."""
 
     def __init__(self, groups: list[ParameterGroup], settings: MuonFormula) -> None:
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
         self._settings = settings
+        self._orthogonalise = settings.build_orthogonaliser(getattr(torch, settings.products))
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step on every matrix that has a gradient."""
-        settings = self._settings
-        orthogonalise = settings.build_orthogonaliser(getattr(torch, settings.products))
-        for group in self.param_groups:
-            for parameters in split_into_rounds(p for p in group["params"] if p.grad is not None):
-                tasks = []
-                for parameter in parameters:
-                    assert parameter.grad is not None
-                    state = self.state[parameter]
-                    if not state:
-                        dtype = getattr(torch, settings.state)
-                        state["momentum"] = torch.zeros_like(parameter, dtype=dtype)
-                    along = settings.compute_direction(
-                        to_local(parameter.grad), to_local(state["momentum"])
-                    )
-                    rows = Rows(along, parameter.shape[0])
-                    tasks.append(WholeTask([rows], [rows], orthogonalise))
-                compute_whole(parameters[0], tasks)
-                for parameter, task in zip(parameters, tasks, strict=True):
-                    rate = group["lr"] * settings.step_scale(tuple(parameter.shape))
-                    weight = to_local(parameter).mul_(1 - group["lr"] * group["weight_decay"])
-                    weight.sub_(task.outputs[0].local.mul_(rate))
+    def build_task(self, parameter: Tensor, group: ParameterGroup) -> WholeTask:
+        """Return the orthogonalisation of the whole average, after the average is updated."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if not state:
+            dtype = getattr(torch, self._settings.state)
+            state["momentum"] = torch.zeros_like(parameter, dtype=dtype)
+        along = self._settings.compute_direction(
+            to_local(parameter.grad), to_local(state["momentum"])
+        )
+        rows = Rows(along, parameter.shape[0])
+        return WholeTask([rows], [rows], self._orthogonalise)
+
+    def update(self, parameter: Tensor, outputs: Sequence[Rows], group: ParameterGroup) -> None:
+        """Shrink the weights, and subtract the orthogonal direction times the rate."""
+        rate = group["lr"] * self._settings.step_scale(tuple(parameter.shape))
+        weight = to_local(parameter).mul_(1 - group["lr"] * group["weight_decay"])
+        weight.sub_(outputs[0].local.mul_(rate))

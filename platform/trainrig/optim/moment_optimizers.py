@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import Settings
+from trainrig.optim.optimizer_settings import OptimizerSettings
 from trainrig.optim.parameter_groups import ParameterGroup, elementwise_share
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ def check_rounded(state: StateDtype, *decays: float) -> None:
         )
 
 
-class TwoMoments(Settings):
+class TwoMoments(OptimizerSettings):
     """Settings of Adam and AdamW, which set their own defaults."""
 
+    elementwise: ClassVar[bool] = True
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     decoupled: ClassVar[bool]  # True if weight decay is decoupled from the gradient
 
@@ -192,24 +193,27 @@ class AdamW(TwoMoments):
     """
 
     decoupled: ClassVar[bool] = True
+    transfers_width: ClassVar[bool] = True
 
     kind: Literal["AdamW"] = "AdamW"
 
     def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
-        """Return the factor of the learning rate in a wider model. See `Transferable`.
+        """Return the factor of the learning rate in a wider model.
 
         `epsilon` is not scaled: it must be well below the size of gradients.
         """
         return elementwise_share(role, multiple)
 
 
-class Lion(Settings):
+class Lion(OptimizerSettings):
     """Lion: each weight moves up or down by the learning rate; half the memory of AdamW.
 
     Its learning rate should be 3 to 10 times below AdamW's, and its weight decay as many times
     above (section 5 of the paper).
     """
 
+    elementwise: ClassVar[bool] = True
+    transfers_width: ClassVar[bool] = True
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
 
     kind: Literal["Lion"] = "Lion"
@@ -230,7 +234,7 @@ class Lion(Settings):
         return math.prod(shape) * STATE_BYTES[self.state]
 
     def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
-        """Return the factor of the learning rate in a wider model. See `Transferable`.
+        """Return the factor of the learning rate in a wider model.
 
         A sign is as large as Adam's step, so the rule is the same.
         """
@@ -256,8 +260,10 @@ class Lion(Settings):
         state["exp_avg"].copy_(average.mul_(kept).add_(gradient * (1 - kept)))
 
 
-class SGD(Settings):
+class SGD(OptimizerSettings):
     """Stochastic gradient descent, along the gradient or a decaying sum of gradients."""
+
+    elementwise: ClassVar[bool] = True
 
     kind: Literal["SGD"] = "SGD"
     lr: Positive = 0.01  # peak learning rate

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.optim import Optimizer, parameter_groups
+from trainrig.optim import Optimizer, list_optimizers, parameter_groups
 from trainrig.optim.moment_optimizers import Decay
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _split_by_width(
     for group in groups:
         by_share: dict[float, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in group["params"]:
-            share = transfer.share(optimizer, name, tuple(parameter.shape))
+            share = compute_width_share(transfer, optimizer, name, tuple(parameter.shape))
             by_share.setdefault(share, []).append((name, parameter))
         for share, members in by_share.items():
             rate = group.get(parameter_groups.RATE_SHARE, 1.0) * share
@@ -160,6 +160,27 @@ def _split_by_width(
                 group | {"params": members, parameter_groups.RATE_SHARE: rate, _WIDTH_SHARE: share}
             )
     return cut
+
+
+def compute_width_share(
+    transfer: parameter_groups.WidthTransfer,
+    optimizer: Optimizer,
+    name: str,
+    shape: tuple[int, ...],
+) -> float:
+    """Return the factor of `optimizer`'s learning rate for the parameter `name` of `shape`.
+
+    Raises ConfigError if the optimizer has no rule for the width of the model.
+    """
+    if name not in transfer.roles:
+        return 1.0
+    if optimizer.transfers_width:
+        return optimizer.width_share(transfer.roles[name], name, shape, transfer.multiple)
+    *others, last = sorted(kind.__name__ for kind in list_optimizers() if kind.transfers_width)
+    raise ConfigError(
+        f"model.mup: {optimizer.kind} has no rule to scale its learning rate with the width; use "
+        f"{', '.join(others)} or {last}, or remove model.mup"
+    )
 
 
 def count_state_bytes(

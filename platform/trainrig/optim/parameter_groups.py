@@ -7,9 +7,7 @@ own scaling in `width_share`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-from trainrig.errors import ConfigError
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -61,30 +59,6 @@ class WidthTransfer:
 
     multiple: float
     roles: Roles  # role by parameter name; a parameter without one keeps its rate
-
-    def share(self, optimizer: object, name: str, shape: tuple[int, ...]) -> float:
-        """Return the factor of `optimizer`'s learning rate for the parameter `name`.
-
-        Raises ConfigError if the optimizer has no rule for it.
-        """
-        if name not in self.roles:
-            return 1.0
-        if not isinstance(optimizer, Transferable):
-            kind = getattr(optimizer, "kind", type(optimizer).__name__)
-            raise ConfigError(
-                f"model.mup: {kind} has no rule to scale its learning rate with the width; use "
-                "AdamW, Lion or Muon, or remove model.mup"
-            )
-        return optimizer.width_share(self.roles[name], name, shape, self.multiple)
-
-
-@runtime_checkable
-class Transferable(Protocol):
-    """Protocol of an optimizer whose learning rate can be transferred to any width."""
-
-    def width_share(self, role: str, name: str, shape: tuple[int, ...], multiple: float) -> float:
-        """Return the rate factor of a parameter of `role` in a model `multiple` times as wide."""
-        ...
 
 
 def elementwise_share(role: str, multiple: float) -> float:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.models.architecture.shapes import LayerShape
 from trainrig.parallel import layer_bytes
 from trainrig.parallel.axes.pipeline_schedule import cut_for_ranks, find_held_at_once, plan_turns
 from trainrig.parallel.precision import Precision
@@ -79,35 +78,21 @@ def _list_ways(layout: WorkerLayout) -> tuple[Kept, ...]:
 def _list_bytes(model: DecoderConfig, room: Room, rank: int) -> list[dict[Kept, float]]:
     """Return the bytes that each layer of `rank` keeps on a device under each choice of `Kept`."""
     layout = room.layout
-    tensor = 1 if layout.tensor is None else layout.tensor.ranks
-    expert = 1 if layout.expert is None else layout.expert.ranks
-    context = 1 if layout.context is None else layout.context.ranks
-    split = tensor if layout.tensor and layout.tensor.sequence_parallel else 1
-    local = layer_bytes.cut_model(model, tensor, expert)
-    shapes = layer_bytes.cut_shapes(model, tensor, expert)
+    local = layer_bytes.cut_model(model, layout.tensor_ranks, layout.expert_ranks)
+    shapes = layer_bytes.cut_shapes(model, layout.tensor_ranks, layout.expert_ranks)
     adapters = layer_bytes.list_layer_adapters(model, room.lora)
-    tokens = math.ceil(room.tokens / (context * expert))
+    tokens = math.ceil(room.tokens / (layout.context_ranks * layout.expert_ranks))
     size = room.precision.bytes
     every = (*shapes.layers, *shapes.further_layers)
-    others = estimate_gathered_rows(local, layout, size)
-
-    def measure(
-        layer: LayerShape, own: layer_bytes.LayerAdapters | None, held: int
-    ) -> dict[Kept, float]:
-        return {
-            "all": held
-            * tokens
-            * (layer_bytes.estimate_all_kept(layer, own, local, size, split) + others),
-            "products": held
-            * tokens
-            * layer_bytes.estimate_kept_products(layer, own, local, size, split),
-            "input": held * tokens * size * model.channels / split,
-        }
-
-    return [
-        measure(every[number], adapters[number], held)
-        for number, held in _number_held(model, layout, rank, len(every))
-    ]
+    gathered = estimate_gathered_rows(local, layout, size)
+    found = []
+    for number, held in _number_held(model, layout, rank, len(every)):
+        kept = layer_bytes.estimate_kept(
+            every[number], adapters[number], local, size, layout.stream_ranks
+        )
+        kept["all"] += gathered
+        found.append({what: held * tokens * a_token for what, a_token in kept.items()})
+    return found
 
 
 def _number_held(
@@ -142,20 +127,15 @@ def count_held_at_once(layout: WorkerLayout, rank: int, count: int) -> list[int]
     return [sum(turn.chunk == chunk for turn in held) for chunk in range(pipeline.chunks)]
 
 
-def estimate_keys_and_values(local: DecoderConfig, size: int) -> float:
-    """Return the bytes per token of one layer's keys and values, at `size` bytes a number."""
-    return 2.0 * size * local.shape.kv_heads * local.shape.head_channels
-
-
 def estimate_gathered_rows(local: DecoderConfig, layout: WorkerLayout, size: int) -> float:
     """Return the bytes of other workers' keys and values that a layer keeps, per local token.
 
     They are 0 unless context parallelism gathers whole rows.
     """
     context = layout.context
-    if context is None or context.kind != "Gathered":
+    if context is None or context.keys != "gather":
         return 0.0
-    return (context.ranks - 1) * estimate_keys_and_values(local, size)
+    return (context.ranks - 1) * layer_bytes.estimate_keys_and_values(local, size)
 
 
 def describe_kept(kept: Sequence[Kept]) -> str:

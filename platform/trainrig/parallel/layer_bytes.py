@@ -12,6 +12,7 @@ from trainrig.models.architecture import shapes
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts, ParallelBlock
 from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.parallel.recompute import Kept
 
 
 @cache
@@ -90,18 +91,38 @@ def list_layer_adapters(model: DecoderConfig, lora: LoRA | None) -> list[LayerAd
     return [LayerAdapters(lora, frozenset(names)) for names in targets]
 
 
-def estimate_all_kept(
+def estimate_kept(
+    layer: shapes.LayerShape,
+    adapters: LayerAdapters | None,
+    model: DecoderConfig,
+    size: int,
+    split: int,
+) -> dict[Kept, float]:
+    """Return the bytes per token that `layer` keeps for the backward pass, by what it keeps.
+
+    `size` is bytes per number of the compute dtype. `split` is the number of ranks that share the
+    positions between layers (sequence parallelism).
+    """
+    return {
+        "all": _estimate_all_kept(layer, adapters, model, size, split),
+        "products": _estimate_kept_products(layer, adapters, model, size, split),
+        "input": size * model.channels / split,
+    }
+
+
+def estimate_keys_and_values(model: DecoderConfig, size: int) -> float:
+    """Return the bytes per token of one layer's keys and values, at `size` bytes a number."""
+    return 2.0 * size * model.shape.kv_heads * model.shape.head_channels
+
+
+def _estimate_all_kept(
     layer: shapes.LayerShape,
     adapters: LayerAdapters | None,
     model: DecoderConfig,
     size: int,
     split: int,
 ) -> float:
-    """Return the bytes per token that `layer` keeps if nothing is recomputed.
-
-    `size` is bytes per number of the compute dtype. `split` is the number of ranks that share the
-    positions between layers (sequence parallelism).
-    """
+    """Return the bytes per token that `layer` keeps if nothing is recomputed."""
     norms = (
         layer.attention_norm,
         layer.attention_output_norm,
@@ -214,7 +235,7 @@ def _list_sources(layer: shapes.LayerShape, split: int) -> dict[str, float]:
     return found
 
 
-def estimate_kept_products(
+def _estimate_kept_products(
     layer: shapes.LayerShape,
     adapters: LayerAdapters | None,
     model: DecoderConfig,

@@ -5,7 +5,7 @@ A run that has lost workers can go on with a fallback layout, which has fewer wo
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -14,10 +14,6 @@ from trainrig.errors import ConfigError
 from trainrig.parallel.precision import Precision
 from trainrig.parallel.recompute import Recompute
 from trainrig.parallel.worker_layout import WorkerLayout
-
-if TYPE_CHECKING:
-    pass
-
 
 # When gathered parameters are freed. "step": once a step, after the last micro-batch, so that each
 # parameter is sent once a step, for the memory of one whole model. "layer": as soon as the layer is
@@ -95,6 +91,15 @@ class HSDP(_Copies):
         return self.reduce == "micro_batch"
 
     @property
+    def groups(self) -> int:
+        """The number of replicas in the run file."""
+        return self.replicas
+
+    def count_slices(self, workers: int) -> int:
+        """Return the number of workers of a group."""
+        return workers // self.replicas
+
+    @property
     def unit(self) -> int:
         """Number of workers to grow and shrink by: one replica per copy of the model."""
         return self.replica * self.replicas
@@ -115,7 +120,7 @@ class HSDP(_Copies):
         The slices of one copy must consist of whole replicas, or each worker must hold a whole copy
         (its part of each layer, or its layers, where those are divided).
         """
-        divided = self._tensor * self.pipeline_ranks
+        divided = self.tensor_ranks * self.pipeline_ranks
         alike = workers // divided
         parts = self.replica // divided
         return alike % copies == 0 and (alike // copies % parts == 0 or copies == alike)
@@ -131,6 +136,8 @@ class HSDP(_Copies):
 class DDP(_Copies):
     """Layout in which each worker keeps the whole model."""
 
+    sharded: ClassVar[bool] = False
+
     kind: Literal["DDP"] = "DDP"
 
     @property
@@ -138,9 +145,13 @@ class DDP(_Copies):
         """When gathered parameters are freed; without effect, because only gradients are sent."""
         return "step"
 
+    def count_slices(self, workers: int) -> int:
+        """Return 1: nothing is sliced."""
+        return 1
+
     def copies(self, workers: int) -> int | None:
         """Return the number of workers that hold the same parameters: all, over tensor ranks."""
-        return workers // self._tensor
+        return workers // self.tensor_ranks
 
 
 Layout = Annotated[FSDP | HSDP | DDP, Field(discriminator="kind")]
@@ -170,11 +181,11 @@ class LaidOut(Protocol):
     """Protocol of objects with a layout: a run, or one of its fallbacks."""
 
     @property
-    def parallel(self) -> FSDP | HSDP | DDP:
+    def parallel(self) -> WorkerLayout:
         """The layout of the model over workers."""
 
 
-def list_units(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> tuple[int, ...]:
+def list_units(first: WorkerLayout, fallbacks: Sequence[LaidOut]) -> tuple[int, ...]:
     """Return by how many workers the layout `first` and each of `fallbacks` grow and shrink.
 
     Without fallbacks the unit is one replica, and HSDP checks its number of replicas itself.
@@ -184,7 +195,7 @@ def list_units(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> tuple[
     return tuple(layout.unit for layout in (first, *(fallback.parallel for fallback in fallbacks)))
 
 
-def check_order(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> None:
+def check_order(first: WorkerLayout, fallbacks: Sequence[LaidOut]) -> None:
     """Raise ValueError unless each of `fallbacks` needs fewer workers than those before it."""
     units = list_units(first, fallbacks)
     for number, (before, unit) in enumerate(itertools.pairwise(units)):
@@ -193,15 +204,3 @@ def check_order(first: FSDP | HSDP | DDP, fallbacks: Sequence[LaidOut]) -> None:
                 f"fallbacks[{number}] needs at least {unit} workers, no fewer than the {before} of "
                 "the layout before it; use fewer ranks, and list larger layouts first"
             )
-
-
-def describe_layout(layout: FSDP | HSDP | DDP) -> str:
-    """Return the kind and the ranks of each axis, as in `FSDP, tensor 2, pipeline 4`."""
-    kind = f"HSDP of {layout.replicas}" if isinstance(layout, HSDP) else layout.kind
-    axes = {
-        "tensor": layout.tensor,
-        "pipeline": layout.pipeline,
-        "context": layout.context,
-        "expert": layout.expert,
-    }
-    return ", ".join([kind, *(f"{name} {axis.ranks}" for name, axis in axes.items() if axis)])

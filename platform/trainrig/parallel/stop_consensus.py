@@ -30,14 +30,13 @@ class StopConsensus:
 
     def any(self, mine: bool) -> bool:
         """Return whether any rank says yes. Collective."""
-        return self.any_and_most(mine, 0.0)[0]
-
-    def any_and_most(self, mine: bool, number: float) -> tuple[bool, float]:
-        """Return whether any rank says yes, and the largest `number` of all ranks. Collective."""
-        return self.begin(mine, number)()
+        return self.begin(mine, 0.0)()[0]
 
     def begin(self, mine: bool, number: float) -> Callable[[], tuple[bool, float]]:
-        """Start `any_and_most` without waiting; the returned function waits for the answer."""
+        """Start to ask if any rank says yes, and the largest `number` of all ranks. Collective.
+
+        The returned function waits for the answer.
+        """
         if self.alone:
             return lambda: (mine, number)
         answer = torch.tensor([float(mine), number], dtype=torch.float64)

@@ -1,9 +1,10 @@
 """`WorkerLayout`: the settings and sizes that all layouts of a model over workers share."""
 
-from typing import TYPE_CHECKING, ClassVar
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trainrig.config import Settings
-from trainrig.parallel.axes.axis_settings import Context, Expert, TensorSplit
+from trainrig.parallel.axes.axis_settings import AxisSettings, Context, Expert, TensorSplit
 from trainrig.parallel.axes.pipeline_schedule import Pipeline
 from trainrig.parallel.sharding.sum_tree import SumPlan
 
@@ -18,6 +19,16 @@ class WorkerLayout(Settings):
 
     # Whether the order of adding gradients can be independent of the number of workers.
     exact: ClassVar[bool] = False
+    # Whether workers hold slices of parameters, gradients and optimizer state.
+    sharded: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # subclasses declare it among their other fields, as a Literal
+        kind: str
+
+        @property
+        def reshard(self) -> Literal["step", "layer"]:
+            """When gathered parameters are freed: a field, or a property where nothing is sent."""
+            ...
 
     # Context parallelism: workers that share each row, for sequences too long for one worker. None:
     # each worker has whole rows.
@@ -41,23 +52,20 @@ class WorkerLayout(Settings):
         """Return the setting that makes gradient sums depend on the number of workers, or None."""
         return None if self.exact else f"kind = '{type(self).__name__}'"
 
+    @property
+    def axes(self) -> list[AxisSettings]:
+        """The axes of parallelism that the layout has."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return [value for value in values if isinstance(value, AxisSettings)]
+
     def _find_shared_axis(self) -> str | None:
         """Return the first axis along which workers share a micro-batch, or None."""
-        axes: dict[str, Settings | None] = {
-            "context": self.context,
-            "expert": self.expert,
-            "tensor": self.tensor,
-            "pipeline": self.pipeline,
-        }
-        return next((name for name, axis in axes.items() if axis is not None), None)
+        return next((axis.name for axis in self.axes), None)
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if a model cannot be laid out over `workers` workers."""
-        for axis in (self.context, self.pipeline, self.expert):
-            if axis is not None:
-                axis.check_workers(workers)
-        if self.tensor is not None:
-            self.tensor.check_workers(workers, self.replica)
+        for axis in self.axes:
+            axis.check_workers(workers, self.replica)
 
     def check_beside(self, compiled: bool, recompute: str | None, fused: bool = False) -> None:
         """Raise ValueError for combinations of settings that are not supported.
@@ -65,65 +73,37 @@ class WorkerLayout(Settings):
         Checks the axes against each other, against `compiled` layers, the kind of `recompute` and
         `fused` projections.
         """
-        if self.context is not None and compiled:
-            raise ValueError(
-                "parallel.context sends keys and values within layers, so layers cannot be "
-                "compiled; remove [training.compile] or [training.parallel.context]"
-            )
-        if recompute == "Budget" and self.pipeline and self.pipeline.schedule == "GPipe":
-            raise ValueError(
-                "recompute.kind = 'Budget' does not support parallel.pipeline.schedule = 'GPipe', "
-                "which keeps all micro-batches of a step; set schedule = '1F1B'"
-            )
-        if self.expert is not None and self.context is not None:
-            raise ValueError(
-                "parallel.expert needs whole rows, but parallel.context cuts them; remove one of "
-                "the two"
-            )
-        if self.tensor is not None and compiled:
-            raise ValueError(
-                "parallel.tensor adds results of workers within layers, so layers cannot be "
-                "compiled; remove [training.compile] or [training.parallel.tensor]"
-            )
-        if self.tensor is not None and fused:
-            raise ValueError(
-                "parallel.tensor cuts the matrices of queries, keys and values separately; remove "
-                "training.fuse_projections or [training.parallel.tensor]"
-            )
-        if self.expert is not None and compiled:
-            raise ValueError(
-                "parallel.expert sends tokens within layers, so layers cannot be compiled; remove "
-                "[training.compile] or [training.parallel.expert]"
-            )
-        if self.expert is not None and recompute == "Selective":
-            raise ValueError(
-                "parallel.expert gathers experts within layers, which recompute.kind = "
-                "'Selective' does not support; set recompute.kind = 'Full', or remove "
-                "[training.recompute]"
-            )
+        names = {axis.name for axis in self.axes}
+        for axis in self.axes:
+            axis.check_beside(names, compiled, recompute, fused)
 
     def check_apart(self, verb: str) -> None:
         """Raise ValueError for axes that `verb`, not `pretrain` or `posttrain`, cannot use."""
-        if self.context is not None:
+        for axis in self.axes:
             raise ValueError(
-                f"training.parallel.context: `{verb}` needs whole rows on each worker; remove it "
-                "(`pretrain` and `posttrain` can share rows)"
+                f"training.parallel.{axis.name}: `{verb}` needs {axis.whole} on each worker; "
+                f"remove it (`pretrain` and `posttrain` can {axis.divides})"
             )
-        if self.pipeline is not None:
-            raise ValueError(
-                f"training.parallel.pipeline: `{verb}` needs all layers on each worker; remove it "
-                "(`pretrain` and `posttrain` can divide them)"
-            )
-        if self.expert is not None:
-            raise ValueError(
-                f"training.parallel.expert: `{verb}` needs all experts on each worker; remove it "
-                "(`pretrain` and `posttrain` can divide them)"
-            )
-        if self.tensor is not None:
-            raise ValueError(
-                f"training.parallel.tensor: `{verb}` needs whole layers on each worker; remove it "
-                "(`pretrain` and `posttrain` can share them)"
-            )
+
+    @property
+    def compiles(self) -> bool:
+        """True if layers can be compiled."""
+        return all(axis.within_layers is None for axis in self.axes)
+
+    @property
+    def groups(self) -> int | None:
+        """Number of groups, with a whole model each, that the run file sets; None: it sets none."""
+        return None
+
+    def count_slices(self, workers: int) -> int:
+        """Return the number of `workers` that the parameters are sharded over."""
+        return workers
+
+    def describe(self) -> str:
+        """Return the kind and the ranks of each axis, as in `FSDP, tensor 2, pipeline 4`."""
+        kind = self.kind if self.groups is None else f"{self.kind} of {self.groups}"
+        axes = sorted(self.axes, key=lambda axis: axis.position)
+        return ", ".join([kind, *(f"{axis.name} {axis.ranks}" for axis in axes)])
 
     @property
     def replica(self) -> int:
@@ -141,9 +121,9 @@ class WorkerLayout(Settings):
         """
         copies = self.copies(workers // self.pipeline_ranks)
         # the same rule as in `build_mesh`
-        whole = copies == workers // (self._tensor * self.pipeline_ranks)
-        middle = self._tensor * self.pipeline_ranks if whole else self._ranks_of_micro_batches
-        return self._tensor, middle, self.replica
+        whole = copies == workers // (self.tensor_ranks * self.pipeline_ranks)
+        middle = self.tensor_ranks * self.pipeline_ranks if whole else self._ranks_of_micro_batches
+        return self.tensor_ranks, middle, self.replica
 
     @property
     def unit(self) -> int:
@@ -153,14 +133,27 @@ class WorkerLayout(Settings):
     @property
     def _ranks_of_micro_batches(self) -> int:
         """Number of workers that share the same micro-batches, or the same layers."""
-        ranks = 1
-        for axis in (self.context, self.expert, self.tensor):
-            ranks *= 1 if axis is None else axis.ranks
-        return ranks
+        return math.prod(axis.ranks for axis in self.axes if axis.shares_micro_batches)
 
     @property
-    def _tensor(self) -> int:
+    def context_ranks(self) -> int:
+        """Number of workers that divide each row."""
+        return 1 if self.context is None else self.context.ranks
+
+    @property
+    def expert_ranks(self) -> int:
+        """Number of workers that divide the experts of each layer."""
+        return 1 if self.expert is None else self.expert.ranks
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Number of workers that divide each layer."""
         return 1 if self.tensor is None else self.tensor.ranks
+
+    @property
+    def stream_ranks(self) -> int:
+        """Number of workers that divide the activations between layers (sequence parallelism)."""
+        return self.tensor_ranks if self.tensor and self.tensor.sequence_parallel else 1
 
     @property
     def pipeline_ranks(self) -> int:
@@ -182,10 +175,10 @@ class WorkerLayout(Settings):
         The first plan is for whole parameters. A second one is for experts, if they are divided.
         """
         # number of ranks that hold the same layers
-        alike = workers // self._tensor // self.pipeline_ranks
+        alike = workers // self.tensor_ranks // self.pipeline_ranks
         copies = self.copies(workers // self.pipeline_ranks) or 1
         slices = alike // copies
-        parts = self.replica // self._tensor // self.pipeline_ranks
+        parts = self.replica // self.tensor_ranks // self.pipeline_ranks
         peers = slices if self.by_micro_batch else 1
         plans = [SumPlan(micro_batches, virtual, slices, parts, copies, peers)]
         if self.expert is not None:
@@ -198,15 +191,13 @@ class WorkerLayout(Settings):
 
         from trainrig.parallel.mesh import build_mesh
 
-        context = 1 if self.context is None else self.context.ranks
-        expert = 1 if self.expert is None else self.expert.ranks
         copies = self.copies(dist.get_world_size() // self.pipeline_ranks)
         return build_mesh(
             device,
             copies,
-            context,
-            self._tensor,
-            expert=expert,
+            self.context_ranks,
+            self.tensor_ranks,
+            expert=self.expert_ranks,
             pipeline=self.pipeline_ranks,
             chunks=self.pipeline_chunks,
         )

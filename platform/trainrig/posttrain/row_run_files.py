@@ -21,7 +21,7 @@ class RowFiles(config.Settings):
     # Format of the files. "JSONL" is JSON lines (.jsonl, .ndjson, .json), also compressed (.gz,
     # .zst).
     kind: Literal["JSONL", "Parquet"] = "JSONL"
-    # Files, folders and patterns with the wildcards * and ?, on disk or s3://.
+    # Files, folders and patterns with the wildcards * and ?, on disk or in a bucket.
     paths: Annotated[tuple[str, ...], config.NOT_IDENTITY, config.Field(min_length=1)]
     # Name of the source. `posttrain` mixes by source and logs a loss for each.
     source: Annotated[str, config.Field(min_length=1)]
@@ -79,7 +79,7 @@ class ConversationEncoding(config.RunFile):
     too_long: Literal["refuse", "drop_turns", "cut"] = "refuse"
     # Share of rows to hold out for evaluation, chosen by a hash of the prompt.
     held_out: float = config.Field(default=0.01, ge=0, lt=1)
-    output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or s3://.
+    output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or in a bucket.
     # Number of worker processes. 0: work in this process, without Ray.
     workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate bytes of input rows in a shard, which is also the work of one task.
@@ -142,7 +142,7 @@ class AnswerScoring(config.RunFile):
     checkpoint: Annotated[str, config.NOT_IDENTITY]
     # Format of the files and of the output. "JSONL" is JSON lines, also compressed (.gz, .zst).
     kind: Literal["JSONL", "Parquet"] = "JSONL"
-    # Files, folders and patterns with the wildcards * and ?, on disk or s3://. Their order counts.
+    # Files, folders and patterns with wildcards (* and ?), on disk or in a bucket, in their order.
     paths: Annotated[tuple[str, ...], config.NOT_IDENTITY, config.Field(min_length=1)]
     # Kind of the rows. A conversation or labelled answer gets one score, for its last answer; a
     # pair gets one for each answer; a solution ("steps") one for each step. A text ("classified")
@@ -170,7 +170,7 @@ class AnswerScoring(config.RunFile):
     batch: int = config.Field(default=8, ge=1)
     # CPU threads of a worker. Another number may change the last digits of the scores.
     threads: int = config.Field(default=1, ge=1)
-    output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or s3://.
+    output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or in a bucket.
     # Number of worker processes on Ray. 0: work in this process, without Ray.
     workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate bytes of input rows in an output file, which is also the work of one task.
@@ -238,7 +238,7 @@ class TeacherScoring(config.RunFile):
     batch: int = config.Field(default=8, ge=1)
     # CPU threads of a worker. Another number may change the last digits of the results.
     threads: int = config.Field(default=1, ge=1)
-    output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or s3://.
+    output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or in a bucket.
     # Number of worker processes on Ray. 0: work in this process, without Ray.
     workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate tokens of the conversations in a file, which is also the work of one task.

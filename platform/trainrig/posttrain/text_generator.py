@@ -25,7 +25,7 @@ from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
 from trainrig.posttrain.prompt_text import AnyPrompt, Gap, PromptEncoder, TextListener
 from trainrig.posttrain.vllm_model import VllmModel
-from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import connect, map_splits
 from trainrig.splits import Phase, Split, Work
 from trainrig.tokens.chat import chat_messages
 from trainrig.tokens.tokenizers.encode import Encoder
@@ -208,7 +208,6 @@ def generate_file(
     batch: int = 16,
     workers: int = 0,
     vllm_memory: float | None = None,
-    progress: Progress | None = None,
 ) -> dict[str, int]:
     """Write to `out` the rows of `prompts` with `text` and `stopped` added; return counts.
 
@@ -227,7 +226,7 @@ def generate_file(
     make = functools.partial(_make_work, checkpoint, sampling, scratch, vllm_memory)
     if workers:
         connect(workers, "workers")
-    map_splits(Phase(storage.join(scratch, "done"), make), splits, workers, progress)
+    map_splits(Phase(storage.join(scratch, "done"), make), splits, workers)
     lines = b"".join(storage.read(storage.join(scratch, f"{split.name}.jsonl")) for split in splits)
     storage.write(out, lines)
     storage.delete_folder(scratch)

@@ -57,7 +57,7 @@ def open_appender(path: str, writer: str, flush_seconds: float = FLUSH_SECONDS) 
 
     In a bucket, appended data becomes readable after a flush, or `flush_seconds` later.
     """
-    if not path.startswith(storage.S3):
+    if not storage.is_remote(path):
         return _File(path)
     return _Segments(f"{path}/{writer}", Path(path).suffix, flush_seconds)
 
@@ -69,7 +69,7 @@ def append_line(path: str, line: bytes) -> None:
     process appends to `path`.
     """
     assert len(line) <= LINE_LIMIT, f"line of {len(line)} bytes"
-    if path.startswith(storage.S3):
+    if storage.is_remote(path):
         # The name begins with the time, so that the lines of all writers sort in writing order.
         storage.write(f"{path}/{time.time_ns():020d}.{secrets.token_hex(4)}{LINES}", line)
         return
@@ -131,7 +131,7 @@ def _read_from(name: str, at: int) -> bytes:
 
 def _list_parts(path: str) -> list[tuple[str, bool]]:
     """List the files of the log `path` in order, each with whether it may still grow."""
-    if not path.startswith(storage.S3):
+    if not storage.is_remote(path):
         return [(path, True)] if storage.exists(path) else []
     names = storage.list_files(path)
     newest = {name.rpartition("-")[0]: name for name in names}  # newest segment by writer

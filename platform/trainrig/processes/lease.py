@@ -113,7 +113,7 @@ def _hold_on_disk(
     folder: str, is_ours: Callable[[], bool]
 ) -> contextlib.AbstractContextManager[None]:
     """Hold `folder` by `storage.hold_folder`, unless it lies in a bucket, which has no folders."""
-    if folder.startswith(storage.S3):
+    if storage.is_remote(folder):
         return contextlib.nullcontext()
     return storage.hold_folder(folder, is_ours)
 

@@ -10,7 +10,6 @@ from typing import Any, Self
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals
-from trainrig.storage import s3_retries
 
 log = logging.getLogger(__name__)
 FILE = "stop"
@@ -55,7 +54,7 @@ class StopRequests:
         """
         if self._how is None and time.monotonic() - self._looked >= LOOK_EVERY:
             try:
-                with s3_retries.briefly():
+                with storage.briefly():
                     if storage.exists(self._file):
                         self._how = self._how or f"the file {self._file}"
                 self._failing = False

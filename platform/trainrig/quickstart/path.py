@@ -89,7 +89,7 @@ def walk(wanted: Quickstart, terminal: Terminal) -> dict[str, Any]:
 
     Raises InputError for a folder that something else wrote, and for more workers than CPUs.
     """
-    if wanted.out.startswith(storage.S3):
+    if storage.is_remote(wanted.out):
         raise ConfigError(
             f"--out {wanted.out}: the quickstart runs on this machine; name a local folder"
         )

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LABEL = "trainrig.io/pool"
-# The same value as in config/resource_request.py. A cluster's head runs this file alone, so it
-# imports nothing of trainrig.
+# As in config/resource_request.py and hardware.py: a head runs this file alone, so it imports
+# nothing of trainrig.
 CPU_POOL = "cpu"
+POOL_LABEL = "trainrig.io/pool"
 # Ray gives the head node this resource. An actor without required resources may be placed on any
 # node. It would die with that node, or prevent the node's removal.
 ON_HEAD = {"node:__internal_head__": 0.001}
@@ -78,7 +78,7 @@ def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
 
 def build_cpu_selector(pools: Sequence[NodePool] | None) -> dict[str, str]:
     """Return the label selector of stages without GPUs; empty if no node or pool matches it."""
-    wanted = {LABEL: CPU_POOL}
+    wanted = {POOL_LABEL: CPU_POOL}
     labels = [pool.labels for pool in pools or ()] + [node["Labels"] for node in _list_live_nodes()]
     return wanted if any(matches(node_labels, wanted) for node_labels in labels) else {}
 

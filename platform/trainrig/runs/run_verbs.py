@@ -10,7 +10,7 @@ import typer
 from trainrig import command_line
 from trainrig.command_line import Borders, Json
 from trainrig.errors import ConfigError, DataError
-from trainrig.report import format_short
+from trainrig.report.number_formats import format_short
 
 if TYPE_CHECKING:
     from trainrig.runs.run_list import BestScore

@@ -18,7 +18,6 @@ import numpy as np
 from trainrig import config, manifest, storage
 from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
-from trainrig.objectives import SFT, Distillation, OfLabels
 from trainrig.objectives.objective_interface import find_corruption
 from trainrig.posttrain.tuning.classified_batches import find_row_kind, open_text_batches
 from trainrig.posttrain.tuning.fine_tuning import open_conversations
@@ -95,7 +94,7 @@ def _find_moved(folder: str, run: Traced, field: str) -> Traced:
     """
     tokens = find_shards(run)
     there = storage.exists(storage.join(tokens, manifest.MANIFEST))
-    on_disk = not any(path.startswith(storage.S3) for path in (folder, tokens, run.output))
+    on_disk = not any(storage.is_remote(path) for path in (folder, tokens, run.output))
     same_start = Path(tokens).is_absolute() == Path(run.output).is_absolute()
     if not on_disk or not same_start or (there and Path(tokens).is_absolute()):
         return run
@@ -212,10 +211,10 @@ def _open_batches(run: Traced, encoder: Encoder) -> PretrainBatches:
         corruption = find_corruption(run.objective, encoder, run.batches.longest_length)
         return pretrain.open_batches(tokens, run.batches, run.cache, corruption)
     padding = encoder.special_tokens.padding
-    if isinstance(run.objective, OfLabels):
+    if run.objective.rows in ("classified", "questions"):
         kind = find_row_kind(run.objective)
         return open_text_batches(tokens, kind, run.batches, padding, run.cache)
-    if not isinstance(run.objective, SFT | Distillation):  # reference answers are not traced
+    if run.objective.rows != "conversations":  # reference answers are not traced
         return open_answers(
             find_answer_kind(run.objective), tokens, run.batches, padding, run.cache
         )

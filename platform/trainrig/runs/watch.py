@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 from trainrig.errors import ConfigError, DataError
-from trainrig.report import POLICY
+from trainrig.report.page_rendering import POLICY
 from trainrig.runs.overlay import build_overlay_page, read_runs
 from trainrig.train.run_report.run_page import build_run_page, read_report_data
 

@@ -10,7 +10,7 @@ Shapes: C channels, L layers, F feedforward channels.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -87,29 +87,6 @@ class LadderModel:
     def total(self) -> int:
         """Number of parameters, without those used in training alone, such as further heads."""
         return self.parameters + self.embedding_parameters
-
-
-def build_ladder(
-    parameters: Sequence[float],
-    vocabulary: int,
-    positions: int = 2048,
-    tie_embeddings: bool = True,
-) -> tuple[LadderModel, ...]:
-    """Return a model for each of `parameters`, in their order.
-
-    Raises ConfigError as `find_ladder_model` does.
-    """
-    return tuple(
-        find_ladder_model(size, vocabulary, positions, tie_embeddings) for size in parameters
-    )
-
-
-def space_sizes(least: float, most: float, count: int) -> tuple[float, ...]:
-    """Return `count` sizes from `least` to `most`, evenly spaced in logarithm."""
-    if count == 1:
-        return (least,)
-    ratio = (most / least) ** (1 / (count - 1))
-    return tuple(least * ratio**step for step in range(count))
 
 
 def find_ladder_model(

@@ -1,75 +1,56 @@
-"""Functions that read and write files on a disk or in an S3 bucket alike.
+"""Functions that read and write files on a disk or in a bucket alike.
 
-A location is a `str`: a path, or `s3://bucket/key`. Writes are atomic, so a reader never finds half
-a file. On disk a file is written under a temporary name, synced and renamed. On S3 an object is put
-by one request, or by one multipart upload. `create` is exclusive on both, which locks and manifests
-need. boto3 honours `AWS_ENDPOINT_URL` and the other `AWS_*` variables.
+A location is a `str`: a path, or a URL such as `s3://bucket/key` whose scheme is in
+`schemes.SCHEMES`. Only this package knows schemes: callers ask `is_remote`. Writes are atomic, so a
+reader never finds half a file. `create` is exclusive everywhere, which locks and manifests need.
 
 Text files are decoded from UTF-8, with or without a byte order mark.
 """
 
-import contextlib
-import errno
-import hashlib
-import io
-import os
-import secrets
-import shutil
-import tempfile
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-from trainrig.storage import s3_objects
+from trainrig.storage.backend import READ_BLOCK as READ_BLOCK
 from trainrig.storage.held_folder import check_held as check_held
-from trainrig.storage.held_folder import expect_deletion
 from trainrig.storage.held_folder import hold_folder as hold_folder
 from trainrig.storage.held_folder import make_parent as make_parent
-from trainrig.storage.s3_objects import S3 as S3
-
-# Bytes of a ranged GET. S3 serves a stream at its full rate from about this size on.
-READ_BLOCK = 8 * 2**20
-HASH_BLOCK = 2**20  # bytes
+from trainrig.storage.local_files import UnreadableFile as UnreadableFile
+from trainrig.storage.local_files import compute_sha256 as _compute_sha256
+from trainrig.storage.retries import briefly as briefly
+from trainrig.storage.schemes import find_backend
+from trainrig.storage.schemes import is_remote as is_remote
+from trainrig.storage.schemes import resolve as resolve
+from trainrig.storage.schemes import split_scheme as split_scheme
 
 
 def join(folder: str, *names: str) -> str:
-    """Join `folder` and `names` with slashes, for a path or an `s3://` location."""
+    """Join `folder` and `names` with slashes, for a path or a location in a bucket."""
     return "/".join([folder.rstrip("/"), *names] if folder else names)
 
 
 def make_absolute(path: str) -> str:
-    """Return `path` as an absolute path; an `s3://` location is returned unchanged."""
-    return path if path.startswith(S3) else str(Path(path).absolute())
+    """Return `path` as an absolute path; a location in a bucket is returned unchanged."""
+    return path if is_remote(path) else str(Path(resolve(path)).absolute())
+
+
+def is_absolute(path: str) -> bool:
+    """Return whether `path` names the same place whatever the working directory is."""
+    return path.startswith("/") or is_remote(path)
 
 
 def read(path: str) -> bytes:
     """Return all bytes of the file at `path`. Raises FileNotFoundError."""
-    if path.startswith(S3):
-        return s3_objects.get_object(path, None)
-    with _name_file_in_errors(path):
-        return Path(path).read_bytes()
+    return find_backend(path).read(resolve(path))
 
 
 def read_range(path: str, begin: int, end: int) -> bytes:
     """Read the bytes from `begin` up to, but excluding, `end` of the file at `path`.
 
-    Fewer bytes are returned where the file ends earlier. On S3 the range must hold at least one
-    byte of the object. Raises FileNotFoundError.
+    Fewer bytes are returned where the file ends earlier. In a bucket the range must hold at least
+    one byte of the object. Raises FileNotFoundError.
     """
-    if path.startswith(S3):
-        return s3_objects.get_object(path, f"bytes={begin}-{end - 1}")
-    # System calls are used, because a Python file object takes four times as long, and runs read
-    # thousands of ranges.
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        found = os.pread(descriptor, end - begin, begin)
-        while len(found) < end - begin and (
-            more := os.pread(descriptor, end - begin - len(found), begin + len(found))
-        ):
-            found += more  # one `pread` returns 2 GiB at most
-        return found
-    finally:
-        os.close(descriptor)
+    return find_backend(path).read_range(resolve(path), begin, end)
 
 
 def read_into(path: str, begin: int, buffer: memoryview) -> int:
@@ -77,33 +58,12 @@ def read_into(path: str, begin: int, buffer: memoryview) -> int:
 
     The number is smaller than the buffer only at the end of the file. Raises FileNotFoundError.
     """
-    if path.startswith(S3):
-        try:
-            data = s3_objects.get_object(path, f"bytes={begin}-{begin + len(buffer) - 1}")
-        except s3_objects.NothingThere:
-            return 0
-        buffer[: len(data)] = data
-        return len(data)
-    with Path(path).open("rb", buffering=0) as file:
-        file.seek(begin)
-        count = 0
-        while count < len(buffer) and (more := file.readinto(buffer[count:])):
-            count += more
-        return count
+    return find_backend(path).read_into(resolve(path), begin, buffer)
 
 
 def write(path: str, data: bytes | memoryview) -> None:
     """Write `data` to `path` atomically, replacing an existing file."""
-    if path.startswith(S3):
-        if len(data) > s3_objects.PART:
-            return s3_objects.upload_parts(path, memoryview(data))
-        bucket, key = s3_objects.split_location(path)
-        with s3_objects.translate_errors(path):
-            s3_objects.get_client().put_object(Bucket=bucket, Key=key, Body=bytes(data))
-        return None
-    with atomic_file(path) as temporary:
-        Path(temporary).write_bytes(data)
-    return None
+    find_backend(path).write(resolve(path), data)
 
 
 def create(path: str, data: bytes) -> bool:
@@ -113,62 +73,22 @@ def create(path: str, data: bytes) -> bool:
     random number, for instance): a retry after a lost response recognises its own earlier write by
     the bytes.
     """
-    if path.startswith(S3):
-        return s3_objects.create_object(path, data)
-    make_parent(path)
-    temporary = _make_temporary_name(path)
-    try:
-        _write_synced(temporary, data)
-        os.link(temporary, path)  # atomic, and never replaces
-    except FileExistsError:
-        return False
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    _sync_folder(path)
-    return True
+    return find_backend(path).create(resolve(path), data)
 
 
-@contextlib.contextmanager
-def atomic_file(path: str) -> Iterator[str]:
+def atomic_file(path: str) -> AbstractContextManager[str]:
     """Yield a local file name to write to, and publish the file at `path` if the block succeeds."""
-    if path.startswith(S3):
-        with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
-            temporary = str(Path(folder) / "upload")
-            yield temporary
-            bucket, key = s3_objects.split_location(path)
-            with s3_objects.translate_errors(path):
-                s3_objects.get_client().upload_file(temporary, bucket, key)
-        return
-    make_parent(path)
-    temporary = _make_temporary_name(path)
-    try:
-        yield temporary
-        with Path(temporary).open("rb+") as file:
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    _sync_folder(path)
+    return find_backend(path).atomic_file(resolve(path))
 
 
 def open_read(path: str) -> BinaryIO:
     """Open the file at `path` as a seekable binary stream. Raises FileNotFoundError."""
-    if path.startswith(S3):
-        reader = s3_objects.ObjectReader(path, measure_size(path))
-        return cast(BinaryIO, io.BufferedReader(reader, READ_BLOCK))
-    return Path(path).open("rb")
+    return find_backend(path).open_read(resolve(path))
 
 
 def open_for_arrow(path: str) -> Any:
-    """Open the file at `path` for Arrow's readers. Raises FileNotFoundError.
-
-    On disk the stream is an Arrow file. Arrow's threads release a file a moment after it was read.
-    They cannot release a Python file once the interpreter shuts down, and abort the process:
-    `tokens inspect` did so in 2 of 60 runs (https://github.com/apache/arrow/issues/34314).
-    """
-    import pyarrow as pa  # imported here, because reading a run file needs no Arrow
-
-    return open_read(path) if path.startswith(S3) else pa.OSFile(path)
+    """Open the file at `path` for Arrow's readers. Raises FileNotFoundError."""
+    return find_backend(path).open_for_arrow(resolve(path))
 
 
 def exists(path: str) -> bool:
@@ -182,11 +102,7 @@ def exists(path: str) -> bool:
 
 def measure_size(path: str) -> int:
     """Return the size of the file at `path`, in bytes. Raises FileNotFoundError."""
-    if path.startswith(S3):
-        return int(s3_objects.head_object(path)["ContentLength"])
-    if not Path(path).is_file():
-        raise FileNotFoundError(path)
-    return Path(path).stat().st_size
+    return find_backend(path).measure_size(resolve(path))
 
 
 def list_files(folder: str, suffix: str = "") -> list[str]:
@@ -195,34 +111,19 @@ def list_files(folder: str, suffix: str = "") -> list[str]:
     The list is empty if the folder does not exist. Names that begin with a dot, such as those of
     files that are still being written, are left out.
     """
-    found = list(s3_objects.list_objects(folder)) if folder.startswith(S3) else _walk(folder)
+    found = find_backend(folder).list_files(resolve(folder))
     return sorted(path for path in found if path.endswith(suffix) and _is_file_name(path))
 
 
 def list_sizes(folder: str) -> dict[str, int]:
     """Return the size in bytes of each file that `list_files` finds, by location."""
-    if folder.startswith(S3):
-        return {
-            path: s for path, s in s3_objects.list_objects(folder).items() if _is_file_name(path)
-        }
-    return {path: Path(path).stat().st_size for path in list_files(folder)}
+    found = find_backend(folder).list_sizes(resolve(folder))
+    return {path: found[path] for path in sorted(found) if _is_file_name(path)}
 
 
 def list_folders(folder: str) -> list[str]:
     """List the direct subfolders of `folder`, sorted, including those with only hidden files."""
-    if folder.startswith(S3):
-        return s3_objects.list_prefixes(folder)
-    if not Path(folder).is_dir():
-        return []
-    return sorted(join(folder, entry.name) for entry in Path(folder).iterdir() if entry.is_dir())
-
-
-def _walk(folder: str) -> list[str]:
-    return [
-        os.path.join(parent, name)  # noqa: PTH118 - Path() would rewrite "./a"
-        for parent, folders, names in os.walk(folder)
-        for name in names
-    ]
+    return sorted(find_backend(folder).list_folders(resolve(folder)))
 
 
 def _is_file_name(path: str) -> bool:
@@ -232,117 +133,44 @@ def _is_file_name(path: str) -> bool:
 
 def delete(path: str) -> None:
     """Remove the file at `path` if it exists."""
-    if path.startswith(S3):
-        bucket, key = s3_objects.split_location(path)
-        with s3_objects.translate_errors(path):
-            s3_objects.get_client().delete_object(Bucket=bucket, Key=key)
-    else:
-        Path(path).unlink(missing_ok=True)
+    find_backend(path).delete(resolve(path))
 
 
 def move(path: str, target: str) -> None:
     """Move the file at `path` to `target`, on the same kind of storage, replacing an existing file.
 
-    On disk the move is one rename. S3 copies the object on the server, then deletes the original.
+    On disk the move is one rename. A bucket copies the object on the server, then deletes the
+    original.
     """
-    if path.startswith(S3):
-        bucket, key = s3_objects.split_location(path)
-        to_bucket, to_key = s3_objects.split_location(target)
-        with s3_objects.translate_errors(path):
-            s3_objects.get_client().copy({"Bucket": bucket, "Key": key}, to_bucket, to_key)
-        delete(path)
-    else:
-        make_parent(target)
-        Path(path).replace(target)
+    find_backend(path).move(resolve(path), resolve(target))
 
 
 def delete_folder(folder: str) -> None:
     """Remove `folder` and everything below it, if the folder exists."""
-    if folder.startswith(S3):
-        for path in s3_objects.list_objects(folder):
-            delete(path)
-    elif Path(folder).is_dir():
-        expect_deletion(folder)
-        shutil.rmtree(folder)
+    find_backend(folder).delete_folder(resolve(folder))
 
 
 def compute_sha256(path: str) -> str:
     """Compute the SHA-256 of the file at `path`, in hexadecimal."""
-    digest = hashlib.sha256()
-    with _name_file_in_errors(path), open_read(path) as stream:
-        while block := stream.read(HASH_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    return _compute_sha256(open_read(path), path)
 
 
 def compute_content_key(path: str) -> str:
     """Return a string that changes when the content of `path` changes.
 
-    On disk the string is the SHA-256, on S3 the size and the ETag: reading terabytes back from S3
-    only to hash them would cost more than the stage that needs the string.
+    On disk the string is the SHA-256, in a bucket the size and the ETag: reading terabytes back
+    from a bucket only to hash them would cost more than the stage that needs the string. On Azure
+    the string changes with every write.
     """
-    if path.startswith(S3):
-        head = s3_objects.head_object(path)
-        return f"{head['ContentLength']}-{head['ETag'].strip(chr(34))}"
-    return compute_sha256(path)
+    return find_backend(path).compute_content_key(resolve(path))
 
 
 def fetch_local_path(path: str) -> Path:
-    """Return the path of a local file with the content of `path`, downloading the file from S3.
+    """Return the path of a local file with the content of `path`, downloading it from a bucket.
 
     Downloads are cached in `$XDG_CACHE_HOME/trainrig`, named by location and ETag.
     """
-    if not path.startswith(S3):
-        return Path(path)
-    name = hashlib.sha256(f"{path}\n{compute_content_key(path)}".encode()).hexdigest()
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    cached = Path(home) / "trainrig" / name
-    if not cached.exists():
-        bucket, key = s3_objects.split_location(path)
-        with atomic_file(str(cached)) as temporary, s3_objects.translate_errors(path):
-            s3_objects.get_client().download_file(bucket, key, temporary)
-    return cached
-
-
-class UnreadableFile(OSError):
-    """A file exists, but the disk fails to read its bytes."""
-
-
-@contextlib.contextmanager
-def _name_file_in_errors(path: str) -> Iterator[None]:
-    """Add the file name to read errors of the operating system, which leave the name out.
-
-    EIO becomes UnreadableFile: EIO on a write is a fault of the machine, EIO on a read a fault of
-    the file.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.EIO:
-            raise UnreadableFile(errno.EIO, error.strerror, error.filename or path) from error
-        error.filename = error.filename or path
-        raise
-
-
-def _make_temporary_name(path: str) -> str:
-    target = Path(path)
-    return str(target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}"))
-
-
-def _write_synced(path: str, data: bytes) -> None:
-    with Path(path).open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: str) -> None:
-    """Sync the folder of `path` to disk, so that a rename in the folder survives a power cut."""
-    descriptor = os.open(Path(path).parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return find_backend(path).fetch_local_path(resolve(path))
 
 
 MARK = b"\xef\xbb\xbf"

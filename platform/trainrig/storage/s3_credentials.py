@@ -14,7 +14,7 @@ from botocore.credentials import Credentials, ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError
 from botocore.session import Session
 
-from trainrig.storage import s3_retries
+from trainrig.storage import retries
 
 log = logging.getLogger(__name__)
 LEAST_INTERVAL = 0.5  # s between two fetches
@@ -43,12 +43,12 @@ class RenewableCredentials(Credentials):  # type: ignore[misc]
             try:
                 return self._found.get_frozen_credentials()
             except (BotoCoreError, RuntimeError) as problem:  # RuntimeError means still expired
-                if time.monotonic() - began >= s3_retries.get_retry_seconds():
+                if time.monotonic() - began >= retries.get_retry_seconds():
                     raise
                 if attempts == 0:
                     log.warning("AWS credentials: renewal failed (%s); trying again", problem)
             attempts += 1
-            time.sleep(s3_retries.choose_pause(attempts))
+            time.sleep(retries.choose_pause(attempts))
             self.renew()
 
     @property

@@ -1,31 +1,21 @@
-"""Reads and writes of S3 objects, for locations `s3://bucket/key` of the `storage` functions."""
+"""S3 buckets and compatible servers, by boto3: the locations `s3://bucket/key`.
+
+boto3 honours `AWS_ENDPOINT_URL` and the other `AWS_*` variables. An object is put by one request,
+or by one multipart upload.
+"""
 
 import contextlib
 import functools
-import io
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from trainrig.errors import ClusterError, DataError
-from trainrig.storage import s3_retries
-
-S3 = "s3://"
-# Number of attempts to read a body that is cut off, or to create an object that another writer is
-# creating.
-ATTEMPTS = 10
-PART = 16 * 2**20  # bytes of one part of an upload; S3 takes 10,000 parts, which makes 160 GiB
-UPLOADS = 4  # parts of one file that are uploaded concurrently
-
-Result = TypeVar("Result")
-
-
-def split_location(path: str) -> tuple[str, str]:
-    """Split an `s3://` location into bucket and key; the key is empty for a bucket alone."""
-    bucket, _, key = path.removeprefix(S3).partition("/")
-    return bucket, key
+from trainrig.storage import bucket_files, retries
+from trainrig.storage.backend import NothingThere
+from trainrig.storage.bucket_files import split_location
 
 
 @functools.cache
@@ -36,12 +26,12 @@ def get_client() -> Any:
 
     from trainrig.storage.s3_credentials import make_session
 
-    retries: Any = {"mode": "standard", "max_attempts": 1}  # `s3_retries` retries instead
-    config = Config(retries=retries, connect_timeout=10, read_timeout=60)
+    options: Any = {"mode": "standard", "max_attempts": 1}  # `retries` retries instead
+    config = Config(retries=options, connect_timeout=10, read_timeout=60)
     # Threads may not share boto3's default session, so the client gets a separate one.
     session = make_session()
     client = Session(botocore_session=session).client("s3", config=config)
-    s3_retries.register(client, session.get_credentials())
+    retries.register(client, session.get_credentials())
     return client
 
 
@@ -62,7 +52,7 @@ def translate_errors(path: str) -> Iterator[None]:
             raise DataError(
                 f"{path}: the bucket does not exist; create it, or name another"
             ) from None
-        if (code := _get_code(error)) in s3_retries.EXPIRED_CODES:
+        if (code := _get_code(error)) in retries.EXPIRED_CODES:
             raise ClusterError(
                 f"{path}: the AWS credentials of this machine have expired ({code}), and "
                 "there are no newer ones; renew them and run the same command, which continues"
@@ -77,176 +67,157 @@ def translate_errors(path: str) -> Iterator[None]:
         raise ClusterError(f"{path}: {error}") from error
 
 
-def list_objects(folder: str) -> dict[str, int]:
-    """Return the size in bytes of each object below `folder`, by location."""
-    bucket, prefix = split_location(folder.rstrip("/") + "/")
-    with translate_errors(folder):
-        pages = get_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        return {
-            f"{S3}{bucket}/{item['Key']}": int(item["Size"])
-            for page in pages
-            for item in page.get("Contents", [])
-        }
+class S3Objects(bucket_files.BucketFiles):
+    """S3 buckets, or those of a server with S3's interface."""
 
-
-def list_prefixes(folder: str) -> list[str]:
-    """List the direct subfolders (common prefixes) of `folder`, unsorted."""
-    bucket, prefix = split_location(folder.rstrip("/") + "/")
-    with translate_errors(folder):
-        pages = get_client().get_paginator("list_objects_v2")
-        found = pages.paginate(Bucket=bucket, Prefix=prefix, Delimiter="/")
-        return [
-            f"{S3}{bucket}/{item['Prefix'].rstrip('/')}"
-            for page in found
-            for item in page.get("CommonPrefixes", [])
-        ]
-
-
-def upload_parts(path: str, data: memoryview) -> None:
-    """Upload `data`, which is longer than PART, to `path` atomically by a multipart upload."""
-    bucket, key = split_location(path)
-    place = {"Bucket": bucket, "Key": key}
-    with translate_errors(path):
-        place["UploadId"] = get_client().create_multipart_upload(**place)["UploadId"]
-
-        def put(number: int) -> dict[str, Any]:
-            body = bytes(data[(number - 1) * PART : number * PART])
-            answer = get_client().upload_part(**place, PartNumber=number, Body=body)
-            return {"PartNumber": number, "ETag": answer["ETag"]}
-
-        try:
-            with ThreadPoolExecutor(UPLOADS) as threads:
-                parts = list(threads.map(put, range(1, -(-len(data) // PART) + 1)))
-            complete_upload(path, place, parts, len(data))
-        except BaseException:
-            # Parts of an upload that is not aborted stay stored and billed, but are not listed.
-            with contextlib.suppress(Exception):
-                get_client().abort_multipart_upload(**place)
-            raise
-
-
-def complete_upload(
-    path: str, place: dict[str, str], parts: list[dict[str, Any]], length: int
-) -> None:
-    """Complete the multipart upload `place`, which has `length` bytes in `parts`."""
-    from botocore.exceptions import ClientError
-
-    try:
-        get_client().complete_multipart_upload(**place, MultipartUpload={"Parts": parts})
-    except ClientError as error:
-        # A retry gets NoSuchUpload if the first attempt succeeded but its response was lost.
-        if _get_code(error) != "NoSuchUpload" or int(head_object(path)["ContentLength"]) != length:
-            raise
-
-
-def head_object(path: str) -> dict[str, Any]:
-    """Return S3's metadata of the object at `path`. Raises FileNotFoundError."""
-    bucket, key = split_location(path)
-    if not key:
-        raise FileNotFoundError(path)
-    with translate_errors(path):
-        return cast(dict[str, Any], get_client().head_object(Bucket=bucket, Key=key))
-
-
-def get_object(path: str, byte_range: str | None) -> bytes:
-    """Download the object at `path`, or the range `byte_range` in HTTP's notation (`bytes=0-9`).
-
-    Raises FileNotFoundError, or NothingThere for a range that begins beyond the end.
-    """
-    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
-
-    bucket, key = split_location(path)
-    wanted = {"Range": byte_range} if byte_range else {}
-
-    def fetch() -> bytes:
-        return cast(bytes, get_client().get_object(Bucket=bucket, Key=key, **wanted)["Body"].read())
-
-    # boto3 retries the request, but not a response body that is cut off.
-    with translate_errors(path):
-        return _retry_action(
-            fetch, (IncompleteReadError, ReadTimeoutError, ResponseStreamingError), path
+    def get_object(self, path: str, begin: int = 0, end: int | None = None) -> bytes:
+        """Download the object at `path` or a range of its bytes."""
+        from botocore.exceptions import (
+            IncompleteReadError,
+            ReadTimeoutError,
+            ResponseStreamingError,
         )
 
+        bucket, key = split_location(path)
+        wanted = {"Bucket": bucket, "Key": key}
+        if end is not None:
+            wanted["Range"] = f"bytes={begin}-{end - 1}"
 
-def _retry_action(
-    action: Callable[[], Result], broken: tuple[type[Exception], ...], path: str
-) -> Result:
-    for attempt in range(ATTEMPTS):
-        try:
-            return action()
-        except broken as error:
-            if attempt == ATTEMPTS - 1:
-                raise ClusterError(
-                    f"{path}: {ATTEMPTS} attempts failed; the last one with: {error}"
-                ) from error
-            time.sleep(random.uniform(0, min(20.0, 0.1 * 2**attempt)))  # full jitter
-    raise AssertionError("the last attempt returns or raises")
+        def fetch() -> bytes:
+            return cast(bytes, get_client().get_object(**wanted)["Body"].read())
 
+        # boto3 retries the request, but not a response body that is cut off.
+        with translate_errors(path):
+            return bucket_files.retry_action(
+                fetch, (IncompleteReadError, ReadTimeoutError, ResponseStreamingError), path
+            )
 
-def create_object(path: str, data: bytes) -> bool:
-    """Create the object at `path` only if it does not exist, as `storage.create` describes."""
-    from botocore.exceptions import ClientError
+    def head_object(self, path: str) -> tuple[int, str]:
+        """Return the size of the object at `path` and its ETag. Raises FileNotFoundError."""
+        bucket, key = split_location(path)
+        if not key:
+            raise FileNotFoundError(path)
+        with translate_errors(path):
+            head = get_client().head_object(Bucket=bucket, Key=key)
+        return int(head["ContentLength"]), head["ETag"]
 
-    bucket, key = split_location(path)
-    for _ in range(ATTEMPTS):
-        try:
-            with translate_errors(path):
-                get_client().put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
-            return True
-        except ClusterError as error:
-            answer = error.__cause__
-            code = _get_code(answer) if isinstance(answer, ClientError) else ""
-            if code == "PreconditionFailed":
-                return get_object(path, None) == data
-            if code != "ConditionalRequestConflict":
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        """Write `data` to `path` atomically, in parts if there is more than one."""
+        if len(data) > bucket_files.PART:
+            return self._upload_parts(path, memoryview(data))
+        bucket, key = split_location(path)
+        with translate_errors(path):
+            get_client().put_object(Bucket=bucket, Key=key, Body=bytes(data))
+        return None
+
+    def _upload_parts(self, path: str, data: memoryview) -> None:
+        """Upload `data`, which is longer than PART, to `path` by a multipart upload."""
+        part_bytes = bucket_files.PART
+        bucket, key = split_location(path)
+        place = {"Bucket": bucket, "Key": key}
+        with translate_errors(path):
+            place["UploadId"] = get_client().create_multipart_upload(**place)["UploadId"]
+
+            def put(number: int) -> dict[str, Any]:
+                body = bytes(data[(number - 1) * part_bytes : number * part_bytes])
+                answer = get_client().upload_part(**place, PartNumber=number, Body=body)
+                return {"PartNumber": number, "ETag": answer["ETag"]}
+
+            try:
+                with ThreadPoolExecutor(bucket_files.UPLOADS) as threads:
+                    parts = list(threads.map(put, range(1, -(-len(data) // part_bytes) + 1)))
+                self.complete_upload(path, place, parts, len(data))
+            except BaseException:
+                # Parts of an upload that is not aborted stay stored and billed, but are not listed.
+                with contextlib.suppress(Exception):
+                    get_client().abort_multipart_upload(**place)
                 raise
-            time.sleep(random.uniform(0, 0.5))  # a concurrent write is about to finish
-    raise ClusterError(
-        f"{path}: {ATTEMPTS} conditional writes collided with other writers; run the same "
-        "command again"
-    )
+
+    def complete_upload(
+        self, path: str, place: dict[str, str], parts: list[dict[str, Any]], length: int
+    ) -> None:
+        """Complete the multipart upload `place`, which has `length` bytes in `parts`."""
+        from botocore.exceptions import ClientError
+
+        try:
+            get_client().complete_multipart_upload(**place, MultipartUpload={"Parts": parts})
+        except ClientError as error:
+            # A retry gets NoSuchUpload if the first attempt succeeded but its response was lost.
+            if _get_code(error) != "NoSuchUpload" or self.measure_size(path) != length:
+                raise
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write `data` only if no object is there; return whether this call wrote the object."""
+        from botocore.exceptions import ClientError
+
+        bucket, key = split_location(path)
+        for _ in range(bucket_files.ATTEMPTS):
+            try:
+                with translate_errors(path):
+                    get_client().put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+                return True
+            except ClusterError as error:
+                answer = error.__cause__
+                code = _get_code(answer) if isinstance(answer, ClientError) else ""
+                if code == "PreconditionFailed":
+                    return self.get_object(path) == data
+                if code != "ConditionalRequestConflict":
+                    raise
+                time.sleep(random.uniform(0, 0.5))  # a concurrent write is about to finish
+        raise ClusterError(
+            f"{path}: {bucket_files.ATTEMPTS} conditional writes collided with other writers; run "
+            "the same command again"
+        )
+
+    def upload_file(self, local: str, path: str) -> None:
+        """Upload the file `local` to `path` atomically."""
+        with translate_errors(path):
+            get_client().upload_file(local, *split_location(path))
+
+    def download_file(self, path: str, local: str) -> None:
+        """Download the object at `path` to the file `local`."""
+        with translate_errors(path):
+            get_client().download_file(*split_location(path), local)
+
+    def list_sizes(self, folder: str) -> dict[str, int]:
+        """Return the size in bytes of each object below `folder`, by location."""
+        scheme, _, _ = folder.partition("://")
+        bucket, prefix = split_location(folder.rstrip("/") + "/")
+        with translate_errors(folder):
+            pages = get_client().get_paginator("list_objects_v2")
+            return {
+                f"{scheme}://{bucket}/{item['Key']}": int(item["Size"])
+                for page in pages.paginate(Bucket=bucket, Prefix=prefix)
+                for item in page.get("Contents", [])
+            }
+
+    def list_folders(self, folder: str) -> list[str]:
+        """Return the direct subfolders (common prefixes) of `folder`, unsorted."""
+        scheme, _, _ = folder.partition("://")
+        bucket, prefix = split_location(folder.rstrip("/") + "/")
+        with translate_errors(folder):
+            pages = get_client().get_paginator("list_objects_v2")
+            return [
+                f"{scheme}://{bucket}/{item['Prefix'].rstrip('/')}"
+                for page in pages.paginate(Bucket=bucket, Prefix=prefix, Delimiter="/")
+                for item in page.get("CommonPrefixes", [])
+            ]
+
+    def delete(self, path: str) -> None:
+        """Remove the object at `path` if it exists."""
+        bucket, key = split_location(path)
+        with translate_errors(path):
+            get_client().delete_object(Bucket=bucket, Key=key)
+
+    def copy(self, path: str, target: str) -> None:
+        """Copy the object at `path` to `target` on the server. Raises FileNotFoundError."""
+        bucket, key = split_location(path)
+        with translate_errors(path):
+            get_client().copy({"Bucket": bucket, "Key": key}, *split_location(target))
 
 
 def _get_code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-class NothingThere(ClusterError):
-    """A requested byte range begins at the end of its object, or beyond."""
-
-
-class ObjectReader(io.RawIOBase):
-    """Seekable raw stream that reads one S3 object by ranged GETs."""
-
-    def __init__(self, path: str, length: int) -> None:
-        self._path = path
-        self._length = length
-        self._at = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the current position, in bytes."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the current position and return the new one, as io.RawIOBase does."""
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """Read into `buffer` and return the number of bytes, which is 0 at the end."""
-        wanted = min(len(buffer), self._length - self._at)
-        if wanted <= 0:
-            return 0
-        data = get_object(self._path, f"bytes={self._at}-{self._at + wanted - 1}")
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+S3 = S3Objects()

@@ -19,7 +19,7 @@ def check_folder(folder: str) -> None:
     The check creates a file and removes it again. A bucket is not checked, because the check would
     cost as much as the first write, which reports the same error.
     """
-    if folder.startswith(storage.S3):
+    if storage.is_remote(folder):
         return
     with _explain_errors(folder):
         there = _find_nearest(Path(folder))
@@ -32,7 +32,7 @@ def check_folder(folder: str) -> None:
 
 def check_file(path: str) -> None:
     """Raise ConfigError if no file can be created or replaced at `path`."""
-    if path.startswith(storage.S3):
+    if storage.is_remote(path):
         return
     if Path(path).is_dir():
         raise ConfigError(f"{path}: is a folder; name a file")

@@ -199,7 +199,7 @@ def _open_arrow(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]
     import pyarrow as pa
 
     with _report_damage(path, "an Arrow stream or file"), ExitStack() as stack:
-        if path.startswith(storage.S3):
+        if storage.is_remote(path):
             stream = stack.enter_context(pa.PythonFile(storage.open_read(path), "r"))
         else:
             stream = stack.enter_context(pa.memory_map(path))

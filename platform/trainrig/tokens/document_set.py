@@ -56,7 +56,7 @@ class _Files(Settings):
     Rows without usable text are counted and written to quarantine.
     """
 
-    # Files, folders and patterns (* and ? are wildcards), on disk or s3://.
+    # Files, folders and patterns (* and ? are wildcards), on disk or in a bucket.
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
     # Source of the documents in the mixture: a name, or the column that holds the name.
     source: Annotated[str, Field(min_length=1)] | Column
@@ -286,16 +286,15 @@ def find_paths(kind: str, patterns: Sequence[str]) -> list[str]:
     # "./a", "a" and "/folder/a" may be the same file.
     places = {_locate_file(path): path for path in sorted(found)}
     return [
-        path if path.startswith(storage.S3) else str(Path(path))
-        for _, path in sorted(places.items())
+        path if storage.is_remote(path) else str(Path(path)) for _, path in sorted(places.items())
     ]
 
 
 def name_files(paths: Sequence[str]) -> list[str]:
     """Return a short unique name for each file: its path below the folder that contains them all.
 
-    Files on disk and files on S3 have no folder in common. If there are both, the paths are
-    relative to one folder of each kind, and names begin with `disk/` or `s3/`.
+    Files on disk and files in buckets have no folder in common. If there are both, the paths are
+    relative to one folder of each kind, and names begin with `disk/` or the scheme, such as `s3/`.
     """
     places = [_locate_file(path) for path in paths]
     kinds = sorted({kind for kind, _ in places})
@@ -311,13 +310,14 @@ def name_files(paths: Sequence[str]) -> list[str]:
     return [f"{kind}/{name}" for (kind, _), name in zip(places, names, strict=True)]
 
 
-def _locate_file(path: str) -> tuple[Literal["disk", "s3"], str]:
-    """Return the kind of storage of a file, and its normalised absolute path there.
+def _locate_file(path: str) -> tuple[str, str]:
+    """Return the scheme of a file's storage or "disk", and its normalised absolute path there.
 
     Symbolic links are not resolved: a linked folder counts as a folder of its own.
     """
-    if path.startswith(storage.S3):
-        return "s3", "/" + path.removeprefix(storage.S3)
+    if storage.is_remote(path):
+        scheme, rest = storage.split_scheme(path)
+        return scheme, "/" + rest
     return "disk", os.path.normpath(Path(path).absolute())
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from trainrig import manifest, storage
 from trainrig.config import suggest_choice
 from trainrig.errors import ConfigError, DataError
-from trainrig.report import escape_invisible
+from trainrig.report.number_formats import escape_invisible
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.document_formats import name_place
 from trainrig.tokens.permutation import Integers, permute_indices

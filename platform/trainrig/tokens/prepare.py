@@ -47,7 +47,7 @@ class Tokenization(RunFile):
     # Folder that `trainrig tokenizer` wrote. Alternatively a Hugging Face folder or any
     # tokenizer.json, for example from a checkpoint, which is then used unchanged.
     tokenizer: Annotated[str, NOT_IDENTITY]
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
     # Number of worker processes; 0: work in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
     # Share of documents to hold out for evaluation, selected by hash of URL or id.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from trainrig.report import escape_invisible
+from trainrig.report.number_formats import escape_invisible
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.tokenizers.encode import Encoder
 

@@ -73,11 +73,12 @@ class TokenizerTraining(RunFile):
     """Run file of `trainrig tokenizer`, which trains a tokenizer on a sample of documents."""
 
     verb: ClassVar[str] = "tokenizer"
+    output_format: ClassVar[int] = 2  # 2: SentencePiece trains unigram models
 
     stage: Literal["tokenizer"] = "tokenizer"
     # Documents to train on: a folder that `curate` wrote, or files as `[[documents]]` tables.
     documents: Documents
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
     tokenizer: Tokenizer = ByteLevelBPE()  # kind of tokenizer to train, or a tokenizer to import
     sample: TextSampling = TextSampling()  # amount of text to train on, and its sources
     report: Reporting = Reporting()  # settings of the report

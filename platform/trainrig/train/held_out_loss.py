@@ -126,10 +126,6 @@ class HeldOutSets:
         """Return micro-batch number `index`."""
         return self.batches[index]
 
-    def count_targets(self, source: str) -> int:
-        """Return the number of targets in all rows of `source`."""
-        return sum(int((m.targets != IGNORE).sum()) for _, m in self._list_batches(source))
-
     def corrupt(self, corruption: Corruption) -> "HeldOutSets":
         """Return the same rows, also the remembered ones, corrupted identically at each call.
 
@@ -141,10 +137,6 @@ class HeldOutSets:
         batches = tuple(corruption.apply(micro, 0) for micro in self.batches)
         remembered = self.remembered.corrupt(corruption) if self.remembered else None
         return HeldOutSets(self.sources, batches, remembered)
-
-    def _list_batches(self, source: str) -> Iterator[tuple[int, MicroBatch]]:
-        number = self.sources.index(source)
-        return ((i, m) for i, m in enumerate(self.batches) if m.sources[0] == number)
 
 
 def hold_nothing_out() -> HeldOutSets | None:

@@ -15,20 +15,19 @@ from trainrig.parallel.precision import set_products
 from trainrig.parallel.sharding.deterministic import count_peers
 from trainrig.parallel.stop_consensus import StopConsensus, StopQuestions
 from trainrig.processes.heartbeats import UNSUPERVISED, HeartbeatSink
-from trainrig.tokens.batch_makers import BatchMaker, Prefetch
 from trainrig.tokens.batches import Batches, DataHistory, LocalBatch, read_local_batch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.train import checkpoint
 from trainrig.train.evaluations import RunComparison
 from trainrig.train.held_out_loss import HeldOutSets, evaluate
 from trainrig.train.loss_table import Loss
-from trainrig.train.rollouts.online_batches import OnlineBatches
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run.step_logger import StepLogger, StepRecorder
 from trainrig.train.run_scores import Next, RunScores
 from trainrig.train.state import TrainState, build_fresh_state
 from trainrig.train.step import Stepper
-from trainrig.train.training_job import TrainingJob
+from trainrig.train.training_job import OnlineBatches, OnlineSource, TrainingJob
 
 
 @dataclass(frozen=True)
@@ -135,21 +134,9 @@ class _RankLoop:
         )
         self._recorder = StepRecorder(job.training.profile, job.folder, attempt, dist.get_rank())
         self._online: OnlineBatches | None = None
-        if isinstance(made, BatchMaker):
-            made = self._online = self._make_online(made)
+        if isinstance(made, OnlineSource):
+            made = self._online = made.open(job, attempt.number, state)
         self._read = self._make_reader(made)
-
-    def _make_online(self, made: BatchMaker) -> OnlineBatches:
-        training = self._training
-        return OnlineBatches(
-            made,
-            RunFolder(self._job.folder),
-            self._attempt,
-            self._virtual,
-            mesh=self._state.mesh,
-            gather_once=training.parallel.reshard == "step",
-            actors=self._job.rollout_actors != 0,
-        )
 
     def _make_reader(self, batches: Batches) -> Callable[[int], LocalBatch]:
         """Return the function that reads this rank's part of the batch of a given step."""
@@ -160,13 +147,9 @@ class _RankLoop:
             batches,
             mesh.data_rank,
             mesh.data_size,
-            virtual=self._virtual,
+            virtual=training.virtual_limit,
             peers=count_peers(mesh, training.deterministic and training.parallel.by_micro_batch),
         )
-
-    @property
-    def _virtual(self) -> int | None:
-        return self._training.virtual_workers if self._training.deterministic else None
 
     @property
     def _at_the_end(self) -> bool:
@@ -230,7 +213,7 @@ class _RankLoop:
         with self._recorder.record_step(state.step + 1):
             with stepper.clock.time_phase("data"):
                 if self._online:
-                    self._online.prepare(state, lambda: self._stops.report_phase("sample"))
+                    self._online.prepare(lambda: self._stops.report_phase("sample"))
                 local = prefetch.at(state.data_step)
             state.model.config = self._job.model_after(state.data_step + 1)
             figures = stepper.take(local)
@@ -240,7 +223,7 @@ class _RankLoop:
             self._logger.log_skipped(figures)
         else:
             if self._online:
-                self._online.carry(state, self._job.objective, figures.loss.diagnostics)
+                self._online.carry(figures.loss.diagnostics)
             self._logger.log_step(local, figures, stepper.clock)
             if self._held_out and self._held_out_due:
                 self._stopped = not self._measure()

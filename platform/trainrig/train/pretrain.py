@@ -14,8 +14,8 @@ from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.encoder_configs import EncoderConfig, EncoderDecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.objectives.denoising.row_shapes import compute_widest_row, count_further_heads
-from trainrig.objectives.objective_interface import find_corruption
+from trainrig.objectives.denoising.row_shapes import compute_widest_row
+from trainrig.objectives.objective_interface import Corrupting, find_corruption
 from trainrig.parallel.axes.pipeline_schedule import compute_idle_share
 from trainrig.parallel.layer_compilation import check_compiler
 from trainrig.processes import lease
@@ -130,7 +130,9 @@ def _is_mean_over_tokens(run: Pretraining, model: DecoderConfig) -> bool:
     It does for a mixture of experts, which balances its load over a micro-batch, and for
     corruptions, which are assigned to micro-batches.
     """
-    return run.objective.kind == "CausalLM" and not isinstance(model.feedforward, MixtureOfExperts)
+    return not isinstance(run.objective, Corrupting) and not isinstance(
+        model.feedforward, MixtureOfExperts
+    )
 
 
 def count_tokens_at_once(run: Pretraining) -> int:
@@ -202,7 +204,7 @@ def _begin(run: Pretraining, encoder: Encoder) -> tuple[DecoderConfig, str | Non
         return model, None
     begun = run_start.find_initial_weights(run.continue_from, run.tokens, encoder, run.model)
     model = begun.model
-    heads = count_further_heads(run.objective)
+    heads = run.objective.further_heads
     try:
         run.check_positions(model)
     except ValueError as error:
@@ -369,7 +371,7 @@ def drive(
             check_compiler(job.training.compile)
             for sink in job.training.metrics.sinks:
                 sink.check(job.folder)
-            trainer.check_fit(workers, job.rollout_actors)
+            trainer.check_fit(workers, job.extra_actors)
             trainer.warn_of_emulation(job.training.precision)
         storage.write(stage.build_path("run.toml"), to_toml(with_absolute_paths(run)).encode())
         # Imported here: each worker imports this module and need not load matplotlib.

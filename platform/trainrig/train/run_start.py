@@ -25,7 +25,7 @@ from trainrig.manifest import CLAIM, MANIFEST, Claim, Stage, describe_table_diff
 from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes
 from trainrig.processes import lease
-from trainrig.report import format_short
+from trainrig.report.number_formats import format_short
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
@@ -231,7 +231,7 @@ def check_disk_space(job: TrainingJob) -> None:
     Log a warning if one checkpoint fits, but not as many as the run keeps. A run folder in a bucket
     is not checked.
     """
-    if job.folder.startswith(storage.S3):
+    if storage.is_remote(job.folder):
         return
     shapes = _list_saved_shapes(job)
     training = job.training

@@ -36,7 +36,7 @@ from trainrig.errors import ConfigError
 class ExportedRun:
     """Run whose metrics are sent."""
 
-    folder: str  # on disk or s3://
+    folder: str  # on disk or in a bucket
     id: str  # drawn when the run began: another run in the same folder has another id
     name: str  # display name
     settings: Mapping[str, Any]  # content of the run file
@@ -224,7 +224,7 @@ class WandB(Settings):
     def check(self, folder: str) -> None:
         """Raise ConfigError if the metrics of the run in `folder` cannot be sent."""
         need_package("wandb", "WandB", "wandb")
-        if self.mode == "offline" and folder.startswith(storage.S3):
+        if self.mode == "offline" and storage.is_remote(folder):
             raise ConfigError(
                 f"training.metrics.sinks: WandB writes no offline files to a bucket ({folder}); "
                 "set mode = 'online', or write the run to a disk"
@@ -243,7 +243,7 @@ class WandBWriter:
     def __init__(self, settings: WandB, run: ExportedRun) -> None:
         import wandb  # an extra, slow to import
 
-        in_bucket = run.folder.startswith(storage.S3)
+        in_bucket = storage.is_remote(run.folder)
         self._scratch = tempfile.mkdtemp(prefix="trainrig-") if in_bucket else None
         self._run: Any = wandb.init(
             project=settings.project,

@@ -334,7 +334,6 @@ def _build_model(
     if mesh.pipeline.group is None:
         return build_model(config)
     stages = cut_for_ranks(config, mesh.pipeline.size, chunks)
-    tensor = training.parallel.tensor
-    parts = tensor.ranks if tensor and tensor.sequence_parallel else 1
     stream = find_stream_type(training.precision)
+    parts = training.parallel.stream_ranks
     return StageDecoder(config, stages[mesh.pipeline.rank], stream, parts)

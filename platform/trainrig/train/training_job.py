@@ -1,28 +1,39 @@
-"""Description of a training run that is sent to its workers."""
+"""Description of a training run that is sent to its workers, and the interface of online batches.
+
+Online batches are made during the run, each from the weights after the step before. Training knows
+them only by `OnlineSource`, `OnlineBatches` and `ExtraActors`; `trainrig.rl` implements them.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.kernels.kernel_choice import describe_choice
-from trainrig.objectives import CausalLM, Objective
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_interface import Objective
 from trainrig.optim import Optimizer
 from trainrig.parallel.activation_budget import Room, plan_kept
 from trainrig.parallel.layer_compilation import can_compile
 from trainrig.parallel.precision import supports_bfloat16
 from trainrig.parallel.recompute import Budget
-from trainrig.tokens.batch_makers import BatchMaker
 from trainrig.tokens.batches import Batches
 from trainrig.train.evaluations import ModelComparison, compare_nothing
 from trainrig.train.held_out_loss import HeldOutSets, hold_nothing_out
 from trainrig.train.run_file.run_file_checks import ModelStages, find_model
 from trainrig.train.run_file.training_settings import Training
+from trainrig.train.run_file.worker_settings import WorkerBounds
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor, nn
+
+    from trainrig.models.decoder import Decoder
+    from trainrig.parallel.mesh import WorkerMesh
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,68 @@ class TrainedModel:
     clip_norm: float = 1.0  # norm above which this model's own gradient is scaled down
 
 
+class OnlineState(Protocol):
+    """The part of a rank's training state that online batches are made from."""
+
+    model: "Decoder"
+    others: "dict[str, nn.Module]"  # the run's other models by name, frozen or trained
+    mesh: "WorkerMesh"  # the ranks that hold the state
+    step: int  # updates made
+    data_step: int  # step of the next batch
+    skipped: list[tuple[int, int]]  # ranges [begin, end) of data steps without an update
+    carried: dict[str, float]  # numbers kept from batch to batch, and saved with the state
+
+    def list_weights(self) -> "dict[str, Tensor]":
+        """Return the trained weights by name; not copies."""
+        ...
+
+
+class OnlineBatches(Batches, Protocol):
+    """Interface of online batches on one rank. All ranks call its methods together.
+
+    The methods of `Batches` read the batch that `prepare` has stored in the run folder, in the form
+    that train/run/step_data.py defines.
+    """
+
+    def prepare(self, alive: Callable[[], None] = lambda: None) -> None:
+        """Store the batch of the state's next step, unless it is stored already. Collective.
+
+        `alive` is called while this waits.
+        """
+        ...
+
+    def carry(self, diagnostics: Mapping[str, float]) -> None:
+        """Update the numbers that the state carries, after a step with these `diagnostics`."""
+        ...
+
+
+class OnlineSource(ABC):
+    """Interface of a source of online batches."""
+
+    sources: Sequence[str]  # source names, which the `sources` of micro-batches index
+
+    @abstractmethod
+    def data_before(self, step: int) -> dict[str, Any]:
+        """Return all that the batches before `step` depend on, as `DataHistory` does."""
+
+    @abstractmethod
+    def open(self, job: "TrainingJob", attempt: int, state: OnlineState) -> OnlineBatches:
+        """Return the batches of `job` for attempt number `attempt`, on one rank. Collective."""
+
+
+@dataclass(frozen=True)
+class ExtraActors:
+    """Ray actors that work for a run in addition to its workers."""
+
+    bounds: WorkerBounds
+    # Returns the pool of actors, which the driver enters while the run lasts. Its arguments are the
+    # job, the resources of one actor, and a function that returns how many actors fit next to the
+    # workers, negative if the workers lack space themselves.
+    open_pool: Callable[
+        ["TrainingJob", Mapping[str, float], Callable[[], int]], AbstractContextManager[object]
+    ]
+
+
 @dataclass(frozen=True)
 class TrainingJob:
     """Everything that a worker needs to know of its run; sent to the workers by pickle."""
@@ -59,7 +132,7 @@ class TrainingJob:
     folder: str  # the run folder
     model: DecoderConfig  # with the vocabulary size of the tokenizer
     training: Training
-    make_batches: Callable[[], Batches | BatchMaker]
+    make_batches: Callable[[], Batches | OnlineSource]
     tokenizer: str  # the text of tokenizer.json, saved so that a checkpoint can be used alone
     # Contents of the other tokenizer files by name; every checkpoint gets a copy.
     beside: Mapping[str, str] = field(default_factory=dict)
@@ -85,9 +158,7 @@ class TrainingJob:
     epochs: Mapping[str, float] = field(default_factory=dict)
     # Opens the held-out rows on each rank; returns None if the run has no held-out loss.
     make_held_out: Callable[[], HeldOutSets | None] = hold_nothing_out
-    # Ray actors that sample rollouts in addition to the workers (train/rollout_pool/): a number or
-    # (fewest, most); 0 if the workers sample themselves.
-    rollout_actors: int | tuple[int, int] = 0
+    extra_actors: ExtraActors | None = None  # None: the workers make online batches alone
     # Opens the comparison of the model's answers before the first step with those after the last;
     # returns None if there is none.
     make_comparison: Callable[[], ModelComparison | None] = compare_nothing

@@ -73,7 +73,7 @@ def test_a_file_that_is_no_benchmark_is_refused_in_one_line(tmp_path, content, t
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match=r"no\.jsonl: no such file; a benchmark is"):
+    with pytest.raises(DataError, match=r"no\.jsonl: no such"):
         read_examples(Benchmark(name="b", path=str(tmp_path / "no.jsonl"), fields=("a",)))
     with pytest.raises(DataError, match="this is a folder; set `folder`"):
         read_examples(Benchmark(name="b", path=str(tmp_path), fields=("a",)))
@@ -115,7 +115,7 @@ def test_missing_fields_are_requested_in_the_error(tmp_path: Path):
 def test_all_benchmarks_are_read_before_any_page(tmp_path: Path):
     benchmark = {"name": "b", "path": str(tmp_path / "b.jsonl"), "fields": ["question"]}
     settings = build(Decontamination, {"benchmarks": [benchmark]}, "run.toml")
-    with pytest.raises(DataError, match=r"b\.jsonl: no such file; a benchmark is a file of JSON"):
+    with pytest.raises(DataError, match=r"b\.jsonl: no such.*JSON"):
         fingerprint(settings)
     (tmp_path / "b.jsonl").write_text("{")
     with pytest.raises(DataError, match=r"b\.jsonl: line 1: not JSON"):

@@ -1,11 +1,11 @@
 import dataclasses
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import plain_decontamination as plain
 
 from trainrig.corpus.decontaminate import document_matches
 from trainrig.corpus.decontaminate.benchmark_grams import find_hits, index_grams
@@ -26,11 +26,6 @@ from trainrig.corpus.decontaminate.decontamination_settings import (
     Style,
 )
 from trainrig.corpus.decontaminate.document_matches import Matches, Totals, match, merge
-
-_spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
-assert _spec and _spec.loader
-plain = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(plain)
 
 # There are few words, so that runs of them coincide. "é" takes another path than ASCII does.
 VOCABULARY = ("a", "B.", "é", "d", "-")

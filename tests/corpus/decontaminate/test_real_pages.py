@@ -1,12 +1,12 @@
 """Examples of real benchmarks injected into real pages: all are found, and nothing else."""
 
-import importlib.util
 import random
 from pathlib import Path
 
 import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
+from support import plain_decontamination as plain
 
 from trainrig.corpus.decontaminate import (
     GPT3,
@@ -22,11 +22,6 @@ from trainrig.corpus.decontaminate import (
 )
 from trainrig.corpus.decontaminate.benchmark_index import read_examples
 from trainrig.corpus.removed_spans import remove_spans
-
-_spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
-assert _spec and _spec.loader
-plain = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(plain)
 
 pytestmark = pytest.mark.data
 

@@ -1,12 +1,11 @@
-import importlib.util
 import itertools
 import string
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import plain_decontamination as plain
 
 from trainrig.corpus.decontaminate.benchmark_words import (
     NOT_ASKED,
@@ -17,11 +16,6 @@ from trainrig.corpus.decontaminate.benchmark_words import (
     build_vocabulary,
     split_words,
 )
-
-_spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
-assert _spec and _spec.loader
-plain = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(plain)
 
 ODD = (
     "aB'.-_ \n\t\u00a0\u3000\u2028ßẞİıΣσςΟΔΣ́ǅﬁÅ’“—。、①²½€$+^`|~\u200b\u0301中文字ด😀\ud800\x1c\x85"

@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import platform
-import runpy
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support import injected
 
 from trainrig import storage
 from trainrig.corpus.dedup.candidates import MOST_CANDIDATES
@@ -26,16 +26,15 @@ from trainrig.corpus.dedup.keep_rules import Longest
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.shingle_similarity import Verification
 
-_injected = runpy.run_path(str(Path(__file__).with_name("injected.py")))
 SETTINGS = MinHash()
 
 SEARCH = """
-import json, pickle, re, runpy, sys, time
+import json, pickle, re, sys, time
 from pathlib import Path
 folder, search = Path(sys.argv[1]), pickle.loads(Path(sys.argv[2]).read_bytes())
-searching = runpy.run_path(sys.argv[3])
+from support.searching import in_process
 from trainrig.corpus.dedup.search_passes import find_duplicates
-do, seconds = searching["in_process"](folder), {}
+do, seconds = in_process(folder), {}
 def timed(name, make, tasks):
     began = time.process_time()
     phase = do(name, make, tasks)
@@ -66,7 +65,7 @@ def run_search(
         tuple(split_indexes), cut, SETTINGS, Verification(), Longest(), False, place
     )
     (folder / "search").write_bytes(pickle.dumps(search))
-    command = [str(folder), str(folder / "search"), str(Path(__file__).with_name("searching.py"))]
+    command = [str(folder), str(folder / "search")]
     output = subprocess.run(
         [sys.executable, "-c", SEARCH, *command],
         stdout=subprocess.PIPE,
@@ -87,13 +86,13 @@ def run_search(
 
 def search_injected(folder: Path, documents: int, splits: int, memory: int) -> dict[str, Any]:
     """Search among `documents` with injected duplicates; return the cost and the accuracy."""
-    injected = _injected["write_documents"](folder, documents, SETTINGS, splits)
-    found, fell = run_search(folder, injected.split_indexes, memory)
-    both = int((fell & injected.falls).sum())
+    made = injected.write_documents(folder, documents, SETTINGS, splits)
+    found, fell = run_search(folder, made.split_indexes, memory)
+    both = int((fell & made.falls).sum())
     return {
         **found,
         "precision": both / int(fell.sum()),
-        "recall": both / int(injected.falls.sum()),
+        "recall": both / int(made.falls.sum()),
     }
 
 
@@ -125,9 +124,7 @@ def search_families(
     folder: Path, documents: int, splits: int, families: int, memory: int, copies: bool = False
 ) -> dict[str, Any]:
     """Search among documents that all belong to a few families, each of which keeps one."""
-    split_indexes = _injected["write_families"](
-        folder, documents, SETTINGS, splits, families, copies
-    )
+    split_indexes = injected.write_families(folder, documents, SETTINGS, splits, families, copies)
     found, _ = run_search(folder, split_indexes, memory)
     assert found["peak_bytes"] < found["estimated_bytes"]
     assert found["candidates"] <= MOST_CANDIDATES * documents

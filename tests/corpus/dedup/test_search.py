@@ -1,6 +1,5 @@
 import itertools
 import random
-import runpy
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.searching import look, shelve
 
 from trainrig.corpus.dedup.documents import BY_LIKENESS, BY_TEXT, BY_URL, DIGEST
 from trainrig.corpus.dedup.keep_rules import ContentHash, Longest
@@ -21,10 +21,6 @@ from trainrig.corpus.signatures.shingle_similarity import Verification
 from trainrig.corpus.signatures.shingles import shingle
 from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.url_keys import compute_url_key
-
-_searching = runpy.run_path(str(Path(__file__).with_name("searching.py")))
-look = _searching["look"]
-shelve = _searching["shelve"]
 
 # Bands of one row over single words: among few words, many pairs meet, some in several bands.
 SMALL = MinHash(bands=5, rows=1, permutations=5, recall=0.01, shingle_words=1, threshold=0.4)
@@ -68,7 +64,7 @@ def search_in_order(files: list[list[Document]], urls: bool) -> dict[str, tuple]
             fell[n] = (BY_TEXT, first, 1.0)
     near: dict[int, tuple] = {}
     unlike = [n for n in order if n not in fell]
-    sets = [set(made.slice_shingles(n).tolist()) for n in range(len(documents))]
+    sets = [set(np.split(made.shingles, made.ends[:-1])[n].tolist()) for n in range(len(documents))]
     for n in unlike:
         found = []
         for before in unlike[: unlike.index(n)]:

@@ -118,7 +118,7 @@ def test_a_note_that_names_files_elsewhere_is_refused_before_anything_is_touched
     entries[key] = "../victim" if key == "new" else ["../victim"]
     note = entries | {"manifest": fresh.model_dump(mode="json")}
     storage.write(storage.join(output, "scratch", "replacement.json"), json.dumps(note).encode())
-    with pytest.raises(DataError, match="not the name of a file below the folder"):
+    with pytest.raises(DataError, match="file below the folder"):
         replacement.go_on()
     assert storage.read(failed_page) == b"theirs"
     assert read_contents(output) == before

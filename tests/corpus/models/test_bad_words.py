@@ -59,7 +59,10 @@ def test_a_language_without_a_list_has_no_count_and_is_not_dropped(words: BadWor
 
 
 def test_the_rule_is_off_by_default():
-    assert "bad_words" not in [limit.rule for limit in C4().iterate_limits()]
+    on, off = (
+        [limit.rule for limit in rules.iterate_limits()] for rules in (C4(max_bad_words=0), C4())
+    )
+    assert set(on) - set(off) == {"bad_words"}
 
 
 def test_content_keys_are_the_listed_languages(words: BadWords):

@@ -169,10 +169,10 @@ def test_texts_without_a_line_train_nothing():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is not a model that trainrig wrote"),
-        (b"x" * 100, "is not a model that trainrig wrote"),
-        ((2**62).to_bytes(8, "little") + b"{}", "is not a model that trainrig wrote"),
-        ((2).to_bytes(8, "little") + b"[]", "is not a model that trainrig wrote"),
+        (b"", "model that trainrig wrote"),
+        (b"x" * 100, "model that trainrig wrote"),
+        ((2**62).to_bytes(8, "little") + b"{}", "model that trainrig wrote"),
+        ((2).to_bytes(8, "little") + b"[]", "model that trainrig wrote"),
     ],
 )
 def test_other_files_are_refused_as_models(tmp_path, data, message):
@@ -196,7 +196,7 @@ def test_a_tokenizer_of_another_model_is_refused(model, tmp_path):
     model.save(str(tmp_path / "model.arpa"))
     other = tokenizers.Tokenizer(tokenizers.models.WordLevel({"Ω": 0}, unk_token="Ω"))
     (tmp_path / "other.json").write_text(other.to_str())
-    with pytest.raises(DataError, match="knows none of the tokenizer's pieces"):
+    with pytest.raises(DataError, match="tokenizer's pieces"):
         LanguageModel.open(str(tmp_path / "model.arpa"), str(tmp_path / "other.json"))
 
 

@@ -57,9 +57,9 @@ def test_a_bucket_is_named_like_a_folder(s3: str):
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("none.warc.gz", "no such file or folder with files"),
+        ("none.warc.gz", "no such file"),
         ("*.warc", "matches no file below"),
-        ("pictures", "no file of this folder \\(1 found\\) has a known ending"),
+        ("pictures", r"folder \(1 found\).*known ending"),
     ],
 )
 def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path, pattern: str, message: str):
@@ -123,7 +123,7 @@ def test_a_file_is_recognised_by_its_content_or_else_its_name(
 def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path, data: bytes):
     path = tmp_path / "picture"
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"picture: unknown format.*set `format` to one of warc, "):
+    with pytest.raises(DataError, match=r"picture: unknown format.*set `format`.*warc"):
         detect_format(File(str(path), "picture", len(data)))
 
 

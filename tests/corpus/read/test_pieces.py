@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import random
-import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.archives import read_warc
+from support.s3_proxy import Proxy
 
 from trainrig import storage
 from trainrig.corpus.read import (
@@ -38,12 +39,8 @@ from trainrig.corpus.read.input_pieces import (
 )
 from trainrig.corpus.read.raw_pages import Fields
 from trainrig.corpus.read.text_files import read_jsonl, read_text
-from trainrig.corpus.read.warc_and_arc import read_warc, write_warc
+from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ClusterError
-
-_proxies = runpy.run_path(str(Path(__file__).parents[2] / "s3_proxy.py"))
-Proxy = _proxies["Proxy"]
-proxy = _proxies["proxy"]
 
 NOISE = random.Random(0).randbytes(50_000)
 

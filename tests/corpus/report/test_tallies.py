@@ -1,8 +1,15 @@
 import pyarrow.parquet as pq
 
+from trainrig.corpus.decontaminate.contamination_report import (
+    BenchmarkRow,
+    CommonRow,
+    ContaminatedSample,
+    ContaminationTallies,
+)
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters.filters import GopherQuality, Language, Length
-from trainrig.corpus.filters.rule_verdicts import Rule, list_rules
+from trainrig.corpus.filters.rule_verdicts import list_rules
+from trainrig.corpus.repeated_text.exact_substrings import RepeatedText
 from trainrig.corpus.report.curation_page import render_curation_page
 from trainrig.corpus.report.curation_tallies import (
     CurationTallies,
@@ -11,7 +18,8 @@ from trainrig.corpus.report.curation_tallies import (
     StepRow,
     tally_curation,
 )
-from trainrig.report import format_percent
+from trainrig.corpus.report.removal_counts import CutRow, RemovalCounts
+from trainrig.report.number_formats import format_percent
 
 RULES = {"web": list_rules((Length(), Language(), GopherQuality()))}
 JUDGED = {
@@ -123,8 +131,9 @@ COUNTS = {
 COST = {"cpu_seconds": 2.0, "page_bytes": 9_000, "peak_bytes": 2**27}
 
 
-def page(told: CurationTallies = TOLD, rules: dict[str, tuple[Rule, ...]] = RULES) -> str:
-    return render_curation_page(told, COUNTS, rules, COST, {"Inputs": {"web": "abc"}}, MinHash())
+def page(told: CurationTallies = TOLD, removed: RemovalCounts | None = None) -> str:
+    inputs = {"Inputs": {"web": "abc"}}
+    return render_curation_page(told, COUNTS, RULES, COST, inputs, MinHash(), removed)
 
 
 def test_the_page_shows_dropped_documents() -> None:
@@ -162,3 +171,35 @@ def test_a_page_without_documents_says_so() -> None:
         MinHash(),
     )
     assert "no rule is set" in html and "Every record gave a document" in html
+
+
+def make_contamination(**changes: object) -> ContaminationTallies:
+    row = {name: 0 for name in BenchmarkRow.__dataclass_fields__}
+    rows = (
+        BenchmarkRow(**{**row, "benchmark": "twenties", "examples": 3, "dirty": 1, "documents": 1}),
+        BenchmarkRow(**{**row, "benchmark": "short", "examples": 2, "not_looked_for": 2}),
+    )
+    found = ContaminatedSample("twenties", "id", "u/1", 4, "<b> ", "w0 w1", " end")
+    common = (CommonRow("w0 w1", 3, "twenties"),)
+    given = {"style": "GPT3", "documents": 2, "contaminated": 1, "benchmarks": rows}
+    given |= {"shares": (), "common": common, "samples": (found,)}
+    return ContaminationTallies(**{**given, **changes})
+
+
+def test_removed_text_and_benchmarks_have_sections() -> None:
+    passages = {"long": [RepeatedText(3, 70, "<i>again")], "frequent": []}
+    cut = (CutRow("lines", "web", 10, 2, "bytes", 1_000, 250),)
+    removed = RemovalCounts(cut, passages, make_contamination())
+    html = page(removed=removed)
+    assert "Longest removed passages" in html and "Most frequently" not in html
+    assert "&lt;i&gt;again" in html and "removed 3 times" in html and "25.0\u00a0%" in html
+    assert "1 of 2 documents contain text of 1 of 2 benchmarks. 2 of 5 examples are" in html
+    assert "&lt;b&gt; ⟦w0 w1⟧ end" in html and "Common phrases" in html
+    nothing = page(removed=RemovalCounts(cut, {}, make_contamination(common=(), samples=())))
+    assert "No sample was stored." in nothing and "Common phrases" not in nothing
+    assert "Text removed from documents" not in page()
+
+
+def test_hosts_without_enough_pages_are_told() -> None:
+    few = tally_curation(JUDGED, {**WRITTEN, "hosts": {}}, SAMPLES, PAIRS, frozenset({"words"}))
+    assert "No host has 5 pages" in page(few)

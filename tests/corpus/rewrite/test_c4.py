@@ -190,6 +190,6 @@ def test_many_texts_are_cut_as_one_by_one(some: list[str]):
     left, counts = rules.apply_to_batch(build_batch(some))
     expected = build_batch([rules.apply(text, "en")[0] for text in some])
     for ours, theirs in zip(left, expected, strict=True):
-        assert ours.tolist() == theirs.tolist()
+        assert ours.tolist() == theirs.tolist()  # type: ignore[attr-defined]
     for number, text in enumerate(some):
         assert counts[:, number].tolist() == list(rules.apply(text, "en")[1].values())

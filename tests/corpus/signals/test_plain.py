@@ -1,6 +1,5 @@
 """The compiled signals compared with the plain ones, on any text and on real pages."""
 
-import importlib.util
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +10,9 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from hypothesis import given
 from hypothesis import strategies as st
 from resiliparse.extract.html2text import extract_plain_text
+from support import plain_signals as plain
 
 from trainrig.corpus.signals.text_signals import measure
-
-_spec = importlib.util.spec_from_file_location("plain", Path(__file__).with_name("plain.py"))
-assert _spec and _spec.loader
-plain = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(plain)
 
 # Characters that the definitions treat specially, and pieces that make texts repeat themselves.
 PIECES = (

@@ -541,7 +541,7 @@ def test_an_index_made_otherwise_is_refused_with_both(tmp_path: Path) -> None:
     run = make_run(tmp_path, NEW, name="new", against=(first.output,), near_duplicates=other)
     with pytest.raises(
         DataError,
-        match=r"made with other settings \(near_duplicates\.bands: 16 there, 15 here\)",
+        match=r"settings \(near_duplicates\.bands: 16 there, 15 here\)",
     ):
         curate(run)
     assert not Path(run.output).exists()
@@ -551,9 +551,7 @@ def test_an_output_without_signatures_is_refused(tmp_path: Path) -> None:
     first = make_run(tmp_path, OLD, name="old")
     curate(first)
     run = make_run(tmp_path, NEW, name="new", against=(first.output,))
-    with pytest.raises(
-        DataError, match="old: the folder has no signatures; curate it again with `index = t"
-    ):
+    with pytest.raises(DataError, match=r"folder has no signatures.*`index ="):
         curate(run)
     curate(first.model_copy(update={"index": True}))  # reads no page
     curate(run)
@@ -566,7 +564,7 @@ def test_an_index_of_a_later_format_is_refused(tmp_path: Path) -> None:
     index = json.loads(path.read_text())
     text = path.read_text()
     path.write_text(text.replace(f'"format": {index["format"]}', '"format": 7'))
-    with pytest.raises(DataError, match="its index has format 7, but this trainrig reads up to 1"):
+    with pytest.raises(DataError, match=r"format 7, but.*up to 1"):
         curate(make_run(tmp_path, NEW, name="new", against=(first.output,)))
 
 

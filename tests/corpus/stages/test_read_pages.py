@@ -121,5 +121,5 @@ def test_a_part_of_which_a_file_is_missing_is_done_again(
 @pytest.mark.slow
 def test_empty_inputs_are_reported(tmp_path: Path) -> None:
     write_warc(str(tmp_path / "pages.warc.gz"), [RawPage("http://a/", "image/png", b"", "", None)])
-    with pytest.raises(Exception, match=r"no record gave a document, of 1 read \(not_text 1\)"):
+    with pytest.raises(Exception, match=r"document, of 1 read \(not_text 1\)"):
         curate(make_run(str(tmp_path / "pages.warc.gz"), tmp_path / "out"))

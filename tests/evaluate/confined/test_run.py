@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.evaluate.confined.escapes import ESCAPES
-from tests.evaluate.confined.honest import HONEST, UNFIT
+from support.escapes import ESCAPES
+from support.honest import HONEST, UNFIT
 
 from trainrig.errors import ConfigError
 from trainrig.evaluate.confined import run

@@ -93,7 +93,7 @@ def test_an_unusable_row_is_named_with_file_and_number(tmp_path, row, said):
         ("{{ query", "invalid template"),
         ("{{ query.__class__.__mro__ }}", "must not use this|does not have"),
         ("{{ query.missing }}", "does not have"),
-        ("{{ 1 / 0 }}", "cannot be computed for this row: ZeroDivisionError"),
+        ("{{ 1 / 0 }}", "row: ZeroDivisionError"),
     ],
 )
 def test_a_template_reaches_nothing_but_the_row(tmp_path, template, said):
@@ -113,9 +113,7 @@ def test_examples_are_the_same_for_each_row_and_never_the_row_itself(tmp_path):
     shown = questions[0].shots[0]
     assert shown.answer == " " + "ab"[int(shown.prompt[1]) % 2]
     assert load_prompts(tmp_path, rows, few_shot=shots) == questions
-    with pytest.raises(
-        DataError, match=r"few_shot.count = 9 needs 10 rows for examples, but the file has 9"
-    ):
+    with pytest.raises(DataError, match=r"few_shot.count = 9 needs 10 rows.*file has 9"):
         load_prompts(tmp_path, rows, few_shot={"count": 9})
 
 
@@ -157,7 +155,7 @@ def test_rows_with_equal_prompts_are_distinguished_by_answers_or_refused(tmp_pat
         shown = {shot.answer.strip() for shot in question.shots}
         assert len(question.shots) == 2 and row["text"] not in shown
     with pytest.raises(
-        DataError, match=r"row 1: few_shot.count = 2, but only 0 of the 4 rows of .* ask something"
+        DataError, match=r"row 1: few_shot.count = 2, but only 0 of.*4 rows.*ask something"
     ):
         load_prompts(tmp_path, rows, scoring, prompt="go on:", few_shot={"count": 2})
 
@@ -171,9 +169,7 @@ def test_an_unusable_example_is_named_with_its_own_file(tmp_path):
 
 def test_messages_are_no_text_of_a_prompt(tmp_path):
     row = make_row([{"role": "user", "content": "q"}])
-    with pytest.raises(
-        DataError, match=r"row 1: .*TypeError: \[\{'role'.* is not a text; name a part"
-    ):
+    with pytest.raises(DataError, match=r"row 1.*TypeError: \[\{'role'.*not a text"):
         load_prompts(tmp_path, [row])
     (question,) = load_prompts(
         tmp_path, [row], prompt="{{ query[0].content }} {{ query | tojson }}"
@@ -254,7 +250,5 @@ def test_a_missing_task_is_named_with_the_nearest(tmp_path):
         with pytest.raises(ConfigError, match=said):
             load_task(TaskChoice(task=name), None)
     (tmp_path / "mine.toml").write_text('name = "mine"\nrows = "/x"\nprompt = "a"\nscorin = 1\n')
-    with pytest.raises(
-        ConfigError, match=r"mine.toml:4: no key 'scorin' in Task; did you mean 'scoring'"
-    ):
+    with pytest.raises(ConfigError, match=r"mine.toml:4: no key 'scorin'.*'scoring'"):
         load_task(TaskChoice(task=str(tmp_path / "mine.toml")), None)

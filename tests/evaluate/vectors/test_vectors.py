@@ -168,15 +168,15 @@ def test_an_evaluation_has_both_with_errors_rows_and_a_page(evaluation, model, t
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        ("test", [{"text": "a", "label": "new"}], "the label 'new' is in no row of"),
-        ("test", [{"text": "", "label": "sea"}], "row 1: `text` must be a text, but is ''"),
+        ("test", [{"text": "a", "label": "new"}], r"label 'new'.*no row"),
+        ("test", [{"text": "", "label": "sea"}], r"row 1: `text`.*''"),
         (
             "train",
             [{"text": "a", "label": 0.5}],
             "`label` must be a text or a whole number, but is 0.5",
         ),
         ("train", [{"text": "a", "label": "x"}], "all rows have the label 'x'"),
-        ("queries", [{"text": "a"}], "row 1: the field `id` is missing"),
+        ("queries", [{"text": "a"}], r"row 1.*field `id`"),
         ("documents", [{"id": 1, "text": "a"}] * 2, "`id` 1 is repeated"),
         ("relevance", [{"query": 9, "document": "d0"}], "query '9' is not in"),
         ("relevance", [{"query": 0, "document": "d99"}], "document 'd99' is not in"),
@@ -200,14 +200,14 @@ def test_invalid_task_files_are_refused(evaluation, files, tmp_path):
     (tmp_path / "odd.toml").write_text('kind = "Probe"\n')
     with pytest.raises(ConfigError, match="must be LinearProbe or Retrieval"):
         evaluate(evaluation("odd"))
-    with pytest.raises(ConfigError, match="set `task_rows` to its folder"):
+    with pytest.raises(ConfigError, match=r"set `task_rows`.*folder"):
         load_vector_task(str(tmp_path / "probe.toml"), None)
     with pytest.raises(ConfigError, match="2 tasks are named 'probe'"):
         evaluate(evaluation("probe", "probe"))
     with pytest.raises(ValueError, match="nothing to evaluate"):
         evaluation()
     (tmp_path / "test.jsonl").unlink()
-    with pytest.raises(DataError, match="no such file; task 'probe' reads its rows from there"):
+    with pytest.raises(DataError, match=r"no such file.*'probe'"):
         evaluate(evaluation("probe"))
     assert LinearProbe.model_validate(
         {"name": "a", "train": "t", "rows": "r"}

@@ -1,17 +1,9 @@
 """Fixtures of clusters that scale, with those of the chaos tests."""
 
 import os
-import runpy
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
-
-HERE = str(Path(__file__).parent)
-sys.path.insert(0, HERE)
-
-globals().update(runpy.run_path(str(Path(__file__).parents[2] / "chaos" / "conftest.py")))
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +13,7 @@ def scaled():
     Its pools are `cpu` of 3 nodes and `gpu` of 2, with one CPU each.
     """
     import ray
-    from autoscaled import Autoscaled
+    from support.launch.autoscaled import Autoscaled
 
     from trainrig.ray_runtime import ray_session
 

@@ -9,7 +9,8 @@ import threading
 import time
 
 import pytest
-import trouble
+from support import faults, trouble
+from support.waiting import wait_until
 
 from trainrig import manifest, storage
 from trainrig.corpus.curate import REPORT_PAGE, Curation, curate
@@ -63,7 +64,7 @@ def test_possible_nodes_count_and_impossible_requests_are_refused_with_the_pools
         "have more nodes"
     )
     trainer.check_fit((5, 9))
-    with pytest.raises(ConfigError, match=r"workers: 6 workers of 1 CPU each, but .* hold 5"):
+    with pytest.raises(ConfigError, match=r"workers: 6 workers of 1 CPU.*hold 5"):
         trainer.check_fit((6, 9))
 
 
@@ -123,23 +124,19 @@ def watch(scaled, seen, over):
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_run_grows_onto_new_nodes_and_survives_a_lost_one(scaled, undisturbed, chaos, tmp_path):
+def test_a_run_grows_onto_new_nodes_and_survives_a_lost_one(scaled, undisturbed, tmp_path):
     straight = undisturbed(60)
     job = trouble.slowed(straight, str(tmp_path / "run"), seconds=0.1)
-    events = chaos.events(job.folder)
-    began = time.monotonic()
-    aside = chaos.aside(lambda: trainer.run(job, (1, 2)))
-    while (at_two := workers(events)[-1:]) != [2]:
-        assert time.monotonic() - began < 200, events.folder.read_events()
-        time.sleep(0.2)
+    events = faults.Events(job.folder)
+    aside = faults.Aside(lambda: trainer.run(job, (1, 2)))
+    wait_until(lambda: workers(events)[-1:] == [2], events.folder.read_events, seconds=200)
     events.wait_for_a_step()
     attempts = len(workers(events))
     scaled.lose_a_node()
     events.wait("attempt_started", attempts + 1)
     aside.end()
-    assert at_two == [2]
-    found = chaos.read_results(job)
-    wanted = chaos.read_results(straight)
+    found = faults.read_results(job)
+    wanted = faults.read_results(straight)
     for name in ("updates", "held out", "samples"):
         assert found[name] == wanted[name], name
     # This process is still connected, and has trained, but it holds no node.

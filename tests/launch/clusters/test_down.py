@@ -6,12 +6,11 @@ import pytest
 
 from trainrig import hardware
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch.check.cluster_check import check_cluster
-from trainrig.launch.check.shipped_clusters import find_cluster
 from trainrig.launch.clusters.cluster_down import DeletionTimeouts, end_all, take_down_cluster
 from trainrig.launch.clusters.cluster_kinds import OpenCluster
 from trainrig.launch.clusters.cluster_status import find_runs, read_cluster_status
 from trainrig.launch.clusters.machine_providers import CloudMachine
+from trainrig.launch.clusters.shipped_clusters import find_cluster
 from trainrig.launch.submit.submission import Submission
 from trainrig.launch.supervise import known_clusters
 from trainrig.launch.supervise.run_record import Home
@@ -57,7 +56,7 @@ def test_an_unreadable_list_ends_nothing_and_is_not_zero():
     dark = ClusterError("AWS, us-east-1: no answer")
     assert ended(Cloud(dark, dark, [HEAD], dark, [])) == ([], [["i-1"]])
     cloud = Cloud([HEAD], dark)
-    with pytest.raises(ClusterError, match="unknown whether machines are left: AWS"):
+    with pytest.raises(ClusterError, match="left: AWS"):
         end_all(cloud, "aws", QUICK, print)
     assert cloud.ended == [["i-1"]]
 
@@ -76,7 +75,7 @@ def cluster(tmp_path, monkeypatch):
 
 def make_cluster(data, cloud):
     path = find_cluster("aws")
-    return OpenCluster(path, "aws", "aws", data, check_cluster(path), cloud)
+    return OpenCluster(path, "aws", "aws", data, cloud)
 
 
 def submit_from(home, cluster="aws"):
@@ -147,7 +146,7 @@ def test_a_home_that_cannot_be_read_is_not_one_without_runs(cluster, tmp_path):
 def test_a_run_in_the_home_that_the_file_gives_nodes_keeps_its_cluster(cluster, tmp_path, give):
     home = Home.choose(str(tmp_path / "shared"))
     ours = make_cluster(give(home.path), Cloud([HEAD], []))
-    with pytest.raises(ConfigError, match="no such folder on this machine"):
+    with pytest.raises(ConfigError, match="no such folder"):
         take_down(ours)
     record = home.create("curate", "s3://bucket/out")
     record.take_attempt("one", "http://10.0.0.1:8265", "aws", {})

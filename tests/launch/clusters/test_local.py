@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -11,9 +10,10 @@ import urllib.request
 
 import psutil
 import pytest
+from support.processes import find_free_ports
 
-from trainrig.launch.check.shipped_clusters import find_cluster
 from trainrig.launch.clusters.local_processes import MARK, Processes
+from trainrig.launch.clusters.shipped_clusters import find_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.chaos]
 
@@ -23,7 +23,7 @@ def file(tmp_path):
     """Write the shipped file with another name and free ports."""
     text = find_cluster("local").read_text().replace("cluster_name: local", "cluster_name: mine")
     for port in ("6399", "8266"):
-        text = text.replace(port, str(_free_port()))
+        text = text.replace(port, str(find_free_ports(1)[0]))
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     yield path
@@ -105,9 +105,3 @@ def _marked(process):
         return process.environ().get(MARK) == "mine"
     except psutil.Error:
         return False
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.launch.check.shipped_clusters import find_cluster
 from trainrig.launch.clusters import cluster_up as bringing_up
 from trainrig.launch.clusters.cluster_kinds import OpenCluster, open_cluster
 from trainrig.launch.clusters.cluster_up import bring_up_cluster
+from trainrig.launch.clusters.shipped_clusters import find_cluster
 
 NO_CLOUD = """#!/bin/sh
 echo "$@" >> {folder}/asked

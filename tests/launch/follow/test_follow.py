@@ -1,7 +1,7 @@
 """Messages about a followed run, from a storage that fails at times."""
 
 import pytest
-from clocked import Clock
+from support.launch.clocked import Clock
 
 from trainrig import storage
 from trainrig.errors import ClusterError
@@ -107,7 +107,3 @@ def test_no_line_is_lost_or_repeated_when_storage_fails(followed, monkeypatch):
     list(followed.following.watch())
     assert followed.lines == [b"first", b"second", b"third"]
     assert any("no answer" in line for line in followed.said)
-
-
-def test_a_run_has_its_home(followed, home):
-    assert followed.run.home == home.path

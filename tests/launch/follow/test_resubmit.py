@@ -1,13 +1,12 @@
 """Followed runs that are submitted again, on jobs without Ray and with a controlled clock."""
 
 import contextlib
-import runpy
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
-from clocked import Clock
+from support.launch import jobs_server
+from support.launch.clocked import Clock
 
 from trainrig.errors import ClusterError
 from trainrig.launch.submit.follow import Following
@@ -15,7 +14,6 @@ from trainrig.launch.submit.resubmit import GONE_SECONDS, HUNG_SECONDS, Resubmit
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.run_record import LOST_SECONDS
 
-_server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
 AHEAD = LOST_SECONDS + 31.0  # s that the clock here is ahead of the run's clock
 
 
@@ -59,8 +57,8 @@ class Watched:
 
 @pytest.fixture
 def cluster(monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_TOKEN", _server["TOKEN"])
-    with _server["serving"]() as found:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", jobs_server.TOKEN)
+    with jobs_server.serving() as found:
         yield found
 
 

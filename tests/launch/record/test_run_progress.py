@@ -1,5 +1,4 @@
 import json
-import runpy
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,6 @@ from trainrig import storage
 from trainrig.launch.supervise.run_progress import RunProgress, Saved
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
-
-globals().update(runpy.run_path(str(Path(__file__).parents[2] / "train" / "tiny.py")))
 
 
 @pytest.fixture(params=["disk", "bucket"])

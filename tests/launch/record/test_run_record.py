@@ -228,7 +228,7 @@ def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
         f"{tmp_path}: several runs begin with 'pretrain-m': "
         f"{', '.join(sorted([model.id, other.id]))}; give more characters of the id"
     )
-    with pytest.raises(ConfigError, match="no run 'tokenise-tokens'; did you mean 'tokenize-"):
+    with pytest.raises(ConfigError, match=r"no run 'tokenise-tokens'.*'tokenize-"):
         home.find("tokenise-tokens")
     with pytest.raises(ConfigError):
         home.find("")
@@ -238,5 +238,5 @@ def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
 
 def test_a_home_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "home").write_text("")
-    with pytest.raises(ConfigError, match="home: this is a file; --home names the folder"):
+    with pytest.raises(ConfigError, match=r"home.*--home"):
         Home(str(tmp_path / "home")).list()

@@ -119,7 +119,7 @@ def test_a_machine_of_no_cloud_is_refused_with_the_needed_option(tmp_path, vendo
 
 def test_the_service_s_address_comes_from_option_environment_or_the_cloud():
     def asked(provider, environment, option=""):
-        return make_source(provider, environment, option, 30.0, False)._endpoint
+        return make_source(provider, environment, option, 30.0, False)._endpoint  # type: ignore[attr-defined]
 
     assert asked("aws", {}).host == "169.254.169.254"
     variable = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://[fd00:ec2::254]/"}

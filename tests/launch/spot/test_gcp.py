@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from support.waiting import wait_until
 
 from trainrig.launch.spot import preemption_notices
 from trainrig.launch.spot.preemption_notices import (
@@ -41,8 +42,7 @@ def test_the_question_waits_for_the_answer(source, metadata_service, monkeypatch
     thread = threading.Thread(target=lambda: found.append(source.look()))
     thread.start()
     waits = f"GET {PREEMPTED}?wait_for_change=true&timeout_sec=60"
-    while not any(asked.startswith(waits) for asked in metadata_service.asked):
-        time.sleep(0.005)
+    wait_until(lambda: any(asked.startswith(waits) for asked in metadata_service.asked))
     metadata_service.put(PREEMPTED, "TRUE")
     thread.join(30)
     assert found[0].what == "preemption"

@@ -20,21 +20,28 @@ HERE = Path(trainrig.__file__).parent
 def test_the_archive_has_the_package_and_nothing_else() -> None:
     with zipfile.ZipFile(io.BytesIO(pack().data)) as archive:
         names = set(archive.namelist())
-    assert all(name.startswith("trainrig/") for name in names)
+    assert {name.partition("/")[0] for name in names} == {"trainrig", "trainrig_contrib"}
     assert {
         "trainrig/__init__.py",
         "trainrig/hardware.toml",
         "trainrig/launch/supervise/entrypoint.py",
+        "trainrig_contrib/cluster_check/schemas/kubernetes.json",
     } <= names
     wrong = [n for n in names if "/tests/" in n or "/." in n or n.endswith(".pyc")]
     assert not wrong
-    sources = {p.relative_to(HERE.parent).as_posix() for p in HERE.rglob("*.py")}
+    sources = {
+        path.relative_to(HERE.parent).as_posix()
+        for package in (HERE, HERE.with_name("trainrig_contrib"))
+        for path in package.rglob("*.py")
+    }
     assert sources <= names
 
 
 def test_an_installed_copy_packs_to_the_same_bytes(tmp_path: Path) -> None:
     installed = tmp_path / "site-packages" / "trainrig"
-    shutil.copytree(HERE, installed, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in (HERE, HERE.with_name("trainrig_contrib")):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package, installed.with_name(package.name), ignore=ignored)
     (installed / "__pycache__").mkdir()
     (installed / "__pycache__" / "cli.pyc").write_bytes(b"of this interpreter")
     for folder in (".git", ".venv", "tests"):

@@ -6,7 +6,6 @@ The dashboard is a stand-in, because Ray's would have to be of another version.
 import contextlib
 import json
 import platform
-import runpy
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from moto.s3.responses import S3Response
+from support.launch import jobs_server
 
 from trainrig import cli, storage
 from trainrig.config import ResourceRequest
@@ -29,16 +29,15 @@ from trainrig.ray_runtime.ray_pools import NodePool
 
 ELSEWHERE = "203.0.113.7"  # an address for documentation, which belongs to no machine
 
-_server = runpy.run_path(str(Path(__file__).parents[1] / "jobs_server.py"))
-node = _server["node"]
-TOKEN = _server["TOKEN"]
+node = jobs_server.node
+TOKEN = jobs_server.TOKEN
 
 
 @pytest.fixture
 def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    with _server["serving"]() as found:
+    with jobs_server.serving() as found:
         yield found
         assert not found.uploads and not found.jobs, "something was sent before all was well"
 

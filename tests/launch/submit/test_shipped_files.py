@@ -7,7 +7,7 @@ import pytest
 from trainrig import config
 from trainrig.launch.submit.run_paths import find_paths
 from trainrig.launch.submit.uploads import with_shipped_files
-from trainrig.posttrain.rollouts.reinforcement_run_file import ReinforcementLearning
+from trainrig.rl.reinforcement_run_file import ReinforcementLearning
 
 
 @pytest.fixture

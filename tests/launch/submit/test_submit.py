@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.two_nodes import two_nodes
 
 from trainrig import config
 from trainrig.corpus.curate import Curation, curate
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-_nodes = runpy.run_path(str(Path(__file__).parents[2] / "two_nodes.py"))
 
 
 @dataclass
@@ -42,7 +40,7 @@ class User:
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     folder = tmp_path_factory.mktemp("user")
-    with _nodes["two_nodes"]() as cluster:
+    with two_nodes() as cluster:
         cluster.start_head(0)
         cluster.add_node("second", 2)
         cluster.wait_for_nodes(2)

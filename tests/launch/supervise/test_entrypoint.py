@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attended import DEAF, WHOLE, log_of
+from support.launch.attended import DEAF, WHOLE, log_of
 
 from trainrig.launch.supervise import run_cost
 

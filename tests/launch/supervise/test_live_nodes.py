@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from trainrig.launch.supervise.run_cost import INSTANCE, MARKET, POOL, Kind, LiveNodes
+from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, POOL_LABEL
+from trainrig.launch.supervise.run_cost import Kind, LiveNodes
 
 
 def test_without_a_cluster_there_is_this_machine():
@@ -16,7 +17,7 @@ def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last():
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 0, "object_store_memory": 80 * 2**20}
-    labels = {POOL: "cpu", INSTANCE: "c7i.8xlarge", MARKET: "spot"}
+    labels = {POOL_LABEL: "cpu", INSTANCE_LABEL: "c7i.8xlarge", MARKET_LABEL: "spot"}
     cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
     try:
         node = cluster.add_node(**small, labels=labels)

@@ -1,16 +1,16 @@
 """A real command under supervisors: stopped and resumed, it writes the same bytes."""
 
 import random
-import runpy
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support import tiny_runs
+from support.waiting import wait_until
 
 from trainrig import config, manifest, storage
 from trainrig.corpus.curate import Curation
@@ -25,7 +25,6 @@ from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 PATIENCE = 120.0  # s: ends a broken test
 FILES = 80  # each becomes a split
-tiny = runpy.run_path(str(Path(__file__).parents[2] / "train" / "tiny.py"))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def inputs(tmp_path_factory):
     source = CurationSource(name="made-up", paths=("made-up.warc",))
     stage = manifest.claim(folder, Curation(output=folder, workers=0, sources=(source,)), {})
     Path(stage.build_path("kept")).mkdir()
-    words = [word for group in tiny["WORDS"].values() for word in group]
+    words = [word for group in tiny_runs.WORDS.values() for word in group]
     files = {}
     for number in range(FILES):
         rows = [
@@ -96,10 +95,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes(tmp_path, inputs):
     supervisor = JobSupervisor(record, first, Limits(), build_verb_command(record), pace)
     thread = threading.Thread(target=supervisor.supervise)
     thread.start()
-    until = time.monotonic() + PATIENCE
-    while len(storage.list_files(f"{run.output}/scratch")) < 5:
-        assert time.monotonic() < until and thread.is_alive()
-        time.sleep(0.005)
+    wait_until(lambda: len(storage.list_files(f"{run.output}/scratch")) >= 5, every=0.005)
     record.request_stop()
     thread.join(PATIENCE)
     ended = record.read_status().ended

@@ -8,7 +8,8 @@ import time
 
 import psutil
 import pytest
-from attended import CHILD, DEAF, PACE, PATIENCE, WHOLE, until, waiting
+from support.launch.attended import CHILD, DEAF, PACE, PATIENCE, WHOLE, waiting
+from support.waiting import wait_until
 
 from trainrig.launch.supervise import attempt_start
 from trainrig.launch.supervise.attempt_ends import Limits
@@ -112,9 +113,9 @@ def start_attendant(home, tmp_path):
         child = [sys.executable, "-c", CHILD + code, str(tmp_path)]
         command = [sys.executable, "-c", PROCESS, home.path, run.id, str(number), *child]
         started.append(subprocess.Popen(command))
-        until(lambda: any(e["event"] == "started" for e in run.read_events(number)))
-        until(lambda: run.read_last_heartbeat().get("attended", 0) > 0)
-        until(lambda: waiting(tmp_path) == number)
+        wait_until(lambda: any(e["event"] == "started" for e in run.read_events(number)))
+        wait_until(lambda: run.read_last_heartbeat().get("attended", 0) > 0)
+        wait_until(lambda: waiting(tmp_path) == number)
         (event,) = [e for e in run.read_events(number) if e["event"] == "started"]
         return started[-1], run, event["pid"]
 
@@ -129,7 +130,7 @@ def test_a_new_attempt_takes_over_after_the_supervisor_died(start_attendant, sup
     (command,) = psutil.Process(guard).children()
     process.kill()
     process.wait()
-    until(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE)
     assert not any(event["event"] == "ended" for event in run.read_events())
     second = supervise(home, "")
     assert second.end()["state"] == "done"
@@ -148,7 +149,7 @@ def test_a_supervisor_that_returns_ends_its_child_and_writes_nothing(
         attempt_start, "_may_be_alive", lambda *_: False
     )  # pretends to be another machine
     second = supervise(home, WHOLE)
-    until(lambda: waiting(tmp_path) == 2)
+    wait_until(lambda: waiting(tmp_path) == 2)
     time.sleep(0.5)  # leaves the supervisor away for longer than others tolerate
     process.send_signal(signal.SIGCONT)
     assert process.wait(PATIENCE) == 1

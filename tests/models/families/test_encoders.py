@@ -2,12 +2,12 @@
 
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support import brought
 
 from trainrig.errors import DataError
 from trainrig.models import find_model_class
@@ -18,7 +18,6 @@ from trainrig.models.families import find_family, read_config, strip_config
 from trainrig.models.huggingface import open_folder, write_folder
 from trainrig.tokens.special_tokens import TokenizerFiles, find_special_tokens
 
-BROUGHT = runpy.run_path(str(Path(__file__).parents[2] / "tokens" / "brought.py"))
 SMALL = {
     "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
     "num_attention_heads": 4, "max_position_embeddings": 66, "initializer_range": 0.2,
@@ -60,7 +59,7 @@ def pair(request, transformers, tmp_path_factory):
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     theirs.save_pretrained(folder)
-    BROUGHT["write"]("llama3", folder)
+    brought.write("llama3", folder)
     if kind == "Roberta":
         (folder / "roles.json").write_text(json.dumps({"pad": find_second_token(folder)}))
     hub = open_folder(str(folder))
@@ -143,7 +142,7 @@ def test_published_bert_with_old_names_and_a_second_head_is_read(transformers, t
     config = transformers.BertConfig(**SMALL | {"pad_token_id": 0})
     theirs = transformers.BertForPreTraining(config).eval()
     theirs.save_pretrained(tmp_path)
-    BROUGHT["write"]("llama3", tmp_path)
+    brought.write("llama3", tmp_path)
     tensors = {}
     for name, value in load_file(tmp_path / "model.safetensors").items():
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma")
@@ -178,7 +177,7 @@ def test_a_trainrig_model_finds_its_family(name, transformers, tmp_path):
     config = EncoderConfig.model_validate(sizes | OWN[name] | {"initial_std": 0.1})
     model = build_model(config)
     initialise(model, 3)
-    files = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer).with_roles({"mask": "a"})
+    files = TokenizerFiles(brought.brought("gpt2").tokenizer).with_roles({"mask": "a"})
     family = write_folder(str(tmp_path), config, model.state_dict().__getitem__, files)
     assert family.model_type == name
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)

@@ -1,11 +1,10 @@
 """Every family compared with random models of Transformers: logits, files, an optimizer's step."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
+from support import brought, peer_models
 
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -17,10 +16,7 @@ from trainrig.models.layer_parts import compute_rotation_rates
 from trainrig.models.token_sampling import Sampling
 from trainrig.tokens.special_tokens import TokenizerFiles
 
-HERE = Path(__file__)
-THEIRS = runpy.run_path(str(HERE.with_name("theirs.py")))
-BROUGHT = runpy.run_path(str(HERE.parents[2] / "tokens" / "brought.py"))
-NAMES = list(THEIRS["FAMILIES"])
+NAMES = list(peer_models.FAMILIES)
 IDS = torch.randint(331, (3, 20), generator=torch.Generator().manual_seed(1))
 BOUND = 1e-5
 
@@ -29,8 +25,8 @@ BOUND = 1e-5
 def pair(request, transformers, tmp_path_factory):
     """Return Transformers' model and trainrig's, read from the same folder."""
     folder = tmp_path_factory.mktemp("theirs")
-    theirs = THEIRS["make"](transformers, request.param, folder)
-    BROUGHT["write"]("llama3", folder)
+    theirs = peer_models.make(transformers, request.param, folder)
+    brought.write("llama3", folder)
     hub = open_folder(str(folder))
     ours = Decoder(hub.config)
     ours.load_state_dict(hub.read_state())
@@ -147,7 +143,7 @@ def test_a_trainrig_model_finds_its_family(name, transformers, tmp_path):
     config = DecoderConfig.model_validate(SMALL | OWN[name] | {"initial_std": 0.3})
     model = Decoder(config)
     initialise(model, 3)
-    files = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)
+    files = TokenizerFiles(brought.brought("gpt2").tokenizer)
     family = write_folder(str(tmp_path), config, model.state_dict().__getitem__, files)
     assert family.model_type == name
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -159,7 +155,7 @@ def test_a_trainrig_model_finds_its_family(name, transformers, tmp_path):
 
 def test_a_model_that_transformers_has_not_cannot_be_exported():
     config = DecoderConfig.model_validate(SMALL | {"position_embedding": {"kind": "Alibi"}})
-    with pytest.raises(DataError, match="no supported architecture of Transformers can express"):
+    with pytest.raises(DataError, match="no supported architecture"):
         find_family(config, {})
 
 
@@ -205,8 +201,10 @@ def test_yarn_is_scaled_as_transformers_scales_it(
 
     given = {"attention_factor": attention_factor, "mscale": mscale}
     given |= {"mscale_all_dim": mscale_all_dim}
-    table = THEIRS["YARN"] | {"factor": factor} | {k: v for k, v in given.items() if v is not None}
-    theirs = transformers.LlamaConfig(**THEIRS["SMALL"], rope_parameters=table)
+    table = (
+        peer_models.YARN | {"factor": factor} | {k: v for k, v in given.items() if v is not None}
+    )
+    theirs = transformers.LlamaConfig(**peer_models.SMALL, rope_parameters=table)
     rates, expected = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
     rope = read_rope(HubConfig(theirs.to_dict() | {"rope_parameters": table}, "config.json"))
     found, scale = compute_rotation_rates(rope, 8, torch.device("cpu"))
@@ -219,8 +217,8 @@ def test_dropped_dropouts_of_an_imported_model_are_reported(tmp_path, capsys, tr
     from trainrig.posttrain.huggingface.huggingface_verbs import import_folder
 
     for name, said in (("gpt2", True), ("llama2", False)):
-        THEIRS["make"](transformers, name, tmp_path / name)
-        BROUGHT["write"]("llama3", tmp_path / name)
+        peer_models.make(transformers, name, tmp_path / name)
+        brought.write("llama3", tmp_path / name)
         path = tmp_path / name / "config.json"
         shares = {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "attention_dropout": 0.0}
         given = json.loads(path.read_text()) | (shares if said else {"attention_dropout": 0.0})

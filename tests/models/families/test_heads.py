@@ -2,11 +2,11 @@
 
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 import torch
+from support import brought
 
 from trainrig import cli
 from trainrig.errors import ConfigError, DataError
@@ -21,7 +21,6 @@ from trainrig.posttrain.huggingface.model_folders import export_checkpoint, impo
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train import checkpoint
 
-BROUGHT = runpy.run_path(str(Path(__file__).parents[2] / "tokens" / "brought.py"))
 SMALL = {
     "vocab_size": 331, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
     "num_attention_heads": 4, "max_position_embeddings": 66, "initializer_range": 0.2,
@@ -64,7 +63,7 @@ def make(transformers, name, ending, folder):
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     theirs.save_pretrained(folder)
-    BROUGHT["write"]("llama3", folder)
+    brought.write("llama3", folder)
     if kind == "Roberta":
         (folder / "roles.json").write_text(json.dumps({"pad": second_token(folder)}))
     hub = open_folder(str(folder))
@@ -222,7 +221,7 @@ def test_a_discriminator_and_its_generator_export_separately(transformers, tmp_p
     )  # fmt: skip
     model = build_model(config)
     initialise(model, 3)
-    files = TokenizerFiles(BROUGHT["brought"]("gpt2").tokenizer)
+    files = TokenizerFiles(brought.brought("gpt2").tokenizer)
     run = str(tmp_path / "run")
     tensors = model.state_dict()
     planned = {

@@ -2,19 +2,17 @@
 
 import json
 import re
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support import brought
 
 from trainrig.errors import DataError
 from trainrig.models.encoder import build_model
 from trainrig.models.families import find_family, read_config, strip_config
 from trainrig.models.huggingface import open_folder, write_folder
 
-BROUGHT = runpy.run_path(str(Path(__file__).parents[2] / "tokens" / "brought.py"))
 SMALL = {
     "vocab_size": 331, "d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 3,
     "num_decoder_layers": 2, "num_heads": 4, "n_positions": 66, "dropout_rate": 0.0,
@@ -54,7 +52,7 @@ def pair(request, transformers, tmp_path_factory):
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(
         folder, attn_implementation="eager"
     ).eval()
-    BROUGHT["write"]("llama3", folder)
+    brought.write("llama3", folder)
     hub = open_folder(str(folder))
     ours = build_model(hub.config)
     ours.load_state_dict(hub.read_state())

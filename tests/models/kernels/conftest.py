@@ -1,5 +1,5 @@
 import pytest
-from tests.models.kernels.kernel_stand_ins import stand_in
+from support.kernel_stand_ins import stand_in
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.gpu.attention_rows import ROWS, Rows
-from tests.models.kernels import kernel_stand_ins
+from gpu.attention_rows import ROWS, Rows
+from support import kernel_stand_ins
 
 from trainrig.errors import ConfigError
 

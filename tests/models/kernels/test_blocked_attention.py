@@ -59,7 +59,7 @@ def test_values_and_gradients_equal_attention_all_at_once(monkeypatch, window, c
             slopes_H=slopes,
             sinks_H=sinks,
         )
-        theirs = attend_all_at_once(*parts, window, cap, documents, slopes, sinks)
+        theirs = attend_all_at_once(*parts, window, cap, documents, slopes, sinks)  # type: ignore[call-arg]
         weights = torch.randn(ours.shape, generator=generator)
         inputs = parts if sinks is None else [*parts, sinks]
         found = torch.autograd.grad((ours * weights).sum(), inputs)

@@ -72,7 +72,7 @@ def test_a_scalar_slope_applies_to_all_heads():
     documents = number_documents(ROWS)
     seen = cpu_attention.document_attention(*parts, documents, scale=SCALE)
     found = torch.autograd.grad(seen.sum(), parts)
-    expected = torch.autograd.grad(masked(*parts, documents, True).sum(), parts)
+    expected = torch.autograd.grad(masked(*parts, documents, True).sum(), parts)  # type: ignore[call-arg]
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() <= 2e-6
 
@@ -142,10 +142,10 @@ def count_document_pairs(rows):
     parts = [part.detach() for part in draw_parts(rows)]
     documents = number_documents(rows)
     with Products() as forward:
-        saved = cpu_attention.attend(*parts, documents, SCALE, True)
+        saved = cpu_attention.attend(*parts, documents, SCALE, True)  # type: ignore[call-arg]
     with Products() as backward:
         given = torch.ones_like(parts[0]), *saved, *parts, documents
-        cpu_attention.differentiate(*given, SCALE, True)
+        cpu_attention.differentiate(*given, SCALE, True)  # type: ignore[call-arg]
     assert forward.pairs == backward.pairs
     return forward.pairs
 
@@ -155,9 +155,9 @@ def count_block_flops(rows, **settings):
     documents = number_documents(rows)
     asked = documents, None, None, SCALE, settings.get("window"), settings.get("cap"), True
     with FlopCounterMode(display=False) as forward:
-        seen, sums = blocked_attention.attend(*parts, *asked)
+        seen, sums = blocked_attention.attend(*parts, *asked)  # type: ignore[call-arg]
     with FlopCounterMode(display=False) as backward:
-        blocked_attention.attend_backward(torch.ones_like(seen), seen, sums, *parts, *asked)
+        blocked_attention.attend_backward(torch.ones_like(seen), seen, sums, *parts, *asked)  # type: ignore[call-arg]
     return forward.get_total_flops(), backward.get_total_flops()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.gpu.attention_rows import ROWS, Rows
+from gpu.attention_rows import ROWS, Rows
 from torch.nn.attention.flex_attention import create_block_mask
 
 from trainrig.models.kernels import flex_rows

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.gpu.attention_rows import ROWS, Rows
+from gpu.attention_rows import ROWS, Rows
 from torch import library
 
 from trainrig.models.kernels.varlen_attention import OPERATOR, find_varlen_rows

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainrig.errors import DataError
-from trainrig.objectives import FillInTheMiddle
+from trainrig.objectives.objective_kinds import FillInTheMiddle
 from trainrig.posttrain.prompt_text import Gap, PromptEncoder
 from trainrig.tokens.batches import IGNORE, TOKENS
 from trainrig.tokens.tokenizers.encode import Encoder
@@ -88,28 +88,6 @@ def test_rates_are_those_asked_for_within_binomial_error(encoder, make_rows):
     spm = sum(piece[1] == corruption.suffix for piece in changed)
     empty = sum(0.75 * 2 / (len(piece) - 3) for piece in changed)
     assert abs(spm - 0.25 * len(changed) - empty) < 5 * math.sqrt(len(changed) * 0.25 * 0.75)
-
-
-def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
-    micro = make_rows(6, 128, first=100)
-    corruption = FillInTheMiddle(rate=1.0).make_corruption(encoder)
-    together = corruption.apply(micro, 0)
-    for row in range(6):
-        mine = micro.pieces[:, 0] == row
-        alone = dataclasses.replace(
-            micro,
-            arrays={name: array[row : row + 1] for name, array in micro.arrays.items()},
-            samples=micro.samples[row : row + 1],
-            sources=micro.sources[row : row + 1],
-            pieces=micro.pieces[mine] - [row, 0, 0],
-        )
-        found = corruption.apply(alone, 9)
-        np.testing.assert_array_equal(found.ids[0], together.ids[row])
-        np.testing.assert_array_equal(found.targets[0], together.targets[row])
-    other = FillInTheMiddle(rate=1.0, corruption_seed=1).make_corruption(encoder).apply(micro, 0)
-    assert (other.ids != together.ids).any()
-    # The input is not changed in place.
-    np.testing.assert_array_equal(micro.ids, make_rows(6, 128, first=100).ids)
 
 
 def test_a_tokenizer_without_sentinels_is_refused_with_what_would_work():

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainrig.errors import DataError
-from trainrig.objectives import MaskedLM
+from trainrig.objectives.objective_kinds import MaskedLM
 from trainrig.tokens.batches import IGNORE, TOKENS
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
@@ -111,26 +111,6 @@ def test_spans_are_as_long_as_asked_for(encoder, make_rows):
     assert abs(groups.mean() - expected) < 4 * groups.std() / math.sqrt(len(groups))
 
 
-def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
-    micro = make_rows(6, 128, first=100)
-    corruption = MaskedLM(unit="word").make_corruption(encoder)
-    together = corruption.apply(micro, 0)
-    for row in range(6):
-        mine = micro.pieces[:, 0] == row
-        alone = dataclasses.replace(
-            micro,
-            arrays={name: array[row : row + 1] for name, array in micro.arrays.items()},
-            samples=micro.samples[row : row + 1],
-            sources=micro.sources[row : row + 1],
-            pieces=micro.pieces[mine] - [row, 0, 0],
-        )
-        found = corruption.apply(alone, 9)
-        np.testing.assert_array_equal(found.ids[0], together.ids[row])
-        np.testing.assert_array_equal(found.targets[0], together.targets[row])
-    other = MaskedLM(unit="word", corruption_seed=1).make_corruption(encoder).apply(micro, 0)
-    assert (other.targets != together.targets).any()
-
-
 def test_the_rate_goes_in_a_line_to_its_end(encoder, make_rows):
     objective = MaskedLM(rate=0.3, final_rate=0.15, rate_steps=100)
     assert [objective.rate_at(step) for step in (0, 50, 100, 900)] == pytest.approx(
@@ -155,7 +135,7 @@ def test_a_tokenizer_without_a_mask_is_refused_with_what_would_work():
     [
         (
             {"masked": 0.8, "replaced": 0.3},
-            r"masked \(0.8\) and replaced \(0.3\) add up to more than 1",
+            r"masked \(0.8\).*replaced \(0.3\).*1",
         ),
         ({"final_rate": 0.1}, "set both or neither"),
     ],

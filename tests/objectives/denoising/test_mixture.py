@@ -119,7 +119,7 @@ def test_a_row_without_prefixes_has_none_and_places_of_padding_begin_no_document
 def test_narrow_rows_are_padded_to_the_widest_of_their_micro_batch(encoder, make_rows):
     objective = MixtureOfObjectives.model_validate(BY_SAMPLE)
     found = objective.make_corruption(encoder).apply(make_rows(24, 64), 0)
-    short, dense = (member.objective.compute_lengths(64) for member in objective.members)
+    short, dense = (member.objective.compute_lengths(64) for member in objective.members)  # type: ignore[attr-defined]
     assert (found.ids.shape[1], found.targets.shape[1]) == (
         max(short[0], dense[0]),
         max(short[1], dense[1]),

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives import CausalLM, MultiTokenPrediction
 from trainrig.objectives.next_token import FurtherTargets, find_further_targets
 from trainrig.objectives.objective_interface import DeviceBatch, compute_differentiable_loss
+from trainrig.objectives.objective_kinds import CausalLM, MultiTokenPrediction
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, TARGETS, TOKENS, MicroBatch
 
 SIZES = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 50, "positions": 16}

@@ -1,7 +1,5 @@
 """Prefix language models: masks against brute force, targets, row cutting, rejected settings."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,8 @@ from trainrig.models.architecture.layer_settings import Rope
 from trainrig.models.attention import MaskRegions, make_document_mask, number_documents
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.layer_parts import Rotation
-from trainrig.objectives import PrefixLM
 from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.objective_kinds import PrefixLM
 from trainrig.tokens.batches import (
     IGNORE,
     POSITIONS,
@@ -192,26 +190,6 @@ def test_prefixes_take_half_of_the_tokens_on_average(encoder, make_rows):
     exact = sum(p * (p - 1) / 2 for p in range(1, 33)) / 32 / 32
     assert objective.keys_ahead(32) == pytest.approx(exact, rel=1e-12)
     assert PrefixLM(prefix_tokens=9).keys_ahead(32) == 10 * 9 / 2 / 32
-
-
-def test_a_row_does_not_depend_on_the_other_rows():
-    corruption = PrefixLM().make_corruption(None)
-    micro = make_prefix_rows(DOCUMENTS, first=50)
-    together = cut(corruption, micro)
-    for row in range(4):
-        mine = micro.pieces[:, 0] == row
-        alone = dataclasses.replace(
-            micro,
-            arrays={name: array[row : row + 1] for name, array in micro.arrays.items()},
-            samples=micro.samples[row : row + 1],
-            sources=micro.sources[row : row + 1],
-            pieces=micro.pieces[mine] - [row, 0, 0],
-        )
-        found = corruption.apply(alone, 9)
-        for name in (PREFIXES, "targets"):
-            np.testing.assert_array_equal(found.arrays[name][0], together.arrays[name][row])
-    other = cut(PrefixLM(corruption_seed=1).make_corruption(None), micro)
-    assert (other.targets != together.targets).any()
 
 
 def test_the_loss_is_that_of_the_suffixes_alone():

@@ -194,17 +194,6 @@ def test_pieces_say_where_documents_begin_in_what_is_encoded(encoder, make_rows)
             assert token == micro.ids[row, before] or token in corruption.sentinels
 
 
-def test_a_row_does_not_depend_on_the_other_rows(encoder, make_rows):
-    corruption = SpanCorruption().make_corruption(encoder)
-    together = make_rows(6, 64, first=40)
-    later = make_rows(6, 64, first=40)
-    found = corruption.apply(together, 0)
-    again = corruption.apply(later, 7)
-    np.testing.assert_array_equal(found.ids, again.ids)
-    moved = dataclasses.replace(together, samples=together.samples + 1)
-    assert (corruption.apply(moved, 0).ids != found.ids).any()
-
-
 def test_a_decoder_reads_each_target_one_place_later():
     targets = np.array([[5, 6, 7, 8, IGNORE, IGNORE]])
     segments = np.array([[1, 1, 2, 2, 0, 0]])
@@ -217,5 +206,5 @@ def test_too_few_sentinels_are_refused_with_how_many_are_needed(encoder):
         find_corruption(SpanCorruption(), encoder, 4096)
     plain = Encoder(ByteLevelBPE(vocabulary=264, sentinels=1).train([]).decode())
     find_corruption(SpanCorruption(), plain, 20)
-    with pytest.raises(DataError, match="no special token <extra_id_1>, which"):
+    with pytest.raises(DataError, match="special token <extra_id_1>"):
         find_corruption(SpanCorruption(closing_sentinel=True), plain, 20)

@@ -89,7 +89,7 @@ def test_each_denoiser_is_that_of_the_paper(number, joined, encoder, make_rows):
 def test_a_decoder_has_the_rows_of_encoder_and_decoder_in_one(encoder, make_rows):
     micro = make_rows(8, 128, padded=True)
     for two, one in zip(UL2().parts(), UL2(joined=True).parts(), strict=True):
-        apart, together = (part.make_corruption(encoder).apply(micro, 0) for _, part in (two, one))
+        apart, together = (part.make_corruption(encoder).apply(micro, 0) for _, part in (two, one))  # type: ignore[attr-defined]
         np.testing.assert_array_equal(apart.pieces, together.pieces)
         for row in range(8):
             read, said = read_and_said(apart, row)
@@ -277,7 +277,8 @@ def test_denoisers_are_as_likely_each_unless_weighed(encoder):
 def test_a_row_is_a_function_of_its_sample_and_the_seed(encoder, make_rows):
     micro = make_rows(16, 128)
     alike, other = (
-        UL2(corruption_seed=seed).parts()[3][1].make_corruption(encoder) for seed in (0, 1)
+        UL2(corruption_seed=seed).parts()[3][1].make_corruption(encoder)  # type: ignore[attr-defined]
+        for seed in (0, 1)
     )
     found = alike.apply(micro, 0)
     np.testing.assert_array_equal(found.ids, alike.apply(micro, 9).ids)
@@ -292,9 +293,7 @@ def test_modes_go_by_the_names_of_the_papers_checkpoints_too():
 
 
 def test_a_missing_token_is_rejected_with_the_setting_that_adds_it():
-    with pytest.raises(
-        DataError, match=r"no special token \[S\], \[X\], which objective UL2 needs"
-    ):
+    with pytest.raises(DataError, match=r"special token \[S\], \[X\].*objective UL2"):
         UL2().make_corruption(build_tokenizer(100, ("[R]",)))
     with pytest.raises(DataError, match=r"<extra_id_4> to <extra_id_84>.* `sentinels = 85`"):
         find_corruption(UL2(), build_tokenizer(4, ("[R]", "[S]", "[X]")), LENGTH)

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from trainrig.objectives import CISPO, DAPO, GRPO, GSPO, RLOO, DrGRPO, ReinforcePlusPlus
 from trainrig.objectives.objective_interface import compute_differentiable_loss
+from trainrig.objectives.objective_kinds import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    RLOO,
+    DrGRPO,
+    ReinforcePlusPlus,
+)
 from trainrig.objectives.policy.policy_divergence import ReferenceDivergence, estimate_divergence
 from trainrig.tokens.batches import (
     ADVANTAGES,

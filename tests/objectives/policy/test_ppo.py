@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
-from trainrig.objectives import GRPO, PPO
 from trainrig.objectives.objective_interface import compute_differentiable_loss
+from trainrig.objectives.objective_kinds import GRPO, PPO
 from trainrig.objectives.policy.policy_divergence import AdaptiveWeight, ReferenceDivergence
 from trainrig.objectives.policy.ppo import CRITIC_MODEL, estimate_advantages, read_values
 from trainrig.tokens.batches import (

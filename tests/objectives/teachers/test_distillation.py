@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from trainrig.models.output import Head, ModelOutput
-from trainrig.objectives import Distillation, chunked_head, cross_entropy
+from trainrig.objectives import chunked_head, cross_entropy
 from trainrig.objectives.objective_interface import DeviceBatch
+from trainrig.objectives.objective_kinds import Distillation
 from trainrig.posttrain.stages.teacher_stage import find_likeliest
 from trainrig.tokens.batches import IGNORE
 

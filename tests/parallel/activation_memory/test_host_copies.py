@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from tests.parallel.activation_memory.test_recompute import CONFIG, batch, gradients
+from support.recomputed import CONFIG, batch, gradients
 
 from trainrig.models import decoder
 from trainrig.models.decoder import Decoder, initialise

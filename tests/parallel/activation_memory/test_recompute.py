@@ -1,80 +1,11 @@
-import gc
 import itertools
-import weakref
 
 import pytest
 import torch
+from support.recomputed import MIXED, WAYS, build, gradients, kept_for_the_backward_pass
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.kernels import cpu_attention
-from trainrig.objectives.cross_entropy import cross_entropy_sum
-from trainrig.parallel.recompute import Full, Selective, choose_kept, recompute
-
-WAYS = {
-    "none": None,
-    "all layers": Full(),
-    "every second": Full(every=2),
-    "selective": Selective(),
-}
-# A mixture that a budget may choose.
-MIXED = {"each in its way": ("all", "products", "input", "products")}
-CONFIG = DecoderConfig(layers=4, channels=32, heads=4, kv_heads=2, vocabulary=64, positions=64)
-
-
-def build(way, dtype=torch.float32, config=CONFIG):
-    model = Decoder(config)
-    initialise(model, 0)
-    model = model.to(dtype)
-    recompute(model.layers, way if isinstance(way, tuple) else choose_kept(config.layers, way))
-    return model
-
-
-def batch(length=48, rows=3):
-    return torch.randint(64, (rows, length), generator=torch.Generator().manual_seed(0))
-
-
-def gradients(model, packed=None):
-    ids = batch()
-    positions = torch.arange(48).remainder(20).expand(3, -1) if packed else None
-    loss = cross_entropy_sum(model(ids, positions_BT=positions).logits, ids)
-    loss.backward()
-    return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
-
-
-class Kept(TorchDispatchMode):
-    """Counter of the bytes of tensors created inside the block, as long as they live."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.bytes = 0
-        self._seen = weakref.WeakSet(
-            parameter.untyped_storage() for parameter in model.parameters()
-        )
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self._seen:
-                storage = tensor.untyped_storage()
-                self._seen.add(storage)
-                self.bytes += storage.nbytes()
-                weakref.finalize(storage, self._freed, storage.nbytes())
-        return made
-
-    def _freed(self, count):
-        self.bytes -= count
-
-
-def kept_for_the_backward_pass(way):
-    """Return the bytes kept for the backward pass, without the logits, which every mode keeps."""
-    model = build(way)
-    ids = batch()
-    with Kept(model) as kept:
-        logits = model(ids).logits
-        gc.collect()
-        return kept.bytes - logits.untyped_storage().nbytes()
 
 
 @pytest.mark.slow

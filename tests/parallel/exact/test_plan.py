@@ -91,7 +91,7 @@ def test_the_plans_of_a_layout_agree_at_all_its_numbers_of_workers(layout):
     for count, replicas in itertools.product((1, 3, 5, 6, 7, 12, 17), range(1, 5)):
         workers = layout.unit * replicas
         first, *others = layout.plan_sums(workers, count, min(count, 9))
-        assert first.slices * first.copies * layout._tensor * layout.pipeline_ranks == workers
+        assert first.slices * first.copies * layout.tensor_ranks * layout.pipeline_ranks == workers
         assert first.parts == math.prod(
             axis.ranks for axis in (layout.context, layout.expert) if axis
         )

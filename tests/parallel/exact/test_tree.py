@@ -6,10 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainrig.parallel.sharding.sum_tree import TreeSum, find_largest_subtrees
+from trainrig.parallel.sharding.sum_tree import TreeSum, join_spans
 
 # Large and small numbers of both signs: their float sums depend on the order.
 FLOATS = st.floats(-1e6, 1e6, width=32)
+
+
+def find_largest_subtrees(begin, end, leaves):
+    """Return the fewest subtrees with exactly the leaves `begin` … `end` - 1, left to right."""
+    return join_spans([(leaf, leaf + 1) for leaf in range(begin, end)], leaves)
 
 
 class Text(str):

@@ -1,14 +1,11 @@
 """Fixtures of post-training, and small encoders with their tokenizers."""
 
 import json
-import runpy
 from pathlib import Path
 
 import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "conftest.py")))
 
 WORDS = """
     the sea is grey calm and cold a storm ship sails north goal match team wins loses by two

@@ -110,7 +110,7 @@ def test_bad_rows_are_in_quarantine_with_file_and_place(encode, tmp_path):
     [
         ({"labels": ("a",)}, "two or more different"),
         ({"labels": ("a", "a")}, "two or more different"),
-        ({"rows": "pairs", "labels": ("a", "b")}, "labels: rows = \"pairs\" have no classes"),
+        ({"rows": "pairs", "labels": ("a", "b")}, 'labels: rows = "pairs"'),
         ({"too_long": "drop_turns"}, "use \"refuse\" or \"cut\""),
         ({"rows": "pairs", "too_long": "cut"}, "use \"refuse\" or \"drop_turns\""),
         ({"template": "x"}, "are for conversations"),

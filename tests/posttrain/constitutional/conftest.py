@@ -1,14 +1,9 @@
 """A tiny model that answers prompts, and one that prefers some answers to others."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 
 from trainrig.models.decoder import Decoder, initialise
 from trainrig.train import checkpoint
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "sampling" / "conftest.py")))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support.interruptions import interrupt_after
 
 from trainrig import manifest
 from trainrig.errors import ConfigError
@@ -228,22 +229,11 @@ def test_the_bytes_are_the_same_at_any_number_of_workers(chaining, decided, whol
 
 
 @pytest.mark.slow
-def test_a_stopped_stage_continues_with_the_rest(chaining, decided, whole, tmp_path, monkeypatch):
-    write = constitutional_stage.sample_stage.write_rows
-    written = []
-
-    def write_one(folder, name, files):
-        if written:
-            raise KeyboardInterrupt
-        written.append(name)
-        return write(folder, name, files)
-
-    monkeypatch.setattr(constitutional_stage.sample_stage, "write_rows", write_one)
-    with pytest.raises(KeyboardInterrupt):
+def test_a_stopped_stage_continues_with_the_rest(chaining, decided, whole, tmp_path):
+    with interrupt_after(1, constitutional_stage.sample_stage, "write_rows"):
         revise_answers(chaining(checkpoint=decided))
     done = read_content(tmp_path / "chained")
     assert len(done) == 3
-    monkeypatch.setattr(constitutional_stage.sample_stage, "write_rows", write)
     again = revise_answers(chaining(checkpoint=decided))
     assert read_content(tmp_path / "chained") == read_content(whole)
     assert again.content == manifest.read_manifest(str(whole)).content

@@ -5,18 +5,15 @@ import torch
 
 from trainrig.check import describe
 from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.estimate.tuning_check import estimate_tuning, estimate_tuning_memory
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.objectives.log_probabilities import stack_rows
 from trainrig.objectives.shared_prompts import lay_out
-from trainrig.posttrain.tuning.fine_tuning import estimate_tuning, prepare
+from trainrig.posttrain.tuning.fine_tuning import prepare
+from trainrig.posttrain.tuning.largest_rows import LargestRows, find_largest
 from trainrig.posttrain.tuning.preference_rows import needs_references
 from trainrig.posttrain.tuning.references import compute_references
-from trainrig.posttrain.tuning.tuning_memory import (
-    LargestRows,
-    estimate_tuning_memory,
-    find_largest,
-)
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.batches import (
     CHOSEN_IDS,

@@ -1,5 +1,5 @@
 import pytest
-from tests.posttrain.rewards.completions import completion
+from support.completions import completion
 
 from trainrig.posttrain.rewards import FormulaAnswer
 

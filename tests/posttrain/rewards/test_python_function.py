@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.posttrain.rewards.completions import completion
+from support.completions import completion
 
 from trainrig.errors import ConfigError, DataError
 from trainrig.posttrain.rewards import PythonFunction

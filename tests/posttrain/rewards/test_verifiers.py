@@ -1,5 +1,5 @@
 import pytest
-from tests.posttrain.rewards.completions import completion
+from support.completions import completion
 
 from trainrig.posttrain.rewards import ExactAnswer, NumericAnswer
 from trainrig.posttrain.rewards.reward_contract import Fault

@@ -153,11 +153,11 @@ def test_rows_that_cannot_be_scored_keep_their_place_and_are_reported(scoring, t
 
 
 def test_invalid_settings_are_rejected_and_leave_nothing(scoring, fresh, tmp_path):
-    with pytest.raises(ConfigError, match="is a language model, not a reward model"):
+    with pytest.raises(ConfigError, match="language model, not"):
         score_rows(scoring(PAIRS, rows="pairs", checkpoint=fresh))
-    with pytest.raises(DataError, match="has a column 'score' already; choose another `name`"):
+    with pytest.raises(DataError, match=r"column 'score' already.*`name`"):
         score_rows(scoring([{"prompt": "a", "completion": "b", "score": 1}]))
-    with pytest.raises(DataError, match=r"none of 1 rows can be scored: other_kind 1"):
+    with pytest.raises(DataError, match=r"none of 1 rows.*scored: other_kind 1"):
         score_rows(scoring([{"prompt": "a", "completion": "b"}], rows="pairs"))
     with pytest.raises(DataError, match="nowhere"):
         score_rows(scoring([], paths=(str(tmp_path / "nowhere.jsonl"),)))

@@ -1,13 +1,14 @@
 """Tiny models and runs, and a replacement for vLLM."""
 
-import runpy
 import sys
 from pathlib import Path
 
 import pytest
+from support.rollout_fixtures import make_run, problems
+
+__all__ = ["make_run", "problems"]
 
 STAND_IN = str(Path(__file__).with_name("stand_in"))
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "rollouts" / "conftest.py")))
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.shards import write_shard
 
 from trainrig import config, manifest
 from trainrig.corpus.curate import DROPPED, KEPT, Curation
@@ -22,7 +23,7 @@ from trainrig.quickstart.injected_faults import KILLED
 from trainrig.quickstart.site.site_plan import Kind, Plant
 from trainrig.tokens.batches import IDS, MicroBatch
 from trainrig.tokens.rows.pretraining import BatchSettings
-from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary
 from trainrig.train.pretrain import open_batches
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import SampleLog

@@ -276,22 +276,23 @@ def test_the_steps_done_twice_are_counted_and_compared():
 
 
 def test_the_curve_is_the_final_models_history_and_the_dead_attempts_end_is_apart():
-    curve, events = quickstart_charts.build_loss_curve(STORY)
+    faint, _, _, thrown, killed = quickstart_charts.draw_loss(STORY)["plot"].marks
     tokens = TOKENS_A_STEP * np.arange(STEPS + 1)
-    assert curve.x.tolist() == tokens[1:].tolist()
-    assert curve.y.tolist() == [compute_loss_at(step) for step in range(1, STEPS + 1)]
-    assert [x.tolist() for x, _ in events.thrown_away] == [tokens[181:213].tolist()]
+    assert faint.x.tolist() == tokens[1:].tolist()
+    assert faint.y.tolist() == [compute_loss_at(step) for step in range(1, STEPS + 1)]
+    assert thrown.x.tolist() == tokens[181:213].tolist()
+    assert killed.x == KILLED_AT * TOKENS_A_STEP
 
 
 def test_a_killed_step_that_was_not_logged_still_has_its_place():
     sparse = replace(STORY, loss=tuple(point for point in STORY.loss if point.step % 10 == 0))
-    _, events = quickstart_charts.build_loss_curve(sparse)
-    assert events.restarts == [KILLED_AT * TOKENS_A_STEP]
+    *_, killed = quickstart_charts.draw_loss(sparse)["plot"].marks
+    assert killed.x == KILLED_AT * TOKENS_A_STEP
 
 
 def test_the_funnel_narrows_by_what_each_reason_drops():
     results = replace(STORY, dropped=(Dropped("short", 1_000), Dropped("foreign", 134)))
-    assert [row.lengths for row in quickstart_charts.build_funnel_rows(results)] == [
+    assert [row.lengths for row in quickstart_charts.draw_funnel(results)["plot"].rows] == [
         (3_452, 0),
         (2_452, 1_000),
         (2_318, 134),
@@ -314,8 +315,8 @@ def test_every_chart_has_a_label_a_caption_with_n_and_its_table():
     for chart in found:
         assert re.search('role="img" aria-label="[^"]{20,}"', chart)
         assert re.search("<figcaption>n = [0-9]", chart)
-        assert "<table>" in chart
-        assert re.search("<tbody><tr>", chart)
+        assert "<table " in chart
+        assert re.search(r"<tbody>\s*<tr>", chart)
 
 
 def test_every_drawing_is_xml_and_no_two_elements_share_an_id():
@@ -337,7 +338,7 @@ def test_links_lead_to_places_on_the_page_and_nowhere_else():
 
 def test_hostile_text_anywhere_in_the_story_adds_no_element():
     hostile = build_quickstart_page(add_hostile_text(STORY))
-    assert "&lt;script&gt;alert(&#x27;1&#x27;)" in hostile
+    assert "&lt;script&gt;alert(&#39;1&#39;)" in hostile
     assert "\u202e" not in hostile
     assert "\x00" not in hostile
     outside = re.compile("<svg.*?</svg>", re.S)

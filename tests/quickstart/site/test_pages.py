@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from support.archives import read_warc
 
 from trainrig.corpus.extract import Resiliparse, extract
 from trainrig.corpus.read import RawPage
-from trainrig.corpus.read.warc_and_arc import read_warc
 from trainrig.errors import ConfigError
 from trainrig.quickstart.site.site_pages import PagesSettings, build_pages
 from trainrig.quickstart.site.site_plan import (

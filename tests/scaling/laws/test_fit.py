@@ -70,15 +70,13 @@ def test_the_largest_runs_are_kept_back_with_those_that_tie() -> None:
     by_size = split_held_out(make_table(), HoldOut(by="parameters", share=0.1))
     assert set(by_size.largest.parameters) == {1e9}
     same = RunsTable.of(parameters=1e6, tokens=1e8, loss=[3.0, 3.1])
-    with pytest.raises(DataError, match="2 of 2 runs would be held out"):
+    with pytest.raises(DataError, match=r"2 of 2 runs.*held out"):
         split_held_out(same, HoldOut())
 
 
 def test_too_much_kept_back_is_refused_with_the_way_out() -> None:
     settings = FEW.model_copy(update={"hold_out": HoldOut(by="parameters", share=0.6)})
-    with pytest.raises(
-        DataError, match=r"held out to evaluate the law: .* --hold-out, or none with"
-    ):
+    with pytest.raises(DataError, match=r"held out to evaluate.*--hold-out, or none"):
         fit_law(make_table(), settings, "web")
 
 
@@ -99,7 +97,7 @@ def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_ju
         f"No runs were held out ({law.not_judged})" in said for said in find_grave_warnings(law)
     )
     asked = LawFit(bootstrap=Bootstrap(draws=20), hold_out=HoldOut())
-    with pytest.raises(DataError, match=r"held out to evaluate the law: .* or none with"):
+    with pytest.raises(DataError, match=r"held out to evaluate.*none"):
         fit_law(runs, asked, "web")
 
 
@@ -147,7 +145,7 @@ def test_where_no_irreducible_loss_is_seen_the_form_without_one_is_named() -> No
     """Models so small that the parametric form would fit a negative irreducible loss."""
     rows = np.array([row.split() for row in SMALL.replace(",", "\n").split("\n") if row], float).T
     runs = RunsTable.of(parameters=rows[0], tokens=rows[1], loss=rows[2])
-    with pytest.raises(DataError, match=r"none of 100 starts .*; or use --form Kaplan, which"):
+    with pytest.raises(DataError, match=r"none of 100 starts.*--form"):
         fit_law(runs, LawFit(hold_out=HoldOut(share=0.0)), "tiny")
     settings = LawFit(form="Kaplan", hold_out=HoldOut(share=0.0), bootstrap=Bootstrap(draws=20))
     law = fit_law(runs, settings, "tiny").law
@@ -159,7 +157,7 @@ def test_recipes_are_chosen_by_name(tmp_path: Path) -> None:
     path = str(tmp_path / "runs.parquet")
     make_table(recipe=["web", "books"] * 18).write(path)
     assert set(read_runs([path], recipes=["web"]).recipe) == {"web"}
-    with pytest.raises(DataError, match="no recipe 'book'; did you mean 'books'"):
+    with pytest.raises(DataError, match=r"no recipe 'book'.*'books'"):
         read_runs([path], recipes=["book"])
 
 
@@ -171,7 +169,7 @@ def test_a_table_that_makes_no_law_is_named(tmp_path: Path) -> None:
     path.write_text(
         "params,tokens,loss\n" + "".join(f"{n},{20 * n},3\n" for n in range(10, 90, 10))
     )
-    with pytest.raises(DataError, match=r"runs.csv: all 8 runs lie at one ratio D/N = 20"):
+    with pytest.raises(DataError, match=r"runs.csv.*8 runs.*ratio D/N = 20"):
         fit(Tables((str(path),), {}), LawFit(), None, as_json=False)
 
 

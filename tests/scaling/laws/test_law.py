@@ -43,7 +43,7 @@ def test_a_law_without_draws_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not a law, which is a JSON file"),
+        ("{", "JSON file"),
         (
             '{"name": "x", "form": {"kind": "Cubic"}, "parameters_count": "total"}',
             "form: no kind 'Cubic'",
@@ -60,7 +60,7 @@ def test_an_invalid_law_file_is_a_one_line_error(tmp_path, text, message):
 
 
 def test_a_missing_law_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"no such law; `trainrig fit` writes one"):
+    with pytest.raises(DataError, match=r"no such law.*`trainrig fit`"):
         read_law(str(tmp_path / "law.json"))
 
 

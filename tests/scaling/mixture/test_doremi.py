@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.doremi import DoReMi, compute_excess
 
 from trainrig.errors import DataError
-from trainrig.scaling.mixture.mixture_runs import DoReMi, compute_excess
 
 WEIGHTS = (0.25, 0.25, 0.5)
 
@@ -52,7 +52,7 @@ def test_excess_is_clipped_token_by_token():
 
 
 def test_losses_of_different_tokens_are_refused():
-    with pytest.raises(DataError, match="'web' has 2 losses of the proxy and 1 of the reference"):
+    with pytest.raises(DataError, match=r"'web'.*2 losses.*proxy and 1 of"):
         compute_excess({"web": [2.0, 1.0]}, {"web": [1.0]})
     with pytest.raises(DataError, match="not a finite number"):
         DoReMi().step((0.5, 0.5), (float("nan"), 0))

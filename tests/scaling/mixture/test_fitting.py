@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.shards import write_shard
 
 from trainrig import cli, config
 from trainrig.errors import ConfigError, DataError
@@ -15,7 +16,7 @@ from trainrig.scaling.mixture.mixture_fit import MixtureFit
 from trainrig.scaling.mixture.mixture_page import write_mixture
 from trainrig.scaling.mixture.mixture_proposal import MixtureSearch
 from trainrig.scaling.mixture.mixture_runs import MixtureRuns
-from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, write_shard
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary
 from trainrig.train.run_file.run_files import Pretraining
 
 QUICK = MixtureSearch(candidates=10_000, finalists=100, draws=40)
@@ -211,9 +212,9 @@ def test_the_command_prints_one_object(tables, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"targets": ("forms",)}, "no target 'forms'; did you mean 'forum'"),
-        ({"held_out_mixtures": "x.csv"}, "give both their mixtures and their losses"),
-        ({"run": "missing.toml"}, "missing.toml: no such run file"),
+        ({"targets": ("forms",)}, r"no target 'forms'.*'forum'"),
+        ({"held_out_mixtures": "x.csv"}, "give both their mixtures"),
+        ({"run": "missing.toml"}, r"missing.toml: no such"),
         ({"losses": "missing.csv"}, "missing.csv: no such file"),
     ],
 )
@@ -232,13 +233,13 @@ LOSSES = ["run", "forum"], [["a", 3.0], ["b", 3.1]]
         (
             (["run", "web", "code"], [["a", 0.5, 0.2]]),
             LOSSES,
-            ":2: the shares sum to 0.7, not to 1",
+            r"2.*sum to 0.7, not to 1",
         ),
         ((["run", "web", "code"], [["a", 1.5, -0.5]]), LOSSES, ":2: a share is below 0"),
         ((["run", "web"], [["a", 1], ["a", 1]]), LOSSES, ":3: a second line of run 'a'"),
-        ((["run", "web"], [["c", 1]]), LOSSES, "no complete line of losses for any run"),
+        ((["run", "web"], [["c", 1]]), LOSSES, "no complete line"),
         ((["run"], [["a"]]), LOSSES, "only one column; the first names the run"),
-        ((["id", "web"], [["a", 1]]), LOSSES, "the first column is 'run', but 'id' in"),
+        ((["id", "web"], [["a", 1]]), LOSSES, r"column is 'run'.*'id'"),
         ((["run", "web"], [["a", "x"]]), LOSSES, "web should be a number, found 'x'"),
     ],
 )
@@ -253,5 +254,5 @@ def test_a_run_without_a_loss_is_left_out_and_counted(tmp_path):
     losses = write(tmp_path / "l.csv", ["run", "x"], [["a", 3.0], ["b", ""], ["d", 2.0]])
     runs = MixtureRuns.read(mixtures, losses)
     assert (len(runs), runs.left_out) == (1, 3)
-    with pytest.raises(DataError, match="1 runs of 1 sources; a regression needs 4 or more"):
+    with pytest.raises(DataError, match=r"1 runs of 1 sources.*4 or"):
         runs.refuse_too_few(mixtures)

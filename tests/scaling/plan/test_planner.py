@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from trainrig import hardware
-from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.estimate.step_memory import estimate_step_memory
-from trainrig.flops import count_token_flops
+from trainrig.flops import count_position_flops, count_token_flops
 from trainrig.models.decoder import count_parameters
-from trainrig.objectives import MaskedLM, MultiTokenPrediction, SpanCorruption
+from trainrig.objectives.objective_kinds import MaskedLM, MultiTokenPrediction, SpanCorruption
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import serialise_objective
 from trainrig.scaling.laws.law_forms import Parametric

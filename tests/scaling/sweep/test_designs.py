@@ -61,11 +61,11 @@ def test_points_are_those_that_were_given():
 
 
 def test_a_single_size_is_rejected_with_an_alternative():
-    with pytest.raises(ConfigError, match="one size of model, 100 parameters: no law in N"):
+    with pytest.raises(ConfigError, match="model, 100 parameters"):
         config.build(Run, {"design": {"kind": "Grid", "parameters": [100], "tokens": [1e3]}}, "s")
 
 
 def test_a_design_without_a_point_is_refused():
     design = IsoFLOP(parameters=(1e3, 2e3), budgets=(6e3,))
-    with pytest.raises(ConfigError, match="none of its points is within tokens_per_parameter"):
+    with pytest.raises(ConfigError, match="within tokens_per_parameter"):
         design.list_points(make_model)

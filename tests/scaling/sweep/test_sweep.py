@@ -126,7 +126,7 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
     Path(stage.build_path("run.toml")).unlink()
     # A folder in place of the file, so that each try fails.
     Path(stage.build_path("run.toml")).mkdir()
-    with pytest.raises(ClusterError, match=r"1 trials failed \(the first, n11920-s0: the same"):
+    with pytest.raises(ClusterError, match=r"1 trials failed \(the first, n11920-s0"):
         sweep(run)
     (record,) = Path(run.output).rglob("failures/*/*.json")
     # Two of the four allowed tries: the same error twice ends the trial.
@@ -176,7 +176,7 @@ def test_resources_that_are_not_there_are_refused(local_ray, make_sweep, changes
 
 def test_a_law_of_nothing_held_out_is_refused(make_sweep, make_tokens, tmp_path):
     run = make_sweep(tokens=make_tokens(tmp_path, held_out=0.0))
-    with pytest.raises(DataError, match="nothing is held out, and a law predicts the loss on text"):
+    with pytest.raises(DataError, match="nothing is held out"):
         sweep(run)
     assert not Path(run.output).exists()
 

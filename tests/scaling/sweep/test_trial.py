@@ -9,12 +9,11 @@ import pytest
 
 from trainrig import config, storage
 from trainrig.errors import ClusterError, ConfigError, DataError, Unfinished
-from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.evaluation_run_file import TaskChoice
-from trainrig.flops import count_encoder_decoder_flops
+from trainrig.flops import count_encoder_decoder_flops, count_position_flops
 from trainrig.models.architecture.decoder_config import count_parameters
-from trainrig.objectives import CausalLM
+from trainrig.objectives.objective_kinds import CausalLM
 from trainrig.scaling.laws.law_formats import parse_objective
 from trainrig.scaling.sweep import sweep_tasks
 from trainrig.scaling.sweep import trial as trial_module
@@ -113,7 +112,7 @@ def test_other_objectives_are_swept_with_models_of_theirs_and_exact_operations(
         assert trial.ladder_model.parameters == count_parameters(alone).layers
         assert of_token > count_position_flops(CausalLM(), alone, 32)
     if kind == "EncoderDecoder":
-        row = count_encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))
+        row = count_encoder_decoder_flops(model, *sweep.objective.compute_lengths(32))  # type: ignore[attr-defined]
         assert of_token == pytest.approx(row / 32)
     assert {parse_objective(text) for text in runs.objective.tolist()} == {sweep.objective}
     assert all(source in ("books", "web") for source in runs.losses)
@@ -125,9 +124,7 @@ def test_objectives_that_a_sweep_cannot_have_are_refused(tokens, sweep):
     with pytest.raises(DataError, match="no special token <extra_id_0>"):
         read_sweep_tokens(config.build(Sweep, given | spans, "sweep.toml"))
     asked = given | spans | {"tasks": [{"task": "lambada"}]}
-    with pytest.raises(
-        ConfigError, match="only decoders can be evaluated, and objective SpanCorruption"
-    ):
+    with pytest.raises(ConfigError, match="objective SpanCorruption"):
         config.build(Sweep, asked, "sweep.toml")
 
 
@@ -297,5 +294,5 @@ def test_a_trial_runs_its_tasks_and_an_interrupted_one_gives_the_same(
 
 def test_tasks_whose_right_answers_have_no_likelihood_are_refused(sweep):
     asking = sweep.model_copy(update={"tasks": (TaskChoice(task="svamp"),), "task_rows": "/no"})
-    with pytest.raises(ConfigError, match=r"'svamp' is scored by GeneratedAnswer, which gives the"):
+    with pytest.raises(ConfigError, match=r"'svamp'.*scored by GeneratedAnswer, which gives"):
         check_tasks(asking)

@@ -5,8 +5,8 @@ import pytest
 from trainrig import config
 from trainrig.check import describe
 from trainrig.errors import ConfigError
-from trainrig.estimate.objective_flops import count_position_flops
-from trainrig.objectives import MaskedLM
+from trainrig.flops import count_position_flops
+from trainrig.objectives.objective_kinds import MaskedLM
 from trainrig.scaling.sweep.rate_search import RateBatchPair
 from trainrig.scaling.sweep.sweep_run_file import DesignPoint, Sweep
 from trainrig.scaling.sweep.trials import (
@@ -86,7 +86,7 @@ def test_with_mup_all_sizes_have_one_rate_and_say_the_width_it_is_for():
     models = [build_run_file(sweep, trial, trial.trunk, DATA).model for trial in trials]
     assert len({model.channels for model in models}) == 2
     assert {(model.mup.base_channels, model.initial_std) for model in models} == {(32, 0.1118)}
-    with pytest.raises(ConfigError, match="rule DeepSeek lowers the rate as models grow, and so"):
+    with pytest.raises(ConfigError, match="rule DeepSeek lowers"):
         build(mup={"base_channels": 32})
 
 
@@ -183,5 +183,5 @@ def test_a_rate_of_hiding_that_falls_is_counted_step_by_step(corrupted_tokens):
 
 
 def test_an_early_stop_of_a_laws_points_is_refused_with_the_reason():
-    with pytest.raises(ConfigError, match=r"no scheduler may stop the points of a law: .*\[search"):
+    with pytest.raises(ConfigError, match=r"no scheduler may stop.*\[search"):
         build(scheduler={"kind": "ASHA"})

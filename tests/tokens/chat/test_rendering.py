@@ -241,9 +241,9 @@ def test_thoughts_that_the_prompt_opens_and_the_template_drops_are_trained_on(en
 def test_a_whole_answer_without_its_words_is_an_error(encoder):
     """The end of turn and the answer's header are there to train on, but its words are not."""
     mute = CHATML.replace("m.content +", "('say' if m.role == 'assistant' else m.content) +")
-    with pytest.raises(BadRow, match=r"answer_lost: the chat template leaves out the words 'yes'"):
+    with pytest.raises(BadRow, match=r"answer_lost.*words 'yes'"):
         render(encoder, mute, [asks("hi"), says("yes")])
-    with pytest.raises(BadRow, match=r"answer_lost: the chat template leaves out the words 'get'"):
+    with pytest.raises(BadRow, match=r"answer_lost.*words 'get'"):
         render(encoder, CHATML, [asks("hi"), says("", tool_calls=[CALL])])
 
 

@@ -289,7 +289,7 @@ def test_a_solution_in_steps_keeps_tools_and_turns_of_its_prompt():
 
 
 def test_nulls_of_parquet_are_keys_that_are_not_there_but_for_those_in_json():
-    row = {"messages": [{**turn, "tool_calls": turn.get("tool_calls")} for turn in CHAT]}
+    row = {"messages": [{**turn, "tool_calls": turn.get("tool_calls")} for turn in CHAT]}  # type: ignore[attr-defined]
     whole = read({**row, "tools": [TOOL]}).chats[0]
     assert find_reason(whole) == CHAT
     example = read({**row, "tools": [TOOL]}, parquet=True)

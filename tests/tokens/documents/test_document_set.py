@@ -300,7 +300,7 @@ def test_a_file_without_one_document_is_named_with_the_reasons(tmp_path):
     storage.write(f"{tmp_path}/b.jsonl", json_lines([{"text": 5}, {"text": 6}, {"other": ""}]))
     with pytest.raises(
         DataError,
-        match=r"b\.jsonl: none of its 3 rows is a usable .* \(text_not_a_string 2, no_text 1\)",
+        match=r"b\.jsonl.*3 rows.*usable.*\(text_not_a_string 2, no_text 1\)",
     ):
         read(JSONL(paths=(str(tmp_path),), source="s"))
 
@@ -360,7 +360,7 @@ def test_a_folder_that_holds_a_test_split_too_is_refused(kind, names, tmp_path):
     made = parquet if kind is Parquet else arrow
     for name in names:
         storage.write(f"{tmp_path}/{name}", made(ROWS))
-    with pytest.raises(DataError, match="contains the splits test, train, some of which are for"):
+    with pytest.raises(DataError, match="splits test, train, some"):
         open_documents([kind(paths=(str(tmp_path),), source="s")])
     chosen = f"{tmp_path}/data/train-*.parquet" if kind is Parquet else f"{tmp_path}/train"
     assert len(read(kind(paths=(chosen,), source="s"))[0]) == 100

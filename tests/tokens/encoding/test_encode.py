@@ -74,9 +74,7 @@ def test_a_pickled_encoder_still_makes_no_special_tokens(encoder):
 
 def test_a_missing_special_token_is_refused_with_the_existing_ones():
     encoder = pickle.loads(pickle.dumps(Encoder(tokenizer_json(), "a/tokenizer.json")))
-    with pytest.raises(
-        DataError, match=r"^a/tokenizer.json: there is no special token <\|bos\|>; .*assist"
-    ):
+    with pytest.raises(DataError, match=r"a/tokenizer.json.*special token <\|bos\|>"):
         encoder.find_special("<|bos|>")
 
 
@@ -209,5 +207,5 @@ def test_a_tokenizer_without_end_of_text_encodes_and_fails_only_where_it_is_need
     encoder = Encoder(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 2}, [])).to_str())
     assert encoder.encode_batch(["ab"])[0].tolist() == [0, 2]
     assert encoder.vocabulary_size == 3  # ids may have a gap
-    with pytest.raises(DataError, match=r"no special token has the role 'end'.*has none"):
+    with pytest.raises(DataError, match=r"role 'end'.*none"):
         print(encoder.end_of_text)

@@ -316,17 +316,17 @@ def without_a_byte() -> dict:
     ("description", "reason"),
     [
         (lambda: changed(described(), normalizer={"type": "NFC"}), r"changes texts first \(NFC\)"),
-        (lambda: changed(described(), pre_tokenizer=None), "in a way that is not known"),
-        (with_prefix_space, "in a way that is not known"),
-        (lambda: with_split(pattern={"Regex": r"\w+|\W"}), "in a way that is not known"),
-        (lambda: with_split(behavior="Removed"), "in a way that is not known"),
-        (lambda: with_split(invert=True), "in a way that is not known"),
+        (lambda: changed(described(), pre_tokenizer=None), "way that is not"),
+        (with_prefix_space, "way that is not"),
+        (lambda: with_split(pattern={"Regex": r"\w+|\W"}), "way that is not"),
+        (lambda: with_split(behavior="Removed"), "way that is not"),
+        (lambda: with_split(invert=True), "way that is not"),
         (with_added_token, "finds '<think>' in texts"),
         (lambda: with_model(dropout=0.5), "dropout = 0.5"),
         (lambda: with_model(end_of_word_suffix="e"), "end_of_word_suffix = 'e'"),
         (with_merges_backwards, "not in the order"),
-        (lambda: with_extra_entry("zzz"), r"entry 340 \('zzz'\) is not what its own text becomes"),
-        (without_a_byte, "not every byte is an entry"),
+        (lambda: with_extra_entry("zzz"), r"entry 340 \('zzz'\) is not what"),
+        (without_a_byte, "not every byte"),
     ],
 )
 def test_tokenizers_that_could_differ_are_refused_with_a_reason(description, reason):
@@ -338,7 +338,7 @@ def test_tokenizers_that_could_differ_are_refused_with_a_reason(description, rea
 def test_another_kind_of_model_is_refused():
     tokenizer = tokenizers.Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    with pytest.raises(NotEquivalent, match="no byte-pair encoding, but WordPiece"):
+    with pytest.raises(NotEquivalent, match="encoding, but WordPiece"):
         build_fast_engine(tokenizer, (b"a", b"[UNK]"))
 
 
@@ -356,7 +356,7 @@ def test_the_engines_do_differ_where_an_entry_is_out_of_reach(pairs, text):
     entries = entries_of(tokenizer)
     unchecked = FastEngine(tokenizer, {entry: n for n, entry in enumerate(entries)}, GPT_2)
     assert unchecked.encode(text).tolist() != encode_by_library(tokenizer, text)
-    with pytest.raises(NotEquivalent, match="not what its own text becomes"):
+    with pytest.raises(NotEquivalent, match="not what its own"):
         build_fast_engine(tokenizer, entries)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.shards import write_shard
 
 from trainrig import storage
 from trainrig.config import build
@@ -19,12 +20,7 @@ from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.rows.packing import PackingPlan, write_plans
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.block_cache import BlockCache
-from trainrig.tokens.shards.token_shards import (
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-    write_shard,
-)
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 
 STEPS = 200
 PADDING = 1
@@ -92,7 +88,7 @@ sys.path.insert(0, sys.argv[1])
 from test_batch_order import digest, SETTINGS
 from trainrig.config import build
 from trainrig.tokens.batches import read_local_batch
-from trainrig.tokens.batch_makers import Prefetch
+from trainrig.tokens.prefetch import Prefetch
 from trainrig.tokens.rows.pretraining import PretrainBatches
 from trainrig.tokens.shards.token_shards import TokenShards
 from trainrig.tokens.rows.batch_stages import BatchSettings

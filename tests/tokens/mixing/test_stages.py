@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.shards import write_shard
 
 from trainrig.config import build
 from trainrig.errors import ConfigError
@@ -17,12 +18,7 @@ from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.rows import window_order
 from trainrig.tokens.rows.batch_stages import BatchRamp, BatchSettings, BatchStage
 from trainrig.tokens.rows.pretraining import PretrainBatches
-from trainrig.tokens.shards.token_shards import (
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-    write_shard,
-)
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 
 BASE = {"news": 10_000, "web": 20_000, "wiki": 30_000}  # the first id of each source
 
@@ -222,7 +218,7 @@ def test_a_run_beyond_a_cap_is_refused_with_a_suggestion(shards):
         'set epochs.news = 1.77, or set when_exhausted = "renormalise"'
     )
     batches.check_epochs(5)
-    with pytest.raises(ConfigError, match=r"would be read 1\.06 times in 6 steps"):
+    with pytest.raises(ConfigError, match=r"read 1\.06 times in 6 steps"):
         batches.check_epochs(6)
     PretrainBatches(shards, settings(weights=mix, epochs={"news": 1.77})).check_epochs(10)
     lighter = {"news": 0.2833, "web": 0.7167, "wiki": 0}
@@ -234,7 +230,7 @@ def test_the_default_cap_is_four_epochs(shards):
     batches = PretrainBatches(shards, build(BatchSettings, table, "run.toml"))
     assert (17 + 50 + 32) * 4 == 396
     assert batches.check_epochs(66) == {"news": 4, "web": 4, "wiki": 4}
-    with pytest.raises(ConfigError, match="beyond its cap of 4 epochs; train for 66 steps"):
+    with pytest.raises(ConfigError, match=r"cap of 4 epochs.*66 steps"):
         batches.check_epochs(67)
 
 
@@ -272,11 +268,11 @@ def test_a_used_up_source_leaves_its_samples_to_the_others(shards):
 def test_when_all_sources_are_used_up_the_error_has_the_number_of_steps(shards):
     batches = PretrainBatches(shards, settings(epochs=1, when_exhausted="renormalise"))
     assert batches.check_epochs(16) == pytest.approx(dict.fromkeys(BASE, 16 * 6 / 99), rel=0.1)
-    with pytest.raises(ConfigError, match=r"after 16 whole steps, but training.steps is 17; train"):
+    with pytest.raises(ConfigError, match=r"after 16 whole steps, but training.steps.*17"):
         batches.check_epochs(17)
     for ask in (batches.targets, batches.at):
         ask(15)
-        with pytest.raises(ConfigError, match=r"step 0 \(news, web, wiki\) are used up after 16"):
+        with pytest.raises(ConfigError, match=r"step 0 \(news, web, wiki\).*up after 16"):
             ask(16)
 
 
@@ -333,10 +329,10 @@ def test_no_source_is_read_beyond_its_cap_and_none_ends_before_it(shards, first,
         ({"stages": ({"from_step": 3, "weights": {"web": 0}},)}, "weights: no weight is above 0"),
         ({"stages": ({"from_step": 3, "sequence_length": 6},)}, "6 is not a multiple of .* 4"),
         ({"longest_sequence_length": 6}, r"\(6\) is not a multiple of .* 4; the nearest above: 8"),
-        ({"base_sequence_length": 3}, "4 is not a multiple of the base window of 3"),
+        ({"base_sequence_length": 3}, r"4 is.*window of 3"),
         (
             {"packing": {"kind": "BestFit"}, "stages": ({"from_step": 3, "sequence_length": 8},)},
-            "packing BestFit has one plan for each length.* from 4 to 8",
+            r"packing BestFit.*plan.*4 to 8",
         ),
         ({"epochs": 0}, "greater than 0"),
     ],
@@ -364,12 +360,12 @@ def test_impossible_caps_are_refused_in_one_message(epochs, message):
 
 def test_weights_of_a_stage_that_do_not_fit_the_sources_are_refused_by_its_step(shards):
     stages = ({"from_step": 3, "weights": {"web": 1, "wikki": 1}},)
-    with pytest.raises(ConfigError, match=r"from step 3: weights: .* 'wikki'; did you mean 'wiki'"):
+    with pytest.raises(ConfigError, match=r"step 3: weights.*'wikki'.*'wiki'"):
         PretrainBatches(shards, settings(stages=stages))
 
 
 def test_caps_of_missing_sources_are_refused(shards):
-    with pytest.raises(ConfigError, match=r"epochs: .* no source 'wikki'; did you mean 'wiki'"):
+    with pytest.raises(ConfigError, match=r"epochs.*no source 'wikki'.*'wiki'"):
         PretrainBatches(shards, settings(epochs={"wikki": 2}))
 
 
@@ -406,9 +402,9 @@ def test_other_changes_may_come_within_a_ramp_and_other_sizes_after_it():
     [
         ({"increment": 4}, (), r"start \(2\) cannot reach global_batch \(8\) in increments of 4"),
         ({"start": 8}, (), r"start \(8\) cannot reach global_batch \(8\)"),
-        ({"start": 5, "increment": 3}, (), "must be multiples of micro_batch"),
-        ({"steps": 2}, (), "3 increments do not fit in 2 steps; set steps to 3"),
-        ({}, ({"from_step": 5, "global_batch": 4},), "the stage from step 5 sets the batch size"),
+        ({"start": 5, "increment": 3}, (), "multiples of micro_batch"),
+        ({"steps": 2}, (), r"3 increments.*fit in 2 steps.*3"),
+        ({}, ({"from_step": 5, "global_batch": 4},), "step 5 sets"),
     ],
 )
 def test_ramps_that_cannot_work_are_refused(ramp, stages, message):

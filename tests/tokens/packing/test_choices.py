@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.shards import write_shard
 
 from trainrig import config
 from trainrig.errors import ConfigError
@@ -20,7 +21,7 @@ from trainrig.tokens.rows.packing import (
     write_plans,
 )
 from trainrig.tokens.shards.shard_files import ShardVocabulary
-from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
+from trainrig.tokens.shards.shard_writer import EncodedDocument
 from trainrig.tokens.shards.token_shards import TokenShards
 
 VOCABULARY = ShardVocabulary(60_000, "f" * 64)
@@ -235,7 +236,7 @@ def test_windows_that_a_source_does_not_have_are_refused(tmp_path, packing):
 def test_best_fit_has_rows_of_one_length_only(tmp_path):
     write_documents(str(tmp_path), [[("web", 30)]])
     _, layout = opened(str(tmp_path), BestFit(), 4)
-    with pytest.raises(ConfigError, match=r"rows of one length \(4\), but a row of 8 is needed"):
+    with pytest.raises(ConfigError, match=r"length \(4\).*row of 8 is"):
         read(layout, "web", 0, 2, 4)
     with pytest.raises(ConfigError, match="use one sequence_length, or Concatenate"):
         layout.targets("web", np.array([0]), 2)
@@ -251,5 +252,5 @@ def test_a_run_file_names_a_packing_by_its_kind(packing):
 
 
 def test_a_packing_that_does_not_exist_is_refused_by_name():
-    with pytest.raises(ConfigError, match="no kind 'BestFt'; did you mean 'BestFit'"):
+    with pytest.raises(ConfigError, match=r"no kind 'BestFt'.*'BestFit'"):
         config.build(Run, {"packing": {"kind": "BestFt"}}, "run.toml")

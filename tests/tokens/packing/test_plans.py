@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.shards import write_shard
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
@@ -18,7 +19,7 @@ from trainrig.tokens.rows.packing import BestFit, Concatenate, PackingPlan, open
 from trainrig.tokens.shards.block_cache import BLOCK, WAYS, BlockCache
 from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ShardVocabulary
-from trainrig.tokens.shards.shard_writer import EncodedDocument, write_shard
+from trainrig.tokens.shards.shard_writer import EncodedDocument
 from trainrig.tokens.shards.token_shards import TokenShards
 
 SHUFFLED = Concatenate(shuffle_documents=True)
@@ -200,7 +201,7 @@ def test_a_missing_plan_names_the_needed_setting(folder):
     shutil.rmtree(Path(folder, "plans"))
     with pytest.raises(ConfigError, match=r"tokenize with `shuffle_documents = true` under `\[pl"):
         open_layout(SHUFFLED, shards, 4)
-    with pytest.raises(ConfigError, match="the plan does not exist; tokenize with 4 in"):
+    with pytest.raises(ConfigError, match=r"plan does not exist.*4 in"):
         open_layout(BestFit(), shards, 4)
 
 
@@ -209,7 +210,7 @@ def test_a_plan_for_other_shards_is_refused(folder, tmp_path, packing):
     other = str(tmp_path / "other")
     write_documents(other, SHARDS[::-1])
     shutil.copytree(Path(folder, "plans"), Path(other, "plans"))
-    with pytest.raises(DataError, match="made for shards other than these; tokenize again"):
+    with pytest.raises(DataError, match="made for shards"):
         open_layout(packing, TokenShards.open(other), 4)
 
 
@@ -219,22 +220,20 @@ def test_a_plan_that_is_torn_or_of_another_format_is_refused(folder):
     starts = Path(folder, "plans", "shuffle.starts")
     whole = head.read_bytes()
     head.write_text(json.dumps(json.loads(whole) | {"format": 1}))
-    with pytest.raises(DataError, match="has format 1, but this trainrig reads 2; tokenize again"):
+    with pytest.raises(DataError, match=r"format 1, but.*trainrig reads 2"):
         open_layout(SHUFFLED, shards, 4)
     head.write_bytes(whole.replace(b'"web"', b'"wec"'))  # one bit
-    with pytest.raises(
-        DataError, match=r"shuffle.json: damaged: it has changed since it was written"
-    ):
+    with pytest.raises(DataError, match=r"shuffle.json.*changed since"):
         open_layout(SHUFFLED, shards, 4)
     head.write_bytes(whole[:40])
-    with pytest.raises(DataError, match=r"shuffle.json: damaged, or not a packing plan"):
+    with pytest.raises(DataError, match=r"shuffle.json.*not a packing plan"):
         open_layout(SHUFFLED, shards, 4)
     head.write_bytes(whole)
     starts.write_bytes(starts.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"shuffle.starts: 56 bytes, but its plan records 64"):
+    with pytest.raises(DataError, match=r"shuffle.starts: 56 bytes.*plan records 64"):
         open_layout(SHUFFLED, shards, 4)
     starts.unlink()
-    with pytest.raises(DataError, match=r"shuffle.starts: missing, but its plan records 64"):
+    with pytest.raises(DataError, match=r"shuffle.starts: missing"):
         open_layout(SHUFFLED, shards, 4)
 
 

@@ -115,7 +115,7 @@ def test_a_torn_or_vanished_block_is_fetched_again(s3, cache, gets):
 def test_an_object_gone_or_changed_meanwhile_is_named(s3, cache):
     at = write_object(f"{s3}/a", DATA[:1000])
     storage.write(at[0], DATA[:900])
-    with pytest.raises(DataError, match="a: 900 bytes from byte 0, but 1000 when it was opened"):
+    with pytest.raises(DataError, match=r"a: 900 bytes.*byte 0, but 1000 when"):
         cache.read(*at, 0, 10)
     storage.delete(at[0])
     with pytest.raises(DataError, match="a: deleted since it was opened"):

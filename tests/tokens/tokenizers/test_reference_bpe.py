@@ -4,9 +4,8 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from support.reference_bpe import encode, merge_pair, train
 from tokenizers import models, pre_tokenizers, trainers
-
-from trainrig.tokens.tokenizers.reference_bpe import encode, merge_pair, train
 
 SPACE = "␣"
 EXAMPLE = "low low low lower lower newest newest newest widest"

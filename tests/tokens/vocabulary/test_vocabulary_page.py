@@ -3,11 +3,7 @@ import re
 
 import pytest
 
-from trainrig.tokens.tokenizers.vocabulary_charts import (
-    build_compression_chart,
-    build_lengths_chart,
-    format_count,
-)
+from trainrig.report.plot_drawing import draw
 from trainrig.tokens.tokenizers.vocabulary_measures import (
     Amount,
     EntryGroup,
@@ -15,7 +11,7 @@ from trainrig.tokens.tokenizers.vocabulary_measures import (
     Rival,
     TokenizerReport,
 )
-from trainrig.tokens.tokenizers.vocabulary_page import render_vocabulary_page
+from trainrig.tokens.tokenizers.vocabulary_page import draw_lengths, render_vocabulary_page
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 
@@ -119,18 +115,20 @@ def test_the_verdict_matches_the_findings(report, state, said):
 
 
 def test_lengths_beyond_the_chart_share_a_bar_but_are_in_the_table():
-    chart = build_lengths_chart(VOCABULARY)
-    assert "&gt;16" in chart.svg and ">40<" not in chart.svg
-    assert [row[0] for row in chart.table.rows] == ["1", "2", "17", "40"]
+    chart = draw_lengths(VOCABULARY)
+    svg = draw(chart["plot"])
+    assert "&gt;16" in svg and ">40<" not in svg
+    assert [row[0] for row in chart["rows"]] == ["1", "2", "17", "40"]
 
 
 def test_a_chart_of_many_sources_draws_the_largest_and_tables_all():
     amount = Amount(documents=1, bytes=100, characters=100, words=20, tokens=30)
     many = {f"source {n:02d}": amount for n in range(15)}
-    chart = build_compression_chart(with_vocabulary(sources=many))
-    assert "source 11" in chart.svg and "source 12" not in chart.svg
-    assert "3 sources more are not shown" in chart.caption
-    assert len(chart.table.rows) == 15
+    page = render_vocabulary_page(with_vocabulary(sources=many))
+    drawn, shown = page.split("Bars of bytes per token by source.", 1)[1].split("</svg>", 1)
+    assert "source 11" in drawn and "source 12" not in drawn
+    assert "3 sources more are not shown" in shown
+    assert shown.split("</table>", 1)[0].count("<tr>") == 16
 
 
 def test_a_text_without_tokens_still_has_a_page():
@@ -139,8 +137,3 @@ def test_a_text_without_tokens_still_has_a_page():
         commonest=[], cut=[],
     )  # fmt: skip
     assert "The measured text has no tokens" in render_vocabulary_page(nothing)
-
-
-def test_one_entry_is_written_in_the_singular():
-    assert [format_count(n, "entry") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
-    assert format_count(1_000, "document") == "1,000 documents"

@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 from trainrig.config import to_toml
 from trainrig.errors import DataError
@@ -58,11 +58,8 @@ def list_scores(folder):
 
 
 def wait_for(folder, name, count=1):
-    until = time.monotonic() + PATIENCE
-    while len(found := list_events(folder, name)) < count:
-        assert time.monotonic() < until, name
-        time.sleep(0.01)
-    return found[count - 1]
+    wait_until(lambda: len(list_events(folder, name)) >= count, lambda: name, seconds=PATIENCE)
+    return list_events(folder, name)[count - 1]
 
 
 @pytest.fixture(scope="module")

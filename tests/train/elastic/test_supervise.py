@@ -125,6 +125,7 @@ class Group:
 
 class FakeCluster:
     def __init__(self, clock, plays):
+        self.folder = ""
         self.clock = clock
         self.plays = list(plays)
         self.groups = []
@@ -189,8 +190,8 @@ def play(tmp_path, monkeypatch):
                 outcome = error
         return cluster, outcome
 
-    run.folder = RunFolder(str(tmp_path))
-    run.clock = clock
+    run.folder = RunFolder(str(tmp_path))  # type: ignore[attr-defined]
+    run.clock = clock  # type: ignore[attr-defined]
     return run
 
 

@@ -35,7 +35,7 @@ def test_a_gpu_that_is_not_visible_is_no_reason_to_take_another(visible):
 def test_a_rank_whose_gpu_is_gone_does_not_train_on_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ClusterError, match="this rank was given GPU 2, but CUDA sees 2 here"):
+    with pytest.raises(ClusterError, match="given GPU 2, but CUDA sees 2 here"):
         use_device(2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ClusterError, match="given GPU 0, but CUDA sees 0 here"):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from trainrig.config import to_toml
 from trainrig.errors import DataError, Unfinished
@@ -15,7 +14,7 @@ from trainrig.train.run.loss_prediction import Prediction, read_prediction
 from trainrig.train.run.metrics import MetricsWriter
 from trainrig.train.run.progress import Goodput
 from trainrig.train.run_file.run_files import Pretraining
-from trainrig.train.run_report.outcome_charts import MeasuredLoss, plot_prediction
+from trainrig.train.run_report.outcome_charts import draw_prediction
 from trainrig.train.run_report.run_charts import RunReportData
 from trainrig.train.run_report.run_page import (
     build_run_page,
@@ -101,6 +100,19 @@ def test_answers_of_checkpoints_are_below_their_scores():
     assert places == sorted(places)
 
 
+def test_a_followed_prompt_shows_changes_no_answers_and_the_ends_of_long_texts():
+    scored = [ScoredCheckpoint("quick", 20, 1, {"sums": CheckpointScore(0.5, 0.1, True)})]
+    texts = ("7", "7", "7", "2", " ", HOSTILE)
+    said = tuple(AnswerAt(10 * n, text, "acc", float("2" in text)) for n, text in enumerate(texts))
+    long = "a" + "b" * 5_000 + "c"
+    followed = {"quick": [FollowedPrompt("sums, row 1", long, "2", said)]}
+    html = build_run_page(run_data(evaluated=[scored], followed=followed))
+    page = extract_text(html)
+    assert 'class="group headed"' in html and HOSTILE not in html
+    assert "sums, row 1 expected: 2 " + "a" + "b" * 299 + " […] " + "b" * 299 + "c" in page
+    assert "Step 0 to 20, unchanged acc 0 7 Step 30 acc 1 2 Step 40 no answer; acc 0" in page
+
+
 def test_an_unfinished_run_shows_how_to_continue():
     page = extract_text(build_run_page(run_data(steps=50)))
     assert "40 of 50 steps" in page and "has not reached its last step" in page
@@ -175,7 +187,7 @@ def test_a_folder_without_a_run_or_without_an_update_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"no run.toml"):
         write_report(str(tmp_path))
     (tmp_path / "run.toml").write_text('stage = "pretrain"\n')
-    with pytest.raises(DataError, match="the run has no update yet"):
+    with pytest.raises(DataError, match="run has no update"):
         write_report(str(tmp_path))
 
 
@@ -224,21 +236,16 @@ def test_the_prediction_is_read_from_the_plan_in_the_run_folder(tmp_path):
 
 
 def test_the_overlay_draws_both_losses():
-    ax = Figure().add_subplot()
-    came = MeasuredLoss(np.array([1e6, 2e6]), np.array([3.0, 2.5]), held_out=True)
-    plot_prediction(ax, came, make_prediction())
-    said, actual = [
-        (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.get_lines()
-    ]
-    assert said == ([1.0, 1e12], [2.0, 2.0])
-    assert actual == ([1e6, 2e6], [3.0, 2.5])
-    assert len(ax.collections) == 1
+    said, actual, band = draw_prediction(run_data(), make_prediction())["plot"].marks
+    assert (said.x.tolist(), said.y.tolist()) == ([1.0, 1e12], [2.0, 2.0])
+    assert (actual.x.tolist(), actual.y.tolist()) == ([256 * 20.0, 256 * 40.0], [3.5, 3.25])
+    assert band.low.tolist() == [1.9, 1.9]
 
 
 @pytest.mark.slow
 def test_a_file_that_is_no_plan_is_refused_before_the_run_begins(tmp_path):
     path = tmp_path / "other.json"
     path.write_text('{"law": "x"}')
-    run = Pretraining.model_construct(plan=str(path))
+    run = Pretraining.model_construct(plan=str(path))  # type: ignore[call-arg]
     with pytest.raises(DataError, match=r"other\.json: not a plan"):
         pretrain._read_plan(run, str(tmp_path))

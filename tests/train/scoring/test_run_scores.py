@@ -139,7 +139,7 @@ def test_a_run_ends_where_its_scores_say_so_and_is_at_its_end_then(
         },
         "best": {"evaluation": "quick", "score": "words/perplexity"},
     }
-    with pytest.raises(AssertionError, match="no score 'words/perplexity'; it has words, words"):
+    with pytest.raises(AssertionError, match="no score 'words/perplexity'"):
         run_attempt(ranks, build_job(make_job, tmp_path / "wrong", task_file, decisions), 1)
     decisions["best"] = {"evaluation": "quick", "score": "words"}
     job = build_job(make_job, tmp_path / "run", task_file, decisions)
@@ -183,14 +183,14 @@ def test_a_rollback_withdraws_scores_and_what_they_decided(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "decisions", "said"),
     [
-        ({"tasks": ("no_such",)}, {}, "'no_such' is neither a task file"),
-        ({"tasks": ("copa",)}, {}, "set `task_rows` to the folder of that file"),
+        ({"tasks": ("no_such",)}, {}, "'no_such' is neither"),
+        ({"tasks": ("copa",)}, {}, r"set `task_rows`.*folder"),
         ({"tasks": ("copa",), "task_rows": "/nowhere"}, {}, "/nowhere"),
         ({"tasks": (), "task_list": "/nowhere.toml"}, {}, "/nowhere.toml"),
         (
             {},
             {"best": {"evaluation": "quick", "score": "arc_easy/acc"}},
-            "'quick' has no score 'arc_easy/acc'; .* words",
+            r"'quick'.*no score 'arc_easy/acc'",
         ),
     ],
 )

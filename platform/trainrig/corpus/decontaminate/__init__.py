@@ -7,7 +7,7 @@ Index.of(settings).save(path)                   once: the benchmarks' words and 
     merge(index, paths of all matches).save(path)   once
     decide(index, matches, totals)                  for each split: dropped documents, cut spans
     tallies.tally_contamination(index, totals, sum of Decision.compute_counts(), samples)   once
-    decontamination_page.build_contamination_section(tallies)    section of the report
+    contamination.html.j2                           once: section of the report
 
 Add `fingerprint(settings)` to the inputs of a run, because the settings only name the benchmark
 files. Documents are numbered by their position among the texts given to `match`. `tallies.sample`

@@ -80,7 +80,7 @@ class BenchmarkOverlap:
         for begin, end in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
             position = int(hits.texts[begin])
             document = self._documents + position + 1
-            count = _mark_overlap(
+            of_document = (
                 hits.words[begin:end],
                 hits.grams[begin:end],
                 index.grams.firsts_G1,
@@ -94,6 +94,9 @@ class BenchmarkOverlap:
                 int(firsts_D1[position]),
                 int(firsts_D1[position + 1]),
                 document,
+            )
+            count = _mark_overlap(
+                *of_document,
                 self._whole_words,
                 self._skips,
                 self._stamps_B,
@@ -109,19 +112,7 @@ class BenchmarkOverlap:
                 continue
             self._stamps_E[dirty] = -document  # the minus sign marks dirty examples
             filled = _find_longest_spans(
-                hits.words[begin:end],
-                hits.grams[begin:end],
-                index.grams.firsts_G1,
-                index.grams.places,
-                index.grams.orders_B,
-                index.words_B,
-                index.texts_B,
-                index.ends_P,
-                self._examples_B,
-                numbers_W,
-                int(firsts_D1[position]),
-                int(firsts_D1[position + 1]),
-                document,
+                *of_document,
                 self._skips,
                 self._stamps_E,
                 self._benchmarks_E,

@@ -1,4 +1,4 @@
-"""Results of decontamination by benchmark, and their section of the curation report.
+"""Results of decontamination by benchmark, for the curation report.
 
 The results are counts and a few samples, ready for JSON. Array suffixes: B words, P texts and E
 examples of all benchmarks.
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig import report
 from trainrig.corpus.decontaminate.benchmark_index import Index
 from trainrig.corpus.decontaminate.benchmark_overlap import count_units, list_thresholds
 from trainrig.corpus.decontaminate.decide import Touch
@@ -92,6 +91,13 @@ class ContaminationTallies:
     shares: tuple[ShareRow, ...]
     common: tuple[CommonRow, ...]  # under GPT3, the n-grams in the most documents
     samples: tuple[ContaminatedSample, ...]
+
+    def list_shares(self) -> list[tuple[str | int, ...]]:
+        """Return for each benchmark its name, and its examples by the share found."""
+        examples: dict[str, list[int]] = {}
+        for row in self.shares:
+            examples.setdefault(row.benchmark, []).append(row.examples)
+        return [(name, *counts) for name, counts in examples.items()]
 
 
 def tally_contamination(
@@ -237,127 +243,3 @@ def pick_samples(samples: Iterable[ContaminatedSample]) -> list[ContaminatedSamp
         heapq.nsmallest(SAMPLES, by_benchmark[name]) for name in sorted(by_benchmark)
     ]
     return [candidate for few in chosen for candidate in few]
-
-
-def build_contamination_section(summary: ContaminationTallies) -> report.Section:
-    """Build the report section: overlap found, documents removed, and a few samples."""
-    return report.Section(
-        "contamination",
-        "Benchmarks in the corpus",
-        (
-            report.Text(_describe_finding(summary)),
-            _build_document_table(summary),
-            _build_example_table(summary),
-            report.Details("How much of each example was found", (_build_share_table(summary),)),
-            *_build_common_phrases(summary),
-            *_build_samples(summary),
-        ),
-    )
-
-
-def _describe_finding(summary: ContaminationTallies) -> str:
-    touched = [row for row in summary.benchmarks if row.documents]
-    unseen = sum(row.not_looked_for for row in summary.benchmarks)
-    examples = sum(row.examples for row in summary.benchmarks)
-    sentence = (
-        f"By the rule of {summary.style}, {summary.contaminated:,} of {summary.documents:,} "
-        f"documents contain text of {len(touched)} of {len(summary.benchmarks)} benchmarks."
-    )
-    if unseen:
-        sentence += (
-            f" {unseen:,} of {examples:,} examples are too short for this rule, so the corpus "
-            "may contain them."
-        )
-    return sentence
-
-
-def _build_document_table(summary: ContaminationTallies) -> report.ReportTable:
-    rows = sorted(summary.benchmarks, key=lambda row: (-row.documents, row.benchmark))
-    return report.ReportTable(
-        "Documents that contain text of a benchmark; a document may count for several",
-        ("benchmark", "documents", "dropped", "with removed spans"),
-        tuple(
-            (row.benchmark, row.documents, row.documents_fallen, row.documents_cut) for row in rows
-        ),
-    )
-
-
-def _build_example_table(summary: ContaminationTallies) -> report.ReportTable:
-    return report.ReportTable(
-        "Benchmark examples found in the corpus before decontamination",
-        (
-            "benchmark",
-            "n",
-            "examples",
-            "found",
-            "share found",
-            "dirty",
-            "clean",
-            "neither",
-            "only common phrases",
-            "too short",
-        ),
-        tuple(_list_cells(row) for row in summary.benchmarks),
-    )
-
-
-def _list_cells(row: BenchmarkRow) -> tuple[str | int, ...]:
-    return (
-        row.benchmark,
-        row.words,
-        row.examples,
-        row.found,
-        report.format_percent(row.found, row.examples),
-        row.dirty,
-        row.clean,
-        row.between,
-        row.common_only,
-        row.not_looked_for,
-    )
-
-
-def _build_share_table(summary: ContaminationTallies) -> report.ReportTable:
-    examples: dict[str, list[int]] = {}
-    for row in summary.shares:
-        examples.setdefault(row.benchmark, []).append(row.examples)
-    return report.ReportTable(
-        "Number of examples of which the whole corpus contains this share or more",
-        ("benchmark", *(report.format_percent(share, 1) for share in LEAST_SHARES)),
-        tuple((name, *numbers) for name, numbers in examples.items()),
-    )
-
-
-def _build_common_phrases(summary: ContaminationTallies) -> tuple[report.Details, ...]:
-    if not summary.common:
-        return ()
-    table = report.ReportTable(
-        "N-grams that occur in too many documents for the rule, most common first",
-        ("n-gram", "documents", "in"),
-        tuple((row.text, row.documents, row.benchmark) for row in summary.common),
-    )
-    return (report.Details("Common phrases, which are not removed", (table,)),)
-
-
-def _build_samples(summary: ContaminationTallies) -> tuple[report.Details | report.Text, ...]:
-    names = dict.fromkeys(sample.benchmark for sample in summary.samples)
-    if not names:
-        return (report.Text("No sample was stored."),)
-    return tuple(
-        report.Details(
-            f"Documents that contain text of {name}",
-            (
-                report.SampleGroup(
-                    tuple(
-                        report.TextSample(
-                            sample.url,
-                            f"{sample.before}⟦{sample.text}⟧{sample.after}",
-                            f"⟦ ⟧: also in line {sample.line} of {name}",
-                        )
-                        for sample in summary.samples
-                        if sample.benchmark == name
-                    )
-                ),
-            ),
-        )
-        for name in names
-    )

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, field_validator
 
 from trainrig.config import Settings, suggest_choice
-from trainrig.corpus.datatrove_signals.datatrove_columns import PREFIX
 from trainrig.corpus.filters.general_rules import Language, Length, RepeatedLines, Score, Symbols
 from trainrig.corpus.filters.published_rules import (
     C4,
+    PREFIX,
     FineWeb,
     GopherQuality,
     GopherRepetition,

@@ -2,8 +2,9 @@
 
 *Words.* "spaces" are trainrig's words: runs of characters without white space
 (signals/text_words.py). "datatrove" are the words of datatrove 0.10, which are spaCy's
-English tokens, with all other differences of its filters (datatrove_signals): use them for verdicts
-equal to datatrove's. They cost more and need the extra `datatrove`.
+English tokens, with all other differences of its filters: use them for verdicts equal to
+datatrove's. They cost more, are measured by the extra `trainrig_contrib.datatrove_signals`, and
+need spaCy (`pip install 'trainrig[datatrove]'`).
 
 *Gopher* (Rae et al. 2021, arXiv:2112.11446, appendix A1.1, table A1). datatrove implements the
 rules differently, which `words = "datatrove"` follows. Its words are spaCy's tokens, so a full stop
@@ -26,7 +27,7 @@ its characters in repeated lines; datatrove's default is 1%. datatrove also limi
 word, to drop lists. The paper does not name this rule, but the data were made with it, so it is on
 here. Unless `words` is "datatrove", lines are measured without the white space around them, shares
 are of the lines' characters, a line of "..." ends no sentence, and a closing quotation mark after
-the end mark is accepted (for datatrove's lines see datatrove_signals/datatrove_counts.py).
+the end mark is accepted (for datatrove's lines see datatrove_counts.py).
 
 *RefinedWeb* (Penedo et al. 2023, arXiv:2306.01116, appendix G): rules for URLs, and for pages of
 which the rewrite `RefinedWebLines` removes too much.
@@ -34,17 +35,24 @@ which the rewrite `RefinedWebLines` removes too much.
 
 import importlib.util
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.corpus.datatrove_signals.datatrove_columns import PREFIX
 from trainrig.corpus.limits import Limit
 from trainrig.corpus.signals.text_words import UNSPACED
 from trainrig.corpus.signals.word_signals import LANGUAGES
+from trainrig.extras import load_extra
 
 WordRule = Literal["spaces", "datatrove"]
+PREFIX = "datatrove_"  # begins the name of each column that `words = "datatrove"` reads
+
+
+def load_datatrove() -> ModuleType:
+    """Return the extra with `DATATROVE_SIGNALS`, the columns, and `measure_datatrove`."""
+    return load_extra("datatrove_signals.datatrove_columns", 'words = "datatrove"')
 
 
 class CountsWords(Settings):

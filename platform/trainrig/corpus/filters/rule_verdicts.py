@@ -93,10 +93,6 @@ class Verdicts:
             return np.full(self.broken.shape[1], -1, np.int64)
         return np.where(self.broken.any(0), self.broken.argmax(0), -1)
 
-    def list_reasons(self) -> list[str | None]:
-        """Return the name of the first rule that each document breaks, or None."""
-        return [self.rules[index].name if index >= 0 else None for index in self.first.tolist()]
-
 
 def decide(rules: Sequence[Rule], columns: Columns, documents: int) -> Verdicts:
     """Apply all `rules` to all documents, of which there are `documents`."""

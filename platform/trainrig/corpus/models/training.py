@@ -70,7 +70,7 @@ class ClassifierTraining(RunFile):
     stage: Literal["classifier"] = "classifier"
     positives: TextFiles  # texts that are wanted
     negatives: TextFiles  # texts that are not wanted
-    output: Annotated[str, OUTPUT]  # folder to write to, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write to, on disk or in a bucket
     learning: Learning = Learning()  # hyperparameters of the training
 
 
@@ -82,7 +82,7 @@ class NgramTraining(RunFile):
 
     stage: Literal["ngrams"] = "ngrams"
     texts: TextFiles  # texts to train on
-    output: Annotated[str, OUTPUT]  # folder to write to, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write to, on disk or in a bucket
     pieces: Pieces = Subwords()  # units that the n-grams consist of
     sample_bytes: int = Field(default=100_000_000, ge=1)  # bytes of text to train the pieces on
     order: int = Field(default=5, ge=1, le=LONGEST)  # number of pieces in the longest n-grams

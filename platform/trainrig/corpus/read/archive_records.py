@@ -149,6 +149,15 @@ def read_archive(
 
     `magic` is the first bytes of the file. A file compressed as one stream has a single start, at
     0.
+
+    Pages of a WARC file are `response` records with HTTP status 200, `resource` and `conversion`
+    (WET) records. Requests, warcinfo and metadata records are skipped silently.
+
+    Reasons: "not_an_archive" (no record at all), "not_a_record" (something else between records),
+    "bad_head", "revisit", "continuation", "unknown_type", "not_http_200", "not_http", "not_a_page"
+    (DNS answers and the like), "truncated", "wrong_content_length" (the next record is not where
+    this one should end), "damaged_gzip", "damaged_zstd", "bad_chunks", "bad_content_encoding",
+    "too_large".
     """
     if magic.startswith(compressed_files.ZSTD_MAGIC):
         yield from (

@@ -60,7 +60,7 @@ def format_by_name(name: str) -> str | None:
 
 
 def _find_matching(pattern: str) -> list[File]:
-    if not pattern.startswith(storage.S3):
+    if not storage.is_remote(pattern):
         pattern = str(Path(pattern))  # "./a" and "a" are the same file
     if storage.exists(pattern):
         return [File(pattern, pattern.rpartition("/")[2], storage.measure_size(pattern))]

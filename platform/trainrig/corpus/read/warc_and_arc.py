@@ -14,14 +14,13 @@ import hashlib
 import io
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from trainrig import storage
 from trainrig.corpus.read import http_responses
-from trainrig.corpus.read.archive_records import NoRecord, RecordHeader, read_archive
-from trainrig.corpus.read.input_files import read_first_bytes
-from trainrig.corpus.read.raw_pages import RawPage, Unreadable
+from trainrig.corpus.read.archive_records import NoRecord, RecordHeader
+from trainrig.corpus.read.raw_pages import RawPage
 from trainrig.errors import DataError
 
 # A URL may wrongly contain spaces; the address and date after it show where it ends.
@@ -142,29 +141,11 @@ def _parse_fields(head: bytes) -> dict[str, str]:
     }
 
 
-def read_warc(path: str) -> Iterator[RawPage | Unreadable]:
-    """Yield the pages of an archive (a path or an `s3://` URL) and its unreadable records.
-
-    A page is a `response` with HTTP status 200, a `resource` or a `conversion` (WET). Requests,
-    warcinfo and metadata records are skipped silently.
-
-    Reasons: "not_an_archive" (no record at all), "not_a_record" (something else between records),
-    "bad_head", "revisit", "continuation", "unknown_type", "not_http_200", "not_http", "not_a_page"
-    (DNS answers and the like), "truncated", "wrong_content_length" (the next record is not where
-    this one should end), "damaged_gzip", "damaged_zstd", "bad_chunks", "bad_content_encoding",
-    "too_large".
-    """
-    with storage.open_read(path) as stream:
-        yield from read_archive(
-            stream, path.rpartition("/")[2], WARC_GRAMMAR, read_first_bytes(path, 4)
-        )
-
-
 def write_warc(path: str, pages: Iterable[RawPage]) -> None:
     """Write `pages` as responses with status 200, one gzip member each.
 
     The bytes depend on the pages alone (and on zlib's version): record ids are hashes of the pages,
-    and gzip headers have no time. Without pages the file is empty, which `read_warc` reports as no
+    and gzip headers have no time. Without pages the file is empty, which reading reports as no
     archive.
 
     Raises DataError for a page whose URL, type, date or charset does not fit a header line.

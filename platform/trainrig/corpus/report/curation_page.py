@@ -8,26 +8,22 @@ differences; and what could not be read.
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from trainrig import report
+from trainrig.corpus.decontaminate.contamination_report import LEAST_SHARES
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters.rule_verdicts import Rule
-from trainrig.corpus.report import curation_charts, curation_tallies
-from trainrig.report import (
-    Chart,
-    Details,
-    ReportTable,
-    SampleGroup,
-    Section,
-    Text,
-    TextSample,
-    format_duration,
-    format_percent,
-    format_short,
-)
+from trainrig.corpus.limits import Limit
+from trainrig.corpus.report import curation_tallies
+from trainrig.corpus.report.curation_tallies import BinRow, CurationTallies, StepRow
+from trainrig.corpus.report.removal_counts import RemovalCounts
+from trainrig.corpus.signatures.minhash import compute_match_curve
+from trainrig.report import page_rendering, plots
+from trainrig.report.number_formats import format_percent
+from trainrig.report.plots import ChartFacts
 
+MOST_ROWS = 14  # rows of a chart; the table has all rows
 _WORD = re.compile(r"\S+")
 Span = tuple[int, int]
 
@@ -48,211 +44,156 @@ def find_differences(one: str, other: str) -> tuple[tuple[Span, ...], tuple[Span
 
 
 def render_curation_page(
-    summary: curation_tallies.CurationTallies,
+    summary: CurationTallies,
     counts: Mapping[str, Any],
     rules: Mapping[str, Sequence[Rule]],
     cost: Mapping[str, float],
     provenance: Mapping[str, Mapping[str, str]],
     near: MinHash,
-    more: tuple[Section, ...] = (),
+    removed: RemovalCounts | None = None,
 ) -> str:
     """Render the report as HTML text.
 
     `rules` are those of each source, `counts` and `cost` those of the manifest, `near` the settings
-    of the search for near-duplicates. `more` are sections about spans removed from documents.
+    of the search for near-duplicates. `removed` has the spans removed from documents.
     """
-    seen = counts["documents_extracted"]
-    page = report.ReportPage(
-        title="Curation",
-        verdict=_build_verdict(summary, counts),
-        figures=_build_key_figures(counts, cost),
-        sections=(
-            Section("dropped", "Dropped documents by rule", _chart_dropped(summary, seen)),
-            Section("sources", "By source and language", (_build_source_table(summary),)),
-            Section(
-                "signals", "Signals and their thresholds", _build_signal_details(summary, rules)
-            ),
-            Section("samples", "Samples of dropped documents", _build_samples(summary)),
-            _build_copies_section(summary, near),
-            *more,
-            curation_tallies.build_hosts_section(summary.hosts),
-            Section(
-                "quarantine", "Records without a document", (_build_quarantine_table(summary),)
-            ),
-        ),
-        commands=(
-            report.PageCommand(
-                "trainrig curate RUN.toml --set …",
-                "Apply other thresholds",
-            ),
-            report.PageCommand(
-                "trainrig tokenizer RUN.toml", "Train a tokenizer on the kept documents"
-            ),
-        ),
+    samples: dict[str, list[curation_tallies.SampleRow]] = defaultdict(list)
+    for row in summary.samples:
+        samples[row.step].append(row)
+    lost = sum(row.records for row in summary.quarantine)
+    seconds = cost["cpu_seconds"]
+    return page_rendering.render_page(
+        __name__,
+        state="warning" if lost > counts["documents_in"] / 2 else "done",
+        warnings=_list_warnings(summary, counts, lost),
+        summary=summary,
+        counts=counts,
+        cost=cost,
         provenance=provenance,
+        near=near,
+        removed=removed or RemovalCounts(),
+        least_shares=LEAST_SHARES,
+        tallies=curation_tallies,
+        a_second=counts["documents_in"] / seconds if seconds else 0.0,
+        steps=draw_steps(summary),
+        sources=sorted(summary.sources, key=lambda row: (row.source, -row.seen_documents)),
+        signals=list(draw_signals(summary, rules)),
+        samples=samples,
+        matches=draw_matches(near),
+        pairs=[(pair, *_mark_differences(pair)) for pair in summary.pairs],
+        hosts=curation_tallies.list_lowest_hosts(summary.hosts),
     )
-    return page.render_html()
 
 
-def _build_verdict(
-    summary: curation_tallies.CurationTallies, counts: Mapping[str, Any]
-) -> report.Verdict:
-    kept = counts["documents_kept"]
-    came = counts["documents_in"]
-    idle = [
-        step for step, (_, any_) in curation_charts.sum_steps(summary.steps).items() if not any_
-    ]
+def _list_warnings(summary: CurationTallies, counts: Mapping[str, Any], lost: int) -> list[str]:
     warnings = []
-    if idle:
+    if idle := [step for step, (_, by_itself) in sum_steps(summary.steps).items() if not by_itself]:
         some = ", ".join(idle[:4]) + (", …" if len(idle) > 4 else "")
         rules = "1 rule" if len(idle) == 1 else f"{len(idle)} rules"
         warnings.append(f"{rules} would drop no document: {some}.")
     if thin := curation_tallies.describe_doubtful(summary.hosts):
         warnings.append(f'{thin[0].upper()}{thin[1:]}. See "How much of the pages was extracted".')
-    lost = sum(row.records for row in summary.quarantine)
-    if lost > came / 2:
-        warnings.append(
-            f'{format_percent(lost, came)} of the records gave no document. See "Records without '
-            'a document".'
-        )
-    state: Literal["done", "warning"] = "warning" if lost > came / 2 else "done"
-    sentence = f"{kept:,} of {came:,} records were kept as documents: {format_percent(kept, came)}."
-    return report.Verdict(sentence, state, tuple(warnings))
+    if lost > counts["documents_in"] / 2:
+        share = format_percent(lost, counts["documents_in"])
+        see = 'See "Records without a document".'
+        warnings.append(f"{share} of the records gave no document. {see}")
+    return warnings
 
 
-def _build_key_figures(
-    counts: Mapping[str, Any], cost: Mapping[str, float]
-) -> tuple[report.KeyFigure, ...]:
-    kept = counts["documents_kept"]
-    came = counts["documents_in"]
-    a_second = came / cost["cpu_seconds"] if cost["cpu_seconds"] else 0.0
-    return (
-        report.KeyFigure(
-            "Records in", f"{came:,}", "", f"{format_short(cost['page_bytes'])} bytes"
-        ),
-        report.KeyFigure(
-            "Extracted",
-            f"{counts['documents_extracted']:,}",
-            "documents",
-            f"{format_percent(counts['documents_extracted'], came)} of the records",
-        ),
-        report.KeyFigure(
-            "Kept",
-            f"{kept:,}",
-            "documents",
-            f"{format_percent(kept, counts['documents_extracted'])} of the extracted documents",
-        ),
-        report.KeyFigure(
-            "Text kept",
-            format_short(counts["bytes_kept"]),
-            "bytes",
-            f"about {format_short(counts['bytes_kept'] / curation_tallies.BYTES_PER_TOKEN)} "
-            f"tokens, at {curation_tallies.BYTES_PER_TOKEN} bytes per token",
-        ),
-        report.KeyFigure(
-            "Speed",
-            format_short(a_second),
-            "records/s per core",
-            f"{format_duration(cost['cpu_seconds'])} of CPU time to read, extract and measure",
-        ),
-        report.KeyFigure(
-            "Memory",
-            f"{cost['peak_bytes'] / 2**20:,.0f}",
-            "MiB",
-            "peak resident memory of one process",
-        ),
+def sum_steps(rows: Sequence[StepRow]) -> dict[str, tuple[int, int]]:
+    """Sum for each step the documents that it dropped first, and that it would drop alone."""
+    return {step: (first, alone) for step, first, alone, *_ in list_step_cells(rows)}
+
+
+def list_step_cells(rows: Sequence[StepRow]) -> list[tuple[str, int, int, int, int]]:
+    """Return documents dropped and alone, then bytes, by step in the order of the steps."""
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for row in rows:
+        values = (row.first_documents, row.any_documents, row.first_bytes, row.any_bytes)
+        sums[row.step] = [a + b for a, b in zip(sums[row.step], values, strict=True)]
+    return [(step, a, b, c, d) for step, (a, b, c, d) in sums.items()]
+
+
+def draw_steps(tallies: CurationTallies) -> ChartFacts:
+    """Draw the documents that each step dropped first, and those it would drop besides."""
+    steps = sum_steps(tallies.steps)
+    order = sorted(steps, key=lambda step: (-steps[step][0], -steps[step][1], step))
+    rows = [
+        plots.BarRow(step, (first, alone - first), f"{first:,} / {alone:,}")
+        for step, (first, alone) in ((step, steps[step]) for step in order)
+        if alone
+    ]
+    parts = (
+        plots.BarPart("dropped by this step"),
+        plots.BarPart("dropped before", "c2", hatched=True),
     )
-
-
-def _chart_dropped(
-    summary: curation_tallies.CurationTallies, seen: int
-) -> tuple[Chart | Text, ...]:
-    if not any(row.any_documents for row in summary.steps):
-        return (Text("No document was dropped: no rule is set, or no document breaks one."),)
-    return (curation_charts.build_steps_chart(summary, seen),)
-
-
-def _build_source_table(summary: curation_tallies.CurationTallies) -> ReportTable:
-    return ReportTable(
-        "Documents and bytes by source and language. Tokens are estimated at "
-        f"{curation_tallies.BYTES_PER_TOKEN} bytes per token, which depends on language and "
-        "vocabulary.",
-        (
-            "source",
-            "language",
-            "seen",
-            "kept",
-            "share kept",
-            "extracted: bytes",
-            "kept: bytes",
-            "kept: tokens (estimated)",
+    return {
+        "plot": plots.Bars(rows[:MOST_ROWS], plots.Axis("documents", "short"), parts),
+        "columns": (
+            *("step", "dropped: documents", "alone: documents", "dropped: bytes", "alone: bytes"),
         ),
-        tuple(
-            (
-                row.source,
-                row.language,
-                row.seen_documents,
-                row.kept_documents,
-                format_percent(row.kept_documents, row.seen_documents),
-                row.seen_bytes,
-                row.kept_bytes,
-                round(row.kept_bytes / curation_tallies.BYTES_PER_TOKEN),
-            )
-            for row in sorted(summary.sources, key=lambda row: (row.source, -row.seen_documents))
-        ),
-    )
+        "rows": list_step_cells(tallies.steps),
+        "worst": (order[0], steps[order[0]][0]) if rows else None,
+        "all": len(order),
+    }
 
 
-def _build_signal_details(
-    summary: curation_tallies.CurationTallies, rules: Mapping[str, Sequence[Rule]]
-) -> tuple[Details | Text, ...]:
-    charts = curation_charts.build_signal_charts(summary, rules)
-    if not charts:
-        return (Text("No rule has a numeric threshold."),)
-    return tuple(Details(chart.title, (chart,)) for chart in charts)
-
-
-def _build_samples(summary: curation_tallies.CurationTallies) -> tuple[Details | Text, ...]:
-    by_step: dict[str, list[curation_tallies.SampleRow]] = defaultdict(list)
-    for row in summary.samples:
-        by_step[row.step].append(row)
-    if not by_step:
-        return (
-            Text("No document was dropped, or dropped texts were not stored (`keep_dropped`)."),
+def draw_signals(
+    tallies: CurationTallies, rules: Mapping[str, Sequence[Rule]]
+) -> Iterator[ChartFacts]:
+    """Draw the distribution of each bounded signal, with its bounds."""
+    by_signal: dict[str, list[BinRow]] = defaultdict(list)
+    for row in tallies.bins:
+        by_signal[row.signal].append(row)
+    limits = [rule.limit for source in rules.values() for rule in source]
+    for signal, bins in by_signal.items():
+        counted: dict[tuple[float, float | None], int] = defaultdict(int)
+        for row in bins:
+            counted[row.least, row.below] += row.documents
+        ordered = sorted(counted.items())
+        bounds = sorted(
+            {
+                (bound, side)
+                for limit in limits
+                if isinstance(limit, Limit) and limit.signal == signal
+                for bound, side in ((limit.least, "least"), (limit.most, "most"))
+                if bound is not None
+            }
         )
-    return tuple(
-        Details(
-            step,
-            (SampleGroup(tuple(TextSample(row.url, row.text, row.language) for row in rows)),),
-        )
-        for step, rows in by_step.items()
-    )
+        yield {
+            "plot": plots.Histogram(ordered, [bound for bound, _ in bounds]),
+            "columns": ("from", "below", "documents"),
+            "rows": [(least, below, number) for (least, below), number in ordered],
+            "signal": signal,
+            "bounds": bounds,
+            "documents": sum(counted.values()),
+        }
 
 
-def _build_copies_section(summary: curation_tallies.CurationTallies, near: MinHash) -> Section:
-    blocks: list[Chart | Details | Text] = [curation_charts.chart_matches(near)]
-    if summary.pairs:
-        blocks.append(
-            Text("Near-duplicates and the documents kept instead, with differences marked:")
-        )
-    for row in summary.pairs:
-        gone, stayed = find_differences(row.text, row.kept_text)
-        # the end of an excerpt is no difference
-        if max(len(row.text), len(row.kept_text)) >= curation_tallies.EXCERPT:
-            gone = gone[:-1]
-            stayed = stayed[:-1]
-        fell = TextSample(row.url, row.text, "dropped", gone)
-        kept = TextSample(row.kept_url, row.kept_text, "kept", stayed)
-        title = f"{row.url}: {row.similarity:.3f} of all shingles are shared"
-        blocks.append(Details(title, (SampleGroup((fell, kept)),)))
-    return Section("copies", "Near-duplicates", tuple(blocks))
+def draw_matches(near: MinHash) -> ChartFacts:
+    """Draw the probability that a pair is compared, with the similarity threshold."""
+    similarities, probabilities = compute_match_curve(near)
+    marks: list[plots.Mark] = [
+        plots.Line(similarities, probabilities, width=2.2),
+        plots.Rule(near.threshold, "x", colour="c2", style="-", width=1.5),
+        plots.Note(near.threshold, 0, f"threshold {near.threshold:g}", -4, 10, "right"),
+    ]
+    x = plots.Axis("Jaccard similarity of two texts", low=0, high=1)
+    y = plots.Axis("probability", low=0, high=1.02)
+    rows = zip(similarities[::5].tolist(), probabilities[::5].tolist(), strict=True)
+    return {
+        "plot": plots.Plot(marks, x, y, height=200),
+        "columns": ("Jaccard similarity", "probability"),
+        "rows": [(round(one, 2), round(other, 4)) for one, other in rows],
+        "found": near.compute_candidate_probability(near.threshold),
+    }
 
 
-def _build_quarantine_table(summary: curation_tallies.CurationTallies) -> ReportTable | Text:
-    if not summary.quarantine:
-        return Text("Every record gave a document.")
-    return ReportTable(
-        "Records by the reason why they gave no document; quarantine/*.jsonl lists every record",
-        ("reason", "records"),
-        tuple((row.reason, row.records) for row in summary.quarantine),
-    )
+def _mark_differences(
+    pair: curation_tallies.PairRow,
+) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    gone, stayed = find_differences(pair.text, pair.kept_text)
+    # the end of an excerpt is no difference
+    if max(len(pair.text), len(pair.kept_text)) >= curation_tallies.EXCERPT:
+        return gone[:-1], stayed[:-1]
+    return gone, stayed

@@ -29,7 +29,6 @@ from trainrig.corpus.dedup.document_refs import format_ids
 from trainrig.corpus.dedup.documents import BY_LIKENESS, KEPT
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE, choose_edges
 from trainrig.manifest import FileSum
-from trainrig.report import ReportTable, Section, Text
 
 FAR_BELOW = 0.5  # a median share below this is far below 1, and worth a warning
 ENOUGH_PAGES = 5  # smallest number of pages; with fewer, one odd page decides the median
@@ -95,22 +94,9 @@ def describe_doubtful(rows: Sequence[HostRow]) -> str | None:
     )
 
 
-def build_hosts_section(rows: Sequence[HostRow]) -> Section:
-    """Build the report section with the lowest hosts of `rows`, which `build_host_rows` sorted."""
-    return Section("extraction", "How much of the pages was extracted", (_build_hosts_block(rows),))
-
-
-def _build_hosts_block(rows: Sequence[HostRow]) -> ReportTable | Text:
-    worst = [row for row in rows if row.documents >= ENOUGH_PAGES][:HOSTS_SHOWN]
-    if not worst:
-        return Text(f"No host has {ENOUGH_PAGES} pages with a measured share of kept content.")
-    return ReportTable(
-        f"Share of the main content that was kept (extracted_share): the {len(worst):,} lowest "
-        f"medians among hosts with at least {ENOUGH_PAGES} pages. The report warns of hosts below "
-        f"{FAR_BELOW}; tallies/hosts.parquet lists all hosts",
-        ("host", "documents", "median share", f"documents below {FAR_BELOW}"),
-        tuple((row.host, row.documents, row.median_share, row.below) for row in worst),
-    )
+def list_lowest_hosts(rows: Sequence[HostRow]) -> list[HostRow]:
+    """Return the lowest hosts with enough pages of `rows`, which `build_host_rows` sorted."""
+    return [row for row in rows if row.documents >= ENOUGH_PAGES][:HOSTS_SHOWN]
 
 
 MOST_PAIRS = 3  # pairs in a report

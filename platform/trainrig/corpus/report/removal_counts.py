@@ -1,4 +1,4 @@
-"""Counts and samples of spans removed from documents, and their sections of the report."""
+"""Counts and samples of spans removed from documents, for the report."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainrig import manifest, report, storage
+from trainrig import manifest, storage
 from trainrig.corpus.decontaminate import contamination_report
 from trainrig.corpus.repeated_text.exact_substrings import RepeatedText
 from trainrig.corpus.report.curation_tallies import TALLIES
@@ -71,50 +71,3 @@ class RemovalCounts:
         of_benchmarks = self.contamination.benchmarks if self.contamination else ()
         found = {row.benchmark: row.documents for row in of_benchmarks if row.documents}
         return {"cut": dict(cut), **({"contaminated_by": found} if self.contamination else {})}
-
-    def build_sections(self) -> tuple[report.Section, ...]:
-        """Build the sections of the report."""
-        found = []
-        if self.rows:
-            found.append(report.Section("cut", "Text removed from documents", self._build_blocks()))
-        if self.contamination:
-            found.append(contamination_report.build_contamination_section(self.contamination))
-        return tuple(found)
-
-    def _build_blocks(self) -> tuple[report.ReportTable | report.Details | report.Text, ...]:
-        table = report.ReportTable(
-            "Documents that reached each step, and the text that it removed. The column `cut` of "
-            "a kept document has the removed text",
-            ("step", "source", "documents", "cut", "unit", "size", "size removed", "share removed"),
-            tuple(
-                (
-                    row.step,
-                    row.source,
-                    row.documents,
-                    row.documents_cut,
-                    row.unit,
-                    row.size,
-                    row.size_cut,
-                    report.format_percent(row.size_cut, row.size),
-                )
-                for row in self.rows
-            ),
-        )
-        titles = {
-            "frequent": "Most frequently removed passages",
-            "long": "Longest removed passages",
-        }
-        return table, *(
-            report.Details(
-                titles[kind], (report.SampleGroup(tuple(map(_show_repeated_text, repeated_texts))),)
-            )
-            for kind, repeated_texts in self.repeated_texts.items()
-            if repeated_texts
-        )
-
-
-def _show_repeated_text(repeated_text: RepeatedText) -> report.TextSample:
-    times = "once" if repeated_text.copies == 1 else f"{repeated_text.copies:,} times"
-    return report.TextSample(
-        f"{repeated_text.length:,} bytes", repeated_text.excerpt, f"removed {times}"
-    )

@@ -1,17 +1,18 @@
 """Finds payment card numbers, IBANs (bank accounts) and US social security numbers.
 
-Cards are recognised by the issuers' prefixes and the check digit, IBANs by the country's length and
-the check digits.
+Cards are recognised by the issuers' prefixes and the check digit, IBANs by the country's format and
+the check digits. python-stdnum knows the formats, the check digits and the numbers never issued.
 
-Of social security numbers, only those are found whose area, group and serial can be issued. No area
-is 000, 666 or 9xx, no group 00, no serial 0000 (20 CFR 422.103; SSA, "Social Security Number
-Randomization"). With dashes the format alone suffices; with spaces or without separators, a word
-must announce the number.
+A social security number with dashes is found by its format alone. With spaces or without
+separators, a word must announce the number.
 """
 
 import functools
 import re
 from collections.abc import Iterator
+
+from stdnum import iban, luhn, numdb
+from stdnum.us import ssn
 
 from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
@@ -49,7 +50,7 @@ def find_cards(views: Views) -> Iterator[FindPosition]:
         return
     for found in views.find_matches(_CARD, _CARD_BEGIN):
         digits = found.group().replace(" ", "").replace("-", "")
-        if not passes_luhn(digits):
+        if not luhn.is_valid(digits):
             continue
         if _ISSUED_CARD.fullmatch(digits) or (
             _MAESTRO.fullmatch(digits) and _is_card_announced(views, found, len(digits))
@@ -64,37 +65,6 @@ def _is_card_announced(views: Views, found: re.Match[str], length: int) -> bool:
     return _CARD_WORDS.search(views.lower, max(0, start - _LONGEST_BEFORE_CARD), start) is not None
 
 
-def passes_luhn(digits: str) -> bool:
-    """Return whether the last digit is the check digit of the others (ISO/IEC 7812-1, annex B)."""
-    doubled = (int(d) * (1 + i % 2) for i, d in enumerate(reversed(digits)))
-    return sum(d - 9 if d > 9 else d for d in doubled) % 10 == 0
-
-
-# Length of an IBAN by country (the registry of ISO 13616, release 100, 2025).
-IBAN_LENGTHS = {
-    country: length
-    for length, countries in {
-        15: "NO",
-        16: "BE",
-        18: "DK FI FK FO GL NL SD",
-        19: "MK SI",
-        20: "AT BA EE KZ LT LU MN XK",
-        21: "CH HR LI LV",
-        22: "BG BH CR DE GB GE IE ME RS VA",
-        23: "AE GI IL IQ OM SO TL",
-        24: "AD CZ ES MD PK RO SA SE SK TN VG",
-        25: "LY PT ST",
-        26: "IS TR",
-        27: "BI DJ FR GR IT MC MR SM",
-        28: "AL AZ BY CY DO GT HN HU LB NI PL SV",
-        29: "BR EG PS QA UA",
-        30: "JO KW MU YE",
-        31: "MT SC",
-        32: "LC",
-        33: "RU",
-    }.items()
-    for country in countries.split()
-}
 _IBAN_START = re.compile(r"(?<!\w)(?:[A-Z]{2}|[a-z]{2})[0-9]{2}(?= ?[A-Za-z0-9]{4})")
 
 
@@ -105,44 +75,41 @@ def find_ibans(views: Views) -> Iterator[FindPosition]:
     while (at := views.shape.find(b"aa00", at)) >= 0:
         start = at
         at = at + 1
-        length = IBAN_LENGTHS.get(text[start : start + 2].upper())
-        if length and _IBAN_START.match(text, start):
-            whole = _compile_iban_pattern(length, text[start].isupper()).match(text, start)
-            if whole and _is_iban(whole.group().replace(" ", "")):
-                at = whole.end()
-                yield whole.span()
+        if not _IBAN_START.match(text, start):
+            continue
+        pattern = _compile_iban_pattern(text[start : start + 2])
+        whole = pattern.match(text, start) if pattern else None
+        if whole and _is_iban(whole.group().replace(" ", "")):
+            at = whole.end()
+            yield whole.span()
 
 
 @functools.cache
-def _compile_iban_pattern(length: int, capitals: bool) -> re.Pattern[str]:
-    sign = "[A-Z0-9]" if capitals else "[a-z0-9]"
-    return re.compile(rf"(?:{sign} ?){{{length - 1}}}{sign}(?!\w)")
+def _compile_iban_pattern(country: str) -> re.Pattern[str] | None:
+    """Return the pattern of as many characters as the country's IBANs have; None if it has none."""
+    _, facts = numdb.get("iban").info(country.upper())[0]
+    length = 4 + sum(map(int, re.findall("[0-9]+", facts.get("bban", ""))))
+    sign = "[A-Z0-9]" if country.isupper() else "[a-z0-9]"
+    return re.compile(rf"(?:{sign} ?){{{length - 1}}}{sign}(?!\w)") if facts else None
 
 
-def _is_iban(iban: str) -> bool:
+def _is_iban(number: str) -> bool:
     # A match in small letters may be a sequence of words and numbers.
-    digits = sum(map(str.isdigit, iban))
-    return (iban.isupper() or 2 * digits >= len(iban)) and passes_mod_97(iban.upper())
-
-
-def passes_mod_97(iban: str) -> bool:
-    """Return whether the check digits of `iban` (upper case, no spaces) are right (ISO 13616)."""
-    return int("".join(str(int(sign, 36)) for sign in iban[4:] + iban[:4])) % 97 == 1
+    digits = sum(map(str.isdigit, number))
+    return (number.isupper() or 2 * digits >= len(number)) and iban.is_valid(number, False)
 
 
 _SSN_SHAPE = re.compile(rb"000-00-0000|000 00 0000|000000000")
 _SSN_BEGIN = re.compile(rb"0(?<![a0_.+/-]0)(?=00-00-0000|00 00 0000|00000000)")
 _SSN = re.compile(
     r"(?<![\w.+/-])(?<!\+[0-9] )(?<!\+[0-9]{2} )(?<!\+[0-9]{3} )"
-    r"(?!000|666|9)[0-9]{3}([ -]?)(?!00)[0-9]{2}\1(?!0000)[0-9]{4}(?![\w/-]|[.,][0-9])"
+    r"[0-9]{3}([ -]?)[0-9]{2}\1[0-9]{4}(?![\w/-]|[.,][0-9])"
 )
 _SSN_WORDS = re.compile(
     rb"\b(?:ssns?|soc(?:ial)?\.? sec(?:urity)?\.?)(?: (?:numbers?|nos?\.?|nr\.?|cards?|#))?"
     rb"[^0-9.\n<>]{0,24}\Z"
 )
 _LONGEST_BEFORE_SSN = 60  # characters
-# Printed in advertisements and therefore void.
-_ADVERTISED_SSNS = frozenset({"078051120", "219099999"})
 
 
 def find_ssns(views: Views) -> Iterator[FindPosition]:
@@ -151,7 +118,7 @@ def find_ssns(views: Views) -> Iterator[FindPosition]:
         return
     for found in views.find_matches(_SSN, _SSN_BEGIN):
         start = found.start()
-        if re.sub("[ -]", "", found.group()) in _ADVERTISED_SSNS:
+        if not ssn.is_valid(re.sub("[ -]", "", found.group())):
             continue
         if found.group(1) == "-" or _SSN_WORDS.search(
             views.lower, max(0, start - _LONGEST_BEFORE_SSN), start

@@ -187,7 +187,7 @@ def load_columns(path: str, names: Sequence[str] | None = None) -> dict[str, NDA
 
 @contextlib.contextmanager
 def _open_signatures(path: str, whole: bool) -> Iterator[pa.NativeFile]:
-    if path.startswith(storage.S3) and not whole:
+    if storage.is_remote(path) and not whole:
         with storage.open_read(path) as stream:
             yield pa.PythonFile(stream, "r")
         return
@@ -290,11 +290,6 @@ class Signatures:
         Raises DataError if the file is invalid.
         """
         return cls(**load_columns(path))
-
-    def slice_shingles(self, document: int) -> NDArray[np.uint32]:
-        """Return the shingles of one document."""
-        start = self.ends[document - 1] if document else 0
-        return self.shingles[start : self.ends[document]]
 
 
 def compute_keys_and_shingles(

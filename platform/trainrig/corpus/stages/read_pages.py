@@ -27,10 +27,10 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.corpus.curation_settings import Curation, CurationSource
-from trainrig.corpus.datatrove_signals.datatrove_columns import measure_datatrove
 from trainrig.corpus.documents import Parts, compute_document_id, writing
 from trainrig.corpus.extract import Extracted, NotExtracted
 from trainrig.corpus.extract.guard import Cause, FailedPage, Guard
+from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.models.language_id import identify_all
 from trainrig.corpus.read import (
     RawPage,
@@ -125,7 +125,7 @@ def measure_pages(
     }
     columns |= measure(texts, languages, batch)
     if run.needs_datatrove:
-        columns |= measure_datatrove(texts)
+        columns |= load_datatrove().measure_datatrove(texts)
     if run.urls != UrlLists():
         columns |= _load_url_signals(run.urls).measure([page.url for page, _ in taken])
     columns |= {scorer.column: scorer.score(texts, languages) for scorer in run.scorers}

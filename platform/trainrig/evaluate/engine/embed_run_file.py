@@ -20,7 +20,7 @@ class DocumentEmbedding(RunFile):
     checkpoint: Annotated[str, NOT_IDENTITY]
     # Documents to embed: the folder of `curate`, or files as `[[documents]]` tables.
     documents: Documents
-    output: Annotated[str, OUTPUT]  # folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
     # How the last hidden states become one vector: "mean" is their mean over the tokens of the
     # text, "first" the state of the first token (the one that the tokenizer adds, if it adds one).
     pooling: Literal["mean", "first"] = "mean"

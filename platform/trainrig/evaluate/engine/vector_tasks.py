@@ -108,7 +108,7 @@ def load_vector_task(path: str, folder: str | None) -> LinearProbe | Retrieval:
 
 
 def _place_file(file: str, folder: str | None, where: str) -> str:
-    if file.startswith(("/", storage.S3)):
+    if storage.is_absolute(file):
         return file
     if folder is None:
         raise ConfigError(f"{where}: the path {file} is relative; set `task_rows` to its folder")

@@ -58,7 +58,7 @@ def _read(name: str) -> tuple[str, str]:
 
 def _place_path(path: str, folder: str | None, where: str) -> str:
     """Return `path`, below `folder` if it is relative."""
-    if path.startswith(("/", storage.S3)):
+    if storage.is_absolute(path):
         return path
     if folder is None:
         raise ConfigError(

@@ -6,44 +6,42 @@ from pathlib import Path
 from typing import Any
 
 from trainrig.errors import ConfigError
-from trainrig.launch.check.cluster_check import KUBERNETES, LAPTOP, Checked, check_cluster
-from trainrig.launch.check.cluster_yaml import at, read_documents
-from trainrig.launch.check.shipped_clusters import find_cluster
+from trainrig.launch.clusters import cluster_file
+from trainrig.launch.clusters.cluster_yaml import at, read_documents
 from trainrig.launch.clusters.ec2_machines import EC2
 from trainrig.launch.clusters.local_processes import Processes
 from trainrig.launch.clusters.machine_providers import CLUSTER_LABEL, Compute, Kubernetes, Provider
+from trainrig.launch.clusters.shipped_clusters import find_cluster
 
 
 @dataclass(frozen=True)
 class OpenCluster:
-    """A cluster file with its checks and the provider of its machines."""
+    """A cluster file and the provider of its machines."""
 
     path: Path
     name: str  # the name in the tags of the machines
     kind: str  # aws, gcp, kubernetes or fake_multinode
     data: Mapping[str, Any]  # content of the file
-    checked: Checked
     provider: Provider
 
 
 def open_cluster(name: str) -> OpenCluster:
     """Open the cluster that NAME|FILE means. Raises ConfigError."""
     path = find_cluster(name)
-    checked = check_cluster(path)
-    documents, problems = read_documents(path.read_text(), str(path))
+    documents, problems = read_documents(cluster_file.read_cluster_text(path), str(path))
     data = next((d.data for d in documents if isinstance(d.data, dict)), None)
     if data is None:
         raise ConfigError(str(problems[0]) if problems else f"{path}: not a cluster file")
-    if checked.provider not in _PROVIDERS:
+    kind = cluster_file.find_provider(documents)
+    if kind not in _PROVIDERS:
         raise ConfigError(
             f"{path}: trainrig cannot bring up clusters with provider.type "
-            f"'{checked.provider}'; use {', '.join(sorted(_PROVIDERS))}"
+            f"'{kind}'; use {', '.join(sorted(_PROVIDERS))}"
         )
+    own_name = cluster_file.find_cluster_name(cluster_file.find_main_document(documents))
     data = _find_ray_object([d.data for d in documents]) or data
-    tag = str(at(data, "metadata", "labels", CLUSTER_LABEL) or checked.name)
-    return OpenCluster(
-        path, tag, checked.provider, data, checked, _PROVIDERS[checked.provider](data)
-    )
+    tag = str(at(data, "metadata", "labels", CLUSTER_LABEL) or own_name)
+    return OpenCluster(path, tag, kind, data, _PROVIDERS[kind](data))
 
 
 def _find_ray_object(documents: Sequence[Any]) -> dict[str, Any] | None:
@@ -73,6 +71,6 @@ def _make_kubernetes(data: Mapping[str, Any]) -> Provider:
 _PROVIDERS: dict[str, Callable[[Mapping[str, Any]], Provider]] = {
     "aws": _make_ec2,
     "gcp": _make_compute,
-    KUBERNETES: _make_kubernetes,
-    LAPTOP: lambda data: Processes(),
+    cluster_file.KUBERNETES: _make_kubernetes,
+    cluster_file.LAPTOP: lambda data: Processes(),
 }

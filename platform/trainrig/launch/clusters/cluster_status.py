@@ -16,8 +16,8 @@ from typing import Any
 
 from trainrig import hardware, storage
 from trainrig.errors import DataError, TrainrigError
-from trainrig.hardware import Hardware
-from trainrig.launch.check.cluster_check import KUBERNETES, LAPTOP
+from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, Hardware
+from trainrig.launch.clusters.cluster_file import KUBERNETES, LAPTOP, find_pool_labels
 from trainrig.launch.clusters.cluster_kinds import OpenCluster
 from trainrig.launch.clusters.ec2_machines import EC2
 from trainrig.launch.clusters.local_processes import Processes
@@ -63,7 +63,7 @@ def find_runs(
 
 def _see(path: str) -> None:
     """Raise FileNotFoundError for a folder that this machine does not have, such as a share."""
-    if not path.startswith(storage.S3) and not Path(path).is_dir():
+    if not storage.is_remote(path) and not Path(path).is_dir():
         raise FileNotFoundError(2, "no such folder on this machine", path)
 
 
@@ -155,10 +155,12 @@ def read_cluster_status(
 
 def _fill_from_pool(cluster: OpenCluster, machine: CloudMachine) -> CloudMachine:
     """Return the machine with the instance and market of its pool, if the provider has none."""
-    pool = next((pool for pool in cluster.checked.pools if pool.name == machine.pool), None)
-    if pool is None or machine.instance:
+    labels = find_pool_labels(cluster.data, cluster.kind).get(machine.pool)
+    if labels is None or machine.instance:
         return machine
-    return replace(machine, instance=pool.instance, market=machine.market or pool.market)
+    instance = str(labels.get(INSTANCE_LABEL, ""))
+    market = machine.market or str(labels.get(MARKET_LABEL, ""))
+    return replace(machine, instance=instance, market=market)
 
 
 def _sum_usd(machines: Sequence[CloudMachine], known: Hardware) -> float | None:

@@ -21,13 +21,13 @@ from typing import Any
 import yaml
 
 from trainrig.errors import ClusterError, ConfigError
+from trainrig.extras import load_extra
 from trainrig.launch import ray_jobs
-from trainrig.launch.check.cluster_check import KUBERNETES, LAPTOP
-from trainrig.launch.check.cluster_yaml import at, ensure_table
-from trainrig.launch.check.kuberay_file import RAY
 from trainrig.launch.clusters import head_start, machine_providers
 from trainrig.launch.clusters.cluster_down import DeletionTimeouts, end_all
+from trainrig.launch.clusters.cluster_file import KUBERNETES, LAPTOP, RAY
 from trainrig.launch.clusters.cluster_kinds import OpenCluster
+from trainrig.launch.clusters.cluster_yaml import at, ensure_table
 from trainrig.launch.clusters.machine_providers import EXPIRES_TAG
 from trainrig.launch.supervise.known_clusters import make_folder, record_launch, save_endpoint
 
@@ -129,7 +129,9 @@ def bring_up_cluster(cluster: OpenCluster, say: Say, seconds: float = LAUNCH) ->
     Machines of a failed start are ended again. Raises ConfigError if the file is wrong or the
     cluster is up already, ClusterError if it does not come up.
     """
-    cluster.checked.refuse()
+    load_extra("cluster_check.cluster_check", "trainrig cluster up").check_cluster(
+        cluster.path
+    ).refuse()
     there = cluster.provider.machines(cluster.name)
     if there:
         raise ConfigError(

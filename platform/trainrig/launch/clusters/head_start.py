@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainrig.errors import ClusterError, ConfigError
-from trainrig.launch.check.cluster_yaml import at, ensure_list, ensure_table
+from trainrig.launch.clusters.cluster_yaml import at, ensure_list, ensure_table
 from trainrig.launch.clusters.local_processes import HEAD_LABELS, MARK, PROC
 from trainrig.processes.child_process import hold_group
 from trainrig.ray_runtime import ray_private

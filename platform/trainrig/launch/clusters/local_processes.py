@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainrig.launch.check.machine_pools import INSTANCE, MARKET, POOL
+from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, POOL_LABEL
 from trainrig.launch.clusters.machine_providers import CloudMachine
 from trainrig.processes.process_identity import read_user
 
@@ -64,9 +64,9 @@ def _find_marked() -> Iterator[CloudMachine]:
             environment[MARK],
             "running",
             "this machine",
-            labels.get(POOL, ""),
-            labels.get(INSTANCE, ""),
-            labels.get(MARKET, ""),
+            labels.get(POOL_LABEL, ""),
+            labels.get(INSTANCE_LABEL, ""),
+            labels.get(MARKET_LABEL, ""),
         )
 
 

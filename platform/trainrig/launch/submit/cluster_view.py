@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 from trainrig.config import ResourceRequest
-from trainrig.hardware import Hardware
+from trainrig.hardware import INSTANCE_LABEL, POOL_LABEL, Hardware
 from trainrig.launch.ray_jobs import ClusterNode, RayJobs
 from trainrig.ray_runtime import ray_pools
-from trainrig.ray_runtime.ray_pools import LABEL, NodePool, count_places
+from trainrig.ray_runtime.ray_pools import NodePool, count_places
 
-INSTANCE = "trainrig.io/instance"  # label with the instance type of a node
 CLUSTER = "trainrig.io/cluster"  # label with the name of the cluster
 ASK_SECONDS = 60.0  # seconds for the cluster to report what its autoscaler may start
 ANSWER = "trainrig-pools: "
@@ -120,8 +119,8 @@ class ClusterView:
         """Return the nodes and pools for such workers: those with the label of the pool, if any."""
         nodes = list(self.nodes)
         pools = list(self.pools or ())
-        meant = [n for n in nodes if n.labels.get(LABEL) == asked.pool]
-        coming = [p for p in pools if p.labels.get(LABEL) == asked.pool]
+        meant = [n for n in nodes if n.labels.get(POOL_LABEL) == asked.pool]
+        coming = [p for p in pools if p.labels.get(POOL_LABEL) == asked.pool]
         return (meant, coming) if asked.pool and (meant or coming) else (nodes, pools)
 
     def list_resources(self) -> list[Mapping[str, float]]:
@@ -157,15 +156,17 @@ class ClusterView:
     def list_unpriced_nodes(self, known: Hardware) -> list[str]:
         """Return the names of the instances without any price, sorted."""
         offered = [n.labels for n in self.nodes] + [p.labels for p in self.pools or ()]
-        names = {labels.get(INSTANCE, "") for labels in offered}
+        names = {labels.get(INSTANCE_LABEL, "") for labels in offered}
         missing = {name for name in names if known.find_price(name, "on-demand") is None}
-        return sorted(f"'{name}'" if name else f"nodes without {INSTANCE}" for name in missing)
+        return sorted(
+            f"'{name}'" if name else f"nodes without {INSTANCE_LABEL}" for name in missing
+        )
 
     def _find_instance(self, known: Hardware) -> str | None:
         offered = [(node.labels, node.resources) for node in self.nodes if not node.head]
         offered += [(pool.labels, pool.resources) for pool in self.pools or ()]
         offered.sort(key=lambda offer: -offer[1].get("GPU", 0))
-        names = [labels.get(INSTANCE, "") for labels, _ in offered]
+        names = [labels.get(INSTANCE_LABEL, "") for labels, _ in offered]
         return next((name for name in names if name in known.instances), None)
 
     def _sum_live(self, resource: str) -> float:

@@ -71,7 +71,7 @@ class Following:
 
         Nothing is yielded while storage fails. Raises ClusterError if it fails for SILENT_SECONDS.
         """
-        seconds = LOOK_SECONDS_S3 if self.record.path.startswith(storage.S3) else LOOK_SECONDS
+        seconds = LOOK_SECONDS_S3 if storage.is_remote(self.record.path) else LOOK_SECONDS
         while True:
             try:
                 status = self.look()

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from trainrig import config, storage
 from trainrig.errors import TrainrigError
@@ -11,7 +10,7 @@ from trainrig.launch.supervise.run_cost import UNKNOWN, Spent
 from trainrig.launch.supervise.run_progress import trains
 from trainrig.launch.supervise.run_record import DONE, Home, RunRecord, RunStatus
 from trainrig.manifest import SCRATCH
-from trainrig.report import format_duration
+from trainrig.report.number_formats import format_duration
 
 
 @dataclass(frozen=True)
@@ -113,11 +112,6 @@ def _count_splits(output: str) -> int | None:
         return len(storage.list_files(storage.join(output, SCRATCH), ".json"))
     except (TrainrigError, OSError):
         return None
-
-
-def to_json(row: JobRow) -> dict[str, Any]:
-    """Return the row as a JSON object."""
-    return asdict(row)
 
 
 def to_text(row: JobRow) -> Mapping[str, str]:

@@ -203,7 +203,7 @@ def _place(found: Preflight, path: str, key: str) -> str | None:
 
 
 def _check_seen_by_cluster(found: Preflight, path: str, key: str) -> str | None:
-    if path.startswith(storage.S3):
+    if storage.is_remote(path):
         return f"{path}: writable"
     if found.cluster is None:
         return None

@@ -66,7 +66,7 @@ def find_paths(run: Settings) -> list[NamedPath]:
 def _find_paths(settings: Settings, at: tuple[str | int, ...]) -> Iterator[NamedPath]:
     for name, value in list_fields(settings):
         here = (*at, name)
-        if name in find_path_fields(settings):
+        if name in find_path_fields(type(settings)):
             use = _use(type(settings).model_fields[name].metadata)
             for part, path in _iterate_strings(value):
                 yield NamedPath(format_location((*here, *part)), path, use)
@@ -175,7 +175,7 @@ def check_writable(folder: str) -> None:
     The folder need not exist. In a bucket, an object is created, on condition that none has its
     name (as runs do for locks and manifests), and deleted.
     """
-    if not folder.startswith(storage.S3):
+    if not storage.is_remote(folder):
         check_folder(folder)
         return
     probe = storage.join(folder, f".probe-{secrets.token_hex(8)}")

@@ -1,8 +1,8 @@
 """Files that a submission uploads: the package trainrig, and files next to the run's record.
 
-The package of this process is uploaded, and nothing else. It is read from where it was imported,
-for an editable install and a wheel alike. Equal files give equal bytes, and the name of the upload
-is their hash, so an upload that the cluster already has is not sent again.
+The package of this process and its extras are uploaded, and nothing else. They are read from where
+they were imported, for an editable install and a wheel alike. Equal files give equal bytes, and the
+name of the upload is their hash, so an upload that the cluster already has is not sent again.
 
 The run file's SHIPPED files are copied next to the run's record, from where every machine reads
 them.
@@ -23,6 +23,7 @@ from trainrig import storage
 from trainrig.config import Settings, list_fields
 from trainrig.config.field_marks import SHIPPED
 from trainrig.errors import ConfigError
+from trainrig.extras import EXTRAS
 from trainrig.manifest import LIBRARIES
 
 # bytes that a Ray head accepts in one request; the lowest limit among its versions
@@ -45,12 +46,14 @@ class Package:
 def find_files_to_pack(folder: Path) -> dict[str, Path]:
     """Return the files of the package in `folder`, keyed by their names in the upload.
 
-    Raises ConfigError if they are larger than LIMIT together, naming the largest.
+    The package of extras lies beside the core and is uploaded with it, if it is there. Raises
+    ConfigError if they are larger than LIMIT together, naming the largest.
     """
     found = {
-        f"{folder.name}/{path.relative_to(folder).as_posix()}": path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and _belongs(path.relative_to(folder))
+        path.relative_to(folder.parent).as_posix(): path
+        for package in (folder, folder.parent / EXTRAS)
+        for path in sorted(package.rglob("*"))
+        if path.is_file() and _belongs(path.relative_to(package))
     }
     sizes = {name: path.stat().st_size for name, path in found.items()}
     if (total := sum(sizes.values())) > LIMIT:

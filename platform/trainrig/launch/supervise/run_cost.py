@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from trainrig.hardware import Hardware
+from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, POOL_LABEL, Hardware
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
 from trainrig.train.run import metrics
@@ -101,9 +101,6 @@ def to_json(seconds: Mapping[Kind, float] | None) -> dict[str, float] | None:
     return {str(kind): round(value, 1) for kind, value in sorted(seconds.items(), key=str)}
 
 
-POOL = "trainrig.io/pool"
-INSTANCE = "trainrig.io/instance"
-MARKET = "trainrig.io/market"
 ANSWER_SECONDS = 5.0
 HERE = Kind("local", "", "")
 
@@ -150,7 +147,7 @@ class LiveNodes:
 
 
 def _make_kind(labels: Any) -> Kind:
-    return Kind(*(str(labels.get(name, "")) for name in (POOL, INSTANCE, MARKET)))
+    return Kind(*(str(labels.get(name, "")) for name in (POOL_LABEL, INSTANCE_LABEL, MARKET_LABEL)))
 
 
 HOUR = 3600.0  # seconds; prices are by the hour

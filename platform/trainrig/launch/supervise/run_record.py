@@ -59,7 +59,6 @@ STOPPED = "stopped"
 PREEMPTED = "preempted"
 FAILED = "failed"
 REFUSED = "refused"
-OUT_OF_BUDGET = "out of budget"
 ALIVE = (QUEUED, WAITING, RUNNING, STOPPING)
 
 
@@ -160,7 +159,7 @@ class Home:
 
     def list(self) -> "list[RunRecord]":
         """Return all runs, sorted by id. Raises ConfigError if the home is a file."""
-        if not self.path.startswith(storage.S3) and storage.exists(self.path):
+        if not storage.is_remote(self.path) and storage.exists(self.path):
             raise ConfigError(
                 f"{self.path}: this is a file; --home names the folder of the runs' records"
             )

@@ -6,17 +6,8 @@ record, and parameters, operations and memory are counted from the same records.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 Size = tuple[int, ...]
-
-
-class Leaf(Protocol):
-    """A record of parameters by name; "" names a parameter without a module."""
-
-    def sizes(self) -> dict[str, Size]:
-        """Return the size of each parameter by name."""
-        ...
 
 
 @dataclass(frozen=True)

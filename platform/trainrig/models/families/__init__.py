@@ -23,7 +23,6 @@ __all__ = [
     "FAMILIES",
     "NAMES",
     "Family",
-    "HubConfig",
     "find_family",
     "read_config",
     "strip_config",

@@ -61,14 +61,14 @@ TENSORS = (
 )
 
 
-def list_heads(pooler: str, classes: str, spans: str) -> dict[Head, tuple[TensorName, ...]]:
+def list_heads(pooler: str, classes: str) -> dict[Head, tuple[TensorName, ...]]:
     """Return the tensors of the heads for classes and spans, given the names of their modules.
 
     The pooler comes before the classes.
     """
     names: dict[Head, dict[str, str]] = {
         "classes": {"pooler": pooler, "head": classes},
-        "spans": {"head": spans},
+        "spans": {"head": "qa_outputs"},
     }
     return {
         head: tuple(
@@ -80,7 +80,7 @@ def list_heads(pooler: str, classes: str, spans: str) -> dict[Head, tuple[Tensor
     }
 
 
-HEADS = list_heads("bert.pooler.dense", "classifier", "qa_outputs")
+HEADS = list_heads("bert.pooler.dense", "classifier")
 # Published files also have the head of next-sentence prediction, and repeat tied parameters.
 SURPLUS = r"(bert\.)?pooler\..*|cls\.seq_relationship\..*|cls\.predictions\.decoder\..*"
 
@@ -143,16 +143,12 @@ def _read_bert(config: HubConfig) -> DecoderConfig:
     return config.build(EncoderConfig, **read_settings(config, 512))
 
 
-def _write_bert(config: DecoderConfig) -> dict[str, Any] | None:
-    return write_settings(config)
-
-
 BERT = Family(
     "bert",
     "BertForMaskedLM",
     TENSORS,
     _read_bert,
-    _write_bert,
+    write_settings,
     prefix="bert.",
     heads=HEADS,
     surplus=SURPLUS,
@@ -192,7 +188,7 @@ ROBERTA = Family(
     _read_roberta,
     _write_roberta,
     prefix="roberta.",
-    heads=list_heads("classifier.dense", "classifier.out_proj", "qa_outputs"),
+    heads=list_heads("classifier.dense", "classifier.out_proj"),
     surplus=ROBERTA_SURPLUS,
 )
 
@@ -211,7 +207,7 @@ ELECTRA_TENSORS = (
     map_one("head_bias", "generator_lm_head.bias"),
 )
 ELECTRA_HEADS: dict[Head, tuple[TensorName, ...]] = {
-    **list_heads("classifier.dense", "classifier.out_proj", "qa_outputs"),
+    **list_heads("classifier.dense", "classifier.out_proj"),
     "replaced": tuple(
         map_one(f"{ours}.{part}", f"discriminator_predictions.{theirs}.{part}")
         for ours, theirs in {"transform.dense": "dense", "head": "dense_prediction"}.items()

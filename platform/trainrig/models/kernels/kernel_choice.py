@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainrig.models.architecture.decoder_config import DecoderConfig
 
 
+NUMBER_BYTES = 2  # bytes of a number in half precision
 STAGES = 2  # number of loads in flight (Triton's `num_stages`)
 
 
@@ -41,26 +42,26 @@ def pad_width(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def estimate_forward_bytes(tile: Tile, element: int = 2, stages: int = STAGES) -> int:
+def estimate_forward_bytes(tile: Tile) -> int:
     """Return the bytes of shared memory that the forward kernel needs.
 
-    `element` is the size of a number in bytes. The queries stay in memory, keys and values are
+    The queries stay in memory, keys and values are
     loaded ahead, and the softmax passes through it. For 64 queries, 64 keys and 256 channels the
     result is the 106,496 bytes that Triton asked for.
     """
-    loaded = tile.queries + 2 * tile.keys * (stages - 1)
-    return element * (tile.width * loaded + tile.queries * tile.keys)
+    loaded = tile.queries + 2 * tile.keys * (STAGES - 1)
+    return NUMBER_BYTES * (tile.width * loaded + tile.queries * tile.keys)
 
 
-def estimate_backward_bytes(tile: Tile, element: int = 2, stages: int = STAGES) -> int:
+def estimate_backward_bytes(tile: Tile) -> int:
     """Return the bytes of shared memory that the larger of the two backward kernels needs.
 
     Two tensors stay in memory, two are loaded ahead, and the softmax and its gradient pass through.
     """
     stays = max(tile.queries, tile.keys)
     ahead = min(tile.queries, tile.keys)
-    loaded = 2 * stays + 2 * ahead * (stages - 1)
-    return element * (tile.width * loaded + 2 * tile.queries * tile.keys)
+    loaded = 2 * stays + 2 * ahead * (STAGES - 1)
+    return NUMBER_BYTES * (tile.width * loaded + 2 * tile.queries * tile.keys)
 
 
 def choose_forward_tile(width: int, shared_memory: int) -> Tile | None:

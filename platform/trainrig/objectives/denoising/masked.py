@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from pydantic import Field, model_validator
 from trainrig.objectives import objective_interface
 from trainrig.objectives.denoising.needed_tokens import need_tokens
 from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_settings import NO_AXES, Axis
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
@@ -53,6 +54,8 @@ class MaskedLM(CausalLM):
     and sample number alone. If a row has fewer ordinary tokens than that, special tokens are
     predicted unchanged.
     """
+
+    axes: ClassVar[frozenset[Axis]] = NO_AXES
 
     kind: Literal["MaskedLM"] = "MaskedLM"  # type: ignore[assignment]  # not the base class's kind
     rate: float = Field(default=0.15, gt=0, lt=1)  # share of tokens that are predicted
@@ -82,6 +85,16 @@ class MaskedLM(CausalLM):
         if (self.final_rate is None) != (self.rate_steps is None):
             raise ValueError("final_rate and rate_steps belong together; set both or neither")
         return self
+
+    @property
+    def model_kind(self) -> Literal["Encoder"]:
+        """An encoder, in which each token sees the text on both sides."""
+        return "Encoder"
+
+    @property
+    def changes_over_steps(self) -> bool:
+        """True with `final_rate`."""
+        return self.final_rate is not None
 
     def rate_at(self, step: int) -> float:
         """Return the share of tokens that are predicted at `step`."""
@@ -275,6 +288,18 @@ class ReplacedTokenDetection(MaskedLM):
     The generator's loss is averaged over the hidden tokens of the global batch, the detection's
     over all tokens of text.
     """
+
+    head: ClassVar[Literal["replaced"]] = "replaced"
+    loss_unit: ClassVar[str] = "nats"
+    unmixable: ClassVar[str | None] = (
+        "its model has a generator and no head for tokens, so no other objective can train it; "
+        "train it alone, or use MaskedLM here"
+    )
+    unsweepable: ClassVar[str | None] = (
+        "its generator makes the task harder as it learns, so models of different sizes have "
+        "different tasks and their losses give no law; sweep MaskedLM, or train single runs with "
+        "`trainrig pretrain`"
+    )
 
     kind: Literal["ReplacedTokenDetection"] = "ReplacedTokenDetection"  # type: ignore[assignment]  # not the base class's kind
     # Share of predicted tokens that the mask token replaces in the generator's input. ELECTRA's

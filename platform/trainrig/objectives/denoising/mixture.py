@@ -18,9 +18,9 @@ Shapes: B rows of a micro-batch, T positions of a row, R samples of a micro-batc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from trainrig.objectives.denoising.masked import MaskedLM
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.denoising.span_corruption import SpanCorruption, SpansLeftOut
 from trainrig.objectives.next_token import CROSS_ENTROPY, CausalLM
+from trainrig.objectives.objective_settings import NO_AXES, Axis, ObjectiveSettings
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
@@ -53,19 +54,6 @@ MemberObjective = Annotated[
     FitsSeveral(),
 ]
 
-# Objectives that cannot be members, and why.
-NOT_MEMBERS = {
-    "ReplacedTokenDetection": (
-        "its model has a generator and no head for tokens, so no other objective can train it; "
-        "train it alone, or use MaskedLM here"
-    ),
-    "MultiTokenPrediction": (
-        "its further heads would learn from its own samples only; train it alone, or use CausalLM "
-        "here"
-    ),
-    "UL2": "it is a mixture itself; use SpanCorruption here, with `mode`, once for each denoiser",
-}
-
 
 class MixtureMember(Settings):
     """One objective of a mixture."""
@@ -80,14 +68,29 @@ class MixtureMember(Settings):
     @classmethod
     def _check_kind(cls, given: Any) -> Any:
         kind = given.get("kind") if isinstance(given, Mapping) else getattr(given, "kind", None)
-        if kind in NOT_MEMBERS:
-            raise ValueError(f"{kind} cannot be a member of a mixture: {NOT_MEMBERS[kind]}")
+        if reason := _find_unmixable().get(kind):
+            raise ValueError(f"{kind} cannot be a member of a mixture: {reason}")
         return given
 
     @property
     def called(self) -> str:
         """The name of the member in metrics."""
         return self.objective.kind if self.name is None else self.name
+
+
+def _find_unmixable() -> dict[str | None, str]:
+    """Return why objectives cannot be members, by kind."""
+    return {
+        objective.__name__: objective.unmixable
+        for objective in _list_subclasses(ObjectiveSettings)
+        if objective.unmixable is not None
+    }
+
+
+def _list_subclasses(of: type[ObjectiveSettings]) -> Iterator[type[ObjectiveSettings]]:
+    for objective in of.__subclasses__():
+        yield objective
+        yield from _list_subclasses(objective)
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ class NamedObjective:
 
 class MixtureBase(CausalLM):
     """Base of mixtures: cross-entropy of several objectives, one for each sample."""
+
+    axes: ClassVar[frozenset[Axis]] = NO_AXES
 
     mixture_seed: int = 0  # random seed for the assignment of samples
     # Whether objectives are drawn for each sample or for a whole micro-batch. A whole micro-batch
@@ -122,12 +127,7 @@ class MixtureBase(CausalLM):
         """True if all samples of a micro-batch get the same objective."""
         if self.deal is not None:
             return self.deal == "micro_batch"
-        # Only span corruption changes the width of rows.
-        shapes = {
-            member.objective.shape if isinstance(member.objective, SpanCorruption) else None
-            for member in self.list_named()
-        }
-        return len(shapes) > 1
+        return len({member.objective.row_shape for member in self.list_named()}) > 1
 
     def make_corruption(self, encoder: Encoder) -> MixtureCorruption:
         """Return the corruption that assigns rows to members and applies the corruption of each.

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from trainrig.objectives.next_token import CausalLM
 from trainrig.objectives.objective_interface import DeviceBatch, Output, mark_text
+from trainrig.objectives.objective_settings import NO_AXES, Axis, RowWork
 from trainrig.randomness import RandomKey, draw_uniforms
 from trainrig.tokens.batches import IDS, IGNORE, POSITIONS, PREFIXES, TARGETS, TOKENS, MicroBatch
 from trainrig.tokens.permutation import Integers
@@ -25,6 +26,8 @@ from trainrig.tokens.tokenizers.encode import Encoder
 
 if TYPE_CHECKING:  # run files are read without torch, which takes seconds to import
     from torch import nn
+
+    from trainrig.tokens.rows.packing import Packing
 
 
 class PrefixLM(CausalLM):
@@ -34,6 +37,8 @@ class PrefixLM(CausalLM):
     same share of their length, each separately where attention does not cross documents; otherwise
     the row is one text.
     """
+
+    axes: ClassVar[frozenset[Axis]] = NO_AXES
 
     kind: Literal["PrefixLM"] = "PrefixLM"  # type: ignore[assignment]  # not the base class's kind
     # Number of targets of each row that belong to prefixes and have no loss. None: drawn for each
@@ -45,13 +50,28 @@ class PrefixLM(CausalLM):
         """Return the corruption that cuts rows; it needs no special tokens."""
         return Prefixes(self.prefix_tokens, self.corruption_seed)
 
-    def check_length(self, shortest: int) -> None:
+    @property
+    def marks_prefixes(self) -> bool:
+        """True."""
+        return True
+
+    def check_rows(self, shortest: int, packing: Packing) -> None:
         """Raise ValueError if rows of `shortest` tokens have nothing after their prefix."""
         if self.prefix_tokens is not None and self.prefix_tokens >= shortest:
             raise ValueError(
                 f"objective.prefix_tokens ({self.prefix_tokens}) leaves nothing to predict in rows "
                 f"of {shortest} tokens; set at most {shortest - 1}, or remove it"
             )
+
+    def describe_row(self, length: int) -> str:
+        """Return the mean numbers of tokens in the prefix and after it."""
+        said = self.compute_trained_share(length) * length
+        read = f"{length - said:g} seen in both directions and {said:g} predicted, on average"
+        return f"{length} positions: {read}"
+
+    def measure_work(self, length: int, steps: int) -> RowWork:
+        """Return the work for a row of `length` tokens that is one text."""
+        return RowWork(length, self.compute_trained_share(length), self.keys_ahead(length))
 
     def compute_trained_share(self, length: int) -> float:
         """Return the mean share of targets of rows of `length` tokens that have a loss."""

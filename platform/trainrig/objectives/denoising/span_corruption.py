@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -31,6 +31,7 @@ from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_mo
 from trainrig.objectives.denoising.prefix import PrefixLM
 from trainrig.objectives.next_token import CausalLM
 from trainrig.objectives.objective_interface import DeviceBatch, Output
+from trainrig.objectives.objective_settings import NO_AXES, Axis, RowWork
 from trainrig.randomness import RandomKey
 from trainrig.tokens import batches
 from trainrig.tokens.permutation import Integers
@@ -48,6 +49,9 @@ class SpanCorruption(CausalLM):
 
     It is averaged over the targets of the global batch.
     """
+
+    axes: ClassVar[frozenset[Axis]] = NO_AXES
+    separates_by: ClassVar[str | None] = "joined = false"
 
     kind: Literal["SpanCorruption"] = "SpanCorruption"  # type: ignore[assignment]
     noise_density: float = Field(default=0.15, gt=0, lt=1)  # share of tokens that are removed
@@ -91,7 +95,17 @@ class SpanCorruption(CausalLM):
         return noise_spans.Noise(self.noise_density, None if self.suffix else self.mean_span)
 
     @property
-    def shape(self) -> tuple[object, ...]:
+    def model_kind(self) -> Literal["Decoder", "EncoderDecoder"]:
+        """A decoder if text and spans are in one row."""
+        return "Decoder" if self.joined else "EncoderDecoder"
+
+    @property
+    def marks_prefixes(self) -> bool:
+        """True if the text is the prefix of a row."""
+        return self.joined
+
+    @property
+    def row_shape(self) -> tuple[object, ...]:
         """The settings that determine the width of rows; equal for objectives with equal widths."""
         return self._noise, self.closing_sentinel, self.mode is None, self.joined
 
@@ -107,6 +121,29 @@ class SpanCorruption(CausalLM):
         The end of the last span is a target only and takes no position.
         """
         return sum(self.compute_lengths(sequence_length)) - 1 if self.joined else sequence_length
+
+    def compute_widths(self, length: int) -> tuple[int, int]:
+        """Return the places of one row, or of encoder and decoder."""
+        return (self.compute_row_length(length), 0) if self.joined else self.compute_lengths(length)
+
+    def describe_row(self, length: int) -> str:
+        """Return the numbers of tokens that are read and predicted."""
+        read, said = self.compute_lengths(length)
+        if not self.joined:
+            return f"{read} encoder positions and {said} decoder positions, from {length} tokens"
+        return (
+            f"{self.compute_row_length(length)} positions from {length} tokens: {read} "
+            f"seen in both directions and {said} predicted, of which the last is not an input"
+        )
+
+    def measure_work(self, length: int, steps: int) -> RowWork:
+        """Return the work of encoder and decoder, or of a decoder whose prefix is the text."""
+        read, written = self.compute_lengths(length)
+        if not self.joined:
+            return RowWork(written, encoded=read)
+        places = self.compute_row_length(length)  # the first `read` places are a prefix
+        ahead = read * (read - 1) / (2 * places)
+        return RowWork(places, written / places, ahead)
 
     def predict(self, model: nn.Module, batch: DeviceBatch) -> Output:
         """Return the model output for `batch`, with the logits of the decoder's targets."""

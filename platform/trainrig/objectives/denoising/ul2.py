@@ -10,7 +10,7 @@ mode later. Each sample gets one denoiser, drawn by its number: see mixture.py.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -55,6 +55,10 @@ class UL2(MixtureBase):
 
     Each sample gets one denoiser. The loss is averaged over all targets of the global batch.
     """
+
+    unmixable: ClassVar[str | None] = (
+        "it is a mixture itself; use SpanCorruption here, with `mode`, once for each denoiser"
+    )
 
     kind: Literal["UL2"] = "UL2"  # type: ignore[assignment]  # not the base class's kind
     # Denoisers with their weights; the default is the paper's seven.

@@ -146,6 +146,11 @@ class ReinforcePlusPlus(ClippedPolicy):
     baseline: Literal["none", "group"] = "none"
 
     @property
+    def compares_completions(self) -> bool:
+        """True with the baseline of a group."""
+        return self.baseline != "none"
+
+    @property
     def per(self) -> str:
         """The denominator: tokens of all completions."""
         return batches.TOKENS

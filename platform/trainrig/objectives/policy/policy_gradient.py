@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from trainrig.config import Settings
 from trainrig.objectives.objective_interface import Computed, Contributions, DeviceBatch, Term
+from trainrig.objectives.objective_settings import ObjectiveSettings, Rows
 from trainrig.objectives.policy import policy_divergence
 from trainrig.tokens import batches
 
@@ -34,8 +34,12 @@ Floats = NDArray[np.float64]
 SPREAD_FLOOR = 1e-4
 
 
-class PolicyGradient(Settings):
+class PolicyGradient(ObjectiveSettings):
     """Base of clipped policy gradients."""
+
+    rows: ClassVar[Rows] = "sampled"
+    # Whether a critic is trained beside the model.
+    needs_critic: ClassVar[bool] = False
 
     kind: str
     # How far below 1 the probability ratio of a token may be before it is clipped.
@@ -62,13 +66,14 @@ class PolicyGradient(Settings):
         return found
 
     @property
-    def statistics(self) -> tuple[str, ...]:
-        """No statistics."""
-        return ()
+    def compares_completions(self) -> bool:
+        """True if the completions of a prompt are compared, so that it needs several."""
+        return True
 
-    def measure(self, model: nn.Module, batch: DeviceBatch) -> Mapping[str, Tensor]:
-        """Return no statistics."""
-        return {}
+    @property
+    def credits_teacher(self) -> bool:
+        """True if the teacher reads a batch once, before its updates, instead of in each step."""
+        return False
 
     def compute_advantages(self, rewards_GS: Floats) -> Floats:
         """Return the advantages [G, S] for the rewards [G, S] of the completions of G prompts."""

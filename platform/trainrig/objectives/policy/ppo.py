@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ VALUE = "value"  # name of the critic's loss term
 class PPO(ClippedPolicy):
     """Proximal policy optimisation: advantages from a critic, with clipped ratio and value."""
 
+    needs_critic: ClassVar[bool] = True
+
     kind: Literal["PPO"] = "PPO"
     # Discount factor of rewards per token.
     discount: float = Field(default=1.0, gt=0, le=1)
@@ -47,6 +49,11 @@ class PPO(ClippedPolicy):
     clip_negative: float | None = Field(default=None, gt=1, allow_inf_nan=False)
     # Whether to normalise advantages to mean 0 and standard deviation 1 over the global batch.
     normalise: bool = True
+
+    @property
+    def compares_completions(self) -> bool:
+        """False: the critic values each completion."""
+        return False
 
     @property
     def per(self) -> str:

@@ -4,8 +4,8 @@ The settings of pipeline parallelism are in pipeline_schedule.py.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,29 +13,83 @@ from trainrig.config import Settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import Alibi, MixtureOfExperts
-from trainrig.objectives import OF_ANSWERS, OF_PLACES
-from trainrig.optim import Adafactor, Muon, Optimizer
+from trainrig.objectives.objective_settings import ObjectiveSettings
+from trainrig.optim import Optimizer, list_optimizers
 from trainrig.optim.named_groups import NamedGroup
-from trainrig.tokens.rows.batch_stages import StageSizes
+
+if TYPE_CHECKING:
+    from trainrig.tokens.rows.batch_stages import StageSizes
 
 
-class _Context(Settings):
-    """Settings that both kinds of context parallelism share."""
+class AxisSettings(Settings):
+    """Base of the settings of an axis: the workers of a group share or divide something.
 
-    keys: ClassVar[Literal["gather", "ring"]]  # how keys and values reach other workers
+    A subclass declares what the axis composes with, and is a field of `WorkerLayout`.
+    """
 
-    # workers that share each row; sequence length must be a multiple of twice this number
-    ranks: int = Field(ge=2)
+    name: ClassVar[str]  # key in `training.parallel`
+    grouping: ClassVar[str]  # clause on a group of `{ranks}` workers, for messages
+    whole: ClassVar[str]  # need of a verb without this axis, on each worker
+    divides: ClassVar[str]  # ability of a verb with this axis
+    # Place among the axes where a layout is described.
+    position: ClassVar[int]
+    # Whether the workers of a group compute the same micro-batches, or share a layer.
+    shares_micro_batches: ClassVar[bool] = True
+    # What is sent within layers, which then cannot be compiled; None: nothing.
+    within_layers: ClassVar[str | None] = None
+    # Why other axes cannot be used beside this one, by their names.
+    excludes: ClassVar[Mapping[str, str]] = {}
 
-    def check_workers(self, workers: int) -> None:
-        """Raise ConfigError unless `workers` are whole groups of `ranks`."""
+    if TYPE_CHECKING:  # subclasses declare it among their other fields
+        ranks: int
+
+    def check_workers(self, workers: int, replica: int) -> None:
+        """Raise ConfigError unless `workers` are whole groups of `ranks`.
+
+        `replica`: number of workers that compute a micro-batch together, along all axes.
+        """
         if workers % self.ranks:
             below = workers - workers % self.ranks
             nearest = [str(n) for n in (below, below + self.ranks) if n]
             raise ConfigError(
-                f"training.parallel.context.ranks ({self.ranks}) does not divide {workers} "
-                f"workers: they share rows in groups of {self.ranks}; use {' or '.join(nearest)}"
+                f"training.parallel.{self.name}.ranks ({self.ranks}) does not divide {workers} "
+                f"workers: {self.grouping.format(ranks=self.ranks)}; use {' or '.join(nearest)}"
             )
+
+    def check_beside(
+        self, names: Container[str], compiled: bool, recompute: str | None, fused: bool
+    ) -> None:
+        """Raise ValueError for settings that the axis does not compose with.
+
+        Args:
+            names: Names of all axes of the layout.
+            compiled: Whether layers are compiled.
+            recompute: Kind of recomputation; None: none.
+            fused: Whether projections are fused.
+        """
+        if self.within_layers and compiled:
+            raise ValueError(
+                f"parallel.{self.name} {self.within_layers} within layers, so layers cannot be "
+                f"compiled; remove [training.compile] or [training.parallel.{self.name}]"
+            )
+        for name, reason in self.excludes.items():
+            if name in names:
+                raise ValueError(f"parallel.{self.name} {reason}; remove one of the two")
+
+
+class _Context(AxisSettings):
+    """Settings that both kinds of context parallelism share."""
+
+    name: ClassVar[str] = "context"
+    grouping: ClassVar[str] = "they share rows in groups of {ranks}"
+    whole: ClassVar[str] = "whole rows"
+    divides: ClassVar[str] = "share rows"
+    position: ClassVar[int] = 2
+    within_layers: ClassVar[str | None] = "sends keys and values"
+    keys: ClassVar[Literal["gather", "ring"]]  # how keys and values reach other workers
+
+    # workers that share each row; sequence length must be a multiple of twice this number
+    ranks: int = Field(ge=2)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError unless rows of `length` tokens are cut into equal parts."""
@@ -72,42 +126,53 @@ class RingAttention(_Context):
 Context = Annotated[Gathered | RingAttention, Field(discriminator="kind")]
 
 
-BY_ROW = (*OF_PLACES, *OF_ANSWERS)  # objectives whose rows may be on several workers
 EXPERTS = ".experts."  # part of the names of parameters that are divided
 
 
-class Expert(Settings):
+class Expert(AxisSettings):
     """Expert parallelism: workers that divide the experts of each layer among them.
 
     Each worker also has some rows of each micro-batch, and sends their tokens to the workers that
     have their experts.
     """
 
+    name: ClassVar[str] = "expert"
+    grouping: ClassVar[str] = "they divide experts in groups of {ranks}"
+    whole: ClassVar[str] = "all experts"
+    divides: ClassVar[str] = "divide them"
+    position: ClassVar[int] = 3
+    within_layers: ClassVar[str | None] = "sends tokens"
+    excludes: ClassVar[Mapping[str, str]] = {
+        "context": "needs whole rows, but parallel.context cuts them"
+    }
+
     # Number of workers that divide the experts and rows; must divide both numbers.
     ranks: int = Field(ge=2)
 
-    def check_workers(self, workers: int) -> None:
-        """Raise ConfigError unless `workers` are whole groups of `ranks`."""
-        if workers % self.ranks:
-            below = workers - workers % self.ranks
-            nearest = [str(n) for n in (below, below + self.ranks) if n]
-            raise ConfigError(
-                f"training.parallel.expert.ranks ({self.ranks}) does not divide {workers} workers: "
-                f"they divide experts in groups of {self.ranks}; use {' or '.join(nearest)}"
+    def check_beside(
+        self, names: Container[str], compiled: bool, recompute: str | None, fused: bool
+    ) -> None:
+        """Raise ValueError for other axes, compiled layers, or a kind of recomputation."""
+        super().check_beside(names, compiled, recompute, fused)
+        if recompute == "Selective":
+            raise ValueError(
+                "parallel.expert gathers experts within layers, which recompute.kind = "
+                "'Selective' does not support; set recompute.kind = 'Full', or remove "
+                "[training.recompute]"
             )
 
     def check_run(
         self,
         model: DecoderConfig,
-        objective: str,
-        batches: Sequence[StageSizes],
+        objective: ObjectiveSettings,
+        batches: "Sequence[StageSizes]",
         instead: str = "CausalLM",
     ) -> None:
         """Raise ValueError unless experts and rows can be divided equally over the workers.
 
         Args:
             model: The model of the run.
-            objective: Kind of objective, which must support divided rows.
+            objective: The objective, which must support divided rows.
             batches: Batch sizes of each stage.
             instead: Objective to suggest in the message.
         """
@@ -118,10 +183,10 @@ class Expert(Settings):
                 'or set model.feedforward.kind = "MixtureOfExperts"'
             )
         self.check_experts(model)
-        if objective not in BY_ROW:
+        if "expert" not in objective.axes:
             raise ValueError(
-                f"training.parallel.expert: objective {objective} does not support divided rows; "
-                f'remove the table, or set objective.kind = "{instead}"'
+                f"training.parallel.expert: objective {objective.kind} does not support divided "
+                f'rows; remove the table, or set objective.kind = "{instead}"'
             )
         for stage in batches:
             if stage.micro_batch % self.ranks:
@@ -160,7 +225,7 @@ class Expert(Settings):
             group = groups.get(name)
             chosen = (group and group.optimizer) or optimizer
             frozen = group is not None and group.freeze
-            if EXPERTS in name and isinstance(chosen, Muon | Adafactor) and not frozen:
+            if EXPERTS in name and not chosen.elementwise and not frozen:
                 raise ConfigError(
                     f"training.parallel.expert: {chosen.kind} gathers whole tensors, but experts "
                     "are divided; give them another optimizer, as [[training.groups]] with match "
@@ -169,18 +234,20 @@ class Expert(Settings):
 
 
 WHERE = "training.parallel.tensor"
-BY_ELEMENT = ("AdamW", "Adam", "SGD", "Lion")  # optimizers that treat each element separately
-
-# Objectives that need only the cross-entropy of targets, or scores of a model.
-OF_PARTS = (*OF_PLACES, *OF_ANSWERS)
 
 
-class TensorSplit(Settings):
+class TensorSplit(AxisSettings):
     """Tensor parallelism: workers that share every layer.
 
     Each worker has some heads and some feed-forward channels of every layer, and some entries of
     the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053).
     """
+
+    name: ClassVar[str] = "tensor"
+    whole: ClassVar[str] = "whole layers"
+    divides: ClassVar[str] = "share them"
+    position: ClassVar[int] = 0
+    within_layers: ClassVar[str | None] = "adds results of workers"
 
     # number of workers that share each layer; neighbouring ranks, best on one machine
     ranks: int = Field(ge=2)
@@ -209,18 +276,30 @@ class TensorSplit(Settings):
                 f"{replica}, which share layers; use {nearest}"
             )
 
-    def check_training(self, compute: str, optimizers: Iterable[str]) -> None:
+    def check_beside(
+        self, names: Container[str], compiled: bool, recompute: str | None, fused: bool
+    ) -> None:
+        """Raise ValueError for compiled layers or fused projections."""
+        super().check_beside(names, compiled, recompute, fused)
+        if fused:
+            raise ValueError(
+                "parallel.tensor cuts the matrices of queries, keys and values separately; remove "
+                "training.fuse_projections or [training.parallel.tensor]"
+            )
+
+    def check_training(self, compute: str, optimizers: Iterable[Optimizer]) -> None:
         """Raise ValueError for number formats or optimizers that do not support shared layers."""
         if compute == "float8":
             raise ValueError(
                 f"{WHERE}: float8 scales whole matrices, but a worker has only a part; set "
                 'training.precision.compute = "bfloat16"'
             )
-        for kind in optimizers:
-            if kind not in BY_ELEMENT:
+        for optimizer in optimizers:
+            if not optimizer.elementwise:
+                fitting = [kind.__name__ for kind in list_optimizers() if kind.elementwise]
                 raise ValueError(
-                    f"{WHERE}: {kind} needs whole matrices, but a worker has only a part; use one "
-                    f"of {', '.join(BY_ELEMENT)}"
+                    f"{WHERE}: {optimizer.kind} needs whole matrices, but a worker has only a "
+                    f"part; use one of {', '.join(fitting)}"
                 )
 
     def check_length(self, length: int, context: int) -> None:
@@ -243,15 +322,17 @@ class TensorSplit(Settings):
                 f"{nearest}"
             )
 
-    def check_run(self, model: DecoderConfig, objective: str, instead: str = "CausalLM") -> None:
+    def check_run(
+        self, model: DecoderConfig, objective: ObjectiveSettings, instead: str = "CausalLM"
+    ) -> None:
         """Raise ValueError unless `ranks` workers can each train an equal part of `model`.
 
         `objective` must be computable from parts of the logits. `instead`: objective to suggest in
         the message. A vocabulary size that is not known yet is not checked.
         """
-        if objective not in OF_PARTS:
+        if "tensor" not in objective.axes:
             raise ValueError(
-                f"{WHERE}: objective {objective} cannot be computed from parts of the logits; "
+                f"{WHERE}: objective {objective.kind} cannot be computed from parts of the logits; "
                 f'remove the table, or set objective.kind = "{instead}"'
             )
         self.check_model(model)

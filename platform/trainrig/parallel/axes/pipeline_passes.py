@@ -25,8 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainrig.models.moe import find_text
-from trainrig.objectives.log_probabilities import stack_rows
-from trainrig.objectives.objective_interface import Computed, DeviceBatch, Objective, ReadingIds
+from trainrig.objectives.objective_interface import Computed, DeviceBatch, Objective, ReadingRows
 from trainrig.parallel.axes.pipeline_stage import StageDecoder
 from trainrig.parallel.mesh import Axis, WorkerMesh
 from trainrig.parallel.phase_clock import PhaseClock
@@ -191,9 +190,9 @@ def _find_inputs(objective: Objective, batch: DeviceBatch) -> tuple[Tensor, Tens
 
     Positions are None if each row is one document.
     """
-    if not isinstance(objective, ReadingIds):
+    if not isinstance(objective, ReadingRows):
         return batch.arrays[batches.IDS], batch.arrays.get(batches.POSITIONS)
-    ids_RT = objective.read_ids(batch)
+    ids_RT, _ = objective.read_rows(batch)
     if batch.parts is None:
         return ids_RT, None
     # the positions of one answer; the answers are stacked along the rows
@@ -209,10 +208,8 @@ def _find_text(objective: Objective, batch: DeviceBatch) -> Tensor | None:
     if batch.all_targets:
         return None
     arrays = batch.arrays
-    if isinstance(objective, ReadingIds):
-        chosen = arrays[batches.CHOSEN_IDS], arrays[batches.CHOSEN_TARGETS]
-        rejected = arrays[batches.REJECTED_IDS], arrays[batches.REJECTED_TARGETS]
-        _, targets_RT = stack_rows(chosen, rejected)
+    if isinstance(objective, ReadingRows):
+        _, targets_RT = objective.read_rows(batch)
     else:
         targets_RT = arrays[
             batches.STEP_LABELS if batches.STEP_LABELS in arrays else batches.TARGETS

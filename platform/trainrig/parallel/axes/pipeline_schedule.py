@@ -19,20 +19,19 @@ All stages together count each parameter once (`StageShare`).
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from trainrig.config import Settings
 from trainrig.errors import ConfigError
-from trainrig.flops import compute_mean_keys
+from trainrig.flops import count_layer_flops
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
-from trainrig.models.architecture.shapes import count_multiplications
-from trainrig.objectives import OF_ANSWERS, OF_PLACES
+from trainrig.objectives.objective_settings import ObjectiveSettings
+from trainrig.parallel.axes.axis_settings import AxisSettings
 
 Schedule = Literal["1F1B", "GPipe", "interleaved"]
 
@@ -111,20 +110,6 @@ def compute_idle_share(ranks: int, count: int, chunks: int = 1) -> float:
     time, for P ranks and M micro-batches. GPipe and 1F1B have the same bubble.
     """
     return (ranks - 1) / (chunks * count + ranks - 1)
-
-
-def count_layer_flops(model: DecoderConfig) -> tuple[tuple[float, ...], float]:
-    """Return the forward FLOPs of a token in each layer of `model`, and in its head."""
-    shape = model.shape
-    window = model.attention.window
-    costs = []
-    for number, layer in enumerate(model.shapes.layers):
-        size = window.size if window is not None and window.is_local(number) else None
-        keys = compute_mean_keys(model.positions, size, causal=True, both_sides=False)
-        costs.append(
-            2.0 * count_multiplications(layer) + 4.0 * shape.heads * shape.head_channels * keys
-        )
-    return tuple(costs), 2.0 * model.outputs * shape.channels
 
 
 def cut_layers(model: DecoderConfig, stages: int) -> tuple[range, ...]:
@@ -228,13 +213,15 @@ class StageShare:
         return [first[name] if self.counts(name) else None for name in names]
 
 
-# Objectives with a single forward pass whose loss only the last stage computes. KTO first needs two
-# passes, of the model and of a reference.
-OF_ROWS = (*OF_PLACES, *(kind for kind in OF_ANSWERS if kind != "KTO"))
-
-
-class Pipeline(Settings):
+class Pipeline(AxisSettings):
     """Pipeline parallelism: each worker of a group has some of the layers."""
+
+    name: ClassVar[str] = "pipeline"
+    grouping: ClassVar[str] = "each group of {ranks} holds the layers once"
+    whole: ClassVar[str] = "all layers"
+    divides: ClassVar[str] = "divide them"
+    position: ClassVar[int] = 1
+    shares_micro_batches: ClassVar[bool] = False
 
     # number of workers that divide the layers among them; at most the number of layers
     ranks: int = Field(ge=2)
@@ -261,18 +248,20 @@ class Pipeline(Settings):
             )
         return self
 
-    def check_workers(self, workers: int) -> None:
-        """Raise ConfigError unless `workers` are whole groups of `ranks`."""
-        if workers % self.ranks:
-            below = workers - workers % self.ranks
-            nearest = [str(n) for n in (below, below + self.ranks) if n]
-            raise ConfigError(
-                f"training.parallel.pipeline.ranks ({self.ranks}) does not divide {workers} "
-                f"workers: each group of {self.ranks} holds the layers once; use "
-                f"{' or '.join(nearest)}"
+    def check_beside(
+        self, names: Container[str], compiled: bool, recompute: str | None, fused: bool
+    ) -> None:
+        """Raise ValueError for a kind of recomputation that the schedule does not support."""
+        super().check_beside(names, compiled, recompute, fused)
+        if recompute == "Budget" and self.schedule == "GPipe":
+            raise ValueError(
+                "recompute.kind = 'Budget' does not support parallel.pipeline.schedule = 'GPipe', "
+                "which keeps all micro-batches of a step; set schedule = '1F1B'"
             )
 
-    def check_run(self, model: DecoderConfig, objective: str, instead: str = "CausalLM") -> None:
+    def check_run(
+        self, model: DecoderConfig, objective: ObjectiveSettings, instead: str = "CausalLM"
+    ) -> None:
         """Raise ValueError if `model`, trained by `objective`, cannot be cut into stages.
 
         `instead`: objective to suggest in the message.
@@ -295,10 +284,10 @@ class Pipeline(Settings):
                 f"{where}: a model of kind {model.kind} cannot be cut into stages; remove the "
                 'table, or set model.kind = "Decoder"'
             )
-        if objective not in OF_ROWS:
+        if "pipeline" not in objective.axes:
             raise ValueError(
-                f"{where}: objective {objective} cannot be computed in stages; remove the table, "
-                f'or set objective.kind = "{instead}"'
+                f"{where}: objective {objective.kind} cannot be computed in stages; remove the "
+                f'table, or set objective.kind = "{instead}"'
             )
 
     def check_adapters(self, model: DecoderConfig, lora: LoRA) -> None:

@@ -86,11 +86,6 @@ class TreeSum(Generic[Value]):
         return self._nodes[self._whole]
 
 
-def find_largest_subtrees(begin: int, end: int, leaves: int, runs: int | None = None) -> list[Span]:
-    """Return the fewest subtrees with exactly the leaves `begin` … `end` - 1, left to right."""
-    return join_spans([(leaf, leaf + 1) for leaf in range(begin, end)], leaves, runs)
-
-
 def join_spans(
     spans: Iterable[Span], leaves: int, runs: int | None = None, parts: int = 1
 ) -> list[Span]:

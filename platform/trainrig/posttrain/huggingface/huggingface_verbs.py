@@ -107,7 +107,7 @@ def export(
 
 def import_folder(
     folder: Annotated[
-        str, typer.Argument(metavar="HF_DIR", help="Hugging Face folder, on disk or s3://.")
+        str, typer.Argument(metavar="HF_DIR", help="Hugging Face folder, on disk or in a bucket.")
     ],
     out: Annotated[str, typer.Argument(metavar="OUT", help="Run folder to write; must be new.")],
     role: Annotated[

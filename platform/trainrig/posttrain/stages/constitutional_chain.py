@@ -18,8 +18,8 @@ from trainrig.evaluate.engine.request_encoding import LikelihoodRequest
 from trainrig.evaluate.tasks.task_templates import compile_template
 from trainrig.models.decoder import Decoder
 from trainrig.models.generation import Request, generate_batch
+from trainrig.posttrain.prompt_files import Prompt
 from trainrig.posttrain.prompt_text import TextListener
-from trainrig.posttrain.rollouts.rollout_prompts import Prompt
 from trainrig.posttrain.stages.prompted_run_files import ConstitutionalChain
 from trainrig.posttrain.stages.sample_stage import Asked, build_sampling
 from trainrig.randomness import RandomKey, draw_words

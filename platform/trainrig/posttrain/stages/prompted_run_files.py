@@ -8,9 +8,9 @@ from pydantic import field_validator, model_validator
 from trainrig import config
 from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.task_templates import compile_template
+from trainrig.posttrain.prompt_files import PromptFiles
 from trainrig.posttrain.rewards import RewardSettings
 from trainrig.posttrain.rewards.rule_rewards import check_pattern
-from trainrig.posttrain.rollouts.reinforcement_run_file import PromptFiles
 
 
 class PromptedRunFile(config.RunFile):
@@ -37,7 +37,7 @@ class PromptedRunFile(config.RunFile):
     batch: int = config.Field(default=8, ge=1)
     # CPU threads of a worker without a GPU. Another number may change the answers.
     threads: int = config.Field(default=1, ge=1)
-    output: Annotated[str, config.OUTPUT]  # output folder, on disk or s3://
+    output: Annotated[str, config.OUTPUT]  # output folder, on disk or in a bucket
     # Worker processes on Ray; 0: run in this process, without Ray.
     workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Prompts in one output file, which is also one unit of work.

@@ -22,10 +22,10 @@ import numpy as np
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
+from trainrig.posttrain.prompt_files import FORMAT, Prompt, PromptSet, read_prompt_set
 from trainrig.posttrain.prompt_text import PromptEncoder, TextListener
 from trainrig.posttrain.rewards import weighted_rewards
 from trainrig.posttrain.rewards.reward_contract import Completion
-from trainrig.posttrain.rollouts.rollout_prompts import FORMAT, Prompt, PromptSet, read_prompt_set
 from trainrig.posttrain.stages.prompted_run_files import AnswerSampling, PromptedRunFile
 from trainrig.randomness import RandomKey, draw_words
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits

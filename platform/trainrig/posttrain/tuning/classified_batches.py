@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.objectives import Classification, OfLabels
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.posttrain.tuning.answer_batches import Answers
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
 from trainrig.posttrain.tuning.preference_rows import TuningRows
@@ -178,9 +178,13 @@ class HeldOutTexts:
         return HeldOutSets(shards.sources, tuple(batches))
 
 
-def find_row_kind(objective: OfLabels) -> RowKind:
-    """Return the kind of rows that `objective` learns from."""
-    return "classified" if isinstance(objective, Classification) else "questions"
+def find_row_kind(objective: ObjectiveSettings) -> RowKind:
+    """Return the kind of rows that an objective of whole texts learns from."""
+    match objective.rows:
+        case "classified" | "questions" as rows:
+            return rows
+        case rows:
+            raise ValueError(f"{objective.kind} reads {rows}, not whole texts")
 
 
 def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
@@ -193,7 +197,6 @@ def open_texts(run: FineTuning, folder: str, padding: int) -> TuningRows:
             "pretraining: text can be mixed into conversations alone; leave it out for this "
             "objective"
         )
-    assert isinstance(run.objective, OfLabels)
     kind = find_row_kind(run.objective)
     length = run.batches.sequence_length
     make = functools.partial(open_text_batches, folder, kind, run.batches, padding, run.cache)

@@ -2,12 +2,10 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any
 
-from trainrig import manifest, objectives, storage
+from trainrig import manifest, storage
 from trainrig.errors import ConfigError
-from trainrig.estimate.run_cost import DeviceChoice
-from trainrig.estimate.training_facts import describe_adapters, describe_sizes
 from trainrig.manifest import Manifest
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
@@ -15,9 +13,9 @@ from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.posttrain.model_source import is_hub_folder, open_initial_model
 from trainrig.posttrain.tuning import conversation_batches, preference_rows, teacher_probabilities
 from trainrig.posttrain.tuning.classified_batches import open_texts, read_labels
+from trainrig.posttrain.tuning.largest_rows import find_largest
 from trainrig.posttrain.tuning.references import compute_references, find_reference
 from trainrig.posttrain.tuning.tuning_comparison import TuningComparison
-from trainrig.posttrain.tuning.tuning_memory import describe_tuning_memory, find_largest
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
@@ -132,14 +130,15 @@ def _add_head(
             f"checkpoint: {path} has an encoder and a decoder, which objective "
             f"{run.objective.kind} can't train; name a decoder"
         )
-    if isinstance(run.objective, objectives.AnswerSpan):
+    head = run.objective.head
+    if head == "spans":
         if not model.bidirectional:
             raise ConfigError(
                 f"checkpoint: {path} is a decoder, whose tokens do not see the text after "
-                "them, so objective AnswerSpan can't train it; name an encoder"
+                f"them, so objective {run.objective.kind} can't train it; name an encoder"
             )
         return model.with_head("spans")
-    if isinstance(run.objective, objectives.Classification):
+    if head == "classes":
         labels = read_labels(counts)
         if not labels:
             raise ConfigError(
@@ -147,7 +146,7 @@ def _add_head(
                 'with rows = "classified"'
             )
         return model.with_head("classes", labels)
-    if isinstance(run.objective, get_args(objectives.Scoring)) and not model.bidirectional:
+    if head == "score" and not model.bidirectional:
         return model.with_score_head()
     if model.bidirectional:
         raise ConfigError(
@@ -167,10 +166,10 @@ def _check_teacher(run: FineTuning, conversations: Manifest) -> Manifest | None:
 
     Raises InputError if the folder does not fit.
     """
-    if not run.teacher or not isinstance(run.objective, objectives.Distillation):
+    if not run.teacher:
         return None
     return teacher_probabilities.check_teacher(
-        run.teacher, conversations, run.objective.temperature
+        run.teacher, conversations, run.objective.teacher_temperature
     )
 
 
@@ -195,9 +194,9 @@ def _open_rows(
         return preference_rows.TuningRows(
             "conversations", taught, _build_held_out(run, folder, padding, teacher)
         )
-    if isinstance(run.objective, objectives.OfLabels):
+    if run.objective.rows in ("classified", "questions"):
         return open_texts(run, folder, padding)
-    if not isinstance(run.objective, objectives.SFT):
+    if run.objective.rows != "conversations":
         return preference_rows.open_rows(run, folder, padding, _find_reference(run, start, encoder))
     make = functools.partial(
         open_conversations, folder, run.batches, padding, run.cache, pretraining
@@ -213,7 +212,7 @@ def _build_comparison(
     A model that scores generates no text, so there is nothing to compare. Raises ConfigError for
     text of another tokenizer.
     """
-    if isinstance(run.objective, (*get_args(objectives.Scoring), *get_args(objectives.OfLabels))):
+    if run.objective.scores():
         return compare_nothing
     asked = run.comparison
     text = run.comparison.text
@@ -245,34 +244,32 @@ def _build_comparison(
     )
 
 
-def estimate_tuning(run: FineTuning, machine: DeviceChoice) -> dict[str, Any]:
-    """Return the model size, trained parameters, row counts and device memory of `run`.
+def find_models(
+    run: FineTuning,
+) -> tuple[DecoderConfig, Mapping[str, FrozenModel], dict[str, int]] | None:
+    """Return the tuned model of `run`, its frozen models, and counts of rows and parameters.
 
-    The result is empty while the model does not exist, or is a Hugging Face folder that is not
-    imported yet. Memory is estimated for a device of `machine`. Raises InputError for settings that
-    do not fit together.
+    The counts are empty while there are no conversations. None while the model does not exist, or
+    is a Hugging Face folder that is not imported yet. Raises InputError for settings that do not
+    fit together.
     """
     check_sums(run.training, run.workers, [run.batches.global_batch // run.batches.micro_batch])
     if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
-        return {}
-    counted: dict[str, int] = {}
-    frozen: Mapping[str, FrozenModel] = {}
+        return None
     if storage.exists(storage.join(run.conversations, manifest.MANIFEST)):
         job, _inputs, counted = prepare(run)
-        model = job.model
-        frozen = job.frozen
-    else:
-        path = checkpoint.resolve(run.checkpoint)
-        model = checkpoint.describe(path)[0]
-        # The size of a classification head depends on the labels, which are unknown here.
-        if not isinstance(run.objective, objectives.OfLabels):
-            model = _add_head(run, path, model, {})
-        _check(run, model)
-        if isinstance(run.objective, objectives.KTO):
-            encoder = Encoder.of(checkpoint.read_tokenizer_files(path))
-            frozen = preference_rows.find_frozen(run, _find_reference(run, path, encoder))
-    facts = describe_sizes(model) | counted | describe_adapters(run.lora, model)
-    return facts | describe_tuning_memory(run, model, frozen, machine)
+        return job.model, job.frozen, counted
+    path = checkpoint.resolve(run.checkpoint)
+    model = checkpoint.describe(path)[0]
+    # The size of a classification head depends on the labels, which are unknown here.
+    if run.objective.rows not in ("classified", "questions"):
+        model = _add_head(run, path, model, {})
+    _check(run, model)
+    frozen: Mapping[str, FrozenModel] = {}
+    if run.objective.reference_use == "beside":
+        encoder = Encoder.of(checkpoint.read_tokenizer_files(path))
+        frozen = preference_rows.find_frozen(run, _find_reference(run, path, encoder))
+    return model, frozen, {}
 
 
 def _check(run: FineTuning, model: DecoderConfig) -> None:

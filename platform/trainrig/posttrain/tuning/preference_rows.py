@@ -3,14 +3,14 @@
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.errors import ConfigError
-from trainrig.objectives import KTO, Objective, ProcessReward, Referenced
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.objectives.preference import REFERENCE_MODEL
 from trainrig.posttrain.tuning import answer_batches
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching
@@ -55,7 +55,7 @@ class TuningRows:
 
 def needs_references(run: FineTuning) -> bool:
     """Return whether the objective needs reference log-probabilities of the pairs."""
-    return isinstance(run.objective, get_args(Referenced))
+    return run.objective.reference_use == "stored"
 
 
 def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> TuningRows:
@@ -87,10 +87,10 @@ def open_rows(run: FineTuning, folder: str, padding: int, reference: str) -> Tun
 def find_frozen(run: FineTuning, reference: str) -> dict[str, FrozenModel]:
     """Return the frozen models that a run holds in memory while it trains, by name.
 
-    Only KTO has one, the checkpoint `reference`: its mismatched answers depend on the batch, so
-    they cannot be computed before. Raises ConfigError for a model that the workers cannot divide.
+    An objective whose answers depend on the batch has one, the checkpoint `reference`. Raises
+    ConfigError for a model that the workers cannot divide.
     """
-    if not isinstance(run.objective, KTO):
+    if run.objective.reference_use != "beside":
         return {}
     model, _ = checkpoint.describe(reference)
     for laid_out in run.list_laid_out():
@@ -98,11 +98,13 @@ def find_frozen(run: FineTuning, reference: str) -> dict[str, FrozenModel]:
     return {REFERENCE_MODEL: FrozenModel(model, reference)}
 
 
-def find_answer_kind(objective: Objective) -> AnswerKind:
-    """Return the kind of rows that a preference objective learns from."""
-    if isinstance(objective, KTO):
-        return "labelled"
-    return "steps" if isinstance(objective, ProcessReward) else "pairs"
+def find_answer_kind(objective: ObjectiveSettings) -> AnswerKind:
+    """Return the kind of rows that an objective of answers learns from."""
+    match objective.rows:
+        case "pairs" | "labelled" | "steps" as rows:
+            return rows
+        case rows:
+            raise ValueError(f"{objective.kind} reads {rows}, not answers")
 
 
 def open_answers(

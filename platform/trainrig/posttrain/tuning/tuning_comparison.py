@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainrig import storage
-from trainrig.objectives import CausalLM
+from trainrig.objectives.next_token import CausalLM
 from trainrig.posttrain.prompt_text import TextListener
 from trainrig.posttrain.tuning.answer_batches import Answers
 from trainrig.posttrain.tuning.tuning_run_file import ComparisonSettings

@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from trainrig import objectives
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
 from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.objectives import objective_kinds
 from trainrig.posttrain.tuning.conversation_batches import ConversationBatching, PretrainingShare
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.run_files import TrainingRunFile
@@ -31,16 +31,13 @@ class ComparisonSettings(Settings):
     rows: int = Field(default=16, ge=1)
 
 
-OfPairs = objectives.Pairwise | objectives.Reward  # Objectives that read two answers together.
-
-
 class FineTuning(TrainingRunFile):
     """Run file of `trainrig posttrain`, which fine-tunes a checkpoint."""
 
     verb: ClassVar[str] = "posttrain"
     # Since format 2, new weights (also of adapters) are initialised by their position.
     output_format: ClassVar[int] = 2
-    estimate: ClassVar[str] = "trainrig.posttrain.tuning.fine_tuning:estimate_tuning"
+    estimate: ClassVar[str] = "trainrig.estimate.tuning_check:estimate_tuning"
     splits_rows: ClassVar[bool] = True
 
     stage: Literal["posttrain"] = "posttrain"
@@ -49,13 +46,13 @@ class FineTuning(TrainingRunFile):
     # Folder that `conversations` wrote with the model's tokenizer. Its held-out rows, if any,
     # measure the loss.
     conversations: Annotated[str, NOT_IDENTITY]
-    output: Annotated[str, OUTPUT]  # Run folder to write, on disk or s3://.
+    output: Annotated[str, OUTPUT]  # Run folder to write, on disk or in a bucket.
     # Number of worker processes, or [fewest, most] to use the capacity that is available.
     workers: Workers = 1
     batches: ConversationBatching  # Size, length and source mix of the batches.
     # Pretraining text to mix in, to reduce forgetting. None: no text.
     pretraining: PretrainingShare | None = None
-    objective: objectives.Tuning = objectives.SFT()  # Objective that training minimises.
+    objective: objective_kinds.Tuning = objective_kinds.SFT()  # Objective that training minimises.
     # Low-rank adapters to train while the model stays frozen. None: train the model itself.
     lora: LoRA | None = None
     # Model that preferences are measured from: a run folder or checkpoint. None: `checkpoint`.
@@ -98,22 +95,22 @@ class FineTuning(TrainingRunFile):
         The division is that of `training.parallel`: rows, layers or experts.
         """
         parallel = self.training.parallel
-        kind = self.objective.kind
+        objective = self.objective
         sizes = self.batches.build_settings(None).resolve_stages()
         if parallel.expert:
-            parallel.expert.check_run(model, kind, sizes, "SFT")
+            parallel.expert.check_run(model, objective, sizes, "SFT")
         for axis in (parallel.pipeline, parallel.tensor):
             if axis is not None:
-                axis.check_run(model, kind, "SFT")
+                axis.check_run(model, objective, "SFT")
         if parallel.pipeline:
             replicas = max(1, parallel.data_workers(parse_bounds(self.workers).most))
             rows = self.batches
             parallel.pipeline.check_batch(rows.global_batch, rows.micro_batch, replicas)
             if self.lora:
                 parallel.pipeline.check_adapters(model, self.lora)
-        shared = parallel.context.ranks if parallel.context else 1
         if parallel.tensor:
-            parallel.tensor.check_length(self.batches.sequence_length, shared)
+            length = self.batches.sequence_length
+            parallel.tensor.check_length(length, parallel.context_ranks)
         if parallel.context:
             parallel.context.check_length(self.batches.sequence_length)
         self._check_whole_rows(model)
@@ -125,23 +122,22 @@ class FineTuning(TrainingRunFile):
         tensor = parallel.tensor
         where = "training.parallel"
         in_places = tensor is not None and tensor.sequence_parallel
-        noise = isinstance(self.objective, objectives.SFT) and self.objective.noise > 0
         for axis, there in (
             (f"{where}.context", parallel.context is not None),
             (f"{where}.pipeline", parallel.pipeline is not None),
             (f"{where}.tensor.sequence_parallel", in_places),
         ):
-            if there and noise:
+            if there and self.objective.noises_embeddings:
                 raise ValueError(
                     f"{axis}: objective.noise needs whole rows of embeddings on one "
                     "worker; leave out one of the two"
                 )
-        if parallel.context and self.objective.kind not in ("SFT", *objectives.OF_ANSWERS):
+        if parallel.context and "context" not in self.objective.axes:
             raise ValueError(
                 f"{where}.context: objective {self.objective.kind} needs whole rows on each "
                 'worker; leave context out, or set objective.kind = "SFT"'
             )
-        if parallel.expert and _drops_tokens(model) and isinstance(self.objective, OfPairs):
+        if parallel.expert and _drops_tokens(model) and self.objective.rows == "pairs":
             raise ValueError(
                 f"{where}.expert: model.feedforward.capacity drops tokens in the order of a "
                 "batch, and pairs that are divided among workers would lose other tokens than "
@@ -180,29 +176,28 @@ class FineTuning(TrainingRunFile):
 
     @model_validator(mode="after")
     def _check_teacher(self) -> Self:
-        if self.teacher and not isinstance(self.objective, objectives.Distillation):
+        if self.teacher and not self.objective.needs_teacher:
             raise ValueError(
                 f"teacher: objective {self.objective.kind} uses no teacher; leave teacher "
                 'out, or set objective.kind = "Distillation"'
             )
-        if isinstance(self.objective, objectives.Distillation):
+        if self.objective.needs_teacher:
+            kind = self.objective.kind
             if not self.teacher:
                 raise ValueError(
-                    "teacher: objective Distillation needs one; set it to the folder that "
+                    f"teacher: objective {kind} needs one; set it to the folder that "
                     "`trainrig teacher` wrote"
                 )
             if self.pretraining:
                 raise ValueError(
                     "pretraining: the teacher has no probabilities for this text; leave it "
-                    "out with objective Distillation"
+                    f"out with objective {kind}"
                 )
         return self
 
     @model_validator(mode="after")
     def _check_reference_is_used(self) -> Self:
-        if self.reference and not isinstance(
-            self.objective, objectives.Referenced | objectives.KTO
-        ):
+        if self.reference and self.objective.reference_use == "never":
             raise ValueError(
                 f"reference: objective {self.objective.kind} uses no reference; leave it out"
             )

@@ -1,302 +1,29 @@
-"""Charts of a fit's report page, each with a title that states its finding in numbers."""
+"""Charts of a fit's report page; its template words their findings."""
 
+import operator
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
-from trainrig import figures
-from trainrig.report import Cell, Chart, ReportTable, format_short
+from trainrig.report import plots
+from trainrig.report.number_formats import format_short
+from trainrig.report.plots import ChartFacts, Line
 from trainrig.scaling import law_plots
 from trainrig.scaling.fit import law_views
-from trainrig.scaling.laws.law import Law
+from trainrig.scaling.fit.law_views import format_power
+from trainrig.scaling.laws.law import Law, TaskLaw, refuse_draws
 from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.hoffmann import EnvelopeFit, IsoFlopFit, group_by_budget
 from trainrig.scaling.regression.profile_likelihood import Profile
 
-TABLE_ROWS = 60  # about a screenful; law.json and the table of runs have all rows
+LEAST_APART = 0.05  # least distance between the names of two budgets, as a share of the height
+ROOM_FOR_NAMES = 1.6  # factor beyond the largest size, to leave space for the names of budgets
 
 
-def chart_agreement(law: Law, runs: RunsTable) -> Chart:
-    """Chart predicted over measured loss, with held-out runs predicted by the fit without them."""
-    predicted = _predict_losses(law, runs)
-    kept = law.held_out
-    held = np.array([row.loss for row in kept.rows] if kept else [])
-    said = np.array([row.predicted for row in kept.rows] if kept else [])
-    error = np.abs(predicted / runs.loss - 1)
-    fitted = law_plots.Agreement(predicted, runs.loss)
-    title = f"The median error of the law is {np.median(error):.2%}, the largest {error.max():.1%}"
-    caption = f"n = {len(runs):,} runs, predicted by the law."
-    if kept is not None:
-        title += f"; {kept.mean_absolute_error:.2%} on average for held-out runs"
-        caption += f" Diamonds: {kept.rule}, predicted by a fit to the other runs."
-    return Chart(
-        title,
-        figures.draw(
-            partial(
-                law_plots.plot_agreement,
-                fitted=fitted,
-                held_out=law_plots.Agreement(said, held) if kept else None,
-            ),
-            330,
-        ),
-        label="Measured loss of each run against its predicted loss.",
-        caption=caption,
-        table=_build_table(
-            "Losses, nats per token",
-            ("run", "parameters", "tokens", "measured", "predicted"),
-            [
-                (str(runs.name[i]), runs.parameters[i], runs.tokens[i], runs.loss[i], predicted[i])
-                for i in range(len(runs))
-            ],
-        ),
-    )
-
-
-def chart_residuals(law: Law, runs: RunsTable) -> tuple[Chart, Chart]:
-    """Chart the errors over parameters, and over tokens."""
-    error = _predict_losses(law, runs) / runs.loss - 1
-    kept = law.held_out.rows if law.held_out else ()
-    held_error = np.array([row.error for row in kept])
-    sides = (
-        ("parameters", runs.parameters, np.array([row.parameters for row in kept])),
-        ("tokens", runs.tokens, np.array([row.tokens for row in kept])),
-    )
-    first, second = (
-        _chart_residual(
-            unit, law_plots.Residuals(sizes, error), law_plots.Residuals(held, held_error)
-        )
-        for unit, sizes, held in sides
-    )
-    return first, second
-
-
-def _chart_residual(unit: str, fitted: law_plots.Residuals, held_out: law_plots.Residuals) -> Chart:
-    least, most = np.quantile(fitted.size, (0.2, 0.8))
-    few = fitted.error[fitted.size <= least].mean()
-    many = fitted.error[fitted.size >= most].mean()
-    title = f"Mean error {few:+.2%} for the fewest {unit}, {many:+.2%} for the most"
-    rows = zip(fitted.size.tolist(), (100 * fitted.error).tolist(), strict=True)
-    return Chart(
-        title,
-        figures.draw(
-            partial(law_plots.plot_residuals, fitted=fitted, unit=unit, held_out=held_out), 240
-        ),
-        label=f"Relative errors of the runs against {unit}.",
-        caption=f"n = {len(fitted.size):,} runs. The title compares the fifths of the runs at both "
-        "ends. A trend shows an effect that the form cannot express.",
-        table=_build_table("Errors", (unit, "predicted above measured, %"), list(rows)),
-    )
-
-
-def chart_optima(
-    law: Law, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
-) -> tuple[Chart, Chart]:
-    """Chart N* and D* over compute, by the law with its interval and by the other approaches."""
-    flops = law_views.space_computes(law)
-    sizes = law_views.compute_band(law, flops, lambda best: best.parameters)
-    tokens = law_views.compute_band(law, flops, lambda best: best.tokens)
-    return (
-        _chart_optimum(
-            law, sizes, "parameters", _collect_other_ways(flops, isoflop, envelope, "parameters")
-        ),
-        _chart_optimum(
-            law, tokens, "tokens", _collect_other_ways(flops, isoflop, envelope, "tokens")
-        ),
-    )
-
-
-def _chart_optimum(
-    law: Law, found: law_plots.Band, quantity: str, others: Sequence[law_plots.OtherWay]
-) -> Chart:
-    assert law.ranges is not None  # a fitted law has ranges
-    span = law.ranges.flops
-    slope = np.log(found.value[-1] / found.value[0]) / np.log(found.x[-1] / found.x[0])
-    drawn = len(law.draws)
-    sure = f" The band holds 95% of {drawn:,} bootstrap draws." if found.low is not None else ""
-    few = np.unique(np.linspace(0, len(found.x) - 1, 16).astype(int))
-    ends = (found.low, found.high) if found.low is not None and found.high is not None else None
-    rows: list[tuple[Cell, ...]] = [
-        (
-            law_views.format_power(found.x[i], 3),
-            format_short(found.value[i]),
-            *((format_short(ends[0][i]), format_short(ends[1][i])) if ends else (None, None)),
-        )
-        for i in few
-    ]
-    return Chart(
-        f"Compute-optimal {quantity} grow as compute to the power {slope:.3f}",
-        figures.draw(
-            partial(
-                law_plots.plot_optimum,
-                band=found,
-                quantity=f"compute-optimal {quantity}",
-                others=others,
-                fitted=(span.least, span.greatest),
-            ),
-            300,
-        ),
-        label=f"Compute-optimal {quantity} against compute, with a band.",
-        caption=f"Shaded: the compute of the runs, {law_views.format_power(span.least)} to "
-        f"{law_views.format_power(span.greatest)} FLOPs. Outside, the law extrapolates.{sure}",
-        table=_build_table(f"Compute-optimal {quantity}", ("FLOPs", quantity, "low", "high"), rows),
-    )
-
-
-def _collect_other_ways(
-    flops: Array, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None, quantity: str
-) -> list[law_plots.OtherWay]:
-    found = []
-    if isoflop is not None:
-        line = getattr(isoflop, quantity)
-        found.append(
-            law_plots.OtherWay("parabolas", flops, line.coefficient * flops**line.exponent)
-        )
-        at = np.array([bowl.flops for bowl in isoflop.bowls])
-        lowest = np.array([getattr(bowl, quantity) for bowl in isoflop.bowls])
-        found.append(law_plots.OtherWay("minima of the parabolas", at, lowest, points=True))
-    if envelope is not None:
-        line = getattr(envelope, quantity)
-        found.append(law_plots.OtherWay("envelope", flops, line.coefficient * flops**line.exponent))
-    return found
-
-
-def chart_contours(law: Law, runs: RunsTable) -> Chart:
-    """Chart the loss over parameters and tokens, with the runs and the optimum at each compute."""
-    assert law.ranges is not None  # a fitted law has ranges
-    wide = 3.0  # factor by which the chart extends the range of the runs, on either side
-    sizes = law.ranges.parameters
-    seen = law.ranges.tokens
-    ends = (sizes.least / wide, sizes.greatest * wide), (seen.least / wide, seen.greatest * wide)
-    best = law.form.compute_optimum(law_views.space_computes(law))
-    ratios = runs.tokens / runs.parameters
-    return Chart(
-        f"The runs have {format_short(ratios.min())} to {format_short(ratios.max())} tokens per "
-        "parameter",
-        figures.draw(
-            partial(
-                law_plots.plot_contours,
-                surface=law_views.compute_surface(law.form, *ends),
-                frontier=(best.parameters, best.tokens),
-                runs=(runs.parameters, runs.tokens),
-            ),
-            340,
-        ),
-        label="Lines of equal loss over parameters and tokens.",
-        caption=f"n = {len(runs):,} runs. Lines: loss by the law, nats per token. Far from the "
-        "runs, only the form determines the lines.",
-        table=_build_table(
-            "Compute-optimal parameters and tokens",
-            ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
-            [
-                (law_views.format_power(c, 3), format_short(n), format_short(d), loss)
-                for c, n, d, loss in zip(
-                    law_views.space_computes(law)[::5],
-                    best.parameters[::5],
-                    best.tokens[::5],
-                    best.loss[::5].tolist(),
-                    strict=True,
-                )
-            ],
-        ),
-    )
-
-
-def chart_isoflops(runs: RunsTable, fit: IsoFlopFit) -> Chart:
-    """Chart each budget's losses with their parabola and its lowest point."""
-    by_rows = {bowl.rows: bowl for bowl in fit.bowls}
-    drawn = []
-    for rows in group_by_budget(runs):
-        bowl = by_rows.get(tuple(int(row) for row in rows))
-        if bowl is None and len(rows) < 4:
-            continue
-        drawn.append(
-            law_plots.Parabola(
-                flops=float(np.median(runs.flops_6nd[rows])),
-                parameters=runs.parameters[rows],
-                loss=runs.loss[rows],
-                lowest=(bowl.parameters, bowl.loss) if bowl else None,
-                curvature=bowl.curvature if bowl else 0.0,
-            )
-        )
-    lowest = [bowl for bowl in drawn if bowl.lowest]
-    refused = len(drawn) - len(lowest)
-    title = f"Budgets with a minimum between their sizes: {len(lowest)}"
-    return Chart(
-        f"{title}; without: {refused}" if refused else title,
-        figures.draw(partial(law_plots.plot_isoflops, budgets=drawn), 320),
-        label="Loss against parameters, one parabola per budget with its minimum marked.",
-        caption=f"n = {sum(len(b.loss) for b in drawn):,} runs of {len(drawn)} budgets, labelled "
-        "in FLOPs. Dotted: a budget without a minimum between its sizes, which is not fitted.",
-        table=_build_table(
-            "Minima of the parabolas",
-            ("FLOPs", "parameters", "loss (nats per token)"),
-            [
-                (law_views.format_power(b.flops, 3), format_short(b.lowest[0]), b.lowest[1])
-                for b in lowest
-                if b.lowest
-            ],
-        ),
-    )
-
-
-def chart_envelope(along: RunsTable, fit: EnvelopeFit | None) -> Chart:
-    """Chart every training curve, and the least loss at each compute."""
-    drawn = []
-    for trial in dict.fromkeys(along.trial.tolist()):
-        rows = np.flatnonzero(along.trial == trial)
-        order = rows[np.argsort(along.flops_6nd[rows], kind="stable")]
-        drawn.append(law_plots.LossCurve(along.flops_6nd[order], along.loss[order]))
-    least = None if fit is None else (fit.flops, fit.loss)
-    sizes = 0 if fit is None else len(np.unique(fit.best))
-    title = f"{len(drawn):,} training curves"
-    return Chart(
-        title if fit is None else f"{title}; {sizes} sizes are best at some compute",
-        figures.draw(partial(law_plots.plot_loss_curves, curves=drawn, envelope=least), 300),
-        label="Loss against compute, one line per training run, with their envelope.",
-        caption=f"n = {len(along):,} points of {len(drawn):,} training runs.",
-        table=_build_table(
-            "Points",
-            ("run", "FLOPs", "loss (nats per token)"),
-            [
-                (str(along.trial[i]), law_views.format_power(along.flops_6nd[i], 3), along.loss[i])
-                for i in range(len(along))
-            ],
-        ),
-    )
-
-
-def chart_profiles(profiles: Mapping[str, Profile]) -> tuple[Chart, ...]:
-    """Chart how the objective rises as each constant is moved from its best value."""
-    return tuple(_chart_profile(name, profile) for name, profile in profiles.items())
-
-
-def _chart_profile(name: str, profile: Profile) -> Chart:
-    interval = profile.interval
-    ends = (
-        "no bound below" if interval.low is None else f"from {interval.low:.4g}",
-        "no bound above" if interval.high is None else f"to {interval.high:.4g}",
-    )
-    drawn = law_plots.Profiled(
-        name=name,
-        values=profile.values,
-        rise=profile.rises / profile.cutoff,
-        best=profile.best,
-        low=interval.low,
-        high=interval.high,
-    )
-    rows = zip(profile.values.tolist(), (profile.rises / profile.cutoff).tolist(), strict=True)
-    return Chart(
-        f"{name}: {', '.join(ends)}",
-        figures.draw(partial(law_plots.plot_profile, profile=drawn), 200),
-        label=f"Rise of the objective for other values of {name}.",
-        caption="Values below the dashed line are within the 95% interval. All other constants are "
-        "fitted again at each point.",
-        table=_build_table(
-            f"Profile of {name}", (name, "rise (1 at the ends of the interval)"), list(rows)
-        ),
-    )
+def _tabulate(columns: Sequence[str], rows: Sequence[plots.Row]) -> ChartFacts:
+    cut, chosen = law_plots.cut_rows(rows)
+    return {"columns": columns, "rows": chosen, "cut": cut}
 
 
 def _predict_losses(law: Law, runs: RunsTable) -> Array:
@@ -304,13 +31,270 @@ def _predict_losses(law: Law, runs: RunsTable) -> Array:
     return law.form.compute_loss(runs.parameters, runs.tokens, unique)
 
 
-def _build_table(
-    caption: str, columns: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]
-) -> ReportTable:
-    """Build a table of at most TABLE_ROWS of the rows, evenly spaced."""
-    if len(rows) <= TABLE_ROWS:
-        return ReportTable(caption, columns, tuple(rows))
-    chosen = np.unique(np.linspace(0, len(rows) - 1, TABLE_ROWS).astype(int))
-    return ReportTable(
-        f"{caption}, {TABLE_ROWS} of {len(rows):,}", columns, tuple(rows[i] for i in chosen)
+def draw_law_agreement(law: Law, runs: RunsTable) -> ChartFacts:
+    """Draw predicted over measured loss, with held-out runs predicted by the fit without them."""
+    predicted = _predict_losses(law, runs)
+    kept = law.held_out.rows if law.held_out else ()
+    held = (np.array([row.predicted for row in kept]), np.array([row.loss for row in kept]))
+    error = np.abs(predicted / runs.loss - 1)
+    values = (runs.name.tolist(), runs.parameters, runs.tokens, runs.loss, predicted)
+    columns = ("run", "parameters", "tokens", "measured", "predicted")
+    return _tabulate(columns, list(zip(*values, strict=True))) | {
+        "plot": law_plots.draw_agreement(predicted, runs.loss, held if law.held_out else None),
+        "median": np.median(error),
+        "largest": error.max(),
+        "runs": len(runs),
+    }
+
+
+def draw_residuals(law: Law, runs: RunsTable) -> dict[str, ChartFacts]:
+    """Draw the errors over parameters and over tokens, by the name of these."""
+    error = _predict_losses(law, runs) / runs.loss - 1
+    kept = law.held_out.rows if law.held_out else ()
+    held_error = [row.error for row in kept]
+    sides = {
+        "parameters": (runs.parameters, [row.parameters for row in kept]),
+        "tokens": (runs.tokens, [row.tokens for row in kept]),
+    }
+    return {
+        unit: _draw_residual(unit, (sizes, error), (held, held_error))
+        for unit, (sizes, held) in sides.items()
+    }
+
+
+def _draw_residual(
+    unit: str, fitted: tuple[Array, Array], held_out: tuple[list[float], list[float]]
+) -> ChartFacts:
+    sizes, errors = fitted
+    least, most = np.quantile(sizes, (0.2, 0.8))
+    marks: list[plots.Mark] = [
+        plots.Rule(0, colour="grid", style="-", width=1.5),
+        Line(sizes, errors, "fitted", style="o", size=4, opacity=0.6),
+    ]
+    if held_out[0]:
+        marks.append(Line(*held_out, "held out", "c2", "D", size=6, hollow=True))
+    y = plots.Axis("predicted above measured", "percent")
+    rows = list(zip(sizes.tolist(), (100 * errors).tolist(), strict=True))
+    return _tabulate((unit, "predicted above measured, %"), rows) | {
+        "plot": plots.Plot(marks, plots.Axis(unit, log=True), y),
+        "few": errors[sizes <= least].mean(),
+        "many": errors[sizes >= most].mean(),
+        "runs": len(sizes),
+    }
+
+
+def draw_optima(
+    law: Law, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None
+) -> dict[str, ChartFacts]:
+    """Draw N* and D* over compute, by the law with its interval and by the other approaches."""
+    assert law.ranges is not None  # a fitted law has ranges
+    span = law.ranges.flops
+    flops = law_views.space_computes(law)
+    charts = {}
+    for quantity in ("parameters", "tokens"):
+        found = law_views.compute_band(law, flops, operator.attrgetter(quantity))
+        marks = found.draw()
+        marks.append(plots.Span(span.least, span.greatest, "compute of the runs"))
+        marks += _draw_other_ways(flops, isoflop, envelope, quantity)
+        ends = (found.low, found.high)
+        rows = [
+            (
+                format_power(flops[i], 3),
+                format_short(found.value[i]),
+                *(None if end is None else format_short(end[i]) for end in ends),
+            )
+            for i in plots.choose_evenly(len(flops), 16)
+        ]
+        y = plots.Axis(f"compute-optimal {quantity}", log=True)
+        charts[quantity] = _tabulate(("FLOPs", quantity, "low", "high"), rows) | {
+            "plot": plots.Plot(marks, law_plots.COMPUTE, y, height=300),
+            "slope": np.log(found.value[-1] / found.value[0]) / np.log(flops[-1] / flops[0]),
+            "banded": found.low is not None,
+        }
+    return charts
+
+
+def _draw_other_ways(
+    flops: Array, isoflop: IsoFlopFit | None, envelope: EnvelopeFit | None, quantity: str
+) -> list[Line]:
+    found = []
+    if isoflop is not None:
+        law = getattr(isoflop, quantity)
+        by_law = law.coefficient * flops**law.exponent
+        at = [bowl.flops for bowl in isoflop.bowls]
+        lowest = [getattr(bowl, quantity) for bowl in isoflop.bowls]
+        found.append(Line(flops, by_law, "parabolas", "c2", "--", width=1.5))
+        found.append(Line(at, lowest, "minima of the parabolas", "c3", "o", size=4))
+    if envelope is not None:
+        law = getattr(envelope, quantity)
+        by_law = law.coefficient * flops**law.exponent
+        found.append(Line(flops, by_law, "envelope", "c4", "--", width=1.5))
+    return found
+
+
+def draw_loss_contours(law: Law, runs: RunsTable) -> ChartFacts:
+    """Draw the loss over parameters and tokens, with the runs and the optimum at each compute."""
+    assert law.ranges is not None  # a fitted law has ranges
+    wide = 3.0  # factor by which the chart extends the range of the runs, on either side
+    sizes = law.ranges.parameters
+    seen = law.ranges.tokens
+    ends = (sizes.least / wide, sizes.greatest * wide), (seen.least / wide, seen.greatest * wide)
+    flops = law_views.space_computes(law)
+    best = law.form.compute_optimum(flops)
+    ratios = runs.tokens / runs.parameters
+    shown = Line(runs.parameters, runs.tokens, "runs", style="o", size=3.5)
+    surface = law_views.compute_surface(law.form, *ends)
+    columns = ("FLOPs", "parameters", "tokens", "loss (nats per token)")
+    rows = [
+        (
+            format_power(flops[i], 3),
+            format_short(best.parameters[i]),
+            format_short(best.tokens[i]),
+            best.loss[i],
+        )
+        for i in range(0, len(flops), 5)
+    ]
+    return _tabulate(columns, rows) | {
+        "plot": law_plots.draw_contours(surface, (best.parameters, best.tokens), shown),
+        "ratios": (ratios.min(), ratios.max()),
+        "runs": len(runs),
+    }
+
+
+def draw_isoflops(runs: RunsTable, fit: IsoFlopFit) -> ChartFacts:
+    """Draw the losses of each budget in one colour, with their parabola and its lowest point."""
+    by_rows = {bowl.rows: bowl for bowl in fit.bowls}
+    groups = [
+        (rows, by_rows.get(tuple(int(row) for row in rows))) for rows in group_by_budget(runs)
+    ]
+    groups = [(rows, bowl) for rows, bowl in groups if bowl or len(rows) >= 4]
+    groups.sort(key=lambda group: float(np.median(runs.flops_6nd[group[0]])))
+    marks: list[plots.Mark] = []
+    minima = []
+    ends = []
+    for number, (rows, bowl) in enumerate(groups):
+        flops = float(np.median(runs.flops_6nd[rows]))
+        colour = plots.SERIES[number % len(plots.SERIES)]
+        order = rows[np.argsort(runs.parameters[rows], kind="stable")]
+        sizes = runs.parameters[order]
+        losses = runs.loss[order]
+        ends.append((float(sizes[-1]), float(losses[-1]), flops))
+        marks.append(Line(sizes, losses, colour=colour, style="o", size=4))
+        if bowl is None:
+            marks.append(Line(sizes, losses, colour=colour, style=":", width=1.2))
+            continue
+        along = np.geomspace(sizes[0], sizes[-1], 60)
+        curve = bowl.loss + bowl.curvature * np.log(along / bowl.parameters) ** 2
+        lowest = Line([bowl.parameters], [bowl.loss], colour="ink", style="D", on_top=True)
+        marks += [Line(along, curve, colour=colour, width=1.6), lowest]
+        minima.append((format_power(flops, 3), format_short(bowl.parameters), bowl.loss))
+    drawn = np.concatenate([rows for rows, _ in groups])
+    x = plots.Axis(
+        "parameters",
+        log=True,
+        low=runs.parameters[drawn].min() / 1.2,
+        high=runs.parameters[drawn].max() * ROOM_FOR_NAMES,
     )
+    marks += _name_budgets(ends, LEAST_APART * float(np.ptp(np.log(runs.loss[drawn]))))
+    return _tabulate(("FLOPs", "parameters", "loss (nats per token)"), minima) | {
+        "plot": plots.Plot(marks, x, law_plots.LOSS, height=320),
+        "budgets": len(groups),
+        "minima": len(minima),
+        "runs": len(drawn),
+    }
+
+
+def _name_budgets(ends: Sequence[tuple[float, float, float]], apart: float) -> list[plots.Note]:
+    """Write each budget beside its largest size, unless another name is near.
+
+    `ends` have parameters, loss and FLOPs; `apart` is the least distance in log loss.
+    """
+    notes = []
+    last = np.inf
+    for size, loss, flops in sorted(ends, key=lambda end: -end[1]):
+        if last - np.log(loss) >= apart:
+            last = np.log(loss)
+            notes.append(plots.Note(size, loss, f"{flops:.0e}".replace("e+", "e"), dx=6))
+    return notes
+
+
+def draw_envelope(along: RunsTable, fit: EnvelopeFit | None) -> ChartFacts:
+    """Draw every training curve, and in bold the least loss at each compute."""
+    marks = []
+    for trial in dict.fromkeys(along.trial.tolist()):
+        rows = np.flatnonzero(along.trial == trial)
+        order = rows[np.argsort(along.flops_6nd[rows], kind="stable")]
+        style = "." if len(order) == 1 else "-"
+        marks.append(
+            Line(along.flops_6nd[order], along.loss[order], style=style, width=1, opacity=0.5)
+        )
+    curves = len(marks)
+    if fit is not None:
+        marks.append(Line(fit.flops, fit.loss, "lowest at each compute", "c2", width=2.4))
+    names = along.trial.tolist()
+    flops = [format_power(c, 3) for c in along.flops_6nd]
+    points = list(zip(names, flops, along.loss.tolist(), strict=True))
+    return _tabulate(("run", "FLOPs", "loss (nats per token)"), points) | {
+        "plot": plots.Plot(marks, law_plots.COMPUTE, law_plots.LOSS, height=300),
+        "curves": curves,
+        "sizes": None if fit is None else len(np.unique(fit.best)),
+        "points": len(along),
+    }
+
+
+def draw_profiles(profiles: Mapping[str, Profile]) -> dict[str, ChartFacts]:
+    """Draw how the objective rises as each constant is moved from its best value."""
+    return {name: _draw_profile(name, profile) for name, profile in profiles.items()}
+
+
+def _draw_profile(name: str, profile: Profile) -> ChartFacts:
+    interval = profile.interval
+    rises = profile.rises / profile.cutoff
+    ends = [end for end in (interval.low, interval.high) if end is not None]
+    marks: list[plots.Mark] = [
+        Line(profile.values, rises, width=2),
+        plots.Rule(1),
+        Line([profile.best], [0], colour="c2", style="D", size=6),
+        Line(ends, np.ones(len(ends)), colour="c2", style="|", size=14),
+    ]
+    y = plots.Axis("rise of the objective (95% at 1)", low=-0.15, high=3)
+    rows = list(zip(profile.values.tolist(), rises.tolist(), strict=True))
+    return _tabulate((name, "rise (1 at the ends of the interval)"), rows) | {
+        "plot": plots.Plot(marks, plots.Axis(name), y, height=200),
+        "low": "no bound below" if interval.low is None else f"from {interval.low:.4g}",
+        "high": "no bound above" if interval.high is None else f"to {interval.high:.4g}",
+    }
+
+
+def draw_task(task: TaskLaw, runs: RunsTable) -> ChartFacts:
+    """Draw the scores of the runs on a task with the task's law, and the score of guessing."""
+    asked = runs.select(~np.isnan(runs.task_scores[task.task]))
+    flops = asked.flops_6nd
+    scores = asked.task_scores[task.task]
+    form = task.form
+    line = np.geomspace(flops.min(), flops.max() * law_views.BEYOND, law_views.COMPUTES)
+    band = law_views.Band(line, form.compute_score(line))
+    if not refuse_draws(len(task.draws), task.draws_failed):
+        tails = ((1 - law_views.LEVEL) / 2, (1 + law_views.LEVEL) / 2)
+        ends = np.quantile(task.drawn.compute_score(line), tails, axis=0)
+        band = law_views.Band(line, band.value, *ends)
+    errors = np.nan_to_num(asked.task_errors[task.task]).tolist()
+    marks = [
+        *band.draw(),
+        Line(flops, scores, "runs", "c2", "o", size=4, error=errors),
+        plots.Rule(form.chance, name="chance"),
+    ]
+    ask = 10 * float(flops.max())
+    losses = asked.task_losses[task.task].tolist()
+    predicted = form.compute_score(flops).tolist()
+    values = (asked.name.tolist(), map(format_power, flops), losses, scores.tolist(), predicted)
+    columns = ("run", "FLOPs", "loss of right answers, nats per byte", "score", "predicted score")
+    return {
+        "plot": plots.Plot(marks, law_plots.COMPUTE, plots.Axis("score"), height=300),
+        "columns": columns,
+        "rows": list(zip(*values, strict=True)),
+        "law": task,
+        "ask": ask,
+        "expected": float(form.compute_score(ask)),
+        "interval": task.compute_interval(ask),
+    }

@@ -4,10 +4,11 @@ Shapes: K draws, G computes, N sizes, D tokens.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from trainrig.scaling.law_plots import Band, Surface
+from trainrig.report import plots
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.law_forms import Array, Form, Optimum
 
@@ -15,6 +16,23 @@ LEVEL = 0.95
 COMPUTES = 60
 GRID = 80  # number of sizes and of tokens on a surface
 BEYOND = 100.0  # factor beyond the runs' largest compute up to which a law is drawn
+
+
+@dataclass(frozen=True)
+class Band:
+    """A quantity over compute, with the ends of its interval if there is one."""
+
+    x: Array
+    value: Array
+    low: Array | None = None
+    high: Array | None = None
+
+    def draw(self, name: str = "this law") -> list[plots.Mark]:
+        """Return the line and its band."""
+        line = plots.Line(self.x, self.value, name, width=2.2)
+        if self.low is None or self.high is None:
+            return [line]
+        return [line, plots.Band(self.x, self.low, self.high)]
 
 
 def compute_band(law: Law, flops: Array, quantity: Callable[[Optimum], Array]) -> Band:
@@ -36,11 +54,14 @@ def space_computes(law: Law) -> Array:
 
 def compute_surface(
     form: Form, parameters: tuple[float, float], tokens: tuple[float, float]
-) -> Surface:
-    """Compute the loss on a grid between the given ends of parameters and tokens."""
+) -> tuple[Array, Array, Array]:
+    """Compute the loss on a grid between the given ends of parameters and tokens.
+
+    Returns parameters [N], tokens [D] and losses [D, N].
+    """
     sizes = np.geomspace(*parameters, GRID)
     seen = np.geomspace(*tokens, GRID)
-    return Surface(sizes, seen, form.compute_loss(sizes[None, :], seen[:, None]))
+    return sizes, seen, form.compute_loss(sizes[None, :], seen[:, None])
 
 
 def format_ends(interval: Interval | None) -> tuple[str, str]:

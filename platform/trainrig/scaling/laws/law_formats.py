@@ -9,7 +9,8 @@ import json
 from trainrig import config
 from trainrig.config import Settings
 from trainrig.errors import ConfigError, DataError
-from trainrig.objectives import CausalLM, PretrainingObjective
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_kinds import PretrainingObjective
 from trainrig.scaling.laws.law import Interval
 
 _SCALES = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))

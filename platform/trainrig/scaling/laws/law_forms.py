@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainrig.config import Field, Settings
-from trainrig.errors import ConfigError
 
 Array = NDArray[np.float64]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -242,12 +241,6 @@ class OverTraining(Constants):
         """Return the loss in nats per token. Repeated tokens count as new ones."""
         return self.parametric.compute_loss(parameters, tokens)
 
-    def compute_loss_at(self, flops: ArrayLike, tokens_per_parameter: ArrayLike) -> Array:
-        """Return the loss in nats per token for compute `flops` and token multiplier D/N."""
-        multiplier = _to_array(tokens_per_parameter)
-        split = self.a * multiplier**self.eta + self.b * multiplier**-self.eta
-        return _to_array(self.E + split * _to_array(flops) ** -self.eta)
-
     def compute_optimum(self, flops: ArrayLike) -> Optimum:
         """Compute the least loss for `flops` = 6ND: D/N = (b/a)^(1/(2 eta)) at every compute."""
         return self.parametric.compute_optimum(flops)
@@ -292,24 +285,6 @@ class TaskForm(Constants):
 
 
 TASK_CONSTANTS = ("E", "A", "alpha", "middle", "width")
-
-
-def compute_tokens_to_reach(
-    form: Parametric | OverTraining, loss: float, parameters: ArrayLike
-) -> Array:
-    """Compute the tokens that models of `parameters` need to reach `loss`; inf where none suffice.
-
-    Raises ConfigError if `loss` is not above E, so that no model reaches it.
-    """
-    base = form.parametric if isinstance(form, OverTraining) else form
-    if loss <= base.E:
-        raise ConfigError(
-            f"loss {loss:g} is not above E = {base.E:g} nats per token, the loss that this law"
-            f" never reaches at any size or data; ask for more than {base.E:g}"
-        )
-    left = loss - base.E - base.A * _to_array(parameters) ** -base.alpha
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(left > 0, (base.B / np.maximum(left, 0)) ** (1 / base.beta), np.inf)
 
 
 def _discount_repeats(seen: Array, fresh: Array, scale: float) -> Array:

@@ -1,15 +1,15 @@
 """Output of `trainrig mixture`: the record, the run file, and the HTML page `report.html`."""
 
 import json
-from functools import partial
 
-from trainrig import figures, report, storage
+from trainrig import storage
 from trainrig.errors import ConfigError
-from trainrig.report import Chart, Details, KeyFigure, ReportTable, Section, Text
-from trainrig.scaling.law_plots import Agreement, plot_agreement
+from trainrig.report import page_rendering, plots
+from trainrig.report.plots import ChartFacts
+from trainrig.scaling import law_plots
+from trainrig.scaling.laws import law_formats
 from trainrig.scaling.laws.law_formats import format_loss
 from trainrig.scaling.mixture import mixture_fit, mixture_proposal
-from trainrig.scaling.plan_plots import Share, plot_shares
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.train.run_file.run_files import Pretraining
@@ -22,70 +22,46 @@ def build_mixture_page(
 ) -> str:
     """Return the page as HTML text, which depends on the arguments alone."""
     record = result.record
-    page = report.ReportPage(
-        title="Mixture",
-        verdict=_build_verdict(record),
-        figures=_build_key_figures(record),
-        sections=(
-            Section("mixture", "Proposed weights", (_chart_shares(record),)),
-            Section("proof", "How well mixtures are ranked", _build_proof(result)),
-        ),
-        commands=_list_commands(settings, folder),
-        provenance={
-            "Files": _list_files(settings, folder),
-            "Search": {name: str(value) for name, value in record.search.model_dump().items()},
-            "Made by": dict(record.made_by),
-        },
+    files = {
+        "mixtures": settings.mixtures,
+        "losses": settings.losses,
+        "held-out mixtures": settings.held_out_mixtures,
+        "held-out losses": settings.held_out_losses,
+        "record": f"{folder}/{mixture_fit.RECORD}",
+        "section": f"{folder}/{mixture_fit.SECTION}",
+    }
+    return page_rendering.render_page(
+        __name__,
+        settings=settings,
+        record=record,
+        warnings=record.warnings,
+        interval=mixture_proposal.format_loss_interval,
+        loss=law_formats.format_loss,
+        score=mixture_proposal.choose_score(record),
+        shares=_draw_shares(record),
+        agreement=_draw_proof(result),
+        scores=[
+            (
+                score.regression,
+                score.judged_on,
+                score.rows,
+                f"{score.rank_correlation:.4f}",
+                format_loss(score.error),
+                "–" if score.baseline_error is None else format_loss(score.baseline_error),
+            )
+            for score in record.scores
+        ],
+        folder=folder,
+        files={name: path for name, path in files.items() if path},
     )
-    return page.render_html()
 
 
-def _build_verdict(record: mixture_proposal.MixtureRecord) -> report.Verdict:
-    sentence = (
-        f"The proposed mixture is expected to reach {format_loss(record.loss)} nats per token, "
-        f"{format_loss(record.gain)} "
-        f"{mixture_proposal.format_loss_interval(record.gain_interval)} below the average of "
-        "the runs."
-    )
-    return report.Verdict(sentence, "warning" if record.warnings else "done", record.warnings)
-
-
-def _build_key_figures(record: mixture_proposal.MixtureRecord) -> tuple[KeyFigure, ...]:
-    score = mixture_proposal.choose_score(record)
-    targets = len(record.targets)
-    interval = mixture_proposal.format_loss_interval(record.gain_interval)
-    gain = f"over the average of the runs; {interval}"
-    what = f"mean of {targets} targets" if targets > 1 else record.targets[0]
-    return (
-        KeyFigure("Expected loss", format_loss(record.loss), "nats per token", what),
-        KeyFigure(
-            "95% interval", mixture_proposal.format_loss_interval(record.loss_interval), "",
-            "given the uncertainty of the fit",
-        ),
-        KeyFigure("Gain", format_loss(record.gain), "nats per token", gain),
-        KeyFigure(
-            "Rank correlation", f"{score.rank_correlation:.4f}", "", f"on {score.judged_on}"
-        ),
-        KeyFigure("Error", format_loss(score.error), "nats per token", _describe_baseline(score)),
-        KeyFigure(
-            "Runs", f"{record.runs:,}", "", f"on mixtures of {len(record.weights)} sources"
-        ),
-    )  # fmt: skip
-
-
-def _describe_baseline(score: mixture_proposal.RegressionScore) -> str:
-    """Return the number of runs and the baseline's error, which put the error in perspective."""
-    count = f"n = {score.rows:,}"
-    if score.baseline_error is None:
-        return count
-    return f"{format_loss(score.baseline_error)} for predicting the mean, {count}"
-
-
-def _chart_shares(record: mixture_proposal.MixtureRecord) -> Chart:
+def _draw_shares(record: mixture_proposal.MixtureRecord) -> ChartFacts:
+    """Draw the share of each source with its interval, and its share in the average run."""
     ordered = sorted(record.weights, key=lambda share: -share.weight)
     shared = _find_common_prefix([share.source for share in ordered])
-    shares = [
-        Share(
+    rows = [
+        plots.IntervalRow(
             share.source[len(shared) :],
             share.weight,
             share.interval.low or 0.0,
@@ -94,30 +70,22 @@ def _chart_shares(record: mixture_proposal.MixtureRecord) -> Chart:
         )
         for share in ordered
     ]
-    prefix = f"Names begin with {shared}. " if shared else ""
-    raised = max(ordered, key=lambda share: share.weight - share.average)
-    return Chart(
-        f"{raised.source} is raised most, from {raised.average:.2%} to {raised.weight:.2%}",
-        figures.draw(partial(plot_shares, shares=shares), 70 + 24 * len(shares)),
-        label="Share of each source with its interval, and its share in the average run.",
-        caption=f"n = {record.runs:,} runs. {prefix}The proposal is the average of the "
-        f"{record.search.best} best of {record.search.candidates:,} drawn mixtures. A line "
-        f"contains 95% of the proposals for {record.search.draws} loss functions that agree "
-        "with the runs.",
-        table=ReportTable(
-            "Weights for the run file",
-            ("source", "weight", "low", "high", "average run"),
-            tuple(
-                (
-                    share.source,
-                    f"{share.weight:.4f}",
-                    *mixture_proposal.format_loss_interval(share.interval).strip("[]").split(", "),
-                    f"{share.average:.4f}",
-                )
-                for share in ordered
-            ),
-        ),
-    )
+    x = plots.Axis("share of the samples", "percent", low=0)
+    return {
+        "plot": plots.Intervals(rows, x, ("proposed", "average of the runs")),
+        "columns": ("source", "weight", "low", "high", "average run"),
+        "rows": [
+            (
+                share.source,
+                f"{share.weight:.4f}",
+                *mixture_proposal.format_loss_interval(share.interval).strip("[]").split(", "),
+                f"{share.average:.4f}",
+            )
+            for share in ordered
+        ],
+        "prefix": shared,
+        "raised": max(ordered, key=lambda share: share.weight - share.average),
+    }
 
 
 def _find_common_prefix(names: list[str]) -> str:
@@ -131,101 +99,23 @@ def _find_common_prefix(names: list[str]) -> str:
     return "".join(f"{word}_" for word in words[0][:shared]) if len(names) > 1 else ""
 
 
-def _build_proof(
-    result: mixture_fit.MixtureResult,
-) -> tuple[Chart | ReportTable | Text | Details, ...]:
-    record = result.record
-    fitted = Agreement(result.left_out.predicted, result.left_out.actual)
+def _draw_proof(result: mixture_fit.MixtureResult) -> ChartFacts:
+    """Draw predicted over measured losses, of fitted and of held-out runs."""
+    fitted = result.left_out
     held = result.held_out
-    held_out = None if held is None else Agreement(held.predicted, held.actual)
-    judged = result.left_out if held is None else held
+    held_out = None if held is None else (held.predicted, held.actual)
+    names = ("fitted, from the other runs", "held out")
+    judged = fitted if held is None else held
     rows = list(zip(judged.actual.tolist(), judged.predicted.tolist(), strict=True))
-    chart = Chart(
-        f"Predicted and measured losses have a rank correlation of {judged.rank_correlation:.4f}",
-        figures.draw(
-            partial(
-                plot_agreement,
-                fitted=fitted,
-                held_out=held_out,
-                names=("fitted, each predicted from the others", "held out"),
-            ),
-            330,
-        ),
-        label="Measured loss of each run against its predicted loss.",
-        caption=f"n = {len(fitted.actual):,} fitted runs, each predicted from the others"
-        + ("." if held is None else f", and {len(held.actual):,} held-out runs."),
-        table=ReportTable(
-            f"Losses, nats per token{_describe_cut(len(rows))}",
-            ("measured", "predicted"),
-            tuple(rows[:TABLE_ROWS]),
-        ),
-    )
-    scores = ReportTable(
-        "Regressions compared",
-        (
-            "regression",
-            "evaluated on",
-            "runs",
-            "rank correlation",
-            "error (nats per token)",
-            "error of predicting the mean",
-        ),
-        tuple(
-            (
-                score.regression,
-                score.judged_on,
-                score.rows,
-                f"{score.rank_correlation:.4f}",
-                format_loss(score.error),
-                "–" if score.baseline_error is None else format_loss(score.baseline_error),
-            )
-            for score in record.scores
-        ),
-    )
-    note = Text(
-        f"The expected loss of the proposal is {record.law_loss:.4f} nats per token by mixing "
-        f"laws and {record.loss:.4f} by Gaussian processes. The lowest measured loss is "
-        f"{record.lowest_measured:.4f}, which includes chance."
-    )
-    if not record.by_target:
-        return chart, scores, note
-    by_target = ReportTable(
-        "Rank correlation on the held-out runs",
-        ("target", "rank correlation"),
-        tuple(record.by_target.items()),
-    )
-    return chart, scores, note, Details("Rank correlation of each target", (by_target,))
-
-
-def _describe_cut(rows: int) -> str:
-    return f", {TABLE_ROWS} of {rows:,}" if rows > TABLE_ROWS else ""
-
-
-def _list_commands(settings: mixture_fit.MixtureFit, folder: str) -> tuple[report.PageCommand, ...]:
-    if settings.run is not None:
-        return (
-            report.PageCommand(
-                f"trainrig pretrain {folder}/pretrain.toml", "Train on the proposed mixture"
-            ),
-        )
-    return (
-        report.PageCommand(
-            f"cat {folder}/{mixture_fit.SECTION} >> RUN.toml",
-            "Add the weights to a run file of pretrain",
-        ),
-    )
-
-
-def _list_files(settings: mixture_fit.MixtureFit, folder: str) -> dict[str, str]:
-    named = {
-        "mixtures": settings.mixtures,
-        "losses": settings.losses,
-        "held-out mixtures": settings.held_out_mixtures,
-        "held-out losses": settings.held_out_losses,
-        "record": f"{folder}/{mixture_fit.RECORD}",
-        "section": f"{folder}/{mixture_fit.SECTION}",
+    return {
+        "plot": law_plots.draw_agreement(fitted.predicted, fitted.actual, held_out, names),
+        "columns": ("measured", "predicted"),
+        "rows": rows[:TABLE_ROWS],
+        "cut": f", {TABLE_ROWS} of {len(rows):,}" if len(rows) > TABLE_ROWS else "",
+        "correlation": judged.rank_correlation,
+        "fitted": len(fitted.actual),
+        "held_out": None if held is None else len(held.actual),
     }
-    return {name: path for name, path in named.items() if path}
 
 
 def write_mixture(settings: mixture_fit.MixtureFit, out: str) -> mixture_proposal.MixtureRecord:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from trainrig.errors import ConfigError
 from trainrig.estimate import fitting_layouts
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.estimate.objective_flops import count_position_flops
 from trainrig.estimate.run_cost import compute_affordable_flops
-from trainrig.estimate.step_memory import count_slices
+from trainrig.flops import count_position_flops
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.objectives.denoising import row_shapes
@@ -38,9 +37,7 @@ def plan_model(
         ladder_model = model_ladder.find_ladder_model_by_count(
             parameters, law.parameters_count, vocabulary, positions
         )
-        return model_ladder.with_further_heads(
-            ladder_model, row_shapes.count_further_heads(objective)
-        )
+        return model_ladder.with_further_heads(ladder_model, objective.further_heads)
     if law.parameters_count == "total":
         raise ConfigError(
             f"plan: the law of {objective.kind} counts embeddings among the parameters, and "
@@ -141,7 +138,7 @@ def place_model(
     rows = fitting_layouts.build_memory_table(model, base, batch, nearest.micro_batch, devices)
     return PlacedModel(
         devices=devices,
-        sliced=count_slices(nearest.training, devices),
+        sliced=nearest.training.parallel.count_slices(devices),
         micro_batch=nearest.micro_batch,
         placement=Placement(
             fits=found is not None,

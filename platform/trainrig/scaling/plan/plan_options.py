@@ -107,9 +107,9 @@ def plan(
     }
     request = load_plan_file(what, options, changes or ())
     if request.layout is not None:
-        from trainrig.scaling.layout import layout_text
-        from trainrig.scaling.layout.layout_search import FixedDegrees
-        from trainrig.scaling.layout.layout_verb import ClusterWanted, answer
+        from trainrig.estimate.layout.layout_search import FixedDegrees
+        from trainrig.scaling.plan import layout_text
+        from trainrig.scaling.plan.layout_verb import ClusterWanted, answer
 
         wanted = request.layout
         cluster = ClusterWanted(

@@ -10,9 +10,8 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from trainrig import config, storage
+from trainrig import storage
 from trainrig.config import Field, Settings
-from trainrig.errors import ConfigError, DataError
 from trainrig.estimate.run_cost import Assumptions, Cost, Saving
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Compute
@@ -153,16 +152,6 @@ def write_plan(path: str, plan: ScalingPlan) -> None:
     """Write `plan` to `path`; equal plans give identical bytes."""
     data = json.dumps(plan.model_dump(mode="json"), indent=1, allow_nan=False)
     storage.write(path, data.encode() + b"\n")
-
-
-def read_plan(path: str) -> ScalingPlan:
-    """Read the plan at `path`; raise DataError if it is missing or invalid."""
-    try:
-        return config.build(ScalingPlan, json.loads(storage.read(path)), path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such plan; write one with `trainrig plan --out`") from None
-    except (ConfigError, ValueError) as error:
-        raise DataError(f"{error}; is this a plan as `trainrig plan` writes them?") from None
 
 
 TARGETS: tuple[Target, ...] = ("flops", "gpu_days", "budget_usd", "parameters", "tokens")

@@ -1,6 +1,6 @@
 """A plan as lines for a terminal, and the table of best sizes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from trainrig.flops import count_flops_6nd
 from trainrig.parallel.recompute import Full, Selective
@@ -164,8 +164,8 @@ def describe_placement(placement: Placement) -> str:
     """Return a short description of the layout, such as `FSDP, deterministic`."""
     parallel = placement.parallel
     words: list[str] = [parallel.kind]
-    if parallel.kind == "HSDP":
-        words.append(f"of {parallel.replicas} replicas")
+    if parallel.groups is not None:
+        words.append(f"of {parallel.groups} replicas")
     words.append("deterministic" if placement.deterministic else "not deterministic")
     if parallel.reshard == "layer":
         words.append("layer by layer")
@@ -187,8 +187,8 @@ def _describe_assumptions(plan: ScalingPlan) -> Iterator[str]:
     )
 
 
-def describe_size_table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[str]:
-    """Yield a table of the best compute and tokens for each size by `law`.
+def describe_size_table(law: Law) -> Iterator[str]:
+    """Yield a table of the best compute and tokens for models of 400M to 10T parameters by `law`.
 
     For Hoffmann's law, the values printed in the paper are added.
     """
@@ -196,7 +196,7 @@ def describe_size_table(law: Law, sizes: Sequence[float] = _SIZES) -> Iterator[s
     header = f"{'N':>8}{'FLOPs':>11}{'D':>9}{'D/N':>8}{'loss':>8}"
     printed = law.name.startswith("hoffmann")
     yield header + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
-    for size in sizes:
+    for size in _SIZES:
         best = allocation.allocate_for_parameters(law.form, size)
         reached = allocation.compute_allocation_loss(law.form, best)
         row = (

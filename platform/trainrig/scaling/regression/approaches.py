@@ -19,7 +19,7 @@ from trainrig.scaling.laws.law import Approach, IntervalEstimate, LeftOut
 from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.runs_table import Floats, RunsTable
 from trainrig.scaling.regression import hoffmann
-from trainrig.scaling.regression.bootstrap import Bootstrap, Counts, Draws, bootstrap, make_refit
+from trainrig.scaling.regression.bootstrap import Bootstrap, Counts, Draws, bootstrap
 
 LEAST_POINTS = 3  # fewest on a frontier, since a line fits any two
 
@@ -88,7 +88,6 @@ def find_frontier(x: Floats, loss: Floats) -> NDArray[np.int64]:
     return np.asarray(order[loss[order] < before])
 
 
-LEAST_OPTIMA = 3
 COSTLY = 200  # most draws where each is refitted separately, at about a millisecond each
 
 
@@ -224,19 +223,3 @@ def _make_refit_of_present(
         return values
 
     return refit
-
-
-def fit_optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
-    """Fit N*(C) to a table whose rows are optima already, one or more for each budget.
-
-    Raises DataError if there are fewer than three.
-    """
-    if len(runs) < LEAST_OPTIMA:
-        raise DataError(f"a line with an interval needs {LEAST_OPTIMA} optima, found {len(runs)}")
-
-    def line(drawn: RunsTable) -> list[float]:
-        law = hoffmann.fit_power(drawn.flops, drawn.parameters)
-        return [float(np.log(law.coefficient)), law.exponent]
-
-    law = hoffmann.fit_power(runs.flops, runs.parameters)
-    return PowerLine(law, bootstrap(make_refit(line, runs, 2), runs, rules))

@@ -10,7 +10,7 @@ draws in one batch (`regression.Fit.refit_draws`).
 Shapes: R rows (runs), K draws, Q quantities.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -103,26 +103,6 @@ def bootstrap(
 ) -> Draws:
     """Refit quantities to bootstrap draws of `runs` with `refit`."""
     return Draws(refit(draw_counts(runs, settings, strata)), settings.level)
-
-
-def make_refit(
-    fit: Callable[[RunsTable], Sequence[float] | Array], runs: RunsTable, quantities: int
-) -> Refit:
-    """Return a Refit that calls `fit` on each draw's table of runs.
-
-    A draw that `fit` rejects with DataError is NaN.
-    """
-
-    def refit(counts: Counts) -> Array:
-        values = np.full((len(counts), quantities), np.nan)
-        for row, count in zip(values, counts, strict=True):
-            try:
-                row[:] = fit(runs.select(np.repeat(np.arange(len(runs)), count)))
-            except DataError:
-                continue
-        return values
-
-    return refit
 
 
 @dataclass(frozen=True)

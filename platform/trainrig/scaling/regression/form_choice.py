@@ -316,16 +316,16 @@ def _fit(runs: RunsTable, kind: Kind, loss: Loss) -> Fit[Any]:
     try:
         return select_fitter(kind, loss)(runs)
     except DataError as refused:
-        if kind != "Parametric" or not _can_fit(runs, "Kaplan", loss):
+        if kind != "Parametric" or not _can_fit_kaplan(runs, loss):
             raise
         raise DataError(
             f"{refused}; or use --form Kaplan, which has no irreducible loss and fits these runs"
         ) from None
 
 
-def _can_fit(runs: RunsTable, kind: Kind, loss: Loss) -> bool:
+def _can_fit_kaplan(runs: RunsTable, loss: Loss) -> bool:
     try:
-        select_fitter(kind, loss)(runs)
+        select_fitter("Kaplan", loss)(runs)
     except DataError:
         return False
     return True

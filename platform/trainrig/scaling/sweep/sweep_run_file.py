@@ -17,9 +17,10 @@ from trainrig.evaluate.evaluation_run_file import TaskChoice
 from trainrig.models import ENCODER_DECODER
 from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.models.architecture.initialisation import MuP
-from trainrig.objectives import CausalLM, MaskedLM, PretrainingObjective, ReplacedTokenDetection
 from trainrig.objectives.denoising import row_shapes
-from trainrig.objectives.objective_interface import find_parts
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_kinds import PretrainingObjective
+from trainrig.objectives.objective_settings import find_parts
 from trainrig.optim.moment_optimizers import Momentum
 from trainrig.parallel.layer_compilation import Compile
 from trainrig.parallel.precision import Precision
@@ -261,7 +262,7 @@ class Sweep(config.RunFile):
 
     stage: Literal["sweep"] = "sweep"
     tokens: Annotated[str, config.NOT_IDENTITY]  # folder that `trainrig tokenize` wrote
-    output: Annotated[str, config.OUTPUT]  # folder to write, on disk or s3://
+    output: Annotated[str, config.OUTPUT]  # folder to write, on disk or in a bucket
     cache: BlockCache = BlockCache()  # cache on this machine for tokens that are in a bucket
     recipe: str = ""  # name of the corpus, for comparing laws of several corpora
     # Model sizes to train, and the tokens for each. The design may be extended later; finished runs
@@ -332,16 +333,9 @@ class Sweep(config.RunFile):
             )
         if self.mup is not None and kind == ENCODER_DECODER:
             raise ValueError("mup: encoder-decoders do not support it; leave out mup")
-        if isinstance(self.objective, ReplacedTokenDetection):
-            raise ValueError(
-                "objective ReplacedTokenDetection: its generator makes the task harder as it "
-                "learns, so models of different sizes have different tasks and their losses give "
-                "no law; sweep MaskedLM, or train single runs with `trainrig pretrain`"
-            )
-        changes = any(
-            isinstance(part, MaskedLM) and part.final_rate is not None
-            for _, part in find_parts(self.objective)
-        )
+        if reason := self.objective.unsweepable:
+            raise ValueError(f"objective {self.objective.kind}: {reason}")
+        changes = any(part.changes_over_steps for _, part in find_parts(self.objective))
         if changes and isinstance(self.design, IsoFLOP) and self.design.flops == "exact":
             raise ValueError(
                 'design.flops = "exact": with final_rate the operations of a token change at each '
@@ -349,7 +343,7 @@ class Sweep(config.RunFile):
             )
         row_shapes.check_rows(self.objective, self.batches.build_batch_settings(1, 1, 0))
         smallest = find_ladder_model_of(kind, SMALLEST, ALIGNMENT)
-        model = with_further_heads(smallest, row_shapes.count_further_heads(self.objective)).model
+        model = with_further_heads(smallest, self.objective.further_heads).model
         for _, part in find_parts(self.objective):
             check_fit(part, model, convert=False)
         return self

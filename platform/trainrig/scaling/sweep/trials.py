@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from trainrig import manifest, storage
 from trainrig.errors import ConfigError, DataError
-from trainrig.estimate.objective_flops import count_position_flops
-from trainrig.flops import count_flops_6nd
+from trainrig.flops import count_flops_6nd, count_position_flops
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import ALIGNMENT
 from trainrig.objectives.denoising import row_shapes
@@ -161,7 +160,7 @@ def find_sweep_model(sweep: Sweep, parameters: float, data: SweepTokens) -> Ladd
     found = find_ladder_model_of(
         kind, parameters, data.vocabulary, length, sweep.tie_embeddings, sweep.mup
     )
-    return with_further_heads(found, row_shapes.count_further_heads(sweep.objective))
+    return with_further_heads(found, sweep.objective.further_heads)
 
 
 def _plan_trial(

@@ -34,11 +34,9 @@ from trainrig.tokens.chat.chat_answers import AnswerFinder, RenderedAnswer
 from trainrig.tokens.chat.chat_messages import BREAK, BadRow, Conversation, Message, to_hundredths
 from trainrig.tokens.chat_template import TemplateRefusal, render_chat
 from trainrig.tokens.permutation import Integers
-from trainrig.tokens.shards.shard_files import FULL_WEIGHT
 from trainrig.tokens.tokenizers.encode import Encoder
 
 __all__ = [
-    "FULL_WEIGHT",
     "ChatRenderer",
     "MessageForm",
     "Render",

@@ -129,7 +129,7 @@ class FlatArray:
         past = -(-end * width // SUMMED)
         data = self._read_blocks(first, past)
         damaged = find_damaged(data, self._read_sums(first, past))
-        if damaged is not None and self.path.startswith(storage.S3):
+        if damaged is not None and storage.is_remote(self.path):
             # Perhaps only the cached copy is damaged: fetch the blocks from the bucket again.
             self._invalidate(first, past)
             data = self._read_blocks(first, past)
@@ -178,7 +178,7 @@ class FlatArray:
             raise OverflowError(f"{self.path}: a value to search for does not fit {self.dtype}")
         if not 0 <= begin <= end <= self._length:
             raise IndexError(f"{self.path}: elements {begin} to {end} of {self._length}")
-        if not self.path.startswith(storage.S3):
+        if not storage.is_remote(self.path):
             return self._search_map(wanted, side, begin, end)
         found = [self._search_blocks(value, side, begin, end) for value in wanted.ravel()]
         return np.array(found, dtype=np.int64).reshape(values.shape)
@@ -240,7 +240,7 @@ class FlatArray:
         """Return a copy of the bytes of the blocks `first` to `past` (exclusive), unchecked."""
         begin = first * SUMMED
         end = min(past * SUMMED, self._length * self.dtype.itemsize)
-        if self.path.startswith(storage.S3):
+        if storage.is_remote(self.path):
             return self._cache.read(self.path, self._content, begin, end)
         return self._get_map().file[begin:end]
 
@@ -249,7 +249,7 @@ class FlatArray:
         path = self.path + SUMS
         width = SUM_DTYPE.itemsize
         try:
-            if path.startswith(storage.S3):
+            if storage.is_remote(path):
                 data = self._cache.read(path, self._sums_content, first * width, past * width)
             else:
                 data = storage.read_range(path, first * width, past * width)

@@ -208,19 +208,6 @@ class ShardBuilder:
         return files
 
 
-def write_shard(
-    folder: str,
-    name: str,
-    vocabulary: shard_files.ShardVocabulary,
-    documents: Iterable[EncodedDocument],
-) -> ShardSummary:
-    """Write `documents` as the shard `name` in `folder`; raises as `ShardBuilder.add` does."""
-    shard = ShardBuilder(vocabulary)
-    for document in documents:
-        shard.add(document)
-    return shard.write(folder, name)
-
-
 def _write_summed(folder: str, name: str, pieces: Sequence[bytes]) -> dict[str, FileSum]:
     """Write a file, and the checksums of its blocks to a second file."""
     return {

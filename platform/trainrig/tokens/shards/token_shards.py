@@ -26,7 +26,6 @@ from trainrig.tokens.shards.shard_files import (
     ENDS,
     FULL_WEIGHT,
     HEAD,
-    INDEX,
     TOKENS,
     WEIGHTS,
     Ids,
@@ -35,26 +34,21 @@ from trainrig.tokens.shards.shard_files import (
     Shard,
     ShardVocabulary,
 )
-from trainrig.tokens.shards.shard_writer import EncodedDocument, ShardSummary, write_shard
+from trainrig.tokens.shards.shard_writer import EncodedDocument
 
 __all__ = [
     "HELD_OUT",
-    "INDEX",
     "OPENERS",
-    "TOKENS",
     "TRAIN",
     "DocumentRuns",
     "EncodedDocument",
-    "Ids",
     "IndexedDocument",
-    "ShardSummary",
     "ShardVocabulary",
     "TokenShards",
     "build_runs",
     "check_rows",
     "group_by_run",
     "split_by_run",
-    "write_shard",
 ]
 
 
@@ -337,10 +331,6 @@ class TokenShards:
     def read_documents(self, source: str, start: int, length: int) -> list[IndexedDocument]:
         """Return the index entries of the documents in the window `start` to `start + length`."""
         return self._read_index(source, *self._find_numbers(source, start, length))
-
-    def read_document_at(self, source: str, position: int) -> IndexedDocument:
-        """Return the index entry of the document that the token at `position` belongs to."""
-        return self.read_documents(source, position, 1)[0]
 
     def document(self, source: str, number: int) -> IndexedDocument:
         """Return the index entry of the document `number` of `source`, counted from 0."""

@@ -121,7 +121,7 @@ PROBES = (
 
 
 class Imported(Settings):
-    """The `tokenizer.json` at `path`, on disk or `s3://`, as Hugging Face tokenizers are saved.
+    """The `tokenizer.json` at `path`, on disk or in a bucket, as Hugging Face tokenizers are saved.
 
     Its entries keep their ids. Special tokens that trainrig needs, and whose role none of its own
     tokens has, are added after the last entry. A lossy tokenizer, whose decoding of some text
@@ -133,7 +133,7 @@ class Imported(Settings):
     """
 
     kind: Literal["Imported"] = "Imported"
-    path: Annotated[str, NOT_IDENTITY]  # a tokenizer.json, on disk or s3://
+    path: Annotated[str, NOT_IDENTITY]  # a tokenizer.json, on disk or in a bucket
     # Whether to remove the normalizer, which changes texts irreversibly (NFC joins `e` and its
     # accent). Texts that it would not have changed keep their ids, and decoding becomes lossless.
     drop_normalizer: bool = False

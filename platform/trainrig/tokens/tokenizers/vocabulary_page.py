@@ -2,193 +2,147 @@
 
 It shows bytes per token on text that training did not see, by source; other vocabularies with the
 cost of their embeddings; tokens per word by language; the entries by kind; and a text cut into
-tokens.
+tokens. Findings are worded from the numbers, so a worse tokenizer gets worse titles.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
 
-from trainrig import report
-from trainrig.report import (
-    Details,
-    ReportTable,
-    Section,
-    Text,
-    TextSample,
-    format_percent,
-    format_short,
+import numpy as np
+
+from trainrig.report import page_rendering, plots
+from trainrig.report.number_formats import format_count
+from trainrig.report.plots import BarPart, BarRow, ChartFacts
+from trainrig.tokens.tokenizers.vocabulary_measures import (
+    Amount,
+    EntryGroup,
+    MeasuredVocabulary,
+    Rival,
+    TokenizerReport,
 )
-from trainrig.tokens.tokenizers import vocabulary_charts
-from trainrig.tokens.tokenizers.vocabulary_measures import MeasuredVocabulary, TokenizerReport
 
-BORDER = "│"  # between two tokens
+MOST_ROWS = 12  # rows in a chart; its table has all
+LONGEST_DRAWN = 16  # bytes; longer entries share one bar
+USE = (BarPart("used"), BarPart("not used here", "c2", hatched=True))
 
 
 def render_vocabulary_page(results: TokenizerReport) -> str:
     """Return the report's page as HTML."""
     vocabulary = results.vocabulary
-    page = report.ReportPage(
-        title=f"Tokenizer: {results.kind} of {vocabulary.entries:,} entries",
-        verdict=_build_verdict(results),
-        figures=_build_key_figures(results),
-        sections=(
-            Section(
-                "bytes-per-token",
-                "How much text a token holds",
-                (vocabulary_charts.build_compression_chart(results),),
-            ),
-            _build_rivals_section(results),
-            Section(
-                "languages",
-                "What a word costs",
-                (vocabulary_charts.build_languages_chart(vocabulary),),
-            ),
-            _build_entries_section(vocabulary),
-            _show_cut_document(vocabulary),
-        ),
-        commands=(
-            report.PageCommand("trainrig tokenize RUN.toml", "Encode the documents with it"),
-            report.PageCommand(
-                "trainrig tokenizer RUN.toml --set tokenizer.vocabulary=N --set output=FOLDER",
-                "Train a tokenizer of another size",
-            ),
-        ),
-        provenance={
-            "Files": {
-                "tokenizer.json": f"{vocabulary.fingerprint} (SHA-256, keys sorted)",
-                "report.json": "all numbers of this page",
-            },
-            "Trained on": {
-                name: f"{count:,} bytes" for name, count in results.sampled_bytes_of.items()
-            },
-            "Special tokens": {name: str(number) for name, number in vocabulary.special.items()},
-            "Encodes with": {
-                "engine": vocabulary.engine,
-                **({"why": vocabulary.why_not_fast} if vocabulary.why_not_fast else {}),
-            },
-        },
-    )
-    return page.render_html()
-
-
-def _build_verdict(results: TokenizerReport) -> report.Verdict:
-    vocabulary = results.vocabulary
-    kind = "held-out" if results.held_out else "training"
-    sentence = (
-        f"{vocabulary.total.bytes_per_token:.2f} bytes per token on "
-        f"{vocabulary_charts.format_count(vocabulary.total.documents, f'{kind} document')}"
-    )
     wrong = len(vocabulary.not_given_back)
-    if wrong:
-        sentence += f"; {wrong:,} {'does' if wrong == 1 else 'do'} not decode to the same text."
-    else:
-        sentence += "; every document decodes to the same text."
     warnings = []
     if wrong:
-        warnings.append(
-            f"Not decoded to the same text: {', '.join(vocabulary.not_given_back[:5])}."
-        )
+        listed = ", ".join(vocabulary.not_given_back[:5])
+        warnings.append(f"Not decoded to the same text: {listed}.")
     if not results.held_out:
         warnings.append(
             "No document was held out, so all figures are measured on the text that the "
             "tokenizer was trained on. Raise report.held_out, or give more documents."
         )
-    state: Literal["done", "warning", "failed"]
-    state = "failed" if wrong else "warning" if warnings else "done"
-    return report.Verdict(sentence, state, tuple(warnings))
-
-
-def _build_key_figures(results: TokenizerReport) -> tuple[report.KeyFigure, ...]:
-    vocabulary = results.vocabulary
-    total = results.vocabulary.total
-    sampled = sum(results.sampled_bytes_of.values())
-    embedding = results.rivals[0].embedding_parameters
-    return (
-        report.KeyFigure(
-            "Bytes per token",
-            f"{total.bytes_per_token:.2f}",
-            "bytes",
-            f"{format_short(total.tokens)} tokens of {format_short(total.bytes)} bytes; "
-            "single bytes give 1",
+    return page_rendering.render_page(
+        __name__,
+        results=results,
+        warnings=warnings,
+        state="failed" if wrong else "warning" if warnings else "done",
+        wrong=wrong,
+        sources=_draw_amounts(vocabulary.sources, "source", "bytes_per_token"),
+        languages=_draw_amounts(
+            {name or "not known": amount for name, amount in vocabulary.languages.items()},
+            "language",
+            "tokens_per_word",
         ),
-        report.KeyFigure(
-            "Tokens per word",
-            f"{total.tokens_per_word:.2f}",
-            "tokens",
-            f"{format_short(total.words)} words between white space",
-        ),
-        report.KeyFigure(
-            "Trained on",
-            format_short(sampled),
-            "bytes",
-            f"{vocabulary_charts.format_count(results.sampled_documents, 'document')} of "
-            f"{vocabulary_charts.format_count(len(results.sampled_bytes_of), 'source')}",
-        ),
-        report.KeyFigure(
-            "Never seen",
-            f"{vocabulary.never_seen:,}",
-            "entries",
-            f"{format_percent(vocabulary.never_seen, vocabulary.entries)} of the entries are in "
-            "no token of the training text",
-        ),
-        report.KeyFigure(
-            "Embedding",
-            format_short(embedding),
-            "parameters",
-            f"{vocabulary.entries:,} entries × {results.channels:,} channels"
-            + ("" if results.tied else " × 2, for the head"),
-        ),
-        report.KeyFigure(
-            "Special tokens",
-            f"{len(vocabulary.special):,}",
-            "entries",
-            "no text is encoded with them",
-        ),
+        rivals=_draw_rivals(results.rivals),
+        lengths=draw_lengths(vocabulary),
+        scripts=_draw_scripts(vocabulary),
+        ranks=_draw_ranks(vocabulary),
     )
 
 
-def _build_rivals_section(results: TokenizerReport) -> Section:
-    chart = vocabulary_charts.build_rivals_chart(results)
-    note = Text(
-        "A smaller byte-pair encoding is the first entries of a larger one: each merge "
-        "depends only on the merges before it."
-    )
-    inside = (chart, note) if any("first" in one.name for one in results.rivals) else (chart,)
-    return Section("vocabularies", "What another vocabulary would cost", inside)
+def _draw_amounts(amounts: Mapping[str, Amount], kind: str, measure: str) -> ChartFacts:
+    """Draw a measure of each of `amounts` as bars."""
+    values = {name: getattr(amount, measure) for name, amount in amounts.items()}
+    rows = [BarRow(name, (value,), f"{value:.2f}") for name, value in values.items()]
+    columns = [
+        *("documents", "bytes", "tokens", "bytes per token", "tokens per word"),
+        "tokens per character",
+    ]
+    fields = [column.replace(" ", "_") for column in columns]
+    return {
+        "plot": plots.Bars(rows[:MOST_ROWS], plots.Axis(measure.replace("_", " "))),
+        "columns": (kind, *columns),
+        "rows": [(n, *(getattr(amount, f) for f in fields)) for n, amount in amounts.items()],
+        "rest": _describe_rest(len(rows), kind),
+    }
 
 
-def _build_entries_section(vocabulary: MeasuredVocabulary) -> Section:
-    charts = (
-        vocabulary_charts.build_lengths_chart(vocabulary),
-        vocabulary_charts.build_scripts_chart(vocabulary),
-        vocabulary_charts.build_ranks_chart(vocabulary),
-    )
-    return Section("entries", "Kinds of entries", (*charts, *_build_examples(vocabulary)))
+def _describe_rest(groups: int, kind: str) -> str:
+    left_out = groups - MOST_ROWS
+    if left_out <= 0:
+        return ""
+    return f"The {MOST_ROWS} largest; {format_count(left_out, kind)} more are not shown."
 
 
-def _build_examples(vocabulary: MeasuredVocabulary) -> Iterable[Details]:
-    counts = ReportTable(
-        "Tokens of the measured text", ("entry", "tokens"), tuple(vocabulary.commonest)
-    )
-    yield Details("The most common entries", (counts,))
-    yield Details("The longest entries", (_list_entries("by bytes", vocabulary.longest),))
-    for where, count, examples in (
-        ("not used in the measured text", vocabulary.unused, vocabulary.unused_examples),
-        ("never seen in training", vocabulary.never_seen, vocabulary.never_seen_examples),
-    ):
-        if count:
-            first = _list_entries(f"the {len(examples)} of the lowest ids", examples)
-            yield Details(f"{vocabulary_charts.format_count(count, 'entry')} {where}", (first,))
+def _draw_rivals(rivals: Sequence[Rival]) -> ChartFacts:
+    """Draw bytes per token against embedding parameters, as one named point a vocabulary."""
+    middle = float(np.median([rival.embedding_parameters for rival in rivals]))
+    marks: list[plots.Mark] = []
+    for index, rival in enumerate(rivals):
+        x = rival.embedding_parameters
+        y = rival.amount.bytes_per_token
+        first = index == 0
+        colour: plots.Colour = "c1" if first else "c2"
+        marks.append(plots.Line([x], [y], colour=colour, style="o", size=9 if first else 7))
+        to_left = plots.Note(x, y, rival.name, dx=-10, align="right")
+        marks.append(to_left if x > middle else plots.Note(x, y, rival.name, dx=10))
+    axes = (plots.Axis("embedding parameters", "short"), plots.Axis("bytes per token"))
+    columns = ("vocabulary", "entries", "tokens", "bytes per token", "embedding parameters")
+    return {
+        "plot": plots.Plot(marks, *axes, height=250),
+        "columns": columns,
+        "rows": [
+            (r.name, r.entries, r.amount.tokens, r.amount.bytes_per_token, r.embedding_parameters)
+            for r in rivals
+        ],
+        "fewest": min(rivals, key=lambda rival: rival.amount.tokens),
+    }
 
 
-def _list_entries(label: str, entries: Sequence[str]) -> TextSample:
-    return TextSample(label, "  ".join(entries), "␣ is a space, ⏎ a line break, ⇥ a tab")
+def draw_lengths(vocabulary: MeasuredVocabulary) -> ChartFacts:
+    """Draw entries by length as stacked bars: used entries below, unused ones hatched above.
+
+    Those beyond LONGEST_DRAWN share one bar.
+    """
+    groups = [g for g in vocabulary.lengths if int(g.name) <= LONGEST_DRAWN]
+    if beyond := [g for g in vocabulary.lengths if int(g.name) > LONGEST_DRAWN]:
+        entries, used = (sum(getattr(g, name) for g in beyond) for name in ("entries", "used"))
+        groups.append(EntryGroup(f">{LONGEST_DRAWN}", entries, used))
+    bars = plots.Columns([[g.used for g in groups], [g.entries - g.used for g in groups]], USE)
+    x = plots.Axis("length (bytes)", names=tuple(group.name for group in groups))
+    return {
+        "plot": plots.Plot([bars], x, plots.Axis("entries", "short")),
+        "columns": ("bytes", "entries", "used"),
+        "rows": [(group.name, group.entries, group.used) for group in vocabulary.lengths],
+    }
 
 
-def _show_cut_document(vocabulary: MeasuredVocabulary) -> Section:
-    sample = TextSample(
-        f"document {vocabulary.cut_id}",
-        BORDER.join(vocabulary.cut),
-        f"the first {len(vocabulary.cut)} tokens; {BORDER} stands between two",
-    )
-    return Section("cut", "A text, token by token", (sample,))
+def _draw_scripts(vocabulary: MeasuredVocabulary) -> ChartFacts:
+    """Draw entries by script as bars."""
+    rows = [
+        BarRow(group.name, (group.used, group.entries - group.used), f"{group.entries:,}")
+        for group in vocabulary.scripts[:MOST_ROWS]
+    ]
+    return {
+        "plot": plots.Bars(rows, plots.Axis("entries"), USE),
+        "columns": ("script", "entries", "used"),
+        "rows": [(group.name, group.entries, group.used) for group in vocabulary.scripts],
+        "rest": _describe_rest(len(vocabulary.scripts), "kind"),
+    }
+
+
+def _draw_ranks(vocabulary: MeasuredVocabulary) -> ChartFacts:
+    """Draw occurrences against rank; a straight line is Zipf's law."""
+    points = vocabulary.frequencies
+    ranks, counts = zip(*points, strict=True) if points else ((), ())
+    x = plots.Axis("rank of the entry", log=True)
+    y = plots.Axis("occurrences", log=True)
+    line = plots.Line(ranks, counts, width=2)
+    return {"plot": plots.Plot([line], x, y), "columns": ("rank", "occurrences"), "rows": points}

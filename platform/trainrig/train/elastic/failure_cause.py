@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainrig.errors import InputError
-from trainrig.parallel.layout import DDP, FSDP, HSDP, describe_layout
+from trainrig.parallel.worker_layout import WorkerLayout
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.train.checkpoint import DamagedCheckpoint
@@ -184,7 +184,7 @@ OTHER_BITS = (
 def record_start(
     folder: RunFolder,
     attempt: TrainingAttempt,
-    layout: FSDP | HSDP | DDP,
+    layout: WorkerLayout,
     workers: int,
     why: str,
 ) -> None:
@@ -193,7 +193,7 @@ def record_start(
     `why`: the reason of the attempt, such as "start" or "fault".
     """
     events = folder.read_events()
-    now = describe_layout(layout)
+    now = layout.describe()
     started = [event for event in events if event["event"] == "attempt_started"]
     before = started[-1].get("layout", now) if started else now
     where = {"attempt": attempt.number, "step": attempt.resumed_step}

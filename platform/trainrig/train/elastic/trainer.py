@@ -25,7 +25,6 @@ from trainrig.ray_runtime.ray_session import join
 from trainrig.train.elastic.coordinator import Coordinator, RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
 from trainrig.train.elastic.restart_policy import Failure, WorkerNode
-from trainrig.train.elastic.rollout_actors import RolloutPool
 from trainrig.train.elastic.scoring_tasks import ScoringTasks
 from trainrig.train.elastic.supervise import AttemptHandle, TrainingResult, supervise
 from trainrig.train.elastic.worker_group import (
@@ -36,7 +35,7 @@ from trainrig.train.elastic.worker_group import (
 )
 from trainrig.train.run.run_folder import RunFolder, TrainingAttempt
 from trainrig.train.run_file.worker_settings import WorkerBounds, parse_bounds
-from trainrig.train.training_job import TrainingJob
+from trainrig.train.training_job import ExtraActors, TrainingJob
 
 __all__ = [
     "CONCURRENT_PROBES",
@@ -60,15 +59,15 @@ MAX_CONCURRENT_CALLS = 100_000  # concurrent calls of the coordinator: two of ea
 CONCURRENT_PROBES = 64  # endpoints probed at the same time
 
 
-def check_fit(workers: int | tuple[int, int], actors: int | tuple[int, int] = 0) -> None:
+def check_fit(workers: int | tuple[int, int], actors: ExtraActors | None = None) -> None:
     """Raise ConfigError if Ray cannot run the fewest workers, now or after scaling up.
 
-    Joins or starts Ray. `actors`: rollout actors that must fit in addition.
+    Joins or starts Ray. `actors`: actors that must fit in addition.
     """
     join()
     pools = ray_pools.find_pools()
     least = parse_bounds(workers).least
-    least_actors = parse_bounds(actors).least
+    least_actors = actors.bounds.least if actors else 0
     need = _find_need(pools)
     check_capacity(least, need, "workers", pools)
     found = ray_pools.find_capacity(need, {}, pools)
@@ -103,17 +102,28 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     Raises InputError for a problem that the user must fix; ClusterError if workers fail more often
     than the job allows; Unfinished if asked to stop.
     """
-    check_fit(workers, job.rollout_actors)
+    actors = job.extra_actors
+    check_fit(workers, actors)
     wanted = job.training.bound_workers(workers)
     with (
         StopRequests(job.folder) as stop,
-        contextlib.closing(RayCluster(wanted, parse_bounds(job.rollout_actors).most)) as cluster,
-        RolloutPool(job, _find_need(ray_pools.find_pools()), cluster.count_room_for_actors),
+        contextlib.closing(RayCluster(wanted, actors.bounds.most if actors else 0)) as cluster,
+        _open_pool(job, cluster),
         ScoringTasks(job) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
         scoring.finish(stop)
         return result
+
+
+def _open_pool(
+    job: TrainingJob, cluster: "RayCluster"
+) -> contextlib.AbstractContextManager[object]:
+    """Return the pool of the job's actors, to be entered; it is empty if the job has none."""
+    if job.extra_actors is None:
+        return contextlib.nullcontext()
+    need = _find_need(ray_pools.find_pools())
+    return job.extra_actors.open_pool(job, need, cluster.count_room_for_actors)
 
 
 def _find_need(pools: Sequence[ray_pools.NodePool] | None) -> ray_pools.Need:
@@ -141,7 +151,7 @@ class RayCluster:
     """Ray cluster that this process is connected to, and its successor if it is lost."""
 
     def __init__(self, wanted: WorkerBounds, most_actors: int = 0) -> None:
-        """Connect; `most_actors` is the largest number of rollout actors, which need nodes too."""
+        """Connect; `most_actors` is the largest number of extra actors, which need nodes too."""
         self._wanted = wanted
         self._most_actors = most_actors
         self._avoid = frozenset[str]()  # node ids that the last attempt avoids

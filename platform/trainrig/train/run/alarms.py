@@ -27,8 +27,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.processes.append_log import Tail
-from trainrig.report import format_short
-from trainrig.storage import s3_retries
+from trainrig.report.number_formats import format_short
 from trainrig.train.run.loss_prediction import Prediction, read_prediction
 from trainrig.train.run.metrics import METRICS
 from trainrig.train.run.run_folder import EVENTS, RunFolder
@@ -288,7 +287,7 @@ class AlarmWatch:
 
     def _measure_free_bytes(self) -> int | None:
         path = self._folder.path
-        return None if path.startswith(storage.S3) else shutil.disk_usage(path).free
+        return None if storage.is_remote(path) else shutil.disk_usage(path).free
 
     def _tell(self, alarm: Alarm) -> None:
         details = {"name": alarm.name, "what": alarm.what, "action": alarm.action}
@@ -312,7 +311,7 @@ def watch_alarms(folder: str, steps: int, begin_with: Sequence[Alarm] = ()) -> I
         while not last:
             last = over.wait(LOOK_SECONDS)
             try:
-                with s3_retries.briefly():
+                with storage.briefly():
                     watch.look()
             except (OSError, ClusterError) as problem:  # the next check follows soon
                 log.debug("%s: the alarms could not be checked: %s", folder, problem)

@@ -25,7 +25,6 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.processes.append_log import Tail
-from trainrig.storage import s3_retries
 from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import EVENTS, RunFolder
 from trainrig.train.sinks import ExportedRun, Sink, SinkWriter
@@ -199,7 +198,7 @@ def export_figures(folder: str, sinks: Sequence[Sink], spikes: Spikes | None) ->
 
     def send(last: bool) -> bool:
         try:
-            with s3_retries.briefly():
+            with storage.briefly():
                 return exporter.send_new(last)
         except Exception as problem:  # the run's own storage may fail; the next try follows soon
             log.debug("%s: not sent: %s", folder, problem)

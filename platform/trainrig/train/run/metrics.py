@@ -178,7 +178,7 @@ class _Board:
         self._tags = dict[str, str]()
         self._folder = folder
         self._local: tempfile.TemporaryDirectory[str] | None = None
-        if folder.startswith(storage.S3):
+        if storage.is_remote(folder):
             self._local = tempfile.TemporaryDirectory(prefix="trainrig-")
         # purge_step hides what a dead attempt logged after the step that this one resumes from.
         self._events = SummaryWriter(

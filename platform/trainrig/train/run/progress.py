@@ -21,7 +21,7 @@ from typing import Any
 
 from trainrig import storage
 from trainrig.processes.append_log import Tail
-from trainrig.report import format_duration
+from trainrig.report.number_formats import format_duration
 from trainrig.train.run import metrics
 from trainrig.train.run.metrics import METRICS
 from trainrig.train.run.run_folder import EVENTS, RunFolder

@@ -18,7 +18,6 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.processes import append_log
-from trainrig.storage import s3_retries
 
 EVENTS = "events.jsonl"
 PLAN = "plan.json"  # predicted loss, if the run follows a plan
@@ -121,7 +120,7 @@ class RunFolder:
         """
         path = storage.join(self.path, "attempts", f"{attempt.number:04d}.json")
         try:
-            with s3_retries.briefly():
+            with storage.briefly():
                 return not storage.exists(path)
         except (OSError, ClusterError):
             return False

@@ -3,7 +3,7 @@
 Each rank of each attempt writes a file `samples/attempt-0001/rank-00000.bin` of int64 pairs
 (step, sample): 16 bytes a sequence, compared with kilobytes of tokens. In a bucket, it is a
 folder (append_log.py). The samples are evidence, not state: nothing is resumed from them. A
-batch that the run made itself is stored whole (online_batches.py), and read again by a resumed
+batch that the run made itself is stored whole (rl/online_batches.py), and read again by a resumed
 run.
 """
 

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from trainrig import flops, hardware, storage
 from trainrig.errors import ClusterError, ConfigError, Diverged
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
-from trainrig.objectives import SFT, CausalLM
 from trainrig.objectives.objective_interface import Watchful
 from trainrig.optim.noise_scale import NoiseEstimate, RunningNoiseScale
 from trainrig.parallel import numerics
@@ -255,7 +254,7 @@ class Utilisation:
     def __init__(self, job: TrainingJob) -> None:
         # With other models, not every pass runs forward and backward through this model alone.
         alone = not (job.adapter or job.frozen or job.trained)
-        plain = isinstance(job.objective, CausalLM | SFT) and alone
+        plain = job.objective.single_pass and alone
         self._model = job.model if plain else None
         self._peak = 0.0  # FLOP/s of one worker
         self._of_row = dict[tuple[int, int], float]()  # FLOPs of a row, by input and target length

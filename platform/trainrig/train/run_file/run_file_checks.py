@@ -15,8 +15,7 @@ from trainrig.models.architecture.attention_settings import find_maskless_settin
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.layer_settings import ContextStage, LearnedPositions, Rope
-from trainrig.objectives import CausalLM, MaskedLM, PrefixLM, ReplacedTokenDetection, SpanCorruption
-from trainrig.objectives.denoising.row_shapes import count_further_heads
+from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.train.run_file.training_settings import Training
 
 ModelStages = tuple[tuple[int, DecoderConfig], ...]
@@ -70,19 +69,19 @@ def find_model(stages: ModelStages, data_step: int) -> DecoderConfig:
     return [model for step, model in stages if step <= max(data_step, 0)][-1]
 
 
-def check_extra_parts(objective: CausalLM, model: DecoderConfig) -> None:
+def check_extra_parts(objective: ObjectiveSettings, model: DecoderConfig) -> None:
     """Raise ValueError unless `model` has exactly the additional parts that `objective` trains.
 
     They are the generator of ReplacedTokenDetection and further prediction heads.
     """
-    heads = count_further_heads(objective)
+    heads = objective.further_heads
     if heads != model.further_heads and not model.bidirectional:
         raise ValueError(
             f"model.further_heads ({model.further_heads}) is not {heads}, the number of further "
             f"tokens that objective {objective.kind} predicts; set model.further_heads = {heads}"
             + ("" if heads else ', or objective.kind = "MultiTokenPrediction"')
         )
-    detects = isinstance(objective, ReplacedTokenDetection)
+    detects = objective.head == "replaced"
     if detects and model.generator_model is None:
         raise ValueError(
             "objective ReplacedTokenDetection trains a small generator with the model, "
@@ -96,36 +95,34 @@ def check_extra_parts(objective: CausalLM, model: DecoderConfig) -> None:
         )
 
 
-def check_fit(objective: CausalLM, model: DecoderConfig, convert: bool) -> None:
+def check_fit(objective: ObjectiveSettings, model: DecoderConfig, convert: bool) -> None:
     """Raise ValueError if `model` cannot learn what `objective` asks.
 
     `convert`: whether the model is a decoder that is made an encoder before the training.
     """
-    spans = isinstance(objective, SpanCorruption)
-    joined = isinstance(objective, SpanCorruption) and objective.joined
-    needs_encoder_decoder = spans and not joined
+    needs_encoder_decoder = objective.model_kind == ENCODER_DECODER
     if needs_encoder_decoder != isinstance(model, EncoderDecoderConfig):
         remedy = f'model.kind = "{ENCODER_DECODER}", or joined = true of the objective'
         if not needs_encoder_decoder:
-            remedy = "joined = false" if spans else 'objective.kind = "SpanCorruption"'
+            remedy = objective.separates_by or 'objective.kind = "SpanCorruption"'
         raise ValueError(
             f"objective {objective.kind} does not fit a model of kind {model.kind}: only "
             f"one of the two has separate input and output texts; set {remedy}"
         )
-    masked = isinstance(objective, MaskedLM)  # true for ReplacedTokenDetection, too
+    sees_both_sides = objective.model_kind == "Encoder"
     check_extra_parts(objective, model)
-    if masked and not model.bidirectional and not convert:
+    if sees_both_sides and not model.bidirectional and not convert:
         raise ValueError(
             "objective MaskedLM needs the context on both sides, which a decoder does not "
             'see; set model.kind = "Encoder", or with `continue_from` convert = true'
         )
-    if model.bidirectional and not masked:
+    if model.bidirectional and not sees_both_sides:
         raise ValueError(
             f"objective {objective.kind} predicts the next token, which an encoder can see; "
             'set objective.kind = "MaskedLM"'
         )
     setting = find_maskless_setting(model.attention, model.position_embedding)
-    if (isinstance(objective, PrefixLM) or joined) and setting:
+    if objective.marks_prefixes and setting:
         raise ValueError(
             f"objective {objective.kind}: model.{setting} uses a kernel that cannot mask "
             "prefixes; leave it out, or choose another objective"

@@ -8,9 +8,14 @@ from trainrig.config import EXTENDABLE, NOT_IDENTITY, OUTPUT, ProgressUnit, Reso
 from trainrig.models import Model
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import ContextStage, MixtureOfExperts
-from trainrig.objectives import OF_PLACES, CausalLM, MaskedLM, PretrainingObjective
-from trainrig.objectives.denoising.row_shapes import check_rows, compute_widest_row
-from trainrig.objectives.objective_interface import find_parts
+from trainrig.objectives.denoising.row_shapes import (
+    check_rows,
+    compute_widest_row,
+    find_model_kind,
+)
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_kinds import PretrainingObjective
+from trainrig.objectives.objective_settings import find_parts
 from trainrig.tokens.rows.batch_stages import BatchSettings
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.train.run_file.run_file_checks import (
@@ -100,13 +105,13 @@ class Pretraining(TrainingRunFile):
 
     verb: ClassVar[str] = "pretrain"
     output_format: ClassVar[int] = 2  # 2: fresh weights are drawn by their position
-    estimate: ClassVar[str] = "trainrig.estimate.training_facts:estimate_pretraining"
+    estimate: ClassVar[str] = "trainrig.estimate.training_check:estimate_pretraining"
     estimates_cost: ClassVar[bool] = True
     splits_rows: ClassVar[bool] = True
 
     stage: Literal["pretrain"] = "pretrain"
     tokens: Annotated[str, NOT_IDENTITY]  # folder that `tokenize` wrote
-    output: Annotated[str, OUTPUT]  # run folder to write, on disk or s3://
+    output: Annotated[str, OUTPUT]  # run folder to write, on disk or in a bucket
     # Worker processes: a number, or [fewest, most] to use all that the cluster has space for.
     workers: Workers = 1
     cache: BlockCache = BlockCache()  # local cache for tokens in a bucket
@@ -133,9 +138,8 @@ class Pretraining(TrainingRunFile):
     def _check_model_fit(self) -> Self:
         if self.model is None and self.continue_from is None:
             raise ValueError("[model] is missing; give it, or the run to `continue_from`")
-        parts = [part for _, part in find_parts(self.objective)]
-        masked = all(isinstance(part, MaskedLM) for part in parts)
-        if self.convert and (self.continue_from is None or not masked):
+        encodes = find_model_kind(self.objective) == "Encoder"
+        if self.convert and (self.continue_from is None or not encodes):
             raise ValueError(
                 "convert makes an encoder of the decoder to `continue_from`, for objective "
                 "MaskedLM; leave it out"
@@ -163,20 +167,20 @@ class Pretraining(TrainingRunFile):
         parallel = self.training.parallel
         context = self.training.parallel.context
         if parallel.expert:
-            parallel.expert.check_run(model, self.objective.kind, self.batches.resolve_stages())
+            parallel.expert.check_run(model, self.objective, self.batches.resolve_stages())
         for axis in (parallel.pipeline, parallel.tensor):
             if axis is not None:
-                axis.check_run(model, self.objective.kind)
+                axis.check_run(model, self.objective)
         if parallel.pipeline is not None:
             replicas = max(1, parallel.data_workers(parse_bounds(self.workers).most))
             for stage in self.batches.resolve_stages():
                 parallel.pipeline.check_batch(stage.global_batch, stage.micro_batch, replicas)
         if parallel.tensor:
             for stage in self.batches.resolve_stages():
-                parallel.tensor.check_length(stage.sequence_length, context.ranks if context else 1)
+                parallel.tensor.check_length(stage.sequence_length, parallel.context_ranks)
         if context is None:
             return
-        if self.objective.kind not in OF_PLACES:
+        if "context" not in self.objective.axes:
             raise ValueError(
                 f"training.parallel.context: objective {self.objective.kind} needs whole "
                 'rows; leave it out, or set objective.kind = "CausalLM"'

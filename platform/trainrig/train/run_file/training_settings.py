@@ -13,7 +13,7 @@ from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
 from trainrig.models.architecture.initialisation import find_roles
 from trainrig.models.kernels import kernel_choice
 from trainrig.optim import AdamW, Cosine, Optimizer, Schedule
-from trainrig.optim.named_groups import NamedGroup, assign
+from trainrig.optim.named_groups import NamedGroup, assign, compute_width_share
 from trainrig.optim.parameter_groups import WidthTransfer
 from trainrig.parallel.layer_compilation import Compile
 from trainrig.parallel.layout import FSDP, Fallback, Layout, check_order, list_units
@@ -126,8 +126,8 @@ class Training(Settings):
         compile if `compile` is None and the run is long enough.
         """
         changes: dict[str, Any] = {"precision": self.precision.resolve(has_bfloat16)}
-        divides = self.parallel.context or self.parallel.tensor or self.parallel.expert
-        if compiles and self.compile is None and not divides and self.steps >= WORTH_COMPILING:
+        compiles = compiles and self.parallel.compiles
+        if compiles and self.compile is None and self.steps >= WORTH_COMPILING:
             changes["compile"] = Compile()
         return self.model_copy(update=changes)
 
@@ -148,8 +148,8 @@ class Training(Settings):
         tensor = self.parallel.tensor
         self.offload.check_beside(self.recompute, tensor is not None and tensor.sequence_parallel)
         if self.parallel.tensor:
-            own = [group.optimizer.kind for group in self.groups if group.optimizer]
-            self.parallel.tensor.check_training(self.precision.compute, [self.optimizer.kind, *own])
+            own = [group.optimizer for group in self.groups if group.optimizer]
+            self.parallel.tensor.check_training(self.precision.compute, [self.optimizer, *own])
         return self
 
     @model_validator(mode="after")
@@ -243,7 +243,7 @@ class Training(Settings):
             group = assigned.get(name)
             if group is None or not group.freeze:
                 chosen = group.optimizer if group and group.optimizer else self.optimizer
-                transfer.share(chosen, name, shape)
+                compute_width_share(transfer, chosen, name, shape)
 
     def check_adapters(self) -> None:
         """Raise ValueError if a setting does not support layers with adapters."""
@@ -276,6 +276,11 @@ class Training(Settings):
         if not self.fallbacks:
             return self
         return self.layouts[self.bound_workers(workers).find_layout(workers)]
+
+    @property
+    def virtual_limit(self) -> int | None:
+        """`virtual_workers` in deterministic mode; None: workers share a step as they are."""
+        return self.virtual_workers if self.deterministic else None
 
     def check_workers(self, workers: int | tuple[int, int]) -> None:
         """Raise ConfigError if some number of workers within `workers` cannot share a step.

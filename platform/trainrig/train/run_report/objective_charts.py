@@ -1,16 +1,19 @@
 """Charts of what a run's objective measures: preferences, labels, and parts of a mixture."""
 
-from collections.abc import Sequence
-from functools import partial
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
-from trainrig import figures
-from trainrig.figures import C1, C2, C3, C4, Numbers
-from trainrig.report import Chart, ReportTable, escape_invisible, format_percent
-from trainrig.train.run_report.run_charts import Line, RunReportData, list_values
+from trainrig.objectives.objective_kinds import find_kind
+from trainrig.report import plots
+from trainrig.report.number_formats import format_percent
+from trainrig.report.plots import ChartFacts
+from trainrig.train.run_report.run_charts import (
+    LAST_ROWS,
+    RunReportData,
+    draw_by_name,
+    draw_trends,
+    list_values,
+    select_lines,
+)
 
 TRAIN = "train/diagnostics/"
 EVAL = "eval/diagnostics/"
@@ -18,95 +21,73 @@ ACCURACY = "reward_accuracy"
 CHOSEN = "chosen_reward"
 REJECTED = "rejected_reward"
 CALIBRATION = f"{EVAL}calibration/"  # metric names of objectives/reward.py
+F1 = "f1"
+# The objectives of a mixture are its members. A metric "eval/diagnostics/loss/NAME" is the held-out
+# loss of the member NAME.
+OF_MEMBER = "diagnostics/loss/"
 
 
-def build_preference_charts(run_data: RunReportData) -> list[Chart]:
-    """Build the charts for which the run has measurements."""
-    made = (build_accuracy_chart, build_rewards_chart, build_reliability_chart)
-    charts = [make(run_data) for make in made]
-    return [chart for chart in charts if chart]
+def draw_preferences(run_data: RunReportData) -> dict[str, ChartFacts]:
+    """Draw the charts of preferences for which the run has measurements, by name."""
+    charts = {
+        "accuracy": _draw_share(run_data, ACCURACY, "chosen above rejected", chance=True),
+        "rewards": _draw_rewards(run_data),
+        "reliability": _draw_reliability(run_data),
+    }
+    return {name: found for name, found in charts.items() if found}
 
 
-def _select_lines(lines: Sequence[Line], name: str) -> list[Line]:
-    return [line for line in lines if line.get(name) is not None]
+def draw_labels(run_data: RunReportData) -> ChartFacts:
+    """Draw the accuracy of a run that labels whole texts; {} without measurements."""
+    objective = find_kind(run_data.objective)
+    name = objective.right_diagnostic if objective else None
+    found = _draw_share(run_data, name, "rows predicted correctly") if name else {}
+    if found:
+        scores = [line.get(found["prefix"] + F1) for line in found["measured"][-LAST_ROWS:]]
+        found["columns"] = ("step", "share", "F1")
+        found["rows"] = [
+            (*row, "" if f1 is None else f1) for row, f1 in zip(found["rows"], scores, strict=True)
+        ]
+        found["f1"] = scores[-1]
+    return found
 
 
-def build_accuracy_chart(run_data: RunReportData) -> Chart | None:
-    """Plot the share of pairs whose chosen answer has the higher reward, by step."""
-    lines = _select_lines(run_data.updates, TRAIN + ACCURACY)
+def _draw_share(
+    run_data: RunReportData, name: str, y_label: str, chance: bool = False
+) -> ChartFacts:
+    """Draw the share of right rows or pairs by step, of those trained on and those held out."""
+    lines = select_lines(run_data.updates, TRAIN + name)
     if not lines:
-        return None
-    held_out = _select_lines(run_data.held_out, EVAL + ACCURACY)
-    shares = list_values(lines, TRAIN + ACCURACY)
-    over = max(1, len(lines) // 40)
-
-    def plot(ax: Axes) -> None:
-        x, y = figures.thin(list_values(lines, "step"), figures.compute_trailing_mean(shares, over))
-        ax.plot(x, y, color=C1, linewidth=1.8, label="trained on")
-        if held_out:
-            at = list_values(held_out, "step")
-            found = list_values(held_out, EVAL + ACCURACY)
-            ax.plot(at, found, "D-", color=C2, markersize=5, label="held out")
-        ax.axhline(0.5, color=C3, linewidth=1, linestyle=":", label="chance")
-        ax.legend(ncols=3)
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        ax.set(xlabel="step", ylabel="chosen above rejected", ylim=(0, 1.02))
-
-    measured = held_out or lines
-    name = EVAL if held_out else TRAIN
-    first, last = (line[name + ACCURACY] for line in (measured[0], measured[-1]))
-    where = "held-out pairs" if held_out else "pairs of a step"
-    return Chart(
-        f"The chosen answer has the higher reward in {format_percent(last, 1)} of "
-        f"{where}; at first {format_percent(first, 1)}",
-        figures.draw(plot, 240),
-        label="Lines of the share of pairs whose chosen answer has the higher reward, by step.",
-        caption=f"n = {len(lines):,} steps, mean of {over}. Diamonds: held-out pairs.",
-        table=ReportTable(
-            "Share of correctly ranked pairs",
-            ("step", "share"),
-            tuple((line["step"], line[name + ACCURACY]) for line in measured[-50:]),
-        ),
-    )
+        return {}
+    held_out = select_lines(run_data.held_out, EVAL + name)
+    more = []
+    if held_out:
+        at, shares = (list_values(held_out, n) for n in ("step", EVAL + name))
+        more = [plots.Line(at, shares, "held out", "c2", "D-")]
+    if chance:
+        more.append(plots.Line([lines[0]["step"], lines[-1]["step"]], [0.5, 0.5], "chance", "c3"))
+    limits = {"form": "percent", "low": 0, "high": 1.02}
+    found = draw_trends(lines, {TRAIN + name: "trained on"}, y_label, tuple(more), **limits)
+    measured, prefix = (held_out, EVAL) if held_out else (lines, TRAIN)
+    return found | {
+        "columns": ("step", "share"),
+        "rows": [(line["step"], line[prefix + name]) for line in measured[-LAST_ROWS:]],
+        "ends": [measured[end][prefix + name] for end in (0, -1)],
+        "measured": measured,
+        "prefix": prefix,
+        "held_out": bool(held_out),
+    }
 
 
-def build_rewards_chart(run_data: RunReportData) -> Chart | None:
-    """Plot the mean reward of chosen and of rejected answers by step."""
-    lines = _select_lines(run_data.updates, TRAIN + CHOSEN)
-    lines = _select_lines(lines, TRAIN + REJECTED)
-    if not lines:
-        return None
-    over = max(1, len(lines) // 40)
-
-    def plot(ax: Axes) -> None:
-        for name, colour, label in ((CHOSEN, C1, "chosen"), (REJECTED, C2, "rejected")):
-            means = figures.compute_trailing_mean(list_values(lines, TRAIN + name), over)
-            x, y = figures.thin(list_values(lines, "step"), means)
-            ax.plot(x, y, color=colour, linewidth=1.8, label=label)
-        ax.legend(ncols=2)
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        ax.set(xlabel="step", ylabel="reward")
-
-    last = lines[-1]
-    chosen = last[TRAIN + CHOSEN]
-    rejected = last[TRAIN + REJECTED]
-    return Chart(
-        f"Rewards at the end differ by {chosen - rejected:.3g}: chosen {chosen:.3g}, "
-        f"rejected {rejected:.3g}",
-        figures.draw(plot, 240),
-        label="Lines of the mean rewards of chosen and rejected answers against steps.",
-        caption=f"n = {len(lines):,} steps, mean of {over}.",
-        table=ReportTable(
-            "Rewards, last steps",
-            ("step", "chosen", "rejected"),
-            tuple((x["step"], x[TRAIN + CHOSEN], x[TRAIN + REJECTED]) for x in lines[-50:]),
-        ),
-    )
+def _draw_rewards(run_data: RunReportData) -> ChartFacts:
+    """Draw the mean reward of chosen and of rejected answers by step."""
+    lines = select_lines(select_lines(run_data.updates, TRAIN + CHOSEN), TRAIN + REJECTED)
+    named = {TRAIN + CHOSEN: "chosen", TRAIN + REJECTED: "rejected"}
+    return draw_trends(lines, named, "reward") if lines else {}
 
 
-def build_reliability_chart(run_data: RunReportData) -> Chart | None:
-    """Plot how often a reward model is right on held-out pairs, by its confidence."""
+def _draw_reliability(run_data: RunReportData) -> ChartFacts:
+    """Draw how often a reward model is right on held-out pairs, by its confidence."""
     last = run_data.held_out[-1] if run_data.held_out else {}
     shares = {
         int(name.removeprefix(CALIBRATION).split("/")[0]): value
@@ -114,159 +95,42 @@ def build_reliability_chart(run_data: RunReportData) -> Chart | None:
         if name.startswith(CALIBRATION) and name.endswith("/share") and value
     }
     if not shares:
-        return None
+        return {}
     bins = sorted(shares)
     confidences, accuracies = (
         np.array([last[f"{CALIBRATION}{lowest}/{what}"] for lowest in bins])
         for what in ("confidence", "accuracy")
     )
     weights = np.array([shares[lowest] for lowest in bins])
-    error = float((weights * np.abs(confidences - accuracies)).sum() / weights.sum())
-    plot = partial(
-        plot_reliability, confidences=confidences, accuracies=accuracies, weights=weights
-    )
-    return Chart(
-        f"Confidence differs by {format_percent(error, 1)} from the share of correctly "
-        "ranked pairs, on average",
-        figures.draw(plot, 260),
-        label=(
-            "Share of correctly ranked held-out pairs against confidence. On the diagonal, "
-            "both are equal."
-        ),
-        caption=(
-            f"Held-out pairs at step {last['step']:,}, in ranges of confidence, which is "
-            "sigmoid(|chosen − rejected|). A larger dot stands for more pairs."
-        ),
-        table=ReportTable(
-            "Reliability",
-            ("confidence from", "mean confidence", "right", "share of correctly ranked pairs"),
-            tuple(
-                (format_percent(at / 100, 1), float(sure), float(right), float(share))
-                for at, sure, right, share in zip(
-                    bins, confidences, accuracies, weights, strict=True
-                )
-            ),
-        ),
-    )
-
-
-def plot_reliability(ax: Axes, confidences: Numbers, accuracies: Numbers, weights: Numbers) -> Axes:
-    """Plot the share of correct pairs against confidence, with a dot for each range of it."""
-    ax.plot([0.5, 1], [0.5, 1], color=C3, linewidth=1, linestyle=":", label="calibrated")
-    ax.plot(confidences, accuracies, color=C1, linewidth=1.2)
-    ax.scatter(confidences, accuracies, s=30 + 200 * weights, color=C1)
-    ax.legend()
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(PercentFormatter(1, decimals=0))
-    ax.set(xlabel="confidence", ylabel="right", xlim=(0.49, 1.01), ylim=(-0.03, 1.03))
-    return ax
-
-
-# Diagnostic with the share of correct rows, by objective (objectives/classification.py).
-RIGHT = {"Classification": "accuracy", "AnswerSpan": "exact"}
-F1 = "f1"
-
-
-def build_labelling_charts(run_data: RunReportData) -> list[Chart]:
-    """Build the accuracy chart of a run that labels whole texts; [] without measurements."""
-    name = RIGHT.get(run_data.objective)
-    lines = [line for line in run_data.updates if line.get(f"{TRAIN}{name}") is not None]
-    if name is None or not lines:
-        return []
-    held_out = [line for line in run_data.held_out if line.get(EVAL + name) is not None]
-    over = max(1, len(lines) // 40)
-
-    def plot(ax: Axes) -> None:
-        means = figures.compute_trailing_mean(list_values(lines, TRAIN + name), over)
-        x, y = figures.thin(list_values(lines, "step"), means)
-        ax.plot(x, y, color=C1, linewidth=1.8, label="trained on")
-        if held_out:
-            at = list_values(held_out, "step")
-            found = list_values(held_out, EVAL + name)
-            ax.plot(at, found, "D-", color=C2, markersize=5, label="held out")
-        ax.legend(ncols=2)
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        ax.set(xlabel="step", ylabel="rows predicted correctly", ylim=(0, 1.02))
-
-    measured, prefix = (held_out, EVAL) if held_out else (lines, TRAIN)
-    last = measured[-1]
-    where = "held-out rows" if held_out else "rows of a step"
-    f1 = f", F1 {last[prefix + F1]:.3f}" if prefix + F1 in last else ""
-    return [
-        Chart(
-            f"{format_percent(last[prefix + name], 1)} of {where} are predicted correctly{f1}",
-            figures.draw(plot, 240),
-            label="Lines of the share of correctly predicted rows, by step.",
-            caption=f"n = {len(lines):,} steps, mean of {over}. Diamonds: held-out rows.",
-            table=ReportTable(
-                "Correctly predicted rows",
-                ("step", "share", "F1"),
-                tuple(
-                    (line["step"], line[prefix + name], line.get(prefix + F1, ""))
-                    for line in measured[-50:]
-                ),
-            ),
-        )
+    marks = [
+        plots.Line([0.5, 1], [0.5, 1], "calibrated", "c3", ":", width=1),
+        plots.Line(confidences, accuracies, width=1.2),
+        plots.Line(confidences, accuracies, area=30 + 200 * weights),
     ]
+    x = plots.Axis("confidence", "percent", low=0.49, high=1.01)
+    y = plots.Axis("right", "percent", low=-0.03, high=1.03)
+    columns = ("confidence from", "mean confidence", "right", "share of correctly ranked pairs")
+    values = (confidences.tolist(), accuracies.tolist(), weights.tolist())
+    return {
+        "plot": plots.Plot(marks, x, y, height=260),
+        "columns": columns,
+        "rows": list(zip((format_percent(at, 100) for at in bins), *values, strict=True)),
+        "error": float((weights * np.abs(confidences - accuracies)).sum() / weights.sum()),
+        "step": last["step"],
+    }
 
 
-COLOURS = (C1, C2, C3, C4)  # more lines would be hard to tell apart
-# The objectives of a mixture are its members. A metric "eval/diagnostics/loss/NAME" is the held-out
-# loss of the member NAME.
-OF_MEMBER = "diagnostics/loss/"
+def draw_members(run_data: RunReportData) -> ChartFacts:
+    """Draw the loss of each objective by step, held out if measured.
 
-
-def build_members_chart(run_data: RunReportData) -> Chart | None:
-    """Plot the loss of each objective by step, held out if measured.
-
-    Returns None if no loss by objective is logged, as in a run with a single objective.
+    Returns {} if no loss by objective is logged, as in a run with a single objective.
     """
-    held = _find_names(run_data, "eval") if run_data.held_out else []
-    split, lines = ("eval", run_data.held_out) if held else ("train", run_data.updates)
-    names = held or _find_names(run_data, split)
-    if not names:
-        return None
-    begin = len(split) + 1 + len(OF_MEMBER)
-    series = {n: [line for line in lines if line.get(n) is not None] for n in names}
-    last = {n: series[n][-1][n] for n in names}
-    ordered = sorted(names, key=lambda name: -last[name])
-    shown = ordered[: len(COLOURS)]
-
-    def plot(ax: Axes) -> None:
-        for name, colour in zip(shown, COLOURS, strict=False):
-            x, y = figures.thin(list_values(series[name], "step"), list_values(series[name], name))
-            ax.plot(x, y, color=colour, linewidth=1.8, label=escape_invisible(name[begin:])[:24])
-        ax.legend(ncols=2)
-        ax.xaxis.set_major_locator(MaxNLocator(6))
-        ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
-        ax.set(xlabel="step", ylabel=f"loss ({run_data.unit})")
-
-    what = "Held-out loss" if held else "Training loss"
-    losses = ", ".join(f"{escape_invisible(name[begin:])} {last[name]:.2f}" for name in shown)
-    more = (
-        f" The {len(shown)} objectives with the highest loss are drawn."
-        if len(ordered) > len(shown)
-        else ""
-    )
-    return Chart(
-        f"{what} by objective: {losses}",
-        figures.draw(plot, 260),
-        label=f"Lines of the {what.lower()} against steps, one per objective.",
-        caption=(
-            "Each line is the mean over the targets of its objective. Compare a loss with "
-            f"earlier values of the same objective, not with other objectives.{more}"
-        ),
-        table=ReportTable(
-            f"{what} by objective, first and last",
-            ("objective", "first", "last"),
-            tuple((name[begin:], series[name][0][name], last[name]) for name in ordered),
-        ),
-    )
-
-
-def _find_names(run_data: RunReportData, split: str) -> list[str]:
-    lines = run_data.held_out if split == "eval" else run_data.updates
-    prefix = f"{split}/{OF_MEMBER}"
-    found = {n: None for line in lines for n, value in line.items() if value is not None}
-    return sorted(n for n in found if n.startswith(prefix))
+    for split, lines in (("eval", run_data.held_out), ("train", run_data.updates)):
+        prefix = f"{split}/{OF_MEMBER}"
+        found = {n for line in lines for n, value in line.items() if value is not None}
+        names = {n: n.removeprefix(prefix) for n in sorted(found) if n.startswith(prefix)}
+        if names:
+            drawn = draw_by_name(lines, names, f"loss ({run_data.unit})")
+            table = {"columns": ("objective", "first", "last"), "rows": drawn["series"]}
+            return drawn | table | {"held_out": split == "eval"}
+    return {}

@@ -1,46 +1,26 @@
-"""The main charts of a run's report.
+"""The data of a run's report, and its main charts: losses, gradients, speed, where time went."""
 
-Titles are worded from the numbers, so a worse run gets a worse title.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator
 
-from trainrig import figures, report
-from trainrig.figures import (
-    C1,
-    C2,
-    C3,
-    C4,
-    BarPart,
-    BarRow,
-    BeforeAfter,
-    Interruptions,
-    Mark,
-    NoisyCurve,
-    Numbers,
-)
+from trainrig.objectives.next_token import CausalLM
+from trainrig.objectives.objective_kinds import find_kind
+from trainrig.objectives.objective_settings import ObjectiveSettings
+from trainrig.report import plots
+from trainrig.report.number_formats import format_duration, format_percent
+from trainrig.report.plots import ChartFacts, Event, Line, Numbers
 from trainrig.train.evaluations import ModelView, ScoredCheckpoint
 from trainrig.train.run.checkpoint_scores import EarlyEnd
 from trainrig.train.run.loss_prediction import Prediction
 from trainrig.train.run.progress import Goodput
 from trainrig.train.run_report.sampled_answers import BatchAnswers, FollowedPrompt
 
-Line = Mapping[str, Any]
+MetricsLine = Mapping[str, Any]
 FORGETTING_ROWS = 12  # sources shown: those that changed most
-TABLE_ROWS = 50  # about a screenful, folded below a chart; metrics.jsonl has every step
-# Objectives whose loss is a mean over tokens.
-PER_TOKEN = (
-    *("", "CausalLM", "FillInTheMiddle", "MaskedLM", "MixtureOfObjectives", "PrefixLM", "SFT"),
-    *("SpanCorruption", "UL2"),
-)
-SOURCE_COLOURS = (C1, C2, C3, C4)  # more lines would be hard to tell apart
+LAST_ROWS = 50  # about a screenful, folded below a chart; metrics.jsonl has every step
 
 
 @dataclass(frozen=True)
@@ -50,10 +30,10 @@ class RunReportData:
     folder: str
     verb: str
     steps: int  # steps that the run file asks for
-    updates: Sequence[Line]  # one line per step, of the attempt that counts
-    thrown_away: Sequence[Sequence[Line]]  # updates that a later attempt repeated, by attempt
-    held_out: Sequence[Line]
-    events: Sequence[Line]
+    updates: Sequence[MetricsLine]  # one line per step, of the attempt that counts
+    thrown_away: Sequence[Sequence[MetricsLine]]  # updates that a later attempt repeated
+    held_out: Sequence[MetricsLine]
+    events: Sequence[MetricsLine]
     goodput: Goodput
     prediction: Prediction | None = None  # prediction of the scaling law that it was planned with
     # Scores that count, by evaluation, each in order of steps.
@@ -61,260 +41,213 @@ class RunReportData:
     # Answers to the same prompts, by evaluation.
     followed: Mapping[str, Sequence[FollowedPrompt]] = field(default_factory=dict)
     end: EarlyEnd | None = None  # early end decided by scores
-
-    @property
-    def last_step(self) -> int:
-        """Step at which the run ends, by its scores or its run file."""
-        return self.end.step if self.end else self.steps
-
     objective: str = ""  # kind of the objective
     compared: Sequence[ModelView] = ()  # views before the first step, and after the last
     answers: Sequence[BatchAnswers] = ()  # completions of some batches that the model sampled
     measured: Sequence[str] = ()  # parts of the reward that have no weight in it
 
     @property
+    def last_step(self) -> int:
+        """Step at which the run ends, by its scores or its run file."""
+        return self.end.step if self.end else self.steps
+
+    @property
     def unit(self) -> str:
         """Unit of the loss: nats per token, or nats for objectives of whole answers."""
-        return "nats per token" if self.objective in PER_TOKEN else "nats"
+        if not self.objective:  # the kind is not known
+            return CausalLM.loss_unit
+        objective = find_kind(self.objective)
+        return objective.loss_unit if objective else ObjectiveSettings.loss_unit
 
     @property
     def scores(self) -> bool:
         """True if the model scores texts instead of generating them."""
-        return self.objective in ("Reward", "ProcessReward", "Classification", "AnswerSpan")
+        objective = find_kind(self.objective)
+        return objective is not None and objective.scores()
 
     @property
-    def moves(self) -> list[Line]:
+    def moves(self) -> list[MetricsLine]:
         """Events of the start of every attempt after the first."""
         return [event for event in self.events if event["event"] == "attempt_started"][1:]
 
     @property
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[Event]:
         """Marks along the steps: restarts, resizes, and spikes with the steps that they undid."""
-        found: list[Mark] = []
+        found: list[Event] = []
         workers: int = 0
         spike: int | None = None
         for event in self.events:
             if event["event"] == "spike":
                 spike = event["back_to"]
                 name = "spike" if spike is None else "spike, rolled back"
-                found.append(Mark(event["step"], name, spike))
+                found.append(Event(event["step"], name, spike))
             elif event["event"] == "attempt_started":
                 before = workers
                 workers = event["workers"]
                 if before and workers != before:
-                    found.append(Mark(event["step"], f"resize, {before} → {workers}"))
+                    found.append(Event(event["step"], f"resize, {before} → {workers}"))
                 elif before and spike is None:
-                    found.append(Mark(event["step"], "restart"))
+                    found.append(Event(event["step"], "restart"))
                 spike = None
         return found
 
 
-def list_values(lines: Sequence[Line], name: str) -> Numbers:
+def list_values(lines: Sequence[MetricsLine], name: str) -> Numbers:
     """Return the metric `name` of each line as an array; NaN for null."""
     found = [line[name] for line in lines]
     return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
 
 
-def _choose_mean_over(points: int) -> int:
-    """Return the number of updates to smooth over: a fortieth of all, but at least four."""
-    return max(1, min(points, max(4, points // 40)))
+def select_lines(lines: Sequence[MetricsLine], name: str) -> list[MetricsLine]:
+    """Return the lines that have a value of the metric `name`."""
+    return [line for line in lines if line.get(name) is not None]
 
 
-def build_loss_chart(run_data: RunReportData) -> report.Chart:
-    """Plot the training loss by step across restarts, with the held-out loss."""
-    steps = list_values(run_data.updates, "step")
-    losses = list_values(run_data.updates, "train/loss")
-    curve = NoisyCurve(
-        steps, losses, _choose_mean_over(len(steps)), "step", f"loss ({run_data.unit})"
-    )
-    held_out = (list_values(run_data.held_out, "step"), list_values(run_data.held_out, "eval/loss"))
-    marks = Interruptions(
-        held_out=held_out,
-        thrown_away=[
-            (list_values(x, "step"), list_values(x, "train/loss")) for x in run_data.thrown_away
-        ],
-    )
-    plot: Callable[[Axes], object]
-    if len(held_out[0]):
-        plot = partial(figures.plot_interrupted_curve, curve=curve, interruptions=marks)
-        title = f"Held-out loss {held_out[1][0]:.2f} → {held_out[1][-1]:.2f} {run_data.unit}"
-    else:
-        plot = partial(figures.plot_curve, curve=curve)
-        title = f"Training loss {losses[0]:.2f} → {losses[-1]:.2f} {run_data.unit}"
-    return report.Chart(
-        title,
-        figures.draw(_add_marks(plot, run_data.marks), 290),
-        label="Line of the training loss against steps, with the events of the run.",
-        caption=f"n = {len(steps):,} steps, faint; bold: mean of the last {curve.mean_over}"
-        + ("; diamonds: held out" if len(held_out[0]) else "")
-        + ("; dotted: steps that a later attempt repeated" if marks.thrown_away else "")
-        + f".{_describe_marks(run_data.marks)}",
-        table=_build_series_table("Training loss", run_data.updates, "train/loss", run_data.unit),
-    )
+def draw_trends(
+    lines: Sequence[MetricsLine],
+    named: Mapping[str, str],
+    unit: str,
+    held_out: tuple[Line, ...] = (),
+    **axis: Any,
+) -> ChartFacts:
+    """Draw metrics by step as trailing means, one line for each of `named`: labels by metric.
 
-
-def _add_marks(plot: Callable[[Axes], object], marks: Sequence[Mark]) -> Callable[[Axes], None]:
-    """Return a function that draws `plot`, and the marks over it."""
-
-    def both(ax: Axes) -> None:
-        plot(ax)
-        figures.plot_marks(ax, marks)
-
-    return both
-
-
-def _describe_marks(marks: Sequence[Mark]) -> str:
-    """Return a caption for the marks; "" if there are none."""
-    if not marks:
-        return ""
-    undone = any(mark.since is not None for mark in marks)
-    band = "; shaded: updates that a rollback undid" if undone else ""
-    return f" Dashed lines mark {len(marks)} {'event' if len(marks) == 1 else 'events'}{band}."
-
-
-def build_forgetting_chart(run_data: RunReportData) -> report.Chart:
-    """Plot the held-out loss by source before the first step and now.
-
-    For a run that continues another.
+    The facts `first` and `last` have the means of each metric over `some` steps at either end.
+    `axis`: fields of the y axis. `held_out` is drawn over the lines.
     """
-    first = run_data.held_out[0]
-    last = run_data.held_out[-1]
-    names = sorted(n for n in _list_held_out_sources(last) if n in first)
-    names = [n for n in names if None not in (first[n], last[n])]
-    pairs = [BeforeAfter(n[5:-5], first[n], last[n]) for n in names]
-    change = {pair.name: pair.after - pair.before for pair in pairs}
-    worst = max(change, key=lambda n: change[n])
-    best = min(change, key=lambda n: change[n])
-    title = (
-        f"No source was forgotten: no held-out loss has risen; {best} fell by {-change[best]:.2f}"
-    )
-    if change[worst] > 0:
-        title = f"{worst} was forgotten most, {change[worst]:+.2f} {run_data.unit}"
-        title += f"; {best} was learnt most, {change[best]:+.2f}" if change[best] < 0 else ""
-    shown = sorted(pairs, key=lambda pair: -abs(change[pair.name]))[:FORGETTING_ROWS]
-    plot = partial(figures.plot_pairs, pairs=shown, x_label=f"held-out loss ({run_data.unit})")
-    return report.Chart(
-        title,
-        figures.draw(plot, 90 + 38 * len(shown)),
-        label="Two dots per source: its held-out loss before the run and now.",
-        caption=(
-            f"The same rows, before the first step and at step {last['step']:,}. A dot to the "
-            "right of its first one means forgetting."
+    over = max(1, len(lines) // 40)
+    some = min(10, max(1, len(lines) // 2))
+    steps = list_values(lines, "step")
+    colours: list[plots.Colour] = ["c1", *(plots.SERIES[1 + n % 3] for n in range(len(named) - 1))]
+    drawn = [
+        Line(
+            steps,
+            plots.compute_trailing_mean(list_values(lines, name), over),
+            label if len(named) > 1 or held_out else "",
+            colour,
+        )
+        for (name, label), colour in zip(named.items(), colours, strict=True)
+    ]
+    return {
+        "plot": plots.Plot(
+            [*drawn, *held_out], plots.Axis("step", whole=True), plots.Axis(unit, **axis)
         ),
-        table=report.ReportTable(
-            "Held-out loss by source, before and after",
-            ("source", "before", "after", "change"),
-            tuple((pair.name, pair.before, pair.after, change[pair.name]) for pair in pairs),
-        ),
-    )
+        "columns": ("step", *named.values()),
+        "rows": [(x["step"], *(x[name] for name in named)) for x in lines[-LAST_ROWS:]],
+        "steps": len(lines),
+        "over": over,
+        "some": some,
+        "first": {n: sum(line[n] for line in lines[:some]) / some for n in named},
+        "last": {n: sum(line[n] for line in lines[-some:]) / some for n in named},
+    }
 
 
-def _list_held_out_sources(line: Line) -> list[str]:
-    """Return the metric names of held-out losses by source, without terms and diagnostics."""
-    names = (n for n in line if n.startswith("eval/") and n.endswith("/loss") and n != "eval/loss")
-    return [n for n in names if not n.startswith(("eval/terms/", "eval/diagnostics/"))]
+def draw_loss(run_data: RunReportData) -> ChartFacts:
+    """Draw the training loss by step across restarts, with the held-out loss."""
+    found = draw_metric(run_data, "train/loss", f"loss ({run_data.unit})")
+    held_out = run_data.held_out
+    faint, mean = found["plot"].marks
+    marks = [faint, mean]
+    if held_out:
+        losses = list_values(held_out, "eval/loss")
+        at = list_values(held_out, "step")
+        label = f"held-out {losses[-1]:.2f}"
+        bold = f"mean of {found['over']} steps {mean.y[-1]:.2f}"
+        marks[1] = Line(mean.x, mean.y, bold, width=2.2)
+        marks.append(Line(at, losses, label, "c3", "D--", width=1))
+    for number, lines in enumerate(run_data.thrown_away):
+        label = "" if number else "repeated later"
+        x, y = (list_values(lines, name) for name in ("step", "train/loss"))
+        marks.append(Line(x, y, label, "c2", ":", width=2.5))
+    axes = (plots.Axis("step", "short"), plots.Axis(f"loss ({run_data.unit})"))
+    plot = plots.Plot([*marks, *run_data.marks], *axes, height=290)
+    return found | {"plot": plot, "columns": ("step", run_data.unit)}
 
 
-def build_sources_chart(run_data: RunReportData) -> report.Chart:
-    """Plot the held-out loss of each source by step."""
-    last = run_data.held_out[-1]
-    names = {n: n[5:-5] for n in _list_held_out_sources(last)}
-    ordered = sorted(names, key=lambda name: -last[name])
-    shown = ordered[: len(SOURCE_COLOURS)]
-
-    def plot(ax: Axes) -> None:
-        for name, colour in zip(shown, SOURCE_COLOURS, strict=False):
-            lines = [line for line in run_data.held_out if name in line]
-            x, y = figures.thin(list_values(lines, "step"), list_values(lines, name))
-            label = report.escape_invisible(names[name])[:24]
-            ax.plot(x, y, "o-", color=colour, markersize=4, linewidth=1.8, label=label)
-        ax.legend(ncols=2)
-        ax.xaxis.set_major_locator(MaxNLocator(6))
-        ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
-        ax.set(xlabel="step", ylabel=f"held-out loss ({run_data.unit})")
-
-    title = f"Hardest to predict: {names[ordered[0]]}, {last[ordered[0]]:.2f} {run_data.unit}"
-    if len(ordered) > 1:
-        title += f"; easiest: {names[ordered[-1]]}, {last[ordered[-1]]:.2f}"
-    more = (
-        f" The {len(shown)} sources with the highest loss are drawn."
-        if len(ordered) > len(shown)
-        else ""
-    )
-    return report.Chart(
-        title,
-        figures.draw(_add_marks(plot, run_data.marks), 260),
-        label="Lines of the held-out loss against steps, one per source.",
-        caption=(
-            f"n = {len(run_data.held_out):,} measurements, each on the same "
-            f"rows.{more}{_describe_marks(run_data.marks)}"
-        ),
-        table=report.ReportTable(
-            "Held-out loss by source, first and last",
-            ("source", "first", "last"),
-            tuple(
-                (names[name], next(x[name] for x in run_data.held_out if name in x), last[name])
-                for name in ordered
-            ),
-        ),
-    )
-
-
-def build_gradient_chart(run_data: RunReportData) -> report.Chart:
-    """Plot the norm of the gradient by step."""
-    norms = list_values(run_data.updates, "train/grad_norm")
-    highest = int(np.nanargmax(norms))
-    at = f"step {run_data.updates[highest]['step']:,}"
-    title = f"Gradient norm: median {np.nanmedian(norms):.3g}, maximum {norms[highest]:.3g} "
-    return _build_line_chart(run_data, "train/grad_norm", "gradient norm", f"{title}({at})")
-
-
-def build_rate_chart(run_data: RunReportData) -> report.Chart:
-    """Plot the learning rate by step."""
-    rates = list_values(run_data.updates, "train/lr")
-    title = f"Learning rate: maximum {rates.max():.3g}, {rates[-1]:.3g} at the end"
-    return _build_line_chart(run_data, "train/lr", "learning rate", title, smooth=False)
-
-
-def build_speed_chart(run_data: RunReportData) -> report.Chart:
-    """Plot the tokens per second by step."""
-    speeds = list_values(run_data.updates, "speed/tokens_per_second")
-    title = f"Median throughput: {np.median(speeds):,.0f} tokens/s"
-    return _build_line_chart(run_data, "speed/tokens_per_second", "tokens per second", title)
-
-
-def _build_line_chart(
-    run_data: RunReportData, name: str, unit: str, title: str, smooth: bool = True
-) -> report.Chart:
+def draw_metric(run_data: RunReportData, name: str, unit: str, smoothed: bool = True) -> ChartFacts:
+    """Draw every value of a metric by step, and its trailing mean if `smoothed`."""
     steps = list_values(run_data.updates, "step")
     found = list_values(run_data.updates, name)
-    over = _choose_mean_over(len(steps)) if smooth else 1
+    over = plots.choose_mean_over(len(steps)) if smoothed else 1
+    form: Any = "short" if np.nanmax(found) >= 1_000 else "plain"
+    lines = [run_data.updates[i] for i in plots.choose_evenly(len(steps), LAST_ROWS)]
+    return {
+        "plot": plots.Plot(
+            plots.smooth(steps, found, over),
+            plots.Axis("step", "short"),
+            plots.Axis(unit, form, low=0),
+            height=220,
+        ),
+        "columns": ("step", unit),
+        "rows": [(line["step"], line[name]) for line in lines],
+        "steps": len(steps),
+        "over": over,
+        "found": found,
+        "unit": unit,
+    }
 
-    def plot(ax: Axes) -> None:
-        figures.plot_curve(ax, NoisyCurve(steps, found, over, "step", unit))
-        ax.set_ylim(bottom=0)
-        if np.nanmax(found) >= 1_000:
-            ax.yaxis.set_major_formatter(EngFormatter(sep=" "))
-        else:
-            ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
 
-    caption = f"n = {len(steps):,} steps"
-    return report.Chart(
-        title,
-        figures.draw(plot, 220),
-        label=f"Line of the {unit} against steps.",
-        caption=f"{caption}, faint; bold: mean of the last {over}." if over > 1 else f"{caption}.",
-        table=_build_series_table(unit.capitalize(), run_data.updates, name, unit),
-    )
+def _list_held_out_sources(line: MetricsLine) -> dict[str, str]:
+    """Return sources by the metric names of their held-out losses, without terms, diagnostics."""
+    names = (n for n in line if n.startswith("eval/") and n.endswith("/loss") and n != "eval/loss")
+    left_out = ("eval/terms/", "eval/diagnostics/")
+    return {name: name[5:-5] for name in names if not name.startswith(left_out)}
 
 
-def _build_series_table(
-    caption: str, lines: Sequence[Line], name: str, unit: str
-) -> report.ReportTable:
-    chosen = np.unique(np.linspace(0, len(lines) - 1, min(TABLE_ROWS, len(lines))).astype(int))
-    rows: list[tuple[report.Cell, ...]] = [(lines[i]["step"], lines[i][name]) for i in chosen]
-    some = f", {len(rows)} of {len(lines):,} steps" if len(rows) < len(lines) else ""
-    return report.ReportTable(f"{caption}{some}", ("step", unit), tuple(rows))
+def draw_forgetting(run_data: RunReportData) -> ChartFacts:
+    """Draw the held-out loss by source before the first step and now."""
+    first = run_data.held_out[0]
+    last = run_data.held_out[-1]
+    pairs = [
+        plots.BeforeAfter(source, first[name], last[name])
+        for name, source in sorted(_list_held_out_sources(last).items())
+        if None not in (first.get(name), last[name])
+    ]
+    change = {pair.name: pair.after - pair.before for pair in pairs}
+    shown = sorted(pairs, key=lambda pair: -abs(change[pair.name]))[:FORGETTING_ROWS]
+    worst, best = (choose(change, key=lambda n: change[n]) for choose in (max, min))
+    return {
+        "plot": plots.Pairs(shown, plots.Axis(f"held-out loss ({run_data.unit})")),
+        "columns": ("source", "before", "after", "change"),
+        "rows": [(pair.name, pair.before, pair.after, change[pair.name]) for pair in pairs],
+        "worst": (worst, change[worst]),
+        "best": (best, change[best]),
+        "step": last["step"],
+    }
+
+
+def draw_by_name(
+    lines: Sequence[MetricsLine], names: Mapping[str, str], y_label: str, style: str = "-"
+) -> ChartFacts:
+    """Draw a metric of each of `names` (labels by metric), the four with the highest last value.
+
+    `series` is ordered by the last value: label, first and last value.
+    """
+    known = {name: select_lines(lines, name) for name in names}
+    ordered = sorted(names, key=lambda name: -known[name][-1][name])
+    shown = ordered[: len(plots.SERIES)]
+    drawn = [
+        Line(
+            list_values(known[name], "step"),
+            list_values(known[name], name),
+            names[name],
+            colour,
+            style,
+        )
+        for name, colour in zip(shown, plots.SERIES, strict=False)
+    ]
+    axes = (plots.Axis("step", "short"), plots.Axis(y_label))
+    series = [(names[n], known[n][0][n], known[n][-1][n]) for n in ordered]
+    return {"plot": plots.Plot(drawn, *axes, height=260), "series": series, "shown": len(shown)}
+
+
+def draw_sources(run_data: RunReportData) -> ChartFacts:
+    """Draw the held-out loss of each source by step."""
+    names = _list_held_out_sources(run_data.held_out[-1])
+    found = draw_by_name(run_data.held_out, names, f"held-out loss ({run_data.unit})", "o-")
+    plot = found["plot"]
+    plot = plots.Plot([*plot.marks, *run_data.marks], plot.x, plot.y, plot.height)
+    return found | {"plot": plot, "columns": ("source", "first", "last"), "rows": found["series"]}
 
 
 WHERE_TIME_GOES = {
@@ -328,26 +261,18 @@ WHERE_TIME_GOES = {
 }
 
 
-def build_goodput_chart(goodput: Goodput) -> report.Chart:
-    """Plot the seconds of a run by what they were spent on."""
+def draw_goodput(goodput: Goodput) -> ChartFacts:
+    """Draw the seconds of a run by what they were spent on."""
     seconds = {label: getattr(goodput, name) for name, label in WHERE_TIME_GOES.items()}
-    shown = {label: value for label, value in seconds.items() if value > 0}
     rows = [
-        BarRow(
-            label,
-            (value,),
-            f"{report.format_duration(value)} · {report.format_percent(value, goodput.wall)}",
+        plots.BarRow(
+            label, (spent,), f"{format_duration(spent)} · {format_percent(spent, goodput.wall)}"
         )
-        for label, value in shown.items()
+        for label, spent in seconds.items()
+        if spent > 0
     ]
-    plot = partial(figures.plot_rows, rows=rows, parts=(BarPart("seconds", C1),), x_label="seconds")
-    return report.Chart(
-        f"{report.format_percent(goodput.share, 1)} of the time was spent on steps that count",
-        figures.draw(plot, 60 + 36 * len(rows)),
-        label="Bars of seconds by what they were spent on.",
-        caption=(
-            f"{report.format_duration(goodput.wall)} in all, since the first start. The title's "
-            "share is of the time during which a driver was running."
-        ),
-        table=report.ReportTable("Seconds by use", ("use", "seconds"), tuple(seconds.items())),
-    )
+    return {
+        "plot": plots.Bars(rows, plots.Axis("seconds", "short")),
+        "columns": ("use", "seconds"),
+        "rows": list(seconds.items()),
+    }

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from trainrig import storage
-from trainrig.report import Block, Details, SampleGroup, Text, TextSample, format_percent
 from trainrig.tokens.batches import (
     ADVANTAGES,
     IDS,
@@ -55,6 +54,16 @@ class FollowedPrompt:
     prompt: str
     expected: str | None  # correct answer; None: unknown
     answers: tuple[AnswerAt, ...]
+
+    def group_equal(self) -> list[tuple[AnswerAt, AnswerAt]]:
+        """Return the first and the last of each row of equal answers, in order of steps."""
+        found: list[tuple[AnswerAt, AnswerAt]] = []
+        for answer in self.answers:
+            if found and (found[-1][1].text, found[-1][1].worth) == (answer.text, answer.worth):
+                found[-1] = (found[-1][0], answer)
+            else:
+                found.append((answer, answer))
+        return found
 
 
 def read_followed(folder: RunFolder, scored: Sequence[ScoredCheckpoint]) -> list[FollowedPrompt]:
@@ -113,6 +122,7 @@ def _follow_prompt(
 
 
 FOLLOWED_PROMPTS = 3  # number of prompts to follow over a run
+SHOWN = 2  # samples from either end of a batch
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,10 @@ class StoredAnswer:
     advantage: float
     parts: Mapping[str, float]  # parts of the reward by name, before weighting
 
+    def describe_parts(self) -> str:
+        """Return the parts of the reward with their scores, as one line."""
+        return ", ".join(f"{name} {score:.3g}" for name, score in self.parts.items())
+
 
 @dataclass(frozen=True)
 class BatchAnswers:
@@ -136,6 +150,27 @@ class BatchAnswers:
     def sort_by_worth(self) -> list[StoredAnswer]:
         """Return the completions by reward, lowest first; equal ones in the order of sampling."""
         return sorted(self.answers, key=lambda answer: answer.reward)
+
+    def pick_ends(self) -> list[tuple[str, Sequence[StoredAnswer]]]:
+        """Return the completions with the lowest and the highest reward, each with a label."""
+        ordered = self.sort_by_worth()
+        some = min(SHOWN, len(ordered) // 2)
+        if not some:
+            return [("The only one", ordered[:1])]
+        best = ordered[-some:][::-1]
+        return [("Among the worst", ordered[:some]), ("Among the best", best)]
+
+    def find_overrated(self, name: str) -> tuple[int, list[StoredAnswer]]:
+        """Return how many completions have the part `name`, and the overrated ones of them.
+
+        These have a reward of at least the mean, with a score by the part, which has no weight in
+        the reward, below its mean. Those with the highest reward come first.
+        """
+        known = [answer for answer in self.answers if name in answer.parts]
+        mean = sum(answer.reward for answer in known) / max(1, len(known))
+        of_part = sum(answer.parts[name] for answer in known) / max(1, len(known))
+        found = [e for e in known if e.reward >= mean and e.parts[name] < of_part]
+        return len(known), sorted(found, key=lambda answer: -answer.reward)
 
 
 def read_answers(folder: RunFolder) -> list[BatchAnswers]:
@@ -193,120 +228,3 @@ def _read_answer(micro: MicroBatch, row: int, encoder: Encoder) -> StoredAnswer:
     reward, advantage = (float(micro.arrays[name][row]) for name in (REWARDS, ADVANTAGES))
     prompt = encoder.decode(ids[: first + 1].tolist())
     return StoredAnswer(prompt, encoder.decode(said), reward, advantage, parts)
-
-
-LONGEST = 600  # characters shown of a text: a phone's screen then holds a prompt and an answer
-
-
-def build_followed_prompts(followed: Sequence[FollowedPrompt], what: str) -> list[Block]:
-    """Build blocks with each prompt and its answers in order of steps; [] without prompts.
-
-    `what` describes the answers.
-    """
-    if not followed:
-        return []
-    said = Text(f"The same prompts during the run: {what}. Equal answers in a row are shown once.")
-    return [said, *map(_group, followed)]
-
-
-def _group(followed: FollowedPrompt) -> SampleGroup:
-    expected = "" if followed.expected is None else f"expected: {_shorten(followed.expected)}"
-    samples = [TextSample(followed.source, _shorten(followed.prompt), expected)]
-    for same in _group_equal(followed.answers):
-        first = same[0]
-        last = same[-1]
-        steps = f"Step {first.step:,}"
-        if first is not last:
-            steps += f" to {last.step:,}, unchanged"
-        note = f"{first.measure} {first.worth:.3g}"
-        if not first.text.strip():
-            note = f"no answer; {note}"
-        samples.append(TextSample(steps, _shorten(first.text), note))
-    return SampleGroup(tuple(samples), headed=True)
-
-
-def _group_equal(answers: Sequence[AnswerAt]) -> list[list[AnswerAt]]:
-    found: list[list[AnswerAt]] = []
-    for answer in answers:
-        same = found and (found[-1][-1].text, found[-1][-1].worth) == (answer.text, answer.worth)
-        if same:
-            found[-1].append(answer)
-        else:
-            found.append([answer])
-    return found
-
-
-def _shorten(text: str) -> str:
-    if len(text) <= LONGEST:
-        return text
-    half = LONGEST // 2
-    return f"{text[:half]} […] {text[-half:]}"
-
-
-SHOWN = 2  # samples from either end of a batch
-
-
-def build_answer_samples(batches: Sequence[BatchAnswers], measured: Sequence[str]) -> list[Block]:
-    """Build blocks with completions of some batches, the newest one unfolded.
-
-    `measured`: parts of the reward that have no weight in it. Returns [] without batches.
-    """
-    if not batches:
-        return []
-    last = batches[-1]
-    said = Text(
-        f"The worst and the best of {len(last.answers):,} completions in the last batch, "
-        f"sampled after {last.step:,} updates. Earlier batches are folded below."
-    )
-    blocks: list[Block] = [said, *_pick_ends(last)]
-    blocks += [
-        overrated for name in measured if (overrated := _find_overrated(last, name)) is not None
-    ]
-    for batch in reversed(batches[:-1]):
-        summary = f"The worst and the best after {batch.step:,} updates"
-        blocks.append(Details(summary, tuple(_pick_ends(batch))))
-    return blocks
-
-
-def _pick_ends(batch: BatchAnswers) -> list[SampleGroup]:
-    ordered = batch.sort_by_worth()
-    some = min(SHOWN, len(ordered) // 2)
-    if not some:
-        return [SampleGroup((_build_sample("The only one", ordered[0]),))]
-    worst = ordered[:some]
-    best = ordered[-some:][::-1]
-    return [
-        SampleGroup(tuple(_build_sample(label, answer) for answer in some_of))
-        for label, some_of in (("Among the worst", worst), ("Among the best", best))
-    ]
-
-
-def _find_overrated(batch: BatchAnswers, name: str) -> Block | None:
-    """Build a block with completions whose reward is high although the part `name` is low.
-
-    That is a reward of at least the batch's mean, with a score by the part `name`, which has no
-    weight in the reward, below its mean. Returns None if there are none.
-    """
-    known = [answer for answer in batch.answers if name in answer.parts]
-    if not known:
-        return None
-    mean = sum(answer.reward for answer in known) / len(known)
-    of_part = sum(answer.parts[name] for answer in known) / len(known)
-    found = [e for e in known if e.reward >= mean and e.parts[name] < of_part]
-    if not found:
-        return None
-    found.sort(key=lambda answer: -answer.reward)
-    samples = tuple(_build_sample("Overrated", answer) for answer in found[:SHOWN])
-    said = Text(
-        f"{format_percent(len(found), len(known))} of the completions after "
-        f"{batch.step:,} updates have at least the mean reward, but less than the mean "
-        f"'{name}', which is measured but not trained on. The trained reward may be "
-        "misleading there."
-    )
-    return Details(f"High reward, but low '{name}'", (said, SampleGroup(samples)))
-
-
-def _build_sample(label: str, answer: StoredAnswer) -> TextSample:
-    parts = ", ".join(f"{name} {score:.3g}" for name, score in answer.parts.items())
-    note = f"reward {answer.reward:.3g}, advantage {answer.advantage:+.2f}"
-    return TextSample(label, f"{answer.prompt}\n→ {answer.text}", f"{note}; {parts}".rstrip("; "))

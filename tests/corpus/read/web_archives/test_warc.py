@@ -13,11 +13,12 @@ import pytest
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.archives import read_warc
 
 from trainrig.corpus.read import ReadSettings, cut_pieces, find_files
 from trainrig.corpus.read import read as read_piece
 from trainrig.corpus.read.raw_pages import LARGEST_BODY, RawPage, Unreadable
-from trainrig.corpus.read.warc_and_arc import read_warc, write_warc
+from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import DataError
 
 PAGE = RawPage("http://example.org/", "text/html", b"<p>hello</p>", "2024-05-18T01:58:10Z", "utf-8")

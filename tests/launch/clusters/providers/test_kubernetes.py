@@ -12,6 +12,7 @@ from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.cluster_kinds import open_cluster
 from trainrig.launch.clusters.cluster_up import bring_up_cluster, render_documents
 from trainrig.launch.clusters.machine_providers import Kubernetes, read_time
+from trainrig_contrib.cluster_check.cluster_check import check_cluster
 
 CLUSTER = {
     "kind": "RayCluster",
@@ -113,7 +114,7 @@ def test_up_waits_for_the_head_and_makes_no_token_besides_the_secret(
         text = text.replace(example, own)
     path.write_text(text)
     found = open_cluster(str(path))
-    assert found.checked.placeholders == ()
+    assert check_cluster(path).placeholders == ()
     bring_up_cluster(found, lambda line: None, seconds=42)
     asked = (kubectl / "asked").read_text().splitlines()
     assert [line.split()[0] for line in asked] == ["get", "get", "apply", "wait"]
@@ -128,5 +129,5 @@ def test_up_waits_for_the_head_and_makes_no_token_besides_the_secret(
 
 def test_without_kubectl_one_line_names_it(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="kubectl: not installed on this machine"):
+    with pytest.raises(ConfigError, match="kubectl: not installed"):
         Kubernetes("default").machines("trainrig")

@@ -116,7 +116,7 @@ def test_runs_on_no_budget_are_counted_and_too_few_budgets_refused() -> None:
     with pytest.raises(DataError, match=r"needs 2 budgets .* found 1"):
         fit_isoflops(runs)
     stray = RunsTable.of(parameters=[1e7, 2e7], tokens=[1e9, 1e9], loss=[3.0, 3.0])
-    with pytest.raises(DataError, match="2 runs: their budgets have fewer than 4 sizes"):
+    with pytest.raises(DataError, match=r"2 runs.*fewer than 4 sizes"):
         fit_isoflops(stray)
 
 

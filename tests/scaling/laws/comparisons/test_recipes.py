@@ -102,9 +102,9 @@ def test_the_verb_compares_two_tables(tmp_path: Path) -> None:
     assert Path(printed["written"][0]).name == "recipes.json"
     with pytest.raises(ConfigError, match="by the Parametric law"):
         fit(Tables(tuple(paths), {}), LawFit(form="Kaplan"), None, as_json=False)
-    with pytest.raises(ConfigError, match=r"'exponent' is none of .* did you mean 'exponents'"):
+    with pytest.raises(ConfigError, match=r"'exponent' is none.*you mean 'exponents'"):
         fit(Tables(tuple(paths), {}, share="exponent"), LawFit(), None, as_json=False)
-    with pytest.raises(ConfigError, match="is given 2 times, or has the same name"):
+    with pytest.raises(ConfigError, match="given 2 times"):
         fit(Tables((paths[0], f"{paths[0]}/runs.parquet"), {}), LawFit(), None, as_json=False)
     with pytest.raises(ConfigError, match="--recipe chooses within one table"):
         fit(Tables(tuple(paths), {}, ("web",)), LawFit(), None, as_json=False)

@@ -1,16 +1,11 @@
 import numpy as np
 import pytest
+from support.refits import make_refit
 
 from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.bootstrap import (
-    Bootstrap,
-    bootstrap,
-    bootstrap_form,
-    draw_counts,
-    make_refit,
-)
+from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap, bootstrap_form, draw_counts
 from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)

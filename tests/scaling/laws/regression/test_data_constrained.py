@@ -39,7 +39,7 @@ def test_the_base_law_can_be_fitted_along():
 
 def test_runs_that_repeat_nothing_are_refused():
     runs = make_sweep(epochs=(1, 1))
-    with pytest.raises(DataError, match=r"0 of 12 runs repeat their data .* add at least 4 of"):
+    with pytest.raises(DataError, match=r"0 of 12 runs repeat their.*least 4 of"):
         fit_data_constrained(runs, DataConstrainedFit(base=BASE))
     unknown = RunsTable.of(parameters=runs.parameters, tokens=runs.tokens, loss=runs.loss)
     with pytest.raises(DataError, match="0 of 12 runs repeat their data"):

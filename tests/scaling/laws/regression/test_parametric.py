@@ -190,9 +190,9 @@ class TestChinchilla:
     ("parameters", "tokens", "message"),
     [
         ([1e7, 1e8], [1e9, 1e10], r"2 runs with 2 sizes and 2 token counts: Parametric has 5"),
-        ([1e7, 1e8], [1e9, 1e10], r"needs 7 runs, 3 sizes and 3 token counts; add at least 5"),
-        ([1e8] * 8, np.geomspace(1e8, 1e10, 8), r"add at least 2, of N from 2.5e\+07 to 4e\+08"),
-        (np.geomspace(1e7, 1e9, 8), [1e9] * 8, r"add at least 2, with D from 2.5e\+08 to 4e\+09"),
+        ([1e7, 1e8], [1e9, 1e10], r"needs 7 runs, 3 sizes and 3 token.*5"),
+        ([1e8] * 8, np.geomspace(1e8, 1e10, 8), r"least 2, of N from 2.5e\+07.*4e\+08"),
+        (np.geomspace(1e7, 1e9, 8), [1e9] * 8, r"least 2, with D from 2.5e\+08.*4e\+09"),
         (np.geomspace(1e7, 1e9, 9), np.geomspace(2e8, 2e10, 9), r"lie at one ratio D/N = 20 "),
         (np.geomspace(1e7, 1e9, 9), np.geomspace(1e9, 1e7, 9), r"one budget of 6e\+16 FLOPs"),
         (np.geomspace(1e7, 1e9, 9), np.geomspace(1e9, 1e10, 9), r"on one line D ~ N\^0.50"),
@@ -220,5 +220,5 @@ def test_losses_that_do_not_bend_have_no_fit():
     rising = RunsTable.of(
         parameters=runs.parameters, tokens=runs.tokens, loss=1 + 1e-10 * runs.parameters
     )
-    with pytest.raises(DataError, match="none of 100 starts ended at a minimum"):
+    with pytest.raises(DataError, match="none of 100 starts"):
         fit_parametric(rising)

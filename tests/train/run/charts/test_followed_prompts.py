@@ -1,12 +1,10 @@
 """The page section with answers to the same prompts."""
 
 from trainrig.train.run_report.sampled_answers import (
-    LONGEST,
     AnswerAt,
     BatchAnswers,
     FollowedPrompt,
     StoredAnswer,
-    build_followed_prompts,
     choose_moments,
     follow_prompts,
 )
@@ -16,29 +14,10 @@ def make_answers(*texts):
     return tuple(AnswerAt(10 * n, text, "acc", float("2" in text)) for n, text in enumerate(texts))
 
 
-def test_answers_stand_below_their_prompt_in_order_and_equal_ones_once():
+def test_equal_answers_in_a_row_are_one():
     prompt = FollowedPrompt("sums, row 1", "1+1=", "2", make_answers("7", "7", "7", "2", " "))
-    said, group = build_followed_prompts([prompt], "those of a test")
-    assert "those of a test" in said.text
-    assert [(sample.label, sample.text, sample.note) for sample in group.samples] == [
-        ("sums, row 1", "1+1=", "expected: 2"),
-        ("Step 0 to 20, unchanged", "7", "acc 0"),
-        ("Step 30", "2", "acc 1"),
-        ("Step 40", " ", "no answer; acc 0"),
-    ]
-    assert 'class="group headed"' in group.render_html()
-    assert build_followed_prompts([], "none") == []
-
-
-def test_a_long_text_keeps_its_ends_and_a_hostile_one_is_text():
-    prompt = FollowedPrompt(
-        "row 1", "a" + "b" * 5_000 + "c", None, make_answers("<script>x</script>")
-    )
-    group = build_followed_prompts([prompt], "")[1]
-    shown = group.samples[0]
-    assert (shown.text[0], shown.text[-1], shown.note) == ("a", "c", "")
-    assert len(shown.text) < LONGEST + 10
-    assert "<script>" not in group.render_html()
+    found = [(first.step, last.step, last.text) for first, last in prompt.group_equal()]
+    assert found == [(0, 20, "7"), (30, 30, "2"), (40, 40, " ")]
 
 
 def test_the_first_and_the_last_are_among_the_moments():

@@ -1,0 +1,373 @@
+"""Prediction of a step in one layout: memory of a device, bytes sent, and seconds.
+
+A replica's step is n micro-batches on each of the P devices of a pipeline (P = 1 without one). Let
+f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
+all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
+and gradients, plus that of the optimizer. estimate/layout/planner_terms.py states each term.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Literal
+
+from trainrig.estimate.fitting_layouts import RECOMPUTED, BatchShape, RecomputeChoice
+from trainrig.estimate.layout import communication, device_compute, layouts, pipeline_device
+from trainrig.estimate.layout.communication import NOTHING, Cluster, Sent
+from trainrig.estimate.model_share import ModelParts
+from trainrig.estimate.step_memory import Memory
+from trainrig.flops import compute_layer_keys, count_attention_flops, count_token_flops
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import OutputNorm, PostNorm, SandwichNorm
+from trainrig.models.architecture.shapes import DecoderShapes, LayerShape, MixtureShape
+from trainrig.parallel.axes.pipeline_schedule import cut_evenly
+from trainrig.parallel.layer_bytes import cut_model, cut_shapes, estimate_keys_and_values
+from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.worker_layout import WorkerLayout
+from trainrig.train.run_file.training_settings import Training
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of a step, by cause."""
+
+    products: float
+    attention: float
+    elementwise: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float  # sending between stages
+    bubble: float  # waiting for other stages or for a slower device
+    data: float  # waiting for parameters and gradients, and copying them
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole step."""
+        computed = self.products + self.attention + self.elementwise + self.optimizer
+        sent = self.tensor + self.context + self.expert + self.pipeline + self.data
+        return computed + sent + self.bubble
+
+
+@dataclass(frozen=True)
+class StepTraffic:
+    """Traffic in a step of the device that is the slowest, by cause."""
+
+    tensor: Sent
+    context: Sent
+    expert: Sent
+    pipeline: Sent
+    gathered: Sent
+    reduced: Sent
+    replicated: Sent
+
+    @property
+    def total(self) -> Sent:
+        """Traffic of all causes together; the step does not wait for all of its seconds."""
+        parts = [getattr(self, name) for name in self.__dataclass_fields__]
+        return sum(parts, NOTHING)
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """Memory, traffic and time of a step in one layout."""
+
+    layout: layouts.DeviceLayout
+    memory: Memory  # memory of the device that needs the most
+    traffic: StepTraffic
+    seconds: StepSeconds
+    positions: int  # positions of a step
+    flops: float  # operations of a step, forward and backward, without recomputation
+    peak: float  # peak FLOP/s of all devices together
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of all devices together."""
+        return self.positions / self.seconds.total
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP/s utilisation, as runs log it (`speed/mfu`).
+
+        A query is counted with only those keys that it attends to.
+        """
+        return self.flops / (self.seconds.total * self.peak)
+
+
+class Predictor:
+    """Predictor of layouts of one run on one cluster."""
+
+    def __init__(
+        self,
+        model: DecoderConfig,
+        training: Training,
+        batch: BatchShape,
+        cluster: Cluster,
+        predicted: float = 1.0,
+    ) -> None:
+        """Prepare predictions, with `predicted` the share of tokens for which logits are computed.
+
+        Raises ConfigError if the table of hardware lacks a figure, or if the vocabulary size of the
+        model is not known.
+        """
+        self.model = model
+        self.training = training
+        self.batch = batch
+        self.cluster = cluster
+        self.timer = device_compute.Timer(cluster.name, cluster.device, training)
+        self.predicted = predicted
+        token_flops = count_token_flops(model, batch.sequence_length, predicted=predicted)
+        self._positions = batch.global_batch * batch.sequence_length
+        self._flops = token_flops.training * self._positions
+        self._peak = cluster.device.find_peak(training.precision.peak) * cluster.devices
+        # Many layouts of a search share these parts.
+        self.cut = lru_cache(maxsize=None)(self._cut_model)
+        self._parts = lru_cache(maxsize=None)(partial(ModelParts.of, model, training))
+        self._replica = lru_cache(maxsize=None)(self._build_replica)
+        self._pipeline = lru_cache(maxsize=None)(self._build_pipeline)
+        self._training = lru_cache(maxsize=None)(self._build_training)
+
+    def predict(self, layout: layouts.DeviceLayout) -> StepPrediction:
+        """Return the prediction for `layout`, which must be legal."""
+        micro_batches = layout.count_micro_batches(self.batch.global_batch)
+        degrees = layout.degrees
+        devices = self._pipeline(
+            replace(degrees, replicate=1, shard=1),
+            layout.micro_batch,
+            layout.recompute,
+            layout.chunks,
+            layout.sequence_parallel,
+        )
+        training = self.build_training(layout)
+        slowest = max(devices, key=lambda device: device.spent.total)
+        memory = max(
+            (
+                device.estimate_memory(layout, training, micro_batches)
+                for device in pipeline_device.select_largest(devices)
+            ),
+            key=lambda memory: memory.total,
+        )
+        data = slowest.estimate_data_traffic(layout, micro_batches)
+        spent = slowest.spent
+        tensor, context, expert, between = slowest.sent
+        return StepPrediction(
+            layout=layout,
+            memory=memory,
+            traffic=StepTraffic(
+                tensor.multiply(micro_batches),
+                context.multiply(micro_batches),
+                expert.multiply(micro_batches),
+                between.multiply(micro_batches),
+                data.gathered,
+                data.reduced,
+                data.replicated,
+            ),
+            seconds=StepSeconds(
+                products=micro_batches * spent.products,
+                attention=micro_batches * spent.attention,
+                elementwise=micro_batches * spent.elementwise,
+                tensor=micro_batches * spent.tensor,
+                context=micro_batches * spent.context,
+                expert=micro_batches * spent.expert,
+                pipeline=micro_batches * spent.pipeline,
+                bubble=pipeline_device.count_waiting(layout) * spent.total,
+                data=data.waited + self.timer.time_moving(data.copied),
+                optimizer=slowest.time_update(layout),
+            ),
+            positions=self._positions,
+            flops=self._flops,
+            peak=self._peak,
+        )
+
+    def build_training(self, layout: layouts.DeviceLayout) -> Training:
+        """Return the run's training settings with `layout` applied.
+
+        They are deterministic only if the layout gives bit-exact results.
+        """
+        degrees = layout.degrees
+        shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline
+        return self._training(
+            degrees.replicate,
+            degrees.data,
+            degrees.shard * degrees.context * degrees.expert,
+            layout.reshard,
+            layout.recompute,
+            degrees.replicate == 1 or shared == 1,
+        )
+
+    def _build_training(
+        self,
+        replicate: int,
+        data: int,
+        sliced_over: int,
+        reshard: Literal["step", "layer"],
+        recomputation: RecomputeChoice,
+        exact: bool,
+    ) -> Training:
+        parallel: WorkerLayout = FSDP(reshard=reshard)
+        if replicate > 1:
+            parallel = HSDP(replicas=replicate, reshard=reshard) if sliced_over > 1 else DDP()
+        return self.training.model_copy(
+            update={
+                "parallel": parallel,
+                "recompute": RECOMPUTED[recomputation],
+                "deterministic": self.training.deterministic and exact,
+                "virtual_workers": max(self.training.virtual_workers, data),
+            }
+        )
+
+    def _cut_model(self, tensor: int, expert: int) -> tuple[DecoderConfig, DecoderShapes]:
+        return cut_model(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
+
+    def _build_pipeline(
+        self,
+        degrees: layouts.Degrees,
+        micro_batch: int,
+        recomputation: RecomputeChoice,
+        chunks: int,
+        sequence_parallel: bool,
+    ) -> "tuple[pipeline_device.PipelineDevice, ...]":
+        replica = self._replica(
+            degrees.tensor,
+            degrees.context,
+            degrees.expert,
+            micro_batch,
+            recomputation,
+            sequence_parallel,
+        )
+        costs = tuple(sum(layer.passes) for layer in replica.layers)
+        last = replica.head.forward + replica.head.backward + replica.ends.waited
+        ranges = cut_evenly(costs, last, degrees.pipeline * chunks)
+        stage = communication.estimate_stage_traffic(
+            self.cluster, degrees, replica.stream / replica.split
+        )
+        parts = self._parts(degrees.tensor, degrees.expert)
+        return tuple(
+            pipeline_device.PipelineDevice(
+                self.timer,
+                self.cluster,
+                degrees,
+                replica,
+                parts,
+                device,
+                ranges[device :: degrees.pipeline],
+                stage,
+            )
+            for device in range(degrees.pipeline)
+        )
+
+    def _build_replica(
+        self,
+        tensor: int,
+        context: int,
+        expert: int,
+        micro_batch: int,
+        recomputation: RecomputeChoice,
+        sequence_parallel: bool,
+    ) -> pipeline_device.Replica:
+        length = self.batch.sequence_length
+        tokens = micro_batch * length / context
+        size = self.training.precision.bytes
+        shared = SharedBatch(
+            degrees=layouts.Degrees(1, 1, tensor, 1, context, expert),
+            tokens=tokens,
+            split=tensor if sequence_parallel else 1,
+            stream=size * tokens * self.model.channels,
+            recompute=recomputation,
+        )
+        local, shapes = self.cut(tensor, expert)
+        around = communication.estimate_tensor_traffic(
+            self.cluster, shared.degrees, shared.stream, sequence_parallel
+        )
+        whole = estimate_keys_and_values(local, size) * tokens * context
+        gathered = communication.estimate_context_traffic(self.cluster, shared.degrees, whole)
+        layers = []
+        kinds = []
+        known: dict[object, pipeline_device.LayerPass] = {}
+        numbers: dict[object, int] = {}
+        for number, layer in enumerate(shapes.layers):
+            keys = compute_layer_keys(self.model, number, length)
+            flops = count_attention_flops(self.model, keys, local.shape.heads) * tokens
+            if (layer, flops) not in known:
+                known[layer, flops] = self._build_layer(layer, flops, shared, around, gathered)
+            layers.append(known[layer, flops])
+            kinds.append(numbers.setdefault(layer, number))
+        return pipeline_device.Replica(
+            local=local,
+            shapes=shapes,
+            layers=tuple(layers),
+            kinds=tuple(kinds),
+            head=self._time_head(local, shapes, tokens, tensor),
+            ends=around,
+            stream=shared.stream,
+            split=shared.split,
+            tokens=tokens,
+            per_token={},
+        )
+
+    def _build_layer(
+        self,
+        layer: LayerShape,
+        attention: float,
+        shared: "SharedBatch",
+        around: communication.Exchange,
+        gathered: communication.Exchange,
+    ) -> pipeline_device.LayerPass:
+        """Return the time and the traffic of `layer`.
+
+        `attention` is the number of operations of attention, `around` the tensor-parallel traffic
+        of one part of the layer, and `gathered` that of its keys and values.
+        """
+        tensor = shared.degrees.tensor
+        kernels = replace(
+            self.timer.time_layer(layer, self.model, shared.tokens, tensor, shared.split),
+            attention=self.timer.time_attention(attention),
+        )
+        mixture = layer.feedforward
+        copies = 0.0  # bytes that each rank of a tensor group sends
+        if isinstance(mixture, MixtureShape):
+            copies = shared.stream * mixture.experts.up.active
+        full = shared.recompute == "full"
+        repeats = shared.recompute != "nothing"
+        return pipeline_device.LayerPass(
+            kernels,
+            recomputation=(
+                kernels.products[0] if full else 0.0,
+                kernels.attention[0] if full else 0.0,
+                kernels.elementwise[0] if repeats else 0.0,
+            ),
+            tensor=communication.estimate_two_parts_traffic(
+                around,
+                isinstance(mixture, MixtureShape),
+                isinstance(self.model.block, PostNorm | SandwichNorm | OutputNorm),
+            ),
+            context=gathered,
+            expert=communication.estimate_expert_traffic(
+                self.cluster, shared.degrees, copies, layouts.count_experts(self.model)
+            ),
+            repeats=repeats,
+        )
+
+    def _time_head(
+        self, local: DecoderConfig, shapes: DecoderShapes, tokens: float, tensor: int
+    ) -> device_compute.Kernels:
+        """Return the seconds of the head and of the products before it."""
+        head = self.timer.time_head(local, self.model.channels, tokens, self.predicted)
+        before = [part for part in shapes.after_layers if part is not shapes.head]
+        forward, backward = self.timer.time_products(
+            product
+            for part in before
+            for product in device_compute.iterate_products(part, tokens, tensor)
+        )
+        return replace(head, products=(head.products[0] + forward, head.products[1] + backward))
+
+
+@dataclass(frozen=True)
+class SharedBatch:
+    """A micro-batch as the devices of a replica share it."""
+
+    degrees: layouts.Degrees
+    tokens: float  # tokens of one device of a context group
+    split: int  # devices that divide the activations between products
+    stream: float  # bytes of the activations between layers
+    recompute: RecomputeChoice

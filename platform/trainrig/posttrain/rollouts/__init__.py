@@ -1,1 +1,0 @@
-"""Reinforcement learning: samples completions of a model, scores them, and trains on them."""

@@ -1,0 +1,1 @@
+"""The report kit: page rendering from templates, plots as data, number formats."""

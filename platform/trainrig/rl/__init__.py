@@ -1,0 +1,1 @@
+"""Reinforcement learning: from prompts to stored batches of sampled and scored completions."""

@@ -1,0 +1,1 @@
+"""Rehearsal of a run under losses of spot machines, on this machine."""

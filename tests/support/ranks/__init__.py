@@ -1,0 +1,1 @@
+"""Groups of ranks, and the tasks that tests run on them."""

@@ -1,6 +1,0 @@
-"""Tiny runs, shared with the tests of training."""
-
-import runpy
-from pathlib import Path
-
-globals().update(runpy.run_path(str(Path(__file__).parents[1] / "tiny.py")))
