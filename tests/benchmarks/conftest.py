@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from support.edited_pages import read_texts
+from support.tuning_fixtures import bench
 
 from trainrig.parallel import numerics
 from trainrig.parallel.mesh import join_group
+
+__all__ = ["bench"]
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def write(found: dict[str, Any], cpu_seconds: float) -> None:
     commit = subprocess.run(command, capture_output=True, text=True, cwd=HERE).stdout.strip()
     stamp = {"date": datetime.date.today().isoformat(), "commit": commit}
     how = {"sweeps": SWEEPS, "draws": DRAWS, "noise": NOISE, "cpu_seconds": round(cpu_seconds)}
-    folder = HERE / "results"
+    folder = HERE.parent / "results"
     folder.mkdir(exist_ok=True)
     text = json.dumps(stamp | how | {"coverage_of_95%": found}, indent=1)
     (folder / "approaches.json").write_text(text + "\n")

@@ -104,7 +104,7 @@ def test_up_waits_for_the_head_and_makes_no_token_besides_the_secret(
         monkeypatch.delenv(name, raising=False)
     for name in ("pods", "objects"):
         (kubectl / name).write_text(json.dumps({"items": []}))
-    text = (Path(__file__).parents[4] / "cluster" / "kuberay" / "raycluster.yaml").read_text()
+    text = (Path(__file__).parents[3] / "cluster" / "kuberay" / "raycluster.yaml").read_text()
     path = kubectl / "raycluster.yaml"
     for example, own in (
         ("0" * 64, "a" * 64),

@@ -115,14 +115,14 @@ def test_chosen_bandings_are_the_known_ones():
 
 def test_all_pages_say_the_same_share_found_at_the_threshold():
     found = f"{DEFAULT.compute_candidate_probability(0.8):.1%}"
-    pages = Path(__file__).parents[4] / "docs"
+    pages = Path(__file__).parents[3] / "docs"
     (dedup,) = re.findall(r"18 bands of 7 for \.8: ([\d.]+%)", (pages / "dedup.md").read_text())
     (row,) = re.findall(r"^\| 18 × 7,.*?\| ([\d.]+%)", (pages / "signatures.md").read_text(), re.M)
     assert dedup == row == found
 
 
 def test_the_docs_show_the_defaults():
-    docs = Path(__file__).parents[4] / "docs" / "signatures.md"
+    docs = Path(__file__).parents[3] / "docs" / "signatures.md"
     (text,) = re.findall(r"```toml\n(.*?)```", docs.read_text(encoding="utf-8"), re.DOTALL)
     shown = config.parse(text, str(docs))["near_duplicates"]
     assert config.build(MinHash, shown, str(docs)) == DEFAULT

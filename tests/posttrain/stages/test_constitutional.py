@@ -10,6 +10,7 @@ from support.interruptions import interrupt_after
 
 from trainrig import manifest
 from trainrig.errors import ConfigError
+from trainrig.models.decoder import Decoder, initialise
 from trainrig.posttrain.prompt_text import PromptEncoder
 from trainrig.posttrain.stages import constitutional_chain as chain_module
 from trainrig.posttrain.stages import constitutional_stage
@@ -24,6 +25,18 @@ SHORT = {
     "revision": "{{ answer }} {{ critique }}!",
     "judgement": "{{ b }} {{ a }}",
 }
+
+
+@pytest.fixture(scope="session")
+def decided(fresh, tmp_path_factory):
+    """Return an untrained model with weights so large that its outputs depend on its inputs."""
+    opened = checkpoint.open_model(fresh)
+    model = Decoder(opened.config)
+    initialise(model, seed=1)
+    state = {name: w * 20 if w.ndim > 1 else w for name, w in model.state_dict().items()}
+    folder = str(tmp_path_factory.mktemp("decided") / "run")
+    checkpoint.write_model(folder, opened.config, opened.tokenizer, state)
+    return folder
 
 
 @pytest.fixture(scope="module")
