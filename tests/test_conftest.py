@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 TESTS = Path(__file__).parent
-# This file forks before it has a thread, so that its rows share its imports.
-FORKS = {"gpu/own_process.py"}
+# The first is a process of its own that shows which clients hang after a fork. The second forks
+# before it has a thread, so that its rows share its imports.
+FORKS = {"benchmarks/storage_client.py", "gpu/own_process.py"}
 # These copy a process that may have threads in the middle of their work.
 FORKING = ("os.fork", "os.forkpty", "multiprocessing.Process", "multiprocessing.Pool", "Pool")
 

@@ -86,6 +86,7 @@ FOREIGN = {
     *("Conv1D", "MODEL_FLOPS", "c4_utils.py", "getpass.getuser", "nohup", "placement_group_table"),
     *("ray_", "torch.nn.attention.varlen.varlen_attn"),
     *("NAME_answer", "NAME_label", "NAME_probabilities"),
+    *("AZURE_STORAGE_ACCOUNT_NAME", "GOOGLE_APPLICATION_CREDENTIALS"),
     *("chosen_NAME", "rejected_NAME", "step_NAMEs"),
 }
 REFERENCE = re.compile(r"`([A-Za-z_][\w.]*(?:/[\w.]+)*)(?:\(\))?`")

@@ -311,16 +311,26 @@ def test_a_cloud_whose_package_is_missing_names_what_to_install(
         storage.read("gs://b/k")
 
 
+FORK = """
+import os, sys
+from trainrig import storage
+from trainrig.errors import ClusterError
+
+storage.write(sys.argv[1], b"x")
+child = os.fork()
+if child == 0:
+    try:
+        storage.read(sys.argv[1])
+    except ClusterError as error:
+        os._exit(7 if "forked after" in str(error) else 1)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
 def test_a_fork_after_a_request_is_refused_where_the_library_would_hang(gs: str) -> None:
-    storage.write(f"{gs}/file", b"x")
-    child = os.fork()
-    if child == 0:
-        try:
-            storage.read(f"{gs}/file")
-        except ClusterError as error:
-            os._exit(7 if "forked after" in str(error) else 1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    forking = subprocess.run([sys.executable, "-c", FORK, f"{gs}/file"])
+    assert forking.returncode == 7
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ class Outline(HTMLParser):
         return [(tag, tuple(sorted(attributes))) for tag, attributes in self.elements]
 
 
-KIT = """
+KIT = """\
 {% extends "report/page.html.j2" %}
 {% block title %}{{ text }}{% endblock %}
 {% block verdict %}{{ text }}{% endblock %}

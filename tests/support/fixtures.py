@@ -55,7 +55,8 @@ def make_run(tokens: str) -> Callable[..., Pretraining]:
     from support import tiny_runs
 
     def make(output: Path | str, workers: int = 1, **changes: Any) -> Pretraining:
-        return tiny_runs.make_run(tokens, output, workers, **changes)
+        read = changes.pop("tokens", tokens)
+        return tiny_runs.make_run(read, output, workers, **changes)
 
     return make
 

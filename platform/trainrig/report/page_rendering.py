@@ -1,8 +1,8 @@
 """Report pages, each a self-contained HTML file: the data of a stage and the stage's template.
 
 A stage's template has the name of the module that collects its data and lies next to it
-(`run_page.py`, `run_page.html.j2`). It extends `report/page.html.j2` and uses the macros in
-`report/blocks.html.j2`. `render_page` is a pure
+(`train/run_report/run_page.py`, `train/run_report/run_page.html.j2`). It extends
+`report/page.html.j2` and uses the macros in `report/blocks.html.j2`. `render_page` is a pure
 function of the data, so the same data give the same bytes.
 
 The texts on a page are not trusted. All text is escaped, the whole page has its control characters

@@ -68,7 +68,7 @@ def translate_errors(path: str) -> Iterator[None]:
 
 
 class S3Objects(bucket_files.BucketFiles):
-    """S3 buckets, or those of a server with S3's interface."""
+    """Buckets of S3 or of a server with S3's interface."""
 
     def get_object(self, path: str, begin: int = 0, end: int | None = None) -> bytes:
         """Download the object at `path` or a range of its bytes."""

@@ -58,7 +58,7 @@ def find_backend(location: str) -> Backend:
         )
     try:
         return make_backend(named[1])
-    except ConfigError as error:  # its package is not installed
+    except ConfigError as error:  # The backend's package is not installed.
         raise ConfigError(f"{location}: {error}") from None
 
 

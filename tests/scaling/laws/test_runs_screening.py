@@ -125,6 +125,7 @@ def test_places_are_written_as_ordinals(place: int, ordinal: str) -> None:
     assert runs_screening._format_ordinal(place) == ordinal
 
 
+@pytest.mark.skipif("TRAINRIG_TEST_DATA" not in os.environ, reason="TRAINRIG_TEST_DATA")
 def test_the_five_highest_losses_of_the_chinchilla_figure_leave_240() -> None:
     runs = read_table(str(DATA / "chinchilla_extracted.csv"))
     assert len(screen(runs).runs) == 245
