@@ -48,7 +48,7 @@ def begun_but_not_owned(folder):
     say({"daemons": daemons, "session": node.get_session_dir_path()})
     time.sleep(600)
 
-ray_session.Session.read_current = begun_but_not_owned
+ray_local.Session.read_current = begun_but_not_owned
 ray_session.join()
 """
 LOSES = """

@@ -149,11 +149,10 @@ def workers(events):
 
 DEAD_DRIVER = """
 import os, signal, sys, time
-from trainrig.ray_runtime import ray_session
-from trainrig.ray_runtime import autoscaler_request
-autoscaler_request.EXPIRE_SECONDS = 5.0
+from trainrig.ray_runtime import node_placement, ray_session
+node_placement.EXPIRE_SECONDS = 5.0
 ray_session.join()
-autoscaler_request.AutoscalerRequest().request(2, {"CPU": 1})
+node_placement.AutoscalerRequest().request(2, {"CPU": 1})
 import ray
 while sum(node["Alive"] for node in ray.nodes()) < 3:
     time.sleep(0.1)

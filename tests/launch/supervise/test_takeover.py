@@ -79,12 +79,12 @@ def test_an_end_by_another_writer_is_ignored_while_a_supervisor_sends_heartbeats
 
 PROCESS = """
 import sys
-from trainrig.launch.supervise import job_supervisor as supervisors
+from trainrig.launch.supervise import run_record
 from trainrig.launch.supervise.entrypoint import listen
 from trainrig.launch.supervise.job_supervisor import JobSupervisor, Pace
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.run_record import Home
-supervisors.LOST_SECONDS = 0.6  # s: how soon it has to think that others think it lost
+run_record.LOST_SECONDS = 0.6  # s: how soon it has to think that others think it lost
 home, run, number, *command = sys.argv[1:]
 record = Home(home).open(run)
 supervisor = JobSupervisor(
