@@ -295,6 +295,7 @@ def test_a_file_url_is_the_path(tmp_path: Path) -> None:
     assert storage.list_files(f"file://{tmp_path}") == [f"{tmp_path}/a"]
     assert storage.make_absolute(f"file://{tmp_path}/a") == f"{tmp_path}/a"
     assert not storage.is_remote("file:///a")
+    assert storage.is_absolute("file:///a")
 
 
 def test_a_scheme_without_storage_is_refused() -> None:
@@ -309,6 +310,12 @@ def test_a_cloud_whose_package_is_missing_names_what_to_install(
     schemes.make_backend.cache_clear()
     with pytest.raises(ConfigError, match=r"^gs://b/k: .*pip install 'trainrig\[gcs\]'"):
         storage.read("gs://b/k")
+
+
+@pytest.mark.parametrize("key", ["a//run", "a/../c", "a/./c"])
+def test_a_key_that_another_cloud_refuses_is_the_users_mistake(gs: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=r"^gs://.*no such key.*leave out empty parts"):
+        storage.exists(f"{gs}/{key}")
 
 
 FORK = """

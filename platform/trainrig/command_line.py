@@ -251,7 +251,7 @@ RecordsHome = Annotated[
     typer.Option(
         "--home",
         metavar="URL",
-        help="Folder or s3:// URL of the runs' records.  "
+        help="Folder or URL of the runs' records, on disk or in a bucket.  "
         "[default: $TRAINRIG_HOME, else ~/.local/state/trainrig]",
     ),
 ]

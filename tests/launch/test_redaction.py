@@ -49,7 +49,8 @@ def test_text_that_cannot_become_a_secret_is_not_held_back():
 @pytest.mark.parametrize(
     "name",
     ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DB_PASSWORD", "password", "MY_SECRETS",
-     "apiKey", "GITHUB_TOKENS", "SECRET", "RAY_AUTH_TOKEN", "PGPASSWORD"],
+     "apiKey", "GITHUB_TOKENS", "SECRET", "RAY_AUTH_TOKEN", "PGPASSWORD",
+     "AZURE_STORAGE_CONNECTION_STRING"],
 )  # fmt: skip
 def test_names_that_end_like_a_secrets_are_masked(name):
     assert find_secrets({name: "0123456789"}) == ["0123456789"]

@@ -45,7 +45,7 @@ the estimate is above what an H200's allocator reserved (2026-11-27, bfloat16, o
 
 Tuning adds the memory in estimate/tuning_check.py, and sampling that in estimate/rollout_check.py.
 The error is 1.5% on average and 4.7% at worst in 20 variants of `posttrain`, 2% and 4% in 7 of
-`rl`, on the CPU only (repeated by tests/posttrain/memory/test_tuning.py and
+`rl`, on the CPU only (repeated by tests/posttrain/tuning/test_tuning_memory.py and
 tests/rl/test_rollout_memory.py).
 
 Shapes: C channels, H query heads, K key heads, D channels of a head, F hidden channels of the

@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-NAMES = re.compile(r"(key|token|secret|password|passwd|credential)s?$", re.IGNORECASE)
+NAMES = re.compile(
+    r"(key|token|secret|password|passwd|credential|connection_?string)s?$", re.IGNORECASE
+)
 SHORTEST = 8  # characters; shorter values are too common in logs to mask
 MASK = "[masked]"
 

@@ -60,6 +60,12 @@ def mark_chosen(x: float, y: float) -> Line:
     return Line([x], [y], "this plan", "ink", "D", size=8, hollow=True, on_top=True)
 
 
+def take_first_rows(rows: Sequence[plots.Row], most: int = 60) -> tuple[str, Sequence[plots.Row]]:
+    """Return the first `most` of `rows`, and the words for that in a caption."""
+    words = f", the first {most} of {len(rows):,}" if len(rows) > most else ""
+    return words, rows[:most]
+
+
 def cut_rows(rows: Sequence[plots.Row], most: int = 60) -> tuple[str, Sequence[plots.Row]]:
     """Return up to `most` of `rows`, evenly spaced, and the words for that in a caption."""
     if len(rows) <= most:

@@ -36,7 +36,7 @@ def make_absolute(path: str) -> str:
 
 def is_absolute(path: str) -> bool:
     """Return whether `path` names the same place whatever the working directory is."""
-    return path.startswith("/") or is_remote(path)
+    return resolve(path).startswith("/") or is_remote(path)
 
 
 def read(path: str) -> bytes:

@@ -63,15 +63,16 @@ class ObstoreObjects(bucket_files.BucketFiles):
             ) from None
         self._obstore: Any = obstore
         self._make_store = make_store
-        self._stores: dict[tuple[str, bool], Any] = {}
+        self._stores: dict[tuple[str, float], Any] = {}
         self._process: int | None = None  # the process that sent the first request
 
     def _get_store(self, bucket: str, patient: bool) -> Any:
         """Return the client of `bucket`, which itself retries requests if it is `patient`."""
-        if (bucket, patient) not in self._stores:
+        seconds = retries.get_retry_seconds() if patient else 0.0
+        if (bucket, seconds) not in self._stores:
             retry = {
                 "max_retries": 1_000 if patient else 0,
-                "retry_timeout": timedelta(seconds=retries.RETRY_SECONDS),
+                "retry_timeout": timedelta(seconds=seconds),
                 "backoff": {
                     "init_backoff": timedelta(seconds=0.1),
                     "max_backoff": timedelta(seconds=retries.LONGEST_PAUSE),
@@ -81,11 +82,12 @@ class ObstoreObjects(bucket_files.BucketFiles):
                 "allow_http": True,  # addresses are https:// unless the user names an emulator
                 "connect_timeout": timedelta(seconds=10),
                 "read_timeout": timedelta(seconds=60),
-                "timeout": timedelta(seconds=600),
+                # Limits a whole response, however large; `read_timeout` ends one that stalls.
+                "timeout": timedelta(days=7),
             }
             made = self._make_store(bucket, client_options=client, retry_config=retry)
-            self._stores[bucket, patient] = made
-        return self._stores[bucket, patient]
+            self._stores[bucket, seconds] = made
+        return self._stores[bucket, seconds]
 
     def _send(
         self, path: str, request: Callable[[Any, str], Result], patient: bool = False
@@ -103,7 +105,7 @@ class ObstoreObjects(bucket_files.BucketFiles):
                 "obstore cannot send requests then; start processes by spawn or forkserver"
             )
         bucket, key = split_location(path)
-        began: float | None = None
+        began = time.monotonic() if patient else None  # a patient client has retried by itself
         attempts = 0
         while True:
             try:
@@ -114,6 +116,11 @@ class ObstoreObjects(bucket_files.BucketFiles):
                 raise FileNotFoundError(path) from None
             except self._obstore.exceptions.AlreadyExistsError:
                 raise
+            except ValueError as error:  # such as a key with an empty part, "." or ".."
+                raise ConfigError(
+                    f"{path}: this storage has no such key ({error}); leave out empty parts, "
+                    "'.' and '..'"
+                ) from None
             except self._obstore.exceptions.BaseError as error:
                 text = str(error).partition("\n\nDebug source")[0]
                 if any(sign in text for sign in _BEYOND_END):

@@ -322,6 +322,7 @@ def _locate_file(path: str) -> tuple[str, str]:
 
 
 def _find_matching(format_: Format, pattern: str) -> list[str]:
+    pattern = storage.resolve(pattern)
     if storage.exists(pattern):
         return [pattern]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)

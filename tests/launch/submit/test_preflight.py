@@ -386,7 +386,7 @@ def test_disks_that_the_cluster_does_not_see(
     found = list_problems(examine(make_request()))
     assert [what for what, _ in found] == ["home", "output", "sources[0].paths[0]"]
     assert all("which the cluster at" in text for _, text in found)
-    assert "set --home (or TRAINRIG_HOME) to an s3:// URL" in found[0][1]
+    assert "set --home (or TRAINRIG_HOME) to the URL of a bucket" in found[0][1]
 
 
 def test_all_in_a_bucket_is_seen_by_any_cluster(

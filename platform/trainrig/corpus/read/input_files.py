@@ -61,7 +61,7 @@ def format_by_name(name: str) -> str | None:
 
 def _find_matching(pattern: str) -> list[File]:
     if not storage.is_remote(pattern):
-        pattern = str(Path(pattern))  # "./a" and "a" are the same file
+        pattern = str(Path(storage.resolve(pattern)))  # "./a" and "a" are the same file
     if storage.exists(pattern):
         return [File(pattern, pattern.rpartition("/")[2], storage.measure_size(pattern))]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)

@@ -213,7 +213,7 @@ def _check_seen_by_cluster(found: Preflight, path: str, key: str) -> str | None:
         return f"{path}: on {kind}, which every node must mount at the same path"
     raise ConfigError(
         f"{path}: on a disk of this machine, which the cluster at {found.cluster.address} "
-        f"cannot see; set {key} to an s3:// URL"
+        f"cannot see; set {key} to the URL of a bucket, as in s3://BUCKET/FOLDER"
     )
 
 

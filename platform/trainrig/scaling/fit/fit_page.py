@@ -81,8 +81,8 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
                 ("tokens per parameter", law.ranges.tokens_per_parameter),
             )
         ],
-        held_out=law_plots.cut_rows(_list_held_out(law)),
-        left_out=law_plots.cut_rows(_list_left_out(law)),
+        held_out=law_plots.take_first_rows(_list_held_out(law)),
+        left_out=law_plots.take_first_rows(_list_left_out(law)),
         folder=folder,
         law_file=f"{folder}/{LAW_FILE}",
     )
