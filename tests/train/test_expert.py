@@ -187,10 +187,18 @@ def test_data_workers_may_be_killed(trained, mortal_ranks, contents, tmp_path):
             resume_from=found.path if found else None,
             fault=(target, "stall", step),
         )
-        wait_until(lambda step=step: len(read_losses(job)) == step, process=processes[target])
+        saved = step // 2 * 2  # saved by a thread, which a busy machine may delay
+        wait_until(
+            lambda step=step, saved=saved: (
+                len(read_losses(job)) == step
+                and (found := find_newest_valid(RunFolder(job.folder))[0])
+                and found.step == saved
+            ),
+            process=processes[target],
+        )
         processes[target].send_signal(signal.SIGKILL)
         mortal_ranks.end()
-        assert find_newest_valid(RunFolder(job.folder))[0].step == step // 2 * 2
+        assert find_newest_valid(RunFolder(job.folder))[0].step == saved
     continue_run(job, 2, mortal_ranks)
     assert_same((job, contents(job)), trained(2, 2, "capacity"))
 

@@ -118,7 +118,9 @@ def test_a_run_with_a_killed_rank_gives_the_undisturbed_result(
     # The rank hangs on the data of its eleventh step until it is killed, two steps after a
     # checkpoint.
     processes = begin(world, mortal_ranks, job, fault=(victim, "stall", 10))
-    wait_until(lambda: len(read_losses(job)) == 10, process=processes[victim])
+    # A thread saves it, which a busy machine may delay.
+    saved = tmp_path / "run" / "checkpoints" / "step_00000008" / "attempt-0001" / "manifest.json"
+    wait_until(lambda: len(read_losses(job)) == 10 and saved.exists(), process=processes[victim])
     processes[victim].send_signal(signal.SIGKILL)
     processes[victim].wait()
     newest, damages = find_newest_valid(RunFolder(job.folder))
