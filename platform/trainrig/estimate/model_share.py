@@ -35,8 +35,8 @@ _BY_COLUMNS = (
 def _find_held_shapes(model: DecoderConfig, tensor: int, expert: int) -> DecoderShapes:
     """Return the shapes of all parameters that one device holds.
 
-    They are those of `cut_shapes`, except that keys and values are whole where there are fewer key
-    heads than devices.
+    The shapes are as `cut_shapes` gives them, except that keys and values are whole where there
+    are fewer key heads than devices.
     """
     shapes = cut_shapes(model, tensor, expert)
     if model.shape.kv_heads % tensor == 0:

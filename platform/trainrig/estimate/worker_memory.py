@@ -172,9 +172,9 @@ def _estimate_received(local: DecoderConfig, training: Training) -> float:
 def estimate_stream_buffers(stream: float, tensor: int, split: int, pipeline: int) -> float:
     """Return the bytes of activations between layers that a device receives from others.
 
-    `stream` is their size on one device of a context group. They are those of a group of `tensor`
-    devices, `split` of which divide the activations: gathered, with their gradient, or summed; and
-    the input and the gradient from neighbouring stages of a pipeline.
+    `stream` is their size on one device of a context group. From its group of `tensor` devices, of
+    which `split` divide the activations, a device receives them gathered, with their gradient, or
+    summed. From neighbouring stages of a pipeline it receives the input and the gradient.
     """
     found = 0.0
     if tensor > 1:

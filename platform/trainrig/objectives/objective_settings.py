@@ -4,8 +4,8 @@ The run-file checks, the estimates of memory and operations, the layouts, the sw
 and the training loop ask an objective for these declarations, so none of them knows a kind by its
 name. How the loss is computed is in objective_interface.py.
 
-The defaults are those of an objective that reads rows of plain text as they are, cannot be divided
-over workers, and needs no other model.
+The defaults fit an objective that reads rows of plain text as they are, cannot be divided over
+workers, and needs no other model.
 """
 
 from __future__ import annotations

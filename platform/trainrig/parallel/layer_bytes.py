@@ -98,7 +98,7 @@ def estimate_kept(
     size: int,
     split: int,
 ) -> dict[Kept, float]:
-    """Return the bytes per token that `layer` keeps for the backward pass, by what it keeps.
+    """Return the bytes per token that `layer` keeps for the backward pass, by kind of data.
 
     `size` is bytes per number of the compute dtype. `split` is the number of ranks that share the
     positions between layers (sequence parallelism).

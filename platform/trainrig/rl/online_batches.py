@@ -92,8 +92,8 @@ class StoredRollouts:
     def carry(self, diagnostics: Mapping[str, float]) -> None:
         """Update the numbers that the state carries to the next batch, after a batch's last update.
 
-        They are those of the objective, which gets the step's `diagnostics`, and the number of the
-        next wave. After any other update of a batch, this does nothing.
+        The objective, which gets the step's `diagnostics`, decides some of them. Another is the
+        number of the next wave. After any other update of a batch, this does nothing.
         """
         state = self.state
         if state.data_step % self.maker.updates:

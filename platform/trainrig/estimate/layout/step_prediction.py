@@ -3,7 +3,7 @@
 A replica's step is n micro-batches on each of the P devices of a pipeline (P = 1 without one). Let
 f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
 all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
-and gradients, plus that of the optimizer. estimate/layout/planner_terms.py states each term.
+and gradients, plus the optimizer's time. estimate/layout/planner_terms.py states each term.
 """
 
 from dataclasses import dataclass, replace
@@ -316,7 +316,7 @@ class Predictor:
         """Return the time and the traffic of `layer`.
 
         `attention` is the number of operations of attention, `around` the tensor-parallel traffic
-        of one part of the layer, and `gathered` that of its keys and values.
+        of one part of the layer, and `gathered` the traffic of its keys and values.
         """
         tensor = shared.degrees.tensor
         kernels = replace(

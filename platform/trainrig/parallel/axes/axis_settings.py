@@ -35,7 +35,7 @@ class AxisSettings(Settings):
     position: ClassVar[int]
     # Whether the workers of a group compute the same micro-batches, or share a layer.
     shares_micro_batches: ClassVar[bool] = True
-    # What is sent within layers, which then cannot be compiled; None: nothing.
+    # Data that are sent within layers, so that layers cannot be compiled; None: no data.
     within_layers: ClassVar[str | None] = None
     # Why other axes cannot be used beside this one, by their names.
     excludes: ClassVar[Mapping[str, str]] = {}
