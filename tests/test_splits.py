@@ -135,6 +135,29 @@ def test_summing_does_not_change_its_inputs() -> None:
     assert (first, second) == ({"a": {"b": 1}}, {"a": {"b": 2}})
 
 
+def count_calls(number: int) -> int:
+    """Return the number of function calls that sum the counts of `number` splits."""
+    told = [
+        {"hosts": {f"{split}-{n}.example": {"97": 1} for n in range(9)}} for split in range(number)
+    ]
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        splits.sum_counts(told)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_the_work_of_summing_grows_with_the_tables_alone() -> None:
+    assert count_calls(80) <= 2 * count_calls(40)
+
+
 tables = st.fixed_dictionaries(
     {},
     optional={

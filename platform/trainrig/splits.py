@@ -71,12 +71,20 @@ class Phase:
 
 
 def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sum the numbers of all tables key by key, nested tables too, and sort the keys."""
+    """Sum the numbers of all tables key by key, nested tables too, and sort the keys.
+
+    Each number is read once, so the time is linear in the size of the tables.
+    """
     sums: dict[str, Any] = {}
     for table in counts:
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                sums[key] = sum_counts([sums.get(key, {}), value])
-            else:
-                sums[key] = sums.get(key, 0) + value
+        _add_counts(sums, table)
     return json.loads(json.dumps(sums, sort_keys=True))  # type: ignore[no-any-return]
+
+
+def _add_counts(sums: dict[str, Any], table: Mapping[str, Any]) -> None:
+    """Add the numbers of `table` to those in `sums`, which this changes."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            _add_counts(sums.setdefault(key, {}), value)
+        else:
+            sums[key] = sums.get(key, 0) + value
