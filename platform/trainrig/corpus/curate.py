@@ -374,7 +374,8 @@ class _Passes:
     ) -> Phase:
         """Run one pass, reporting its progress as a part of the whole; None: with all workers."""
         records = (name,) if name == READ else (self.decision, name)
-        phase = Phase(_name_done_folder(self.run, *records), make_work)
+        done = _name_done_folder(self.run, *records)
+        phase = Phase(done, make_work, divisible=name == READ)
         workers = self.run.workers if workers is None else workers
         map_splits(phase, splits, workers, lambda done, _: self._report_progress(before + done))
         return phase
