@@ -100,13 +100,13 @@ def make_texts(folder: Path) -> str:
 
 
 def run_curate(folder: Path, output: str, workers: int, tokens: str) -> manifest.Manifest:
-    source = CurationSource(name="web", paths=(make_texts(folder),))
+    source = CurationSource(name="web", paths=(make_texts(folder),), filters=())
     return curation.curate(Curation(output=output, workers=workers, sources=(source,)))
 
 
 def run_tokenize(folder: Path, output: str, workers: int, tokens: str) -> manifest.Manifest:
     tokenizer = folder / "tokenizer.json"
-    tokenizer.write_bytes(ByteLevelBPE(vocabulary=264).train([]))
+    tokenizer.write_bytes(ByteLevelBPE(vocabulary=263).train([]))
     documents = (JSONL(paths=(make_texts(folder),), source="web", url="url"),)
     return prepare.tokenize(
         prepare.Tokenization(
