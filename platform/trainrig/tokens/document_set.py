@@ -12,10 +12,11 @@ id (`is_held_out`).
 import fnmatch
 import functools
 import hashlib
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.corpus.documents import KEPT, compute_document_id
 from trainrig.errors import DataError
-from trainrig.splits import Split
+from trainrig.splits import CRASHED, RecordSelection, Split
 from trainrig.tokens.document_formats import FORMATS, Format, StagePart, find_value
 
 # Default size of a split, in bytes of text. About 16 million tokens, which a worker holds in 32 to
@@ -109,6 +110,19 @@ class RefusedRow:
 
 
 Refuse = Callable[[RefusedRow], None]
+QUARANTINE = "quarantine"  # folder of the refused rows
+
+
+def write_quarantine(
+    output: str, name: str, refused: Iterable[RefusedRow]
+) -> dict[str, manifest.FileSum]:
+    """Write the refused rows of a split to quarantine; return the sum of the file, if any."""
+    lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in refused]
+    if not lines:
+        return {}
+    below = f"{QUARANTINE}/{name}.jsonl"
+    storage.write(storage.join(output, below), "".join(lines).encode("utf-8", "surrogatepass"))
+    return {below: manifest.compute_file_sum(storage.join(output, below))}
 
 
 @dataclass(frozen=True)
@@ -143,19 +157,24 @@ class DocumentSet:
         ]
 
     def read_rows(
-        self, task: Mapping[str, Any], refuse: Refuse = lambda refused: None
+        self,
+        task: Mapping[str, Any],
+        refuse: Refuse = lambda refused: None,
+        records: RecordSelection | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Yield the documents of one split, in order; `task` is the `task` of the split.
 
         Each document has the keys `id`, `url`, `source`, `language`, `text`, `text_bytes`, `file`
         and `row` (its position in the file, as in `RefusedRow.place`). Unusable rows are passed to
         `refuse` instead. Raises DataError if a whole file has only unusable rows, or if a file from
-        `curate` has changed since it was written.
+        `curate` has changed since it was written. `records` chooses the rows of a task that leaves
+        some out; None: by `task`.
         """
+        records = records or RecordSelection(task)
         for piece in (StagePart(**fields) for fields in task["pieces"]):
             if expected := self.sums.get(piece.path):
                 _check_file(piece.path, expected)
-            yield from _read_documents(piece, self.tables[piece.table], refuse)
+            yield from _read_documents(piece, self.tables[piece.table], refuse, records)
 
 
 def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
@@ -222,10 +241,16 @@ def group_parts(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[
         yield dealt
 
 
-def _read_documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[dict[str, Any]]:
+def _read_documents(
+    piece: StagePart, table: Files, refuse: Refuse, records: RecordSelection
+) -> Iterator[dict[str, Any]]:
     refused: Counter[str] = Counter()
     usable = 0
-    for place, row in FORMATS[table.kind].read(piece, _list_columns(table)):
+    rows = FORMATS[table.kind].read(piece, _list_columns(table))
+    for (place, row), crashed in records.choose(rows):
+        if crashed:
+            refuse(RefusedRow(piece.file, place, CRASHED))
+            continue
         document = row if isinstance(row, str) else _parse_document(row, table)
         if isinstance(document, str):
             refused[document] += 1
@@ -233,7 +258,7 @@ def _read_documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[
         else:
             usable += 1
             yield document | {"file": piece.file, "row": place}
-    if piece.whole and refused and not usable:
+    if piece.whole and refused and not usable and not records.probing:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.most_common(3))
         raise DataError(
             f"{piece.path}: none of its {refused.total():,} rows is a usable document ({reasons}); "

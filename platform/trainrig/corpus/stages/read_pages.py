@@ -47,7 +47,7 @@ from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import measure
 from trainrig.corpus.url_blocklist import UrlLists, UrlSignals
 from trainrig.manifest import SCRATCH, FileSum
-from trainrig.splits import Split, Work
+from trainrig.splits import CRASHED, RecordSelection, Split, Work
 
 
 def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:
@@ -201,7 +201,16 @@ def read_all_pages(run: Curation) -> Work:
         reasons: Counter[str] = Counter()
         began = time.process_time() + extractors.cpu_seconds
         pieces = [from_json(piece) for piece in task["pieces"]]
-        records = (record for piece in pieces for record in read(piece, source.reading))
+        selection = RecordSelection(task)
+        in_order = (record for piece in pieces for record in read(piece, source.reading))
+        records = (
+            _leave_out(record, run.pii) if crashed else record
+            for record, crashed in selection.choose(in_order)
+        )
+        if selection.probing:
+            for part in split_records(records):
+                _measure_part(run, source, part, 0, extractors.of(source))
+            return selection.build_probe_counts(), {}
         for part in split_records(records):
             if not files.is_done(name, parts):
                 found = _measure_part(run, source, part, first, extractors.of(source))
@@ -222,6 +231,13 @@ def read_all_pages(run: Curation) -> Work:
         return {"parts": parts, "found": counts, "cost": cost, "peak_bytes": peak}, {}
 
     return read_split
+
+
+def _leave_out(record: Record, pii: PII) -> Record:
+    """Return the quarantined form of a record that kills its process."""
+    return (
+        record if isinstance(record, Unreadable) else Unreadable(mask_url(record.url, pii), CRASHED)
+    )
 
 
 def split_records(records: Iterable[Record]) -> Iterator[list[Record]]:
