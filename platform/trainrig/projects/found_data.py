@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from trainrig import manifest, storage
 from trainrig.corpus.documents import KEPT
@@ -26,6 +26,7 @@ from trainrig.projects.row_roles import (
 from trainrig.tokens.document_formats import FORMATS, JSONL_ENDINGS, StagePart
 
 FileFormat = Literal["JSONL", "Parquet", "pages"]
+FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 
 FIRST_ROWS = 100  # rows of a file that decide what it holds
 SAMPLE_BYTES = 2**21  # bytes of text that are read to measure it
@@ -96,13 +97,14 @@ def _find_at(given: str) -> Iterator[FoundData]:
     place = _find_kept(place)
     files = [path for path in storage.list_files(place) if _find_format(path)]
     if not files:
-        held = "holds no file of a known format" if storage.list_files(place) else "does not exist"
+        there = bool(storage.list_files(place))
+        problem = "holds no file of a known format" if there else "does not exist"
         raise ConfigError(
-            f"--data {given}: {held}; looked in {place}; give JSON lines (.jsonl), Parquet, WARC, "
+            f"--data {given}: {problem}; looked in {place}; give JSON lines, Parquet, WARC, "
             "HTML or text files"
         )
     groups: dict[tuple[FileFormat, tuple[tuple[str, object], ...]], FoundData] = {}
-    for file_format in ("JSONL", "Parquet", "pages"):
+    for file_format in FILE_FORMATS:
         alike = [path for path in files if _find_format(path) == file_format]
         opened = alike if file_format == "pages" else alike[:INSPECTED]
         for number, path in enumerate(opened):

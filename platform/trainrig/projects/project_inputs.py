@@ -67,17 +67,20 @@ def gather(kind: str, data: Sequence[str], model: str | None, gpus: int | None) 
 
     Raises ConfigError, in one line, for anything that does not fit.
     """
-    if kind not in KINDS:
+    wanted = next((known for known in KINDS if known == kind), None)
+    if wanted is None:
         raise ConfigError(f"init: no kind '{kind}'{config.suggest_choice(kind, KINDS)}")
-    if model is not None and kind not in WITH_MODEL:
-        raise ConfigError(f"init {kind}: starts from data alone; leave out --model")
+    if model is not None and wanted not in WITH_MODEL:
+        raise ConfigError(f"init {wanted}: starts from data alone; leave out --model")
     if not data:
-        example = EXAMPLES[NEEDED[kind]]
-        raise ConfigError(f"init {kind}: needs --data PATH with {NOUNS[NEEDED[kind]]}: {example}")
-    given = open_given_model(model, kind) if model else None
+        example = EXAMPLES[NEEDED[wanted]]
+        raise ConfigError(
+            f"init {wanted}: needs --data PATH with {NOUNS[NEEDED[wanted]]}: {example}"
+        )
+    given = open_given_model(model, wanted) if model else None
     found = find_data(data)
-    chosen = [(held, _choose_role(kind, held, given is not None)) for held in found]
-    _check_needs(kind, chosen, given is not None)
+    chosen = [(held, _choose_role(wanted, held, given is not None)) for held in found]
+    _check_needs(wanted, chosen, given is not None)
     taken: set[str] = set()
     sources = tuple(
         Source(name_source(held, taken), role, held, held.measure(role)) for held, role in chosen
@@ -85,7 +88,7 @@ def gather(kind: str, data: Sequence[str], model: str | None, gpus: int | None) 
     for source in sources:
         if not source.amount.rows or not source.amount.bytes:
             raise ConfigError(f"--data {source.found.name}: holds no text; give rows with text")
-    return Inputs(kind, sources, given, count_gpus() if gpus is None else gpus)
+    return Inputs(wanted, sources, given, count_gpus() if gpus is None else gpus)
 
 
 def _choose_role(kind: Kind, found: FoundData, with_model: bool) -> Role:

@@ -11,6 +11,7 @@ from trainrig.projects.project_inputs import Inputs, Source, count_cores
 from trainrig.projects.stage_list import Stage
 
 SMALL_BYTES = 16_000_000  # less text than this is encoded in one process
+MOST_READERS = 8  # most processes of `curate`, as each may take 2 GiB of memory
 CPU_LENGTH = 1_024  # longest sequence without GPUs
 GPU_LENGTH = 2_048
 LADDER = (10e6, 30e6, 100e6, 300e6, 1e9)  # parameters of the models of a sweep on GPUs
@@ -86,7 +87,7 @@ def _describe_documents(inputs: Inputs, plan: Plan) -> dict[str, Any]:
         return {"curated": None, "documents": texts}
     plan.add(
         "curate", "curate", "pages to documents, each drop with its reason",
-        sources=texts, workers=count_cores(),
+        sources=texts, workers=min(MOST_READERS, count_cores()),
     )  # fmt: skip
     return {"curated": "documents", "documents": ()}
 
@@ -117,7 +118,7 @@ def _plan_tokens(
 
 
 def _plan_crawl(inputs: Inputs, plan: Plan) -> None:
-    cores = count_cores()
+    cores = min(MOST_READERS, count_cores())
     texts = inputs.select("pages", "documents")
     plan.add(
         "curate", "curate", "pages to documents, each drop with its reason",

@@ -118,10 +118,9 @@ def _find_import(out: str, model: HubModel) -> str | None:
             storage.delete_folder(out)
             return None
         raise OutputTaken(f"{out}: not empty; name a new folder") from None
-    same = stored.step == 0 and (stored.config, stored.files.tokenizer, stored.files.beside) == (
-        *(model.config, model.files.tokenizer),
-        model.files.beside,
-    )
+    files = stored.files
+    same_files = (files.tokenizer, files.beside) == (model.files.tokenizer, model.files.beside)
+    same = stored.step == 0 and stored.config == model.config and same_files
     if not same or not all(
         torch.equal(stored.read(name), tensor.read().float())
         for name, tensor in model.tensors.items()
