@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from trainrig.errors import ConfigError
-from trainrig.projects.stage_list import Stage, format_script, read_stages
+from trainrig.projects.stage_list import ProjectStage, format_script, read_stages
 
 
 def test_stages_are_read_as_they_were_written(tmp_path: Path) -> None:
-    stages = [Stage(("tokenize", "a b.toml"), "note"), Stage(("export", "x", "y"))]
+    stages = [ProjectStage(("tokenize", "a b.toml"), "note"), ProjectStage(("export", "x", "y"))]
     (tmp_path / "run.sh").write_text(format_script(stages))
     assert [stage.words for stage in read_stages(str(tmp_path))] == [s.words for s in stages]
 

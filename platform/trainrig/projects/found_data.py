@@ -35,7 +35,7 @@ SHOWN = 8  # columns that a message names
 
 
 @dataclass(frozen=True)
-class Amount:
+class TextAmount:
     """Rows and text of files, which are estimates if the files are large."""
 
     rows: int
@@ -55,14 +55,14 @@ class FoundData:
     roles: Mapping[Role, Columns]
     columns: tuple[str, ...] = ()  # columns of the first rows
 
-    def measure(self, role: Role) -> Amount:
+    def measure(self, role: Role) -> TextAmount:
         """Measure the text of the rows in `role`."""
         if self.format == "pages":
             size = sum(map(storage.measure_size, self.files))
-            return Amount(len(self.files), size, (), whole=True)
+            return TextAmount(len(self.files), size, (), whole=True)
         return _measure_rows(self, role)
 
-    def describe(self, role: Role, amount: Amount) -> str:
+    def describe(self, role: Role, amount: TextAmount) -> str:
         """Return one line on the rows of the files and the amount of text in `role`."""
         if self.format == "pages":
             files = "file" if amount.rows == 1 else "files"
@@ -186,7 +186,7 @@ def _read_rows(file_format: FileFormat, path: str) -> Iterator[tuple[int, Row | 
         raise ConfigError(f"--data {error}") from None
 
 
-def _measure_rows(found: FoundData, role: Role) -> Amount:
+def _measure_rows(found: FoundData, role: Role) -> TextAmount:
     assert found.format != "pages"
     columns = found.roles[role]
     parquet = found.format == "Parquet"
@@ -211,7 +211,7 @@ def _measure_rows(found: FoundData, role: Role) -> Amount:
             break
     total = sum(cut.weight for p in found.files for cut in FORMATS[found.format].cut(p, (), 2**62))
     scale = max(1.0, total / seen) if full and seen else 1.0
-    return Amount(round(len(texts) * scale), round(read * scale), tuple(texts), whole=not full)
+    return TextAmount(round(len(texts) * scale), round(read * scale), tuple(texts), whole=not full)
 
 
 def name_source(found: FoundData, taken: set[str]) -> str:

@@ -11,7 +11,7 @@ from trainrig import config, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
-from trainrig.projects.found_data import Amount, FoundData, find_data, name_source
+from trainrig.projects.found_data import FoundData, TextAmount, find_data, name_source
 from trainrig.projects.project_kinds import KIND_FOR, KINDS, NEEDED, ROLES, WITH_MODEL, Kind, Role
 from trainrig.projects.row_roles import EXAMPLES, NOUNS, Columns
 
@@ -23,7 +23,7 @@ class Source:
     name: str
     role: Role
     found: FoundData
-    amount: Amount
+    amount: TextAmount
 
     @property
     def columns(self) -> Columns:

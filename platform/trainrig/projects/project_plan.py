@@ -8,7 +8,7 @@ from trainrig.errors import ConfigError
 from trainrig.evaluate.tasks.answer_checks import find_numbers
 from trainrig.projects import project_sizes as sizes
 from trainrig.projects.project_inputs import Inputs, Source, count_cores
-from trainrig.projects.stage_list import Stage
+from trainrig.projects.stage_list import ProjectStage
 
 SMALL_BYTES = 16_000_000  # less text than this is encoded in one process
 MOST_READERS = 8  # most processes of `curate`, as each may take 2 GiB of memory
@@ -32,18 +32,18 @@ class PlannedFile:
 class Plan:
     """Stages and run files of a project, in order."""
 
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[ProjectStage] = field(default_factory=list)
     files: list[PlannedFile] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)  # decisions that README.md explains
 
     def add(self, verb: str, name: str, note: str, template: str = "", **values: Any) -> None:
         """Add a stage with a run file."""
-        self.stages.append(Stage((verb, f"{name}.toml"), note))
+        self.stages.append(ProjectStage((verb, f"{name}.toml"), note))
         self.files.append(PlannedFile(name, template or name, values))
 
     def add_command(self, *words: str, note: str) -> None:
         """Add a stage without a run file."""
-        self.stages.append(Stage(words, note))
+        self.stages.append(ProjectStage(words, note))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainrig.projects.found_data import Amount
+from trainrig.projects.found_data import TextAmount
 from trainrig.scaling.model_ladder import compute_std_by_width
 
 TOKENIZER_BYTES = 2**21  # bytes of text that the trial tokenizer is trained on
@@ -54,7 +54,7 @@ MODELS = (
 
 
 @dataclass(frozen=True)
-class Batches:
+class PlannedBatches:
     """Batches and length of one training stage."""
 
     length: int  # tokens of a sequence
@@ -78,7 +78,7 @@ class TextMeasures:
     tokens: int
 
 
-def measure_texts(amounts: Sequence[Amount], largest: int | None = None) -> TextMeasures:
+def measure_texts(amounts: Sequence[TextAmount], largest: int | None = None) -> TextMeasures:
     """Choose a vocabulary for the documents, and estimate their tokens.
 
     `largest` limits the vocabulary. Documents whose texts are not known, such as web pages, get a
@@ -166,7 +166,7 @@ def choose_model(tokens: int, gpus: int) -> ModelSize:
 
 def plan_pretraining(
     tokens: int, length: int, model: ModelSize, gpus: int, workers: int
-) -> Batches:
+) -> PlannedBatches:
     """Return the batches of training a new model."""
     wanted = EPOCHS * tokens
     if not gpus:
@@ -179,7 +179,7 @@ def plan_pretraining(
     return _divide(at_once, length, workers, steps, tokens, most_rows=32 if gpus else 4)
 
 
-def plan_continuation(tokens: int, length: int, gpus: int, workers: int) -> Batches:
+def plan_continuation(tokens: int, length: int, gpus: int, workers: int) -> PlannedBatches:
     """Return the batches of training a published model further on documents, in one pass or two."""
     at_once = 2**16 if gpus else CPU_TOKENS
     steps = min(10_000 if gpus else 200, max(30, round(2 * tokens / at_once)))
@@ -188,17 +188,17 @@ def plan_continuation(tokens: int, length: int, gpus: int, workers: int) -> Batc
 
 def _divide(
     at_once: int, length: int, workers: int, steps: int, tokens: int, most_rows: int
-) -> Batches:
+) -> PlannedBatches:
     """Divide the tokens of a step into sequences and micro-batches that all workers share."""
     workers = max(1, workers)
     micro = max(1, min(most_rows, at_once // (length * workers)))
     number = max(1, at_once // (length * micro * workers))
     rows = micro * workers * number
     repeated = steps * rows * length > 0.8 * EPOCHS * tokens
-    return Batches(length, rows, micro, steps, repeated)
+    return PlannedBatches(length, rows, micro, steps, repeated)
 
 
-def plan_tuning(rows: float, length: int, scratch: bool, gpus: int, workers: int) -> Batches:
+def plan_tuning(rows: float, length: int, scratch: bool, gpus: int, workers: int) -> PlannedBatches:
     """Return the batches of tuning on `rows` sequences: 20 passes for a new model, else 3."""
     workers = max(1, workers)
     micro = (4 if gpus else 2) if length <= 1_024 else 1
@@ -207,4 +207,4 @@ def plan_tuning(rows: float, length: int, scratch: bool, gpus: int, workers: int
     passes = 20 if scratch else 3
     least, most = (60, 300) if scratch else (30, 2_000 if gpus else 100)
     steps = max(least, min(most, math.ceil(passes * rows / together)))
-    return Batches(length, together, micro, steps)
+    return PlannedBatches(length, together, micro, steps)

@@ -18,7 +18,7 @@ PROGRAM = "trainrig"
 
 
 @dataclass(frozen=True)
-class Stage:
+class ProjectStage:
     """One command of a project, and what it makes."""
 
     words: tuple[str, ...]  # the command without `trainrig`
@@ -30,14 +30,14 @@ class Stage:
         return shlex.join([PROGRAM, *self.words])
 
 
-def format_script(stages: Sequence[Stage]) -> str:
+def format_script(stages: Sequence[ProjectStage]) -> str:
     """Return the text of run.sh, with the notes as comments in one column."""
     width = max(len(stage.command) for stage in stages)
     lines = [f"{stage.command:<{width}}  # {stage.note}".rstrip("# ") for stage in stages]
     return "\n".join([FIRST_LINE, ENTER, *lines]) + "\n"
 
 
-def read_stages(folder: str) -> list[Stage]:
+def read_stages(folder: str) -> list[ProjectStage]:
     """Return the stages of the project in `folder`, in order.
 
     Raises ConfigError if the folder has no run.sh, and for a line that is not a `trainrig` command.
@@ -64,7 +64,7 @@ def read_stages(folder: str) -> list[Stage]:
                 f"{path}:{number}: `{line.strip()}` is not a stage; write `trainrig VERB RUN.toml` "
                 f"with a verb other than run and init, or run the script with `sh {path}`"
             )
-        stages.append(Stage(tuple(words[1:])))
+        stages.append(ProjectStage(tuple(words[1:])))
     if not stages:
         raise ConfigError(f"{path}: has no stage; write lines such as `trainrig VERB RUN.toml`")
     return stages
