@@ -3,13 +3,14 @@
 import json
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from trainrig import config
 from trainrig.check import describe
-from trainrig.errors import ConfigError
+from trainrig.errors import ConfigError, OutputTaken
 from trainrig.projects.project_files import check_new, render_project, write_project
 from trainrig.projects.project_inputs import gather
 from trainrig.projects.project_kinds import KINDS
@@ -36,7 +37,7 @@ PROBLEMS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in ran
 PAGE = "<html><body><p>The sea is a grey mirror, and the boat goes home.</p></body></html>"
 
 
-def write_rows(path: Path, rows: list[dict[str, object]]) -> str:
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
@@ -67,7 +68,7 @@ LLAMA = {
     "max_position_embeddings": 512,
 }
 BERT = {
-    **{key: value for key, value in LLAMA.items() if key != "num_key_value_heads"},
+    **LLAMA,
     "model_type": "bert",
     "architectures": ["BertForMaskedLM"],
 }
@@ -212,7 +213,7 @@ def test_the_vocabulary_is_one_that_the_documents_reach(
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(Exception, match="not empty; name a new folder"):
+    with pytest.raises(OutputTaken, match="not empty; name a new folder"):
         check_new(str(tmp_path))
 
 
