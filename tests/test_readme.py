@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCE.findall(README)
 # Pages whose commands are checked like those of the README: each can be copied as it is.
-GUIDES = ("clusters", "commands", "encoders", "pretraining", "tokens")
+GUIDES = ("clusters", "commands", "encoders", "pretraining", "tokens", "your-data")
 GUIDE_BLOCKS = [
     block
     for page in GUIDES

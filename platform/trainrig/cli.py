@@ -22,6 +22,7 @@ from trainrig.launch import launch_verbs
 from trainrig.launch.cluster_verbs import cluster_app
 from trainrig.posttrain.generate_verbs import chat, generate
 from trainrig.posttrain.huggingface.huggingface_verbs import export, import_folder
+from trainrig.projects import project_verbs
 from trainrig.runs import run_verbs
 from trainrig.scaling.fit.fit_options import fit
 from trainrig.scaling.mixture.mixture_verb import mixture
@@ -92,6 +93,22 @@ def quickstart(
         summary = walk(Quickstart(out=out, workers=workers, sweep=with_sweep), terminal)
     if as_json:
         print(json.dumps(summary))
+
+
+INIT = "trainrig init tune my-model --data notes.jsonl --data chats.jsonl"
+command_line.command(app, command_line.START, INIT)(project_verbs.init)
+
+
+@command_line.command(app, command_line.START, "trainrig run my-model")
+def run(folder: project_verbs.ProjectFolder, as_json: command_line.Json = False) -> None:
+    """Run the stages of a project in order; run it again to continue after a stop.
+
+    The stages are the `trainrig` lines of the project's run.sh. A finished stage does nothing. The
+    exit code is that of the stage that failed or stopped.
+    """
+    project_verbs.run_project(
+        folder, lambda words: app(args=list(words), standalone_mode=False), as_json
+    )
 
 
 @command_line.command(
