@@ -4,6 +4,7 @@ Seconds depend on the machine, so modules are counted.
 """
 
 import ast
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,6 +98,12 @@ def test_the_names_for_type_checkers_are_those_of_the_library() -> None:
         found = getattr(trainrig, name)
         if name not in ("evaluate", "posttrain", "rl"):
             assert found is getattr(sys.modules[module], name)
+
+
+def test_a_function_that_uses_the_package_can_be_sent_to_other_processes() -> None:
+    """Ray pickles the modules among a function's globals."""
+    assert pickle.loads(pickle.dumps(trainrig)) is trainrig
+    assert pickle.loads(pickle.dumps(trainrig.evaluate)) is sys.modules["trainrig.evaluate"]
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "posttrain", "rl"])

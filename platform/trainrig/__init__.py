@@ -102,7 +102,14 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 _VERB_FOLDERS = ("evaluate", "posttrain", "rl")
 
 
-class _VerbFolder(ModuleType):
+class _PickledByName(ModuleType):
+    """Module that is pickled by its name, as Ray pickles the modules that a function uses."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.__name__,)
+
+
+class _VerbFolder(_PickledByName):
     """Folder of the package that runs the stage of the same name when it is called."""
 
     @property
@@ -119,7 +126,7 @@ class _VerbFolder(ModuleType):
         return getattr(stages, self.__name__.rpartition(".")[2])
 
 
-class _Package(ModuleType):
+class _Package(_PickledByName):
     """The package itself, which makes the folders of verbs callable once they are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -137,7 +137,7 @@ class OpenedTokens:
 
 
 def open_documents(path: str | os.PathLike[str]) -> OpenedDocuments:
-    """Open a folder that `curate` wrote. Raises DataError if `path` is none, or is incomplete.
+    """Open a folder that `curate` wrote. Raises DataError for another folder, or a missing file.
 
     >>> documents = trainrig.open_documents("documents")
     >>> documents.counts["kept"]

@@ -85,7 +85,7 @@ class OpenedRun:
 
 
 def open_run(path: str | os.PathLike[str]) -> OpenedRun:
-    """Open the folder of a training run. Raises DataError if `path` is none.
+    """Open the folder of a training run. Raises DataError if `path` is no such folder.
 
     >>> run = trainrig.open_run("model")
     >>> run.state, run.settings["training"]["steps"]
