@@ -9,7 +9,7 @@ from support.tuning_fixtures import encoder, fresh
 import trainrig
 from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain import generate_verbs
-from trainrig.posttrain.huggingface.model_folders import export_checkpoint
+from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
 
 __all__ = ["encoder", "fresh"]
 
@@ -49,15 +49,18 @@ def test_options_and_defaults_are_those_of_the_command(name: str) -> None:
     assert len(ours) >= 7
 
 
-def test_a_hugging_face_folder_is_loaded_as_it_is(fresh: str, tmp_path: Path) -> None:
+def test_a_hugging_face_folder_gives_the_model_that_its_import_gives(
+    fresh: str, tmp_path: Path
+) -> None:
     export_checkpoint(fresh, str(tmp_path / "exported"), HubFolder())
-    theirs = trainrig.load(tmp_path / "exported", device="cpu")
-    ours = trainrig.load(fresh, device="cpu")
-    assert theirs.generate("the sea", tokens=8) == ours.generate("the sea", tokens=8)
-    assert theirs.tokenizer.fingerprint == ours.tokenizer.fingerprint
-    assert [*theirs.model.state_dict()] == [*ours.model.state_dict()]
-    assert "parameters" in theirs._repr_html_()
+    direct = trainrig.load(tmp_path / "exported", device="cpu")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported"]  # nothing is imported
+    import_checkpoint(str(tmp_path / "exported"), str(tmp_path / "imported"))
+    imported = trainrig.load(tmp_path / "imported", device="cpu")
+    assert direct.generate("the sea", tokens=8) == imported.generate("the sea", tokens=8)
+    assert direct.tokenizer.fingerprint == imported.tokenizer.fingerprint
+    assert [*direct.model.state_dict()] == [*imported.model.state_dict()]
+    assert "parameters" in direct._repr_html_()
 
 
 def test_mistakes_are_one_line(fresh: str, tmp_path: Path) -> None:
