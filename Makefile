@@ -56,7 +56,7 @@ golden: COMMIT = HEAD~1
 golden: .venv/installed ## Hashes of what every stage makes, here and at COMMIT: they must be equal
 	$(BIN)/python tests/golden.py --against $(COMMIT)
 
-docs: .venv/installed ## docs/run-files.md, docs/metrics.md, the schemas, the tables of evidence, and the pictures
+docs: .venv/installed ## docs/run-files.md, docs/metrics.md, docs/reference/api.md, the schemas, the tables of evidence, and the pictures
 	$(BIN)/python -m trainrig.run_file_pages
 	$(BIN)/python docs/evidence/tables.py
 	$(BIN)/python docs/pictures/draw.py

@@ -74,10 +74,15 @@ def load(model: type[Run], path: str, changes: Sequence[str]) -> Run:
     finished run is not checked, and may lie on a read-only disk.
     """
     run = config.load(model, path, changes)
+    check_output(run)
+    return run
+
+
+def check_output(run: RunFile) -> None:
+    """Raise ConfigError if the output of `run` cannot be written; a finished one need not be."""
     output = run.output
     if storage.is_remote(output) or not storage.exists(storage.join(output, MANIFEST)):
         check_folder(output)
-    return run
 
 
 def describe_restart(run: RunFile) -> str:

@@ -64,6 +64,17 @@ class Terminal:
         logger.setLevel(logging.INFO)
         logger.propagate = False
 
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Print the messages of trainrig's loggers in the block, and then restore the loggers."""
+        logger = logging.getLogger("trainrig")
+        before = (list(logger.handlers), logger.level, logger.propagate)
+        self.listen()
+        try:
+            yield
+        finally:
+            logger.handlers, logger.level, logger.propagate = before
+
     def say(self, text: str) -> None:
         """Print one line."""
         self.console.print(text, markup=False)
