@@ -27,7 +27,7 @@ from trainrig.scaling.fit.fit_options import fit
 from trainrig.scaling.mixture.mixture_verb import mixture
 from trainrig.scaling.plan.plan_options import plan, predict
 from trainrig.tokens.tokens_verbs import tokens_app
-from trainrig.verbs import VERBS
+from trainrig.verbs import VERBS, suggest_verb
 from trainrig.verbs import Verb as VerbEntry
 
 RUNS = "trainrig {0} jobs/configs/{1}/{0}.toml"
@@ -138,7 +138,7 @@ def _load_model(run_file: str) -> type[RunFile]:
     stage = config.parse(config.read_text(run_file), run_file).get("stage")
     if stage not in VERBS:
         found = "`stage` is missing" if stage is None else f"no stage {stage!r}"
-        hint = config.suggest_choice(str(stage or ""), VERBS)
+        hint = suggest_verb(str(stage or ""))
         raise ConfigError(f"{run_file}: {found}{hint}")
     return VERBS[stage].load_model()
 
@@ -205,7 +205,7 @@ def schema(verb: command_line.Verb) -> None:
         print(json.dumps(build_json_schema(PlanFile), indent=1))
         return
     if verb not in VERBS:
-        raise ConfigError(f"schema: no run file for '{verb}'{config.suggest_choice(verb, VERBS)}")
+        raise ConfigError(f"schema: no run file for '{verb}'{suggest_verb(verb)}")
     print(json.dumps(build_json_schema(VERBS[verb].load_model()), indent=1))
 
 
