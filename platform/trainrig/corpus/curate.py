@@ -45,7 +45,8 @@ from trainrig.corpus.documents import (
     Parts,
     Replacement,
 )
-from trainrig.corpus.report.curation_tallies import describe_doubtful
+from trainrig.corpus.report import closing_lines
+from trainrig.corpus.report.curation_tallies import CurationTallies, describe_doubtful
 from trainrig.corpus.report.removal_counts import RemovalCounts
 from trainrig.corpus.stages import apply_rules, near_duplicates, write_documents
 from trainrig.corpus.stages.near_duplicates import (
@@ -337,11 +338,22 @@ class _Passes:
             tallies, counts, rules, cost, self._describe_provenance(), near, cut
         )
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
+        self._describe_result(tallies, counts)
         if self.stage.before:
             replacement = Replacement(self.run.output)
             replacement.begin(self.stage.build_manifest(counts, files, cost), folder, [REPORT_PAGE])
             return manifest.read_manifest(self.run.output)
         return self.stage.finish(counts, files, cost)
+
+    def _describe_result(self, tallies: CurationTallies, counts: Mapping[str, Any]) -> None:
+        """Log what was dropped most and where to read more, and warn of sources that lost most."""
+        for line in closing_lines.describe_drops(tallies):
+            log.info("%s", line)
+        if lost := closing_lines.explain_lost_records(counts["quarantined"]):
+            log.warning("%s: %s", self.run.output, lost)
+        for line in closing_lines.warn_of_thin_sources(tallies):
+            log.warning("%s", line)
+        log.info("report: %s", storage.join(self.run.output, REPORT_PAGE))
 
     def _describe_provenance(self) -> dict[str, dict[str, str]]:
         claim = self.stage.claim
@@ -389,8 +401,12 @@ def explain_nothing_read(counts: Mapping[str, Any]) -> str:
         return "the inputs contain no page"
     return (
         f"no record gave a document, of {reasons.total():,} read "
-        f"({_format_most_common(reasons)}); name other files in `paths`, or set another "
-        "`extractor`"
+        f"({_format_most_common(reasons)}); "
+        + (
+            closing_lines.TEXT_HINT
+            if closing_lines.NO_TEXT in reasons
+            else "name other files in `paths`, or set another `extractor`"
+        )
     )
 
 
