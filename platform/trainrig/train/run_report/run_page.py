@@ -16,6 +16,7 @@ from trainrig.objectives.objective_kinds import find_kind
 from trainrig.report import page_rendering
 from trainrig.report.number_formats import format_duration
 from trainrig.report.plots import ChartFacts
+from trainrig.storage.missing_folders import describe_origin, is_missing
 from trainrig.storage.writable import check_folder
 from trainrig.train.evaluations import read_views
 from trainrig.train.run import metrics
@@ -70,6 +71,8 @@ def read_report_data(folder: str) -> run_charts.RunReportData:
     Raises DataError if the folder has no run, or the run has no update.
     """
     file = storage.join(folder, RUN_FILE)
+    if is_missing(folder):
+        raise DataError(f"{folder}: no such folder{describe_origin(folder)}")
     if not storage.exists(file):
         raise DataError(
             f"{folder}: no {RUN_FILE}; name the folder of a run of pretrain, posttrain or rl"
