@@ -247,7 +247,7 @@ def test_every_number_of_the_story_that_a_reader_would_ask_for_is_on_the_page():
         "67.1 % of 3,452 read",
         "280 of 300",
         "12 missed, 8 dropped earlier",
-        "6.91 M tokens",
+        "6.91M tokens",
         "vocabulary of 8,192",
         "process 31337 was killed after step 212",
         "checkpoint of step 180",

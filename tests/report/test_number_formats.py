@@ -47,16 +47,26 @@ def test_durations_read_as_a_person_says_them(seconds, words):
         (0, "0"),
         (3, "3"),
         (9_999, "9,999"),
-        (52_113.4, "52.1 k"),
-        (999_999, "1 M"),
-        (6_912_345, "6.91 M"),
-        (1.5e9, "1.5 G"),
-        (-2e13, "-20 T"),
+        (52_113.4, "52.1k"),
+        (999_999, "1M"),
+        (6_912_345, "6.91M"),
+        (1.5e9, "1.5B"),
+        (-2e13, "-20T"),
         (0.12345, "0.1235"),
+        (427_207_872, "427M"),
+        (719_530_754_048, "720B"),
+        (2.07e21, "2.07e+21"),
     ],
 )
 def test_large_numbers_are_shortened_to_three_digits(value, words):
     assert number_formats.format_short(value).replace("\u00a0", " ") == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(812, "812 bytes"), (15_177_323, "15.2 MB"), (999_999_999, "1 GB")]
+)
+def test_bytes_have_units_of_their_own(value, words):
+    assert number_formats.format_bytes(value).replace("\u00a0", " ") == words
 
 
 def test_a_share_of_nothing_is_a_dash():
