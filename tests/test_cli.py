@@ -544,6 +544,34 @@ def test_check_prints_a_run_file_that_loads_as_the_same_run(
     assert trainrig("check", run_file, "--json").result["run"] == run.model_dump(mode="json")
 
 
+def test_check_lists_inputs_patterns_and_packages_that_are_missing(
+    trainrig: Trainrig, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made.at)
+    assert trainrig("check", made.run_file("pretrain"), "--json").result["problems"] == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    sinks = 'training.metrics.sinks=[{kind="WandB"}]'
+    shown = trainrig("check", made.run_file("pretrain"), "--set", "tokens=none", "--set", sinks)
+    first, second = [line for line in shown.out.splitlines() if line.startswith("# problem: ")]
+    assert first == f"# problem: tokens: none: does not exist (looked in {made.at})"
+    assert "the package wandb, which is not installed; run `pip install -e " in second
+    assert shown.code == 0  # an earlier stage may still have to make the input
+    pattern = "sources.0.paths=['none-*.warc.gz']"
+    (problem,) = trainrig("check", made.run_file("curate"), "--json", "--set", pattern).result[
+        "problems"
+    ]
+    where = f"(looked in {made.at})"
+    assert problem == f"sources[0].paths[0]: none-*.warc.gz: no file matches {where}"
+
+
+def test_check_shows_money_and_counts_as_a_plan_does(trainrig: Trainrig, made: Made) -> None:
+    sizes = ("model.layers=12", "model.channels=768", "training.steps=1000000")
+    changes = [word for size in sizes for word in ("--set", size)]
+    shown = trainrig("check", made.run_file("pretrain"), "--device", "h100", *changes)
+    assert re.search(r"^# parameters: [\d,]+ \(\d+M\)$", shown.out, re.MULTILINE), shown.err
+    assert re.search(r"^# usd: [\d,]+\.\d\d$", shown.out, re.MULTILINE)
+
+
 def test_check_counts_parameters_exactly_before_and_after_there_are_tokens(
     trainrig: Trainrig, made: Made, tmp_path: Path
 ) -> None:

@@ -111,26 +111,39 @@ def check(
     """Validate a run file and print every setting and what the run would take.
 
     Defaults are marked as such, or left out with --changed. For training: parameters and memory;
-    for pretraining also FLOPs, time and cost.
+    for pretraining also FLOPs, time and cost. Inputs that do not exist, patterns that match no
+    file, and packages that are not installed are listed as problems.
     """
     model = _load_model(run_file)
     run = config.load(model, run_file, changes or ())
     from trainrig.check import describe
     from trainrig.estimate.run_cost import DeviceChoice
+    from trainrig.launch.submit.input_check import find_input_problems
 
     facts = describe(run, DeviceChoice(device, hardware, mfu))
+    problems = list(find_input_problems(run))
     if as_json:
-        print(json.dumps({"run": run.model_dump(mode="json"), **facts}))
+        print(json.dumps({"run": run.model_dump(mode="json"), **facts, "problems": problems}))
         return
     print(config.to_toml(run, changed), end="")
     for name, value in facts.items():
-        print(f"# {name}: {_format_figure(value)}")
+        print(f"# {name}: {_format_figure(name, value)}")
+    for problem in problems:
+        print(f"# problem: {problem}")
 
 
-def _format_figure(value: Any) -> str:
+def _format_figure(name: str, value: Any) -> str:
+    """Format a fact as plans and pages do: money to the cent, large counts also as `427M`."""
+    from trainrig.report.number_formats import format_short
+    from trainrig.scaling.laws.law_formats import format_usd
+
+    if name == "usd":
+        return format_usd(value)
     if isinstance(value, float):
         return f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,} ({format_short(value)})" if value >= 1e6 else f"{value:,}"
+    return str(value)
 
 
 def _load_model(run_file: str) -> type[RunFile]:
