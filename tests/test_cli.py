@@ -564,12 +564,17 @@ def test_check_lists_inputs_patterns_and_packages_that_are_missing(
     assert problem == f"sources[0].paths[0]: none-*.warc.gz: no file matches {where}"
 
 
-def test_check_shows_money_and_counts_as_a_plan_does(trainrig: Trainrig, made: Made) -> None:
-    sizes = ("model.layers=12", "model.channels=768", "training.steps=1000000")
-    changes = [word for size in sizes for word in ("--set", size)]
-    shown = trainrig("check", made.run_file("pretrain"), "--device", "h100", *changes)
-    assert re.search(r"^# parameters: [\d,]+ \(\d+M\)$", shown.out, re.MULTILINE), shown.err
-    assert re.search(r"^# usd: [\d,]+\.\d\d$", shown.out, re.MULTILINE)
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("usd", 9_999.99, "9,999.99"),
+        ("parameters", 427_207_872, "427,207,872 (427M)"),
+        ("parameters", 512, "512"),
+        ("hours", 181.6859, "181.7"),
+    ],
+)
+def test_check_shows_money_and_counts_as_a_plan_does(name: str, value: float, shown: str) -> None:
+    assert cli._format_figure(name, value) == shown
 
 
 def test_check_counts_parameters_exactly_before_and_after_there_are_tokens(

@@ -233,6 +233,11 @@ def test_a_worse_run_gets_a_worse_verdict(changes, state, words):
     assert words in extract_text(html)
 
 
+def test_the_page_says_why_the_report_of_the_run_has_another_held_out_loss():
+    text = extract_text(page())
+    assert "Scored by evaluate on more text than the run's own report" in text.replace("&#39;", "'")
+
+
 def test_a_loss_that_rose_is_said_to_have_risen():
     worse = replace(STORY, held_out=STORY.held_out[::-1])
     assert "Held-out loss rose from 4.02 to 9.01 nats per token" in extract_text(

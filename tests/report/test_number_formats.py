@@ -1,6 +1,8 @@
 """Texts and numbers as a page shows them."""
 
 import html
+import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -77,3 +79,11 @@ def test_a_share_of_nothing_is_a_dash():
 def test_one_entry_is_written_in_the_singular():
     assert [format_count(n, "entry") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
     assert format_count(1_000, "document") == "1,000 documents"
+
+
+def test_no_page_writes_a_count_before_a_plural():
+    """`1 steps`: a template writes the noun by `plural`."""
+    package = Path(number_formats.__file__).parents[1]
+    for template in package.rglob("*.html.j2"):
+        found = re.findall(r"\|(?:number|length) \}\} ([a-z]+s)\b", template.read_text())
+        assert set(found) <= {"times"}, template

@@ -205,16 +205,24 @@ def _draw_scores(board: Leaderboard, task: str) -> ChartFacts:
 
 
 def list_board_cells(board: Leaderboard) -> tuple[tuple[str, ...], list[plots.Row]]:
-    """Return the columns, one for each task, and the rows, one for each evaluation."""
-    return ("evaluation", "step", "mean", *board.tasks), [
+    """Return the columns, one for each task, and the rows, one for each evaluation.
+
+    Without a shared task, the column of the mean has bits per byte instead: the order of the rows.
+    """
+    ordered_by = "mean" if board.shared else "bits per byte"
+    return ("evaluation", "step", ordered_by, *board.tasks), [
         (
             row.folder,
             row.card.step,
-            row.mean,
+            row.mean if board.shared else _round_bits(row.card),
             *(_format_cell(row.card.tasks.get(name)) for name in board.tasks),
         )
         for row in board.rows
     ]
+
+
+def _round_bits(card: scorecards.Scorecard) -> float | None:
+    return round(_average_bits(card), 4) if card.scores else None
 
 
 def _format_cell(score: scorecards.TaskScore | None) -> str:

@@ -65,7 +65,7 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
 
 
-def format_count(count: int, noun: str) -> str:
+def format_count(count: int | float, noun: str) -> str:
     """Return a count with its noun: `1 document`, `2 documents`, `3 entries`."""
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"
+    return f"{format_number(count)} {noun if count == 1 else plural}"

@@ -133,7 +133,8 @@ def test_a_plan_far_from_the_laws_runs_says_so_first() -> None:
     plan = planned(tiny, parameters=4e8)
     doubt = "Not advice: the law was fitted to runs of 30k to 500k parameters, and this plan has 4"
     assert plan.doubt.startswith(doubt)
-    assert plan.doubt in build_plan_page(plan, tiny, "run.toml").partition("</header>")[0]
+    header = build_plan_page(plan, tiny, "run.toml").partition("</header>")[0]
+    assert plan.doubt in header and 'class="verdict warning"' in header
     lines = list(describe_plan(plan))
     assert lines[1] == f"! {plan.doubt}" and lines[2].startswith("plan for")
     assert max(number for number, line in enumerate(lines) if line.startswith("! ")) < 9

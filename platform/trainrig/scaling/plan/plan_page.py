@@ -36,6 +36,7 @@ def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
     return page_rendering.render_page(
         __name__,
         plan=plan,
+        state="warning" if plan.doubt or plan.warnings else "done",
         warnings=plan.warnings,
         formats=law_formats,
         contours=_draw_plan_contours(plan, law),
