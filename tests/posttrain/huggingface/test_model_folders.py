@@ -54,7 +54,7 @@ def test_a_model_is_not_imported_over_something_else(fresh, tmp_path):
 
 
 def test_there_must_be_something_to_export(tmp_path):
-    with pytest.raises(DataError, match="no valid checkpoint there"):
+    with pytest.raises(DataError, match="nowhere: no such folder"):
         export_checkpoint(str(tmp_path / "nowhere"), str(tmp_path / "hub"), HubFolder())
     assert not (tmp_path / "hub").exists()
 
