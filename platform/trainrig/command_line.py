@@ -107,7 +107,7 @@ class HelpGroup(TyperGroup):
             names = {param.name for param in found.params}
             if "as_json" in names:
                 rest = ["--json", *rest]
-            elif name != "schema":  # its result is JSON anyway
+            elif name != "schema":  # schema always prints JSON
                 ctx.fail(f"'{name}' has no JSON result; leave out `--json`.")
         return name, found, rest
 

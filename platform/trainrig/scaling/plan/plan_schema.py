@@ -229,11 +229,11 @@ def find_extrapolations(law: Law, parameters: float, tokens: float) -> Iterator[
 FAR = 30.0
 # Most epochs of the published runs on which the decay of repeats was fitted.
 MOST_EPOCHS = 100.0
-REFUSED_EPOCHS = 1_000.0  # a plan for more is refused, as nobody can mean it
+REFUSED_EPOCHS = 1_000.0  # a plan for more is refused
 
 
 def describe_doubt(law: Law, parameters: float, tokens: float, data: TokenBudget | None) -> str:
-    """Return why nobody should act on this plan, or an empty string if there is no such reason.
+    """Return why this plan is no advice, or an empty string if it is.
 
     Raises ConfigError for more than REFUSED_EPOCHS epochs.
     """
