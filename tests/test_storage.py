@@ -308,7 +308,7 @@ def test_a_cloud_whose_package_is_missing_names_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     schemes.make_backend.cache_clear()
-    with pytest.raises(ConfigError, match=r"^gs://b/k: .*pip install 'trainrig\[gcs\]'"):
+    with pytest.raises(ConfigError, match=r"^gs://b/k: .*pip install -e '.*\[gcs\]'"):
         storage.read("gs://b/k")
 
 

@@ -28,7 +28,7 @@ from trainrig.scaling.fit.fit_options import fit
 from trainrig.scaling.mixture.mixture_verb import mixture
 from trainrig.scaling.plan.plan_options import plan, predict
 from trainrig.tokens.tokens_verbs import tokens_app
-from trainrig.verbs import VERBS
+from trainrig.verbs import VERBS, suggest_verb
 from trainrig.verbs import Verb as VerbEntry
 
 RUNS = "trainrig {0} jobs/configs/{1}/{0}.toml"
@@ -128,26 +128,39 @@ def check(
     """Validate a run file and print every setting and what the run would take.
 
     Defaults are marked as such, or left out with --changed. For training: parameters and memory;
-    for pretraining also FLOPs, time and cost.
+    for pretraining also FLOPs, time and cost. Inputs that do not exist, patterns that match no
+    file, and packages that are not installed are listed as problems.
     """
     model = _load_model(run_file)
     run = config.load(model, run_file, changes or ())
     from trainrig.check import describe
     from trainrig.estimate.run_cost import DeviceChoice
+    from trainrig.launch.submit.input_check import find_input_problems
 
     facts = describe(run, DeviceChoice(device, hardware, mfu))
+    problems = list(find_input_problems(run))
     if as_json:
-        print(json.dumps({"run": run.model_dump(mode="json"), **facts}))
+        print(json.dumps({"run": run.model_dump(mode="json"), **facts, "problems": problems}))
         return
     print(config.to_toml(run, changed), end="")
     for name, value in facts.items():
-        print(f"# {name}: {_format_figure(value)}")
+        print(f"# {name}: {_format_figure(name, value)}")
+    for problem in problems:
+        print(f"# problem: {problem}")
 
 
-def _format_figure(value: Any) -> str:
+def _format_figure(name: str, value: Any) -> str:
+    """Format a fact as plans and pages do: money to the cent, large counts also as `427M`."""
+    from trainrig.report.number_formats import format_short
+    from trainrig.scaling.laws.law_formats import format_usd
+
+    if name == "usd":
+        return format_usd(value)
     if isinstance(value, float):
         return f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,} ({format_short(value)})" if value >= 1e6 else f"{value:,}"
+    return str(value)
 
 
 def _load_model(run_file: str) -> type[RunFile]:
@@ -155,7 +168,7 @@ def _load_model(run_file: str) -> type[RunFile]:
     stage = config.parse(config.read_text(run_file), run_file).get("stage")
     if stage not in VERBS:
         found = "`stage` is missing" if stage is None else f"no stage {stage!r}"
-        hint = config.suggest_choice(str(stage or ""), VERBS)
+        hint = suggest_verb(str(stage or ""))
         raise ConfigError(f"{run_file}: {found}{hint}")
     return VERBS[stage].load_model()
 
@@ -222,7 +235,7 @@ def schema(verb: command_line.Verb) -> None:
         print(json.dumps(build_json_schema(PlanFile), indent=1))
         return
     if verb not in VERBS:
-        raise ConfigError(f"schema: no run file for '{verb}'{config.suggest_choice(verb, VERBS)}")
+        raise ConfigError(f"schema: no run file for '{verb}'{suggest_verb(verb)}")
     print(json.dumps(build_json_schema(VERBS[verb].load_model()), indent=1))
 
 

@@ -407,7 +407,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(copy):
 
 @pytest.mark.parametrize("where", ["", "nowhere", "checkpoints", "checkpoints/step_00000001"])
 def test_where_there_is_no_checkpoint_the_message_says_what_to_name(where, tmp_path):
-    with pytest.raises(DataError, match="no valid checkpoint"):
+    with pytest.raises(DataError, match="name the folder of a training run"):
         resolve(str(tmp_path / where))
 
 

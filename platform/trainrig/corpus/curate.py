@@ -45,6 +45,7 @@ from trainrig.corpus.documents import (
     Parts,
     Replacement,
 )
+from trainrig.corpus.report import closing_lines
 from trainrig.corpus.report.curation_tallies import CurationTallies
 from trainrig.corpus.report.host_tallies import describe_doubtful
 from trainrig.corpus.report.removal_counts import RemovalCounts
@@ -338,6 +339,7 @@ class _Passes:
             tallies, counts, rules, cost, self._describe_provenance(), near, cut
         )
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
+        self._describe_result(tallies, counts)
         if self.stage.before:
             replacement = Replacement(self.run.output)
             replacement.begin(self.stage.build_manifest(counts, files, cost), folder, [REPORT_PAGE])
@@ -356,6 +358,16 @@ class _Passes:
         with self._time_phase("write"):
             summed = tally_sums.add_up([split.name for split in self.splits], run_tasks)
             return tally_sums.read_tallies(self.run, self.path_of, *summed)
+
+    def _describe_result(self, tallies: CurationTallies, counts: Mapping[str, Any]) -> None:
+        """Log what was dropped most and where to read more, and warn of sources that lost most."""
+        for line in closing_lines.describe_drops(tallies):
+            log.info("%s", line)
+        if lost := closing_lines.explain_lost_records(counts["quarantined"]):
+            log.warning("%s: %s", self.run.output, lost)
+        for line in closing_lines.warn_of_thin_sources(tallies):
+            log.warning("%s", line)
+        log.info("report: %s", storage.join(self.run.output, REPORT_PAGE))
 
     def _describe_provenance(self) -> dict[str, dict[str, str]]:
         claim = self.stage.claim
@@ -404,8 +416,12 @@ def explain_nothing_read(counts: Mapping[str, Any]) -> str:
         return "the inputs contain no page"
     return (
         f"no record gave a document, of {reasons.total():,} read "
-        f"({_format_most_common(reasons)}); name other files in `paths`, or set another "
-        "`extractor`"
+        f"({_format_most_common(reasons)}); "
+        + (
+            closing_lines.TEXT_HINT
+            if closing_lines.NO_TEXT in reasons
+            else "name other files in `paths`, or set another `extractor`"
+        )
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.storage.missing_folders import describe_origin, is_missing
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -91,6 +92,11 @@ def read_manifest(folder: str) -> Manifest:
     """Read the manifest of `folder`. Raises DataError if its stage is not finished."""
     path = storage.join(folder, MANIFEST)
     if not storage.exists(path):
+        if is_missing(folder):
+            raise DataError(
+                f"{folder}: no such folder{describe_origin(folder)}; run the stage that writes it, "
+                "or name another"
+            )
         unfinished = storage.exists(storage.join(folder, CLAIM))
         raise DataError(
             f"{folder}: its stage is not finished; run it again to continue"

@@ -40,6 +40,7 @@ from trainrig.models.families.tensors import (
     read_ours,
     read_theirs,
 )
+from trainrig.storage.missing_folders import describe_missing_model, is_missing
 from trainrig.tokens import special_tokens
 
 TRANSFORMERS = "5.0.0"  # release that introduced the newer names of config keys
@@ -99,6 +100,8 @@ def open_folder(folder: str) -> HubModel:
     Raises DataError for missing files, and for a model that trainrig would compute differently than
     Transformers.
     """
+    if is_missing(folder):
+        raise DataError(describe_missing_model(folder, "the folder of a Hugging Face model"))
     given = _read_json(storage.join(folder, special_tokens.MODEL_CONFIG))
     family, config = read_config(given, storage.join(folder, special_tokens.MODEL_CONFIG))
     shapes = list_tensor_shapes(config)

@@ -9,6 +9,7 @@ from typing import Any
 from trainrig import hardware, manifest, storage
 from trainrig.errors import DataError
 from trainrig.processes import lease
+from trainrig.storage.missing_folders import describe_origin, is_missing
 from trainrig.train.evaluations import CheckpointScore
 from trainrig.train.run import metrics
 from trainrig.train.run.checkpoint_scores import read_usable_scores
@@ -59,6 +60,8 @@ def list_runs(folder: str, instance: str | None = None) -> list[ListedRun]:
         hardware.load().find_instance(instance)
     found = [read_listed_run(path, instance) for path in sorted(_run_folders(folder.rstrip("/")))]
     if not found:
+        if is_missing(folder):
+            raise DataError(f"{folder}: no such folder{describe_origin(folder)}")
         raise DataError(
             f"{folder}: no training run in this folder or below it; name a folder with "
             "training runs"

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from trainrig.errors import ClusterError, ConfigError, DataError
+from trainrig.optional_packages import describe_install
 from trainrig.storage import bucket_files, retries
 from trainrig.storage.backend import NothingThere
 from trainrig.storage.bucket_files import split_location
@@ -59,7 +60,7 @@ class ObstoreObjects(bucket_files.BucketFiles):
             import obstore
         except ImportError:
             raise ConfigError(
-                f"the package obstore is not installed; run: pip install 'trainrig[{extra}]'"
+                f"the package obstore is not installed; run: {describe_install(extra)}"
             ) from None
         self._obstore: Any = obstore
         self._make_store = make_store

@@ -30,6 +30,7 @@ from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.corpus.documents import KEPT, compute_document_id
 from trainrig.errors import DataError
 from trainrig.splits import CRASHED, RecordSelection, Split
+from trainrig.storage.missing_folders import describe_origin
 from trainrig.tokens.document_formats import FORMATS, Format, StagePart, find_value
 
 # Default size of a split, in bytes of text. About 16 million tokens, which a worker holds in 32 to
@@ -358,7 +359,8 @@ def _find_matching(format_: Format, pattern: str) -> list[str]:
     wanted = pattern if "/" in pattern else f"./{pattern}"
     found = [name for name in names if fnmatch.fnmatchcase(name, wanted)]
     if not found:
-        raise DataError(f"{pattern}: matches none of the {len(names)} files in {folder}")
+        origin = describe_origin(pattern)
+        raise DataError(f"{pattern}: matches none of the {len(names)} files in {folder}{origin}")
     return found
 
 
@@ -369,7 +371,9 @@ def _list_folder(format_: Format, folder: str, names: Sequence[str]) -> list[str
     found = [name for name in found if not re.search(r"/(cache|tmp)-[^/]*\.arrow$", name)]
     if not found:
         problem = (
-            f"none of its {len(names)} files is named {endings}" if names else "does not exist"
+            f"none of its {len(names)} files is named {endings}"
+            if names
+            else f"no such file or folder with files{describe_origin(folder)}"
         )
         raise DataError(f"{folder}: {problem}; set `paths` to files, folders or patterns with *")
     splits = sorted(

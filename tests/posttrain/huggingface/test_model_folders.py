@@ -103,7 +103,7 @@ def test_tuning_starts_over_an_import_that_was_killed(fresh, tmp_path):
 
 
 def test_there_must_be_something_to_export(tmp_path):
-    with pytest.raises(DataError, match="no valid checkpoint there"):
+    with pytest.raises(DataError, match="nowhere: no such folder"):
         export_checkpoint(str(tmp_path / "nowhere"), str(tmp_path / "hub"), HubFolder())
     assert not (tmp_path / "hub").exists()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.storage.missing_folders import describe_origin
 
 # Name endings that are read from a folder; a saved site has images and styles as well.
 PACKED = (".gz", ".zst")
@@ -73,7 +74,7 @@ def _find_matching(pattern: str) -> list[File]:
     if not found:
         raise DataError(
             f"{pattern}: the pattern matches no file below {folder or '.'} ({len(sizes):,} found "
-            "there)"
+            f"there){describe_origin(pattern)}"
         )
     return [File(path, _strip_folder(folder, path), sizes[path]) for path in found]
 
@@ -81,9 +82,10 @@ def _find_matching(pattern: str) -> list[File]:
 def _list_folder(folder: str) -> list[File]:
     sizes = _list_sizes(folder)
     if not sizes:
+        origin = describe_origin(folder)
         raise DataError(
-            f"{folder}: no such file or folder with files; name files, folders or patterns with * "
-            "in `paths`"
+            f"{folder}: no such file or folder with files{origin}; name files, folders or "
+            "patterns with * in `paths`"
         )
     found = [path for path in sizes if format_by_name(path)]
     if not found:

@@ -11,6 +11,7 @@ from trainrig import config, storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law_forms import TASK_CONSTANTS, Array, Form, TaskForm
+from trainrig.storage.missing_folders import describe_origin
 
 LEAST_DRAWS = 20  # with fewer, no draw lies beyond either end of a 95% interval
 MOST_FAILED = 0.1  # if a larger share of draws has no fit, the rest give too narrow an interval
@@ -264,7 +265,8 @@ def read_law(path: str) -> Law:
     try:
         data = storage.read(path)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such law; `trainrig fit` writes one") from None
+        origin = describe_origin(path)
+        raise DataError(f"{path}: no such law{origin}; `trainrig fit` writes one") from None
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder; name the law.json in it") from None
     try:
