@@ -1,3 +1,3 @@
 """trainrig: raw web pages to an aligned language model on an elastic Ray cluster."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
