@@ -6,6 +6,7 @@ import their dependencies when they run, so that `trainrig --help` does not wait
 """
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -54,9 +55,14 @@ def trainrig(
     version: Annotated[
         bool, typer.Option("--version", help="Print versions, for bug reports.")
     ] = False,
+    log_level: command_line.LogLevel = None,
     as_json: command_line.Json = False,
 ) -> None:
     """Take raw web pages to an aligned language model, on an elastic Ray cluster."""
+    if log_level is not None:  # processes that this one starts inherit the variable
+        os.environ[job.LOG_LEVEL] = log_level
+    if os.environ.get(job.LOG_LEVEL):
+        job.set_log_level()
     if version:
         from trainrig.manifest import collect_environment
 
