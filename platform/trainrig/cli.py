@@ -133,6 +133,32 @@ def check(
         print(f"# {name}: {_format_figure(value)}")
 
 
+@command_line.command(
+    app, command_line.START, "trainrig doctor", "trainrig doctor --bucket s3://bucket/runs"
+)
+def doctor(
+    bucket: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL", help="Bucket or folder to write, read and delete a file in; repeatable."
+        ),
+    ] = None,
+    as_json: command_line.Json = False,
+) -> None:
+    """Check this machine: Python, torch, GPUs, Ray, disks, memory, limits and buckets.
+
+    Prints what is fine, what is wrong, and what to do about it. The exit code is 1 if there is a
+    problem; warnings are none. Starts no Ray, and imports torch only where there are GPUs.
+    """
+    from trainrig.doctor.diagnosis import count_severity, format_table, to_json
+    from trainrig.doctor.examination import examine
+
+    diagnoses = examine(bucket or ())
+    print(json.dumps(to_json(diagnoses)) if as_json else format_table(diagnoses))
+    if count_severity(diagnoses, "problem"):
+        raise typer.Exit(1)
+
+
 def _format_figure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
