@@ -79,8 +79,8 @@ def survey_gpus() -> GpuSurvey:
     except subprocess.TimeoutExpired:
         return GpuSurvey((), plugged, f"nvidia-smi did not answer within {ANSWER:g} s")
     if done.returncode:
-        said = (done.stdout + done.stderr).strip().partition("\n")[0]
-        return GpuSurvey((), plugged, said or f"nvidia-smi ended with code {done.returncode}")
+        reply = (done.stdout + done.stderr).strip().partition("\n")[0]
+        return GpuSurvey((), plugged, reply or f"nvidia-smi ended with code {done.returncode}")
     return GpuSurvey(tuple(map(_parse_gpu, filter(None, done.stdout.splitlines()))), plugged)
 
 
@@ -198,6 +198,6 @@ def try_torch() -> Trial:
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        said = done.stderr.strip().splitlines()
-        return Trial(False, 0, None, said[-1] if said else f"torch ended with {done.returncode}")
+        reply = done.stderr.strip().splitlines()
+        return Trial(False, 0, None, reply[-1] if reply else f"torch ended with {done.returncode}")
     return Trial(**found)

@@ -93,7 +93,7 @@ def check_shared_memory() -> Diagnosis:
 
 
 def check_open_files() -> Diagnosis:
-    """Check the limit of open files, which Ray raises to the hard limit by itself."""
+    """Check the limit of open files, which Ray raises towards the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         return Diagnosis("open files", "ok", f"{soft:,} files, and no hard limit")
