@@ -108,7 +108,9 @@ ROWS = [(recipe, row) for recipe in RECIPES for row in ROW.findall(read_page(rec
 
 
 @pytest.mark.parametrize(
-    ("recipe", "row"), ROWS, ids=[f"{recipe.name}-{number}" for number, (recipe, _) in enumerate(ROWS)]
+    ("recipe", "row"),
+    ROWS,
+    ids=[f"{recipe.name}-{number}" for number, (recipe, _) in enumerate(ROWS)],
 )
 def test_the_figures_of_a_recipe_are_those_that_trainrig_computes(
     recipe: Path, row: tuple[str, str, str]
