@@ -1,4 +1,4 @@
-"""What a release is made of: one version, files for its users and for hosted CI, wheel and sdist."""
+"""A release has one version, files for its users and for hosted CI, a wheel and an sdist."""
 
 import json
 import os
