@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-
 # Each commit starts with another file of slow tests, so that in time all of them run.
 WITHIN = $(if $(MINUTES),--slow-minutes $(MINUTES) --slow-from $(shell git rev-list --count HEAD))
 
-.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs clean
+.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs sbom clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -60,6 +60,10 @@ docs: .venv/tools ## docs/run-files.md, docs/metrics.md, docs/reference/api.md, 
 	$(BIN)/python -m trainrig.run_file_pages
 	$(BIN)/python docs/evidence/tables.py
 	$(BIN)/python docs/pictures/draw.py
+
+sbom: OUT = sbom.json
+sbom: .venv/installed ## The installed packages as a software bill of materials (CycloneDX)
+	$(BIN)/python .ci/sbom.py > $(OUT)
 
 # Once for each change of what is to be installed: what running needs, then what tests need. pip
 # shows its progress in the minutes that this takes.

@@ -202,6 +202,19 @@ def test_versions_are_printed_for_people_and_for_machines(trainrig: Trainrig) ->
     assert dict(line.split(" ", 1) for line in shown.out.splitlines()) == machine
 
 
+def test_the_level_of_messages_is_an_option_or_a_variable(
+    trainrig: Trainrig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINRIG_LOG_LEVEL", "error")
+    assert trainrig("schema", "pretrain").code == 0
+    assert logging.getLogger("trainrig").level == logging.ERROR
+    assert trainrig("--log-level", "debug", "schema", "pretrain").code == 0
+    assert logging.getLogger("trainrig").level == logging.DEBUG
+    ended = trainrig("--log-level", "warn", "schema", "pretrain")
+    assert (ended.code, ended.out) == (2, "")
+    assert "no level 'warn'; did you mean 'warning'?" in ended.err
+
+
 # --- a series of tiny stages, none of which needs Ray
 
 

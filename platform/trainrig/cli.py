@@ -6,6 +6,7 @@ import their dependencies when they run, so that `trainrig --help` does not wait
 """
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -55,9 +56,14 @@ def trainrig(
     version: Annotated[
         bool, typer.Option("--version", help="Print versions, for bug reports.")
     ] = False,
+    log_level: command_line.LogLevel = None,
     as_json: command_line.Json = False,
 ) -> None:
     """Take raw web pages to an aligned language model, on an elastic Ray cluster."""
+    if log_level is not None:  # processes that this one starts inherit the variable
+        os.environ[job.LOG_LEVEL] = log_level
+    if os.environ.get(job.LOG_LEVEL):
+        job.set_log_level()
     if version:
         from trainrig.manifest import collect_environment
 
@@ -147,6 +153,32 @@ def check(
         print(f"# {name}: {_format_figure(name, value)}")
     for problem in problems:
         print(f"# problem: {problem}")
+
+
+@command_line.command(
+    app, command_line.START, "trainrig doctor", "trainrig doctor --bucket s3://bucket/runs"
+)
+def doctor(
+    bucket: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL", help="Bucket or folder to write, read and delete a file in; repeatable."
+        ),
+    ] = None,
+    as_json: command_line.Json = False,
+) -> None:
+    """Check this machine: Python, torch, GPUs, Ray, disks, memory, limits and buckets.
+
+    Prints what is fine, what is wrong, and what to do about it. The exit code is 1 if there is a
+    problem; warnings are none. Starts no Ray, and imports torch only where there are GPUs.
+    """
+    from trainrig.doctor.diagnosis import count_severity, format_table, to_json
+    from trainrig.doctor.examination import examine
+
+    diagnoses = examine(bucket or ())
+    print(json.dumps(to_json(diagnoses)) if as_json else format_table(diagnoses))
+    if count_severity(diagnoses, "problem"):
+        raise typer.Exit(1)
 
 
 def _format_figure(name: str, value: Any) -> str:

@@ -241,6 +241,15 @@ Notify = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LEVEL",
+        help="Least severe messages to print: debug, info, warning or error.  "
+        "[default: $TRAINRIG_LOG_LEVEL, else info]",
+        autocompletion=make_word_completion("debug", "info", "warning", "error"),
+    ),
+]
 Borders = Annotated[bool, typer.Option("--borders", help="Mark where each token ends.")]
 
 Device = Annotated[
