@@ -29,7 +29,7 @@ def open_initial_model(path: str, output: str) -> str:
     if not is_hub_folder(path):
         return checkpoint.resolve(path)
     imported = output.rstrip("/") + IMPORTED
-    if not storage.list_files(imported):
+    if not storage.find_first(imported):
         # Imported here, so that a start from a checkpoint does not wait for torch.
         from trainrig.posttrain.huggingface.model_folders import import_checkpoint
 

@@ -63,7 +63,7 @@ def import_checkpoint(
     special tokens to add to the model. Nothing is written unless the whole import succeeds.
     """
     check_folder(out)
-    if storage.list_files(out):
+    if storage.find_first(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")
     model = add_special_tokens(open_folder(folder), added)
     if roles:
