@@ -295,7 +295,8 @@ RULES_TALLY = "tally.json"  # file of the rule tallies, by source
 def read_tallies(run: Curation, splits: Sequence[Split], path_of: PathBuilder) -> CurationTallies:
     """Read the counts of all passes, and a few dropped documents as samples."""
     judged = json.loads(storage.read(path_of(RULES_TALLY)))
-    told = [json.loads(storage.read(path_of("told", f"{split.name}.json"))) for split in splits]
+    paths = [path_of("told", f"{split.name}.json") for split in splits]
+    told = [json.loads(data) for data in storage.read_files(paths)]
     samples: dict[str, list[dict[str, str]]] = {}
     for results in told:
         for step, found in results["samples"].items():
