@@ -315,9 +315,8 @@ class TokenShards:
         for run, begin, end in split_by_run(runs.token_ends, start, start + length):
             token = runs.first_tokens[run]
             document = runs.first_documents[run]
-            shift = (
-                runs.count_tokens_before(run) - token
-            )  # converts positions in the shard to positions in the source
+            # The shift converts positions in the shard to positions in the source.
+            shift = runs.count_tokens_before(run) - token
             ends = self._shards[runs.shards[run]].ends
             inside = np.array([token + begin, token + end - 1], dtype=np.int64)
             past = document + runs.document_ends[run] - runs.count_documents_before(run)
