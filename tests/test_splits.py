@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.s3_proxy import Proxy
 
 from trainrig import manifest, splits, storage
 from trainrig.manifest import FileSum
@@ -69,6 +70,18 @@ def test_records_may_lie_in_a_bucket(s3: str) -> None:
     phase.do(phase.make_work(), SPLITS[0])
     assert phase.find_unfinished(SPLITS) == SPLITS[1:]
     assert phase.read_results(SPLITS[:1]) == [SplitRecord(name="b", counts={}, files={})]
+
+
+def test_records_in_a_bucket_are_read_side_by_side(proxy: Proxy, s3: str) -> None:
+    many = [Split(f"{number:02}", {}) for number in range(40)]
+    phase = Phase(f"{s3}/records", lambda: lambda task: ({}, {}))
+    for split in many:
+        phase.do(phase.make_work(), split)
+    proxy.delay = 0.02
+    proxy.count()
+    assert [record.name for record in phase.read_results(many)] == [split.name for split in many]
+    assert proxy.most_at_once > 4
+    assert proxy.count() == {"GET": 40}
 
 
 def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:

@@ -122,10 +122,8 @@ class Phase:
 
     def read_results(self, splits: Sequence[Split]) -> list[SplitRecord]:
         """Read the records of `splits`, in the same order."""
-        return [
-            SplitRecord.model_validate_json(storage.read(self.record_path(split)))
-            for split in splits
-        ]
+        paths = [self.record_path(split) for split in splits]
+        return [SplitRecord.model_validate_json(data) for data in storage.read_files(paths)]
 
 
 def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -101,16 +101,21 @@ class Leaderboard:
 
 def read_leaderboard(folder: str) -> Leaderboard:
     """Rank all finished evaluations at or below `folder`. Raises DataError if there is none."""
-    found = []
-    for path in storage.list_files(folder, f"/{scorecards.SCORECARD}"):
+    files = storage.list_files(folder)
+    there = set(files)
+    places = []
+    for path in files:
         place = path.removesuffix(f"/{scorecards.SCORECARD}")
-        if not storage.exists(storage.join(place, manifest.MANIFEST)):
+        if place == path:
+            continue
+        if storage.join(place, manifest.MANIFEST) in there:
+            places.append(place)
+        else:
             log.warning(
                 "%s: this evaluation is not finished; resume it with `trainrig evaluate`", place
             )
-            continue
-        name = place.removeprefix(folder.rstrip("/")).strip("/") or place
-        found.append((name, scorecards.read_scorecard(place)))
+    names = [place.removeprefix(folder.rstrip("/")).strip("/") or place for place in places]
+    found = list(zip(names, storage.map_files(scorecards.read_scorecard, places), strict=True))
     if not found:
         if is_missing(folder):
             raise DataError(f"{folder}: no such folder{describe_origin(folder)}")

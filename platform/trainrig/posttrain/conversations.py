@@ -76,10 +76,9 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
     if run.rows not in TEXT_ROWS:
         inputs["template"] = chat.fingerprint
     for number, source in enumerate(sources):
-        keys = zip(
-            name_files(source.paths), map(storage.compute_content_key, source.paths), strict=True
-        )
-        inputs[f"sources[{number}]"] = manifest.digest([list(file_key) for file_key in keys])
+        keys = storage.compute_content_keys(source.paths)
+        named_keys = zip(name_files(source.paths), keys, strict=True)
+        inputs[f"sources[{number}]"] = manifest.digest([list(pair) for pair in named_keys])
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished

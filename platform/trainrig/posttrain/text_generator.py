@@ -234,7 +234,8 @@ def generate_file(
     if workers:
         connect(workers, "workers")
     map_splits(Phase(storage.join(scratch, "done"), make), splits, workers)
-    lines = b"".join(storage.read(storage.join(scratch, f"{split.name}.jsonl")) for split in splits)
+    parts = [storage.join(scratch, f"{split.name}.jsonl") for split in splits]
+    lines = b"".join(storage.read_files(parts))
     storage.write(out, lines)
     storage.delete_folder(scratch)
     ended = [json.loads(line)["stopped"] for line in lines.splitlines()]

@@ -194,9 +194,8 @@ def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
         else:
             paths = tuple(find_paths(table.kind, table.paths))
             # Shards record the names of their documents' files, so names are part of the input.
-            named_keys = zip(
-                name_files(paths), map(storage.compute_content_key, paths), strict=True
-            )
+            keys = storage.compute_content_keys(paths)
+            named_keys = zip(name_files(paths), keys, strict=True)
             inputs[role] = manifest.digest([list(named_key) for named_key in named_keys])
             tables.append(table.model_copy(update={"paths": paths}))
     return DocumentSet(tuple(tables), inputs, sums)
@@ -308,7 +307,12 @@ def find_paths(kind: str, patterns: Sequence[str]) -> list[str]:
 
     Raises DataError if a pattern matches no file.
     """
-    found = {path for pattern in patterns for path in _find_matching(FORMATS[kind], pattern)}
+    patterns = [storage.resolve(pattern) for pattern in patterns]
+    files = storage.measure_sizes(patterns)
+    found = set(files)
+    for pattern in patterns:
+        if pattern not in files:
+            found.update(_find_matching(FORMATS[kind], pattern))
     # "./a", "a" and "/folder/a" may be the same file.
     places = {_locate_file(path): path for path in sorted(found)}
     return [
@@ -348,9 +352,6 @@ def _locate_file(path: str) -> tuple[str, str]:
 
 
 def _find_matching(format_: Format, pattern: str) -> list[str]:
-    pattern = storage.resolve(pattern)
-    if storage.exists(pattern):
-        return [pattern]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
     folder = pattern if wild is None else pattern[:wild].rpartition("/")[0] or "."
     names = storage.list_files(folder)

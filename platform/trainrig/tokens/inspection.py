@@ -74,7 +74,7 @@ class Inspection:
         DataError if a file is missing, has the wrong size or, with `verify`, wrong content.
         """
         below = [
-            name for name in (TRAIN, HELD_OUT) if storage.list_files(storage.join(folder, name))
+            name for name in (TRAIN, HELD_OUT) if storage.find_first(storage.join(folder, name))
         ]
         name = folder.rstrip("/").rpartition("/")[2]
         opened = {split: TokenShards.open(storage.join(folder, split)) for split in below} or {

@@ -275,4 +275,4 @@ def _measure_free_bytes(folder: str) -> int:
 
 
 def _sum_bytes(folder: str) -> int:
-    return sum(storage.measure_size(path) for path in storage.list_files(folder))
+    return sum(storage.list_sizes(folder).values())

@@ -69,7 +69,7 @@ def import_checkpoint(
     is started over; without it, a folder that is not empty is refused.
     """
     check_folder(out)
-    taken = bool(storage.list_files(out))
+    taken = storage.find_first(out) is not None
     if taken and not keep:
         raise OutputTaken(f"{out}: not empty; name a new folder")
     model = add_special_tokens(open_folder(folder), added)
