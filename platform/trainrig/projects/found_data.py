@@ -14,11 +14,11 @@ from trainrig import manifest, storage
 from trainrig.corpus.documents import KEPT
 from trainrig.corpus.read import input_files
 from trainrig.errors import ConfigError, DataError
+from trainrig.projects.project_kinds import Role
 from trainrig.projects.row_roles import (
     EXAMPLES,
     NOUNS,
     Columns,
-    Role,
     Row,
     extract_text,
     find_roles,

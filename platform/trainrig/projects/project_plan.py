@@ -125,7 +125,7 @@ def _plan_crawl(inputs: Inputs, plan: Plan) -> None:
         sources=texts, workers=cores,
     )  # fmt: skip
     measures = sizes.measure_texts([source.amount for source in texts])
-    curated = {"curated": "documents", "documents": ()}
+    curated: dict[str, Any] = {"curated": "documents", "documents": ()}
     plan.add(
         "tokenizer", "tokenizer", "a vocabulary for these documents",
         vocabulary=measures.vocabulary, masked=False, **curated,
