@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-
 # Each commit starts with another file of slow tests, so that in time all of them run.
 WITHIN = $(if $(MINUTES),--slow-minutes $(MINUTES) --slow-from $(shell git rev-list --count HEAD))
 
-.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs clean
+.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs sbom clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -24,24 +24,24 @@ test-all: check ## Linters, types, floors, and all tests, also those that kill p
 
 check: lint types floors ## All but the tests
 
-lint: .venv/installed
+lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/installed ## The package in strict mode; the tests by names, imports and arguments
+types: .venv/tools ## The package in strict mode; the tests by names, imports and arguments
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini
 
-floors: .venv/installed
+floors: .venv/tools
 	$(BIN)/lint-imports
 
-chaos: .venv/installed ## Tests that kill processes and nodes: a quarter of an hour
+chaos: .venv/tools ## Tests that kill processes and nodes: a quarter of an hour
 	$(PYTEST) -m "chaos and not soak"
 
-bench: .venv/installed ## Measurements: minutes, on an idle machine
+bench: .venv/tools ## Measurements: minutes, on an idle machine
 	$(BIN)/python -m pytest -m bench -s tests/benchmarks
 
-soak: .venv/installed ## The long forms of the fault tests: hours
+soak: .venv/tools ## The long forms of the fault tests: hours
 	$(BIN)/python -m pytest -m soak -s
 
 gpu: OUT = gpu-results
@@ -49,23 +49,32 @@ gpu: ## Tests that need a GPU, then a table of how fast a step is, by PYTHON's o
 	OUT=$(OUT) $(PYTHON) tests/gpu/run.py
 
 gpu-ray: OUT = gpu-results
-gpu-ray: .venv/installed ## Runs on Ray over two GPUs of this machine, killed and resized; not run anywhere yet
+gpu-ray: .venv/tools ## Runs on Ray over two GPUs of this machine, killed and resized; not run anywhere yet
 	$(BIN)/python tests/gpu/ray_runs.py --out $(OUT)
 
 golden: COMMIT = HEAD~1
-golden: .venv/installed ## Hashes of what every stage makes, here and at COMMIT: they must be equal
+golden: .venv/tools ## Hashes of what every stage makes, here and at COMMIT: they must be equal
 	$(BIN)/python tests/golden.py --against $(COMMIT)
 
-docs: .venv/installed ## docs/run-files.md, docs/metrics.md, the schemas, the tables of evidence, and the pictures
+docs: .venv/tools ## docs/run-files.md, docs/metrics.md, docs/reference/api.md, the schemas, the tables of evidence, and the pictures
 	$(BIN)/python -m trainrig.run_file_pages
 	$(BIN)/python docs/evidence/tables.py
 	$(BIN)/python docs/pictures/draw.py
 
-# Once for each change of what is to be installed.
+sbom: OUT = sbom.json
+sbom: .venv/installed ## The installed packages as a software bill of materials (CycloneDX)
+	$(BIN)/python .ci/sbom.py > $(OUT)
+
+# Once for each change of what is to be installed: what running needs, then what tests need. pip
+# shows its progress in the minutes that this takes.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "trainrig needs Python 3.11 or later; set PYTHON=…")'
 	test -d .venv || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -c constraints.txt -e .
+	touch $@
+
+.venv/tools: .venv/installed
+	$(BIN)/pip install -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean: ## Remove the virtual environment and caches

@@ -23,7 +23,7 @@ from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.train.checkpoint import write_model
-from trainrig.verbs import VERBS
+from trainrig.verbs import OTHER_NAMES, VERBS
 
 SCRIPT = Path(sys.executable).with_name("trainrig")
 COMMANDS = sorted(get_command(cli.app).commands)  # type: ignore[attr-defined]
@@ -132,6 +132,38 @@ def test_help_does_not_wait_for_torch_or_ray() -> None:
     assert ended.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("name", ["sft", "dpo", "finetune"])
+def test_the_name_of_another_tool_is_answered_with_the_verb(trainrig: Trainrig, name: str) -> None:
+    assert "Did you mean 'posttrain'?" in trainrig(name, "run.toml").err
+    assert "did you mean 'posttrain'?" in trainrig("schema", name).err
+    assert name not in COMMANDS
+
+
+def test_names_of_other_tools_stand_for_verbs() -> None:
+    assert set(OTHER_NAMES.values()) <= set(COMMANDS)
+    assert not set(OTHER_NAMES) & set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("predict", "hoffmann", "--params", "1B", "--tokens", "20B"), ("cluster", "check", "local")],
+)
+def test_json_before_the_verb_is_the_same_as_after(
+    trainrig: Trainrig, words: tuple[str, ...]
+) -> None:
+    after = trainrig(*words, "--json")
+    assert after.code == 0
+    assert trainrig("--json", *words) == after
+    json.loads(after.out)
+
+
+def test_json_before_a_verb_without_json_is_refused(trainrig: Trainrig) -> None:
+    ended = trainrig("--json", "chat", "model")
+    assert ended.code == 2
+    assert "'chat' has no JSON result; leave out `--json`" in ended.err
+    assert json.loads(trainrig("--json", "schema", "tokenize").out)["type"] == "object"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -158,7 +190,8 @@ def test_nothing_to_generate_from_is_the_users_to_fix(trainrig: Trainrig) -> Non
 
 def test_the_installed_script_ends_with_our_code_and_one_line() -> None:
     ended = run_script("check", "none.toml")
-    assert ended == Ended(2, "", "trainrig: none.toml: no such run file\n")
+    problem = f"none.toml: no such run file (looked in {Path.cwd()})"
+    assert ended == Ended(2, "", f"trainrig: {problem}\n")
 
 
 def test_versions_are_printed_for_people_and_for_machines(trainrig: Trainrig) -> None:
@@ -167,6 +200,19 @@ def test_versions_are_printed_for_people_and_for_machines(trainrig: Trainrig) ->
     shown = trainrig("--version")
     assert shown.code == 0
     assert dict(line.split(" ", 1) for line in shown.out.splitlines()) == machine
+
+
+def test_the_level_of_messages_is_an_option_or_a_variable(
+    trainrig: Trainrig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINRIG_LOG_LEVEL", "error")
+    assert trainrig("schema", "pretrain").code == 0
+    assert logging.getLogger("trainrig").level == logging.ERROR
+    assert trainrig("--log-level", "debug", "schema", "pretrain").code == 0
+    assert logging.getLogger("trainrig").level == logging.DEBUG
+    ended = trainrig("--log-level", "warn", "schema", "pretrain")
+    assert (ended.code, ended.out) == (2, "")
+    assert "no level 'warn'; did you mean 'warning'?" in ended.err
 
 
 # --- a series of tiny stages, none of which needs Ray
@@ -511,6 +557,39 @@ def test_check_prints_a_run_file_that_loads_as_the_same_run(
     assert trainrig("check", run_file, "--json").result["run"] == run.model_dump(mode="json")
 
 
+def test_check_lists_inputs_patterns_and_packages_that_are_missing(
+    trainrig: Trainrig, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made.at)
+    assert trainrig("check", made.run_file("pretrain"), "--json").result["problems"] == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    sinks = 'training.metrics.sinks=[{kind="WandB"}]'
+    shown = trainrig("check", made.run_file("pretrain"), "--set", "tokens=none", "--set", sinks)
+    first, second = [line for line in shown.out.splitlines() if line.startswith("# problem: ")]
+    assert first == f"# problem: tokens: none: does not exist (looked in {made.at})"
+    assert "the package wandb, which is not installed; run `pip install -e " in second
+    assert shown.code == 0  # an earlier stage may still have to make the input
+    pattern = "sources.0.paths=['none-*.warc.gz']"
+    (problem,) = trainrig("check", made.run_file("curate"), "--json", "--set", pattern).result[
+        "problems"
+    ]
+    where = f"(looked in {made.at})"
+    assert problem == f"sources[0].paths[0]: none-*.warc.gz: no file matches {where}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("usd", 9_999.99, "9,999.99"),
+        ("parameters", 427_207_872, "427,207,872 (427M)"),
+        ("parameters", 512, "512"),
+        ("hours", 181.6859, "181.7"),
+    ],
+)
+def test_check_shows_money_and_counts_as_a_plan_does(name: str, value: float, shown: str) -> None:
+    assert cli._format_figure(name, value) == shown
+
+
 def test_check_counts_parameters_exactly_before_and_after_there_are_tokens(
     trainrig: Trainrig, made: Made, tmp_path: Path
 ) -> None:
@@ -601,7 +680,7 @@ def test_a_wrong_run_file_is_refused_by_file_and_line(
     [
         ("curate", ["sources.0.paths=['{at}/none.warc.gz']"], "{at}/none.warc.gz: no such file"),
         ("curate", ["sources.0.paths=['{at}/*.warc']"], "{at}/*.warc: the pattern matches no file"),
-        ("tokenizer", ["documents='{at}/none'"], "{at}/none: no manifest.json"),
+        ("tokenizer", ["documents='{at}/none'"], "{at}/none: no such folder; run the stage"),
         (
             "tokenizer",
             ["documents='{at}/tokens'"],
@@ -612,12 +691,16 @@ def test_a_wrong_run_file_is_refused_by_file_and_line(
             ["tokenizer='{at}/documents'"],
             "{at}/documents: is the output of `curate`, not of",
         ),
-        ("pretrain", ["tokens='{at}/none'"], "{at}/none: no manifest.json"),
+        ("pretrain", ["tokens='{at}/none'"], "{at}/none: no such folder; run the stage"),
         ("pretrain", ["model.vocabulary=100"], "model.vocabulary (100) is below the tokenizer's"),
         ("posttrain", ["checkpoint='{at}/none'"], "{at}/none"),
-        ("score", ["checkpoint='{at}/none'"], "{at}/none: no valid checkpoint"),
+        (
+            "score",
+            ["checkpoint='{at}/none'"],
+            "{at}/none: no such folder; name the folder",
+        ),
         ("score", ["checkpoint='{at}/fresh'"], "checkpoint: {at}/fresh/"),
-        ("posttrain", ["conversations='{at}/none'"], "{at}/none: no manifest.json"),
+        ("posttrain", ["conversations='{at}/none'"], "{at}/none: no such folder; run the stage"),
         ("posttrain", ["batches.sequence_length=49"], "batches: sequence_length (49 tokens) is"),
         ("evaluate", ["checkpoint='{at}/none'"], "{at}/none"),
     ],
@@ -664,7 +747,7 @@ def test_an_error_found_during_the_work_leaves_no_output(
     if verb in reader:  # and no later stage mistakes it for its input
         later, role = reader[verb]
         took = trainrig(later, made.run_file(later), output, f"--set={role}='{tmp_path}/out'")
-        assert "out: no manifest.json" in get_error_line(took)
+        assert "out: no such folder" in get_error_line(took)
 
 
 @pytest.mark.slow

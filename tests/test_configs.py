@@ -23,6 +23,7 @@ from trainrig.verbs import load_named
 
 ROOT = Path(__file__).parents[1]
 RUN_FILES = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
+RECIPE_FILES = sorted((ROOT / "jobs" / "recipes").rglob("*.toml"))
 JOBS = sorted((ROOT / "jobs").glob("*.py"))
 
 
@@ -35,7 +36,7 @@ def make_model(stage: str) -> Any:
     return load_models()[stage]
 
 
-@pytest.mark.parametrize("path", RUN_FILES, ids=name_path)
+@pytest.mark.parametrize("path", RUN_FILES + RECIPE_FILES, ids=name_path)
 def test_a_run_file_loads_and_comes_back_from_its_resolved_form(path: Path, tmp_path: Path) -> None:
     model = make_model(tomllib.loads(path.read_text())["stage"])
     run = config.load(model, str(path))
@@ -55,7 +56,7 @@ def make_validator(stage: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("path", RUN_FILES, ids=name_path)
+@pytest.mark.parametrize("path", RUN_FILES + RECIPE_FILES, ids=name_path)
 def test_a_run_file_fits_the_schema_and_with_a_wrong_key_does_not(path: Path) -> None:
     given = tomllib.loads(path.read_text())
     validator = make_validator(given["stage"])

@@ -179,7 +179,7 @@ def test_a_run_file_that_is_not_there_is_the_users_to_fix(
     assert read_outcome(capsys, count, "none.toml") == (
         2,
         "",
-        "trainrig: none.toml: no such run file\n",
+        f"trainrig: none.toml: no such run file (looked in {Path.cwd()})\n",
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
+from support.s3_proxy import Proxy
 
 from trainrig import manifest, storage
 from trainrig.config import EXTENDABLE, NOT_IDENTITY, RunFile, Settings
@@ -295,17 +296,33 @@ def test_an_output_that_is_a_file_is_refused(folder: str) -> None:
 def test_a_folder_found_empty_that_another_run_claims_next_is_refused(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    list_files = storage.list_files
+    find_first = storage.find_first
 
-    def list_before_the_other_claims(folder: str) -> list[str]:
-        monkeypatch.setattr(storage, "list_files", list_files)
-        found = storage.list_files(folder)
+    def look_before_the_other_claims(folder: str) -> str | None:
+        monkeypatch.setattr(storage, "find_first", find_first)
+        found = storage.find_first(folder)
         begin(folder, seed=9)
         return found
 
-    monkeypatch.setattr(storage, "list_files", list_before_the_other_claims)
+    monkeypatch.setattr(storage, "find_first", look_before_the_other_claims)
     with pytest.raises(OutputTaken, match="seed: 9 there, 0 here"):
         begin(folder)
+
+
+def test_a_claim_takes_as_many_requests_whatever_the_folder_holds(proxy: Proxy, s3: str) -> None:
+    out = f"{s3}/out"
+    stage = begin(out)
+    assert proxy.count() == {"HEAD": 1, "LIST": 1, "PUT": 1}
+    for number in range(40):
+        storage.write(f"{out}/part/{number:02}", b"x")
+    proxy.count()
+    assert begin(out).resumed
+    assert proxy.count() == {"GET": 2, "HEAD": 1, "LIST": 1}
+    one = FileSum(bytes=1, sha256="")
+    stage.finish({}, {f"part/{number:02}": one for number in range(40)})
+    proxy.count()
+    assert begin(out).finished  # one listing more, of the sizes of all files, and one of scratch
+    assert proxy.count() == {"GET": 2, "HEAD": 1, "LIST": 3}
 
 
 CLAIM_ONCE = """

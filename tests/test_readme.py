@@ -12,6 +12,7 @@ import pytest
 from typer.main import get_command
 
 from trainrig import cli, config
+from trainrig.launch.submit import run_paths
 from trainrig.verbs import VERBS
 
 ROOT = Path(__file__).parents[1]
@@ -19,7 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCE.findall(README)
 # Pages whose commands are checked like those of the README: each can be copied as it is.
-GUIDES = ("clusters", "commands", "encoders", "pretraining", "tokens")
+GUIDES = ("clusters", "commands", "encoders", "pretraining", "tokens", "your-data")
 GUIDE_BLOCKS = [
     block
     for page in GUIDES
@@ -53,7 +54,7 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_of_a_program_that_is_checked_here(command: str) -> None:
-    assert split_words(command)[0] in {"make", "source", "trainrig", "ray"}, (
+    assert split_words(command)[0] in {"make", "source", "trainrig", "ray", "python3"}, (
         f"say in {Path(__file__).name} how to check it"
     )
 
@@ -90,6 +91,62 @@ def test_a_trainrig_command_parses_and_its_run_file_loads(
         config.load(VERBS[verb].load_model(), run_file, given["changes"] or ())
     if "verb" in given:
         assert given["verb"] in VERBS
+
+
+PAGE_FILES = {
+    *("pairs-train.jsonl", "pairs-held-out.jsonl", "instructions-train.jsonl"),
+    *("instructions-held-out.jsonl", "problems.jsonl", "prompts.jsonl", "principles.txt"),
+}
+# What the quickstart leaves. tests/quickstart/site/test_site_pages.py checks the files of `pages`.
+LEFT = {f"quickstart/pages/{name}" for name in PAGE_FILES} | {
+    f"quickstart/{name}"
+    for name in (
+        *("pages", "documents", "tokenizer", "tokens", "model", "tuned", "aligned", "pairs"),
+        *("conversations", "scores-early", "scores-model", "scores-tuned", "scores-aligned"),
+    )
+}
+
+
+def test_commands_after_the_quickstart_read_what_it_or_an_earlier_one_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    _, block = FENCE.findall(page)[1]
+    there = set(LEFT)
+    for line in block.splitlines():
+        words = split_words(line)[1:]
+        given = parse(words)
+        if "run_file" not in given:
+            assert {str(given.get("checkpoint") or given.get("folder") or given["run"])} & (
+                LEFT | {"quickstart", "('quickstart/model',)", "['quickstart/model']"}
+            ), line
+            continue
+        model = VERBS[words[0]].load_model()
+        run = config.load(model, str(given["run_file"]), given["changes"] or ())
+        for place in run_paths.find_paths(run):
+            if place.use == "output":
+                there.add(place.path)
+            else:
+                assert place.path in there, (line, place)
+
+
+def test_the_cpu_wheel_is_the_pinned_torch_of_the_index_that_the_image_uses() -> None:
+    (command,) = list_commands("python3")
+    pin = re.search(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pin is not None and pin.group() in split_words(command)
+    index = command.partition("--index-url ")[2]
+    assert f"--index-url {index}" in (ROOT / "cluster" / "Dockerfile").read_text()
+
+
+def test_a_quickstart_installs_what_running_needs_and_shows_it() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "--quiet" not in makefile
+    installed = makefile.partition(".venv/installed: pyproject")[2].partition("\n\n")[0]
+    assert "-e .\n" in installed and "[dev]" not in installed
+    assert re.search(r"^quickstart: \.venv/installed ", makefile, re.MULTILINE)
+    for target in ("lint", "types", "floors"):  # of `make test`
+        assert re.search(rf"^{target}: \.venv/tools\b", makefile, re.MULTILINE)
 
 
 def test_a_trainrig_command_that_does_not_parse_would_be_noticed() -> None:

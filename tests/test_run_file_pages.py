@@ -12,6 +12,7 @@ import pytest
 
 from trainrig.config import NOT_IDENTITY, RunFile, Settings
 from trainrig.config.run_file_schema import build_json_schema, collect_descriptions
+from trainrig.library import api_page
 from trainrig.run_file_pages import METRICS_PAGE, PAGE, SCHEMAS, generate_files, load_models
 
 ROOT = Path(__file__).parents[1]
@@ -86,6 +87,7 @@ def test_generated_files_are_up_to_date() -> None:
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / SCHEMAS).iterdir()} | {
         PAGE,
         METRICS_PAGE,
+        api_page.PAGE,
     } == {*made}
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.s3_proxy import Proxy
 
 from trainrig import manifest, splits, storage
 from trainrig.manifest import FileSum
-from trainrig.splits import Phase, Split, SplitRecord, Work
+from trainrig.splits import Phase, RecordSelection, Split, SplitRecord, Work
 
 SPLITS = [Split(name, {"letters": name * 3}) for name in ("b", "a", "c")]
 
@@ -71,6 +72,18 @@ def test_records_may_lie_in_a_bucket(s3: str) -> None:
     assert phase.read_results(SPLITS[:1]) == [SplitRecord(name="b", counts={}, files={})]
 
 
+def test_records_in_a_bucket_are_read_side_by_side(proxy: Proxy, s3: str) -> None:
+    many = [Split(f"{number:02}", {}) for number in range(40)]
+    phase = Phase(f"{s3}/records", lambda: lambda task: ({}, {}))
+    for split in many:
+        phase.do(phase.make_work(), split)
+    proxy.delay = 0.02
+    proxy.count()
+    assert [record.name for record in phase.read_results(many)] == [split.name for split in many]
+    assert proxy.most_at_once > 4
+    assert proxy.count() == {"GET": 40}
+
+
 def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:
     def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         raise ZeroDivisionError
@@ -110,6 +123,37 @@ def test_a_split_killed_between_its_work_and_its_record_is_done_again(tmp_path: 
     assert done == {"aaa": 1, "bbb": 1, "ccc": 1}
 
 
+# Choice of records
+
+
+def choose(split: Split) -> tuple[list[tuple[str, bool]], RecordSelection]:
+    """Return the letters that work on a split of three pieces chooses, and their selection."""
+    records = RecordSelection(split.task)
+    found = [choice for piece in ("ab", "", "cde") for choice in records.choose(piece)]
+    return found, records
+
+
+def test_all_records_are_processed_and_crashed_ones_are_marked() -> None:
+    split = Split("a", {"pieces": [{"path": "x"}, {"path": "y"}, {"path": "x"}]})
+    assert [letter for letter, _ in choose(split)[0]] == list("abcde")
+    left = split.leave_out(3).leave_out(1)
+    assert [letter for letter, crashed in choose(left)[0] if crashed] == ["b", "d"]
+    assert not choose(left)[1].probing
+    assert split.list_paths() == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "letters", "read"),
+    [(1, 4, "bcd", 4), (0, 2, "ab", 2), (4, 99, "e", 5), (sys.maxsize, sys.maxsize, "", 5)],
+)
+def test_a_probe_processes_a_range_of_records_and_counts_those_that_it_read(
+    begin: int, end: int, letters: str, read: int
+) -> None:
+    found, records = choose(Split("a", {}).leave_out(2).probe(begin, end))
+    assert "".join(letter for letter, _ in found) == letters
+    assert records.probing and records.build_probe_counts() == {"records": read}
+
+
 # Sums
 
 
@@ -133,6 +177,29 @@ def test_summing_does_not_change_its_inputs() -> None:
     second = {"a": {"b": 2}}
     splits.sum_counts([first, second])
     assert (first, second) == ({"a": {"b": 1}}, {"a": {"b": 2}})
+
+
+def count_calls(number: int) -> int:
+    """Return the number of function calls that sum the counts of `number` splits."""
+    told = [
+        {"hosts": {f"{split}-{n}.example": {"97": 1} for n in range(9)}} for split in range(number)
+    ]
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        splits.sum_counts(told)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_the_work_of_summing_grows_with_the_tables_alone() -> None:
+    assert count_calls(80) <= 2 * count_calls(40)
 
 
 tables = st.fixed_dictionaries(

@@ -232,6 +232,42 @@ def test_deleting_takes_one_file_or_all_below_a_folder(place: str) -> None:
 
 
 @ALL
+def test_many_files_are_treated_as_each_of_them(place: str, tmp_path: Path) -> None:
+    names = [f"{part}/{number}" for part in ("a", "b c") for number in range(6)]
+    paths = [storage.join(place, name) for name in [*names, "d/one"]]
+    for number, path in enumerate(paths):
+        storage.write(path, b"x" * number)
+    local = str(tmp_path / "local")
+    storage.write(local, b"local")
+    mixed = [paths[7], local, *paths[:3], paths[7]]
+    assert list(storage.read_files(mixed)) == [storage.read(path) for path in mixed]
+    assert storage.compute_content_keys(mixed) == [storage.compute_content_key(p) for p in mixed]
+    missing = [storage.join(place, "a/none"), storage.join(place, "none/a"), f"{local}-none"]
+    sizes = storage.measure_sizes([*missing, *mixed, storage.join(place, "a")])
+    assert list(sizes.items()) == [(p, storage.measure_size(p)) for p in dict.fromkeys(mixed)]
+    for look in (storage.read_files, storage.compute_content_keys):
+        with pytest.raises(FileNotFoundError, match="a/none"):
+            list(look([*paths, *missing]))
+    storage.delete_files([*missing, *paths[3:], local])
+    assert storage.list_files(place) == paths[:3]
+    assert not storage.exists(local)
+    storage.move_files({path: f"{path}-moved" for path in paths[:2]})
+    assert storage.list_files(place) == [f"{paths[0]}-moved", f"{paths[1]}-moved", paths[2]]
+    assert [storage.measure_size(path) for path in storage.list_files(place)] == [0, 1, 2]
+
+
+@ALL
+def test_the_first_file_is_the_first_that_is_listed(place: str) -> None:
+    assert storage.find_first(place) is None
+    storage.write(storage.join(place, ".hidden"), b"")
+    assert storage.find_first(place) is None
+    for name in ("b", "a/c/d"):
+        storage.write(storage.join(place, name), b"")
+    storage.write(f"{place}-beside/a", b"")
+    assert storage.find_first(f"{place}/") == storage.list_files(place)[0]
+
+
+@ALL
 @pytest.mark.parametrize(
     "look",
     [
@@ -308,7 +344,7 @@ def test_a_cloud_whose_package_is_missing_names_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     schemes.make_backend.cache_clear()
-    with pytest.raises(ConfigError, match=r"^gs://b/k: .*pip install 'trainrig\[gcs\]'"):
+    with pytest.raises(ConfigError, match=r"^gs://b/k: .*pip install -e '.*\[gcs\]'"):
         storage.read("gs://b/k")
 
 

@@ -1,3 +1,150 @@
-"""trainrig: raw web pages to an aligned language model on an elastic Ray cluster."""
+"""trainrig: raw web pages to an aligned language model on an elastic Ray cluster.
 
-__version__ = "0.1.0"
+`import trainrig` offers the stages as functions, and opens what they wrote:
+
+>>> import trainrig
+>>> documents = trainrig.curate("curate.toml")
+>>> trainrig.open_documents(documents).kept(["url", "text"]).to_pandas()
+
+The names are imported at first use, because torch, Ray and Arrow take seconds. The page
+`docs/library.md` is the guide, and `docs/reference/api.md` describes each name.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from trainrig.errors import (
+        ClusterError,
+        ConfigError,
+        DataError,
+        InputError,
+        OutputTaken,
+        TrainrigError,
+        Unfinished,
+    )
+    from trainrig.library.laws_and_plans import FitResult, PlanResult, fit, plan
+    from trainrig.library.loaded_model import LoadedModel, load
+    from trainrig.library.opened_data import (
+        OpenedDocuments,
+        OpenedTokens,
+        open_documents,
+        open_tokens,
+    )
+    from trainrig.library.opened_run import OpenedRun, open_run
+    from trainrig.library.stages import (
+        StageOutput,
+        curate,
+        encode_conversations,
+        evaluate,
+        posttrain,
+        pretrain,
+        rl,
+        sweep,
+        tokenize,
+        train_tokenizer,
+    )
+
+__all__ = [
+    "ClusterError",
+    "ConfigError",
+    "DataError",
+    "FitResult",
+    "InputError",
+    "LoadedModel",
+    "OpenedDocuments",
+    "OpenedRun",
+    "OpenedTokens",
+    "OutputTaken",
+    "PlanResult",
+    "StageOutput",
+    "TrainrigError",
+    "Unfinished",
+    "__version__",
+    "curate",
+    "encode_conversations",
+    "evaluate",
+    "fit",
+    "load",
+    "open_documents",
+    "open_run",
+    "open_tokens",
+    "plan",
+    "posttrain",
+    "pretrain",
+    "rl",
+    "sweep",
+    "tokenize",
+    "train_tokenizer",
+]
+
+# Module of each public name, below `trainrig`.
+_MODULES = {
+    "errors": (
+        *("ClusterError", "ConfigError", "DataError", "InputError", "OutputTaken"),
+        *("TrainrigError", "Unfinished"),
+    ),
+    "library.laws_and_plans": ("FitResult", "PlanResult", "fit", "plan"),
+    "library.loaded_model": ("LoadedModel", "load"),
+    "library.opened_data": (*("OpenedDocuments", "OpenedTokens", "open_documents", "open_tokens"),),
+    "library.opened_run": ("OpenedRun", "open_run"),
+    "library.stages": (
+        *("StageOutput", "curate", "encode_conversations", "pretrain", "sweep", "tokenize"),
+        "train_tokenizer",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+# Verbs that share their name with the folder of their code, so the folder can be called.
+_VERB_FOLDERS = ("evaluate", "posttrain", "rl")
+
+
+class _PickledByName(ModuleType):
+    """Module that is pickled by its name, as Ray pickles the modules that a function uses."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.__name__,)
+
+
+class _VerbFolder(_PickledByName):
+    """Folder of the package that runs the stage of the same name when it is called."""
+
+    @property
+    def __signature__(self) -> Any:
+        import inspect
+
+        return inspect.signature(self._find_stage())
+
+    def __call__(self, *arguments: Any, **keys: Any) -> Any:
+        return self._find_stage()(*arguments, **keys)
+
+    def _find_stage(self) -> Any:
+        stages = importlib.import_module(f"{__name__}.library.stages")
+        return getattr(stages, self.__name__.rpartition(".")[2])
+
+
+class _Package(_PickledByName):
+    """The package itself, which makes the folders of verbs callable once they are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _VERB_FOLDERS and isinstance(value, ModuleType):
+            value.__class__ = _VerbFolder
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name in _VERB_FOLDERS:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

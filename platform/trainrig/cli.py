@@ -6,6 +6,7 @@ import their dependencies when they run, so that `trainrig --help` does not wait
 """
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -22,12 +23,13 @@ from trainrig.launch import launch_verbs
 from trainrig.launch.cluster_verbs import cluster_app
 from trainrig.posttrain.generate_verbs import chat, generate
 from trainrig.posttrain.huggingface.huggingface_verbs import export, import_folder
+from trainrig.projects import project_verbs
 from trainrig.runs import run_verbs
 from trainrig.scaling.fit.fit_options import fit
 from trainrig.scaling.mixture.mixture_verb import mixture
 from trainrig.scaling.plan.plan_options import plan, predict
 from trainrig.tokens.tokens_verbs import tokens_app
-from trainrig.verbs import VERBS
+from trainrig.verbs import VERBS, suggest_verb
 from trainrig.verbs import Verb as VerbEntry
 
 RUNS = "trainrig {0} jobs/configs/{1}/{0}.toml"
@@ -54,9 +56,14 @@ def trainrig(
     version: Annotated[
         bool, typer.Option("--version", help="Print versions, for bug reports.")
     ] = False,
+    log_level: command_line.LogLevel = None,
     as_json: command_line.Json = False,
 ) -> None:
     """Take raw web pages to an aligned language model, on an elastic Ray cluster."""
+    if log_level is not None:  # processes that this one starts inherit the variable
+        os.environ[job.LOG_LEVEL] = log_level
+    if os.environ.get(job.LOG_LEVEL):
+        job.set_log_level()
     if version:
         from trainrig.manifest import collect_environment
 
@@ -94,6 +101,22 @@ def quickstart(
         print(json.dumps(summary))
 
 
+INIT = "trainrig init tune my-model --data notes.jsonl --data chats.jsonl"
+command_line.command(app, command_line.START, INIT)(project_verbs.init)
+
+
+@command_line.command(app, command_line.START, "trainrig run my-model")
+def run(folder: project_verbs.ProjectFolder, as_json: command_line.Json = False) -> None:
+    """Run the stages of a project in order; run it again to continue after a stop.
+
+    The stages are the `trainrig` lines of the project's run.sh. A finished stage does nothing. The
+    exit code is that of the stage that failed or stopped.
+    """
+    project_verbs.run_project(
+        folder, lambda words: app(args=list(words), standalone_mode=False), as_json
+    )
+
+
 @command_line.command(
     app, command_line.START, "trainrig check jobs/configs/quickstart/pretrain.toml --device h100"
 )
@@ -111,26 +134,65 @@ def check(
     """Validate a run file and print every setting and what the run would take.
 
     Defaults are marked as such, or left out with --changed. For training: parameters and memory;
-    for pretraining also FLOPs, time and cost.
+    for pretraining also FLOPs, time and cost. Inputs that do not exist, patterns that match no
+    file, and packages that are not installed are listed as problems.
     """
     model = _load_model(run_file)
     run = config.load(model, run_file, changes or ())
     from trainrig.check import describe
     from trainrig.estimate.run_cost import DeviceChoice
+    from trainrig.launch.submit.input_check import find_input_problems
 
     facts = describe(run, DeviceChoice(device, hardware, mfu))
+    problems = list(find_input_problems(run))
     if as_json:
-        print(json.dumps({"run": run.model_dump(mode="json"), **facts}))
+        print(json.dumps({"run": run.model_dump(mode="json"), **facts, "problems": problems}))
         return
     print(config.to_toml(run, changed), end="")
     for name, value in facts.items():
-        print(f"# {name}: {_format_figure(value)}")
+        print(f"# {name}: {_format_figure(name, value)}")
+    for problem in problems:
+        print(f"# problem: {problem}")
 
 
-def _format_figure(value: Any) -> str:
+@command_line.command(
+    app, command_line.START, "trainrig doctor", "trainrig doctor --bucket s3://bucket/runs"
+)
+def doctor(
+    bucket: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL", help="Bucket or folder to write, read and delete a file in; repeatable."
+        ),
+    ] = None,
+    as_json: command_line.Json = False,
+) -> None:
+    """Check this machine: Python, torch, GPUs, Ray, disks, memory, limits and buckets.
+
+    Prints what is fine, what is wrong, and what to do about it. The exit code is 1 if there is a
+    problem; warnings are none. Starts no Ray, and imports torch only where there are GPUs.
+    """
+    from trainrig.doctor.diagnosis import count_severity, format_table, to_json
+    from trainrig.doctor.examination import examine
+
+    diagnoses = examine(bucket or ())
+    print(json.dumps(to_json(diagnoses)) if as_json else format_table(diagnoses))
+    if count_severity(diagnoses, "problem"):
+        raise typer.Exit(1)
+
+
+def _format_figure(name: str, value: Any) -> str:
+    """Format a fact as plans and pages do: money to the cent, large counts also as `427M`."""
+    from trainrig.report.number_formats import format_short
+    from trainrig.scaling.laws.law_formats import format_usd
+
+    if name == "usd":
+        return format_usd(value)
     if isinstance(value, float):
         return f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,} ({format_short(value)})" if value >= 1e6 else f"{value:,}"
+    return str(value)
 
 
 def _load_model(run_file: str) -> type[RunFile]:
@@ -138,7 +200,7 @@ def _load_model(run_file: str) -> type[RunFile]:
     stage = config.parse(config.read_text(run_file), run_file).get("stage")
     if stage not in VERBS:
         found = "`stage` is missing" if stage is None else f"no stage {stage!r}"
-        hint = config.suggest_choice(str(stage or ""), VERBS)
+        hint = suggest_verb(str(stage or ""))
         raise ConfigError(f"{run_file}: {found}{hint}")
     return VERBS[stage].load_model()
 
@@ -205,7 +267,7 @@ def schema(verb: command_line.Verb) -> None:
         print(json.dumps(build_json_schema(PlanFile), indent=1))
         return
     if verb not in VERBS:
-        raise ConfigError(f"schema: no run file for '{verb}'{config.suggest_choice(verb, VERBS)}")
+        raise ConfigError(f"schema: no run file for '{verb}'{suggest_verb(verb)}")
     print(json.dumps(build_json_schema(VERBS[verb].load_model()), indent=1))
 
 

@@ -90,7 +90,26 @@ class HelpCommand(TyperCommand):
 
 
 class HelpGroup(TyperGroup):
-    """A command group whose help page lists commands by section, with unshortened summaries."""
+    """A command group whose help page lists commands by section, with unshortened summaries.
+
+    `--json` before the command is the same as `--json` after it. Names that other tools use for a
+    command are answered with trainrig's name.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command and its arguments, with an earlier `--json` among them."""
+        from trainrig.verbs import OTHER_NAMES
+
+        if ctx.parent is None and args[0] not in self.commands and args[0] in OTHER_NAMES:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{OTHER_NAMES[args[0]]}'?")
+        name, found, rest = super().resolve_command(ctx, args)
+        if ctx.find_root().params.get("as_json") and isinstance(found, HelpCommand):
+            names = {param.name for param in found.params}
+            if "as_json" in names:
+                rest = ["--json", *rest]
+            elif name != "schema":  # schema always prints JSON
+                ctx.fail(f"'{name}' has no JSON result; leave out `--json`.")
+        return name, found, rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a list of commands for each section, SECTIONS first and in their order."""
@@ -222,6 +241,15 @@ Notify = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LEVEL",
+        help="Least severe messages to print: debug, info, warning or error.  "
+        "[default: $TRAINRIG_LOG_LEVEL, else info]",
+        autocompletion=make_word_completion("debug", "info", "warning", "error"),
+    ),
+]
 Borders = Annotated[bool, typer.Option("--borders", help="Mark where each token ends.")]
 
 Device = Annotated[

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trainrig import config, storage
 from trainrig.config import Run, RunFile
-from trainrig.errors import ClusterError, InputError, TrainrigError, Unfinished
+from trainrig.errors import ClusterError, ConfigError, InputError, TrainrigError, Unfinished
 from trainrig.manifest import MANIFEST, Manifest
 from trainrig.processes.child_process import ensure_home
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals, outlive_terminal
@@ -32,6 +32,8 @@ from trainrig.storage.writable import check_folder
 OUTCOME = (
     "TRAINRIG_OUTCOME"  # variable that names a local file for {"kind", "message", "exit_code"}
 )
+LOG_LEVEL = "TRAINRIG_LOG_LEVEL"  # variable that names the least severe messages to print
+LOG_LEVELS = ("debug", "info", "warning", "error")
 GOES_ON = "run the same command to continue"
 NO_THREAD = "can't start new thread"  # Python's message when the thread limit is reached
 BEGINS_AGAIN = "run the same command to start again"
@@ -58,13 +60,25 @@ def main(
     )
     given = parser.parse_args(arguments)
     logging.basicConfig(format="trainrig: %(message)s")
-    logging.getLogger("trainrig").setLevel(logging.INFO)
     with exit_codes():
+        set_log_level()
         with contextlib.redirect_stdout(sys.stderr):  # Ray prints its messages there
             run = load(model, given.run_file, given.changes)
             with if_stopped(describe_restart(run)):
                 manifest = stage(run)
         print(json.dumps(manifest.counts))
+
+
+def set_log_level() -> None:
+    """Set the level of trainrig's loggers to the one that TRAINRIG_LOG_LEVEL names, or to `info`.
+
+    Raises ConfigError if the variable names another level.
+    """
+    level = os.environ.get(LOG_LEVEL) or "info"
+    if level.lower() not in LOG_LEVELS:
+        hint = config.suggest_choice(level, LOG_LEVELS)
+        raise ConfigError(f"--log-level (or {LOG_LEVEL}): no level '{level}'{hint}")
+    logging.getLogger("trainrig").setLevel(level.upper())
 
 
 def load(model: type[Run], path: str, changes: Sequence[str]) -> Run:
@@ -74,10 +88,15 @@ def load(model: type[Run], path: str, changes: Sequence[str]) -> Run:
     finished run is not checked, and may lie on a read-only disk.
     """
     run = config.load(model, path, changes)
+    check_output(run)
+    return run
+
+
+def check_output(run: RunFile) -> None:
+    """Raise ConfigError if the output of `run` cannot be written; a finished one need not be."""
     output = run.output
     if storage.is_remote(output) or not storage.exists(storage.join(output, MANIFEST)):
         check_folder(output)
-    return run
 
 
 def describe_restart(run: RunFile) -> str:

@@ -1,4 +1,4 @@
-"""Generator of the run files' JSON schemas, `docs/run-files.md` and `docs/metrics.md`.
+"""Generator of the run files' JSON schemas, and of the pages of run files, metrics and the API.
 
 `python -m trainrig.run_file_pages [REPOSITORY]` writes all of them. A test fails if a file differs
 from the generated text.
@@ -12,6 +12,7 @@ from typing import Any
 
 from trainrig.config import Settings, format_toml_value
 from trainrig.config.run_file_schema import build_json_schema
+from trainrig.library import api_page
 from trainrig.quickstart.path import PageMaking
 from trainrig.scaling.plan.plan_run_file import PlanFile
 from trainrig.train.run.metric_table import TABLE
@@ -66,7 +67,8 @@ def generate_files() -> dict[str, str]:
         f"{SCHEMAS}/{verb}.json": f"{json.dumps(schema, indent=1, ensure_ascii=False)}\n"
         for verb, schema in schemas.items()
     }
-    return files | {PAGE: build_page(schemas), METRICS_PAGE: build_metrics_page()}
+    pages = {PAGE: build_page(schemas), METRICS_PAGE: build_metrics_page()}
+    return files | pages | {api_page.PAGE: api_page.build_api_page()}
 
 
 def build_metrics_page() -> str:

@@ -28,7 +28,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from trainrig import storage
+from trainrig import job, storage
 from trainrig.config import RunFile
 from trainrig.errors import ClusterError
 from trainrig.manifest import Manifest
@@ -61,8 +61,19 @@ class Terminal:
             handler = RichHandler(console=self.console, show_time=False, show_path=False)
         logger = logging.getLogger("trainrig")
         logger.handlers = [handler]
-        logger.setLevel(logging.INFO)
+        job.set_log_level()
         logger.propagate = False
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Print the messages of trainrig's loggers in the block, and then restore the loggers."""
+        logger = logging.getLogger("trainrig")
+        before = (list(logger.handlers), logger.level, logger.propagate)
+        self.listen()
+        try:
+            yield
+        finally:
+            logger.handlers, logger.level, logger.propagate = before
 
     def say(self, text: str) -> None:
         """Print one line."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainrig.config import RunFile
+from trainrig.config import RunFile, suggest_choice
 from trainrig.manifest import Manifest
 
 
@@ -44,6 +44,27 @@ def load_named(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
+
+def suggest_verb(name: str) -> str:
+    """Return a hint at the verb that `name` stands for, as `suggest_choice` does."""
+    if name.lower() in OTHER_NAMES:
+        return f"; did you mean '{OTHER_NAMES[name.lower()]}'?"
+    return suggest_choice(name, VERBS)
+
+
+# Names that other tools have for a command.
+OTHER_NAMES = {
+    **dict.fromkeys(("sft", "dpo", "kto", "lora", "finetune", "fine-tune", "tune"), "posttrain"),
+    **dict.fromkeys(("grpo", "ppo", "rlhf", "rlvr"), "rl"),
+    **dict.fromkeys(("train", "pre-train"), "pretrain"),
+    **dict.fromkeys(("eval", "benchmark"), "evaluate"),
+    **dict.fromkeys(("dedup", "deduplicate", "filter", "extract"), "curate"),
+    **dict.fromkeys(("ls", "list"), "runs"),
+    "convert": "export",
+    "distill": "teacher",
+    "launch": "submit",
+    "validate": "check",
+}
 
 VERBS = {
     "curate": Verb(

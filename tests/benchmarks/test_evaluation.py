@@ -1,7 +1,7 @@
 """Requests per CPU second, compared with lm-evaluation-harness.
 
 Both use one thread and the same model, rows and prompts. The peer is skipped where it is not
-installed: `pip install 'trainrig[lm-eval]'`.
+installed: `pip install -e '.[lm-eval]'`.
 """
 
 import json

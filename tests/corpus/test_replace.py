@@ -3,12 +3,15 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from support.s3_proxy import Proxy
 
 from trainrig import manifest, storage
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.documents import Replacement
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
+from trainrig.storage.local_files import LocalFiles
+from trainrig.storage.s3_objects import S3Objects
 
 OLD = {"kept/a": b"old a", "dropped/a": b"old dropped"}
 NEW = {"kept/a": b"new a", "kept/b": b"new b"}
@@ -85,9 +88,10 @@ def test_a_replacement_stopped_at_any_moment_is_finished_by_the_next_run(
 
         return call
 
-    changing = ("write", "delete", "move", "delete_folder")
+    changing = [(LocalFiles, name) for name in ("write", "delete", "move", "delete_folder")]
+    changing += [(S3Objects, name) for name in ("write", "delete", "copy", "delete_batch")]
     patches = [
-        mock.patch.object(storage, name, stopping(getattr(storage, name))) for name in changing
+        mock.patch.object(kind, name, stopping(getattr(kind, name))) for kind, name in changing
     ]
     with pytest.raises(Stopped):
         for patch in patches:
@@ -102,6 +106,21 @@ def test_a_replacement_stopped_at_any_moment_is_finished_by_the_next_run(
     replacement.go_on()
     assert read_contents(output) == {**NEW, REPORT: b"new report"}
     assert manifest.read_manifest(output) == fresh
+
+
+def test_files_in_a_bucket_are_replaced_by_two_requests_each(proxy: Proxy, s3: str) -> None:
+    source = CurationSource(name="web", paths=("a.warc",))
+    stage = manifest.claim(f"{s3}/out", Curation(output=f"{s3}/out", sources=(source,)), {})
+    old = make_manifest(stage, stage.folder, {f"old/{number}": b"" for number in range(9)})
+    storage.write(stage.build_path(manifest.MANIFEST), old.model_dump_json().encode())
+    new = {f"new/{number}": b"" for number in range(9)}
+    fresh = make_manifest(stage, stage.build_path("scratch", "new"), new)
+    proxy.count()
+    Replacement(stage.folder).begin(fresh, stage.build_path("scratch", "new"))
+    # Each file is looked at and copied; the originals, the old files and the note are deleted.
+    moved = {"HEAD": 9, "PUT": 9 + 2, "DELETE many": 3, "DELETE": 1, "LIST": 2, "GET": 2}
+    assert proxy.count() == dict(sorted(moved.items()))
+    assert read_contents(stage.folder) == new
 
 
 @pytest.mark.parametrize("key", ["old", "unlisted", "new"])

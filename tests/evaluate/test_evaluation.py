@@ -12,6 +12,7 @@ from trainrig import manifest
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate import evaluation
 from trainrig.evaluate.engine import shards
 from trainrig.evaluate.engine.request_encoding import encode_chat_prompt
 from trainrig.evaluate.evaluation import evaluate
@@ -290,3 +291,26 @@ def test_nothing_to_score_is_refused(tmp_path):
         Evaluation(checkpoint="x", output="y", tokens="z")
     with pytest.raises(ValueError, match="'copa' is listed 2 times"):
         Evaluation(checkpoint="x", output="y", tasks=(TaskChoice(task="copa"),) * 2)
+
+
+def test_the_operations_of_a_tuned_model_include_those_of_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model
+) -> None:
+    monkeypatch.setattr(evaluation, "read_entries", lambda path: {"tokens": tokens[path]})
+    checkpoints = {}
+    for name, base in (("base", ""), ("tuned", "base"), ("aligned", "tuned"), ("other", "gone")):
+        run = tmp_path / name
+        checkpoints[name] = write_model(str(run), tiny_model.config, "{}", tiny_model.state_dict())
+        (run / "run.toml").write_text(f'checkpoint = "{tmp_path}/{base}"' if base else "")
+    tokens = dict(zip(checkpoints.values(), (1_000, 100, 10, 10), strict=True))
+    flops = {
+        name: evaluation._compute_training_flops(path, {"tokens": tokens[path]})
+        for name, path in checkpoints.items()
+    }
+    unit = flops["base"] / 1_000
+    assert flops == {
+        "base": 1_000 * unit,
+        "tuned": pytest.approx(1_100 * unit),
+        "aligned": pytest.approx(1_110 * unit),
+        "other": None,
+    }

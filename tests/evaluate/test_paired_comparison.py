@@ -9,7 +9,7 @@ import pytest
 from trainrig import cli, manifest, storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
-from trainrig.evaluate.leaderboard import read_leaderboard
+from trainrig.evaluate.leaderboard import build_leaderboard_page, read_leaderboard
 from trainrig.evaluate.paired_comparison import compare
 from trainrig.evaluate.scorecards import Scorecard, score_task
 
@@ -126,10 +126,38 @@ def test_the_best_mean_over_shared_tasks_leads(evaluated, capsys, tmp_path):
     page = str(tmp_path / "board.html")
     code, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "runs"), "--html", page)
     assert code == 0 and out.index("high") < out.index("low") and "0.5000 ± 0.2887" in out
-    assert "high has the best mean of all evaluations (2)" in Path(page).read_text()
+    assert "No evaluation is clearly the best: high and low differ within noise" in out
+    assert "No evaluation is clearly the best" in Path(page).read_text()
     code, out, _ = run_cli(capsys, "leaderboard", str(tmp_path / "runs"), "--json")
     table = json.loads(out)
     assert table["evaluations"][0]["tasks"]["x"]["value"] == 1.0
+    assert table["best"] is None
     assert np.isclose(table["evaluations"][1]["tasks"]["x"]["error"], 0.2887, atol=1e-4)
-    with pytest.raises(DataError, match="no finished evaluation"):
+    with pytest.raises(DataError, match="no such folder"):
         read_leaderboard(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("cards", "verdict"),
+    [
+        ({"a": {"x": [1, 0]}}, "There is one evaluation, so nothing is compared."),
+        ({"a": {"x": [1]}, "b": {"y": [1]}}, "No task is common to all evaluations, so none"),
+        ({"a": {"x": [1]}, "b": {"x": [0]}}, "No evaluation is clearly the best: a and b differ"),
+        (
+            {"a": {"x": [1, 0] * 50}, "b": {"x": [0, 1] * 50}, "c": {"x": [1] * 49 + [0] * 51}},
+            "No evaluation is clearly the best: a and b (and 1 more) differ within noise.",
+        ),
+        (
+            {"a": {"x": [1] * 99 + [0]}, "b": {"x": [0, 1] * 50}, "c": {"x": [0] * 100}},
+            "a has the best mean of 3 evaluations.",
+        ),
+    ],
+)
+def test_only_a_clear_lead_makes_an_evaluation_the_best(evaluated, tmp_path, cards, verdict):
+    for name, tasks in cards.items():
+        evaluated(f"runs/{name}", **tasks)
+    board = read_leaderboard(str(tmp_path / "runs"))
+    clear, found = board.describe_best()
+    assert found.startswith(verdict)
+    assert board.to_json()["best"] == ("a" if clear else None)
+    assert found in build_leaderboard_page(board, "runs")

@@ -224,9 +224,9 @@ def test_windows_longer_than_the_model_can_read_are_refused(run):
 
 def test_missing_inputs_are_named(run, tmp_path):
     for field, message in {
-        "checkpoint": "no valid checkpoint there",
-        "tokens": "no manifest.json, so it is not the output of a stage",
-        "conversations": "no manifest.json, so it is not the output of a stage",
+        "checkpoint": "no such folder",
+        "tokens": "no such folder; run the stage that writes it",
+        "conversations": "no such folder; run the stage that writes it",
     }.items():
         with pytest.raises(DataError, match=f"nowhere: {message}"):
             evaluate(changed(run, **{field: str(tmp_path / "nowhere")}))

@@ -233,6 +233,11 @@ def test_a_worse_run_gets_a_worse_verdict(changes, state, words):
     assert words in extract_text(html)
 
 
+def test_the_page_says_why_the_report_of_the_run_has_another_held_out_loss():
+    text = extract_text(page())
+    assert "Scored by evaluate on more text than the run's own report" in text.replace("&#39;", "'")
+
+
 def test_a_loss_that_rose_is_said_to_have_risen():
     worse = replace(STORY, held_out=STORY.held_out[::-1])
     assert "Held-out loss rose from 4.02 to 9.01 nats per token" in extract_text(
@@ -247,7 +252,7 @@ def test_every_number_of_the_story_that_a_reader_would_ask_for_is_on_the_page():
         "67.1 % of 3,452 read",
         "280 of 300",
         "12 missed, 8 dropped earlier",
-        "6.91 M tokens",
+        "6.91M tokens",
         "vocabulary of 8,192",
         "process 31337 was killed after step 212",
         "checkpoint of step 180",

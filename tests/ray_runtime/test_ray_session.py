@@ -1,5 +1,6 @@
 import functools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,10 +11,10 @@ from unittest import mock
 import pytest
 
 from trainrig import manifest, storage
-from trainrig.errors import ConfigError, DataError
+from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.manifest import FileSum
 from trainrig.ray_runtime import ray_session
-from trainrig.splits import Phase, Split, Work
+from trainrig.splits import Phase, RecordSelection, Split, Work
 
 SPLITS = [Split(f"split-{number}", {"number": number}) for number in range(6)]
 
@@ -151,6 +152,85 @@ def test_more_workers_than_cpus_are_refused_with_what_fits(local_ray: int) -> No
         f"run.toml: workers: {local_ray + 1} workers of 1 CPU each, but Ray has {local_ray} "
         f"logical CPUs; set workers = {local_ray} or fewer, or add nodes"
     )
+
+
+def make_fragile_work(folder: str) -> Work:
+    """Return work that joins the letters of a split; a capital letter kills its process."""
+
+    def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        records = RecordSelection(task)
+        joined = ""
+        for letter, crashed in records.choose(task["letters"]):
+            if letter.isupper() and not crashed:
+                with Path(folder, "deaths").open("a") as deaths:
+                    deaths.write(letter)
+                os.kill(os.getpid(), signal.SIGKILL)
+            joined += "-" if crashed else letter
+        if records.probing:
+            return records.build_probe_counts(), {}
+        return {joined: 1}, {}
+
+    return work
+
+
+@pytest.mark.chaos
+@pytest.mark.ray
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_record_that_kills_its_process_is_left_out_and_the_rest_is_done(
+    tmp_path: Path, local_ray: int, brief: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = functools.partial(make_fragile_work, str(tmp_path))
+    phase = Phase(str(tmp_path / "records"), work, divisible=True)
+    given = [Split(str(n), {"letters": letters}) for n, letters in enumerate(("ab", "cXdY", "e"))]
+    seen: list[tuple[int, int]] = []
+    ray_session.map_splits(phase, given, 2, lambda done, of: seen.append((done, of)), brief)
+    found = [next(iter(record.counts)) for record in phase.read_results(given)]
+    assert found == ["ab", "c-d-", "e"]
+    assert seen == [(done, 3) for done in range(4)]
+    assert (tmp_path / "deaths").read_text() == "X" * 7 + "Y" * 6
+    assert "1: record 1 kills its process, and is in quarantine" in caplog.text
+
+
+@pytest.mark.chaos
+@pytest.mark.ray
+@pytest.mark.parametrize("divisible", [False, True])
+def test_a_split_that_kills_its_process_without_a_record_is_named(
+    tmp_path: Path, local_ray: int, divisible: bool
+) -> None:
+    def make_work() -> Work:
+        def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+            if task["pieces"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {}, {}
+
+        return work
+
+    phase = Phase(str(tmp_path / "records"), make_work, divisible)
+    paths: tuple[list[dict[str, str]], ...] = ([], [{"path": "a.jsonl"}], [])
+    given = [Split(f"split-{n}", {"pieces": pieces}) for n, pieces in enumerate(paths)]
+    message = r"^split-1 of a.jsonl: the process that worked on it was killed 3 times; "
+    with pytest.raises(ClusterError, match=message):
+        ray_session.map_splits(phase, given, 1)
+    assert phase.find_unfinished(given) == [given[1]]
+
+
+def make_failing_work() -> Work:
+    def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        raise OSError(28, "No space left on device", task["path"])
+
+    return work
+
+
+@pytest.mark.slow
+@WORKERS
+def test_an_error_without_an_explanation_keeps_its_type(
+    tmp_path: Path, workers: int, brief: bool
+) -> None:
+    phase = Phase(str(tmp_path / "records"), make_failing_work)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        ray_session.map_splits(phase, [Split("a", {"path": "/full"})], workers, brief=brief)
+    assert (caught.value.errno, caught.value.filename) == (28, "/full")
+    assert not workers or 'raise OSError(28, "No space' in caught.value.__notes__[0]
 
 
 def make_probe_work(folder: str) -> Work:

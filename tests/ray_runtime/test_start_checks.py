@@ -93,7 +93,7 @@ def test_a_control_groups_limit_counts_as_well(
         (group / "pids.max").write_text(f"{limit}\n")
         (group / "pids.current").write_text("30\n")
     folders = [tmp_path / name for name in ("inner", "outer", "missing")]
-    monkeypatch.setattr(start_checks, "_list_control_groups", lambda: folders)
+    monkeypatch.setattr(start_checks, "list_control_groups", lambda controller: folders)
     found = start_checks.find_group_limit()
     assert found is not None
     assert (found.most, found.left) == (40, 10)

@@ -1,6 +1,8 @@
 """Texts and numbers as a page shows them."""
 
 import html
+import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -47,16 +49,26 @@ def test_durations_read_as_a_person_says_them(seconds, words):
         (0, "0"),
         (3, "3"),
         (9_999, "9,999"),
-        (52_113.4, "52.1 k"),
-        (999_999, "1 M"),
-        (6_912_345, "6.91 M"),
-        (1.5e9, "1.5 G"),
-        (-2e13, "-20 T"),
+        (52_113.4, "52.1k"),
+        (999_999, "1M"),
+        (6_912_345, "6.91M"),
+        (1.5e9, "1.5B"),
+        (-2e13, "-20T"),
         (0.12345, "0.1235"),
+        (427_207_872, "427M"),
+        (719_530_754_048, "720B"),
+        (2.07e21, "2.07e+21"),
     ],
 )
 def test_large_numbers_are_shortened_to_three_digits(value, words):
     assert number_formats.format_short(value).replace("\u00a0", " ") == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(812, "812 bytes"), (15_177_323, "15.2 MB"), (999_999_999, "1 GB")]
+)
+def test_bytes_have_units_of_their_own(value, words):
+    assert number_formats.format_bytes(value).replace("\u00a0", " ") == words
 
 
 def test_a_share_of_nothing_is_a_dash():
@@ -67,3 +79,11 @@ def test_a_share_of_nothing_is_a_dash():
 def test_one_entry_is_written_in_the_singular():
     assert [format_count(n, "entry") for n in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
     assert format_count(1_000, "document") == "1,000 documents"
+
+
+def test_no_page_writes_a_count_before_a_plural():
+    """`1 steps`: a template writes the noun by `plural`."""
+    package = Path(number_formats.__file__).parents[1]
+    for template in package.rglob("*.html.j2"):
+        found = re.findall(r"\|(?:number|length) \}\} ([a-z]+s)\b", template.read_text())
+        assert set(found) <= {"times"}, template

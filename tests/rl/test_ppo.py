@@ -183,7 +183,7 @@ def test_settings_that_cannot_be_are_refused(changes, said, make_run, tmp_path):
 
 def test_a_critic_that_cannot_read_the_policy_is_refused(make_ppo, tmp_path):
     nowhere = {"checkpoint": str(tmp_path / "nowhere")}
-    with pytest.raises(DataError, match="nowhere: no valid checkpoint there"):
+    with pytest.raises(DataError, match="nowhere: no such folder"):
         prepare(make_ppo(tmp_path / "run", critic=nowhere))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trainrig import hardware
+from trainrig import hardware, storage
 from trainrig.cli import app
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError, DataError
@@ -41,6 +41,16 @@ def test_each_run_says_how_far_it_is_and_what_it_made(home: Path) -> None:
     assert (on.best_held_out, on.best_step, on.worker_hours) == (2.75, 1, 1.0)
     assert (begun.step, begun.loss, begun.best_held_out, begun.worker_hours) == (0, None, None, 0)
     assert left.state == "left" and left.verb == "pretrain"
+
+
+def test_runs_in_a_bucket_are_found_by_their_parts_of_the_event_log(home: Path, s3: str) -> None:
+    for name in ("begun", "deep/on"):
+        folder = f"{s3}/runs/{name}"
+        storage.write(f"{folder}/run.toml", (home / name / "run.toml").read_bytes())
+        RunFolder(folder).record("attempt_started", attempt=1, step=0, workers=2, why="start")
+    storage.write(f"{s3}/runs/planned/run.toml", b"")
+    folders = [run.folder for run in list_runs(f"{s3}/runs")]
+    assert folders == [f"{s3}/runs/begun", f"{s3}/runs/deep/on"]
 
 
 def test_cost_counts_all_the_time_that_attempts_held_workers(home: Path) -> None:

@@ -2,8 +2,10 @@
 
 import http.client
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -21,7 +23,10 @@ class Proxy:
     spoil: Callable[[str, str], bool] = lambda method, path: True
     how: str = "slow_down"
     times: int = 0
+    delay: float = 0.0  # seconds before each answer, as of a bucket that is far away
     seen: list[str] = field(default_factory=list)
+    at_once: int = 0  # requests that are being answered
+    most_at_once: int = 0  # the most of them, since the last call of `count`
     reached: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     handler: type | None = None  # this proxy's own handler
@@ -35,11 +40,40 @@ class Proxy:
                 return True
             return False
 
+    @contextmanager
+    def being_answered(self) -> Iterator[None]:
+        """Count a request among those that are answered at the same time."""
+        with self.lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.at_once -= 1
+
+    def count(self) -> dict[str, int]:
+        """Return the number of requests since the last call, by kind; `LIST` is a listing."""
+        with self.lock:
+            kinds = Counter(_name_kind(line) for line in self.seen)
+            self.seen.clear()
+            self.most_at_once = 0
+        return dict(sorted(kinds.items()))
+
+
+def _name_kind(line: str) -> str:
+    """Return the kind of the request `line`, which is a method and a path."""
+    method, _, path = line.partition(" ")
+    if "list-type=2" in path:
+        return "LIST"
+    return "DELETE many" if method == "POST" and path.endswith("?delete") else method
+
 
 REFUSALS = {
     "slow_down": (503, "SlowDown"),
     "conflict": (409, "ConditionalRequestConflict"),
     "forbidden": (403, "AccessDenied"),
+    "not_implemented": (501, "NotImplemented"),
 }
 
 
@@ -67,7 +101,9 @@ class SpoilingHandler(BaseHTTPRequestHandler):
             self.proxy.reached.set()
             self.close_connection = self.rfile.read(1) == b""  # until the client has gone
         else:
-            status, headers, answer = self.forward(body)
+            with self.proxy.being_answered():
+                status, headers, answer = self.forward(body)
+                time.sleep(self.proxy.delay)
             if how == "cut":
                 self.answer(status, headers, answer, sent=len(answer) // 2)
             elif how == "lose_answer":

@@ -341,7 +341,7 @@ def test_a_file_of_another_kind_is_named(kind, name, message, tmp_path):
 def test_missing_files_are_named(tmp_path):
     storage.write(f"{tmp_path}/a.txt", b"x")
     for path, message in (
-        ("nothing.jsonl", "nothing.jsonl: does not exist"),
+        ("nothing.jsonl", "nothing.jsonl: no such file or folder"),
         ("*.jsonl", r"\*.jsonl: matches none of the 1 files in"),
         ("", r"none of its 1 files is named \*\.jsonl \*\.jsonl\.gz"),
     ):

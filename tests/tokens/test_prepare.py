@@ -14,8 +14,8 @@ from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
-from trainrig.tokens.document_set import JSONL, Column, Parquet, normalise_url
-from trainrig.tokens.prepare import BATCH_ROWS, QUARANTINE, Tokenization, tokenize
+from trainrig.tokens.document_set import JSONL, QUARANTINE, Column, Parquet, normalise_url
+from trainrig.tokens.prepare import BATCH_ROWS, Tokenization, tokenize
 from trainrig.tokens.rows.packing import PackingPlan
 from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards

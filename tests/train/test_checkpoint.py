@@ -13,6 +13,7 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from trainrig import storage
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.architecture.layer_settings import Rope
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
@@ -320,6 +321,19 @@ def test_clean_up_stays_in_its_run_folder_whatever_that_lies_in(copy, tmp_path):
     assert list_steps(run) == [16, 20]
 
 
+def test_checkpoints_in_a_bucket_are_deleted_by_one_request_each(copy, proxy, s3):
+    for path in storage.list_files(str(copy)):
+        storage.write(f"{s3}/run/{path.removeprefix(f'{copy}/')}", storage.read(path))
+    proxy.count()
+    delete_superfluous(f"{s3}/run")
+    requests = proxy.count()
+    assert (requests["DELETE"], requests["DELETE many"]) == (3, 3)  # the manifests, and the rest
+    delete_superfluous(f"{s3}/run")
+    # Attempts, manifests and steps are listed once, and of both steps the files and the attempts.
+    assert proxy.count()["LIST"] == 3 + 2 * 2
+    assert find_newest_valid(RunFolder(f"{s3}/run"), thorough=False)[0].step == 20
+
+
 def test_remains_of_a_crash_are_deleted_and_open_saves_are_not(copy):
     for attempt in (1, 2, 3):
         being_written = name_checkpoint(copy, 24, attempt)
@@ -407,7 +421,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(copy):
 
 @pytest.mark.parametrize("where", ["", "nowhere", "checkpoints", "checkpoints/step_00000001"])
 def test_where_there_is_no_checkpoint_the_message_says_what_to_name(where, tmp_path):
-    with pytest.raises(DataError, match="no valid checkpoint"):
+    with pytest.raises(DataError, match="name the folder of a training run"):
         resolve(str(tmp_path / where))
 
 

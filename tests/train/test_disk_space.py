@@ -25,7 +25,7 @@ def test_a_run_without_room_for_one_checkpoint_is_refused_before_workers_start(
     monkeypatch.setattr(trainer, "check_fit", lambda *_: pytest.fail("workers were asked for"))
     # Petabytes, more than any disk.
     run = make_run(tmp_path / "run", model={"channels": 2**20, "layers": 100, "positions": 48})
-    message = r"run: \S+\s\S+B free; a checkpoint of \S+\s\S+ parameters takes \S+\s\S+B \(12 bytes"
+    message = r"run: \S+\s\S+B free; a checkpoint of \S+ parameters takes \S+\s\S+B \(12 bytes"
     with pytest.raises(ConfigError, match=message):
         pretrain(run)
     assert not (tmp_path / "run").exists()

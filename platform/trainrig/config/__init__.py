@@ -40,6 +40,7 @@ from trainrig.config.run_file_text import (
     to_toml,
 )
 from trainrig.errors import ConfigError
+from trainrig.storage.missing_folders import describe_origin
 
 __all__ = [
     "CACHE",
@@ -222,7 +223,8 @@ def read_text(path: str, what: str = "run file") -> str:
     try:
         return storage.decode_utf8(storage.read(path))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such {what}") from None
+        origin = describe_origin(path)
+        raise ConfigError(f"{path}: no such {what}{origin}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name the {what} in it") from None
     except storage.NotUtf8 as error:
@@ -236,6 +238,11 @@ def parse(text: str, path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
+        if path.endswith((".yaml", ".yml", ".json")):
+            raise ConfigError(
+                f"{path}: run files are TOML; copy one from jobs/configs, or see "
+                "`trainrig schema COMMAND` for its keys"
+            ) from None
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
 

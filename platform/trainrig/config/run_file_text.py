@@ -134,9 +134,8 @@ def _parse_toml_or_word(raw: str) -> Any:
         parsed = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
         return raw
-    return (
-        parsed["value"] if len(parsed) == 1 else raw
-    )  # a second key means that `raw` had another line
+    # A second key means that `raw` had another line.
+    return parsed["value"] if len(parsed) == 1 else raw
 
 
 def _step_into(table: Any, key: str, where: str) -> Any:

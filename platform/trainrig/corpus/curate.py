@@ -45,9 +45,11 @@ from trainrig.corpus.documents import (
     Parts,
     Replacement,
 )
-from trainrig.corpus.report.curation_tallies import describe_doubtful
+from trainrig.corpus.report import closing_lines
+from trainrig.corpus.report.curation_tallies import CurationTallies
+from trainrig.corpus.report.host_tallies import describe_doubtful
 from trainrig.corpus.report.removal_counts import RemovalCounts
-from trainrig.corpus.stages import apply_rules, near_duplicates, write_documents
+from trainrig.corpus.stages import apply_rules, near_duplicates, tally_sums, write_documents
 from trainrig.corpus.stages.near_duplicates import (
     build_paths,
     check_earlier,
@@ -86,7 +88,7 @@ log = logging.getLogger(__name__)
 REPORT_PAGE = "report.html"
 # Version of the files that passes after *read* leave for each other; increase it when they change.
 # A run that another version began then continues from the pages read.
-PASSES_FORMAT = 4
+PASSES_FORMAT = 5
 READ = "read"  # folder of the first pass's records; other passes' records belong to a decision
 
 # splits; up to this many, rules are applied in this process, as workers take time to start
@@ -211,7 +213,7 @@ class _Passes:
         with self._time_phase("judge"):
             phase = self._map("judge", work, self.splits, len(self.splits), workers)
             counts = sum_counts(record.counts for record in phase.read_results(self.splits))
-        storage.write(self.path_of(write_documents.RULES_TALLY), json.dumps(counts).encode())
+        storage.write(self.path_of(tally_sums.RULES_TALLY), json.dumps(counts).encode())
         apply_rules.refuse_rules_that_wipe_out(self.run, counts["tally"])
 
     def find_duplicates(self, pool: MeasuredDocuments) -> tuple[DuplicateSearch, DuplicatesFound]:
@@ -319,7 +321,7 @@ class _Passes:
             raise DataError(f"{self.run.output}: nothing was kept; {explain_nothing_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}
         files |= near_duplicates.write_index(self.run, folder, search, found)
-        tallies = write_documents.read_tallies(self.run, self.splits, self.path_of)
+        tallies = self._sum_tallies()
         if thin := describe_doubtful(tallies.hosts):
             log.warning("%s: %s", self.run.output, thin)
         files |= tallies.save(folder)
@@ -337,11 +339,35 @@ class _Passes:
             tallies, counts, rules, cost, self._describe_provenance(), near, cut
         )
         storage.write(storage.join(folder, REPORT_PAGE), page.encode())
+        self._describe_result(tallies, counts)
         if self.stage.before:
             replacement = Replacement(self.run.output)
             replacement.begin(self.stage.build_manifest(counts, files, cost), folder, [REPORT_PAGE])
             return manifest.read_manifest(self.run.output)
         return self.stage.finish(counts, files, cost)
+
+    def _sum_tallies(self) -> CurationTallies:
+        """Add up the tallies of all splits by tasks; return the sum."""
+        workers = self.run.workers if len(self.splits) > tally_sums.FAN_IN else 0
+
+        def run_tasks(level: int, tasks: Sequence[Split]) -> None:
+            done = _name_done_folder(self.run, self.decision, "tallies", str(level))
+            work = functools.partial(tally_sums.sum_tallies, self.path_of, level)
+            map_splits(Phase(done, work), tasks, workers, brief=True)
+
+        with self._time_phase("write"):
+            summed = tally_sums.add_up([split.name for split in self.splits], run_tasks)
+            return tally_sums.read_tallies(self.run, self.path_of, *summed)
+
+    def _describe_result(self, tallies: CurationTallies, counts: Mapping[str, Any]) -> None:
+        """Log what was dropped most and where to read more, and warn of sources that lost most."""
+        for line in closing_lines.describe_drops(tallies):
+            log.info("%s", line)
+        if lost := closing_lines.explain_lost_records(counts["quarantined"]):
+            log.warning("%s: %s", self.run.output, lost)
+        for line in closing_lines.warn_of_thin_sources(tallies):
+            log.warning("%s", line)
+        log.info("report: %s", storage.join(self.run.output, REPORT_PAGE))
 
     def _describe_provenance(self) -> dict[str, dict[str, str]]:
         claim = self.stage.claim
@@ -360,7 +386,8 @@ class _Passes:
     ) -> Phase:
         """Run one pass, reporting its progress as a part of the whole; None: with all workers."""
         records = (name,) if name == READ else (self.decision, name)
-        phase = Phase(_name_done_folder(self.run, *records), make_work)
+        done = _name_done_folder(self.run, *records)
+        phase = Phase(done, make_work, divisible=name == READ)
         workers = self.run.workers if workers is None else workers
         map_splits(phase, splits, workers, lambda done, _: self._report_progress(before + done))
         return phase
@@ -389,8 +416,12 @@ def explain_nothing_read(counts: Mapping[str, Any]) -> str:
         return "the inputs contain no page"
     return (
         f"no record gave a document, of {reasons.total():,} read "
-        f"({_format_most_common(reasons)}); name other files in `paths`, or set another "
-        "`extractor`"
+        f"({_format_most_common(reasons)}); "
+        + (
+            closing_lines.TEXT_HINT
+            if closing_lines.NO_TEXT in reasons
+            else "name other files in `paths`, or set another `extractor`"
+        )
     )
 
 

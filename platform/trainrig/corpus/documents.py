@@ -156,7 +156,7 @@ class Parts:
     def is_done(self, split: str, number: int) -> bool:
         """Return whether both files of a part exist."""
         files = (self.name_page_file(split, number), self.name_quarantine_file(split, number))
-        return all(storage.exists(path) for path in files)
+        return len(storage.measure_sizes(files)) == len(files)
 
     def iterate_chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the rows of each part, in order."""
@@ -170,7 +170,8 @@ class Parts:
     def read_quarantined(self, split: str) -> bytes:
         """Return the quarantine lines of all parts."""
         parts = range(self.numbers[split])
-        return b"".join(storage.read(self.name_quarantine_file(split, number)) for number in parts)
+        paths = [self.name_quarantine_file(split, number) for number in parts]
+        return b"".join(storage.read_files(paths))
 
 
 @dataclass(frozen=True)
@@ -261,10 +262,10 @@ class Replacement:
 
         Raises DataError if the note is not valid.
         """
-        if not storage.exists(self._note_path):
-            return
         try:
             note = _ReplacementNote.model_validate_json(storage.read(self._note_path))
+        except FileNotFoundError:
+            return
         except ValidationError as error:
             what = error.errors()[0]["msg"]
             raise DataError(
@@ -272,12 +273,13 @@ class Replacement:
             ) from None
         # a half-replaced output must not look finished
         storage.delete(storage.join(self.output, MANIFEST))
-        for name in (*note.manifest.files, *note.unlisted):
-            fresh = storage.join(self.output, note.new, name)
-            if storage.exists(fresh):
-                storage.move(fresh, storage.join(self.output, name))
-        for name in note.old:
-            storage.delete(storage.join(self.output, name))
+        targets = {
+            storage.join(self.output, note.new, name): storage.join(self.output, name)
+            for name in (*note.manifest.files, *note.unlisted)
+        }
+        fresh = storage.measure_sizes(targets)
+        storage.move_files({path: targets[path] for path in fresh})
+        storage.delete_files(storage.join(self.output, name) for name in note.old)
         data = note.manifest.model_dump_json(indent=1).encode()
         storage.write(storage.join(self.output, MANIFEST), data)
         storage.delete_folder(storage.join(self.output, SCRATCH))

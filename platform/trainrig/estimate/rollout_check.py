@@ -52,7 +52,7 @@ def estimate_rollouts(run: ReinforcementLearning, machine: DeviceChoice) -> dict
     The result is empty if the checkpoint does not exist yet, or is a Hugging Face folder, which is
     converted only when the run starts. Raises InputError if the settings or inputs cannot work.
     """
-    if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
+    if not storage.find_first(run.checkpoint) or is_hub_folder(run.checkpoint):
         return {}
     job, _inputs, counted, longest = prepare_with_prompts(run)
     facts = describe_sizes(job.model) | counted | describe_adapters(run.lora, job.model)

@@ -6,6 +6,7 @@ report.html           a report of all of these for reading in a browser
 """
 
 import functools
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,12 +69,33 @@ def _compute_training_flops(path: str, entries: Mapping[str, Any]) -> float | No
     """Estimate the training operations of the checkpoint `path` as 6ND; None: tokens unknown.
 
     `entries` are the checkpoint's entries. N excludes the embedding, the head and the experts that
-    a token does not use. A run that continues another run counts only its own tokens.
+    a token does not use. The operations of the runs whose checkpoints the run began from are
+    included. They are unknown if such a checkpoint was deleted or imported.
     """
     if not entries.get("tokens"):
         return None
     count = count_parameters(checkpoint.describe(path)[0])
-    return count_flops_6nd(count.layers - count.idle, entries["tokens"])
+    own = count_flops_6nd(count.layers - count.idle, entries["tokens"])
+    base = _find_base(path)
+    if base is None:
+        return own
+    try:
+        base = checkpoint.resolve(base)
+        before = _compute_training_flops(base, read_entries(base))
+    except DataError:
+        return None
+    return None if before is None else before + own
+
+
+def _find_base(path: str) -> str | None:
+    """Return the checkpoint that the run of `path` began from; None: from initial weights."""
+    run, inside, _ = path.rpartition("/checkpoints/")
+    file = storage.join(run, "run.toml")
+    if not inside or not storage.exists(file):
+        return None
+    settings = tomllib.loads(storage.read(file).decode())
+    base: str | None = settings.get("checkpoint") or settings.get("continue_from")
+    return base
 
 
 def claim(

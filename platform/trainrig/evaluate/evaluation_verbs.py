@@ -13,6 +13,7 @@ import typer
 
 from trainrig.command_line import Json
 from trainrig.errors import ConfigError
+from trainrig.optional_packages import describe_install
 
 
 def run_harness(arguments: Sequence[str]) -> None:
@@ -21,8 +22,7 @@ def run_harness(arguments: Sequence[str]) -> None:
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:
         raise ConfigError(
-            f"lm-eval: {error}; install lm-evaluation-harness with `pip install "
-            "'trainrig[lm-eval]'`"
+            f"lm-eval: {error}; install lm-evaluation-harness: `{describe_install('lm-eval')}`"
         ) from None
     from trainrig.evaluate.harness import model  # noqa: F401 - registers the model by name
 
@@ -107,13 +107,15 @@ def leaderboard(
         return
     columns, cells = list_board_cells(board)
     _print_table(columns, [tuple(_format_cell(cell) for cell in row) for row in cells])
+    print(board.describe_best()[1])
 
 
 def lm_eval(context: typer.Context) -> None:
     """Run lm-evaluation-harness on checkpoints of trainrig.
 
     All arguments are passed to its command line. `--model trainrig --model_args checkpoint=RUN`
-    reads a run folder or a checkpoint, without an export. Needs `pip install trainrig[lm-eval]`.
+    reads a run folder or a checkpoint, without an export. Needs the extra `lm-eval`:
+    `pip install -e '.[lm-eval]'`.
     """
     run_harness(context.args)
 

@@ -187,18 +187,17 @@ def claim(
     data = wanted.model_dump_json(indent=1).encode()
     if storage.exists(folder):
         raise OutputTaken(f"{folder}: is a file; choose another `output`")
-    empty = not storage.list_files(folder)
-    if empty and storage.create(storage.join(folder, stage_records.CLAIM), data):
+    first = storage.find_first(folder)
+    if first is None and storage.create(storage.join(folder, stage_records.CLAIM), data):
         return Stage(folder, wanted)
     there = stage_records.read_claim(folder)
     if there is None:
-        first = storage.list_files(folder)[0]
+        first = first or storage.join(folder, stage_records.CLAIM)
         raise OutputTaken(
             f"{folder}: holds files that no stage wrote ({first.rpartition('/')[2]}, …); "
             "choose another `output`"
         )
-    manifest_path = storage.join(folder, stage_records.MANIFEST)
-    finished = stage_records.read_manifest(folder) if storage.exists(manifest_path) else None
+    finished = stage_records.find_manifest(folder)
     changed = finished is not None and bool(stage_records.describe_difference(finished, wanted))
     if there.fingerprint != wanted.fingerprint or (changed and not run.extends_finished):
         raise OutputTaken(
@@ -218,6 +217,7 @@ def claim(
     if finished:
         stage_records.check_files(folder, finished)
         storage.delete_folder(storage.join(folder, SCRATCH))  # a kill may have left it
+        manifest_path = storage.join(folder, stage_records.MANIFEST)
         log.info("%s: the output is finished (see %s); nothing to do", folder, manifest_path)
     else:
         log.info("%s: continuing an earlier run", folder)

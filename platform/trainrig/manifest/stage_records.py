@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.storage.missing_folders import describe_origin, is_missing
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -83,14 +84,23 @@ class Manifest(Claim):
 
 def read_claim(folder: str) -> Claim | None:
     """Read the claim of `folder`; return None if no stage has claimed the folder."""
-    path = storage.join(folder, CLAIM)
-    return _read_record(Claim, path) if storage.exists(path) else None
+    return _find_record(Claim, storage.join(folder, CLAIM))
+
+
+def find_manifest(folder: str) -> Manifest | None:
+    """Read the manifest of `folder`; return None if its stage is not finished."""
+    return _find_record(Manifest, storage.join(folder, MANIFEST))
 
 
 def read_manifest(folder: str) -> Manifest:
     """Read the manifest of `folder`. Raises DataError if its stage is not finished."""
-    path = storage.join(folder, MANIFEST)
-    if not storage.exists(path):
+    found = find_manifest(folder)
+    if found is None:
+        if is_missing(folder):
+            raise DataError(
+                f"{folder}: no such folder{describe_origin(folder)}; run the stage that writes it, "
+                "or name another"
+            )
         unfinished = storage.exists(storage.join(folder, CLAIM))
         raise DataError(
             f"{folder}: its stage is not finished; run it again to continue"
@@ -100,11 +110,14 @@ def read_manifest(folder: str) -> Manifest:
                 "that a stage wrote"
             )
         )
-    return _read_record(Manifest, path)
+    return found
 
 
-def _read_record(model: type[Record], path: str) -> Record:
-    data = storage.read(path)
+def _find_record(model: type[Record], path: str) -> Record | None:
+    try:
+        data = storage.read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     try:
         found = _Versioned.model_validate_json(data).format
         if found > FORMAT:
@@ -198,14 +211,15 @@ def read_input(folder: str, stage: str) -> Manifest:
 
 def check_files(folder: str, manifest: Manifest) -> None:
     """Raise DataError if a file that `manifest` lists is missing or has another size."""
+    sizes = storage.measure_sizes(storage.join(folder, name) for name in manifest.files)
     for name, entry in manifest.files.items():
         path = storage.join(folder, name)
-        if not storage.exists(path):
+        if path not in sizes:
             raise DataError(
                 f"{path}: missing, though {MANIFEST} lists it; delete {folder} and run its "
                 "stage again"
             )
-        if (found := storage.measure_size(path)) != entry.bytes:
+        if (found := sizes[path]) != entry.bytes:
             raise DataError(
                 f"{path}: {found} bytes, but {MANIFEST} says {entry.bytes}; delete {folder} and "
                 "run its stage again"
@@ -235,8 +249,8 @@ def read_file(folder: str, name: str) -> bytes:
         data = storage.read(path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; run the stage that makes {folder}") from None
-    if storage.exists(storage.join(folder, MANIFEST)):
-        check_sum(path, hashlib.sha256(data).hexdigest(), read_manifest(folder).files.get(name))
+    if manifest := find_manifest(folder):
+        check_sum(path, hashlib.sha256(data).hexdigest(), manifest.files.get(name))
     return data
 
 

@@ -40,6 +40,7 @@ from trainrig.models.families.tensors import (
     read_ours,
     read_theirs,
 )
+from trainrig.storage.missing_folders import describe_missing_model, is_missing
 from trainrig.tokens import special_tokens
 
 TRANSFORMERS = "5.0.0"  # release that introduced the newer names of config keys
@@ -99,6 +100,8 @@ def open_folder(folder: str) -> HubModel:
     Raises DataError for missing files, and for a model that trainrig would compute differently than
     Transformers.
     """
+    if is_missing(folder):
+        raise DataError(describe_missing_model(folder, "the folder of a Hugging Face model"))
     given = _read_json(storage.join(folder, special_tokens.MODEL_CONFIG))
     family, config = read_config(given, storage.join(folder, special_tokens.MODEL_CONFIG))
     shapes = list_tensor_shapes(config)
@@ -161,15 +164,17 @@ def write_folder(
     files: special_tokens.TokenizerFiles,
     settings: HubFolder | None = None,
     chat_template: str | None = None,
+    keep: bool = False,
 ) -> Family:
     """Write a model to the folder `out` and return its family.
 
     Weights are written first, and config.json, without which no reader loads the folder, last.
     `read` returns a whole tensor by its name in the decoder's `state_dict()`. `chat_template` is
-    used if the tokenizer has no files of its own. The same arguments give the same bytes.
+    used if the tokenizer has no files of its own. The same arguments give the same bytes. With
+    `keep`, nothing is written if `out` holds exactly this model already.
 
     Raises DataError if weights, settings and tokenizer do not fit each other, and OutputTaken if
-    `out` already holds a model.
+    `out` already holds a model, or with `keep` another model.
     """
     settings = settings or HubFolder()
     brought = files.parse_json(special_tokens.MODEL_CONFIG)
@@ -186,21 +191,45 @@ def write_folder(
     special = special_tokens.find_special_tokens(files)
     texts = _write_texts(files, special, config, chat_template)
     texts[CARD] = _write_card(family, config, dtype, settings)
+    described = _write_config(family, config, files, special, dtype)
+    if keep and _is_written(out, {**texts, special_tokens.MODEL_CONFIG: described}, planned, dtype):
+        return family
     sizes = {name: math.prod(t.shape) * DTYPES[dtype].itemsize for name, t in planned.items()}
     _refuse_another_folder(
         out, safetensors_files.split_into_files(sizes, settings.file_bytes), texts
     )
     safetensors_files.write_tensors(out, planned, DTYPES[dtype], settings.file_bytes)
     for name, text in texts.items():
-        data = text.encode("utf-8", "surrogateescape")
-        if name == SENTENCEPIECE:
-            data = base64.b64decode(text.removeprefix(BASE64))
-        storage.write(storage.join(out, name), data)
-    storage.write(
-        storage.join(out, special_tokens.MODEL_CONFIG),
-        _write_config(family, config, files, special, dtype).encode(),
-    )
+        storage.write(storage.join(out, name), _encode_file(name, text))
+    storage.write(storage.join(out, special_tokens.MODEL_CONFIG), described.encode())
     return family
+
+
+def _encode_file(name: str, text: str) -> bytes:
+    """Return the bytes of the file `name` whose text, or base64 text, is `text`."""
+    if name == SENTENCEPIECE:
+        return base64.b64decode(text.removeprefix(BASE64))
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _is_written(
+    out: str,
+    texts: Mapping[str, str],
+    planned: Mapping[str, safetensors_files.PlannedTensor],
+    dtype: str,
+) -> bool:
+    """Return whether the folder `out` holds exactly these files and tensors; reads all of them."""
+    for name, text in texts.items():
+        path = storage.join(out, name)
+        if not storage.exists(path) or storage.read(path) != _encode_file(name, text):
+            return False
+    stored = safetensors_files.open_tensors(out)
+    if stored.keys() != planned.keys():
+        return False
+    return all(
+        torch.equal(stored[name].read(), tensor.read().to(DTYPES[dtype]))
+        for name, tensor in planned.items()
+    )
 
 
 def _write_config(

@@ -27,7 +27,7 @@ from trainrig.posttrain.classified_rows import TEXT_ROWS, TextRows, count_labels
 from trainrig.posttrain.model_source import find_tokenizer_files, open_chat_tokenizer
 from trainrig.posttrain.row_run_files import ConversationEncoding, RowFiles
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Split, Work, sum_counts
+from trainrig.splits import CRASHED, Phase, RecordSelection, Split, Work, sum_counts
 from trainrig.tokens.chat.chat_messages import BadRow
 from trainrig.tokens.chat.chat_samples import SampleRules, Samples, build_samples
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
@@ -76,10 +76,9 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
     if run.rows not in TEXT_ROWS:
         inputs["template"] = chat.fingerprint
     for number, source in enumerate(sources):
-        keys = zip(
-            name_files(source.paths), map(storage.compute_content_key, source.paths), strict=True
-        )
-        inputs[f"sources[{number}]"] = manifest.digest([list(file_key) for file_key in keys])
+        keys = storage.compute_content_keys(source.paths)
+        named_keys = zip(name_files(source.paths), keys, strict=True)
+        inputs[f"sources[{number}]"] = manifest.digest([list(pair) for pair in named_keys])
     stage = manifest.claim(run.output, run, inputs)
     if stage.finished:
         return stage.finished
@@ -91,6 +90,7 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
         phase = Phase(
             stage.build_path(manifest.SCRATCH),
             functools.partial(_make_work, run, sources, chat, labels),
+            divisible=True,
         )
         map_splits(phase, splits, run.workers, progress)
         records = phase.read_results(splits)
@@ -191,11 +191,14 @@ def _make_work(
         }
         bad: list[QuarantinedRow] = []
         counts: Counter[str] = Counter()
+        records = RecordSelection(task)
         for part in (StagePart(**fields) for fields in task["parts"]):
             source = sources[part.table]
-            for place, row in FORMATS[source.kind].read(part, ()):
+            for (place, row), crashed in records.choose(FORMATS[source.kind].read(part, ())):
                 counts["rows"] += 1
                 try:
+                    if crashed:
+                        raise BadRow(CRASHED, "encoding it killed the process")
                     if isinstance(row, str):
                         raise BadRow(row)
                     split, documents, counted = rows.encode_row(row, source, part, place)
@@ -205,6 +208,8 @@ def _make_work(
                 counts.update(counted)
                 for document in documents:
                     shards[split].add(document)
+        if records.probing:
+            return records.build_probe_counts(), {}
         return _write_shards(run, task["name"], shards, bad, counts)
 
     return encode

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainrig import storage
-from trainrig.errors import ConfigError
+from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.chat.chat_tokenizer import ChatTokenizer
 from trainrig.tokens.special_tokens import TEMPLATE_FILE, TOKENIZER, TokenizerFiles
 from trainrig.train import checkpoint
@@ -29,11 +29,13 @@ def open_initial_model(path: str, output: str) -> str:
     if not is_hub_folder(path):
         return checkpoint.resolve(path)
     imported = output.rstrip("/") + IMPORTED
-    if not storage.list_files(imported):
+    try:
+        return checkpoint.resolve(imported)
+    except DataError:  # not imported yet, or only in part
         # Imported here, so that a start from a checkpoint does not wait for torch.
         from trainrig.posttrain.huggingface.model_folders import import_checkpoint
 
-        import_checkpoint(path, imported)
+        import_checkpoint(path, imported, keep=True)
     return checkpoint.resolve(imported)
 
 

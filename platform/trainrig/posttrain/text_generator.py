@@ -31,6 +31,8 @@ from trainrig.tokens.chat import chat_messages
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
+BATCH = 16  # prompts that are generated together
+
 
 @dataclass(frozen=True)
 class Spoken:
@@ -70,7 +72,12 @@ class TextGenerator:
         Raises DataError if there is none, or if the model generates no text.
         """
         opened = checkpoint.open_model(path)
-        _check_speaks(opened.path, opened.config)
+        check_speaks(opened.path, opened.config)
+        return cls.load(opened, device)
+
+    @classmethod
+    def load(cls, opened: checkpoint.CheckpointModel, device: str | None = None) -> "TextGenerator":
+        """Build the model that was `opened` on `device` (None: the accelerator if any)."""
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
         model = opened.build().to(device or _find_accelerator())
         return cls(model, encoder, opened.tuned)
@@ -82,7 +89,7 @@ class TextGenerator:
         Raises DataError if there is none, ConfigError where vLLM is not installed.
         """
         stored = checkpoint.StoredModel(path)
-        _check_speaks(stored.path, stored.config)
+        check_speaks(stored.path, stored.config)
         if isinstance(stored.config, EncoderDecoderConfig):
             raise DataError(
                 f"{stored.path}: {stored.config.description}, which vLLM does not support; "
@@ -179,7 +186,7 @@ def _build_listener(encoder: Encoder, request: TextRequest) -> TextListener:
     return TextListener(encoder, request.sampling.stop, answers, request.hear)
 
 
-def _check_speaks(where: str, config: DecoderConfig) -> None:
+def check_speaks(where: str, config: DecoderConfig) -> None:
     """Raise DataError for a model that does not continue texts."""
     if config.head != "tokens":
         raise DataError(
@@ -205,7 +212,7 @@ def generate_file(
     out: str,
     sampling: Sampling,
     *,
-    batch: int = 16,
+    batch: int = BATCH,
     workers: int = 0,
     vllm_memory: float | None = None,
 ) -> dict[str, int]:
@@ -227,7 +234,8 @@ def generate_file(
     if workers:
         connect(workers, "workers")
     map_splits(Phase(storage.join(scratch, "done"), make), splits, workers)
-    lines = b"".join(storage.read(storage.join(scratch, f"{split.name}.jsonl")) for split in splits)
+    parts = [storage.join(scratch, f"{split.name}.jsonl") for split in splits]
+    lines = b"".join(storage.read_files(parts))
     storage.write(out, lines)
     storage.delete_folder(scratch)
     ended = [json.loads(line)["stopped"] for line in lines.splitlines()]
@@ -281,6 +289,20 @@ def read_request(row: Any, sampling: Sampling) -> TextRequest:
     return TextRequest(prompt, sampling)
 
 
+def build_requests(rows: Sequence[Row], sampling: Sampling, first: int = 0) -> list[TextRequest]:
+    """Return the requests of `rows`, whose numbers in their file begin at `first`.
+
+    The seed of a row is its own, or the sampling's seed plus the number of the row.
+    """
+    return [
+        read_request(
+            row,
+            sampling.model_copy(update={"seed": row.get("seed", sampling.seed + first + number)}),
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
 def _make_work(checkpoint: str, sampling: Sampling, folder: str, vllm_memory: float | None) -> Work:
     """Return the function that answers one batch of rows."""
     if vllm_memory is None:
@@ -291,16 +313,7 @@ def _make_work(checkpoint: str, sampling: Sampling, folder: str, vllm_memory: fl
     def speak(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         rows = task["rows"]
         first = task["first"]
-        requests = [
-            read_request(
-                row,
-                sampling.model_copy(
-                    update={"seed": row.get("seed", sampling.seed + first + number)}
-                ),
-            )
-            for number, row in enumerate(rows)
-        ]
-        spoken = generator.speak_all(requests)
+        spoken = generator.speak_all(build_requests(rows, sampling, first))
         lines = [
             json.dumps({**row, "text": answer.text, "stopped": answer.stopped}, ensure_ascii=False)
             for row, answer in zip(rows, spoken, strict=True)

@@ -141,12 +141,8 @@ def ensure_home() -> None:
         entry = pwd.getpwuid(os.getuid())
     except KeyError:
         entry = None
-        names = (
-            "LOGNAME",
-            "USER",
-            "LNAME",
-            "USERNAME",
-        )  # the variables that `getpass.getuser` reads
+        # These are the variables that `getpass.getuser` reads.
+        names = ("LOGNAME", "USER", "LNAME", "USERNAME")
         if not any(os.environ.get(name) for name in names):
             os.environ["USER"] = str(os.getuid())
     home = os.environ.get("HOME") or (entry.pw_dir if entry else "")

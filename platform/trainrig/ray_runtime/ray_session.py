@@ -5,15 +5,17 @@ task of a split are sent to a worker, and only its name comes back: pages and to
 object store.
 """
 
+import collections
 import contextlib
-import itertools
 import json
 import logging
 import os
+import pickle
 import queue
 import signal
 import sys
 import threading
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,9 +26,10 @@ from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
 from trainrig.processes.child_process import ensure_home
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals
 from trainrig.ray_runtime import ray_local, ray_pools, ray_private
+from trainrig.ray_runtime.crash_search import find_crashing_record
 from trainrig.ray_runtime.session_folder import RAY, sweep
 from trainrig.ray_runtime.start_checks import check_machine
-from trainrig.splits import Phase, Split, Work
+from trainrig.splits import PROBED, Phase, Split, Work
 
 log = logging.getLogger(__name__)
 # Variables that must be set before Ray is imported or started. Values that the user has set stay.
@@ -68,6 +71,7 @@ WORKER_ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch requires it for deterministic cuBLAS
 }
 TOKEN = Path("~/.ray/auth_token")  # the user's token, which Ray creates if it is missing
+TRIES = 3  # times that the process of a split may be killed before the reason is searched for
 OBJECT_STORE_BYTES = 256 * 2**20  # ample, because the store holds paths and counts only
 
 _Row = TypeVar("_Row")
@@ -270,6 +274,10 @@ def map_splits(
     second, less than the setup of Ray Data, and runs as plain Ray tasks instead. The first error of
     a split ends the phase; splits that are done stay done. `progress` is called after each split.
 
+    A split whose process is killed is tried TRIES times. In a divisible phase, the record that
+    kills is then searched for and left out. Raises ClusterError if there is no such record. With 0
+    workers the record kills this process.
+
     If a local Ray is lost, another one is started for the splits that are left. Raises Unfinished
     if a joined cluster is lost.
     """
@@ -298,7 +306,7 @@ def _wait_for_splits(
     """Process the splits in `left` and yield the name of each one when it is done."""
     if not workers:
         return _run_in_process(phase, left)
-    return (_run_by_tasks if brief else _run_by_ray_data)(phase, left, workers)
+    return _run_by_ray(phase, left, workers, brief)
 
 
 def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
@@ -309,9 +317,65 @@ def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
             yield split.name
 
 
-def _run_by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
-    if not left:
-        return
+def _run_by_ray(phase: Phase, left: Sequence[Split], workers: int, brief: bool) -> Iterator[str]:
+    """Process the splits by Ray Data or by tasks, and search for the records that kill."""
+    call = uuid.uuid4().hex
+    tries = TRIES
+    if not brief:
+        from ray.exceptions import ObjectLostError
+
+        done = set()
+        with contextlib.suppress(ObjectLostError):  # a node was lost that held the name of a split
+            for name in _run_by_ray_data(phase, left, workers, call):
+                done.add(name)
+                yield name
+        # Ray Data passed over these: their processes were killed, or their nodes were lost.
+        left = [split for split in left if split.name not in done]
+        tries -= 1
+    killed = list[Split]()
+    yield from _iterate_names(_run_by_tasks(phase, left, workers, call, tries, killed))
+    for split in killed:
+        yield _finish_without_crashing_records(phase, split, call)
+
+
+def _finish_without_crashing_records(phase: Phase, split: Split, call: str) -> str:
+    """Put the records that kill their process in quarantine, and process the rest of `split`.
+
+    One process works at a time, so that memory is not short because of others. Returns the name of
+    the split. Raises ClusterError if no single record kills.
+    """
+
+    def probe(begin: int, end: int) -> int | None:
+        for row in _run_by_tasks(phase, [split.probe(begin, end)], 1, call, 1, []):
+            _raise_error(row)
+            return int(row["records"])
+        return None
+
+    while True:
+        log.warning("%s: its process was killed %d times", split.name, TRIES)
+        number = find_crashing_record(probe, TRIES) if phase.divisible else None
+        if number is None:
+            files = f" of {', '.join(paths)}" if (paths := split.list_paths()) else ""
+            why = "no single record is the cause" if phase.divisible else "finished splits are kept"
+            raise ClusterError(
+                f"{split.name}{files}: the process that worked on it was killed {TRIES} times; "
+                f"{why}; give the workers more memory, or leave out its files, and run the same "
+                "command again"
+            )
+        log.warning("%s: record %d kills its process, and is in quarantine", split.name, number)
+        split = split.leave_out(number)
+        killed = list[Split]()
+        rows = _run_by_tasks(phase, [split], 1, call, TRIES, killed)
+        for name in _iterate_names(rows):
+            return name
+
+
+def _run_by_ray_data(phase: Phase, left: Sequence[Split], workers: int, call: str) -> Iterator[str]:
+    """Process the splits and yield the names of those that are done.
+
+    A split whose process is killed is passed over. Its other tries are plain tasks, which tell a
+    killed process from a lost node.
+    """
     import ray.data
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised below
@@ -322,40 +386,66 @@ def _run_by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Itera
     # All tasks are submitted at once, because Ray's autoscaler starts nodes only for waiting tasks.
     # With resource reservation, Ray Data would submit only the tasks that fit the live nodes.
     context.op_resource_reservation_enabled = False
+    context.max_errored_blocks = -1  # `_do_split` returns its errors: only killed splits remain
     rows = [_make_row(split) for split in left]
     # Tasks are used, not actors: their worker processes, with all imports, live on between phases.
     done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
-        fn_args=(phase, uuid.uuid4().hex),
+        fn_args=(phase, call),
         compute=ray.data.TaskPoolStrategy(size=min(workers, len(rows))),
         num_cpus=1,
+        max_retries=0,  # with others, Ray retries for ever what its memory monitor killed
     )
     yield from _iterate_names(_iterate_in_thread(done.iter_rows))
 
 
-def _run_by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
+def _run_by_tasks(
+    phase: Phase,
+    left: Sequence[Split],
+    workers: int,
+    call: str,
+    tries: int,
+    killed: list[Split],
+) -> Iterator[dict[str, Any]]:
+    """Process the splits by plain Ray tasks, and yield the rows of those that are done.
+
+    Splits whose process is killed on `tries` tries are added to `killed`. A split whose node is
+    lost is tried again.
+    """
     if not left:
         return
     import ray
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
-    do: Any = ray.remote(_do_split).options(num_cpus=1, label_selector=_build_selector())
+    do: Any = ray.remote(_do_split).options(
+        num_cpus=1, label_selector=_build_selector(), max_retries=0
+    )
     shared = ray.put(phase)
-    call = uuid.uuid4().hex
 
     def rows() -> Iterator[dict[str, Any]]:
-        to_go = iter(left)
-        running = list[Any]()
-        while True:
-            for split in itertools.islice(to_go, workers - len(running)):
-                running.append(do.remote(_make_row(split), shared, call))
-            if not running:
-                return
-            (done,), running = ray.wait(running)
-            yield (row := ray.get(done))
-            if row["problem"]:
-                return
+        to_go = collections.deque((split, tries) for split in left)
+        running = dict[Any, tuple[Split, int]]()
+        while to_go or running:
+            while to_go and len(running) < workers:
+                split, tries_left = to_go.popleft()
+                running[do.remote(_make_row(split), shared, call)] = split, tries_left
+            (done,), _ = ray.wait(list(running))
+            split, tries_left = running.pop(done)
+            try:
+                row = ray.get(done)
+            except NodeDiedError:
+                to_go.append((split, tries_left))
+            except (OutOfMemoryError, WorkerCrashedError):
+                if tries_left > 1:
+                    to_go.append((split, tries_left - 1))
+                else:
+                    killed.append(split)
+            else:
+                yield row
+                if row["error"]:
+                    return
 
-    yield from _iterate_names(_iterate_in_thread(rows))
+    yield from _iterate_in_thread(rows)
 
 
 def _build_selector() -> dict[str, str]:
@@ -371,9 +461,14 @@ def _make_row(split: Split) -> dict[str, Any]:
 def _iterate_names(done: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the names of the splits that are done; raise the first error among them."""
     for row in done:
-        if row["problem"]:
-            raise getattr(errors, row["kind"])(row["problem"])
+        _raise_error(row)
         yield row["name"]
+
+
+def _raise_error(row: Mapping[str, Any]) -> None:
+    """Raise the error that `_do_split` returned, if any."""
+    if row["error"]:
+        raise pickle.loads(row["error"])
 
 
 def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
@@ -422,12 +517,30 @@ def _load_work(call: str, make_work: Callable[[], Work]) -> Work:
 def _do_split(row: Mapping[str, Any], phase: Phase, call: str) -> dict[str, Any]:
     """Process one split of a phase; `call` is the id of the call of `map_splits`.
 
-    A TrainrigError is returned as a row, because Ray would wrap it in pages of traceback.
+    An error is returned as a part of the row. Ray would wrap it in pages of traceback, and Ray Data
+    would pass over it.
     """
     split = Split(name=row["name"], task=json.loads(row["task"]))
+    done: dict[str, Any] = {"name": split.name, "error": b"", "records": 0}
     try:
         work = _load_work(call, phase.make_work)  # may raise TrainrigError as well
-        phase.do(work, split)
-    except errors.TrainrigError as error:
-        return {"name": split.name, "problem": str(error), "kind": type(error).__name__}
-    return {"name": split.name, "problem": "", "kind": ""}
+        if PROBED in split.task:
+            done["records"] = work(split.task)[0]["records"]
+        else:
+            phase.do(work, split)
+    except Exception as error:
+        done["error"] = _pickle_error(error)
+    return done
+
+
+def _pickle_error(error: Exception) -> bytes:
+    """Return `error` as the driver can raise it; a bug keeps its traceback as a note."""
+    told = traceback.format_exc()
+    if not isinstance(error, errors.TrainrigError):
+        error.add_note(told)
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # some classes of libraries cannot be pickled
+        return pickle.dumps(RuntimeError(told))
+    return pickled

@@ -116,7 +116,7 @@ def find_user_limit() -> ThreadLimit | None:
 def find_group_limit() -> ThreadLimit | None:
     """Return the control group's limit that leaves the fewest threads; None if there is none."""
     found = list[ThreadLimit]()
-    for folder in _list_control_groups():
+    for folder in list_control_groups("pids"):
         with contextlib.suppress(
             OSError, ValueError
         ):  # the value is "max", or the group has no such file
@@ -126,15 +126,18 @@ def find_group_limit() -> ThreadLimit | None:
     return min(found, key=lambda limit: limit.left, default=None)
 
 
-def _list_control_groups() -> list[Path]:
-    """Return the folders of the control groups that may limit the threads of this process."""
+def list_control_groups(controller: str) -> list[Path]:
+    """Return the folders of the control groups that may limit this process.
+
+    `controller` is the kind of limit, such as `pids` or `memory`.
+    """
     found = list[Path]()
     with contextlib.suppress(OSError):
         for line in (PROC / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers and "pids" not in controllers.split(","):
+            if controllers and controller not in controllers.split(","):
                 continue
-            root = Path("/sys/fs/cgroup", "pids" if controllers else "")
+            root = Path("/sys/fs/cgroup", controller if controllers else "")
             group = root / path.lstrip("/")
             # In a container the path may be a path of the host, and the container's group is the
             # root folder.

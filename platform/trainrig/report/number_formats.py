@@ -23,16 +23,31 @@ def format_number(value: int | float) -> str:
     return f"{value:.4g}"
 
 
-_SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_BYTE_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def format_short(value: float) -> str:
-    """Format `value` in full below 10,000, else with three significant digits, as `52.1 k`."""
+    """Format a count in full below 10,000, else with three significant digits: `427M`, `720B`.
+
+    All pages, messages and plans write parameters and tokens like this. From 1e15, where no letter
+    is in use, the format is `2.07e+21`.
+    """
     if abs(value) < 9_999.5:
         return format_number(value)
-    # 999,500 rounds to 1 M, not to 1000 k.
+    if abs(value) >= 0.9995e15:
+        return f"{value:.3g}"
+    # 999,500 rounds to 1M, not to 1000k.
     size, letter = next((size, letter) for size, letter in _SIZES if abs(value) >= 0.9995 * size)
-    return f"{value / size:.3g}\u00a0{letter}"
+    return f"{value / size:.3g}{letter}"
+
+
+def format_bytes(value: float) -> str:
+    """Format a number of bytes with three significant digits: `812 bytes`, `15.2 MB`."""
+    for size, unit in _BYTE_SIZES:
+        if abs(value) >= 0.9995 * size:
+            return f"{value / size:.3g}\u00a0{unit}"
+    return f"{value:,.0f}\u00a0bytes"
 
 
 def format_percent(part: float, whole: float) -> str:
@@ -50,7 +65,7 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
 
 
-def format_count(count: int, noun: str) -> str:
+def format_count(count: int | float, noun: str) -> str:
     """Return a count with its noun: `1 document`, `2 documents`, `3 entries`."""
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"
+    return f"{format_number(count)} {noun if count == 1 else plural}"

@@ -78,6 +78,7 @@ def _make_environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "bytes": number_formats.format_bytes,
         "duration": number_formats.format_duration,
         "fmt": format,
         "number": number_formats.format_number,

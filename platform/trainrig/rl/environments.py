@@ -48,9 +48,8 @@ class Environment(Protocol):
 class EnvironmentPart(Settings):
     """Settings of `[environment]` in a run file."""
 
-    name: str = Field(
-        default="environment", pattern=r"^\w+$"
-    )  # name of the environment's reward in metrics
+    # Name of the environment's reward in metrics.
+    name: str = Field(default="environment", pattern=r"^\w+$")
     # Factor of the environment's reward in the weighted sum.
     weight: float = Field(default=1.0, allow_inf_nan=False)
     # Reward, before the weight, of an episode that failed. The metrics count such faults.

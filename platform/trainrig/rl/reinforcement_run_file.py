@@ -137,9 +137,8 @@ class Critic(Settings):
     # Initial model, such as a reward model: a run folder or checkpoint; None: the initial policy,
     # with a randomly initialised value head.
     checkpoint: Annotated[str | None, NOT_IDENTITY] = None
-    optimizer: Optimizer = AdamW(
-        lr=1e-5, weight_decay=0.0
-    )  # optimizer of the critic, with its own peak rate
+    # Optimizer of the critic, with its own peak rate.
+    optimizer: Optimizer = AdamW(lr=1e-5, weight_decay=0.0)
     # Largest norm of the critic's gradient; larger gradients are scaled down to it.
     clip_norm: float = Field(default=1.0, gt=0)
 

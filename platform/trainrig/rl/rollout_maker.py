@@ -163,9 +163,8 @@ def fill_batch(
     flat = [bool(unit[batches.FLAT][group * wanted.samples]) for unit, group in groups]
     if flat.count(False) < wanted.prompts and len(drawn) < wanted.waves:
         return None
-    by_use = sorted(
-        range(len(groups)), key=flat.__getitem__
-    )  # stable sort: keeps the order of drawing
+    # The sort is stable, so it keeps the order of drawing.
+    by_use = sorted(range(len(groups)), key=flat.__getitem__)
     kept = sorted(by_use[: wanted.prompts])
     size = wanted.micro_batch // wanted.samples  # groups of a micro-batch
     return [

@@ -111,8 +111,7 @@ def delete_requests(folder: str) -> None:
 
     The requests are deleted first: otherwise a sampler would see a request that lacks units.
     """
-    for path in storage.list_files(folder, REQUEST):
-        storage.delete(path)
+    storage.delete_files(storage.list_files(folder, REQUEST))
     storage.delete_folder(folder)
 
 

@@ -198,8 +198,7 @@ class RolloutsAhead:
         if not self.lag:
             with contextlib.suppress(OSError):  # an actor may still write for an earlier attempt
                 rollout_requests.delete_requests(self._rollouts)
-        for path in storage.list_files(self._rollouts, rollout_requests.FAILED):
-            storage.delete(path)
+        storage.delete_files(storage.list_files(self._rollouts, rollout_requests.FAILED))
 
     def _broadcast(self, look: Callable[[], Any]) -> Any:
         """Return the result of `look`, called on rank 0, to all ranks. Collective."""

@@ -9,6 +9,7 @@ from typing import Any
 from trainrig import hardware, manifest, storage
 from trainrig.errors import DataError
 from trainrig.processes import lease
+from trainrig.storage.missing_folders import describe_origin, is_missing
 from trainrig.train.evaluations import CheckpointScore
 from trainrig.train.run import metrics
 from trainrig.train.run.checkpoint_scores import read_usable_scores
@@ -57,8 +58,11 @@ def list_runs(folder: str, instance: str | None = None) -> list[ListedRun]:
     """
     if instance is not None:
         hardware.load().find_instance(instance)
-    found = [read_listed_run(path, instance) for path in sorted(_run_folders(folder.rstrip("/")))]
+    folders = sorted(_run_folders(folder.rstrip("/")))
+    found = list(storage.map_files(lambda path: read_listed_run(path, instance), folders))
     if not found:
+        if is_missing(folder):
+            raise DataError(f"{folder}: no such folder{describe_origin(folder)}")
         raise DataError(
             f"{folder}: no training run in this folder or below it; name a folder with "
             "training runs"
@@ -68,11 +72,13 @@ def list_runs(folder: str, instance: str | None = None) -> list[ListedRun]:
 
 def _run_folders(folder: str) -> Iterator[str]:
     """Yield the folders with a run file and events."""
-    suffix = f"/{RUN_FILE}"
-    for path in storage.list_files(folder, suffix):
-        run = path.removesuffix(suffix)
-        there = storage.exists(storage.join(run, EVENTS)) or storage.list_files(f"{run}/{EVENTS}")
-        if there:
+    files = storage.list_files(folder)
+    # Events are one file on a disk, and files in a folder of that name in a bucket.
+    logs = {path if path.endswith(f"/{EVENTS}") else path.rpartition("/")[0] for path in files}
+    logged = {path.removesuffix(f"/{EVENTS}") for path in logs if path.endswith(f"/{EVENTS}")}
+    for path in files:
+        run = path.removesuffix(f"/{RUN_FILE}")
+        if path != run and run in logged:
             yield run
 
 

@@ -11,6 +11,7 @@ from trainrig import command_line
 from trainrig.command_line import Borders, Json
 from trainrig.errors import ConfigError, DataError
 from trainrig.report.number_formats import format_short
+from trainrig.storage.missing_folders import describe_origin, is_missing
 
 if TYPE_CHECKING:
     from trainrig.runs.run_list import BestScore
@@ -143,6 +144,8 @@ def watch(
     folders = [path.rstrip("/") for path in run]
     for folder in folders:
         if not exists(join(folder, "run.toml")):
+            if is_missing(folder):
+                raise DataError(f"{folder}: no such folder{describe_origin(folder)}")
             raise DataError(f"{folder}: no run.toml in it; name the folder of a training run")
     with PageServer(lambda: build_live_page(*folders), port) as server:
         print(server.url, flush=True)

@@ -78,7 +78,7 @@ def read_traced_run_file(path: str) -> tuple[Traced, str | None]:
     if folder:
         run = _find_moved(folder, run, field)
     there = find_shards(run)
-    if not storage.list_files(there):
+    if not storage.find_first(there):
         raise DataError(
             f"{file}: {field} = {there} does not exist, seen from {Path.cwd()}; run the "
             "command where the run was started, or restore the folder"

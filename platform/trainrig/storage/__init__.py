@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainrig.storage.backend import READ_BLOCK as READ_BLOCK
+from trainrig.storage.backend import is_file_name
 from trainrig.storage.held_folder import check_held as check_held
 from trainrig.storage.held_folder import hold_folder as hold_folder
 from trainrig.storage.held_folder import make_parent as make_parent
 from trainrig.storage.local_files import UnreadableFile as UnreadableFile
 from trainrig.storage.local_files import compute_sha256 as _compute_sha256
+from trainrig.storage.many_files import compute_content_keys as compute_content_keys
+from trainrig.storage.many_files import delete_files as delete_files
+from trainrig.storage.many_files import map_files as map_files
+from trainrig.storage.many_files import measure_sizes as measure_sizes
+from trainrig.storage.many_files import move_files as move_files
+from trainrig.storage.many_files import read_files as read_files
 from trainrig.storage.retries import briefly as briefly
 from trainrig.storage.schemes import find_backend
 from trainrig.storage.schemes import is_remote as is_remote
@@ -112,23 +119,26 @@ def list_files(folder: str, suffix: str = "") -> list[str]:
     files that are still being written, are left out.
     """
     found = find_backend(folder).list_files(resolve(folder))
-    return sorted(path for path in found if path.endswith(suffix) and _is_file_name(path))
+    return sorted(path for path in found if path.endswith(suffix) and is_file_name(path))
+
+
+def find_first(folder: str) -> str | None:
+    """Return the first location that `list_files` would list, or None if it would list none.
+
+    In a bucket this takes one request, however many files the folder holds.
+    """
+    return find_backend(folder).find_first(resolve(folder))
 
 
 def list_sizes(folder: str) -> dict[str, int]:
     """Return the size in bytes of each file that `list_files` finds, by location."""
     found = find_backend(folder).list_sizes(resolve(folder))
-    return {path: found[path] for path in sorted(found) if _is_file_name(path)}
+    return {path: found[path] for path in sorted(found) if is_file_name(path)}
 
 
 def list_folders(folder: str) -> list[str]:
     """List the direct subfolders of `folder`, sorted, including those with only hidden files."""
     return sorted(find_backend(folder).list_folders(resolve(folder)))
-
-
-def _is_file_name(path: str) -> bool:
-    # S3's console represents an empty folder by an object whose key ends in "/".
-    return path[-1] != "/" and path.rpartition("/")[2][0] != "."
 
 
 def delete(path: str) -> None:

@@ -4,7 +4,7 @@ A new kind is a class with this interface in a file of its own, and one name in 
 Stores of objects in buckets derive from `bucket_files.BucketFiles`, which needs a few requests.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -13,6 +13,14 @@ from trainrig.errors import ClusterError
 
 # Bytes of a ranged read. A bucket serves a stream at its full rate from about this size on.
 READ_BLOCK = 8 * 2**20
+
+
+def is_file_name(path: str) -> bool:
+    """Return whether `path` names a file that is neither hidden nor a console's mark of a folder.
+
+    S3's console represents an empty folder by an object whose key ends in "/".
+    """
+    return path[-1] != "/" and path.rpartition("/")[2][0] != "."
 
 
 class NothingThere(ClusterError):
@@ -51,8 +59,17 @@ class Backend(Protocol):
     def measure_size(self, path: str) -> int:
         """Return the size of the file at `path`, in bytes. Raises FileNotFoundError."""
 
+    def measure_sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Return the size in bytes of those of `paths` that are files, by location."""
+
     def compute_content_key(self, path: str) -> str:
         """Return a string that changes when the content of `path` changes."""
+
+    def compute_content_keys(self, paths: Sequence[str]) -> list[str]:
+        """Return the content key of each of `paths`, in order. Raises FileNotFoundError."""
+
+    def find_first(self, folder: str) -> str | None:
+        """Return the first file below `folder` by location, but no hidden one; None without one."""
 
     def list_files(self, folder: str) -> Iterable[str]:
         """Return the locations of all files below `folder`, also of hidden ones, unsorted."""
@@ -66,8 +83,14 @@ class Backend(Protocol):
     def delete(self, path: str) -> None:
         """Remove the file at `path` if it exists."""
 
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Remove the files of `paths` that exist, in any order."""
+
     def move(self, path: str, target: str) -> None:
         """Move the file at `path` to `target` of the same storage, replacing an existing file."""
+
+    def move_files(self, targets: Mapping[str, str]) -> None:
+        """Move each file to its target of the same storage, replacing existing files."""
 
     def delete_folder(self, folder: str) -> None:
         """Remove `folder` and everything below it, if the folder exists."""

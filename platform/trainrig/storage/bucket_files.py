@@ -4,31 +4,45 @@ import abc
 import contextlib
 import hashlib
 import io
+import itertools
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from trainrig.errors import ClusterError
 from trainrig.storage import local_files
-from trainrig.storage.backend import READ_BLOCK, NothingThere
+from trainrig.storage.backend import READ_BLOCK, NothingThere, is_file_name
+from trainrig.storage.concurrent_requests import map_concurrently
 
 # Number of attempts to read a body that is cut off, or to create an object that another writer is
 # creating.
 ATTEMPTS = 10
 PART = 16 * 2**20  # bytes of one part of an upload; S3 takes 10,000 parts, which makes 160 GiB
+DELETED_AT_ONCE = 1_000  # keys that S3 takes in one request to delete
+# A folder is listed to describe more files than this. The listing is given up after one page for
+# each PAGE_WORTH files, because the folder may hold many times more files than are asked for.
+FEW = 3
+PAGE_WORTH = 16
 UPLOADS = 4  # parts of one file that are uploaded concurrently
 
 Result = TypeVar("Result")
+Described = tuple[int, str]
+"""Size in bytes and ETag of an object."""
 
 
 def split_location(path: str) -> tuple[str, str]:
     """Split `scheme://bucket/key` into bucket and key; the key is empty for a bucket alone."""
     bucket, _, key = path.partition("://")[2].partition("/")
     return bucket, key
+
+
+def format_content_key(size: int, etag: str) -> str:
+    """Return the content key of an object of `size` bytes with the ETag `etag`."""
+    return f"{size}-{etag.strip(chr(34))}"
 
 
 def retry_action(
@@ -84,12 +98,30 @@ class BucketFiles(abc.ABC):
         """Return the size in bytes of each object below `folder`, by location."""
 
     @abc.abstractmethod
+    def list_pages(self, folder: str, first: str) -> Iterator[Mapping[str, Described]]:
+        """Yield pages that describe the objects directly in `folder`, by location, in order.
+
+        Objects before the location `first` may be left out.
+        """
+
+    @abc.abstractmethod
+    def iterate_files(self, folder: str) -> Iterator[str]:
+        """Yield the locations of all objects below `folder`, in order, by one request a page."""
+
+    @abc.abstractmethod
     def list_folders(self, folder: str) -> list[str]:
         """Return the direct subfolders (common prefixes) of `folder`, unsorted."""
 
     @abc.abstractmethod
     def delete(self, path: str) -> None:
         """Remove the object at `path` if it exists."""
+
+    @abc.abstractmethod
+    def delete_batch(self, paths: Sequence[str]) -> None:
+        """Remove the objects at `paths`, which lie in one bucket and are DELETED_AT_ONCE at most.
+
+        Raises ClusterError if one could not be removed, once all others are.
+        """
 
     @abc.abstractmethod
     def copy(self, path: str, target: str) -> None:
@@ -133,22 +165,79 @@ class BucketFiles(abc.ABC):
 
     def compute_content_key(self, path: str) -> str:
         """Return the size and the ETag of the object at `path`."""
-        size, etag = self.head_object(path)
-        return f"{size}-{etag.strip(chr(34))}"
+        return format_content_key(*self.head_object(path))
+
+    def measure_sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Return the size in bytes of those of `paths` that are objects, by location."""
+        return {path: size for path, (size, _) in self.describe_objects(paths).items()}
+
+    def compute_content_keys(self, paths: Sequence[str]) -> list[str]:
+        """Return the size and the ETag of each object, in order. Raises FileNotFoundError."""
+        return list(map_concurrently(self.compute_content_key, paths))
+
+    def describe_objects(self, paths: Sequence[str]) -> dict[str, Described]:
+        """Return the size and the ETag of those of `paths` that are objects, by location.
+
+        Folders with more than FEW of them are listed. What a listing does not show is asked for by
+        a HEAD request.
+        """
+        folders: dict[str, list[str]] = {}
+        for path in paths:
+            folders.setdefault(path.rpartition("/")[0], []).append(path)
+        listed = [(folder, own) for folder, own in folders.items() if len(own) > FEW]
+        found: dict[str, Described] = {}
+        for part in map_concurrently(lambda entry: self._describe_by_list(*entry), listed):
+            found |= part
+        left = [path for path in paths if path not in found]
+        for path, described in zip(left, map_concurrently(self._describe, left), strict=True):
+            if described is not None:
+                found[path] = described
+        return found
+
+    def _describe_by_list(self, folder: str, paths: Sequence[str]) -> dict[str, Described]:
+        """Describe those of `paths`, all of them in `folder`, that a few pages of it show."""
+        wanted = set(paths)
+        found: dict[str, Described] = {}
+        pages = self.list_pages(folder, min(paths))
+        for page in itertools.islice(pages, 1 + len(paths) // PAGE_WORTH):
+            found |= {path: page[path] for path in wanted & page.keys()}
+            if len(found) == len(wanted):
+                break
+        return found
+
+    def _describe(self, path: str) -> Described | None:
+        try:
+            return self.head_object(path)
+        except FileNotFoundError:
+            return None
+
+    def find_first(self, folder: str) -> str | None:
+        """Return the first object below `folder` by location, but no hidden one."""
+        return next(filter(is_file_name, self.iterate_files(folder)), None)
 
     def list_files(self, folder: str) -> Iterable[str]:
         """Return the locations of all objects below `folder`."""
-        return self.list_sizes(folder)
+        return self.iterate_files(folder)
+
+    def delete_files(self, paths: Iterable[str]) -> None:
+        """Remove the objects at `paths` that exist, in batches, up to the first that fails."""
+        for batch in _cut_batches(paths):
+            self.delete_batch(batch)
 
     def move(self, path: str, target: str) -> None:
         """Copy the object to `target` on the server, then delete the original."""
         self.copy(path, target)
         self.delete(path)
 
+    def move_files(self, targets: Mapping[str, str]) -> None:
+        """Copy all objects to their targets on the server, then delete the originals."""
+        for _ in map_concurrently(lambda pair: self.copy(*pair), list(targets.items())):
+            pass
+        self.delete_files(targets)
+
     def delete_folder(self, folder: str) -> None:
-        """Remove all objects below `folder`."""
-        for path in self.list_sizes(folder):
-            self.delete(path)
+        """Remove all objects below `folder`, while the folder is being listed."""
+        self.delete_files(self.iterate_files(folder))
 
     def fetch_local_path(self, path: str) -> Path:
         """Download the object at `path`, unless the cache on disk has it under its ETag."""
@@ -159,6 +248,13 @@ class BucketFiles(abc.ABC):
             with local_files.LOCAL.atomic_file(str(cached)) as temporary:
                 self.download_file(path, temporary)
         return cached
+
+
+def _cut_batches(paths: Iterable[str]) -> Iterator[list[str]]:
+    """Yield lists of up to DELETED_AT_ONCE neighbours of `paths` that lie in one bucket."""
+    for _, inside in itertools.groupby(paths, key=lambda path: split_location(path)[0]):
+        while batch := list(itertools.islice(inside, DELETED_AT_ONCE)):
+            yield batch
 
 
 class _ObjectReader(io.RawIOBase):

@@ -4,18 +4,37 @@ boto3 honours `AWS_ENDPOINT_URL` and the other `AWS_*` variables. An object is p
 or by one multipart upload.
 """
 
+import base64
 import contextlib
 import functools
+import hashlib
+import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from trainrig.errors import ClusterError, DataError
 from trainrig.storage import bucket_files, retries
-from trainrig.storage.backend import NothingThere
-from trainrig.storage.bucket_files import split_location
+from trainrig.storage.backend import NothingThere, is_file_name
+from trainrig.storage.bucket_files import Described, split_location
+from trainrig.storage.concurrent_requests import THREADS, map_concurrently
+
+# Codes by which a server refuses the request to delete several keys that S3 itself takes: it has no
+# such request, wants another checksum, or finds a character in a key that XML cannot hold.
+NO_BATCHES = {
+    "InvalidArgument",
+    "InvalidRequest",
+    "MalformedXML",
+    "MethodNotAllowed",
+    "MissingContentMD5",
+    "NotImplemented",
+}
+
+
+PAGE = 1_000  # keys in an answer to a listing, the most that S3 gives
+SHORT_PAGE = 16  # keys in an answer where one key is looked for
 
 
 @functools.cache
@@ -27,12 +46,30 @@ def get_client() -> Any:
     from trainrig.storage.s3_credentials import make_session
 
     options: Any = {"mode": "standard", "max_attempts": 1}  # `retries` retries instead
-    config = Config(retries=options, connect_timeout=10, read_timeout=60)
+    config = Config(
+        retries=options,
+        connect_timeout=10,
+        read_timeout=60,
+        max_pool_connections=2 * THREADS,  # a connection beyond them is closed after its request
+    )
     # Threads may not share boto3's default session, so the client gets a separate one.
     session = make_session()
     client = Session(botocore_session=session).client("s3", config=config)
     retries.register(client, session.get_credentials())
+    client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
     return client
+
+
+def _add_md5(params: dict[str, Any], **_: object) -> None:
+    """Add the MD5 of its body to a request, which boto3 sends with a newer checksum alone.
+
+    Servers with S3's interface, such as older releases of MinIO, refuse to delete several keys
+    without it (https://github.com/aws/aws-sdk-js-v3/issues/6920).
+    """
+    body = params["body"]
+    data = body if isinstance(body, bytes) else str(body).encode()
+    digest = hashlib.md5(data, usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
 
 
 @contextlib.contextmanager
@@ -181,27 +218,55 @@ class S3Objects(bucket_files.BucketFiles):
 
     def list_sizes(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of each object below `folder`, by location."""
-        scheme, _, _ = folder.partition("://")
-        bucket, prefix = split_location(folder.rstrip("/") + "/")
-        with translate_errors(folder):
-            pages = get_client().get_paginator("list_objects_v2")
-            return {
-                f"{scheme}://{bucket}/{item['Key']}": int(item["Size"])
-                for page in pages.paginate(Bucket=bucket, Prefix=prefix)
+        start = _find_start(folder)
+        return {
+            start + item["Key"]: int(item["Size"])
+            for page in _list_pages(folder)
+            for item in page.get("Contents", [])
+        }
+
+    def iterate_files(self, folder: str) -> Iterator[str]:
+        """Yield the locations of all objects below `folder`, in order, by one request a page."""
+        yield from self._iterate_files(folder)
+
+    def find_first(self, folder: str) -> str | None:
+        """Return the first object below `folder` by location, but no hidden one."""
+        return next(filter(is_file_name, self._iterate_files(folder, SHORT_PAGE)), None)
+
+    def _iterate_files(self, folder: str, page_size: int | None = None) -> Iterator[str]:
+        start = _find_start(folder)
+        for page in _list_pages(folder, page_size):
+            yield from [start + item["Key"] for item in page.get("Contents", [])]
+
+    def list_pages(self, folder: str, first: str) -> Iterator[Mapping[str, Described]]:
+        """Yield pages that describe the objects directly in `folder`, from `first` on, in order."""
+        start = _find_start(folder)
+        # S3 begins after the key that is given, so the last character of `first` is left out.
+        for page in _list_pages(folder, Delimiter="/", StartAfter=split_location(first)[1][:-1]):
+            yield {
+                start + item["Key"]: (int(item["Size"]), item["ETag"])
                 for item in page.get("Contents", [])
             }
 
     def list_folders(self, folder: str) -> list[str]:
         """Return the direct subfolders (common prefixes) of `folder`, unsorted."""
-        scheme, _, _ = folder.partition("://")
-        bucket, prefix = split_location(folder.rstrip("/") + "/")
-        with translate_errors(folder):
-            pages = get_client().get_paginator("list_objects_v2")
-            return [
-                f"{scheme}://{bucket}/{item['Prefix'].rstrip('/')}"
-                for page in pages.paginate(Bucket=bucket, Prefix=prefix, Delimiter="/")
-                for item in page.get("CommonPrefixes", [])
-            ]
+        start = _find_start(folder)
+        return [
+            start + item["Prefix"].rstrip("/")
+            for page in _list_pages(folder, Delimiter="/")
+            for item in page.get("CommonPrefixes", [])
+        ]
+
+    def compute_content_keys(self, paths: Sequence[str]) -> list[str]:
+        """Return the size and the ETag of each object, in order. Raises FileNotFoundError.
+
+        S3 lists the ETags that a HEAD request returns.
+        """
+        found = self.describe_objects(paths)
+        for path in paths:
+            if path not in found:
+                raise FileNotFoundError(path)
+        return [bucket_files.format_content_key(*found[path]) for path in paths]
 
     def delete(self, path: str) -> None:
         """Remove the object at `path` if it exists."""
@@ -209,11 +274,87 @@ class S3Objects(bucket_files.BucketFiles):
         with translate_errors(path):
             get_client().delete_object(Bucket=bucket, Key=key)
 
+    def delete_batch(self, paths: Sequence[str]) -> None:
+        """Remove the objects at `paths`, which lie in one bucket, by one request.
+
+        Keys that S3 does not remove for a reason that passes are sent again. Raises ClusterError if
+        S3 refuses to remove a key, once all others are removed.
+        """
+        try:
+            refused = _delete_patiently(paths)
+        except ClusterError as error:
+            if getattr(error.__cause__, "response", None) is None:
+                raise
+            if _get_code(error.__cause__) not in NO_BATCHES:
+                raise
+            for _ in map_concurrently(self.delete, paths):
+                pass
+            return
+        if refused:
+            path, why = next(iter(refused.items()))
+            others = f" ({len(refused):,} of {len(paths):,} objects)" if len(paths) > 1 else ""
+            raise ClusterError(f"{path}: S3 did not delete the object{others}: {why}")
+
     def copy(self, path: str, target: str) -> None:
         """Copy the object at `path` to `target` on the server. Raises FileNotFoundError."""
         bucket, key = split_location(path)
         with translate_errors(path):
             get_client().copy({"Bucket": bucket, "Key": key}, *split_location(target))
+
+
+def _find_start(folder: str) -> str:
+    """Return what precedes the keys of the bucket of `folder` in locations, `s3://bucket/`."""
+    scheme, _, _ = folder.partition("://")
+    return f"{scheme}://{split_location(folder)[0]}/"
+
+
+def _list_pages(
+    folder: str, page_size: int | None = None, **options: str
+) -> Iterator[Mapping[str, Any]]:
+    """Yield S3's answers to listing `folder`, each of up to `page_size` objects, or PAGE."""
+    bucket, prefix = split_location(folder.rstrip("/") + "/")
+    with translate_errors(folder):
+        pages = get_client().get_paginator("list_objects_v2")
+        size = {"PageSize": page_size or PAGE}
+        yield from pages.paginate(Bucket=bucket, Prefix=prefix, PaginationConfig=size, **options)
+
+
+def _delete_patiently(paths: Sequence[str]) -> dict[str, str]:
+    """Delete the objects at `paths`, of one bucket; return why S3 keeps some, by location."""
+    left = {split_location(path)[1]: path for path in paths}
+    refused: dict[str, str] = {}
+    began: float | None = None
+    for attempts in itertools.count(1):
+        problems = _delete_keys(paths[0], list(left))
+        passing = {key: text for key, code, text in problems if code in retries.PASSING_CODES}
+        refused |= {
+            left[key]: text
+            for key, code, text in problems
+            if key not in passing and code != "NoSuchKey"
+        }
+        left = {key: left[key] for key in passing}
+        if not left:
+            break
+        now = time.monotonic()
+        began = now if began is None else began
+        key, problem = next(iter(passing.items()))
+        pause = retries.decide_pause(left[key], problem, now - began, attempts, answered=True)
+        if pause is None:
+            refused |= {left[key]: text for key, text in passing.items()}
+            break
+        time.sleep(pause)
+    return refused
+
+
+def _delete_keys(path: str, keys: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Delete `keys` of the bucket of `path`; return key, error code and problem of those left."""
+    wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+    with translate_errors(path):
+        answer = get_client().delete_objects(Bucket=split_location(path)[0], Delete=wanted)
+    return [
+        (error["Key"], error.get("Code", ""), f"{error.get('Code')} {error.get('Message', '')}")
+        for error in answer.get("Errors", [])
+    ]
 
 
 def _get_code(error: Any) -> str:

@@ -12,10 +12,11 @@ id (`is_held_out`).
 import fnmatch
 import functools
 import hashlib
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +29,8 @@ from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.corpus.documents import KEPT, compute_document_id
 from trainrig.errors import DataError
-from trainrig.splits import Split
+from trainrig.splits import CRASHED, RecordSelection, Split
+from trainrig.storage.missing_folders import describe_origin
 from trainrig.tokens.document_formats import FORMATS, Format, StagePart, find_value
 
 # Default size of a split, in bytes of text. About 16 million tokens, which a worker holds in 32 to
@@ -109,6 +111,19 @@ class RefusedRow:
 
 
 Refuse = Callable[[RefusedRow], None]
+QUARANTINE = "quarantine"  # folder of the refused rows
+
+
+def write_quarantine(
+    output: str, name: str, refused: Iterable[RefusedRow]
+) -> dict[str, manifest.FileSum]:
+    """Write the refused rows of a split to quarantine; return the sum of the file, if any."""
+    lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in refused]
+    if not lines:
+        return {}
+    below = f"{QUARANTINE}/{name}.jsonl"
+    storage.write(storage.join(output, below), "".join(lines).encode("utf-8", "surrogatepass"))
+    return {below: manifest.compute_file_sum(storage.join(output, below))}
 
 
 @dataclass(frozen=True)
@@ -143,19 +158,24 @@ class DocumentSet:
         ]
 
     def read_rows(
-        self, task: Mapping[str, Any], refuse: Refuse = lambda refused: None
+        self,
+        task: Mapping[str, Any],
+        refuse: Refuse = lambda refused: None,
+        records: RecordSelection | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Yield the documents of one split, in order; `task` is the `task` of the split.
 
         Each document has the keys `id`, `url`, `source`, `language`, `text`, `text_bytes`, `file`
         and `row` (its position in the file, as in `RefusedRow.place`). Unusable rows are passed to
         `refuse` instead. Raises DataError if a whole file has only unusable rows, or if a file from
-        `curate` has changed since it was written.
+        `curate` has changed since it was written. `records` chooses the rows of a task that leaves
+        some out; None: by `task`.
         """
+        records = records or RecordSelection(task)
         for piece in (StagePart(**fields) for fields in task["pieces"]):
             if expected := self.sums.get(piece.path):
                 _check_file(piece.path, expected)
-            yield from _read_documents(piece, self.tables[piece.table], refuse)
+            yield from _read_documents(piece, self.tables[piece.table], refuse, records)
 
 
 def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
@@ -174,9 +194,8 @@ def open_documents(documents: Sequence[DocumentFiles]) -> DocumentSet:
         else:
             paths = tuple(find_paths(table.kind, table.paths))
             # Shards record the names of their documents' files, so names are part of the input.
-            named_keys = zip(
-                name_files(paths), map(storage.compute_content_key, paths), strict=True
-            )
+            keys = storage.compute_content_keys(paths)
+            named_keys = zip(name_files(paths), keys, strict=True)
             inputs[role] = manifest.digest([list(named_key) for named_key in named_keys])
             tables.append(table.model_copy(update={"paths": paths}))
     return DocumentSet(tuple(tables), inputs, sums)
@@ -222,10 +241,16 @@ def group_parts(pieces: Sequence[StagePart], split_bytes: int) -> Iterator[list[
         yield dealt
 
 
-def _read_documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[dict[str, Any]]:
+def _read_documents(
+    piece: StagePart, table: Files, refuse: Refuse, records: RecordSelection
+) -> Iterator[dict[str, Any]]:
     refused: Counter[str] = Counter()
     usable = 0
-    for place, row in FORMATS[table.kind].read(piece, _list_columns(table)):
+    rows = FORMATS[table.kind].read(piece, _list_columns(table))
+    for (place, row), crashed in records.choose(rows):
+        if crashed:
+            refuse(RefusedRow(piece.file, place, CRASHED))
+            continue
         document = row if isinstance(row, str) else _parse_document(row, table)
         if isinstance(document, str):
             refused[document] += 1
@@ -233,7 +258,7 @@ def _read_documents(piece: StagePart, table: Files, refuse: Refuse) -> Iterator[
         else:
             usable += 1
             yield document | {"file": piece.file, "row": place}
-    if piece.whole and refused and not usable:
+    if piece.whole and refused and not usable and not records.probing:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.most_common(3))
         raise DataError(
             f"{piece.path}: none of its {refused.total():,} rows is a usable document ({reasons}); "
@@ -282,7 +307,12 @@ def find_paths(kind: str, patterns: Sequence[str]) -> list[str]:
 
     Raises DataError if a pattern matches no file.
     """
-    found = {path for pattern in patterns for path in _find_matching(FORMATS[kind], pattern)}
+    patterns = [storage.resolve(pattern) for pattern in patterns]
+    files = storage.measure_sizes(patterns)
+    found = set(files)
+    for pattern in patterns:
+        if pattern not in files:
+            found.update(_find_matching(FORMATS[kind], pattern))
     # "./a", "a" and "/folder/a" may be the same file.
     places = {_locate_file(path): path for path in sorted(found)}
     return [
@@ -322,9 +352,6 @@ def _locate_file(path: str) -> tuple[str, str]:
 
 
 def _find_matching(format_: Format, pattern: str) -> list[str]:
-    pattern = storage.resolve(pattern)
-    if storage.exists(pattern):
-        return [pattern]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
     folder = pattern if wild is None else pattern[:wild].rpartition("/")[0] or "."
     names = storage.list_files(folder)
@@ -333,7 +360,8 @@ def _find_matching(format_: Format, pattern: str) -> list[str]:
     wanted = pattern if "/" in pattern else f"./{pattern}"
     found = [name for name in names if fnmatch.fnmatchcase(name, wanted)]
     if not found:
-        raise DataError(f"{pattern}: matches none of the {len(names)} files in {folder}")
+        origin = describe_origin(pattern)
+        raise DataError(f"{pattern}: matches none of the {len(names)} files in {folder}{origin}")
     return found
 
 
@@ -344,7 +372,9 @@ def _list_folder(format_: Format, folder: str, names: Sequence[str]) -> list[str
     found = [name for name in found if not re.search(r"/(cache|tmp)-[^/]*\.arrow$", name)]
     if not found:
         problem = (
-            f"none of its {len(names)} files is named {endings}" if names else "does not exist"
+            f"none of its {len(names)} files is named {endings}"
+            if names
+            else f"no such file or folder with files{describe_origin(folder)}"
         )
         raise DataError(f"{folder}: {problem}; set `paths` to files, folders or patterns with *")
     splits = sorted(

@@ -74,7 +74,7 @@ class Inspection:
         DataError if a file is missing, has the wrong size or, with `verify`, wrong content.
         """
         below = [
-            name for name in (TRAIN, HELD_OUT) if storage.list_files(storage.join(folder, name))
+            name for name in (TRAIN, HELD_OUT) if storage.find_first(storage.join(folder, name))
         ]
         name = folder.rstrip("/").rpartition("/")[2]
         opened = {split: TokenShards.open(storage.join(folder, split)) for split in below} or {
@@ -143,6 +143,39 @@ class Inspection:
             for source, source_counts in by_source.items()
             if not sources or source in sources
         ]
+
+    def find_split(self, split: str, source: str | None = None) -> TokenShards:
+        """Return the shards of a split. Raises ConfigError if it, or its `source`, is missing."""
+        if split not in self.splits:
+            raise ConfigError(
+                f"{self.folder}: no split '{split}'{suggest_choice(split, self.splits)}"
+            )
+        shards = self.splits[split]
+        if source is not None and source not in shards.sources:
+            raise ConfigError(
+                f"{self.folder}: no source '{source}' in {split}"
+                f"{suggest_choice(source, shards.sources)}"
+            )
+        return shards
+
+    def iterate_documents(self, split: str, source: str) -> Iterator[dict[str, Any]]:
+        """Yield all documents of a source in order, with their ids and decoded text.
+
+        Raises ConfigError if the split or the source does not exist.
+        """
+        shards = self.find_split(split, source)
+        start = 0
+        for number in range(shards.count_documents(source)):
+            document = shards.document(source, number)
+            ids = shards.read_window(source, start, document.length)
+            start += document.length
+            yield {
+                "id": document.id,
+                "url": document.url,
+                "tokens": document.length,
+                "ids": ids,
+                "text": self.encoder.decode(ids.tolist()),
+            }
 
     def sample_documents(
         self, split: str, source: str, count: int, seed: int

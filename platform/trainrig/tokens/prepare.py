@@ -6,7 +6,6 @@ TOKENS/  tokenizer.json  train/documents-00000.{bin,ends,index.parquet,json} …
 
 import functools
 import itertools
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from trainrig.config import NOT_IDENTITY, OUTPUT, Field, ProgressUnit, ResourceR
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Work, sum_counts
+from trainrig.splits import Phase, RecordSelection, Work, sum_counts
 from trainrig.tokens import document_set
 from trainrig.tokens.rows.packing import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_writer import ShardBuilder
@@ -28,7 +27,6 @@ from trainrig.tokens.special_tokens import BEGIN_OF_TEXT, BROUGHT, TokenizerFile
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.tokens.tokenizers.encode import Encoder
 
-QUARANTINE = "quarantine"
 BATCH_ROWS = 256  # documents encoded at a time: enough to spend the time in the library's Rust code
 
 log = logging.getLogger(__name__)
@@ -82,7 +80,7 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         log.info("%s: encoding with %s", files.where, encoder.engine)
         splits = documents.cut_splits(run.shard_bytes)
         work = functools.partial(_make_work, run, documents, encoder)
-        phase = Phase(stage.build_path(manifest.SCRATCH), work)
+        phase = Phase(stage.build_path(manifest.SCRATCH), work, divisible=True)
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
@@ -147,18 +145,20 @@ def _make_work(run: Tokenization, documents: document_set.DocumentSet, encoder: 
         shards = {split: ShardBuilder(vocabulary) for split in (TRAIN, HELD_OUT)}
         refused: list[document_set.RefusedRow] = []
         ids: Counter[str] = Counter()
-        for row, document in _encode_rows(
-            documents.read_rows(task, refused.append), encoder, before
-        ):
+        records = RecordSelection(task)
+        rows = documents.read_rows(task, refused.append, records)
+        for row, document in _encode_rows(rows, encoder, before):
             held = document_set.is_held_out(row["url"] or row["id"], run.held_out)
             shards[HELD_OUT if held else TRAIN].add(document)
             ids[document.id] += 1
+        if records.probing:
+            return records.build_probe_counts(), {}
         counts: dict[str, Any] = {
             "refused": dict(Counter(row.reason for row in refused)),
             # Only within one shard: finding all repeats is deduplication, which `curate` does.
             "repeated_ids": ids.total() - len(ids),
         }
-        files = _quarantine(run.output, task["name"], refused)
+        files = document_set.write_quarantine(run.output, task["name"], refused)
         for split, shard in shards.items():
             summary = shard.write(storage.join(run.output, split), task["name"])
             counts[f"{split}_documents"] = summary.documents
@@ -192,15 +192,3 @@ def _encode_rows(
                     corpus_row=row["row"],
                 ),
             )
-
-
-def _quarantine(
-    output: str, name: str, refused: Iterable[document_set.RefusedRow]
-) -> dict[str, FileSum]:
-    """Write the refused rows of a split to quarantine; return the sum of the file, if any."""
-    lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in refused]
-    if not lines:
-        return {}
-    below = f"{QUARANTINE}/{name}.jsonl"
-    storage.write(storage.join(output, below), "".join(lines).encode("utf-8", "surrogatepass"))
-    return {below: manifest.compute_file_sum(storage.join(output, below))}

@@ -258,7 +258,8 @@ def write_view(folder: str, view: ModelView) -> None:
 def read_views(folder: str) -> list[ModelView]:
     """Read all records of the run in `folder`, in order of steps."""
     paths = storage.list_files(storage.join(folder, COMPARISON_FOLDER), ".json")
-    return sorted((_VIEW.validate_json(storage.read(p)) for p in paths), key=lambda v: v.step)
+    views = map(_VIEW.validate_json, storage.read_files(paths))
+    return sorted(views, key=lambda view: view.step)
 
 
 class RunComparison:

@@ -25,7 +25,7 @@ from trainrig.manifest import CLAIM, MANIFEST, Claim, Stage, describe_table_diff
 from trainrig.models.architecture.decoder_config import DecoderConfig, parameter_shapes
 from trainrig.optim.named_groups import count_state_bytes
 from trainrig.processes import lease
-from trainrig.report.number_formats import format_short
+from trainrig.report.number_formats import format_bytes, format_short
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import find_newest_valid
@@ -246,8 +246,8 @@ def check_disk_space(job: TrainingJob) -> None:
     # The oldest checkpoint is removed only once the newest is complete.
     kept = job.training.checkpoints.keep + 1
     what = (
-        f"{job.folder}: {format_short(free)}B free; a checkpoint of {format_short(parameters)} "
-        f"parameters takes {format_short(needed)}B ({needed / parameters:.3g} bytes each)"
+        f"{job.folder}: {format_bytes(free)} free; a checkpoint of {format_short(parameters)} "
+        f"parameters takes {format_bytes(needed)} ({needed / parameters:.3g} bytes each)"
     )
     if needed > free:
         raise ConfigError(f"{what}; free some, or choose another `output`")
@@ -275,4 +275,4 @@ def _measure_free_bytes(folder: str) -> int:
 
 
 def _sum_bytes(folder: str) -> int:
-    return sum(storage.measure_size(path) for path in storage.list_files(folder))
+    return sum(storage.list_sizes(folder).values())

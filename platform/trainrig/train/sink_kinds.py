@@ -30,6 +30,7 @@ from pydantic import model_validator
 from trainrig import storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
+from trainrig.optional_packages import describe_install
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def need_package(package: str, kind: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ConfigError(
             f"training.metrics.sinks: {kind} needs the package {package}, which is not installed; "
-            f"run `pip install 'trainrig[{extra}]'`, or leave that sink out"
+            f"run `{describe_install(extra)}`, or leave that sink out"
         )
 
 

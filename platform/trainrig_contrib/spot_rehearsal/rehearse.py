@@ -228,9 +228,8 @@ def main() -> None:
         events = read(given.trace)
         if not shutil.which(given.command[0]):
             raise ConfigError(f"{given.command[0]}: command not found; give it after --")
-        signal.signal(
-            signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-        )  # exit cleanly, to end Ray
+        # A clean exit ends Ray, too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         with cluster_for(events, given.steady, given.cpus) as cluster:
             replay = Replay(cluster, events)
             with subprocess.Popen(given.command, env=build_environment(cluster)) as command:

@@ -92,6 +92,45 @@ def test_the_image_runs_as_an_unprivileged_user_with_pinned_versions() -> None:
     assert all("constraints.txt" in line for line in installed)
 
 
+def read_instructions() -> list[tuple[str, str]]:
+    """Return the instructions of the image, with their lines joined and without comments."""
+    text = re.sub(r"^\s*#.*\n", "", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines]
+
+
+def test_the_images_base_is_pinned_and_its_last_stage_has_no_root_and_no_secret() -> None:
+    instructions = read_instructions()
+    bases = [rest.split()[0] for name, rest in instructions if name == "FROM"]
+    assert set(bases) == {"${PYTHON}"}
+    (base,) = [rest for name, rest in instructions if name == "ARG" and rest.startswith("PYTHON=")]
+    assert re.fullmatch(r"PYTHON=python:\d+\.\d+-slim-[a-z]+(@sha256:[0-9a-f]{64})?", base)
+    names = [name for name, _ in instructions]
+    assert names.index("USER") > len(names) - 1 - names[::-1].index("FROM")
+    assert "ADD" not in names  # unlike COPY, it downloads and unpacks
+    for name, rest in instructions:
+        if name in ("ARG", "ENV"):
+            assert not re.search(r"(?i)(password|secret|token|key)\w*=\S", rest), rest
+        if name == "RUN":
+            assert not re.search(r"(curl|wget) .*\|\s*(ba)?sh", rest), rest
+        if name == "RUN" and "apt-get install" in rest:
+            assert "--no-install-recommends" in rest
+            assert "rm -rf /var/lib/apt/lists" in rest
+
+
+def test_what_the_image_copies_is_let_in_and_exists() -> None:
+    allowed = [
+        line[1:]
+        for line in (CLUSTER.parent / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
+    for name, rest in read_instructions():
+        if name == "COPY" and "--from=" not in rest:
+            for source in rest.split()[:-1]:
+                assert source in allowed
+                assert (CLUSTER.parent / source).exists()
+
+
 def test_the_images_python_is_found_by_a_login_shell_too() -> None:
     """Debian's /etc/profile resets PATH, and Ray's launcher runs commands in a login shell."""
     text = (CLUSTER / "Dockerfile").read_text()

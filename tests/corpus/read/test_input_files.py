@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fastwarc.stream_io import ZstdWriter
+from support.s3_proxy import Proxy
 
 from trainrig import storage
+from trainrig.corpus.models.training import TextFiles
 from trainrig.corpus.read import File, find_files
 from trainrig.corpus.read.input_pieces import detect_format
 from trainrig.errors import DataError
@@ -52,6 +54,17 @@ def test_a_bucket_is_named_like_a_folder(s3: str):
     assert find_files([s3]) == [File(f"{s3}/crawl/a/b.txt", "crawl/a/b.txt", 4)]
     assert find_files([f"{s3}/crawl/*.txt"]) == [File(f"{s3}/crawl/a/b.txt", "a/b.txt", 4)]
     assert find_files([f"{s3}/crawl/a/b.txt"]) == [File(f"{s3}/crawl/a/b.txt", "b.txt", 4)]
+
+
+def test_files_of_a_bucket_that_are_named_one_by_one_take_one_listing(proxy: Proxy, s3: str):
+    paths = [f"{s3}/crawl/{number}.txt" for number in range(8)]
+    for path in paths:
+        storage.write(path, b"text")
+    proxy.count()
+    assert [file.path for file in find_files(paths)] == paths
+    assert proxy.count() == {"LIST": 1}
+    TextFiles(paths=(f"{s3}/crawl",)).fingerprint()  # the files' ETags are listed too
+    assert proxy.count() == {"HEAD": 1, "LIST": 2}
 
 
 @pytest.mark.parametrize(

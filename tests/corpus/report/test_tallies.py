@@ -1,3 +1,5 @@
+import dataclasses
+
 import pyarrow.parquet as pq
 
 from trainrig.corpus.decontaminate.contamination_report import (
@@ -18,6 +20,8 @@ from trainrig.corpus.report.curation_tallies import (
     StepRow,
     tally_curation,
 )
+from trainrig.corpus.report.host_tallies import HOSTS as HOST_TABLE
+from trainrig.corpus.report.host_tallies import build_host_counts
 from trainrig.corpus.report.removal_counts import CutRow, RemovalCounts
 from trainrig.report.number_formats import format_percent
 
@@ -61,13 +65,18 @@ WRITTEN = {
     "kept": {"web": {"en": {"bytes": 600, "documents": 4}}},
     "copies": {"web": {"near_duplicate": {"en": {"documents": 1, "bytes": 100}}}},
     "quarantined": {"not_text": 1, "revisit": 7},
-    "hosts": {
-        "whole.example": {"100": 5, "97": 1},
-        "thin.example": {"31": 3, "30": 1, "90": 2},
-        "small.example": {"10": 4},
-        "<i>.example": {"49": 5},
-    },
 }
+HOSTS = build_host_counts(
+    {
+        ("whole.example", 100): 5,
+        ("whole.example", 97): 1,
+        ("thin.example", 31): 3,
+        ("thin.example", 30): 1,
+        ("thin.example", 90): 2,
+        ("small.example", 10): 4,
+        ("<i>.example", 49): 5,
+    }
+)
 SAMPLES = {"Length.too_short": [{"id": "1", "url": "http://a", "language": "en", "text": "<b>x"}]}
 PAIRS = [
     {
@@ -79,7 +88,8 @@ PAIRS = [
         "similarity": 0.8125,
     }
 ]
-TOLD = tally_curation(JUDGED, WRITTEN, SAMPLES, PAIRS, frozenset({"words"}))
+TOLD = tally_curation(JUDGED, WRITTEN, SAMPLES, PAIRS, HOSTS, frozenset({"words"}))
+NO_HOSTS = dataclasses.replace(TOLD, hosts=HOST_TABLE.empty_table())
 
 
 def test_every_document_is_in_one_row_of_first_drops_or_kept() -> None:
@@ -149,8 +159,7 @@ def test_the_page_warns_of_hosts_whose_pages_were_hardly_extracted() -> None:
     html = page()
     assert "The median page of 2 hosts kept less than 0.5 of its main content" in html
     assert "(thin.example 0.31, &lt;i&gt;.example 0.49). See" in html
-    whole = tally_curation(JUDGED, {**WRITTEN, "hosts": {}}, SAMPLES, PAIRS, frozenset({"words"}))
-    assert "The median page of" not in page(whole)
+    assert "The median page of" not in page(NO_HOSTS)
 
 
 def test_a_near_duplicate_is_shown_next_to_the_kept_document_with_differences() -> None:
@@ -161,7 +170,7 @@ def test_a_near_duplicate_is_shown_next_to_the_kept_document_with_differences() 
 
 
 def test_a_page_without_documents_says_so() -> None:
-    nothing = CurationTallies((), (), (), (), (), (), ())
+    nothing = CurationTallies((), (), (), (), (), (), NO_HOSTS.hosts)
     html = render_curation_page(
         nothing,
         dict.fromkeys(COUNTS, 0),
@@ -201,5 +210,4 @@ def test_removed_text_and_benchmarks_have_sections() -> None:
 
 
 def test_hosts_without_enough_pages_are_told() -> None:
-    few = tally_curation(JUDGED, {**WRITTEN, "hosts": {}}, SAMPLES, PAIRS, frozenset({"words"}))
-    assert "No host has 5 pages" in page(few)
+    assert "No host has 5 pages" in page(NO_HOSTS)

@@ -131,5 +131,5 @@ def test_models_that_cannot_embed_are_refused(embedding, tmp_path):
     with pytest.raises(ConfigError, match="is a reward model"):
         embed(embedding("reward"))
     assert not (tmp_path / "out" / "manifest.json").exists()
-    with pytest.raises(DataError, match="no valid checkpoint there"):
+    with pytest.raises(DataError, match="nowhere: no such folder"):
         embed(embedding(checkpoint=str(tmp_path / "nowhere")))

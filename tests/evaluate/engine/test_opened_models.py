@@ -111,5 +111,5 @@ def test_a_missing_or_changed_judge_is_reported(judges):
     evaluate(make_run(judges, "reward"))
     with pytest.raises(OutputTaken, match="task 'better'"):
         evaluate(make_run(judges, "asked"))
-    with pytest.raises(DataError, match="nowhere: no valid checkpoint there"):
+    with pytest.raises(DataError, match="nowhere: no such folder"):
         evaluate(make_run(judges, "nowhere", output="other"))

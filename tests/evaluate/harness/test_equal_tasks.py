@@ -2,7 +2,7 @@
 
 The harness runs YAMLs over local files: on an exported folder by its own model, and on the
 checkpoint by trainrig's. The tests are skipped where it is not installed: `pip install
-'trainrig[lm-eval]'`.
+-e '.[lm-eval]'`.
 """
 
 import json

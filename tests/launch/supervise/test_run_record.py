@@ -40,6 +40,21 @@ def test_the_id_follows_from_verb_and_output_however_the_output_is_written(tmp_p
     assert records.ID.fullmatch(run_id("curate", "s3://bucket/my runs/größe 7"))
 
 
+def test_records_in_a_bucket_are_read_side_by_side_and_once(proxy, s3):
+    home = Home.choose(s3)
+    for number in range(6):
+        home.create("curate", f"/data/{number}")
+    newest = [attempt(home.list()[0]) for _ in range(6)][-1]
+    proxy.delay = 0.02
+    proxy.count()
+    assert len(home.list()) == 6
+    assert proxy.most_at_once > 1
+    assert proxy.count() == {"HEAD": 6, "LIST": 1}
+    assert home.list()[0].find_request_time(newest) <= newest.submitted_at
+    # Of each attempt its record is read once, and of the log the list of its parts.
+    assert proxy.count() == {"GET": 5 + 1, "HEAD": 6, "LIST": 3}
+
+
 def test_the_home_is_from_the_option_the_variable_or_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("TRAINRIG_HOME", raising=False)

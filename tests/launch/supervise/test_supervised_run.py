@@ -124,7 +124,7 @@ def test_an_invalid_run_file_is_refused_with_its_own_line(tmp_path, inputs):
     process = attend_in_process(home, record, attempt)
     ended = record.read_status().ended
     assert (process.returncode, ended["state"], ended["cause"]) == (2, "failed", "data")
-    assert f"{tmp_path}/none: no manifest.json" in ended["message"]
+    assert f"{tmp_path}/none: no such folder" in ended["message"]
 
 
 @pytest.mark.slow

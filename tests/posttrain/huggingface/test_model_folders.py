@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from trainrig.errors import DataError, OutputTaken
 from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
+from trainrig.posttrain.model_source import open_initial_model
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint import open_model
 
@@ -53,8 +56,54 @@ def test_a_model_is_not_imported_over_something_else(fresh, tmp_path):
         import_checkpoint(str(tmp_path / "hub"), str(tmp_path / "run"))
 
 
+def test_an_export_is_kept_only_if_it_holds_exactly_this_model(fresh, tmp_path):
+    out = tmp_path / "hub"
+    export_checkpoint(fresh, str(out), HubFolder(), keep=True)
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()}
+    export_checkpoint(fresh, str(out), HubFolder(), keep=True)
+    after = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()}
+    assert after == before
+    with pytest.raises(OutputTaken, match="already holds a model"):
+        export_checkpoint(fresh, str(out), HubFolder(dtype="bfloat16"), keep=True)
+    (out / "config.json").unlink()  # the last file of an export, which was killed before it
+    export_checkpoint(fresh, str(out), HubFolder(), keep=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {
+        name: data for name, (data, _) in before.items()
+    }
+
+
+def test_an_import_is_kept_if_it_is_whole_and_started_over_if_it_was_killed(fresh, tmp_path):
+    hub = str(tmp_path / "hub")
+    run = tmp_path / "run"
+    export_checkpoint(fresh, hub, HubFolder())
+    first = import_checkpoint(hub, str(run), keep=True)
+    assert import_checkpoint(hub, str(run), keep=True) == first
+    (manifest,) = run.glob("checkpoints/*/*/manifest.json")
+    manifest.unlink()  # the last file of an import
+    assert import_checkpoint(hub, str(run), keep=True) == first
+    other = str(tmp_path / "other")
+    export_checkpoint(fresh, other, HubFolder(dtype="bfloat16"))
+    with pytest.raises(OutputTaken, match="run: already holds another model"):
+        import_checkpoint(other, str(run), keep=True)
+    (manifest,) = run.glob("checkpoints/*/*/manifest.json")
+    manifest.unlink()
+    (run / "notes.txt").write_text("mine")
+    with pytest.raises(OutputTaken, match="run: not empty"):
+        import_checkpoint(hub, str(run), keep=True)
+
+
+def test_tuning_starts_over_an_import_that_was_killed(fresh, tmp_path):
+    hub = str(tmp_path / "hub")
+    export_checkpoint(fresh, hub, HubFolder())
+    path = open_initial_model(hub, str(tmp_path / "tuned"))
+    manifest = Path(path) / "manifest.json"
+    manifest.unlink()
+    assert open_initial_model(hub, str(tmp_path / "tuned")) == path
+    assert manifest.exists()
+
+
 def test_there_must_be_something_to_export(tmp_path):
-    with pytest.raises(DataError, match="no valid checkpoint there"):
+    with pytest.raises(DataError, match="nowhere: no such folder"):
         export_checkpoint(str(tmp_path / "nowhere"), str(tmp_path / "hub"), HubFolder())
     assert not (tmp_path / "hub").exists()
 

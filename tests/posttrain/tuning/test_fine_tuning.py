@@ -328,7 +328,7 @@ def test_rows_of_another_length_need_another_plan(run):
 
 
 def test_a_checkpoint_or_conversations_that_are_not_there_are_refused(run, tmp_path):
-    with pytest.raises(DataError, match="nowhere: no valid checkpoint there"):
+    with pytest.raises(DataError, match="nowhere: no such folder"):
         posttrain(run.model_copy(update={"checkpoint": str(tmp_path / "nowhere")}))
     with pytest.raises(DataError, match="nothing"):
         posttrain(run.model_copy(update={"conversations": str(tmp_path / "nothing")}))

@@ -96,6 +96,11 @@ def test_there_are_as_many_as_asked_for(built, pages):
         "docs-00001.warc.gz",
         "docs-00002.warc.gz",
     ]
+    lists = {path.name for path in folder.iterdir() if not path.name.endswith(".warc.gz")}
+    assert lists >= {
+        *("pairs-train.jsonl", "pairs-held-out.jsonl", "instructions-train.jsonl"),
+        *("instructions-held-out.jsonl", "problems.jsonl", "prompts.jsonl", "principles.txt"),
+    }
 
 
 @pytest.mark.slow

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 from trainrig import hardware
+from trainrig.errors import ConfigError
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.flops import count_position_flops, count_token_flops
 from trainrig.models.decoder import count_parameters
 from trainrig.objectives.objective_kinds import MaskedLM, MultiTokenPrediction, SpanCorruption
-from trainrig.scaling.laws.law import Law
+from trainrig.scaling.laws.law import FittedRange, Law, Ranges
 from trainrig.scaling.laws.law_formats import serialise_objective
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.published_laws import find_published_law
+from trainrig.scaling.plan.plan_page import build_plan_page, find_effective_size
 from trainrig.scaling.plan.plan_schema import PlanRequest, ScalingPlan
+from trainrig.scaling.plan.plan_text import describe_plan
 from trainrig.scaling.plan.planner import make_plan
 from trainrig.train.run_file.training_settings import Training
 
@@ -102,6 +105,47 @@ def test_few_tokens_are_seen_again_for_less() -> None:
     assert 1e10 < plan.data.worth < plan.size.tokens
     assert plan.data.worth < plan.data.wall == pytest.approx(1e10 * 16.387756)
     assert plan.loss > plan.data.loss_if_new
+
+
+def test_repeats_that_nobody_can_mean_are_refused_or_the_headline() -> None:
+    with pytest.raises(ConfigError, match=r"repeat the 4\.5M tokens 15\d,\d{3} times"):
+        planned("hoffmann", flops=2.07e21, tokens_available=4.5e6)
+    plan = planned("hoffmann", flops=1e21, tokens_available=3e8)
+    assert plan.doubt.startswith("Not advice: the run repeats its tokens 273 times")
+    assert list(describe_plan(plan))[1] == f"! {plan.doubt}"
+    assert planned("hoffmann", flops=1e21, tokens_available=1e10).doubt == ""
+
+
+def test_a_plan_far_from_the_laws_runs_says_so_first() -> None:
+    form = find_published_law("hoffmann").form
+    tiny = Law(
+        name="tiny",
+        parameters_count="total",
+        tokenizer="own",
+        form=form,
+        ranges=Ranges(
+            parameters=FittedRange(least=3e4, greatest=5e5),
+            tokens=FittedRange(least=1e6, greatest=1e9),
+            tokens_per_parameter=FittedRange(least=1, greatest=1e5),
+            flops=FittedRange(least=1e11, greatest=1e15),
+        ),
+    )
+    plan = planned(tiny, parameters=4e8)
+    doubt = "Not advice: the law was fitted to runs of 30k to 500k parameters, and this plan has 4"
+    assert plan.doubt.startswith(doubt)
+    header = build_plan_page(plan, tiny, "run.toml").partition("</header>")[0]
+    assert plan.doubt in header and 'class="verdict warning"' in header
+    lines = list(describe_plan(plan))
+    assert lines[1] == f"! {plan.doubt}" and lines[2].startswith("plan for")
+    assert max(number for number, line in enumerate(lines) if line.startswith("! ")) < 9
+
+
+@pytest.mark.parametrize("unique", [None, 1e10])
+def test_the_marker_of_a_plan_lies_at_its_own_loss(unique: float | None) -> None:
+    law = find_published_law("hoffmann")
+    plan = planned("hoffmann", flops=1e21, tokens_available=unique)
+    parameters, tokens = find_effective_size(plan, law.form)
+    assert float(law.form.compute_loss(parameters, tokens)) == pytest.approx(plan.loss, rel=1e-9)
 
 
 def test_a_served_model_trains_longer_and_is_smaller() -> None:

@@ -555,6 +555,14 @@ def test_a_bucket_reads_as_a_disk_does(s3, tmp_path):
         assert (far.find_document_starts(source, numbers) == starts).all()
 
 
+def test_shards_in_a_bucket_are_opened_by_a_listing_and_their_headers(proxy, s3):
+    for number in range(5):
+        write_shard(f"{s3}/train", f"{number}", VOCABULARY, [make_document("web", [1, 2, 0])])
+    proxy.count()
+    assert TokenShards.open(f"{s3}/train").tokens("web") == 15
+    assert proxy.count() == {"GET": 5, "LIST": 1}
+
+
 def test_a_shard_that_is_torn_or_lost_in_a_bucket_is_named(s3, tmp_path):
     cache = BlockCache(folder=str(tmp_path))
     for name in ("a", "b"):

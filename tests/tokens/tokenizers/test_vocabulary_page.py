@@ -80,7 +80,7 @@ def test_the_page_shows_the_measurements():
     for expected in (
         "3.00 bytes per token on 30 held-out documents; every document decodes to the same text.",
         "Tokens per word 2.00 tokens",
-        "150 k bytes 500 documents of 2 sources",
+        "150\u00a0kB 500 documents of 2 sources",
         "12 entries 1.2\u00a0% of the entries are in no token of the training text",
         "1,000 entries × 64 channels × 2, for the head",
         "This one needs the fewest tokens: 3,000",

@@ -8,6 +8,7 @@ import pytest
 
 from trainrig.config import to_toml
 from trainrig.errors import DataError, Unfinished
+from trainrig.processes import lease
 from trainrig.train import pretrain
 from trainrig.train.evaluations import CheckpointScore, ScoredCheckpoint
 from trainrig.train.run.loss_prediction import Prediction, read_prediction
@@ -117,6 +118,28 @@ def test_an_unfinished_run_shows_how_to_continue():
     page = extract_text(build_run_page(run_data(steps=50)))
     assert "40 of 50 steps" in page and "has not reached its last step" in page
     assert "trainrig pretrain runs/one/run.toml" in page and "generate" not in page
+
+
+def test_a_live_run_is_running_with_its_remaining_time():
+    page = extract_text(build_run_page(run_data(steps=50, running=True, seconds_left=130.0)))
+    assert "running 40 of 50 steps; held-out loss 3.250 nats per token; about 2" in page
+    assert "has not reached its last step" not in page and "trainrig watch runs/one" in page
+
+
+def test_a_held_folder_is_a_live_run_but_not_in_the_report_of_its_own_end(tmp_path):
+    folder = str(tmp_path)
+    (tmp_path / "run.toml").write_text('stage = "pretrain"\ntraining.steps = 50\n')
+    writer = MetricsWriter(folder, 1, 0)
+    for step in range(1, 41):
+        writer.write(step, {name: value for name, value in update(step).items() if "/" in name})
+    writer.close()
+    with lease.hold_lease(folder):
+        found = read_report_data(folder)
+        assert found.running and found.seconds_left is not None
+        assert "running" in extract_text(Path(write_report(folder)).read_text())[:400]
+        write_report(folder, live=False)
+        assert "Run the same command to continue" in (tmp_path / "report.html").read_text()
+    assert not read_report_data(folder).running
 
 
 def test_failures_are_among_the_events_and_the_warnings():

@@ -49,6 +49,11 @@ def test_each_says_what_it_shows_and_tells_its_numbers():
     assert memory["rows"] == [(1.0, 1.5), (2.0, 1.5)]
 
 
+def test_a_heat_map_ends_with_the_last_measurement():
+    heat = make_charts([line(step, **make_norms(step)) for step in (100, 200, 300)])["norms"]
+    assert heat["plot"].marks[0].edges.tolist() == [0, 100, 200, 300]
+
+
 def test_a_heat_map_of_a_long_run_of_few_marks_is_small():
     heat = make_charts([line(step, **make_norms(step)) for step in range(1, 1001)])["norms"]
     assert (heat["shown"], heat["measured"]) == (COLUMNS, 1000)

@@ -110,18 +110,16 @@ def fingerprint(settings: decontamination_settings.Decontamination) -> str:
     Raises DataError if a file cannot be read.
     """
     found = list_benchmarks(settings)
-    for benchmark in found:
-        if not storage.exists(benchmark.path):
-            _read_content(benchmark.path)  # raises DataError with the cause
+    paths = [benchmark.path for benchmark in found]
+    files = storage.measure_sizes(paths)
+    for path in paths:
+        if path not in files:
+            _read_content(path)  # raises DataError with the cause
+    keys = storage.compute_content_keys(paths)
     return manifest.digest(
         [
-            (
-                benchmark.name,
-                benchmark.fields,
-                benchmark.joined,
-                storage.compute_content_key(benchmark.path),
-            )
-            for benchmark in found
+            (benchmark.name, benchmark.fields, benchmark.joined, key)
+            for benchmark, key in zip(found, keys, strict=True)
         ]
     )
 

@@ -4,7 +4,7 @@
 (signals/text_words.py). "datatrove" are the words of datatrove 0.10, which are spaCy's
 English tokens, with all other differences of its filters: use them for verdicts equal to
 datatrove's. They cost more, are measured by the extra `trainrig_contrib.datatrove_signals`, and
-need spaCy (`pip install 'trainrig[datatrove]'`).
+need spaCy, which the extra `datatrove` brings.
 
 *Gopher* (Rae et al. 2021, arXiv:2112.11446, appendix A1.1, table A1). datatrove implements the
 rules differently, which `words = "datatrove"` follows. Its words are spaCy's tokens, so a full stop
@@ -45,6 +45,7 @@ from trainrig.corpus.limits import Limit
 from trainrig.corpus.signals.text_words import UNSPACED
 from trainrig.corpus.signals.word_signals import LANGUAGES
 from trainrig.extras import load_extra
+from trainrig.optional_packages import describe_install
 
 WordRule = Literal["spaces", "datatrove"]
 PREFIX = "datatrove_"  # begins the name of each column that `words = "datatrove"` reads
@@ -67,7 +68,7 @@ class CountsWords(Settings):
         if self.words == "datatrove" and importlib.util.find_spec("spacy") is None:
             raise ValueError(
                 'words = "datatrove" requires spaCy, which is not installed; '
-                "run pip install 'trainrig[datatrove]', or set words = \"spaces\""
+                f'run `{describe_install("datatrove")}`, or set words = "spaces"'
             )
         return self
 

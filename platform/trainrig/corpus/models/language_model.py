@@ -199,12 +199,9 @@ class Perplexity(Settings):
     def read_content_keys(self) -> dict[str, str]:
         """Return content hashes of the files. Raises FileNotFoundError if one is missing."""
         paths = self.path if isinstance(self.path, dict) else {"": self.path}
-        keys = {
-            language: storage.compute_content_key(path) for language, path in sorted(paths.items())
-        }
-        return keys | (
-            {"tokenizer": storage.compute_content_key(self.tokenizer)} if self.tokenizer else {}
-        )
+        named = {language: paths[language] for language in sorted(paths)}
+        named |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
+        return dict(zip(named, storage.compute_content_keys(list(named.values())), strict=True))
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> NDArray[np.float64]:
         """Return the perplexity of each text, in steps of 1/10000.

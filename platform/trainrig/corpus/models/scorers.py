@@ -59,10 +59,9 @@ class WordList(Settings):
 
     def read_content_keys(self) -> dict[str, str]:
         """Return content hashes of the lists. Raises FileNotFoundError if one is missing."""
-        return {
-            language: storage.compute_content_key(path)
-            for language, path in sorted(self._paths.items())
-        }
+        languages = sorted(self._paths)
+        keys = storage.compute_content_keys([self._paths[language] for language in languages])
+        return dict(zip(languages, keys, strict=True))
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
         """Return each text's share, in steps of 1/10000. Raises DataError for an invalid list."""
@@ -173,10 +172,9 @@ class BadWords(Settings):
 
     def read_content_keys(self) -> dict[str, str]:
         """Return content hashes of the lists. Raises FileNotFoundError if one is missing."""
-        return {
-            language: storage.compute_content_key(path)
-            for language, path in sorted(self._paths.items())
-        }
+        languages = sorted(self._paths)
+        keys = storage.compute_content_keys([self._paths[language] for language in languages])
+        return dict(zip(languages, keys, strict=True))
 
     def score(self, texts: Sequence[str], languages: Sequence[str]) -> Scores:
         """Count the list entries in each text. Raises DataError for an invalid list."""

@@ -32,9 +32,8 @@ class TextFiles(Settings):
 
     def fingerprint(self) -> str:
         """Return a digest of the files' contents. Raises DataError if a path matches nothing."""
-        return manifest.digest(
-            [storage.compute_content_key(file.path) for file in find_files(self.paths)]
-        )
+        paths = [file.path for file in find_files(self.paths)]
+        return manifest.digest(storage.compute_content_keys(paths))
 
     def read(self) -> Iterator[str]:
         """Yield the texts in the order of the files; unreadable records are skipped.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.storage.missing_folders import describe_origin
 
 # Name endings that are read from a folder; a saved site has images and styles as well.
 PACKED = (".gz", ".zst")
@@ -35,9 +36,15 @@ def find_files(patterns: Sequence[str]) -> list[File]:
     In patterns `*`, `?` and `[` are wildcards, and `*` matches `/` as well. Of a folder, only files
     with an ending in NAMES are returned. Raises DataError for a path or pattern without files.
     """
+    patterns = [_normalise(pattern) for pattern in patterns]
+    sizes = storage.measure_sizes(patterns)
     found: dict[str, File] = {}
     for pattern in patterns:
-        for file in _find_matching(pattern):
+        if pattern in sizes:
+            matching = [File(pattern, pattern.rpartition("/")[2], sizes[pattern])]
+        else:
+            matching = _find_matching(pattern)
+        for file in matching:
             known = found.get(file.path)
             if known is None or file.name < known.name:
                 found[file.path] = file
@@ -59,11 +66,12 @@ def format_by_name(name: str) -> str | None:
     return next((kind for kind, ending in endings if name.endswith(ending)), None)
 
 
+def _normalise(pattern: str) -> str:
+    """Return the one way to write a path: "./a" and "a" are the same file."""
+    return pattern if storage.is_remote(pattern) else str(Path(storage.resolve(pattern)))
+
+
 def _find_matching(pattern: str) -> list[File]:
-    if not storage.is_remote(pattern):
-        pattern = str(Path(storage.resolve(pattern)))  # "./a" and "a" are the same file
-    if storage.exists(pattern):
-        return [File(pattern, pattern.rpartition("/")[2], storage.measure_size(pattern))]
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
     if wild is None:
         return _list_folder(pattern)
@@ -73,7 +81,7 @@ def _find_matching(pattern: str) -> list[File]:
     if not found:
         raise DataError(
             f"{pattern}: the pattern matches no file below {folder or '.'} ({len(sizes):,} found "
-            "there)"
+            f"there){describe_origin(pattern)}"
         )
     return [File(path, _strip_folder(folder, path), sizes[path]) for path in found]
 
@@ -81,9 +89,10 @@ def _find_matching(pattern: str) -> list[File]:
 def _list_folder(folder: str) -> list[File]:
     sizes = _list_sizes(folder)
     if not sizes:
+        origin = describe_origin(folder)
         raise DataError(
-            f"{folder}: no such file or folder with files; name files, folders or patterns with * "
-            "in `paths`"
+            f"{folder}: no such file or folder with files{origin}; name files, folders or "
+            "patterns with * in `paths`"
         )
     found = [path for path in sizes if format_by_name(path)]
     if not found:

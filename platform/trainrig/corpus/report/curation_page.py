@@ -15,7 +15,7 @@ from trainrig.corpus.decontaminate.contamination_report import LEAST_SHARES
 from trainrig.corpus.dedup import MinHash
 from trainrig.corpus.filters.rule_verdicts import Rule
 from trainrig.corpus.limits import Limit
-from trainrig.corpus.report import curation_tallies
+from trainrig.corpus.report import curation_tallies, host_tallies
 from trainrig.corpus.report.curation_tallies import BinRow, CurationTallies, StepRow
 from trainrig.corpus.report.removal_counts import RemovalCounts
 from trainrig.corpus.signatures.minhash import compute_match_curve
@@ -74,6 +74,7 @@ def render_curation_page(
         removed=removed or RemovalCounts(),
         least_shares=LEAST_SHARES,
         tallies=curation_tallies,
+        host_tallies=host_tallies,
         a_second=counts["documents_in"] / seconds if seconds else 0.0,
         steps=draw_steps(summary),
         sources=sorted(summary.sources, key=lambda row: (row.source, -row.seen_documents)),
@@ -81,7 +82,7 @@ def render_curation_page(
         samples=samples,
         matches=draw_matches(near),
         pairs=[(pair, *_mark_differences(pair)) for pair in summary.pairs],
-        hosts=curation_tallies.list_lowest_hosts(summary.hosts),
+        hosts=host_tallies.list_lowest_hosts(summary.hosts),
     )
 
 
@@ -91,7 +92,7 @@ def _list_warnings(summary: CurationTallies, counts: Mapping[str, Any], lost: in
         some = ", ".join(idle[:4]) + (", …" if len(idle) > 4 else "")
         rules = "1 rule" if len(idle) == 1 else f"{len(idle)} rules"
         warnings.append(f"{rules} would drop no document: {some}.")
-    if thin := curation_tallies.describe_doubtful(summary.hosts):
+    if thin := host_tallies.describe_doubtful(summary.hosts):
         warnings.append(f'{thin[0].upper()}{thin[1:]}. See "How much of the pages was extracted".')
     if lost > counts["documents_in"] / 2:
         share = format_percent(lost, counts["documents_in"])

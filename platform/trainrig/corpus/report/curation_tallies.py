@@ -7,13 +7,9 @@ tallies/hosts.parquet       pages of each host, and how much of them was extract
 tallies/quarantine.parquet  records that gave no document, by reason
 tallies/samples.parquet     a few documents that fell, for each step
 
-Hosts show the shares of the main content that extraction kept. A template that the extractor
-misreads is the same on all pages of a host, and the texts look complete: nothing else shows that
-half of each page is missing. `LikePairs` samples near-duplicates in a split, with the documents
-kept in their place.
+`LikePairs` samples near-duplicates in a split, with the documents kept in their place.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,76 +24,8 @@ from trainrig.corpus.array_files import load_arrays
 from trainrig.corpus.dedup.document_refs import format_ids
 from trainrig.corpus.dedup.documents import BY_LIKENESS, KEPT
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE, choose_edges
+from trainrig.corpus.report.host_tallies import build_host_table
 from trainrig.manifest import FileSum
-
-FAR_BELOW = 0.5  # a median share below this is far below 1, and worth a warning
-ENOUGH_PAGES = 5  # smallest number of pages; with fewer, one odd page decides the median
-HOSTS_SHOWN = 20  # hosts
-
-
-@dataclass(frozen=True)
-class HostRow:
-    """Pages (documents) of one host for which the extractor measured the share that it kept."""
-
-    host: str
-    documents: int
-    median_share: float  # rounded to a hundredth
-    below: int  # documents whose share is below FAR_BELOW
-
-
-def build_host_rows(counts_by_host: Mapping[str, Mapping[str, int]]) -> tuple[HostRow, ...]:
-    """Build a row per host, lowest median first.
-
-    `counts_by_host`: the number of documents of each host, by the percentage kept as a string.
-    """
-    shares = {
-        host: Counter({int(percent): documents for percent, documents in counts.items()})
-        for host, counts in counts_by_host.items()
-    }
-    rows = (
-        HostRow(
-            host,
-            counts.total(),
-            _compute_median(counts) / 100,
-            sum(n for percent, n in counts.items() if percent < 100 * FAR_BELOW),
-        )
-        for host, counts in shares.items()
-    )
-    return tuple(sorted(rows, key=lambda row: (row.median_share, -row.documents, row.host)))
-
-
-def _compute_median(counts: Counter[int]) -> int:
-    """Return the median, the lower of two middle values."""
-    remaining = (counts.total() + 1) // 2
-    for percent in sorted(counts):
-        remaining -= counts[percent]
-        if remaining <= 0:
-            return percent
-    raise AssertionError("a host without pages")
-
-
-def find_doubtful(rows: Sequence[HostRow]) -> list[HostRow]:
-    """Return the hosts with enough pages whose median share is far below 1."""
-    return [row for row in rows if row.documents >= ENOUGH_PAGES and row.median_share < FAR_BELOW]
-
-
-def describe_doubtful(rows: Sequence[HostRow]) -> str | None:
-    """Describe the doubtful hosts in one sentence; None if there are none."""
-    found = find_doubtful(rows)
-    if not found:
-        return None
-    named = ", ".join(f"{row.host} {row.median_share:.2f}" for row in found[:3])
-    more = ", …" if len(found) > 3 else ""
-    hosts = "1 host" if len(found) == 1 else f"{len(found):,} hosts"
-    return (
-        f"the median page of {hosts} kept less than {FAR_BELOW} of its main content ({named}{more})"
-    )
-
-
-def list_lowest_hosts(rows: Sequence[HostRow]) -> list[HostRow]:
-    """Return the lowest hosts with enough pages of `rows`, which `build_host_rows` sorted."""
-    return [row for row in rows if row.documents >= ENOUGH_PAGES][:HOSTS_SHOWN]
-
 
 MOST_PAIRS = 3  # pairs in a report
 EXCERPT = 2000  # characters of each text
@@ -241,23 +169,22 @@ class CurationTallies:
     quarantine: tuple[QuarantineRow, ...]
     samples: tuple[SampleRow, ...]
     pairs: tuple[PairRow, ...]
-    hosts: tuple[HostRow, ...]  # lowest median share first
+    hosts: pa.Table  # table of HOSTS in `host_tallies`
 
     def save(self, folder: str) -> dict[str, FileSum]:
         """Write the tables below `folder`; return file sums by relative name."""
         files = {}
-        for name, model, rows in (
-            ("steps", StepRow, self.steps),
-            ("sources", SourceRow, self.sources),
-            ("histograms", BinRow, self.bins),
-            ("quarantine", QuarantineRow, self.quarantine),
-            ("samples", SampleRow, self.samples),
-            ("pairs", PairRow, self.pairs),
-            ("hosts", HostRow, self.hosts),
+        for name, table in (
+            ("steps", _build_table(StepRow, self.steps)),
+            ("sources", _build_table(SourceRow, self.sources)),
+            ("histograms", _build_table(BinRow, self.bins)),
+            ("quarantine", _build_table(QuarantineRow, self.quarantine)),
+            ("samples", _build_table(SampleRow, self.samples)),
+            ("pairs", _build_table(PairRow, self.pairs)),
+            ("hosts", self.hosts),
         ):
             below = f"{TALLIES}/{name}.parquet"
             path = storage.join(folder, below)
-            table = pa.Table.from_pylist([asdict(row) for row in rows], _build_schema(model))
             with storage.atomic_file(path) as temporary:
                 pq.write_table(table, temporary, compression="zstd")
             files[below] = manifest.compute_file_sum(path)
@@ -272,10 +199,11 @@ _TYPES = {
 }
 
 
-def _build_schema(model: type[Any]) -> pa.Schema:
-    return pa.schema(
+def _build_table(model: type[Any], rows: Sequence[Any]) -> pa.Table:
+    schema = pa.schema(
         [(name, _TYPES[_read_name(kind)]) for name, kind in model.__annotations__.items()]
     )
+    return pa.Table.from_pylist([asdict(row) for row in rows], schema)
 
 
 def _read_name(kind: Any) -> str:
@@ -287,6 +215,7 @@ def tally_curation(
     written: Mapping[str, Any],
     samples: Mapping[str, Sequence[Mapping[str, Any]]],
     pairs: Sequence[Mapping[str, Any]],
+    hosts: pa.Table,
     integers: frozenset[str],
 ) -> CurationTallies:
     """Build the tallies of a curation from the counts of its passes.
@@ -294,9 +223,10 @@ def tally_curation(
     Args:
         rules: counts of the rules pass: "tally" and "histograms" by source.
         written: counts of the write pass: "kept" and "copies" by source and language;
-        "quarantined"; "hosts", documents by host and by the percentage extracted.
+        "quarantined".
         samples: dropped documents, by step.
         pairs: near-duplicates with the documents kept in their place.
+        hosts: documents by host and by the percentage extracted, a table of HOST_COUNTS.
         integers: the signals whose histograms have bins for counts.
     """
     return CurationTallies(
@@ -315,7 +245,7 @@ def tally_curation(
             for document in found
         ),
         pairs=tuple(PairRow(**pair) for pair in pairs),
-        hosts=build_host_rows(written["hosts"]),
+        hosts=build_host_table(hosts),
     )
 
 

@@ -114,6 +114,7 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
     left = {split.name for split in phase.find_unfinished(splits)}
     done = [split for split in splits if split.name not in left]
     there = storage.list_sizes(folder) if done else {}
+    torn = []
     for record in phase.read_results(done):
         for part in ("documents", "signatures"):
             path = build_paths(folder, record.name)[part]
@@ -125,8 +126,9 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
                     there.get(path, 0),
                     wanted,
                 )
-                storage.delete(storage.join(phase.records, f"{record.name}.json"))
+                torn.append(storage.join(phase.records, f"{record.name}.json"))
                 break
+    storage.delete_files(torn)
 
 
 def search_for(

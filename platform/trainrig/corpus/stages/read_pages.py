@@ -47,7 +47,7 @@ from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import measure
 from trainrig.corpus.url_blocklist import UrlLists, UrlSignals
 from trainrig.manifest import SCRATCH, FileSum
-from trainrig.splits import Split, Work
+from trainrig.splits import CRASHED, RecordSelection, Split, Work
 
 
 def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:
@@ -56,15 +56,16 @@ def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:
     A split is a group of pieces of files; splits have about the same size. Raises DataError if a
     pattern matches no file, or if a file has an unknown format.
     """
-    lists = [storage.compute_content_key(path) for path in run.urls.list_files()]
+    lists = storage.compute_content_keys(run.urls.list_files())
     splits: list[Split] = []
     inputs = {"urls": manifest.digest(lists)} if lists else {}
     for scorer in run.scorers:
         inputs[f"scorer {scorer.column}"] = manifest.digest(scorer.read_content_keys())
     for index, source in enumerate(run.sources):
         files = find_files(source.paths)
-        keys = [(file.name, storage.compute_content_key(file.path)) for file in files]
-        inputs[source.name] = manifest.digest(keys)
+        keys = storage.compute_content_keys([file.path for file in files])
+        named_keys = zip([file.name for file in files], keys, strict=True)
+        inputs[source.name] = manifest.digest(list(named_keys))
         for number, group in enumerate(cut_pieces(files, source.reading)):
             name = f"{source.name}-{number:05d}"
             task = {
@@ -201,17 +202,31 @@ def read_all_pages(run: Curation) -> Work:
         reasons: Counter[str] = Counter()
         began = time.process_time() + extractors.cpu_seconds
         pieces = [from_json(piece) for piece in task["pieces"]]
-        records = (record for piece in pieces for record in read(piece, source.reading))
+        selection = RecordSelection(task)
+        in_order = (record for piece in pieces for record in read(piece, source.reading))
+        records = (
+            _leave_out(record, run.pii) if crashed else record
+            for record, crashed in selection.choose(in_order)
+        )
+        if selection.probing:
+            for part in split_records(records):
+                _measure_part(run, source, part, 0, extractors.of(source))
+            return selection.build_probe_counts(), {}
+        resumed = True  # parts are written in order, so all after a missing one are missing
         for part in split_records(records):
-            if not files.is_done(name, parts):
+            resumed = resumed and files.is_done(name, parts)
+            if resumed:
+                documents += _count_rows(files.name_page_file(name, parts))
+                reasons.update(_read_reasons(files.name_quarantine_file(name, parts)))
+            else:
                 found = _measure_part(run, source, part, first, extractors.of(source))
                 with writing(files.name_page_file(name, parts), schema) as file:
                     file.add(found.rows)
                 storage.write(
                     files.name_quarantine_file(name, parts), _format_lines(found.quarantined)
                 )
-            documents += _count_rows(files.name_page_file(name, parts))
-            reasons.update(_read_reasons(files.name_quarantine_file(name, parts)))
+                documents += len(found.rows)
+                reasons.update(record["reason"] for record in found.quarantined.values())
             parts = parts + 1
             first = first + len(part)
             size += sum(len(record.body) for record in part if isinstance(record, RawPage))
@@ -222,6 +237,13 @@ def read_all_pages(run: Curation) -> Work:
         return {"parts": parts, "found": counts, "cost": cost, "peak_bytes": peak}, {}
 
     return read_split
+
+
+def _leave_out(record: Record, pii: PII) -> Record:
+    """Return the quarantined form of a record that kills its process."""
+    return (
+        record if isinstance(record, Unreadable) else Unreadable(mask_url(record.url, pii), CRASHED)
+    )
 
 
 def split_records(records: Iterable[Record]) -> Iterator[list[Record]]:
@@ -248,6 +270,7 @@ class _Extractors:
     def __init__(self, run: Curation) -> None:
         self._folder = storage.join(run.output, SCRATCH, "failed-pages")
         self._guards: dict[str, Guard] = {}
+        self._recorded: set[str] = set()  # locations of the records that were read or written
         weakref.finalize(self, _close, self._guards)
 
     def of(self, source: CurationSource) -> Extract:
@@ -271,14 +294,16 @@ class _Extractors:
 
     def _read_failed_pages(self) -> list[FailedPage]:
         paths = storage.list_files(self._folder, ".json")
-        return [FailedPage(**json.loads(storage.read(path))) for path in paths]
+        self._recorded.update(paths)
+        return [FailedPage(**json.loads(data)) for data in storage.read_files(paths)]
 
     def _write_down(self, failed_pages: Iterable[FailedPage]) -> None:
         for failed_page in failed_pages:
             name = hashlib.sha256(f"{failed_page.url}\n{failed_page.sha256}".encode()).hexdigest()
             path = storage.join(self._folder, f"{name}.json")
-            if not storage.exists(path):
+            if path not in self._recorded:
                 storage.write(path, json.dumps(dataclasses.asdict(failed_page)).encode())
+                self._recorded.add(path)
 
 
 def _close(guards: Mapping[str, Guard]) -> None:

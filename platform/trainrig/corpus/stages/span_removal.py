@@ -219,8 +219,8 @@ class SpanRemoval:
     ) -> contamination_report.ContaminationTallies:
         samples = [
             contamination_report.ContaminatedSample(**row)
-            for path in self._list_files("touched", "json")
-            for row in json.loads(storage.read(path))
+            for data in storage.read_files(self._list_files("touched", "json"))
+            for row in json.loads(data)
         ]
         index = Index.load(self.path_of(BENCHMARKS_INDEX))
         return contamination_report.tally_contamination(

@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,19 @@ from trainrig.corpus.dedup.documents import COPIES, DedupDecisions
 from trainrig.corpus.documents import DROPPED, KEPT, QUARANTINE, MeasuredDocuments, writing
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
 from trainrig.corpus.models.language_model import assign_buckets
-from trainrig.corpus.report.curation_tallies import MOST_PAIRS as PAIRS
-from trainrig.corpus.report.curation_tallies import CurationTallies, LikePairs, tally_curation
+from trainrig.corpus.report.curation_tallies import LikePairs
+from trainrig.corpus.report.host_tallies import build_host_counts
 from trainrig.corpus.row_schema import VERDICT, build_pool_schema, build_row_schema
 from trainrig.corpus.signatures.signatures import Signatures
 from trainrig.corpus.stages import near_duplicates, surviving_documents
 from trainrig.corpus.stages.apply_rules import PathBuilder, list_source_rules, read_verdicts
+from trainrig.corpus.stages.tally_sums import SAMPLES, write_tally
 from trainrig.manifest import FileSum
-from trainrig.splits import Split, Work, sum_counts
+from trainrig.splits import Work
 
 _HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?([^/?#:]+)")
 _TOLD = ("source", "language")
 _AFTER_RULES = (*COPIES, *surviving_documents.CUT_STEPS)
-SAMPLES = 3  # documents shown for each reason
 EXCERPT = 2000  # most characters of a sample
 # columns left out of dropped documents with `keep_dropped = "signals"`
 NOT_KEPT = {"text", "metadata"}
@@ -119,7 +118,7 @@ def write_split(
             "pairs": pairs.to_json(),
             "counts": counts.summarise(reasons),
         }
-        storage.write(place("told", f"{name}.json"), json.dumps(told).encode())
+        write_tally(place, 0, name, told, counts.build_host_table())
         sums = {below: manifest.compute_file_sum(path) for below, path in files.items()}
         return counts.build_table(reasons), sums
 
@@ -194,7 +193,7 @@ class _Counts:
             name: Counter() for name in ("kept_of", "dropped_by", "masked")
         }
         self._dropped_of: dict[str, Counter[str]] = {}
-        self._hosts: dict[str, Counter[int]] = {}
+        self._hosts: Counter[tuple[str, int]] = Counter()  # by host and extracted percentage
         self._told: dict[str, Any] = {"kept": {}, "copies": {}}
 
     def add(self, rows: pa.Table, survives: pa.ChunkedArray) -> None:
@@ -220,7 +219,7 @@ class _Counts:
             if share is not None:
                 found = _HOST.match(url or "")
                 host = found.group(1).lower() if found else "(no host)"
-                self._hosts.setdefault(host, Counter())[round(100 * share)] += 1
+                self._hosts[host, round(100 * share)] += 1
 
     def _count_languages(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Count kept and deduplicated documents by source and language."""
@@ -238,7 +237,11 @@ class _Counts:
 
     def summarise(self, quarantined: Sequence[str]) -> dict[str, Any]:
         """Return the counts that the report needs in addition to the rule tallies."""
-        return {**self._told, "hosts": self._hosts, "quarantined": dict(Counter(quarantined))}
+        return {**self._told, "quarantined": dict(Counter(quarantined))}
+
+    def build_host_table(self) -> pa.Table:
+        """Return the numbers of documents by host and extracted share: a table of HOST_COUNTS."""
+        return build_host_counts(self._hosts)
 
     def build_table(self, quarantined: Sequence[str]) -> dict[str, Any]:
         return {
@@ -287,26 +290,3 @@ class _Samples:
             reason: [dataclasses.asdict(sample) for sample in there]
             for reason, there in sorted(self._lowest.items())
         }
-
-
-RULES_TALLY = "tally.json"  # file of the rule tallies, by source
-
-
-def read_tallies(run: Curation, splits: Sequence[Split], path_of: PathBuilder) -> CurationTallies:
-    """Read the counts of all passes, and a few dropped documents as samples."""
-    judged = json.loads(storage.read(path_of(RULES_TALLY)))
-    told = [json.loads(storage.read(path_of("told", f"{split.name}.json"))) for split in splits]
-    samples: dict[str, list[dict[str, str]]] = {}
-    for results in told:
-        for step, found in results["samples"].items():
-            samples.setdefault(step, []).extend(found)
-    few = {
-        step: sorted(found, key=lambda sample: sample["id"])[:SAMPLES]
-        for step, found in sorted(samples.items())
-    }
-    integers = frozenset(
-        column.name for column in build_pool_schema(run) if pa.types.is_integer(column.type)
-    )
-    pairs = sorted((pair for results in told for pair in results["pairs"]), key=itemgetter("id"))
-    counts = sum_counts(results["counts"] for results in told)
-    return tally_curation(judged, counts, few, pairs[:PAIRS], integers)

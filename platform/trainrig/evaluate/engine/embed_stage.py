@@ -1,6 +1,7 @@
 """The stage `embed`: a vector for each document, in the order of the documents.
 
 OUT/  documents-00000.parquet …  with `id`, `url`, `source` and `embedding`, float32
+      quarantine/documents-00000.jsonl …  rows that are no documents, with the reasons
 
 Each output file is made from one split of the documents, and splits depend only on the input files.
 Within a split, pieces of text are read in batches of a fixed size. So the output is bit-identical
@@ -21,8 +22,13 @@ from trainrig.errors import DataError
 from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
-from trainrig.splits import Phase, Work, sum_counts
-from trainrig.tokens.document_set import DocumentSet, RefusedRow, open_documents
+from trainrig.splits import Phase, RecordSelection, Work, sum_counts
+from trainrig.tokens.document_set import (
+    DocumentSet,
+    RefusedRow,
+    open_documents,
+    write_quarantine,
+)
 from trainrig.train import checkpoint
 
 TEXTS = 256  # documents that are embedded together; batches do not cross them
@@ -45,9 +51,8 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
         # A model that cannot embed is refused before workers start.
         channels = TextEmbedder.open(model, run.sequence_length).channels
         splits = documents.cut_splits(run.shard_bytes)
-        phase = Phase(
-            stage.build_path(manifest.SCRATCH), functools.partial(_make_work, run, model, documents)
-        )
+        work = functools.partial(_make_work, run, model, documents)
+        phase = Phase(stage.build_path(manifest.SCRATCH), work, divisible=True)
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
@@ -81,19 +86,29 @@ def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Wo
 
     def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         refused: list[RefusedRow] = []
-        rows = documents.read_rows(task, refused.append)
+        records = RecordSelection(task)
+        rows = documents.read_rows(task, refused.append, records)
+        batches = iter(lambda: list(itertools.islice(rows, TEXTS)), [])
+        embedded = (
+            (batch, embedder.embed([row["text"] for row in batch], run)) for batch in batches
+        )
+        if records.probing:
+            for _ in embedded:
+                pass
+            return records.build_probe_counts(), {}
         written = 0
         file = f"{task['name']}.parquet"
         path = storage.join(run.output, file)
         with storage.atomic_file(path) as local, pq.ParquetWriter(local, schema) as writer:
-            while batch := list(itertools.islice(rows, TEXTS)):
-                vectors = embedder.embed([row["text"] for row in batch], run)
+            for batch, vectors in embedded:
                 columns = {name: [row[name] for row in batch] for name in ("id", "url", "source")}
                 flat = pa.array(vectors.reshape(-1), type=pa.float32())
                 column = pa.FixedSizeListArray.from_arrays(flat, embedder.channels)
                 writer.write_table(pa.table({**columns, "embedding": column}, schema=schema))
                 written += len(batch)
         reasons = dict(Counter(row.reason for row in refused))
-        return {"documents": written, "refused": reasons}, {file: manifest.compute_file_sum(path)}
+        files = {file: manifest.compute_file_sum(path)}
+        files |= write_quarantine(run.output, task["name"], refused)
+        return {"documents": written, "refused": reasons}, files
 
     return work

@@ -407,8 +407,9 @@ def read_scored(folder: str, task: str) -> list[dict[str, Any]]:
     Raises DataError if there are none.
     """
     rows = []
-    for path in sorted(storage.list_files(storage.join(folder, ROWS, task), ".jsonl")):
-        for line in storage.read(path).decode("utf-8", "surrogatepass").split("\n"):
+    paths = storage.list_files(storage.join(folder, ROWS, task), ".jsonl")
+    for data in storage.read_files(paths):
+        for line in data.decode("utf-8", "surrogatepass").split("\n"):
             if line:
                 rows.append(json.loads(line))
     if not rows:

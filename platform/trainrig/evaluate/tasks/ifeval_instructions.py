@@ -122,9 +122,8 @@ def _check_highlights(text: str, arguments: Arguments) -> bool:
 
 
 def _check_sections(text: str, arguments: Arguments) -> bool:
-    splitter = re.escape(
-        str(arguments["section_spliter"]).strip()
-    )  # the published rows misspell this key
+    # The published rows misspell this key.
+    splitter = re.escape(str(arguments["section_spliter"]).strip())
     found = re.split(rf"\s?{splitter}\s?\d+\s?", text)
     return len(found) - 1 >= int(arguments["num_sections"])
 

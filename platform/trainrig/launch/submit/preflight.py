@@ -21,7 +21,7 @@ from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.known_clusters import list_live_runs
 from trainrig.launch.supervise.run_record import Home, RunRecord, run_id
 from trainrig.manifest import Manifest
-from trainrig.verbs import VERBS
+from trainrig.verbs import VERBS, suggest_verb
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Preflight:
 def read_run(request: SubmissionRequest) -> RunFile:
     """Read the run file of a request, with absolute paths. Raises ConfigError."""
     if request.verb not in VERBS:
-        hint = config.suggest_choice(request.verb, VERBS)
+        hint = suggest_verb(request.verb)
         raise ConfigError(f"submit: no verb '{request.verb}' takes a run file{hint}")
     model = VERBS[request.verb].load_model()
     return run_paths.with_absolute_paths(config.load(model, request.run_file, request.changes))

@@ -109,7 +109,7 @@ def is_there(path: str) -> bool:
         with contextlib.suppress(DataError):
             return bool(find_files([path]))
         return False
-    return bool(storage.list_files(path))
+    return bool(storage.find_first(path))
 
 
 def check_output(run: RunFile, folder: str) -> Manifest | None:

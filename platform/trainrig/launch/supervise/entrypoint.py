@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from trainrig import config
 from trainrig.errors import ConfigError
-from trainrig.job import GOES_ON, exit_codes, if_stopped
+from trainrig.job import GOES_ON, exit_codes, if_stopped, set_log_level
 from trainrig.launch.redaction import RedactingFormatter
 from trainrig.launch.supervise.attempt_ends import Cause, Limits, RunEnd
 from trainrig.launch.supervise.attempt_start import compare_versions
@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(RedactingFormatter("trainrig: %(message)s"))
     logging.basicConfig(handlers=[handler])
-    logging.getLogger("trainrig").setLevel(logging.INFO)
     with exit_codes(), if_stopped(GOES_ON):
+        set_log_level()
         record = Home.choose(given.home).open(given.run)
         attempt = record.read_attempt(given.attempt)
         compare_versions(record, attempt.number)

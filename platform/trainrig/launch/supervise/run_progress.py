@@ -69,7 +69,7 @@ class RunProgress:
         return {"step": self.step, "tokens": self.tokens} if self.trains else {}
 
     def _find_newest_checkpoint(self) -> int | None:
-        if not self.trains or not storage.list_files(RunFolder(self._output).checkpoints):
+        if not self.trains or not storage.find_first(RunFolder(self._output).checkpoints):
             return None
         from trainrig.train.checkpoint import find_newest_valid
 

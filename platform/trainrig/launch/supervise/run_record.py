@@ -163,11 +163,9 @@ class Home:
             raise ConfigError(
                 f"{self.path}: this is a file; --home names the folder of the runs' records"
             )
-        return [
-            RunRecord(path)
-            for path in storage.list_folders(self._runs)
-            if storage.exists(storage.join(path, "run.json"))
-        ]
+        folders = storage.list_folders(self._runs)
+        records = storage.measure_sizes(storage.join(path, "run.json") for path in folders)
+        return [RunRecord(path.rpartition("/")[0]) for path in records]
 
     @property
     def _runs(self) -> str:
@@ -207,7 +205,7 @@ class RunRecord:
     def read_attempts(self) -> list[JobAttempt]:
         """Read all attempts so far, in order."""
         paths = storage.list_files(storage.join(self.path, "attempts"), ".json")
-        return [_parse_attempt(storage.read(path)) for path in paths]
+        return [_parse_attempt(data) for data in storage.read_files(paths)]
 
     def read_attempt(self, number: int) -> JobAttempt:
         """Read one attempt. Raises FileNotFoundError."""
@@ -248,13 +246,13 @@ class RunRecord:
         If the attempt was resubmitted automatically, this is the time of the first such attempt.
         """
         first = attempt
-        while first.number > 1 and not self._was_left(first.number - 1):
-            first = self.read_attempt(first.number - 1)
+        if first.number > 1:
+            attempts = {earlier.number: earlier for earlier in self.read_attempts()}
+            # The user asked for each attempt that follows one with such an event.
+            left = {e["attempt"] for e in self.read_events() if e["event"] in (ENDED, RESTART)}
+            while first.number > 1 and first.number - 1 not in left:
+                first = attempts[first.number - 1]
         return first.submitted_at
-
-    def _was_left(self, number: int) -> bool:
-        """Return whether the user asked for the attempt that followed this one."""
-        return any(event["event"] in (ENDED, RESTART) for event in self.read_events(number))
 
     def _build_attempt_path(self, number: int) -> str:
         return storage.join(self.path, "attempts", f"{number:04d}.json")

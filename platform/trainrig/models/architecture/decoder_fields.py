@@ -53,13 +53,11 @@ class DecoderFields(Settings):
     # Entries of the embedding; None: the tokenizer's number of ids, rounded up to a multiple of 64.
     vocabulary: int | None = Field(default=None, ge=1)
     positions: int = Field(default=2048, ge=1)  # length of the longest sequence, in tokens
-    position_embedding: layer_settings.PositionEmbedding = (
-        layer_settings.Rope()
-    )  # how the model encodes positions
+    # How the model encodes positions.
+    position_embedding: layer_settings.PositionEmbedding = layer_settings.Rope()
     attention: AttentionKind = attention_settings.AttentionSettings()  # options of attention
-    feedforward: layer_settings.FeedForward = (
-        layer_settings.SwiGLU()
-    )  # feed-forward network of a layer
+    # Feed-forward network of a layer.
+    feedforward: layer_settings.FeedForward = layer_settings.SwiGLU()
     norm: layer_settings.Normalisation = layer_settings.RMSNorm()  # kind of norm
     # Position of the norms in a layer, and whether its two parts run in parallel.
     block: layer_settings.Block = layer_settings.PreNorm()

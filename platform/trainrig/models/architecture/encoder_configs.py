@@ -62,9 +62,8 @@ class EncoderConfig(DecoderConfig):
     biased_when_tied: ClassVar[bool] = True
 
     kind: Literal["Encoder"] = "Encoder"  # type: ignore[assignment]  # not the base class's kind
-    feedforward: layer_settings.FeedForward = layer_settings.GEGLU(
-        tanh=False
-    )  # feed-forward network of a layer
+    # Feed-forward network of a layer.
+    feedforward: layer_settings.FeedForward = layer_settings.GEGLU(tanh=False)
     norm: layer_settings.Normalisation = layer_settings.LayerNorm(bias=False)  # kind of norm
     biases: Biases = Biases(head=True)  # linear layers that add a bias
     # Normalise the embedding. With PreNorm, the first layer then has no norm before attention,

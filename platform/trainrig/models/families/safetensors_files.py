@@ -66,9 +66,9 @@ def open_tensors(folder: str) -> dict[str, StoredTensor]:
     Raises DataError for missing or damaged files.
     """
     found: dict[str, StoredTensor] = {}
-    for file in _find_weight_files(folder):
-        path = storage.join(folder, file)
-        for name, tensor in _read_header(path).items():
+    paths = [storage.join(folder, file) for file in _find_weight_files(folder)]
+    for path, header in zip(paths, storage.map_files(_read_header, paths), strict=True):
+        for name, tensor in header.items():
             if name in found:
                 raise DataError(
                     f"{path}: tensor {name!r} is also in {found[name].path}; save the model again"

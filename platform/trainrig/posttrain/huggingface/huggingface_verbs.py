@@ -40,6 +40,10 @@ Datasets = Annotated[
         metavar="OWNER/DATASET", help="Training data set, for the model card; repeatable."
     ),
 ]
+Keep = Annotated[
+    bool,
+    typer.Option("--keep", help="Accept an OUT that holds exactly this model, and leave it as is."),
+]
 Scores = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,6 +71,7 @@ def export(
     license_: License = None,
     base_model: BaseModel = None,
     dataset: Datasets = None,
+    keep: Keep = False,
     as_json: Json = False,
 ) -> None:
     """Export a checkpoint as a Hugging Face folder that Transformers, or PEFT, can load.
@@ -85,6 +90,8 @@ def export(
             "export --adapter: an adapter gets no model card; leave out --scores, --license, "
             "--base-model and --dataset"
         )
+    if adapter and keep:
+        raise ConfigError("export --keep: it is for whole models; leave out --adapter or --keep")
     if adapter and generator:
         raise ConfigError("export: an adapter has no generator; leave out --adapter or --generator")
     check_folder(out)
@@ -100,7 +107,7 @@ def export(
     facts = (
         export_adapter(checkpoint, out)
         if adapter
-        else export_checkpoint(checkpoint, out, settings, generator)
+        else export_checkpoint(checkpoint, out, settings, generator, keep)
     )
     print(json.dumps(facts) if as_json else f"{out}: step {facts['step']} of {facts['checkpoint']}")
 
@@ -132,6 +139,7 @@ def import_folder(
             metavar="CKPT", help="Checkpoint that is the base of a PEFT folder. [default: none]"
         ),
     ] = None,
+    keep: Keep = False,
     as_json: Json = False,
 ) -> None:
     """Import a Hugging Face folder as a checkpoint to train, evaluate or tune.
@@ -142,12 +150,14 @@ def import_folder(
     from trainrig.posttrain.huggingface.model_folders import import_checkpoint
     from trainrig.posttrain.huggingface.peft_adapters import import_adapter
 
+    if base and keep:
+        raise ConfigError("import --keep: it is for whole models; leave out --base or --keep")
     if base:
         adapter = import_adapter(folder, base, out)
         print(json.dumps(adapter) if as_json else f"{out}: {adapter['parameters']:,} parameters")
         return
     roles = dict(_parse_role(assignment) for assignment in role or ())
-    facts = import_checkpoint(folder, out, roles, add_token or ())
+    facts = import_checkpoint(folder, out, roles, add_token or (), keep)
     if as_json:
         print(json.dumps(facts))
         return

@@ -5,13 +5,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from trainrig import storage
-from trainrig.errors import ConfigError, OutputTaken
+from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.models.added_tokens import add_special_tokens
 from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.models.encoder import read_generator_tensor
 from trainrig.models.families.mapping import find_dropouts
-from trainrig.models.huggingface import HubFolder, open_folder, write_folder
+from trainrig.models.huggingface import HubFolder, HubModel, open_folder, write_folder
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.chat import TEMPLATE
 from trainrig.tokens.special_tokens import MODEL_CONFIG, find_special_tokens
@@ -19,12 +21,13 @@ from trainrig.train import checkpoint
 
 
 def export_checkpoint(
-    path: str, out: str, settings: HubFolder, generator: bool = False
+    path: str, out: str, settings: HubFolder, generator: bool = False, keep: bool = False
 ) -> dict[str, Any]:
     """Write the newest checkpoint at `path` as the Hugging Face folder `out`; return facts.
 
     `generator` exports the generator that was trained with a replaced-token detector instead of the
-    detector. Raises ConfigError if the model has none.
+    detector. Raises ConfigError if the model has none. `keep` leaves a folder unchanged that holds
+    exactly this model already; without it, such a folder is refused as any other.
 
     Weights, README.md and changed keys of config.json are written anew. Every other file is the one
     that the model was imported with.
@@ -42,7 +45,7 @@ def export_checkpoint(
             )
         config = beside
         read = partial(read_generator_tensor, stored.read)
-    family = write_folder(out, config, read, stored.files, settings, TEMPLATE)
+    family = write_folder(out, config, read, stored.files, settings, TEMPLATE, keep)
     return {
         "output": out,
         "checkpoint": stored.path,
@@ -56,14 +59,18 @@ def import_checkpoint(
     out: str,
     roles: Mapping[str, str] | None = None,
     added: Sequence[str] = (),
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Write the Hugging Face folder `folder` as step 0 of the run folder `out`.
 
     `roles` maps roles to special tokens where the folder's files do not define them; `added` are
-    special tokens to add to the model. Nothing is written unless the whole import succeeds.
+    special tokens to add to the model. Nothing is written unless the whole import succeeds. With
+    `keep`, a folder that holds exactly this import is left unchanged, and an import that was killed
+    is started over; without it, a folder that is not empty is refused.
     """
     check_folder(out)
-    if storage.list_files(out):
+    taken = storage.find_first(out) is not None
+    if taken and not keep:
         raise OutputTaken(f"{out}: not empty; name a new folder")
     model = add_special_tokens(open_folder(folder), added)
     if roles:
@@ -71,12 +78,14 @@ def import_checkpoint(
     special = find_special_tokens(model.files)
     files = model.files
     config = model.config
-    try:
-        path = checkpoint.write_model(out, config, files.tokenizer, model.tensors, files.beside)
-    # Also after an interrupt: a partial folder would be refused as not empty.
-    except BaseException:
-        storage.delete_folder(out)
-        raise
+    path = _find_import(out, model) if taken else None
+    if path is None:
+        try:
+            path = checkpoint.write_model(out, config, files.tokenizer, model.tensors, files.beside)
+        # Also after an interrupt: a partial folder would be refused as not empty.
+        except BaseException:
+            storage.delete_folder(out)
+            raise
     return {
         "output": out,
         "checkpoint": path,
@@ -93,3 +102,28 @@ def import_checkpoint(
         },
         "dropouts_left_out": find_dropouts(files.parse_json(MODEL_CONFIG) or {}),
     }
+
+
+def _find_import(out: str, model: HubModel) -> str | None:
+    """Return the checkpoint in `out` if it is an import of `model`.
+
+    Returns None, with `out` deleted, if the folder holds nothing but an import that was killed.
+    Raises OutputTaken for anything else.
+    """
+    below = [path.removeprefix(out.rstrip("/") + "/") for path in storage.list_files(out)]
+    try:
+        stored = checkpoint.StoredModel(out)
+    except DataError:
+        if all(name.startswith(("attempts/", "checkpoints/")) for name in below):
+            storage.delete_folder(out)
+            return None
+        raise OutputTaken(f"{out}: not empty; name a new folder") from None
+    files = stored.files
+    same_files = (files.tokenizer, files.beside) == (model.files.tokenizer, model.files.beside)
+    same = stored.step == 0 and stored.config == model.config and same_files
+    if not same or not all(
+        torch.equal(stored.read(name), tensor.read().float())
+        for name, tensor in model.tensors.items()
+    ):
+        raise OutputTaken(f"{out}: already holds another model; name a new folder")
+    return stored.path

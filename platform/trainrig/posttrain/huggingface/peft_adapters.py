@@ -41,7 +41,7 @@ def export_adapter(path: str, out: str) -> dict[str, Any]:
     its table with the head: PEFT would change one without the other.
     """
     check_folder(out)
-    if storage.list_files(out):
+    if storage.find_first(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")
     opened = checkpoint.open_model(path)
     if opened.adapter is None:
@@ -156,7 +156,7 @@ def import_adapter(folder: str, base: str, out: str) -> dict[str, Any]:
     compute something else here.
     """
     check_folder(out)
-    if storage.list_files(out):
+    if storage.find_first(out):
         raise OutputTaken(f"{out}: not empty; name a new folder")
     path = checkpoint.resolve(storage.make_absolute(base))
     below = peft_layers.Base(path, *checkpoint.describe(path))

@@ -58,9 +58,8 @@ class RewardPart(Settings):
     """Settings of one `[[rewards]]` entry in a run file."""
 
     name: str = Field(default="", pattern=r"^\w+$")  # name of this reward in metrics
-    weight: float = Field(
-        default=1.0, allow_inf_nan=False
-    )  # factor of this reward in the weighted sum
+    # Factor of this reward in the weighted sum.
+    weight: float = Field(default=1.0, allow_inf_nan=False)
     # Score, before the weight, of a completion that this reward could not score. The metrics count
     # such faults.
     fault_score: float = Field(default=0.0, allow_inf_nan=False)

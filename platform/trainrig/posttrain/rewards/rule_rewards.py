@@ -109,9 +109,8 @@ class NumericAnswer(Verifier):
 
     kind: Literal["NumericAnswer"] = "NumericAnswer"
     name: str = "numeric"  # name of this reward in metrics
-    tolerance: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False
-    )  # largest difference from the right number
+    # Largest difference from the right number.
+    tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     def is_right(self, given: str, target: str) -> bool:
         """Return whether the number in `given` is within `tolerance` of the number in `target`."""
@@ -186,9 +185,8 @@ class ProgramAnswer(RewardPart):
     program: str = "{{ completion }}\n"
     # Template of the tests. It may use the row's columns.
     tests: str = Field(default="{{ tests }}\n", min_length=1)
-    seconds: float = Field(
-        default=5.0, gt=0, allow_inf_nan=False
-    )  # time limit of a program, in seconds
+    # Time limit of a program, in seconds.
+    seconds: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     memory_mib: int = Field(default=512, ge=64)  # limit of a program's address space, in MiB
 
     @field_validator("program", "tests")

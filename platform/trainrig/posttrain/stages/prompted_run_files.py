@@ -22,9 +22,8 @@ class PromptedRunFile(config.RunFile):
     # Model that answers: a run folder, which may hold an adapter, or a checkpoint.
     checkpoint: Annotated[str, config.NOT_IDENTITY]
     prompts: PromptFiles  # files with the prompts
-    prompt_tokens: int = config.Field(
-        default=512, ge=1
-    )  # longest prompt, in tokens; longer ones are skipped
+    # Longest prompt, in tokens; longer ones are skipped.
+    prompt_tokens: int = config.Field(default=512, ge=1)
     maximum_tokens: int = config.Field(default=256, ge=1)  # longest answer, in tokens
     # Sampling temperature, which divides the logits; 0: always take the likeliest token.
     temperature: float = config.Field(default=1.0, ge=0, allow_inf_nan=False)

@@ -254,7 +254,7 @@ def find_models(
     fit together.
     """
     check_sums(run.training, run.workers, [run.batches.global_batch // run.batches.micro_batch])
-    if not storage.list_files(run.checkpoint) or is_hub_folder(run.checkpoint):
+    if not storage.find_first(run.checkpoint) or is_hub_folder(run.checkpoint):
         return None
     if storage.exists(storage.join(run.conversations, manifest.MANIFEST)):
         job, _inputs, counted = prepare(run)

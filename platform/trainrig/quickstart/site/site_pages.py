@@ -28,7 +28,7 @@ from trainrig.config import Field, Settings
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError, DataError
-from trainrig.quickstart.site import questions, source_pages, stdlib_pages
+from trainrig.quickstart.site import later_inputs, questions, source_pages, stdlib_pages
 from trainrig.quickstart.site.article import Article
 from trainrig.quickstart.site.page_frame import render
 from trainrig.quickstart.site.site_plan import CODE, PlannedPage, Wanted, plan_site, write_plants
@@ -124,6 +124,12 @@ def build_pages(folder: str, settings: PagesSettings, workers: int) -> PagesRepo
     pairs = questions.shuffle_answers(train[: settings.pairs])
     _write_lines(storage.join(folder, "pairs-train.jsonl"), pairs)
     _write_lines(storage.join(folder, "pairs-held-out.jsonl"), questions.shuffle_answers(held_out))
+    for name, text in (
+        ("problems.jsonl", later_inputs.format_problems(settings.seed)),
+        ("prompts.jsonl", later_inputs.format_prompts(held_out)),
+        ("principles.txt", later_inputs.PRINCIPLES),
+    ):
+        storage.write(storage.join(folder, name), text.encode())
     return PagesReport(
         docs=len(pages),
         code=len(gathered.code),

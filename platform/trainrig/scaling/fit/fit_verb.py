@@ -11,9 +11,10 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.fit import law_summary, objective_comparison, recipe_comparison
 from trainrig.scaling.fit.fit_page import write_fit_page
 from trainrig.scaling.fit.law_fit import LawFit, count_parameters_as, fit_law, read_runs, write_fit
-from trainrig.scaling.fit.objective_comparison import compare_objectives
+from trainrig.scaling.fit.objective_comparison import ObjectiveComparison, compare_objectives
 from trainrig.scaling.fit.objectives_page import write_objectives_page
-from trainrig.scaling.fit.recipe_comparison import RecipeFit, compare
+from trainrig.scaling.fit.recipe_comparison import Comparison, RecipeFit, compare
+from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import name_objective
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.regression import Progress
@@ -78,6 +79,21 @@ def parse_columns(given: Sequence[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in given)
 
 
+@dataclass(frozen=True)
+class FitAnswer:
+    """Law or comparison that a fit found, its description, and the files that were written."""
+
+    found: Law | Comparison | ObjectiveComparison
+    lines: tuple[str, ...]  # the description, for a terminal
+    written: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was found as a JSON object, without the bootstrap draws of a law."""
+        left_out = {"draws"} if isinstance(self.found, Law) else None
+        data = self.found.model_dump(mode="json", exclude=left_out)
+        return {**data, "written": list(self.written)}
+
+
 def fit(
     tables: Tables,
     settings: LawFit,
@@ -85,32 +101,37 @@ def fit(
     as_json: bool,
     progress: Progress | None = None,
 ) -> str:
-    """Fit one law, or compare several tables or recipes, and return the text to print.
+    """Fit one law, or compare several tables or recipes, and return the text to print."""
+    answer = find_answer(tables, settings, out, progress)
+    if as_json:
+        return json.dumps(answer.to_json())
+    return "\n".join([*answer.lines, *(f"wrote {path}" for path in answer.written)])
+
+
+def find_answer(
+    tables: Tables, settings: LawFit, out: str | None, progress: Progress | None = None
+) -> FitAnswer:
+    """Fit one law, or compare several tables or recipes.
 
     Writes `law.json`, `recipes.json` or `objectives.json`, and the pages, into `out` if given.
     """
     if out:
         check_folder(out)
     if len(tables.paths) > 1 or len(tables.recipes) > 1:
-        return _compare(tables, settings, out, as_json, progress)
+        return _compare(tables, settings, out, progress)
     runs = read_runs(tables.paths, dict(tables.columns), tables.recipes)
     name = tables.recipes[0] if tables.recipes else _find_table_name(tables.paths[0])
     try:
         fitted = fit_law(runs, settings, name, tables.paths[0], progress)
     except DataError as why:
         raise DataError(f"{tables.paths[0]}: {why}") from None
-    written = [write_fit(out, fitted), write_fit_page(out, fitted)] if out else []
-    if as_json:
-        data = fitted.law.model_dump(mode="json", exclude={"draws"})
-        return json.dumps({**data, "written": written})
-    return "\n".join(
-        [*law_summary.describe_law(fitted.law), *(f"wrote {path}" for path in written)]
-    )
+    written = (write_fit(out, fitted), write_fit_page(out, fitted)) if out else ()
+    return FitAnswer(fitted.law, tuple(law_summary.describe_law(fitted.law)), written)
 
 
 def _compare(
-    tables: Tables, settings: LawFit, out: str | None, as_json: bool, progress: Progress | None
-) -> str:
+    tables: Tables, settings: LawFit, out: str | None, progress: Progress | None
+) -> FitAnswer:
     named = dict(_name_recipes(tables))
     trained_for = {objective for runs in named.values() for objective in runs.objective.tolist()}
     if len(trained_for) > 1:
@@ -120,7 +141,7 @@ def _compare(
                 f"({', '.join(sorted(map(name_objective, trained_for)))}), but recipes are "
                 "compared by the loss of one; give `fit` a separate table for each objective"
             )
-        return _compare_objectives(named, tables, settings, out, as_json, progress)
+        return _compare_objectives(named, tables, settings, out, progress)
     if settings.form not in (None, "Parametric"):
         raise ConfigError(f"--form {settings.form}: recipes are compared by the Parametric law")
     given = {"share": tables.share} if tables.share else {}
@@ -134,11 +155,8 @@ def _compare(
     if out:
         written.append(storage.join(out, RECIPES_FILE))
         storage.write(written[0], f"{json.dumps(data, indent=2, allow_nan=False)}\n".encode())
-    if as_json:
-        return json.dumps({**data, "written": written})
-    return "\n".join(
-        [*recipe_comparison.describe_comparison(found), *(f"wrote {path}" for path in written)]
-    )
+    lines = tuple(recipe_comparison.describe_comparison(found))
+    return FitAnswer(found, lines, tuple(written))
 
 
 def _compare_objectives(
@@ -146,9 +164,8 @@ def _compare_objectives(
     tables: Tables,
     settings: LawFit,
     out: str | None,
-    as_json: bool,
     progress: Progress | None,
-) -> str:
+) -> FitAnswer:
     """Fit one law for each objective, write each to its own folder, and compare them."""
     if tables.share is not None or settings.form not in (None, "Parametric"):
         given = "--share" if tables.share is not None else f"--form {settings.form}"
@@ -174,11 +191,8 @@ def _compare_objectives(
         written.append(storage.join(out, OBJECTIVES_FILE))
         storage.write(written[-1], f"{data}\n".encode())
         written.append(write_objectives_page(out, found, fits))
-    if as_json:
-        return json.dumps({**found.model_dump(mode="json"), "written": written})
-    return "\n".join(
-        [*objective_comparison.describe_objectives(found), *(f"wrote {path}" for path in written)]
-    )
+    lines = tuple(objective_comparison.describe_objectives(found))
+    return FitAnswer(found, lines, tuple(written))
 
 
 def _name_recipes(tables: Tables) -> Iterator[tuple[str, RunsTable]]:

@@ -11,6 +11,7 @@ from trainrig import config, storage
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law_forms import TASK_CONSTANTS, Array, Form, TaskForm
+from trainrig.storage.missing_folders import describe_origin
 
 LEAST_DRAWS = 20  # with fewer, no draw lies beyond either end of a 95% interval
 MOST_FAILED = 0.1  # if a larger share of draws has no fit, the rest give too narrow an interval
@@ -175,9 +176,8 @@ class Law(Settings):
     choice: str = ""  # reason for the choice of this form
     # Bootstrap draws of `form`, from which all intervals of predictions are computed.
     draws: tuple[Form, ...] = ()
-    estimates: Mapping[str, IntervalEstimate] = Field(
-        {}
-    )  # Keys are the constants, and `parameters_exponent` where the form determines it.
+    # Keys are the constants, and `parameters_exponent` where the form determines it.
+    estimates: Mapping[str, IntervalEstimate] = Field({})
     parameters_count: Literal["non-embedding", "total"]  # parameters that N counts
     loss_unit: Literal["nats per token"] = "nats per token"
     tokenizer: str  # fingerprint or name; losses with different tokenizers are not comparable
@@ -192,9 +192,8 @@ class Law(Settings):
     tasks: tuple[TaskLaw, ...] = ()  # laws of the tasks on which the runs were evaluated
     tasks_refused: Mapping[str, str] = Field({})  # tasks without a law, and the reasons
     source: str = ""  # paper of a published law, or folder or file of a fitted one
-    made_by: Mapping[str, str] = Field(
-        {}
-    )  # package versions; no date, so that the same runs give the same bytes
+    # Package versions, without a date, so that the same runs give the same bytes.
+    made_by: Mapping[str, str] = Field({})
 
     @property
     def no_interval(self) -> str:
@@ -264,7 +263,8 @@ def read_law(path: str) -> Law:
     try:
         data = storage.read(path)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such law; `trainrig fit` writes one") from None
+        origin = describe_origin(path)
+        raise DataError(f"{path}: no such law{origin}; `trainrig fit` writes one") from None
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder; name the law.json in it") from None
     try:

@@ -11,17 +11,13 @@ from trainrig.config import Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.objectives.next_token import CausalLM
 from trainrig.objectives.objective_kinds import PretrainingObjective
+from trainrig.report.number_formats import format_short
 from trainrig.scaling.laws.law import Interval
-
-_SCALES = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def format_count(number: float) -> str:
-    """Format a number of parameters or tokens with four digits: `3.007B`, `512`."""
-    for unit, scale in _SCALES:
-        if abs(number) >= scale:
-            return f"{number / scale:.4g}{unit}"
-    return f"{number:.4g}"
+    """Format a number of parameters or tokens as all pages do: `3.01B`, `512`."""
+    return format_short(number)
 
 
 def format_usd(amount: float) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trainrig import config, storage
 from trainrig.errors import DataError
 from trainrig.scaling.laws import runs_table
+from trainrig.storage.missing_folders import describe_origin
 
 # Other headers that are accepted for our columns.
 SYNONYMS = {
@@ -83,7 +84,8 @@ def parse(path: str) -> Csv:
     try:
         text = storage.decode_utf8(storage.read(path))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give the path of a CSV of runs") from None
+        origin = describe_origin(path)
+        raise DataError(f"{path}: no such file{origin}; give the path of a CSV of runs") from None
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder, not a CSV") from None
     except storage.NotUtf8 as error:

@@ -149,9 +149,8 @@ def _make_out_of_line_rule(rules: Exclusions) -> Rule:
         ends = kept & (runs.loss <= rules.above) & (runs.state == "end")
         rows = np.flatnonzero(ends)
         finished = runs.select(ends)
-        fresh = np.fmin(
-            finished.tokens, finished.unique_tokens
-        )  # repeated tokens may well make a run worse
+        # Repeated tokens may well make a run worse, so only the first pass counts.
+        fresh = np.fmin(finished.tokens, finished.unique_tokens)
         within = (finished.parameters[None, :] <= finished.parameters[:, None]) & (
             finished.tokens[None, :] <= fresh[:, None]
         )

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainrig import storage
 from trainrig.errors import DataError
+from trainrig.storage.missing_folders import describe_origin
 
 RUNS_FILE = "runs.parquet"
 NATS = "nats per token"
@@ -220,7 +221,8 @@ def read_parquet(path: str) -> RunsTable:
             table = pq.read_table(file)
     except (FileNotFoundError, IsADirectoryError):
         raise DataError(
-            f"{path}: no such table of runs; a sweep writes it when it finishes"
+            f"{path}: no such table of runs{describe_origin(path)}; a sweep writes it when it "
+            "finishes"
         ) from None
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: not Parquet: {str(error).splitlines()[0]}") from None

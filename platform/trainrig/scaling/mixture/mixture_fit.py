@@ -55,9 +55,8 @@ class MixtureResult:
     """Record of a fit, and the points that its page plots."""
 
     record: MixtureRecord
-    left_out: (
-        mixture_regression.PredictedLosses
-    )  # losses of each fitted run, predicted from the other runs
+    # Losses of each fitted run, predicted from the other runs.
+    left_out: mixture_regression.PredictedLosses
     held_out: mixture_regression.PredictedLosses | None
 
 

@@ -149,7 +149,7 @@ def _check_sources(
     Tokens that do not exist yet are not checked.
     """
     folder = storage.join(run.tokens, TRAIN)
-    if not storage.list_files(folder):
+    if not storage.find_first(folder):
         return
     wanted = sorted(share.source for share in record.weights)
     there = sorted(TokenShards.open(folder).sources)

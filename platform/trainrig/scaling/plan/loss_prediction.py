@@ -11,7 +11,6 @@ from trainrig.scaling.laws.law_forms import DataConstrained, Form
 from trainrig.scaling.plan import allocation, plan_schema
 
 Positive = Field(gt=0, allow_inf_nan=False)
-MOST_EPOCHS = 100.0  # most epochs of the published runs on which the decay of repeats was fitted
 
 
 class TaskPrediction(Settings):
@@ -180,10 +179,10 @@ def _find_warnings(
             f"The law '{law.name}' was fitted without repeats; their value decays here as "
             "Muennighoff et al. (arXiv:2305.16264) found."
         )
-    if unique_tokens is not None and tokens / unique_tokens > MOST_EPOCHS:
+    if unique_tokens is not None and tokens / unique_tokens > plan_schema.MOST_EPOCHS:
         yield (
             f"Extrapolated: {tokens / unique_tokens:.3g} epochs; published runs saw their tokens "
-            f"{MOST_EPOCHS:g} times at most."
+            f"{plan_schema.MOST_EPOCHS:g} times at most."
         )
     if unique_tokens is None and isinstance(form, DataConstrained):
         yield "Every token is assumed to be new; give --epochs or --unique-tokens if they repeat."

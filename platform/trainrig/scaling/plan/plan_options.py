@@ -94,6 +94,7 @@ def plan(
         for line in describe_best_sizes(what):
             print(line)
         return
+    from trainrig.scaling.plan.plan_answer import answer_plan
     from trainrig.scaling.plan.plan_run_file import load_plan_file
 
     options = {
@@ -106,27 +107,11 @@ def plan(
         "out": out,
     }
     request = load_plan_file(what, options, changes or ())
-    if request.layout is not None:
-        from trainrig.estimate.layout.layout_search import FixedDegrees
-        from trainrig.scaling.plan import layout_text
-        from trainrig.scaling.plan.layout_verb import ClusterWanted, answer
-
-        wanted = request.layout
-        cluster = ClusterWanted(
-            request.device, wanted.nodes, request.devices, request.instance, wanted.interconnect
-        )
-        fixed = FixedDegrees(wanted.tensor, wanted.pipeline, wanted.context, wanted.expert)
-        layouts, lines = answer(wanted.run, cluster, fixed, hardware, request.out)
-        data = layout_text.build_plan_data(layouts) if as_json else None
-    else:
-        from trainrig.scaling.plan.plan_verb import plan_by_law
-
-        found, lines = plan_by_law(request, hardware)
-        data = found.model_dump(mode="json") if as_json else None
+    found = answer_plan(request, hardware)
     if as_json:
-        print(json.dumps(data))
+        print(json.dumps(found.to_json()))
         return
-    for line in lines:
+    for line in found.lines:
         print(line)
 
 

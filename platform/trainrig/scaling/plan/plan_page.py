@@ -3,6 +3,7 @@
 import numpy as np
 
 from trainrig import storage
+from trainrig.flops import count_flops_6nd
 from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
 from trainrig.scaling import law_plots
@@ -10,7 +11,7 @@ from trainrig.scaling.fit.law_views import Band, compute_surface
 from trainrig.scaling.laws import law_formats
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import format_count, format_flops, format_loss
-from trainrig.scaling.laws.law_forms import OverTraining, Parametric
+from trainrig.scaling.laws.law_forms import Form, OverTraining, Parametric
 from trainrig.scaling.plan import allocation
 from trainrig.scaling.plan.plan_schema import ScalingPlan
 
@@ -35,6 +36,7 @@ def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
     return page_rendering.render_page(
         __name__,
         plan=plan,
+        state="warning" if plan.doubt or plan.warnings else "done",
         warnings=plan.warnings,
         formats=law_formats,
         contours=_draw_plan_contours(plan, law),
@@ -57,15 +59,29 @@ def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
     )
 
 
+def find_effective_size(plan: ScalingPlan, form: Form) -> tuple[float, float]:
+    """Return the parameters and new tokens with the plan's loss, on the surface of `form`."""
+    if plan.data is None:
+        return plan.size.parameters, plan.size.tokens
+    repeating = allocation.to_data_constrained(form)
+    parameters, tokens = repeating.compute_effective(
+        plan.size.parameters, plan.size.tokens, plan.data.unique_tokens
+    )
+    return float(parameters), float(tokens)
+
+
 def _draw_plan_contours(plan: ScalingPlan, law: Law) -> ChartFacts:
-    size = plan.size
-    sizes = (size.parameters / WIDE, size.parameters * WIDE)
-    tokens = (size.tokens / WIDE, size.tokens * WIDE)
-    budgets = np.geomspace(size.flops_6nd / WIDE, size.flops_6nd * WIDE, 40)
-    best = law.form.compute_optimum(budgets)
-    surface = compute_surface(law.form, sizes, tokens)
-    chosen = law_plots.mark_chosen(size.parameters, size.tokens)
+    form = law.form if plan.data is None else allocation.to_data_constrained(law.form)
+    parameters, worth = find_effective_size(plan, law.form)
+    sizes = (parameters / WIDE, parameters * WIDE)
+    tokens = (worth / WIDE, worth * WIDE)
+    flops = count_flops_6nd(parameters, worth)
+    budgets = np.geomspace(flops / WIDE, flops * WIDE, 40)
+    best = form.compute_optimum(budgets)
+    surface = compute_surface(form, sizes, tokens)
+    chosen = law_plots.mark_chosen(parameters, worth)
     return {
+        "worth": (parameters, worth),
         "plot": law_plots.draw_contours(surface, (best.parameters, best.tokens), chosen),
         "columns": ("FLOPs", "parameters", "tokens", "loss (nats per token)"),
         "rows": [

@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 from trainrig import storage
 from trainrig.config import Field, Settings
+from trainrig.errors import ConfigError
 from trainrig.estimate.run_cost import Assumptions, Cost, Saving
 from trainrig.flops import count_flops_6nd
 from trainrig.hardware import Compute
@@ -21,7 +22,7 @@ from trainrig.parallel.layout import Layout
 from trainrig.parallel.recompute import Recompute
 from trainrig.scaling.batch_rate_rules import DeepSeek, Rule
 from trainrig.scaling.laws.law import FittedRange, Interval, Law
-from trainrig.scaling.laws.law_formats import format_usd
+from trainrig.scaling.laws.law_formats import format_count, format_usd
 
 Target = Literal["flops", "gpu_days", "budget_usd", "parameters", "tokens"]
 
@@ -145,6 +146,8 @@ class ScalingPlan(Settings):
     cost: Cost
     saving: Saving
     assumptions: Assumptions
+    # Why the plan is no advice, as a headline: far outside of the law's runs. Empty if it is.
+    doubt: str = ""
     warnings: tuple[str, ...] = Field(())
 
 
@@ -220,6 +223,46 @@ def find_extrapolations(law: Law, parameters: float, tokens: float) -> Iterator[
         ("tokens a parameter", tokens / parameters, ranges.tokens_per_parameter),
     ):
         yield from _describe_extrapolation(quantity, value, span)
+
+
+# Factor beyond the law's runs from which a plan is no advice.
+FAR = 30.0
+# Most epochs of the published runs on which the decay of repeats was fitted.
+MOST_EPOCHS = 100.0
+REFUSED_EPOCHS = 1_000.0  # a plan for more is refused
+
+
+def describe_doubt(law: Law, parameters: float, tokens: float, data: TokenBudget | None) -> str:
+    """Return why this plan is no advice, or an empty string if it is.
+
+    Raises ConfigError for more than REFUSED_EPOCHS epochs.
+    """
+    if data and data.epochs > REFUSED_EPOCHS:
+        raise ConfigError(
+            f"this budget would repeat the {format_count(data.unique_tokens)} tokens "
+            f"{data.epochs:,.0f} times, and no number of epochs is worth more than "
+            f"{format_count(data.wall)} new tokens; lower the budget, or tokenize more documents"
+        )
+    if data and data.epochs > MOST_EPOCHS:
+        return (
+            f"Not advice: the run repeats its tokens {data.epochs:,.0f} times, but published runs "
+            f"did so {MOST_EPOCHS:g} times at most. Lower the budget, or tokenize more documents."
+        )
+    if law.ranges is None:
+        return ""
+    spans = (
+        ("parameters", parameters, law.ranges.parameters),
+        ("tokens", tokens, law.ranges.tokens),
+        ("FLOPs", count_flops_6nd(parameters, tokens), law.ranges.flops),
+    )
+    for what, value, span in spans:  # FLOPs from 1e15 are written as 2.07e+21
+        if value > FAR * span.greatest or value < span.least / FAR:
+            return (
+                f"Not advice: the law was fitted to runs of {format_count(span.least)} to "
+                f"{format_count(span.greatest)} {what}, and this plan has {format_count(value)}. "
+                "Fit a law to larger runs, or plan for a budget closer to them."
+            )
+    return ""
 
 
 def _describe_extrapolation(what: str, value: float, span: FittedRange) -> Iterator[str]:

@@ -30,9 +30,13 @@ _ASKED = {
 
 
 def describe_plan(plan: ScalingPlan) -> Iterator[str]:
-    """Yield the lines that describe a plan, the most important first and the warnings last."""
+    """Yield the lines that describe a plan, with doubts and warnings before the figures."""
     yield f"{plan.law}: {plan.law_source}"
-    yield f"best plan for {_ASKED[plan.target].format(plan.asked)}"
+    if plan.doubt:
+        yield f"! {plan.doubt}"
+    kind = "plan" if plan.doubt else "best plan"
+    yield f"{kind} for {_ASKED[plan.target].format(plan.asked)}"
+    yield from (f"! {warning}" for warning in plan.warnings)
     yield ""
     for name, text in (
         *_describe_size(plan),
@@ -45,8 +49,6 @@ def describe_plan(plan: ScalingPlan) -> Iterator[str]:
     yield from _describe_memory(plan)
     yield ""
     yield from _describe_assumptions(plan)
-    for warning in plan.warnings:
-        yield f"! {warning}"
 
 
 def _describe_size(plan: ScalingPlan) -> Iterator[tuple[str, str]]:

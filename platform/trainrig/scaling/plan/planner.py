@@ -64,6 +64,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     rows = BatchShape(batch.global_batch, placement.count_row_positions(law, batch.sequence_length))
     placed = placement.place_model(found.model, request, where, rows, flops)
     priced = _estimate_cost(flops, where, request, placed.devices)
+    data = _build_token_budget(form, request, counted, tokens)
     return ScalingPlan(
         law=law.name,
         law_source=law.source,
@@ -86,7 +87,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
             rate=_round_to_two_digits(request.rule.compute_rate(wanted.parameters, wanted.tokens)),
             optimizer=request.optimizer,
         ),
-        data=_build_token_budget(form, request, counted, tokens),
+        data=data,
         service=service,
         placement=placed.placement,
         cost=priced,
@@ -98,6 +99,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
             assumed=request.assumptions,
         ),
         assumptions=request.assumptions,
+        doubt=plan_schema.describe_doubt(law, counted, tokens, data),
         warnings=(
             *plan_schema.find_extrapolations(law, counted, tokens),
             *plan_schema.find_decoder_warnings(wanted.parameters, counted),

@@ -15,6 +15,7 @@ from typing import Any
 from trainrig import errors, storage
 from trainrig.errors import ClusterError, ClusterLost, ConfigError, TrainrigError, Unfinished
 from trainrig.manifest import SCRATCH, Stage
+from trainrig.optional_packages import describe_install
 from trainrig.processes.stop_file import FILE, StopRequests
 from trainrig.ray_runtime.ray_local import end_own, keep_logs, raise_if_lost
 from trainrig.ray_runtime.ray_session import connect
@@ -270,7 +271,7 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
         searcher = OptunaSearch(metric="loss", mode="min", seed=search.searcher.seed)
     except (ImportError, AssertionError):
         raise ConfigError(
-            "search.searcher: Optuna is not installed; pip install 'trainrig[optuna]', or use "
+            f"search.searcher: Optuna is not installed; run `{describe_install('optuna')}`, or use "
             'searcher = { kind = "Grid" }'
         ) from None
     bounds = {"rate": search.rate_factors, "batch": search.batch_factors}

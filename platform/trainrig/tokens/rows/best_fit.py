@@ -73,9 +73,8 @@ class _OpenRows:
         self._begun = 0
         # space -> row numbers in the order in which they came to have this space, in batches
         self._queues: defaultdict[int, deque[Integers]] = defaultdict(deque)
-        self._has_space = np.zeros(
-            capacity + 1, dtype=np.bool_
-        )  # [space] whether a row has this space
+        # Entry [space] says whether a row has this space.
+        self._has_space = np.zeros(capacity + 1, dtype=np.bool_)
 
     def fill(self, length: int, count: int) -> Integers:
         """Place up to `count` pieces of `length` into one batch of rows; return the row of each.

@@ -217,7 +217,7 @@ def _read_head(path: str, remedy: str) -> PlanHead:
 def _open_array(
     path: str, dtype: np.dtype[Any], expected: FileSum, cache: BlockCache | None
 ) -> FlatArray:
-    found = storage.measure_size(path) if storage.exists(path) else None
+    found = storage.measure_sizes([path]).get(path)
     if found != expected.bytes:
         raise DataError(
             f"{path}: {'missing' if found is None else f'{found} bytes'}, but its plan records "

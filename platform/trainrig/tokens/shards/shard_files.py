@@ -212,11 +212,14 @@ class Shard:
     arrays: Mapping[str, FlatArray]
 
     @classmethod
-    def open(cls, path: str, cache: BlockCache | None) -> "Shard":
-        """Open the shard at `path`; raise DataError if a file is missing or has the wrong size."""
+    def open(cls, path: str, sizes: Mapping[str, int], cache: BlockCache | None) -> "Shard":
+        """Open the shard at `path`; raise DataError if a file is missing or has the wrong size.
+
+        `sizes` are the bytes of the files of its folder, by location.
+        """
         head = ShardHeader.read(path + HEAD)
         for ending, (size, what) in head.compute_sizes().items():
-            _check_size(path + ending, size, what)
+            _check_size(path + ending, sizes.get(path + ending), size, what)
         ids = FlatArray(path + TOKENS, head.shard_vocabulary.dtype, head.tokens, cache)
         ends = FlatArray(path + ENDS, ENDS_DTYPE, head.documents, cache)
         arrays = {
@@ -264,11 +267,9 @@ def _parse_indexed(row: Mapping[str, Any]) -> IndexedDocument:
     return IndexedDocument(**row)
 
 
-def _check_size(path: str, size: int, what: str) -> None:
-    try:
-        found = storage.measure_size(path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: missing, though its shard is finished; tokenize again") from None
+def _check_size(path: str, found: int | None, size: int, what: str) -> None:
+    if found is None:
+        raise DataError(f"{path}: missing, though its shard is finished; tokenize again")
     if found != size:
         raise DataError(
             f"{path}: {found} bytes, but its header records {what}, {size} bytes; tokenize again"

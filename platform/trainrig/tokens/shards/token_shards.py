@@ -134,7 +134,7 @@ def build_runs(shards: Sequence[Iterable[tuple[str, int, int]]]) -> dict[str, Do
 TRAIN = "train"
 HELD_OUT = "held_out"
 
-OPENERS = 16  # threads that open shards: each makes three requests to S3 and waits for them
+OPENERS = 16  # threads that open shards: each reads a header, and waits for S3 meanwhile
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,10 @@ class TokenShards:
         `cache` keeps blocks of shards that are in a bucket. Raises DataError if the folder has no
         shard, if a shard is incomplete, or if shards differ in tokenizer or kind of rows.
         """
-        paths = _shard_paths(folder)
+        sizes = storage.list_sizes(folder)
+        paths = _find_shard_paths(folder, sizes)
         with ThreadPoolExecutor(OPENERS) as threads:
-            shards = tuple(threads.map(lambda path: Shard.open(path, cache), paths))
+            shards = tuple(threads.map(lambda path: Shard.open(path, sizes, cache), paths))
         first = shards[0].head
         for path, shard in zip(paths, shards, strict=True):
             if shard.head.tokenizer != first.tokenizer:
@@ -314,9 +315,8 @@ class TokenShards:
         for run, begin, end in split_by_run(runs.token_ends, start, start + length):
             token = runs.first_tokens[run]
             document = runs.first_documents[run]
-            shift = (
-                runs.count_tokens_before(run) - token
-            )  # converts positions in the shard to positions in the source
+            # The shift converts positions in the shard to positions in the source.
+            shift = runs.count_tokens_before(run) - token
             ends = self._shards[runs.shards[run]].ends
             inside = np.array([token + begin, token + end - 1], dtype=np.int64)
             past = document + runs.document_ends[run] - runs.count_documents_before(run)
@@ -403,9 +403,11 @@ def _check_inside(places: Integers, count: int, what: str) -> None:
         raise IndexError(f"{what}s {places.min()} to {places.max()}, of {count}")
 
 
-def _shard_paths(folder: str) -> list[str]:
-    """Return the paths of the shards in `folder`, without suffix, including incomplete shards."""
-    files = storage.list_files(folder)
+def _find_shard_paths(folder: str, files: Iterable[str]) -> list[str]:
+    """Return the paths, without suffix, of the shards in `folder`, including incomplete shards.
+
+    `files` are the locations of all files below `folder`.
+    """
     ending_of = {path: ending for path in files for ending in ENDINGS if path.endswith(ending)}
     paths = {path.removesuffix(ending) for path, ending in ending_of.items() if ending != HEAD}
     here = {path for path in paths if path.rpartition("/")[0] == folder.rstrip("/")}

@@ -27,6 +27,7 @@ from trainrig.manifest import FileSum, describe_table_difference, digest
 from trainrig.models import find_model_class
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
+from trainrig.storage.missing_folders import describe_missing_model, is_missing
 from trainrig.tokens.batches import DataHistory
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import tensor_index
@@ -136,6 +137,8 @@ def resolve(path: str, verify: bool = True) -> str:
     for damage in damages:
         log.warning("skipped a damaged checkpoint: %s", damage)
     if found is None:
+        if is_missing(path):
+            raise DataError(describe_missing_model(path))
         why = f"; damaged: {damages[0]}" if damages else ""
         raise DataError(
             f"{path}: no valid checkpoint there{why}; name the folder of a training run"

@@ -164,17 +164,22 @@ def _find_without_manifest(folder: RunFolder, below: str, after: int) -> list[st
     reported: they have no `checkpoint` event. Nor are the remains of a clean-up, which removes the
     manifest first, but never that of the newest checkpoint.
     """
-    found = []
-    for event in folder.read_events():
-        if event["event"] != "checkpoint" or event["step"] <= after:
-            continue
-        path = name_checkpoint_folder(folder.checkpoints, event["step"], event["attempt"])
-        gone = not storage.exists(storage.join(path, MANIFEST))
-        if path.startswith(below) and gone and storage.list_files(path):
-            found.append(
-                f"{storage.join(path, MANIFEST)}: missing, though its checkpoint was complete"
-            )
-    return list(dict.fromkeys(found))
+    saved = [
+        name_checkpoint_folder(folder.checkpoints, event["step"], event["attempt"])
+        for event in folder.read_events()
+        if event["event"] == "checkpoint" and event["step"] > after
+    ]
+    paths = [path for path in dict.fromkeys(saved) if path.startswith(below)]
+    if not paths:
+        return []
+    files = set(storage.list_files(folder.checkpoints))
+    left = {path.rpartition("/")[0] for path in files}
+    manifests = [storage.join(path, MANIFEST) for path in paths if path in left]
+    return [
+        f"{path}: missing, though its checkpoint was complete"
+        for path in manifests
+        if path not in files
+    ]
 
 
 def list_committed(folder: RunFolder, place: str) -> Iterator[tuple[str, int, int]]:
@@ -277,22 +282,26 @@ def clean_up(
     deleted if they belong to earlier attempts, which are over; those of later attempts are left
     alone. `training`: its evaluations may need further checkpoints.
     """
-    found = [
-        committed
-        for committed in list_committed(folder, place)
-        if find_damage(committed[0], thorough=False) is None
-    ]
+    committed = list(list_committed(folder, place))
+    damages = storage.map_files(
+        lambda path: find_damage(path, thorough=False), [path for path, _, _ in committed]
+    )
+    found = [entry for entry, damage in zip(committed, damages, strict=True) if damage is None]
     whole = {path: step for path, step, _ in found}
     held = set[int]()
     passing = set[int]()
     if training and training.evaluations:
         held, passing = find_held_for_scores(folder, training, {s: n for _, s, n in found[::-1]})
     kept = settings.select_kept(whole.values(), held, passing)
-    for step_folder in storage.list_folders(place):
-        step = STEP_FOLDER.fullmatch(step_folder.rpartition("/")[2])
-        if step is None:
-            continue
-        for path in storage.list_folders(step_folder):
+    step_folders = [
+        path
+        for path in storage.list_folders(place)
+        if STEP_FOLDER.fullmatch(path.rpartition("/")[2])
+    ]
+    inside = storage.map_files(storage.list_folders, step_folders)
+    for step_folder, paths in zip(step_folders, inside, strict=True):
+        left = len(paths)
+        for path in paths:
             number = ATTEMPT_FOLDER.fullmatch(path.rpartition("/")[2])
             if number is None or int(number[1]) > attempt.number or whole.get(path) in kept:
                 continue
@@ -303,5 +312,6 @@ def clean_up(
                 # first, so that an interrupted deletion leaves no checkpoint
                 storage.delete(manifest)
                 storage.delete_folder(path)
-        if not storage.list_folders(step_folder):
+                left -= 1
+        if not left and not storage.list_folders(step_folder):  # a later attempt may have begun one
             storage.delete_folder(step_folder)

@@ -27,7 +27,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.errors import ClusterError
 from trainrig.processes.append_log import Tail
-from trainrig.report.number_formats import format_short
+from trainrig.report.number_formats import format_bytes
 from trainrig.train.run.loss_prediction import Prediction, read_prediction
 from trainrig.train.run.metrics import METRICS
 from trainrig.train.run.run_folder import EVENTS, RunFolder
@@ -199,8 +199,8 @@ class AlarmRules:
         if free is None or not self._checkpoint or free >= 2 * self._checkpoint:
             return None
         what = (
-            f"the disk has {format_short(free)}B free, and a checkpoint takes "
-            f"{format_short(self._checkpoint)}B"
+            f"the disk has {format_bytes(free)} free, and a checkpoint takes "
+            f"{format_bytes(self._checkpoint)}"
         )
         return Alarm("disk_fills", what, "Free some space, or lower training.checkpoints.keep")
 

@@ -68,7 +68,7 @@ def write_scores(folder: RunFolder, scored: evaluations.ScoredCheckpoint) -> Non
 def read_scores(folder: RunFolder, evaluation: str) -> list[evaluations.ScoredCheckpoint]:
     """Read the scores by `evaluation` that count, failures included, in order of steps."""
     attempts = folder.read_attempts()
-    found: dict[int, evaluations.ScoredCheckpoint] = {}
+    newest: dict[int, tuple[int, str]] = {}  # attempt and location of the record, by step
     for path in storage.list_files(storage.join(folder.path, SCORES_FOLDER, evaluation), ".json"):
         name = path.removeprefix(storage.join(folder.path, SCORES_FOLDER, evaluation)).strip("/")
         match = _RECORD.fullmatch(name)
@@ -77,10 +77,11 @@ def read_scores(folder: RunFolder, evaluation: str) -> list[evaluations.ScoredCh
         step = int(match[1])
         number = int(match[2])
         if folder.counts(step, number, attempts) and (
-            step not in found or found[step].attempt < number
+            step not in newest or newest[step][0] < number
         ):
-            found[step] = _parse(storage.read(path))
-    return [found[step] for step in sorted(found)]
+            newest[step] = number, path
+    records = [newest[step][1] for step in sorted(newest)]
+    return [_parse(data) for data in storage.read_files(records)]
 
 
 def read_usable_scores(folder: RunFolder, evaluation: str) -> list[evaluations.ScoredCheckpoint]:
@@ -90,9 +91,11 @@ def read_usable_scores(folder: RunFolder, evaluation: str) -> list[evaluations.S
 
 def forget_failures(folder: RunFolder, evaluation: str) -> None:
     """Delete the records of checkpoints that could not be scored, so that they are tried again."""
-    for scored in read_scores(folder, evaluation):
-        if scored.problem is not None:
-            storage.delete(_record_path(folder, evaluation, scored.step, scored.attempt))
+    storage.delete_files(
+        _record_path(folder, evaluation, scored.step, scored.attempt)
+        for scored in read_scores(folder, evaluation)
+        if scored.problem is not None
+    )
 
 
 def find_best(
@@ -153,9 +156,10 @@ def read_end(folder: RunFolder) -> EarlyEnd | None:
     A roll-back to before that decision withdraws it.
     """
     path = storage.join(folder.path, SCORES_FOLDER, ENDED)
-    if not storage.exists(path):
+    try:
+        entry = json.loads(storage.read(path))
+    except FileNotFoundError:
         return None
-    entry = json.loads(storage.read(path))
     end = EarlyEnd(entry["step"], entry["attempt"], entry["why"])
     return end if folder.counts(end.step, end.attempt, folder.read_attempts()) else None
 

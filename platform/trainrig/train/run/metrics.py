@@ -250,6 +250,22 @@ def read_held_out_series(folder: str) -> list[dict[str, Any]]:
     return _select_newest(line for line in _read_all_lines(folder) if "eval/loss" in line)
 
 
+def read_merged_series(folder: str) -> list[dict[str, Any]]:
+    """Return one line per step with all its metrics, in order of steps.
+
+    It joins the lines of the update, of the held-out losses and of the scores of that step. Where
+    an update or a held-out loss was repeated, those of the newest attempt count.
+    """
+    merged: dict[int, dict[str, Any]] = {}
+    lines = list(_read_all_lines(folder))
+    scores = [line for line in lines if "train/loss" not in line and "eval/loss" not in line]
+    held_out = _select_newest(line for line in lines if "eval/loss" in line)
+    updates = _select_newest(line for line in lines if "train/loss" in line)
+    for line in (*scores, *held_out, *updates):  # the attempt and the time are the update's
+        merged.setdefault(line["step"], {}).update(line)
+    return [merged[step] for step in sorted(merged)]
+
+
 def wall_seconds(line: Mapping[str, Any]) -> float:
     """Return the seconds of the update of `line`, with everything since the one before.
 

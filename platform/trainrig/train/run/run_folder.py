@@ -73,10 +73,8 @@ class RunFolder:
 
     def read_attempts(self) -> list[TrainingAttempt]:
         """Return the attempts made so far, in order."""
-        found = [
-            json.loads(storage.read(path))
-            for path in storage.list_files(storage.join(self.path, "attempts"), ".json")
-        ]
+        paths = storage.list_files(storage.join(self.path, "attempts"), ".json")
+        found = [json.loads(data) for data in storage.read_files(paths)]
         return sorted(
             (
                 TrainingAttempt(

@@ -71,10 +71,8 @@ def read_trained_samples(folder: RunFolder) -> dict[int, list[int]]:
 def _read_pairs(folder: RunFolder, attempt: int) -> NDArray[np.void]:
     """Read all complete pairs of one attempt; an incomplete last one is dropped."""
     parts = [np.empty(0, PAIR)]
-    for path in storage.list_files(
-        storage.join(folder.path, "samples", f"attempt-{attempt:04d}"), ".bin"
-    ):
-        data = storage.read(path)
+    samples = storage.join(folder.path, "samples", f"attempt-{attempt:04d}")
+    for data in storage.read_files(storage.list_files(samples, ".bin")):
         parts.append(np.frombuffer(data[: len(data) - len(data) % PAIR.itemsize], PAIR))
     return np.concatenate(parts)
 
@@ -103,10 +101,10 @@ class StoredBatch:
     @classmethod
     def read(cls, folder: str) -> "StoredBatch | None":
         """Read the batch at `folder`; None if it is not complete."""
-        path = storage.join(folder, RECORD)
-        if not storage.exists(path):
+        try:
+            entries = json.loads(storage.read(storage.join(folder, RECORD)))
+        except FileNotFoundError:
             return None
-        entries = json.loads(storage.read(path))
         sequences = {name: tuple(entries[name]) for name in ("sources", "files")}
         return cls(folder, **entries | sequences)
 
@@ -145,5 +143,6 @@ def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
 def list_stored_batches(folder: RunFolder) -> list[StoredBatch]:
     """Return all complete stored batches of a run, in the order of their steps."""
     paths = storage.list_files(storage.join(folder.path, ONLINE_FOLDER), RECORD)
-    found = [StoredBatch.read(path.rpartition("/")[0]) for path in paths]
+    folders = [path.rpartition("/")[0] for path in paths]
+    found = storage.map_files(StoredBatch.read, folders)
     return sorted((batch for batch in found if batch), key=lambda batch: (batch.step, batch.number))

@@ -45,6 +45,8 @@ class RunReportData:
     compared: Sequence[ModelView] = ()  # views before the first step, and after the last
     answers: Sequence[BatchAnswers] = ()  # completions of some batches that the model sampled
     measured: Sequence[str] = ()  # parts of the reward that have no weight in it
+    running: bool = False  # True while a driver holds the run folder
+    seconds_left: float | None = None  # estimate for a running run; None: not known yet
 
     @property
     def last_step(self) -> int:

@@ -13,15 +13,17 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.objectives.denoising.mixture import MixtureBase
 from trainrig.objectives.objective_kinds import find_kind
+from trainrig.processes import lease
 from trainrig.report import page_rendering
 from trainrig.report.number_formats import format_duration
 from trainrig.report.plots import ChartFacts
+from trainrig.storage.missing_folders import describe_origin, is_missing
 from trainrig.storage.writable import check_folder
 from trainrig.train.evaluations import read_views
 from trainrig.train.run import metrics
 from trainrig.train.run.checkpoint_scores import read_end, read_usable_scores
 from trainrig.train.run.loss_prediction import read_prediction
-from trainrig.train.run.progress import account_time
+from trainrig.train.run.progress import ProgressFollower, account_time
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run_report import objective_charts, outcome_charts, run_charts, sampled_answers
 from trainrig.train.run_report.rollout_charts import draw_rollouts, measure_answer_worth
@@ -42,13 +44,14 @@ ORDINARY = {
 COMMON = {"event", "time", "pid", "host", "attempt", "step"}
 
 
-def write_report(folder: str) -> str:
+def write_report(folder: str, live: bool = True) -> str:
     """Write the report of the run in `folder`, and return its path.
 
+    With `live`, a run that a driver still holds is reported as running.
     Raises DataError for a folder without a run, or a run without an update.
     """
     path = storage.join(folder, PAGE)
-    run_data = read_report_data(folder)
+    run_data = read_report_data(folder, live=live)
     check_folder(folder)
     storage.write(path, build_run_page(run_data).encode())
     return path
@@ -61,15 +64,17 @@ def report_at_end(folder: str) -> Iterator[None]:
         yield
     finally:
         if metrics.read_series(folder):
-            write_report(folder)
+            write_report(folder, live=False)  # this process still holds the folder
 
 
-def read_report_data(folder: str) -> run_charts.RunReportData:
+def read_report_data(folder: str, live: bool = True) -> run_charts.RunReportData:
     """Read what the report needs from the run in `folder`.
 
     Raises DataError if the folder has no run, or the run has no update.
     """
     file = storage.join(folder, RUN_FILE)
+    if is_missing(folder):
+        raise DataError(f"{folder}: no such folder{describe_origin(folder)}")
     if not storage.exists(file):
         raise DataError(
             f"{folder}: no {RUN_FILE}; name the folder of a run of pretrain, posttrain or rl"
@@ -78,10 +83,12 @@ def read_report_data(folder: str) -> run_charts.RunReportData:
     if not lines:
         raise DataError(f"{folder}: the run has no update yet, so there is nothing to report")
     run = tomllib.loads(storage.read(file).decode())
+    steps = run["training"]["steps"]
     named = [evaluation["name"] for evaluation in run["training"].get("evaluations", ())]
     scores = [read_usable_scores(RunFolder(folder), name) for name in named]
     events = list(RunFolder(folder).read_events())
     updates = metrics.read_series(folder)
+    running = live and lease.is_held(folder)
     counted = {line["step"]: line["attempt"] for line in updates}
     thrown: dict[int, list[run_charts.MetricsLine]] = {}
     for line in lines:
@@ -90,7 +97,7 @@ def read_report_data(folder: str) -> run_charts.RunReportData:
     return run_charts.RunReportData(
         folder=folder,
         verb=run["stage"],
-        steps=run["training"]["steps"],
+        steps=steps,
         updates=updates,
         thrown_away=list(thrown.values()),
         held_out=metrics.read_held_out_series(folder),
@@ -108,7 +115,15 @@ def read_report_data(folder: str) -> run_charts.RunReportData:
         compared=read_views(folder),
         answers=sampled_answers.read_answers(RunFolder(folder)),
         measured=[part["name"] for part in run.get("rewards", ()) if part["weight"] == 0],
+        running=running,
+        seconds_left=_estimate_seconds_left(folder, steps) if running else None,
     )
+
+
+def _estimate_seconds_left(folder: str, steps: int) -> float | None:
+    """Return the remaining seconds at the pace of the last updates; None: waits, or unknown."""
+    progress = ProgressFollower(folder, steps).look()
+    return progress.seconds_left if progress and progress.waiting is None else None
 
 
 def build_run_page(run_data: run_charts.RunReportData) -> str:
@@ -129,11 +144,13 @@ def build_run_page(run_data: run_charts.RunReportData) -> str:
     charts["rate"] = run_charts.draw_metric(run_data, "train/lr", "learning rate", smoothed=False)
     charts["speed"] = run_charts.draw_metric(run_data, TOKENS_A_SECOND, "tokens per second")
     charts["goodput"] = run_charts.draw_goodput(run_data.goodput) if run_data.goodput.wall else {}
+    warnings = _list_warnings(run_data)
     told = [event for event in run_data.events if event["event"] not in ORDINARY]
     return page_rendering.render_page(
         __name__,
         run=run_data,
-        warnings=_list_warnings(run_data),
+        warnings=warnings,
+        **({"state": "running"} if run_data.running else {}),
         worth=measure_answer_worth(run_data),  # a policy's loss says little
         losses=list_values(updates, "train/loss"),
         held_out=list_values(held_out, "eval/loss"),
@@ -173,7 +190,7 @@ def _list_warnings(run_data: run_charts.RunReportData) -> list[str]:
         )
     for failed in by_kind.get("evaluation_failed", [])[-1:]:
         warnings.append(f"Step {failed['step']:,} could not be scored: {failed['problem']}.")
-    if run_data.updates[-1]["step"] < run_data.last_step:
+    if run_data.updates[-1]["step"] < run_data.last_step and not run_data.running:
         warnings.append("The run has not reached its last step. Run the same command to continue.")
     return warnings
 

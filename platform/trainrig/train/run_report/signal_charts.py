@@ -51,7 +51,8 @@ def _draw_norms(run_data: RunReportData) -> ChartFacts:
     layers = [int(name.split("/")[1]) for name in names]
     steps = list_values(shown, "step")
     heat = plots.Heat(
-        edges=np.append(steps, steps[-1] + (steps[-1] - steps[-2] if len(steps) > 1 else 1)),
+        # The column of a measurement ends at its step, so that the map ends with the run.
+        edges=np.append(max(0.0, steps[0] - (steps[1] - steps[0] if len(steps) > 1 else 1)), steps),
         rows=layers,
         strength=0.1 + 0.9 * (logs_LS - low) / max(high - low, 1e-9),
     )

@@ -1,0 +1,1 @@
+"""The library behind `import trainrig`: stages as functions, opened checkpoints, runs and data."""

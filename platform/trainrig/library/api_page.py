@@ -1,0 +1,111 @@
+"""Generator of `docs/reference/api.md`, the page of what `import trainrig` offers.
+
+The texts are the docstrings, and the signatures are those of the source, which is parsed and not
+imported. `make docs` writes the page, and a test fails if it differs from the generated text.
+"""
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import trainrig
+from trainrig.verbs import VERBS
+
+PAGE = "docs/reference/api.md"
+
+_HEAD = """# The Python API
+
+Everything that `import trainrig` offers. `make docs` generates this page from the docstrings; do
+not edit it. The [guide](../library.md) shows how the parts work together.
+"""
+
+# Title of each module's section, in the order of the page.
+_SECTIONS = {
+    "library/stages.py": "Stages",
+    "library/laws_and_plans.py": "Laws and plans",
+    "library/loaded_model.py": "Models",
+    "library/opened_run.py": "Runs",
+    "library/opened_data.py": "Documents and tokens",
+    "errors.py": "Errors",
+}
+# Verbs whose function has another name than the verb.
+_VERB_OF = {"train_tokenizer": "tokenizer", "encode_conversations": "conversations"}
+
+
+def build_api_page() -> str:
+    """Return the Markdown page of all public names, with a section for each module."""
+    lines = [_HEAD]
+    for file, title in _SECTIONS.items():
+        module = _Module(file)
+        lines += [f"## {title}", "", *_format_docstring(module.tree), ""]
+        public = [node for node in module.tree.body if _find_name(node) in trainrig.__all__]
+        # functions before classes
+        for node in sorted(public, key=lambda node: isinstance(node, ast.ClassDef)):
+            lines += _describe(module, node)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+class _Module:
+    """Source of a module of the package, parsed."""
+
+    def __init__(self, file: str) -> None:
+        text = Path(__file__).parents[1].joinpath(file).read_text(encoding="utf-8")
+        self.lines = text.splitlines()
+        self.tree = ast.parse(text)
+
+    def format_signature(self, node: ast.FunctionDef) -> str:
+        """Return the signature of a function or method as the source writes it, without `self`."""
+        lines = self.lines[node.lineno - 1 : node.body[0].lineno - 1]
+        text = textwrap.dedent("\n".join(lines)).removeprefix("def ").removesuffix(":")
+        return re.sub(r"\(\n    self,", "(", re.sub(r"\(self(, )?", "(", text))
+
+
+def _find_name(node: ast.AST) -> str:
+    return node.name if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
+
+
+def _describe(module: _Module, node: ast.stmt) -> Iterator[str]:
+    """Yield the section of a public function or class."""
+    name = _find_name(node)
+    yield from (f"### trainrig.{name}", "")
+    if isinstance(node, ast.FunctionDef):
+        yield from ("```python", f"trainrig.{module.format_signature(node)}", "```", "")
+    yield from (*_format_docstring(node), "")
+    verb = _VERB_OF.get(name, name)
+    if verb in VERBS or verb == "plan":
+        yield from (f"Keys: [run file of {verb}](../run-files.md#run-file-of-{verb}).", "")
+    if isinstance(node, ast.ClassDef):
+        yield from _describe_members(module, node)
+
+
+def _describe_members(module: _Module, owner: ast.ClassDef) -> Iterator[str]:
+    """Yield the fields, properties and public methods of a class, in the order of its source."""
+    for inner in owner.body:
+        if isinstance(inner, ast.AnnAssign):
+            comment = module.lines[inner.lineno - 1].partition("  # ")[2]
+            yield f"- `{ast.unparse(inner.target)}`: {comment}."
+    yield ""
+    for inner in owner.body:
+        if not isinstance(inner, ast.FunctionDef) or inner.name.startswith("_"):
+            continue
+        if not ast.get_docstring(inner):  # an overload
+            continue
+        yield from (f"#### {owner.name}.{inner.name}", "")
+        if not inner.decorator_list:  # properties have no signature
+            yield from ("```python", module.format_signature(inner), "```", "")
+        yield from (*_format_docstring(inner), "")
+
+
+def _format_docstring(node: Any) -> Iterator[str]:
+    """Yield the Markdown lines of a docstring; examples and trees become blocks of code."""
+    for block in (ast.get_docstring(node) or "").split("\n\n"):
+        if block.startswith(">>> "):
+            code = [line[4:] for line in block.splitlines() if line.startswith((">>> ", "... "))]
+            yield from ("```python", *code, "```", "")
+        elif block.startswith("    "):
+            yield from ("```text", textwrap.dedent(block), "```", "")
+        else:
+            yield from (*block.splitlines(), "")
