@@ -37,7 +37,7 @@ def test_the_guide_runs_as_it_is(
     names, _ = run_cells(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     said = capsys.readouterr().out.splitlines()
     assert f"It prints `{said[-1]}`" in text
-    assert names["documents"].counts["kept"] == len(names["kept"]) > 100
+    assert names["documents"].counts["documents_kept"] == len(names["kept"]) > 100
     assert names["losses"]["step"].tolist()[-1] == 10
     assert names["batch"].num_rows == 8
     assert len(names["several"]) == 2

@@ -140,7 +140,7 @@ def open_documents(path: str | os.PathLike[str]) -> OpenedDocuments:
     """Open a folder that `curate` wrote. Raises DataError for another folder, or a missing file.
 
     >>> documents = trainrig.open_documents("documents")
-    >>> documents.counts["kept"]
+    >>> documents.counts["documents_kept"]
     """
     folder = os.fspath(path).rstrip("/")
     return OpenedDocuments(folder, read_input(folder, "curate"))

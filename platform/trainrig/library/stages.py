@@ -76,7 +76,7 @@ def curate(
     >>> documents = trainrig.curate(
     ...     sources=[{"name": "web", "paths": ["pages/*.warc.gz"]}], output="documents", workers=2
     ... )
-    >>> documents.counts["kept"]
+    >>> documents.counts["documents_kept"]
     """
     return _run_stage("curate", run, changes, progress, keys)
 
