@@ -101,7 +101,7 @@ def open_run(path: str | os.PathLike[str]) -> OpenedRun:
 
 
 def build_table(rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -> pa.Table:
-    """Return `rows` as a table with the columns of all rows, those of `first` in front.
+    """Return `rows` as a table with the columns of all rows, beginning with the columns `first`.
 
     Values that are missing are null. A column whose values have no common type is JSON text.
     """
