@@ -66,14 +66,14 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 def test_a_batch_has_the_sequences_of_the_trace(
     make_run: Callable[..., Pretraining], tmp_path: Path
 ) -> None:
-    pretrain(make_run(tmp_path / "model", training={"steps": 2, "threads": 1}))
+    pretrain(make_run(tmp_path / "model", training={"steps": 4, "threads": 1}))
     run = trainrig.open_run(tmp_path / "model")
     batch = run.batch(2)
     traced = trace(run.path, 2)
     assert [tuple(ids) for ids in batch["ids"].to_pylist()] == [s.ids for s in traced.sequences]
     assert batch["text"].to_pylist() == [traced.encoder.decode(s.ids) for s in traced.sequences]
     assert batch["documents"].to_pylist()[0][0]["url"].startswith("https://")
-    assert run.metrics()["step"].to_pylist()[-2:] == [1, 2]
+    assert run.metrics()["step"].to_pylist()[-2:] == [3, 4]
     assert "finished" in run._repr_html_()
-    with pytest.raises(trainrig.ConfigError, match="--step 3"):
-        run.batch(3)
+    with pytest.raises(trainrig.ConfigError, match="--step 5"):
+        run.batch(5)
