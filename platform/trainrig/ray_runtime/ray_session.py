@@ -23,7 +23,7 @@ from trainrig import errors
 from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
 from trainrig.processes.child_process import ensure_home
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals
-from trainrig.ray_runtime import ray_local, ray_pools, ray_private
+from trainrig.ray_runtime import ray_local, ray_private, worker_space
 from trainrig.ray_runtime.session_folder import RAY, sweep
 from trainrig.ray_runtime.start_checks import check_machine
 from trainrig.splits import Phase, Split, Work
@@ -76,15 +76,15 @@ Progress = Callable[[int, int], None]
 """Called with (splits done, splits in all) as a phase advances."""
 
 
-def connect(workers: int, what: str) -> None:
-    """Connect this process to Ray as `join` does, and check that the workers fit the cluster.
+def connect(workers: int, what: str, models: bool = False) -> None:
+    """Connect this process to Ray as `join` does, and wait until the workers fit the cluster.
 
-    Raises ConfigError if `workers` workers with one CPU each do not fit, even with all nodes that
-    the autoscaler may start. `what` names the workers in the message.
+    Raises ConfigError if they never fit, even with all nodes that the autoscaler may start, and
+    ClusterError if nodes that may join a cluster do not. `what` names the workers in messages;
+    `models`: whether they load a model, and so take a GPU where there are some.
     """
     join()
-    pools = ray_pools.find_pools()
-    check_fit(workers, {"CPU": 1}, what, pools, ray_pools.build_cpu_selector(pools))
+    worker_space.wait_for_workers(workers, what, models)
 
 
 def join() -> None:
@@ -220,55 +220,20 @@ def _build_local_options(folder: Path) -> dict[str, Any]:
     }
 
 
-def check_fit(
-    workers: int,
-    need: ray_pools.Need,
-    what: str,
-    pools: Sequence[ray_pools.NodePool] | None,
-    selector: Mapping[str, str] | None = None,
-) -> None:
-    """Raise ConfigError if the workers can never fit the cluster.
-
-    Args:
-        workers: the number of workers.
-        need: the resources of one worker.
-        what: name of the workers in the message.
-        pools: node pools that the autoscaler may start; None if unknown.
-        selector: labels that a node must have.
-    """
-    found = ray_pools.find_capacity(need, selector or {}, pools)
-    if workers <= found.live or found.later is None or workers <= found.later:
-        return
-    resources = " and ".join(f"{count:g} {name}" for name, count in need.items())
-    asked = f"{what}: {workers} workers of {resources} each, but "
-    if not pools:
-        raise ConfigError(
-            f"{asked}Ray has {_describe_workers(found.live, need)}; set workers = {found.live} or "
-            "fewer, or add nodes"
-        )
-    raise ConfigError(
-        f"{asked}the nodes that may be added hold {found.later} "
-        f"({'; '.join(map(str, pools))}); set workers = {found.later} or fewer, or let a "
-        "pool have more nodes"
-    )
-
-
-def _describe_workers(workers: int, need: ray_pools.Need) -> str:
-    return f"{workers} logical CPUs" if list(need) == ["CPU"] else f"space for {workers}"
-
-
 def map_splits(
     phase: Phase,
     splits: Sequence[Split],
     workers: int,
     progress: Progress | None = None,
     brief: bool = False,
+    models: bool = False,
 ) -> None:
     """Process the unfinished `splits` of `phase`, `workers` at a time.
 
     Splits run on Ray Data, or in this process if `workers` is 0. A `brief` phase takes tenths of a
     second, less than the setup of Ray Data, and runs as plain Ray tasks instead. The first error of
     a split ends the phase; splits that are done stay done. `progress` is called after each split.
+    `models`: whether the workers load a model; they then run as `worker_space.find_place` says.
 
     If a local Ray is lost, another one is started for the splits that are left. Raises Unfinished
     if a joined cluster is lost.
@@ -278,7 +243,7 @@ def map_splits(
         done = len(splits) - len(left)
         advance(done, len(splits))
         try:
-            for _ in _wait_for_splits(phase, left, workers, brief):
+            for _ in _wait_for_splits(phase, left, workers, brief, models):
                 done += 1
                 advance(done, len(splits))
         except ClusterLost as lost:
@@ -293,12 +258,13 @@ def map_splits(
 
 
 def _wait_for_splits(
-    phase: Phase, left: Sequence[Split], workers: int, brief: bool
+    phase: Phase, left: Sequence[Split], workers: int, brief: bool, models: bool
 ) -> Iterator[str]:
     """Process the splits in `left` and yield the name of each one when it is done."""
     if not workers:
         return _run_in_process(phase, left)
-    return (_run_by_tasks if brief else _run_by_ray_data)(phase, left, workers)
+    place = worker_space.find_place(workers, models)
+    return (_run_by_tasks if brief else _run_by_ray_data)(phase, left, place)
 
 
 def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
@@ -309,7 +275,9 @@ def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
             yield split.name
 
 
-def _run_by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
+def _run_by_ray_data(
+    phase: Phase, left: Sequence[Split], place: worker_space.WorkerPlace
+) -> Iterator[str]:
     if not left:
         return
     import ray.data
@@ -318,27 +286,43 @@ def _run_by_ray_data(phase: Phase, left: Sequence[Split], workers: int) -> Itera
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.execution_options.label_selector = _build_selector() or None
+    context.execution_options.label_selector = dict(place.selector) or None
     # All tasks are submitted at once, because Ray's autoscaler starts nodes only for waiting tasks.
     # With resource reservation, Ray Data would submit only the tasks that fit the live nodes.
     context.op_resource_reservation_enabled = False
-    rows = [_make_row(split) for split in left]
-    # Tasks are used, not actors: their worker processes, with all imports, live on between phases.
-    done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
-        fn_args=(phase, uuid.uuid4().hex),
-        compute=ray.data.TaskPoolStrategy(size=min(workers, len(rows))),
-        num_cpus=1,
-    )
+    rows = ray.data.from_items([_make_row(split) for split in left], override_num_blocks=len(left))
+    size = min(place.most, len(left))
+    shared = phase, uuid.uuid4().hex
+    if place.gpus:
+        # Ray ends the process of a task on a GPU with the task, so the next one would load again.
+        done = rows.map(
+            _SplitActor,
+            fn_constructor_args=shared,
+            compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
+            num_cpus=place.need["CPU"],
+            num_gpus=place.gpus,
+        )
+    else:
+        # Otherwise tasks: their worker processes, with all imports, live on between phases.
+        done = rows.map(
+            _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
+            fn_args=shared,
+            compute=ray.data.TaskPoolStrategy(size=size),
+            num_cpus=place.need["CPU"],
+        )
     yield from _iterate_names(_iterate_in_thread(done.iter_rows))
 
 
-def _run_by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator[str]:
+def _run_by_tasks(
+    phase: Phase, left: Sequence[Split], place: worker_space.WorkerPlace
+) -> Iterator[str]:
     if not left:
         return
     import ray
 
-    do: Any = ray.remote(_do_split).options(num_cpus=1, label_selector=_build_selector())
+    do: Any = ray.remote(_do_split).options(
+        num_cpus=place.need["CPU"], num_gpus=place.gpus, label_selector=dict(place.selector)
+    )
     shared = ray.put(phase)
     call = uuid.uuid4().hex
 
@@ -346,7 +330,7 @@ def _run_by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator
         to_go = iter(left)
         running = list[Any]()
         while True:
-            for split in itertools.islice(to_go, workers - len(running)):
+            for split in itertools.islice(to_go, place.most - len(running)):
                 running.append(do.remote(_make_row(split), shared, call))
             if not running:
                 return
@@ -356,11 +340,6 @@ def _run_by_tasks(phase: Phase, left: Sequence[Split], workers: int) -> Iterator
                 return
 
     yield from _iterate_names(_iterate_in_thread(rows))
-
-
-def _build_selector() -> dict[str, str]:
-    """Return the label selector of the nodes for splits."""
-    return ray_pools.build_cpu_selector(ray_pools.find_pools())
 
 
 def _make_row(split: Split) -> dict[str, Any]:
@@ -431,3 +410,14 @@ def _do_split(row: Mapping[str, Any], phase: Phase, call: str) -> dict[str, Any]
     except errors.TrainrigError as error:
         return {"name": split.name, "problem": str(error), "kind": type(error).__name__}
     return {"name": split.name, "problem": "", "kind": ""}
+
+
+class _SplitActor:
+    """Worker with a GPU, which loads its work once for all splits that it processes."""
+
+    def __init__(self, phase: Phase, call: str) -> None:
+        self._phase = phase
+        self._call = call
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return _do_split(row, self._phase, self._call)
