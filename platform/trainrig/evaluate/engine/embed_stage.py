@@ -49,8 +49,8 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
             stage.build_path(manifest.SCRATCH), functools.partial(_make_work, run, model, documents)
         )
         if run.workers:
-            connect(run.workers, "workers")
-        map_splits(phase, splits, run.workers, progress)
+            connect(run.workers, "workers", models=True)
+        map_splits(phase, splits, run.workers, progress, models=True)
         records = phase.read_results(splits)
         counts = sum_counts(record.counts for record in records)
         if not counts["documents"]:

@@ -72,8 +72,8 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         make = functools.partial(_make_work, run, model, chat)
         phase = Phase(stage.build_path(manifest.SCRATCH), make)
         if run.workers:
-            connect(run.workers, "workers")
-        map_splits(phase, splits, run.workers, progress)
+            connect(run.workers, "workers", models=True)
+        map_splits(phase, splits, run.workers, progress, models=True)
         records = phase.read_results(splits)
         counts = sum_counts(record.counts for record in records)
         if not counts["scored"]:
