@@ -12,7 +12,7 @@ import pytest
 from support import faults, trouble
 from support.waiting import wait_until
 
-from trainrig import manifest, storage
+from trainrig import config, manifest, storage
 from trainrig.corpus.curate import REPORT_PAGE, Curation, curate
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.corpus.read import RawPage, ReadSettings
@@ -20,6 +20,8 @@ from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.ray_runtime import ray_session
+from trainrig.scaling.sweep.ray_tune import connect_for_trials
+from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.splits import Phase, Split
 from trainrig.train.elastic import trainer
 
@@ -117,6 +119,23 @@ def test_a_curation_on_nodes_that_came_for_it_equals_one_without_any(scaled, tmp
     scaled.wait_for()
 
 
+def test_a_sweep_without_live_workers_starts_nodes_for_its_trials(scaled, make_tokens, tmp_path):
+    sizes = {"kind": "Rays", "parameters": (6_000,), "tokens_per_parameter": (0.3, 0.6)}
+    settings = {
+        "stage": "sweep",
+        "tokens": make_tokens(tmp_path),
+        "output": str(tmp_path / "sweep"),
+        "design": sizes,
+        "batches": {"sequence_length": 32, "micro_batch": 4, "epochs": 4},
+        "training": {"fewest_steps": 6, "checkpoint_every": 5},
+    }
+    with pytest.raises(ConfigError, match=r"trials.cpus = 2, but no node that may be added"):
+        connect_for_trials(config.build(Sweep, settings | {"trials": {"cpus": 2}}, "sweep.toml"))
+    scaled.wait_for()
+    assert sweep(config.build(Sweep, settings, "sweep.toml")).counts["points"] == 2
+    scaled.wait_for()
+
+
 def watch(scaled, seen, over):
     while not over.wait(0.2):
         seen.append(scaled.nodes())
@@ -150,10 +169,10 @@ def workers(events):
 DEAD_DRIVER = """
 import os, signal, sys, time
 from trainrig.ray_runtime import ray_session
-from trainrig.ray_runtime import autoscaler_request
-autoscaler_request.EXPIRE_SECONDS = 5.0
+from trainrig.ray_runtime import node_placement
+node_placement.EXPIRE_SECONDS = 5.0
 ray_session.join()
-autoscaler_request.AutoscalerRequest().request(2, {"CPU": 1})
+node_placement.AutoscalerRequest().request(2, {"CPU": 1})
 import ray
 while sum(node["Alive"] for node in ray.nodes()) < 3:
     time.sleep(0.1)
