@@ -114,6 +114,30 @@ def test_what_no_node_of_a_pool_can_hold_is_refused_at_once(
         worker_space.wait_for_workers(3, "workers", models=False)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "workers", "tasks", "need", "selector"),
+    [
+        (list_nodes({"CPU": 4}), 2, 1, {}, {}),
+        (list_nodes({"CPU": 4, "GPU": 3}), 2, 1, {"GPU": 1}, {}),
+        (list_nodes({"CPU": 4}, {"CPU": 4}), 2, 1, {}, NOT_HEAD),
+        (list_nodes({"GPU": 8}, {"CPU": 4, "GPU": 2}), 2, 1, {}, NOT_HEAD),
+        (list_nodes({"CPU": 4}, {"CPU": 4, "GPU": 2}), 1, 1, {"GPU": 1}, NOT_HEAD),
+        (list_nodes({"CPU": 4}, {"CPU": 4, "GPU": 2}), 1, 2, {}, NOT_HEAD),
+    ],
+)
+def test_tasks_beside_a_run_take_only_gpus_that_it_never_needs(
+    use_nodes: Callable[..., None],
+    nodes: Nodes,
+    workers: int,
+    tasks: int,
+    need: Mapping[str, float],
+    selector: Mapping[str, str],
+) -> None:
+    use_nodes(lambda: nodes)
+    place = worker_space.find_place_beside(workers, tasks)
+    assert (place.need, place.selector) == (need, selector)
+
+
 class Growing:
     """A head of two CPUs, to which nodes are added."""
 
@@ -176,6 +200,8 @@ def make_work() -> Work:
 def test_models_run_on_the_gpus_of_nodes_that_joined_meanwhile(
     growing: Growing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    import ray
+
     splits = [Split(f"split-{number}", {}) for number in range(6)]
     connecting = threading.Thread(target=ray_session.connect, args=(4, "workers", True))
     with caplog.at_level(logging.INFO, "trainrig"):
@@ -198,3 +224,12 @@ def test_models_run_on_the_gpus_of_nodes_that_joined_meanwhile(
     phase = Phase(str(tmp_path / "cores"), make_work)
     ray_session.map_splits(phase, splits, 4)
     assert all(record.counts["devices"] == [] for record in phase.read_results(splits))
+
+    beside: Any = ray.remote(find_here)
+    for workers, devices in ((1, 1), (2, 0)):
+        place = worker_space.find_place_beside(workers, 1)
+        task = beside.options(
+            num_cpus=0, num_gpus=place.gpus, label_selector=dict(place.selector)
+        ).remote()
+        where = ray.get(task, timeout=120)
+        assert (where["node"], len(where["devices"])) == (node, devices)

@@ -91,6 +91,11 @@ def build_headless_selector() -> dict[str, str]:
     return {NODE_LABEL: f"!in({','.join(heads)})"} if heads else {}
 
 
+def is_head_alone() -> bool:
+    """Return whether the head is the only live node."""
+    return all(_is_head(node) for node in _list_live_nodes())
+
+
 def contains_gpus(pools: Sequence[NodePool] | None) -> bool:
     """Return whether a live node, or a node that may be started, has a GPU."""
     return any(resources.get("GPU", 0) >= 1 for resources in list_offers(pools))

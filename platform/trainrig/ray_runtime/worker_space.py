@@ -49,6 +49,22 @@ def find_place(workers: int, models: bool) -> WorkerPlace:
     return WorkerPlace(request.each, selector, most)
 
 
+def find_place_beside(workers: int, tasks: int) -> WorkerPlace:
+    """Return the place of each of `tasks` tasks that use a model while a run of `workers` goes on.
+
+    A task takes a GPU if the cluster has one more for each task than the workers may take. It takes
+    no CPU: the workers may hold all of them. It leaves out the head if there are other nodes.
+    """
+    pools = ray_pools.find_pools()
+    found = ray_pools.find_capacity({"GPU": 1}, {}, pools)
+    others = not ray_pools.is_head_alone()
+    held = (found.live if found.later is None else found.later) - (found.head if others else 0)
+    gpus = held >= workers + tasks
+    return WorkerPlace(
+        {"GPU": 1} if gpus else {}, ray_pools.build_headless_selector() if others else {}, tasks
+    )
+
+
 def wait_for_workers(workers: int, what: str, models: bool) -> None:
     """Wait until the workers of a stage fit the cluster; see `wait_until_fit`.
 

@@ -122,11 +122,12 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     actors = job.extra_actors
     check_fit(workers, actors, job.training.faults.wait_for_nodes)
     wanted = job.training.bound_workers(workers)
+    most_actors = actors.bounds.most if actors else 0
     with (
         StopRequests(job.folder) as stop,
-        contextlib.closing(RayCluster(wanted, actors.bounds.most if actors else 0)) as cluster,
+        contextlib.closing(RayCluster(wanted, most_actors)) as cluster,
         _open_pool(job, cluster),
-        ScoringTasks(job) as scoring,
+        ScoringTasks(job, wanted.most + most_actors) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
         scoring.finish(stop)
