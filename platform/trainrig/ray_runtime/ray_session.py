@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainrig import errors
-from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
+from trainrig.errors import ClusterError, ClusterLost, ClusterReplaced, ConfigError, Unfinished
 from trainrig.processes.child_process import ensure_home
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals
 from trainrig.ray_runtime import ray_local, ray_private, worker_space
@@ -68,6 +68,8 @@ WORKER_ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch requires it for deterministic cuBLAS
 }
 TOKEN = Path("~/.ray/auth_token")  # the user's token, which Ray creates if it is missing
+# Variable with the id of the only cluster that may be joined. A job supervisor sets it.
+CLUSTER = "TRAINRIG_CLUSTER"
 OBJECT_STORE_BYTES = 256 * 2**20  # ample, because the store holds paths and counts only
 
 _Row = TypeVar("_Row")
@@ -88,7 +90,10 @@ def connect(workers: int, what: str, models: bool = False) -> None:
 
 
 def join() -> None:
-    """Join the cluster that RAY_ADDRESS names, or start a local one, unless already connected."""
+    """Join the cluster that RAY_ADDRESS names, or start a local one, unless already connected.
+
+    Raises ClusterReplaced if another cluster than that of the environment variable CLUSTER answers.
+    """
     address = os.environ.get("RAY_ADDRESS", "local")
     alone = address == "local"
     ensure_home()
@@ -103,6 +108,8 @@ def join() -> None:
     if alone:
         check_machine()
     try:
+        if CLUSTER in os.environ and not alone:
+            _check_cluster(address, os.environ[CLUSTER])
         with _close_stderr(), _hold_stop_signals(), _alone() if alone else _joining() as folder:
             ray.init(
                 address=address,
@@ -120,6 +127,25 @@ def join() -> None:
         raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
     _keep_token()
     ray_local.send_known_words_to_log()
+
+
+def _check_cluster(address: str, wanted: str) -> None:
+    """Raise ClusterReplaced unless the cluster at `address` has the id `wanted`.
+
+    Raises ConnectionError if none answers. The check joins nothing.
+    """
+    import ray.exceptions
+
+    try:
+        found = ray_private.read_cluster_id(ray_private.open_gcs_client(address))
+    except ray.exceptions.RayError as error:
+        raise ConnectionError(error) from None
+    if found != wanted:
+        raise ClusterReplaced(
+            f"RAY_ADDRESS={address}: the cluster of this run is gone, and another one answers at "
+            f"its address (id {found[:12]}, not {wanted[:12]}); submit the run again to continue "
+            "there"
+        )
 
 
 @contextlib.contextmanager
