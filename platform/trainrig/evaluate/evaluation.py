@@ -154,7 +154,7 @@ def _map(run: Evaluation, phase: Phase, splits: Sequence[Split], models: bool = 
     """Process the splits; `models`: whether they need the evaluated model."""
     on_gpus = models and run.device != "cpu"
     if run.workers and phase.find_unfinished(splits):
-        ray_session.connect(run.workers, "evaluation", on_gpus)
+        ray_session.connect(run.workers, "workers", on_gpus)
     ray_session.map_splits(phase, splits, run.workers, models=on_gpus)
 
 

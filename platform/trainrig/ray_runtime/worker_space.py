@@ -119,7 +119,7 @@ def describe_lack(
     Args:
         workers: the number of workers.
         need: the resources of one worker.
-        what: name of the workers in the message.
+        what: name of the workers in the message; its last word is the key or option for them.
         labels: labels that a node must have.
     """
     pools = ray_pools.find_pools()
@@ -129,7 +129,7 @@ def describe_lack(
     resources = " and ".join(f"{count:g} {name}" for name, count in need.items())
     asked = f"{what}: {workers} workers of {resources} each, but "
     room = found.later if pools else found.live
-    fewer = f"set workers = {room} or fewer, or " if room else ""
+    fewer = f"set {what.rpartition(' ')[2]} = {room} or fewer, or " if room else ""
     if pools:
         held = f"the nodes that may be added hold {room} ({'; '.join(map(str, pools))})"
         return f"{asked}{held}; {fewer}let a pool have more nodes"
