@@ -171,7 +171,8 @@ class ScoringTasks:
         return call_while_ray_lives(_read_outcome, task)
 
     def _find_place(self) -> WorkerPlace:
-        return find_place_beside(self._workers, len(self._threads))
+        # A task may also score at the end what the workers have not scored.
+        return find_place_beside(self._workers, max(1, len(self._threads)))
 
     def _record(self, event: str, evaluation: RunEvaluation, step: int, **details: object) -> None:
         self._folder.record(event, evaluation=evaluation.name, step=step, **details)
