@@ -10,6 +10,7 @@
     ├── ClusterError      machines, network or storage fail: retried, then exit code 1
     │   └── ClusterLost   Ray is gone: a local Ray is started again
     └── Unfinished        stopped cleanly before the end: exit code 75, run the command again
+        └── ClusterReplaced  another cluster answers at the address of the run's own
 
 Any other exception is a bug in trainrig and keeps its traceback.
 
@@ -62,3 +63,7 @@ class Unfinished(TrainrigError):
     """The run stopped cleanly before its last step; the same command resumes it."""
 
     exit_code = 75
+
+
+class ClusterReplaced(Unfinished):
+    """Another Ray cluster answers at the address of the one that the run was submitted to."""

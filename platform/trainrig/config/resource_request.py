@@ -27,6 +27,16 @@ class ResourceRequest:
         """Return a request for workers that take one GPU each, or none if there are no GPUs."""
         return cls(*_convert_to_range(workers), gpus=1.0 if there_are_gpus else 0.0)
 
+    @classmethod
+    def for_models(cls, workers: int, there_are_gpus: bool) -> Self:
+        """Return a request for workers that load a model: on GPUs if there are some, else on cores.
+
+        On GPUs, space for one worker suffices: `workers` is the most that run at a time.
+        """
+        if not there_are_gpus:
+            return cls.on_cores(workers)
+        return cls(min(1, workers), workers, gpus=1.0)
+
     @property
     def each(self) -> dict[str, float]:
         """The Ray resources that one worker takes, such as `{"CPU": 1, "GPU": 1}`."""

@@ -172,10 +172,12 @@ def _hash_content(path: str, said: str) -> str:
     return storage.compute_content_key(path)
 
 
-def _map(run: Evaluation, phase: Phase, splits: Sequence[Split]) -> None:
+def _map(run: Evaluation, phase: Phase, splits: Sequence[Split], models: bool = True) -> None:
+    """Process the splits; `models`: whether they need the evaluated model."""
+    on_gpus = models and run.device != "cpu"
     if run.workers and phase.find_unfinished(splits):
-        ray_session.connect(run.workers, "evaluation")
-    ray_session.map_splits(phase, splits, run.workers)
+        ray_session.connect(run.workers, "workers", on_gpus)
+    ray_session.map_splits(phase, splits, run.workers, models=on_gpus)
 
 
 def _score_held_out(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
@@ -206,7 +208,7 @@ def _score_tasks(run: Evaluation, stage: Stage, tasks: tuple[TaskRun, ...]) -> d
     seen = None
     if run.corpus and tasks:
         scratch = stage.build_path(manifest.SCRATCH, "corpus")
-        seen = find_seen(run.corpus, tasks, scratch, functools.partial(_map, run))
+        seen = find_seen(run.corpus, tasks, scratch, functools.partial(_map, run, models=False))
     found = {}
     for task in tasks:
         name = task.task.name

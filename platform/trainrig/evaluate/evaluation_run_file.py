@@ -45,7 +45,7 @@ class Evaluation(RunFile):
     # scorecard then reports how many rows of each task the corpus contains; None: no such report.
     corpus: Annotated[str | None, NOT_IDENTITY] = None
     output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
-    # Worker processes, on Ray; 0: compute in this process, without Ray.
+    # Worker processes on Ray, each with a GPU if the cluster has some; 0: run in this process.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=0, ge=0)
     # Context length for held-out text, in tokens. Required with `tokens` or `conversations`.
     sequence_length: int | None = Field(default=None, ge=1)
@@ -84,5 +84,5 @@ class Evaluation(RunFile):
         return self
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Return the resources of the workers, which use CPU cores."""
-        return ResourceRequest.on_cores(self.workers)
+        """Return the resources of the workers: a GPU each if there are any and may be used."""
+        return ResourceRequest.for_models(self.workers, there_are_gpus and self.device != "cpu")

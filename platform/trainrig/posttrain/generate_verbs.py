@@ -134,7 +134,9 @@ def generate(
     workers: Annotated[
         int,
         typer.Option(
-            metavar="N", min=0, help="Ray workers for --prompts; 0 generates in this process."
+            metavar="N",
+            min=0,
+            help="Ray workers for --prompts, on GPUs if there are some; 0: this process.",
         ),
     ] = 0,
     engine: Engine = "trainrig",

@@ -171,7 +171,7 @@ class AnswerScoring(config.RunFile):
     # CPU threads of a worker. Another number may change the last digits of the scores.
     threads: int = config.Field(default=1, ge=1)
     output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or in a bucket.
-    # Number of worker processes on Ray. 0: work in this process, without Ray.
+    # Worker processes on Ray, each with a GPU if the cluster has some; 0: run in this process.
     workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate bytes of input rows in an output file, which is also the work of one task.
     shard_bytes: int = config.Field(default=SPLIT_BYTES, ge=1_024)
@@ -211,8 +211,8 @@ class AnswerScoring(config.RunFile):
         return (f"step_{self.name}s",) if self.rows == "steps" else (self.name,)
 
     def request_resources(self, there_are_gpus: bool) -> config.ResourceRequest:
-        """Return the CPU cores that the workers need."""
-        return config.ResourceRequest.on_cores(self.workers)
+        """Return one device for each worker: a GPU if there are any, otherwise a core."""
+        return config.ResourceRequest.for_models(self.workers, there_are_gpus)
 
 
 class TeacherScoring(config.RunFile):
@@ -239,11 +239,11 @@ class TeacherScoring(config.RunFile):
     # CPU threads of a worker. Another number may change the last digits of the results.
     threads: int = config.Field(default=1, ge=1)
     output: Annotated[str, config.OUTPUT]  # Folder to write, on disk or in a bucket.
-    # Number of worker processes on Ray. 0: work in this process, without Ray.
+    # Worker processes on Ray, each with a GPU if the cluster has some; 0: run in this process.
     workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Approximate tokens of the conversations in a file, which is also the work of one task.
     part_tokens: int = config.Field(default=2**18, ge=1)
 
     def request_resources(self, there_are_gpus: bool) -> config.ResourceRequest:
-        """Return the CPU cores that the workers need."""
-        return config.ResourceRequest.on_cores(self.workers)
+        """Return one device for each worker: a GPU if there are any, otherwise a core."""
+        return config.ResourceRequest.for_models(self.workers, there_are_gpus)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.decoder import Decoder
 from trainrig.objectives.classification import AnswerSpan, find_likeliest_spans, read_texts
 from trainrig.parallel.mesh import find_local_device
@@ -27,6 +28,15 @@ from trainrig.tokens.tokenizers.encode import EncodedTexts, Encoder
 from trainrig.train import checkpoint
 
 Scores = list[float]
+
+
+def check_scorer(config: DecoderConfig, path: str) -> None:
+    """Raise ConfigError if the model with this `config`, of the checkpoint `path`, has no score."""
+    if config.head != "score":
+        raise ConfigError(
+            f"checkpoint: {path} is {config.description}, not a reward "
+            'model; train one by `trainrig posttrain` with objective.kind = "Reward"'
+        )
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,7 @@ class AnswerScorer:
         Raises DataError if there is none, ConfigError for a model without a score head.
         """
         opened = checkpoint.open_model(path)
-        if opened.config.head != "score":
-            raise ConfigError(
-                f"checkpoint: {opened.path} is {opened.config.description}, not a reward "
-                'model; train one by `trainrig posttrain` with objective.kind = "Reward"'
-            )
+        check_scorer(opened.config, opened.path)
         return cls(opened.build().to(find_local_device()))
 
     def find_places(self, rendered: Rendered, steps: bool) -> Integers:
@@ -106,6 +112,20 @@ class AskedRow:
     encoded: EncodedTexts
 
 
+def check_predictor(config: DecoderConfig, path: str, rows: str) -> None:
+    """Raise ConfigError if the model with this `config` has no head for rows of the kind `rows`.
+
+    `path` names its checkpoint in the message.
+    """
+    if config.head != HEADS[rows]:
+        wanted = "Classification" if rows == "classified" else "AnswerSpan"
+        raise ConfigError(
+            f"checkpoint: {path} is {config.description}, which can't score "
+            f'rows = "{rows}"; train one that can by `trainrig posttrain` with '
+            f'objective.kind = "{wanted}"'
+        )
+
+
 @dataclass(frozen=True)
 class TextPredictor:
     """A classifier or question-answering model on its device, with its row reader."""
@@ -121,13 +141,7 @@ class TextPredictor:
         Raises DataError if there is none, and ConfigError for a model with another head.
         """
         opened = checkpoint.open_model(path)
-        if opened.config.head != HEADS[rows]:
-            wanted = "Classification" if rows == "classified" else "AnswerSpan"
-            raise ConfigError(
-                f"checkpoint: {opened.path} is {opened.config.description}, which can't score "
-                f'rows = "{rows}"; train one that can by `trainrig posttrain` with '
-                f'objective.kind = "{wanted}"'
-            )
+        check_predictor(opened.config, opened.path, rows)
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
         reader = TextReader.make(encoder, opened.config.positions, rows == "questions", cut)
         model = opened.build().to(find_local_device())

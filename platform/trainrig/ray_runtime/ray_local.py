@@ -173,6 +173,11 @@ _joined: Session | Joined | None = None  # the current connection of this proces
 _registered: list[object] = []  # holds one entry once `leave` is registered with atexit
 
 
+def has_joined() -> bool:
+    """Return whether this process has joined a cluster, which further nodes may join too."""
+    return isinstance(_joined, Joined)
+
+
 def keep_logs() -> None:
     """Keep the logs of this process's local Ray, because they may explain a failure.
 

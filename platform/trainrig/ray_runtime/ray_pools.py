@@ -16,6 +16,7 @@ from typing import Any
 # nothing of trainrig.
 CPU_POOL = "cpu"
 POOL_LABEL = "trainrig.io/pool"
+NODE_LABEL = "ray.io/node-id"  # Ray gives each node this label
 # Ray gives the head node this resource. An actor without required resources may be placed on any
 # node. It would die with that node, or prevent the node's removal.
 ON_HEAD = {"node:__internal_head__": 0.001}
@@ -50,6 +51,7 @@ class Capacity:
     """Number of workers that a cluster could hold."""
 
     live: int  # workers that fit the live nodes if nothing else runs there
+    head: int  # workers among `live` and `later` that fit the head
     later: int | None  # workers that fit once the autoscaler has started all; None if unknown
     pools: Sequence[NodePool]  # node pools that were counted
 
@@ -63,7 +65,7 @@ def find_capacity(
     live = sum(count_places(node["Resources"], need) for node in nodes)
     head = sum(count_places(node["Resources"], need) for node in nodes if _is_head(node))
     scaled = head + sum(pool.most * count_places(pool.resources, need) for pool in fitting)
-    return Capacity(live, None if pools is None else max(live, scaled), fitting)
+    return Capacity(live, head, None if pools is None else max(live, scaled), fitting)
 
 
 def count_places(resources: Mapping[str, float], need: Need) -> int:
@@ -83,11 +85,26 @@ def build_cpu_selector(pools: Sequence[NodePool] | None) -> dict[str, str]:
     return wanted if any(matches(node_labels, wanted) for node_labels in labels) else {}
 
 
+def build_headless_selector() -> dict[str, str]:
+    """Return the label selector of all nodes but the head."""
+    heads = [node["NodeID"] for node in _list_live_nodes() if _is_head(node)]
+    return {NODE_LABEL: f"!in({','.join(heads)})"} if heads else {}
+
+
+def is_head_alone() -> bool:
+    """Return whether the head is the only live node."""
+    return all(_is_head(node) for node in _list_live_nodes())
+
+
 def contains_gpus(pools: Sequence[NodePool] | None) -> bool:
     """Return whether a live node, or a node that may be started, has a GPU."""
-    having = [pool.resources for pool in pools or () if pool.most]
-    having += [node["Resources"] for node in _list_live_nodes()]
-    return any(resources.get("GPU", 0) >= 1 for resources in having)
+    return any(resources.get("GPU", 0) >= 1 for resources in list_offers(pools))
+
+
+def list_offers(pools: Sequence[NodePool] | None) -> list[Mapping[str, float]]:
+    """Return the resources of each live node, and of one node of each pool that has some."""
+    live = [node["Resources"] for node in _list_live_nodes()]
+    return [*live, *(pool.resources for pool in pools or () if pool.most)]
 
 
 def find_pools() -> Sequence[NodePool] | None:

@@ -278,6 +278,14 @@ def open_gcs_client(address: str) -> Any:
     return GcsClient(address=address)
 
 
+def read_cluster_id(client: Any) -> str:
+    """Return the id of the cluster that the GCS client `client` is connected to, as hex digits.
+
+    A GCS without a store of its own gets a new id whenever it starts. Public way: none.
+    """
+    return str(client.cluster_id.hex())
+
+
 def fetch_live_nodes(client: Any, timeout: float) -> list[Any]:
     """Fetch the records of all live nodes with the GCS client `client`. Raises RayError.
 

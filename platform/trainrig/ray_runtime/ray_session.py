@@ -7,6 +7,7 @@ object store.
 
 import collections
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -22,10 +23,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainrig import errors
-from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
+from trainrig.errors import ClusterError, ClusterLost, ClusterReplaced, ConfigError, Unfinished
 from trainrig.processes.child_process import ensure_home
 from trainrig.processes.stop_signals import StopRequest, list_stop_signals
-from trainrig.ray_runtime import ray_local, ray_pools, ray_private
+from trainrig.ray_runtime import ray_local, ray_private, worker_space
 from trainrig.ray_runtime.crash_search import find_crashing_record
 from trainrig.ray_runtime.session_folder import RAY, sweep
 from trainrig.ray_runtime.start_checks import check_machine
@@ -72,6 +73,8 @@ WORKER_ENVIRONMENT = {
 }
 TOKEN = Path("~/.ray/auth_token")  # the user's token, which Ray creates if it is missing
 TRIES = 3  # times that the process of a split may be killed before the reason is searched for
+# Variable with the id of the only cluster that may be joined. A job supervisor sets it.
+CLUSTER = "TRAINRIG_CLUSTER"
 OBJECT_STORE_BYTES = 256 * 2**20  # ample, because the store holds paths and counts only
 
 _Row = TypeVar("_Row")
@@ -80,19 +83,22 @@ Progress = Callable[[int, int], None]
 """Called with (splits done, splits in all) as a phase advances."""
 
 
-def connect(workers: int, what: str) -> None:
-    """Connect this process to Ray as `join` does, and check that the workers fit the cluster.
+def connect(workers: int, what: str, models: bool = False) -> None:
+    """Connect this process to Ray as `join` does, and wait until the workers fit the cluster.
 
-    Raises ConfigError if `workers` workers with one CPU each do not fit, even with all nodes that
-    the autoscaler may start. `what` names the workers in the message.
+    Raises ConfigError if they never fit, even with all nodes that the autoscaler may start, and
+    ClusterError if nodes that may join a cluster do not. `what` names the workers in messages;
+    `models`: whether they load a model, and so take a GPU where there are some.
     """
     join()
-    pools = ray_pools.find_pools()
-    check_fit(workers, {"CPU": 1}, what, pools, ray_pools.build_cpu_selector(pools))
+    worker_space.wait_for_workers(workers, what, models)
 
 
 def join() -> None:
-    """Join the cluster that RAY_ADDRESS names, or start a local one, unless already connected."""
+    """Join the cluster that RAY_ADDRESS names, or start a local one, unless already connected.
+
+    Raises ClusterReplaced if another cluster than that of the environment variable CLUSTER answers.
+    """
     address = os.environ.get("RAY_ADDRESS", "local")
     alone = address == "local"
     ensure_home()
@@ -107,6 +113,8 @@ def join() -> None:
     if alone:
         check_machine()
     try:
+        if CLUSTER in os.environ and not alone:
+            _check_cluster(address, os.environ[CLUSTER])
         with _close_stderr(), _hold_stop_signals(), _alone() if alone else _joining() as folder:
             ray.init(
                 address=address,
@@ -124,6 +132,25 @@ def join() -> None:
         raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
     _keep_token()
     ray_local.send_known_words_to_log()
+
+
+def _check_cluster(address: str, wanted: str) -> None:
+    """Raise ClusterReplaced unless the cluster at `address` has the id `wanted`.
+
+    Raises ConnectionError if none answers. The check joins nothing.
+    """
+    import ray.exceptions
+
+    try:
+        found = ray_private.read_cluster_id(ray_private.open_gcs_client(address))
+    except ray.exceptions.RayError as error:
+        raise ConnectionError(error) from None
+    if found != wanted:
+        raise ClusterReplaced(
+            f"RAY_ADDRESS={address}: the cluster of this run is gone, and another one answers at "
+            f"its address (id {found[:12]}, not {wanted[:12]}); submit the run again to continue "
+            "there"
+        )
 
 
 @contextlib.contextmanager
@@ -224,55 +251,20 @@ def _build_local_options(folder: Path) -> dict[str, Any]:
     }
 
 
-def check_fit(
-    workers: int,
-    need: ray_pools.Need,
-    what: str,
-    pools: Sequence[ray_pools.NodePool] | None,
-    selector: Mapping[str, str] | None = None,
-) -> None:
-    """Raise ConfigError if the workers can never fit the cluster.
-
-    Args:
-        workers: the number of workers.
-        need: the resources of one worker.
-        what: name of the workers in the message.
-        pools: node pools that the autoscaler may start; None if unknown.
-        selector: labels that a node must have.
-    """
-    found = ray_pools.find_capacity(need, selector or {}, pools)
-    if workers <= found.live or found.later is None or workers <= found.later:
-        return
-    resources = " and ".join(f"{count:g} {name}" for name, count in need.items())
-    asked = f"{what}: {workers} workers of {resources} each, but "
-    if not pools:
-        raise ConfigError(
-            f"{asked}Ray has {_describe_workers(found.live, need)}; set workers = {found.live} or "
-            "fewer, or add nodes"
-        )
-    raise ConfigError(
-        f"{asked}the nodes that may be added hold {found.later} "
-        f"({'; '.join(map(str, pools))}); set workers = {found.later} or fewer, or let a "
-        "pool have more nodes"
-    )
-
-
-def _describe_workers(workers: int, need: ray_pools.Need) -> str:
-    return f"{workers} logical CPUs" if list(need) == ["CPU"] else f"space for {workers}"
-
-
 def map_splits(
     phase: Phase,
     splits: Sequence[Split],
     workers: int,
     progress: Progress | None = None,
     brief: bool = False,
+    models: bool = False,
 ) -> None:
     """Process the unfinished `splits` of `phase`, `workers` at a time.
 
     Splits run on Ray Data, or in this process if `workers` is 0. A `brief` phase takes tenths of a
     second, less than the setup of Ray Data, and runs as plain Ray tasks instead. The first error of
     a split ends the phase; splits that are done stay done. `progress` is called after each split.
+    `models`: whether the workers load a model; they then run as `worker_space.find_place` says.
 
     A split whose process is killed is tried TRIES times. In a divisible phase, the record that
     kills is then searched for and left out. Raises ClusterError if there is no such record. With 0
@@ -286,7 +278,7 @@ def map_splits(
         done = len(splits) - len(left)
         advance(done, len(splits))
         try:
-            for _ in _wait_for_splits(phase, left, workers, brief):
+            for _ in _wait_for_splits(phase, left, workers, brief, models):
                 done += 1
                 advance(done, len(splits))
         except ClusterLost as lost:
@@ -301,12 +293,12 @@ def map_splits(
 
 
 def _wait_for_splits(
-    phase: Phase, left: Sequence[Split], workers: int, brief: bool
+    phase: Phase, left: Sequence[Split], workers: int, brief: bool, models: bool
 ) -> Iterator[str]:
     """Process the splits in `left` and yield the name of each one when it is done."""
     if not workers:
         return _run_in_process(phase, left)
-    return _run_by_ray(phase, left, workers, brief)
+    return _run_by_ray(phase, left, worker_space.find_place(workers, models), brief)
 
 
 def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
@@ -317,7 +309,9 @@ def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
             yield split.name
 
 
-def _run_by_ray(phase: Phase, left: Sequence[Split], workers: int, brief: bool) -> Iterator[str]:
+def _run_by_ray(
+    phase: Phase, left: Sequence[Split], place: worker_space.WorkerPlace, brief: bool
+) -> Iterator[str]:
     """Process the splits by Ray Data or by tasks, and search for the records that kill."""
     call = uuid.uuid4().hex
     tries = TRIES
@@ -326,27 +320,30 @@ def _run_by_ray(phase: Phase, left: Sequence[Split], workers: int, brief: bool) 
 
         done = set()
         with contextlib.suppress(ObjectLostError):  # a node was lost that held the name of a split
-            for name in _run_by_ray_data(phase, left, workers, call):
+            for name in _run_by_ray_data(phase, left, place, call):
                 done.add(name)
                 yield name
         # Ray Data passed over these: their processes were killed, or their nodes were lost.
         left = [split for split in left if split.name not in done]
         tries -= 1
     killed = list[Split]()
-    yield from _iterate_names(_run_by_tasks(phase, left, workers, call, tries, killed))
+    yield from _iterate_names(_run_by_tasks(phase, left, place, call, tries, killed))
     for split in killed:
-        yield _finish_without_crashing_records(phase, split, call)
+        yield _finish_without_crashing_records(phase, split, place, call)
 
 
-def _finish_without_crashing_records(phase: Phase, split: Split, call: str) -> str:
+def _finish_without_crashing_records(
+    phase: Phase, split: Split, place: worker_space.WorkerPlace, call: str
+) -> str:
     """Put the records that kill their process in quarantine, and process the rest of `split`.
 
     One process works at a time, so that memory is not short because of others. Returns the name of
     the split. Raises ClusterError if no single record kills.
     """
+    alone = dataclasses.replace(place, most=1)
 
     def probe(begin: int, end: int) -> int | None:
-        for row in _run_by_tasks(phase, [split.probe(begin, end)], 1, call, 1, []):
+        for row in _run_by_tasks(phase, [split.probe(begin, end)], alone, call, 1, []):
             _raise_error(row)
             return int(row["records"])
         return None
@@ -365,12 +362,14 @@ def _finish_without_crashing_records(phase: Phase, split: Split, call: str) -> s
         log.warning("%s: record %d kills its process, and is in quarantine", split.name, number)
         split = split.leave_out(number)
         killed = list[Split]()
-        rows = _run_by_tasks(phase, [split], 1, call, TRIES, killed)
+        rows = _run_by_tasks(phase, [split], alone, call, TRIES, killed)
         for name in _iterate_names(rows):
             return name
 
 
-def _run_by_ray_data(phase: Phase, left: Sequence[Split], workers: int, call: str) -> Iterator[str]:
+def _run_by_ray_data(
+    phase: Phase, left: Sequence[Split], place: worker_space.WorkerPlace, call: str
+) -> Iterator[str]:
     """Process the splits and yield the names of those that are done.
 
     A split whose process is killed is passed over. Its other tries are plain tasks, which tell a
@@ -382,27 +381,40 @@ def _run_by_ray_data(phase: Phase, left: Sequence[Split], workers: int, call: st
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.execution_options.label_selector = _build_selector() or None
+    context.execution_options.label_selector = dict(place.selector) or None
     # All tasks are submitted at once, because Ray's autoscaler starts nodes only for waiting tasks.
     # With resource reservation, Ray Data would submit only the tasks that fit the live nodes.
     context.op_resource_reservation_enabled = False
     context.max_errored_blocks = -1  # `_do_split` returns its errors: only killed splits remain
-    rows = [_make_row(split) for split in left]
-    # Tasks are used, not actors: their worker processes, with all imports, live on between phases.
-    done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
-        fn_args=(phase, call),
-        compute=ray.data.TaskPoolStrategy(size=min(workers, len(rows))),
-        num_cpus=1,
-        max_retries=0,  # with others, Ray retries for ever what its memory monitor killed
-    )
+    rows = ray.data.from_items([_make_row(split) for split in left], override_num_blocks=len(left))
+    size = min(place.most, len(left))
+    shared = phase, call
+    if place.gpus:
+        # Ray ends the process of a task on a GPU with the task, so the next one would load again.
+        done = rows.map(
+            _SplitActor,  # type: ignore[arg-type] # a class, which Ray makes callable
+            fn_constructor_args=shared,
+            compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
+            num_cpus=place.need["CPU"],
+            num_gpus=place.gpus,
+            max_task_retries=0,  # the actor starts again, and the next tries are plain tasks
+        )
+    else:
+        # Otherwise tasks: their worker processes, with all imports, live on between phases.
+        done = rows.map(
+            _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
+            fn_args=shared,
+            compute=ray.data.TaskPoolStrategy(size=size),
+            num_cpus=place.need["CPU"],
+            max_retries=0,  # with others, Ray retries for ever what its memory monitor killed
+        )
     yield from _iterate_names(_iterate_in_thread(done.iter_rows))
 
 
 def _run_by_tasks(
     phase: Phase,
     left: Sequence[Split],
-    workers: int,
+    place: worker_space.WorkerPlace,
     call: str,
     tries: int,
     killed: list[Split],
@@ -418,7 +430,10 @@ def _run_by_tasks(
     from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
     do: Any = ray.remote(_do_split).options(
-        num_cpus=1, label_selector=_build_selector(), max_retries=0
+        num_cpus=place.need["CPU"],
+        num_gpus=place.gpus,
+        label_selector=dict(place.selector),
+        max_retries=0,
     )
     shared = ray.put(phase)
 
@@ -426,7 +441,7 @@ def _run_by_tasks(
         to_go = collections.deque((split, tries) for split in left)
         running = dict[Any, tuple[Split, int]]()
         while to_go or running:
-            while to_go and len(running) < workers:
+            while to_go and len(running) < place.most:
                 split, tries_left = to_go.popleft()
                 running[do.remote(_make_row(split), shared, call)] = split, tries_left
             (done,), _ = ray.wait(list(running))
@@ -446,11 +461,6 @@ def _run_by_tasks(
                     return
 
     yield from _iterate_in_thread(rows)
-
-
-def _build_selector() -> dict[str, str]:
-    """Return the label selector of the nodes for splits."""
-    return ray_pools.build_cpu_selector(ray_pools.find_pools())
 
 
 def _make_row(split: Split) -> dict[str, Any]:
@@ -544,3 +554,14 @@ def _pickle_error(error: Exception) -> bytes:
     except Exception:  # some classes of libraries cannot be pickled
         return pickle.dumps(RuntimeError(told))
     return pickled
+
+
+class _SplitActor:
+    """Worker with a GPU, which loads its work once for all splits that it processes."""
+
+    def __init__(self, phase: Phase, call: str) -> None:
+        self._phase = phase
+        self._call = call
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return _do_split(row, self._phase, self._call)

@@ -45,8 +45,8 @@ class RunEvaluation(Settings):
     every: int = Field(ge=1)
     # Number of rows of each task, from the first on: "quick" is 64, "moderate" 512, "full" all.
     rows: Literal["quick", "moderate", "full"] = "quick"
-    # Where to score: "task" as a Ray task while training goes on, on another CPU core if
-    # there is one; "workers" on the run's workers and their devices, between two steps.
+    # Where to score: "task" as a Ray task while training goes on, on a GPU that the workers cannot
+    # need, else on a CPU core; "workers" on the run's workers and their devices, between two steps.
     where: Literal["task", "workers"] = "task"
     # Consent to run the programs that the model writes for coding tasks, in a sandbox.
     run_code: bool = False

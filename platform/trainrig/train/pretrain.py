@@ -371,7 +371,8 @@ def drive(
             check_compiler(job.training.compile)
             for sink in job.training.metrics.sinks:
                 sink.check(job.folder)
-            trainer.check_fit(workers, job.extra_actors)
+            wait = job.training.faults.wait_for_nodes
+            trainer.check_fit(workers, job.extra_actors, wait)
             trainer.warn_of_emulation(job.training.precision)
         storage.write(stage.build_path("run.toml"), to_toml(with_absolute_paths(run)).encode())
         # Imported here: each worker imports this module and need not load matplotlib.

@@ -12,7 +12,7 @@ import pytest
 from support import faults, trouble
 from support.waiting import wait_until
 
-from trainrig import manifest, storage
+from trainrig import config, manifest, storage
 from trainrig.corpus.curate import REPORT_PAGE, Curation, curate
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.corpus.read import RawPage, ReadSettings
@@ -20,6 +20,8 @@ from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.ray_runtime import ray_session
+from trainrig.scaling.sweep.ray_tune import connect_for_trials
+from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.splits import Phase, Split
 from trainrig.train.elastic import trainer
 
@@ -114,6 +116,23 @@ def test_a_curation_on_nodes_that_came_for_it_equals_one_without_any(scaled, tmp
         pools = {pool for nodes in seen for pool in nodes}
         assert pools == ({"cpu"} if workers else set())
     assert made[3] == made[0] and len(made[0]) > 3
+    scaled.wait_for()
+
+
+def test_a_sweep_without_live_workers_starts_nodes_for_its_trials(scaled, make_tokens, tmp_path):
+    sizes = {"kind": "Rays", "parameters": (6_000,), "tokens_per_parameter": (0.3, 0.6)}
+    settings = {
+        "stage": "sweep",
+        "tokens": make_tokens(tmp_path),
+        "output": str(tmp_path / "sweep"),
+        "design": sizes,
+        "batches": {"sequence_length": 32, "micro_batch": 4, "epochs": 4},
+        "training": {"fewest_steps": 6, "checkpoint_every": 5},
+    }
+    with pytest.raises(ConfigError, match=r"trials.cpus = 2, but no node that may be added"):
+        connect_for_trials(config.build(Sweep, settings | {"trials": {"cpus": 2}}, "sweep.toml"))
+    scaled.wait_for()
+    assert sweep(config.build(Sweep, settings, "sweep.toml")).counts["points"] == 2
     scaled.wait_for()
 
 

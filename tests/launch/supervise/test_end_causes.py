@@ -27,6 +27,8 @@ def write_outcome(kind, message="what it was"):
         (2, write_outcome("DataError"), None, "data", "failed"),
         (2, write_outcome("Diverged"), None, "data", "failed"),
         (1, write_outcome("ClusterError"), None, "cluster", "failed"),
+        (1, write_outcome("ClusterLost"), None, "cluster", "failed"),
+        (75, write_outcome("ClusterReplaced"), None, "lost cluster", "preempted"),
         (1, write_outcome("ZeroDivisionError"), None, "unknown", "failed"),
         (1, None, None, "unknown", "failed"),
         (-signal.SIGSEGV, None, None, "unknown", "failed"),

@@ -3,8 +3,10 @@ import sys
 
 import pytest
 
+from trainrig.errors import ClusterReplaced
 from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, POOL_LABEL
 from trainrig.launch.supervise.run_cost import Kind, LiveNodes
+from trainrig.ray_runtime import ray_session
 
 
 def test_without_a_cluster_there_is_this_machine():
@@ -13,7 +15,10 @@ def test_without_a_cluster_there_is_this_machine():
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last():
+def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 0, "object_store_memory": 80 * 2**20}
@@ -28,6 +33,17 @@ def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last():
         assert sorted(nodes.look(), key=str) == [unlabelled, labelled]
         cluster.remove_node(node, allow_graceful=True)
         assert nodes.look() == [unlabelled]
+        another = LiveNodes(address)
+        another.cluster = "another cluster, which was there before"
+        assert another.look() is None
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setenv(ray_session.CLUSTER, "another cluster, which was there before")
+        with pytest.raises(ClusterReplaced, match="the cluster of this run is gone") as caught:
+            ray_session.join()
+        assert caught.value.exit_code == 75 and not ray.is_initialized()
+        monkeypatch.setenv(ray_session.CLUSTER, nodes.cluster)
+        ray_session.join()
+        ray.shutdown()
     finally:
         cluster.shutdown()
     # A process that never reached Ray neither waits for Ray's own timeout nor fails by it.

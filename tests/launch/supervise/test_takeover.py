@@ -15,6 +15,7 @@ from trainrig.launch.supervise import attempt_start
 from trainrig.launch.supervise.attempt_ends import Limits
 from trainrig.launch.supervise.entrypoint import listen
 from trainrig.launch.supervise.job_supervisor import JobSupervisor
+from trainrig.launch.supervise.run_cost import HERE, LiveNodes
 
 
 def test_a_newer_attempt_takes_over_from_one_that_lives(supervise, home):
@@ -44,6 +45,26 @@ def test_an_attempt_that_was_superseded_before_it_began_starts_nothing(supervise
     supervisor = JobSupervisor(run, old, Limits(), ["false"], PACE)
     assert supervisor.supervise() == 1
     assert [e["event"] for e in run.read_events()] == ["superseded"]
+
+
+LOST = """
+cluster = os.environ.get("TRAINRIG_CLUSTER")
+end("ClusterReplaced", cluster, 75) if cluster else end("Unfinished", "lost", 75)
+"""
+
+
+def test_a_try_is_bound_to_the_cluster_of_its_attempt_and_not_retried_on_another(
+    supervise, local, monkeypatch
+):
+    def look(nodes):
+        nodes.cluster = "7f"
+        return [HERE]
+
+    monkeypatch.setattr(LiveNodes, "look", look)
+    attempt = supervise(local, LOST)
+    ended = attempt.end()
+    assert (ended["state"], ended["cause"]) == ("preempted", "lost cluster")
+    assert (ended["message"], ended["cluster"], attempt.code) == ("7f", "7f", 75)
 
 
 @pytest.mark.slow

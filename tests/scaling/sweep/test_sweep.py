@@ -158,10 +158,10 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trials": {"gpus": 64}}, "trials.gpus = 64, but the Ray cluster has only 0 GPU"),
+        ({"trials": {"gpus": 64}}, "trials.gpus = 64, but no node of Ray has more than 0 GPU"),
         (
             {"large": {"parameters": 1e4, "workers": 999}},
-            "large.workers = 999, but the Ray cluster has",
+            "large.workers: 999 workers of 1 CPU each, but Ray has",
         ),
         (
             {"trials": {"instance": "p5.49xlarge"}},

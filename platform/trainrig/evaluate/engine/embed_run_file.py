@@ -34,11 +34,11 @@ class DocumentEmbedding(RunFile):
     batch: int = Field(default=16, ge=1)
     # CPU threads of a worker. Changing it may change the last digits of vectors.
     threads: int = Field(default=1, ge=1)
-    # Worker processes, on Ray; 0: compute in this process, without Ray.
+    # Worker processes on Ray, each with a GPU if the cluster has some; 0: run in this process.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
     # Approximate bytes of text for an output file, which is also one unit of work for a worker.
     shard_bytes: int = Field(default=SPLIT_BYTES, ge=1_024)
 
     def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
-        """Return the resources of the workers, which use CPU cores."""
-        return ResourceRequest.on_cores(self.workers)
+        """Return the resources of the workers: a GPU each if there are any, otherwise a core."""
+        return ResourceRequest.for_models(self.workers, there_are_gpus)

@@ -46,16 +46,18 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
     if stage.finished:
         return stage.finished
     with stage.undo_if_refused():
-        from trainrig.evaluate.engine.text_embedder import TextEmbedder
+        from trainrig.evaluate.engine.text_embedder import check_embeds
 
-        # A model that cannot embed is refused before workers start.
-        channels = TextEmbedder.open(model, run.sequence_length).channels
+        # A model that cannot embed is refused before workers start. Its weights are not read: this
+        # process may run on the head of a cluster.
+        config, _ = checkpoint.describe(model)
+        check_embeds(config, model, run.sequence_length)
         splits = documents.cut_splits(run.shard_bytes)
         work = functools.partial(_make_work, run, model, documents)
         phase = Phase(stage.build_path(manifest.SCRATCH), work, divisible=True)
         if run.workers:
-            connect(run.workers, "workers")
-        map_splits(phase, splits, run.workers, progress)
+            connect(run.workers, "workers", models=True)
+        map_splits(phase, splits, run.workers, progress, models=True)
         records = phase.read_results(splits)
         counts = sum_counts(record.counts for record in records)
         if not counts["documents"]:
@@ -64,7 +66,7 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
                 "refused); see quarantine/ for the reasons"
             )
     files = {name: entry for record in records for name, entry in record.files.items()}
-    return stage.finish({**counts, "channels": channels}, files)
+    return stage.finish({**counts, "channels": config.channels}, files)
 
 
 def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Work:

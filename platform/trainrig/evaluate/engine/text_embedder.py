@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainrig.errors import ConfigError
+from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.decoder import Decoder
 from trainrig.models.encoder import BidirectionalEncoder
 from trainrig.parallel.mesh import find_local_device
@@ -54,6 +55,24 @@ class _Piece:
     before: int  # number of prefix tokens in `ids`
 
 
+def check_embeds(config: DecoderConfig, path: str, sequence_length: int | None) -> None:
+    """Raise ConfigError if the model with this `config` cannot embed pieces of `sequence_length`.
+
+    `path` names its checkpoint in the message.
+    """
+    if config.head == "score":
+        raise ConfigError(
+            f"checkpoint: {path} is a reward model, which has no embeddings; use "
+            "`trainrig score` with it"
+        )
+    positions = config.positions
+    if sequence_length is not None and sequence_length > positions:
+        raise ConfigError(
+            f"sequence_length ({sequence_length}) exceeds the model's {positions} positions; "
+            "lower it, or leave it out"
+        )
+
+
 @dataclass(frozen=True)
 class TextEmbedder:
     """A model on its device, with its tokenizer."""
@@ -70,20 +89,10 @@ class TextEmbedder:
         `sequence_length` beyond the model's positions.
         """
         opened = checkpoint.open_model(path)
-        if opened.config.head == "score":
-            raise ConfigError(
-                f"checkpoint: {opened.path} is a reward model, which has no embeddings; use "
-                "`trainrig score` with it"
-            )
-        positions = opened.config.positions
-        if sequence_length is not None and sequence_length > positions:
-            raise ConfigError(
-                f"sequence_length ({sequence_length}) exceeds the model's {positions} positions; "
-                "lower it, or leave it out"
-            )
+        check_embeds(opened.config, opened.path, sequence_length)
         encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
         model = opened.build().to(find_local_device() if device == "auto" else torch.device(device))
-        return cls(model, encoder, sequence_length or positions)
+        return cls(model, encoder, sequence_length or opened.config.positions)
 
     @property
     def channels(self) -> int:

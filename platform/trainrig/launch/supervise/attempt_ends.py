@@ -5,6 +5,7 @@ input          the run file, the command line or the output folder is wrong: the
 data           the files that the run reads are wrong, or a model diverged on them
 cluster        machines, network or storage failed, and trainrig's own retries did not help
 lost node      the run's processes were killed: out of memory, or together with their machine
+lost cluster   the run's cluster is gone, and another one answers at its address
 preempted      the machine is being reclaimed; the run saved and ended
 stopped        the user stopped the run: it saved and ended, or was killed
 out of budget  the run reached its limit of cost
@@ -27,7 +28,16 @@ from pydantic import model_validator
 
 from trainrig import storage
 from trainrig.config import Field, Settings, suggest_choice
-from trainrig.errors import ClusterError, ConfigError, DataError, Diverged, OutputTaken, Unfinished
+from trainrig.errors import (
+    ClusterError,
+    ClusterLost,
+    ClusterReplaced,
+    ConfigError,
+    DataError,
+    Diverged,
+    OutputTaken,
+    Unfinished,
+)
 from trainrig.launch.redaction import redact
 from trainrig.processes.retry_policy import FailureHistory, GiveUp, compute_back_off, normalise
 
@@ -37,6 +47,7 @@ Cause = Literal[
     "data",
     "cluster",
     "lost node",
+    "lost cluster",
     "preempted",
     "stopped",
     "out of budget",
@@ -50,6 +61,8 @@ OF_ERRORS: dict[str, Cause] = {
     DataError.__name__: "data",
     Diverged.__name__: "data",
     ClusterError.__name__: "cluster",
+    ClusterLost.__name__: "cluster",
+    ClusterReplaced.__name__: "lost cluster",
     Unfinished.__name__: "preempted",
 }
 # The message of a run that found the file `stop` in its folder, or got Ctrl-C in a terminal.
@@ -58,6 +71,7 @@ KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, 128 + signal.SIGKILL
 STATES: dict[Cause, str] = {
     "done": "done",
     "input": "refused",
+    "lost cluster": "preempted",
     "preempted": "preempted",
     "stopped": "stopped",
     "out of budget": "out of budget",
@@ -127,7 +141,8 @@ def read_outcome(path: str) -> dict[str, Any] | None:
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 # How often a run is retried after each cause, unless the user sets another number. A failure that
-# only the user can fix is not retried, nor is an end that the user requested. A lost node costs one
+# only the user can fix is not retried, nor is an end that the user requested, nor a lost cluster:
+# the run does not belong to the one that took its address. A lost node costs one
 # restart, and a preempted run has saved before it ended, so both are retried often. An unknown
 # failure may be a race condition: one retry.
 RETRIES: dict[Cause, int] = {
@@ -136,7 +151,14 @@ RETRIES: dict[Cause, int] = {
     "preempted": 100,
     "unknown": 1,
 }
-NEVER: tuple[Cause, ...] = ("done", "input", "stopped", "out of budget", "deadline")
+NEVER: tuple[Cause, ...] = (
+    "done",
+    "input",
+    "lost cluster",
+    "stopped",
+    "out of budget",
+    "deadline",
+)
 
 
 class Limits(Settings):

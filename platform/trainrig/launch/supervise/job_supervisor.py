@@ -32,6 +32,7 @@ from trainrig.launch.supervise.supervisor_output import LogCopy, notify
 from trainrig.processes.child_process import Child
 from trainrig.processes.lease import LeaseOwner
 from trainrig.processes.retry_policy import GiveUp
+from trainrig.ray_runtime.ray_session import CLUSTER
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 60.0  # seconds to wait for the last check of the watch thread
@@ -77,7 +78,8 @@ class JobSupervisor:
         self._progress = RunProgress(about["verb"], about["output"])
         self._output = about["output"]
         self._prices = hardware.load(limits.hardware)
-        self._meter = Meter(LiveNodes(os.environ.get("RAY_ADDRESS")).look)
+        self._nodes = LiveNodes(os.environ.get("RAY_ADDRESS"))
+        self._meter = Meter(self._nodes.look)
         self._owner = LeaseOwner.here().model_dump()
         self._before = Spent()  # spent by earlier attempts
         self._supervised_before = 0.0  # seconds that earlier attempts were supervised
@@ -173,6 +175,8 @@ class JobSupervisor:
         with tempfile.TemporaryDirectory(prefix="trainrig-") as folder:
             outcome = str(Path(folder) / "outcome.json")
             environment = {**os.environ, OUTCOME: outcome, "PYTHONUNBUFFERED": "1"}
+            if self._nodes.cluster:  # no try joins another cluster that has taken the address
+                environment[CLUSTER] = self._nodes.cluster
             child = Child(self._command, environment, self._log.hear)
             self._state = run_record.RUNNING
             try:
@@ -314,6 +318,7 @@ class JobSupervisor:
             **self._own().to_json(),
             "node_seconds": run_cost.to_json(self._meter.seconds),
             "attended": round(self._meter.wall, 1),
+            "cluster": self._nodes.cluster,
             "total_usd": self._sum_spent().to_json()["usd"],  # with all earlier attempts
         }
 

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from trainrig.errors import ClusterReplaced
 from trainrig.hardware import INSTANCE_LABEL, MARKET_LABEL, POOL_LABEL, Hardware
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_session import ENVIRONMENT
@@ -108,10 +109,12 @@ HERE = Kind("local", "", "")
 class LiveNodes:
     """Live nodes of the cluster at `address`, the host:port of its control store.
 
-    None as `address` stands for this machine alone.
+    None as `address` stands for this machine alone. The first cluster that answers counts; another
+    one that answers there later does not.
     """
 
     def __init__(self, address: str | None) -> None:
+        self.cluster: str | None = None  # id of the cluster; None: no answer yet
         self._address = address
         self._client: Any = None
         self._asking: threading.Thread | None = None
@@ -142,7 +145,12 @@ class LiveNodes:
             os.environ.setdefault(name, value)
         assert self._address is not None
         if self._client is None:
-            self._client = ray_private.open_gcs_client(self._address)
+            client = ray_private.open_gcs_client(self._address)
+            found = ray_private.read_cluster_id(client)
+            self.cluster = self.cluster or found
+            if found != self.cluster:
+                raise ClusterReplaced(f"{self._address}: another cluster answers")
+            self._client = client
         return ray_private.fetch_live_nodes(self._client, ANSWER_SECONDS)
 
 

@@ -50,8 +50,8 @@ def revise_answers(run: ConstitutionalChain, progress: Progress | None = None) -
         make = functools.partial(_make_work, run, model, principles)
         phase = Phase(stage.build_path(manifest.SCRATCH), make)
         if run.workers:
-            connect(run.workers, "workers")
-        map_splits(phase, splits, run.workers, progress)
+            connect(run.workers, "workers", models=True)
+        map_splits(phase, splits, run.workers, progress, models=True)
         records = phase.read_results(splits)
     counts = sum_counts(record.counts for record in records)
     counts["prompts_left_out"] = sum(asked.prompts.left_out.values())

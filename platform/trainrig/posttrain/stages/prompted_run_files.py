@@ -37,14 +37,14 @@ class PromptedRunFile(config.RunFile):
     # CPU threads of a worker without a GPU. Another number may change the answers.
     threads: int = config.Field(default=1, ge=1)
     output: Annotated[str, config.OUTPUT]  # output folder, on disk or in a bucket
-    # Worker processes on Ray; 0: run in this process, without Ray.
+    # Worker processes on Ray, each with a GPU if the cluster has some; 0: run in this process.
     workers: Annotated[int, config.NOT_IDENTITY] = config.Field(default=2, ge=0)
     # Prompts in one output file, which is also one unit of work.
     shard_prompts: int = config.Field(default=256, ge=1)
 
     def request_resources(self, there_are_gpus: bool) -> config.ResourceRequest:
-        """Return one CPU core for each worker, whether or not there are GPUs."""
-        return config.ResourceRequest.on_cores(self.workers)
+        """Return one device for each worker: a GPU if there are any, otherwise a core."""
+        return config.ResourceRequest.for_models(self.workers, there_are_gpus)
 
 
 class AnswerSampling(PromptedRunFile):

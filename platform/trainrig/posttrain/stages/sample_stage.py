@@ -150,8 +150,8 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
         splits = asked.build_splits(run.shard_prompts)
         phase = Phase(stage.build_path(manifest.SCRATCH), functools.partial(_make_work, run, model))
         if run.workers:
-            connect(run.workers, "workers")
-        map_splits(phase, splits, run.workers, progress)
+            connect(run.workers, "workers", models=True)
+        map_splits(phase, splits, run.workers, progress, models=True)
         records = phase.read_results(splits)
     counts = _summarise(sum_counts(record.counts for record in records), asked)
     if not counts["rows"]:

@@ -72,8 +72,8 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
         make = functools.partial(_make_work, run, model, chat)
         phase = Phase(stage.build_path(manifest.SCRATCH), make)
         if run.workers:
-            connect(run.workers, "workers")
-        map_splits(phase, splits, run.workers, progress)
+            connect(run.workers, "workers", models=True)
+        map_splits(phase, splits, run.workers, progress, models=True)
         records = phase.read_results(splits)
         counts = sum_counts(record.counts for record in records)
         if not counts["scored"]:
@@ -91,14 +91,17 @@ def score_rows(run: AnswerScoring, progress: Progress | None = None) -> Manifest
 
 
 def _check_model(run: AnswerScoring, model: str) -> tuple[str, ...]:
-    """Raise as `score_rows` does for an unfit model; return its class names, if any."""
+    """Raise as `score_rows` does for an unfit model; return its class names, if any.
+
+    Reads no weights: this process may run on the head of a cluster.
+    """
+    from trainrig.posttrain import row_scorers
+
+    config, _ = checkpoint.describe(model)
     if run.rows in TEXT_ROWS:
-        from trainrig.posttrain.row_scorers import TextPredictor
-
-        return TextPredictor.open(model, run.rows, run.too_long == "cut").labels
-    from trainrig.posttrain.row_scorers import AnswerScorer
-
-    AnswerScorer.open(model)
+        row_scorers.check_predictor(config, model, run.rows)
+        return config.labels
+    row_scorers.check_scorer(config, model)
     return ()
 
 

@@ -59,8 +59,8 @@ def store_teacher(run: TeacherScoring, progress: Progress | None = None) -> Mani
         make = functools.partial(_make_work, run, model, folder, longest)
         phase = Phase(stage.build_path(manifest.SCRATCH), make)
         if run.workers:
-            connect(run.workers, "workers")
-        map_splits(phase, splits, run.workers, progress)
+            connect(run.workers, "workers", models=True)
+        map_splits(phase, splits, run.workers, progress, models=True)
         records = phase.read_results(splits)
     summed = sum_counts(record.counts for record in records)
     targets = max(1, summed["targets"])

@@ -17,14 +17,16 @@ from trainrig.errors import ClusterError, ClusterLost, ConfigError, TrainrigErro
 from trainrig.manifest import SCRATCH, Stage
 from trainrig.optional_packages import describe_install
 from trainrig.processes.stop_file import FILE, StopRequests
+from trainrig.ray_runtime import ray_pools
 from trainrig.ray_runtime.ray_local import end_own, keep_logs, raise_if_lost
-from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.ray_session import join
+from trainrig.ray_runtime.worker_space import wait_until_fit
 from trainrig.scaling.sweep.rate_search import Optuna, RateSearch
 from trainrig.scaling.sweep.sweep_progress import POLL, Show, SweepProgress
-from trainrig.scaling.sweep.sweep_run_file import Sweep
+from trainrig.scaling.sweep.sweep_run_file import Sweep, Trials
 from trainrig.scaling.sweep.trial_agent import FailureRecord
 from trainrig.scaling.sweep.trial_process import Config, TrialTask
-from trainrig.train.elastic.trainer import start_fork_servers
+from trainrig.train.elastic.trainer import check_fit, start_fork_servers
 
 log = logging.getLogger(__name__)
 # Environment variables that Tune reads when it starts. Values set by the user are kept.
@@ -35,24 +37,39 @@ ENVIRONMENT = {
 
 
 def connect_for_trials(run: Sweep) -> None:
-    """Connect to Ray or start it; raise ConfigError if it lacks resources for one trial."""
+    """Connect to Ray or start it, and wait until there is space for one trial.
+
+    Nodes that the cluster's autoscaler may start count: waiting trials bring them up. Raises
+    ConfigError if a trial never fits, and ClusterError if nodes that may join do not.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    connect(1, "trials")  # checks that one CPU is available at least
-    import ray
-
+    join()
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # this module logs what matters
 
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    wanted = [("trials.cpus", "CPU", run.trials.cpus), ("trials.gpus", "GPU", run.trials.gpus)]
+    wait_until_fit(lambda: _find_lack(run.trials))
     if run.large:
-        wanted.append(("large.workers", "CPU", run.large.workers))
+        check_fit(run.large.workers, what="large.workers")
+
+
+def _find_lack(trials: Trials) -> str | None:
+    """Return why no node, live or to come, holds a trial; None if one does."""
+    pools = ray_pools.find_pools()
+    wanted = [("trials.cpus", "CPU", trials.cpus), ("trials.gpus", "GPU", trials.gpus)]
+    offers = ray_pools.list_offers(pools)
+    need = {kind: amount for _, kind, amount in wanted if amount}
+    if pools is None or not need or any(ray_pools.count_places(offer, need) for offer in offers):
+        return None
+    which = f"node that may be added ({'; '.join(map(str, pools))})" if pools else "node of Ray"
     for key, kind, amount in wanted:
-        if amount > resources.get(kind, 0):
-            raise ConfigError(
-                f"{key} = {amount:g}, but the Ray cluster has only {resources.get(kind, 0):g} "
-                f"{kind}; lower it, or add nodes"
-            )
+        most = max((offer.get(kind, 0) for offer in offers), default=0)
+        if amount > most:
+            has = f"no {which} has more than {most:g} {kind}"
+            return f"{key} = {amount:g}, but {has}; lower it, or add nodes"
+    return (
+        f"trials.cpus = {trials.cpus:g} and trials.gpus = {trials.gpus:g}, but no {which} has "
+        "both; lower one of them, or add nodes"
+    )
 
 
 class TrialsOnTune:

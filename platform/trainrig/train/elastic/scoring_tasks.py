@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from trainrig.errors import ClusterError, ClusterLost, TrainrigError, Unfinished
+from trainrig import storage
+from trainrig.errors import ClusterError, ClusterLost, OutputTaken, TrainrigError, Unfinished
 from trainrig.processes.lease import follow_lease
 from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime.ray_local import call_while_ray_lives
+from trainrig.ray_runtime.worker_space import WorkerPlace, find_place_beside
 from trainrig.train.checkpoint import list_committed
 from trainrig.train.checkpoint.manifest import clean_up
 from trainrig.train.elastic.failure_cause import format_last_line
@@ -36,8 +38,13 @@ Outcome = tuple[Mapping[str, CheckpointScore], str | None]
 class ScoringTasks:
     """Evaluations of one run, during the life of one driver; a context manager."""
 
-    def __init__(self, job: TrainingJob) -> None:
+    def __init__(self, job: TrainingJob, workers: int = 1) -> None:
+        """Prepare the evaluations of `job`.
+
+        `workers`: the most workers and actors that the run may have, which need the devices first.
+        """
         self._training = job.training
+        self._workers = workers
         self._folder = RunFolder(job.folder)
         self._closing = threading.Event()
         self._tries: dict[tuple[str, str], int] = {}  # tries so far, by evaluation and checkpoint
@@ -120,10 +127,9 @@ class ScoringTasks:
             return
         step, number, path = left[0]
         output = checkpoint_scores.scorecard_folder(self._folder, evaluation.name, step, number)
-        request = checkpoint_scores.ScoringRequest(evaluation, path, output, "cpu", 1)
         began = time.monotonic()
         try:
-            scores, problem = self._run_task(request)
+            scores, problem = self._run_task(evaluation, path, output)
         except ClusterLost:  # the driver starts another cluster, or ends
             self._closing.wait(LOOK_EVERY)
             return
@@ -145,21 +151,35 @@ class ScoringTasks:
             failed = ScoredCheckpoint(evaluation.name, step, number, {}, problem)
             checkpoint_scores.write_scores(self._folder, failed)
 
-    def _run_task(self, request: checkpoint_scores.ScoringRequest) -> Outcome:
-        """Run a Ray task for `request` and return its outcome. Raise ClusterLost if Ray is lost."""
-        task: Any = call_while_ray_lives(_start, request, self._folder.path)
+    def _run_task(self, evaluation: RunEvaluation, checkpoint: str, output: str) -> Outcome:
+        """Run a Ray task that scores `checkpoint`, and return its outcome.
+
+        Raises ClusterLost if Ray is lost.
+        """
+        place = call_while_ray_lives(self._find_place)
+        device = "auto" if place.gpus else "cpu"
+        request = checkpoint_scores.ScoringRequest(evaluation, checkpoint, output, device, 1)
+        task: Any = call_while_ray_lives(_start, request, self._folder.path, place)
         while not call_while_ray_lives(_is_over, task):
             if self._closing.is_set():
                 call_while_ray_lives(_cancel, task)
                 return {}, "the driver ended"
+            if place.gpus and not call_while_ray_lives(self._find_place).gpus:
+                # Nodes are lost: the workers need the GPU that the task runs on or waits for.
+                call_while_ray_lives(_cancel, task)
+                return self._run_task(evaluation, checkpoint, output)
         return call_while_ray_lives(_read_outcome, task)
+
+    def _find_place(self) -> WorkerPlace:
+        # A task may also score at the end what the workers have not scored.
+        return find_place_beside(self._workers, max(1, len(self._threads)))
 
     def _record(self, event: str, evaluation: RunEvaluation, step: int, **details: object) -> None:
         self._folder.record(event, evaluation=evaluation.name, step=step, **details)
 
 
-def _start(request: checkpoint_scores.ScoringRequest, folder: str) -> Any:
-    """Start a Ray task that scores a checkpoint.
+def _start(request: checkpoint_scores.ScoringRequest, folder: str, place: WorkerPlace) -> Any:
+    """Start a Ray task that scores a checkpoint at `place`.
 
     It requests no CPU: if the workers hold all CPUs while they wait for its score, it would never
     start.
@@ -167,7 +187,9 @@ def _start(request: checkpoint_scores.ScoringRequest, folder: str) -> Any:
     import ray
 
     task: Any = ray.remote(score_checkpoint)
-    return task.options(num_cpus=0, max_retries=0).remote(request, folder)
+    return task.options(
+        num_cpus=0, num_gpus=place.gpus, label_selector=dict(place.selector), max_retries=0
+    ).remote(request, folder)
 
 
 def _is_over(task: Any) -> bool:
@@ -200,6 +222,10 @@ def score_checkpoint(request: checkpoint_scores.ScoringRequest, folder: str) -> 
         with follow_lease(folder):
             started = {"evaluation": name, "checkpoint": request.checkpoint}
             RunFolder(folder).record("evaluation_started", **started)
-            return checkpoint_scores.make_scoring(request).finish(), None
+            try:
+                return checkpoint_scores.make_scoring(request).finish(), None
+            except OutputTaken:  # a task on another device began it, whose scores may differ
+                storage.delete_folder(request.output)
+                return checkpoint_scores.make_scoring(request).finish(), None
     except TrainrigError as error:
         return {}, str(error)[:LONGEST_PROBLEM]

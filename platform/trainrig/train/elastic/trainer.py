@@ -18,9 +18,8 @@ from trainrig.parallel.precision import Precision
 from trainrig.processes.fork_server import ServerAddress
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
-from trainrig.ray_runtime import ray_local, ray_pools, ray_private
+from trainrig.ray_runtime import ray_local, ray_pools, ray_private, worker_space
 from trainrig.ray_runtime.node_placement import AutoscalerRequest
-from trainrig.ray_runtime.ray_session import check_fit as check_capacity
 from trainrig.ray_runtime.ray_session import join
 from trainrig.train.elastic.coordinator import Coordinator, RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
@@ -59,26 +58,44 @@ MAX_CONCURRENT_CALLS = 100_000  # concurrent calls of the coordinator: two of ea
 CONCURRENT_PROBES = 64  # endpoints probed at the same time
 
 
-def check_fit(workers: int | tuple[int, int], actors: ExtraActors | None = None) -> None:
-    """Raise ConfigError if Ray cannot run the fewest workers, now or after scaling up.
+def check_fit(
+    workers: int | tuple[int, int],
+    actors: ExtraActors | None = None,
+    wait: float = worker_space.JOIN_SECONDS,
+    what: str = "workers",
+) -> None:
+    """Wait until Ray can run the fewest workers, now or after scaling up. Joins or starts Ray.
 
-    Joins or starts Ray. `actors`: actors that must fit in addition.
+    Raises ConfigError if they never fit, and ClusterError if nodes that may join a cluster without
+    an autoscaler do not do so within `wait` seconds.
+
+    Args:
+        workers: number of workers, or its limits.
+        actors: actors that must fit in addition.
+        wait: seconds that nodes may take to join.
+        what: name of the workers in messages.
     """
     join()
+    worker_space.wait_until_fit(lambda: _find_lack(workers, actors, what), wait)
+
+
+def _find_lack(workers: int | tuple[int, int], actors: ExtraActors | None, what: str) -> str | None:
+    """Return why the fewest workers and actors do not fit; None if they do."""
     pools = ray_pools.find_pools()
     least = parse_bounds(workers).least
     least_actors = actors.bounds.least if actors else 0
     need = _find_need(pools)
-    check_capacity(least, need, "workers", pools)
+    if lack := worker_space.describe_lack(least, need, what):
+        return lack
     found = ray_pools.find_capacity(need, {}, pools)
     room = max(found.live, found.later or 0)
-    if least_actors and found.later is not None and least + least_actors > room:
-        left = f"set rollouts.actors = {room - least} or fewer" if room > least else "leave it out"
-        raise ConfigError(
-            f"rollouts.actors: Ray has space for {room} processes, not for {least} workers and "
-            f"{least_actors} actors in "
-            f"all; {left}, or add nodes"
-        )
+    if not least_actors or found.later is None or least + least_actors <= room:
+        return None
+    left = f"set rollouts.actors = {room - least} or fewer" if room > least else "leave it out"
+    return (
+        f"rollouts.actors: Ray has space for {room} processes, not for {least} workers and "
+        f"{least_actors} actors in all; {left}, or add nodes"
+    )
 
 
 def warn_of_emulation(precision: Precision) -> None:
@@ -103,13 +120,14 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     than the job allows; Unfinished if asked to stop.
     """
     actors = job.extra_actors
-    check_fit(workers, actors)
+    check_fit(workers, actors, job.training.faults.wait_for_nodes)
     wanted = job.training.bound_workers(workers)
+    most_actors = actors.bounds.most if actors else 0
     with (
         StopRequests(job.folder) as stop,
-        contextlib.closing(RayCluster(wanted, actors.bounds.most if actors else 0)) as cluster,
+        contextlib.closing(RayCluster(wanted, most_actors)) as cluster,
         _open_pool(job, cluster),
-        ScoringTasks(job) as scoring,
+        ScoringTasks(job, wanted.most + most_actors) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
         scoring.finish(stop)

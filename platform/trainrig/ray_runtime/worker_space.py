@@ -1,0 +1,140 @@
+"""Space for workers on a cluster: what one worker takes, where it may run, and whether all fit.
+
+Stages that compute with a model take GPUs where the cluster has some, and leave the head alone
+where they can: a large model there could end the processes that the whole cluster needs.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from trainrig.config import ResourceRequest
+from trainrig.errors import ClusterError, ClusterLost, ConfigError, Unfinished
+from trainrig.ray_runtime import ray_local, ray_pools
+
+log = logging.getLogger(__name__)
+JOIN_SECONDS = 300.0  # s that nodes may take to join a cluster without an autoscaler
+LOOK_EVERY = 0.5  # s between two looks at the nodes
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """What one worker takes, and the nodes that it may run on."""
+
+    need: ray_pools.Need
+    selector: Mapping[str, str]  # label selector, as Ray takes it
+    most: int  # number of workers that run at a time
+
+    @property
+    def gpus(self) -> float:
+        """Number of GPUs of one worker."""
+        return self.need.get("GPU", 0)
+
+
+def find_place(workers: int, models: bool) -> WorkerPlace:
+    """Return the place of `workers` workers of a stage; `models`: whether they load a model.
+
+    On GPUs, as many run at a time as the cluster may hold, up to `workers`. Workers that load a
+    model leave out the head if the other nodes hold all of them.
+    """
+    request, selector = _request(workers, models)
+    found = ray_pools.find_capacity(request.each, selector, ray_pools.find_pools())
+    held = found.live if found.later is None else found.later
+    most = workers
+    if request.gpus and found.later is not None:
+        most = max(1, min(workers, held))
+    if models and found.head and held - found.head >= most:
+        selector |= ray_pools.build_headless_selector()
+    return WorkerPlace(request.each, selector, most)
+
+
+def find_place_beside(workers: int, tasks: int) -> WorkerPlace:
+    """Return the place of each of `tasks` tasks that use a model while a run of `workers` goes on.
+
+    A task takes a GPU if the cluster has one more for each task than the workers may take. It takes
+    no CPU: the workers may hold all of them. It leaves out the head if there are other nodes.
+    """
+    pools = ray_pools.find_pools()
+    found = ray_pools.find_capacity({"GPU": 1}, {}, pools)
+    others = not ray_pools.is_head_alone()
+    held = (found.live if found.later is None else found.later) - (found.head if others else 0)
+    gpus = held >= workers + tasks
+    return WorkerPlace(
+        {"GPU": 1} if gpus else {}, ray_pools.build_headless_selector() if others else {}, tasks
+    )
+
+
+def wait_for_workers(workers: int, what: str, models: bool) -> None:
+    """Wait until the workers of a stage fit the cluster; see `wait_until_fit`.
+
+    `what` names them in messages; `models`: whether they load a model.
+    """
+
+    def find_lack() -> str | None:
+        request, selector = _request(workers, models)
+        return describe_lack(request.least, request.each, what, selector)
+
+    wait_until_fit(find_lack)
+
+
+def _request(workers: int, models: bool) -> tuple[ResourceRequest, dict[str, str]]:
+    """Return what the workers of a stage request, and the labels of their nodes."""
+    pools = ray_pools.find_pools()
+    request = ResourceRequest.on_cores(workers)
+    if models:
+        request = ResourceRequest.for_models(workers, ray_pools.contains_gpus(pools))
+    return request, ray_pools.build_cpu_selector(pools) if request.pool else {}
+
+
+def wait_until_fit(find_lack: Callable[[], str | None], seconds: float = JOIN_SECONDS) -> None:
+    """Wait until `find_lack` returns None: nodes may still join a cluster without an autoscaler.
+
+    Raises ConfigError with what `find_lack` returns if no node can join. Raises ClusterError if it
+    is still lacking after `seconds`, and Unfinished if the cluster is lost meanwhile.
+    """
+    began = time.monotonic()
+    waiting = False
+    try:
+        while lack := ray_local.call_while_ray_lives(find_lack):
+            if ray_pools.find_pools() or not ray_local.has_joined():
+                raise ConfigError(lack)
+            if time.monotonic() - began >= seconds:
+                raise ClusterError(f"{lack}; no such nodes joined within {seconds:g} s")
+            if not waiting:
+                log.warning("%s; waiting up to %g s for nodes to join the cluster", lack, seconds)
+                waiting = True
+            time.sleep(LOOK_EVERY)
+    except ClusterLost as lost:
+        raise Unfinished(f"{lost}; run the same command to continue") from None
+    if waiting:
+        log.info("enough nodes have joined after %.0f s", time.monotonic() - began)
+
+
+def describe_lack(
+    workers: int, need: ray_pools.Need, what: str, labels: Mapping[str, str] | None = None
+) -> str | None:
+    """Return why the workers never fit the cluster as it is; None if they do, or if unknown.
+
+    Args:
+        workers: the number of workers.
+        need: the resources of one worker.
+        what: name of the workers in the message; its last word is the key or option for them.
+        labels: labels that a node must have.
+    """
+    pools = ray_pools.find_pools()
+    found = ray_pools.find_capacity(need, labels or {}, pools)
+    if workers <= found.live or found.later is None or workers <= found.later:
+        return None
+    resources = " and ".join(f"{count:g} {name}" for name, count in need.items())
+    asked = f"{what}: {workers} workers of {resources} each, but "
+    room = found.later if pools else found.live
+    fewer = f"set {what.rpartition(' ')[2]} = {room} or fewer, or " if room else ""
+    if pools:
+        held = f"the nodes that may be added hold {room} ({'; '.join(map(str, pools))})"
+        return f"{asked}{held}; {fewer}let a pool have more nodes"
+    return f"{asked}Ray has {_describe_workers(room, need)}; {fewer}add nodes"
+
+
+def _describe_workers(workers: int, need: ray_pools.Need) -> str:
+    return f"{workers} logical CPUs" if list(need) == ["CPU"] else f"space for {workers}"

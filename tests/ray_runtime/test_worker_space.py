@@ -1,0 +1,237 @@
+"""Space for workers: decided on tables of nodes, and on raylets with pretended GPUs."""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from trainrig.errors import ClusterError, ConfigError
+from trainrig.manifest import FileSum
+from trainrig.ray_runtime import ray_local, ray_pools, ray_private, ray_session, worker_space
+from trainrig.ray_runtime.ray_pools import NodePool
+from trainrig.splits import Phase, Split, Work
+
+MEMORY = 80 * 2**20  # bytes of an object store: the least that Ray accepts
+HEAD = {"node:__internal_head__": 1.0}
+CORE = {"CPU": 1}
+DEVICE = {"CPU": 1, "GPU": 1}
+CPUS = {"trainrig.io/pool": "cpu"}
+NOT_HEAD = {"ray.io/node-id": "!in(0)"}
+Nodes = list[dict[str, Any]]
+
+
+def list_nodes(*resources: Mapping[str, float], labels: Mapping[str, str] | None = None) -> Nodes:
+    """Return Ray's records of live nodes, the first of which is the head."""
+    return [
+        {
+            "NodeID": str(number),
+            "Resources": dict(having) | ({} if number else HEAD),
+            "Labels": labels if number and labels else {},
+        }
+        for number, having in enumerate(resources)
+    ]
+
+
+@pytest.fixture
+def use_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that sets the nodes and pools of the joined cluster."""
+
+    def use(nodes: Callable[[], Nodes], *pools: NodePool) -> None:
+        monkeypatch.setattr(ray_pools, "_list_live_nodes", nodes)
+        monkeypatch.setattr(ray_pools, "find_pools", lambda: pools)
+        monkeypatch.setattr(ray_local, "has_joined", lambda: True)
+        monkeypatch.setattr(worker_space, "LOOK_EVERY", 0.0)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pools", "workers", "models", "expected"),
+    [
+        (list_nodes({"CPU": 4}), (), 2, True, (CORE, {}, 2)),
+        (list_nodes({"CPU": 2}, {"CPU": 4}), (), 4, False, (CORE, {}, 4)),
+        (list_nodes({"CPU": 2}, {"CPU": 4}), (), 4, True, (CORE, NOT_HEAD, 4)),
+        (list_nodes({"CPU": 2}, {"CPU": 4}), (), 5, True, (CORE, {}, 5)),
+        (list_nodes({}, {"CPU": 4}, labels=CPUS), (), 3, True, (CORE, CPUS, 3)),
+        (list_nodes({"CPU": 8, "GPU": 1}), (), 4, True, (DEVICE, {}, 1)),
+        (list_nodes({"CPU": 8}, DEVICE, labels=CPUS), (), 4, True, (DEVICE, {}, 1)),
+        (list_nodes({"CPU": 8}, DEVICE, labels=CPUS), (), 1, False, (CORE, CPUS, 1)),
+        (list_nodes(DEVICE, {"CPU": 8, "GPU": 2}), (), 2, True, (DEVICE, NOT_HEAD, 2)),
+        (list_nodes(DEVICE, {"CPU": 8, "GPU": 2}), (), 3, True, (DEVICE, {}, 3)),
+        (list_nodes({}), (NodePool("gpu", DEVICE, {}, 3),), 8, True, (DEVICE, {}, 3)),
+    ],
+)
+def test_models_take_gpus_and_leave_the_head_where_they_can(
+    use_nodes: Callable[..., None],
+    nodes: Nodes,
+    pools: tuple[NodePool, ...],
+    workers: int,
+    models: bool,
+    expected: tuple[Mapping[str, float], Mapping[str, str], int],
+) -> None:
+    use_nodes(lambda: nodes, *pools)
+    place = worker_space.find_place(workers, models)
+    assert (place.need, place.selector, place.most) == expected
+    worker_space.wait_for_workers(workers, "workers", models)
+
+
+def test_nodes_that_join_are_waited_for_with_one_line(
+    use_nodes: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = iter([list_nodes({}), list_nodes({}), list_nodes({}, {"CPU": 1})])
+    last = list_nodes({}, {"CPU": 1}, {"CPU": 1})
+    use_nodes(lambda: next(looks, last))
+    with caplog.at_level(logging.INFO, "trainrig"):
+        worker_space.wait_for_workers(2, "run.toml: workers", models=False)
+    first, second = caplog.messages
+    assert first.startswith("run.toml: workers: 2 workers of 1 CPU each, but Ray has 0 logical CPU")
+    assert first.endswith("add nodes; waiting up to 300 s for nodes to join the cluster")
+    assert second.startswith("enough nodes have joined after")
+
+
+def test_the_wait_for_nodes_ends(use_nodes: Callable[..., None]) -> None:
+    use_nodes(lambda: list_nodes({"CPU": 1}))
+    reason = (
+        r"^workers: 2 workers of 1 CPU each, but Ray has 1 logical CPUs; set workers = 1 or fewer, "
+        r"or add nodes; no such nodes joined within 0 s$"
+    )
+    with pytest.raises(ClusterError, match=reason):
+        worker_space.wait_until_fit(lambda: worker_space.describe_lack(2, CORE, "workers"), 0.0)
+
+
+def test_what_no_node_of_a_pool_can_hold_is_refused_at_once(
+    use_nodes: Callable[..., None],
+) -> None:
+    use_nodes(lambda: list_nodes({}), NodePool("cpu", {"CPU": 2}, {}, 1))
+    with pytest.raises(ConfigError, match=r"hold 2 \(cpu: 1 nodes of 2 CPU\); set workers = 2"):
+        worker_space.wait_for_workers(3, "workers", models=False)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "tasks", "need", "selector"),
+    [
+        (list_nodes({"CPU": 4}), 2, 1, {}, {}),
+        (list_nodes({"CPU": 4, "GPU": 3}), 2, 1, {"GPU": 1}, {}),
+        (list_nodes({"CPU": 4}, {"CPU": 4}), 2, 1, {}, NOT_HEAD),
+        (list_nodes({"GPU": 8}, {"CPU": 4, "GPU": 2}), 2, 1, {}, NOT_HEAD),
+        (list_nodes({"CPU": 4}, {"CPU": 4, "GPU": 2}), 1, 1, {"GPU": 1}, NOT_HEAD),
+        (list_nodes({"CPU": 4}, {"CPU": 4, "GPU": 2}), 1, 2, {}, NOT_HEAD),
+    ],
+)
+def test_tasks_beside_a_run_take_only_gpus_that_it_never_needs(
+    use_nodes: Callable[..., None],
+    nodes: Nodes,
+    workers: int,
+    tasks: int,
+    need: Mapping[str, float],
+    selector: Mapping[str, str],
+) -> None:
+    use_nodes(lambda: nodes)
+    place = worker_space.find_place_beside(workers, tasks)
+    assert (place.need, place.selector) == (need, selector)
+
+
+class Growing:
+    """A head of two CPUs, to which nodes are added."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": MEMORY}
+        with ray_private.without_unneeded_processes():
+            self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address = self._cluster.address
+        self.shutdown = self._cluster.shutdown
+
+    def add(self, **resources: int) -> str:
+        """Add a node with these resources, and return its id."""
+        with ray_private.without_unneeded_processes():
+            node = self._cluster.add_node(object_store_memory=MEMORY, **resources)
+        return str(node.node_id)
+
+
+@pytest.fixture(scope="module")
+def growing() -> Iterator[Growing]:
+    """Start a cluster of a head alone, and connect this process to it."""
+    import ray
+
+    ray.shutdown()  # ends another module's cluster, as a process joins one cluster at a time
+    cluster = Growing()
+    with mock.patch.dict(os.environ, RAY_ADDRESS=cluster.address):
+        ray_session.join()
+        # Workers cannot import a test file by its name.
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        yield cluster
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        ray.shutdown()
+    cluster.shutdown()
+
+
+def find_here() -> dict[str, Any]:
+    """Return where this Ray task or actor runs, and with which GPUs."""
+    import ray
+
+    context = ray.get_runtime_context()
+    return {
+        "node": context.get_node_id(),
+        "process": os.getpid(),
+        "devices": context.get_accelerator_ids()["GPU"],
+        "seen": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def make_work() -> Work:
+    """Return work that reports where it runs."""
+
+    def work(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
+        time.sleep(0.5)  # so that one worker does not process all splits
+        return find_here(), {}
+
+    return work
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_models_run_on_the_gpus_of_nodes_that_joined_meanwhile(
+    growing: Growing, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import ray
+
+    splits = [Split(f"split-{number}", {}) for number in range(6)]
+    connecting = threading.Thread(target=ray_session.connect, args=(4, "workers", True))
+    with caplog.at_level(logging.INFO, "trainrig"):
+        connecting.start()
+        while not caplog.messages:
+            assert connecting.is_alive()
+            time.sleep(0.1)
+        node = growing.add(num_cpus=3, num_gpus=2)
+        connecting.join(120)
+    assert not connecting.is_alive()
+    assert caplog.messages[0].startswith("workers: 4 workers of 1 CPU each, but Ray has 2 logical")
+
+    phase = Phase(str(tmp_path / "models"), make_work)
+    ray_session.map_splits(phase, splits, 4, models=True)
+    seen = [record.counts for record in phase.read_results(splits)]
+    assert {where["node"] for where in seen} == {node}
+    assert len({where["process"] for where in seen}) == 2
+    assert {where["seen"] for where in seen} == {"0", "1"}
+
+    phase = Phase(str(tmp_path / "cores"), make_work)
+    ray_session.map_splits(phase, splits, 4)
+    assert all(record.counts["devices"] == [] for record in phase.read_results(splits))
+
+    beside: Any = ray.remote(find_here)
+    for workers, devices in ((1, 1), (2, 0)):
+        place = worker_space.find_place_beside(workers, 1)
+        task = beside.options(
+            num_cpus=0, num_gpus=place.gpus, label_selector=dict(place.selector)
+        ).remote()
+        where = ray.get(task, timeout=120)
+        assert (where["node"], len(where["devices"])) == (node, devices)
