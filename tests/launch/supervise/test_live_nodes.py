@@ -50,7 +50,7 @@ def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last(
     code = "import sys; from trainrig.launch.supervise.run_cost import LiveNodes; "
     code += "print(LiveNodes(sys.argv[1]).look())"
     command = [sys.executable, "-c", code, address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as another:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
         assert nodes.look() is None
-        assert another.communicate(timeout=25)[0] == "None\n"
-    assert another.returncode == 0
+        assert stranger.communicate(timeout=25)[0] == "None\n"
+    assert stranger.returncode == 0
