@@ -91,11 +91,6 @@ def test_every_private_import_exists(module: str, name: str) -> None:
             ("SynchronizationActor",),
         ),
         ("ray.train.v2._internal.execution.worker_group", "state", ("_shutdown_sync_actor",)),
-        (
-            "ray.train.v2._internal.execution.worker_group.worker_group",
-            "WorkerGroup",
-            ("_sort_workers_by_gpu_id_grouped_by_node", "_assign_worker_ranks"),
-        ),
     ],
 )
 def test_every_patched_name_exists(module: str, owner: str, names: tuple[str, ...]) -> None:
@@ -151,19 +146,3 @@ def test_the_records_of_workers_have_the_fields_that_are_read() -> None:
     group = gcs_pb2.PlacementGroupTableData()  # type: ignore[attr-defined]
     assert (group.creator_actor_id, group.placement_group_id) == (b"", b"")
     assert group.REMOVED
-
-
-def test_workers_become_ranks_in_the_order_that_is_asked_for() -> None:
-    from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
-
-    def worker(number: int, node: str) -> SimpleNamespace:
-        where = SimpleNamespace(node_id=node, node_ip=node, accelerator_ids={})
-        return SimpleNamespace(number=number, metadata=where, resources={"CPU": 1})
-
-    given = [worker(number, node) for number, node in enumerate("abaab")]
-    with ray_private.order_workers(lambda nodes: [nodes.index("b"), 1, 2, 0, 4]):
-        found = WorkerGroup._assign_worker_ranks(given)
-    assert [
-        (worker.metadata.node_id, worker.distributed_context.world_rank) for worker in found
-    ] == [*(("b", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 4))]
-    assert [worker.number for worker in WorkerGroup._assign_worker_ranks(given)] == [0, 2, 3, 1, 4]  # type: ignore[attr-defined]

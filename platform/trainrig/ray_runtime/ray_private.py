@@ -324,31 +324,9 @@ class _NoBarrier:
         return "no barrier"  # Ray Train needs some handle
 
 
-@contextlib.contextmanager
-def order_workers(order: Callable[[list[str]], list[int]]) -> Iterator[None]:
-    """Assign ranks to Ray Train's workers in the block according to `order`.
-
-    `order` takes the node id of each worker, in Ray's own order, and returns the workers' indices
-    by rank. Public way: none. Ray makes one placement group with one equal bundle for each worker,
-    and numbers workers by node and GPU.
-    """
-    from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
-
-    name = "_sort_workers_by_gpu_id_grouped_by_node"
-    sort = getattr(WorkerGroup, name)
-
-    def sort_workers(workers: list[Any], _first_id: str | None = None) -> list[Any]:
-        found = sort(workers, _first_id)
-        return [found[number] for number in order([worker.metadata.node_id for worker in found])]
-
-    with mock.patch.object(WorkerGroup, name, staticmethod(sort_workers)):
-        yield
-
-
 def fit_in_this_process(
     train_loop: Callable[[dict[str, Any]], None],
     settings: Mapping[str, Any],
-    order: Callable[[list[str]], list[int]],
     **options: Any,
 ) -> None:
     """Run Ray Train's `fit` with its controller in this process. Raises Ray's errors.
@@ -356,7 +334,6 @@ def fit_in_this_process(
     Args:
         train_loop: the function that each worker runs.
         settings: the argument of `train_loop`.
-        order: the order of the ranks; see `order_workers`.
         options: keyword arguments of `DataParallelTrainer`.
 
     Ray itself begins each attempt by starting one process for the controller and another one for
@@ -400,7 +377,6 @@ def fit_in_this_process(
             return [callback for callback in every if not isinstance(callback, unneeded)]
 
     with (
-        order_workers(order),
         mock.patch.object(worker_group, "SynchronizationActor", _NoBarrier()),
         mock.patch.object(state, "_shutdown_sync_actor", lambda sync_actor: None),
     ):

@@ -111,7 +111,8 @@ class RayAttempt:
         step = max(step, self._attempt.resumed_step)
         error = self._group.read_error() if self._group.is_over() else None
         if isinstance(error, WorkerGroupError):
-            for rank, raised_by_worker in error.worker_failures.items():
+            for worker, raised_by_worker in error.worker_failures.items():
+                rank = self._group.find_rank(worker)
                 if ray_private.died_of_health_check(raised_by_worker):
                     dead[rank] = self._describe_agent_death(rank)
                 else:
@@ -266,6 +267,7 @@ class RayAttempt:
             return
         self._heartbeats = polled.heartbeats or self._heartbeats
         self._exits = {**self._exits, **polled.exits}
+        self._group.ranks = polled.ranks.get(self._group.number, self._group.ranks)
         self._group.nodes.update(
             {rank: heartbeat.node for rank, heartbeat in self._heartbeats.items()}
         )

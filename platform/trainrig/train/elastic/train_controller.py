@@ -4,18 +4,24 @@ Ray Train itself starts each attempt with a new process for its controller and a
 after it, which a restart would have to wait for. This module does not import torch.
 """
 
-import functools
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.backend import Backend, BackendConfig
 
 from trainrig.ray_runtime import ray_private
-from trainrig.ray_runtime.node_placement import order_by_node
 from trainrig.train.elastic.coordinator import WorkerGroupSpec
-from trainrig.train.elastic.worker_agent import RENDEZVOUS, find_free_endpoint, run_agent
+from trainrig.train.elastic.worker_agent import (
+    ASSIGNED_RANK,
+    RENDEZVOUS,
+    call_coordinator,
+    find_free_endpoint,
+    run_agent,
+)
 
 NODE_LABEL = "ray.io/node-id"
 
@@ -29,8 +35,7 @@ def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
         ray_private.fit_in_this_process(
             run_agent,
             config,
-            functools.partial(order_by_node, sizes=group.nested),
-            backend_config=_RendezvousConfig(),
+            backend_config=_RankConfig(config["coordinator"], config["attempt"], group.nested),
             scaling_config=ScalingConfig(  # type: ignore[call-arg] # typed as the one it replaced
                 num_workers=group.workers,
                 resources_per_worker={"CPU": 1},
@@ -57,20 +62,48 @@ def select_nodes(avoid: frozenset[str]) -> dict[str, str] | None:
     return {NODE_LABEL: f"!in({','.join(sorted(avoid))})"} if avoid else None
 
 
-class _RendezvousConfig(BackendConfig):
+@dataclass
+class _RankConfig(BackendConfig):
+    """What Ray's controller needs to ask the coordinator for the ranks of a worker group."""
+
+    coordinator: Any  # handle of the Coordinator actor
+    group: int  # number of the attempt that the worker agents are started for
+    nested: tuple[int, ...]  # sizes of groups of ranks to place on one node
+
     @property
     def backend_cls(self) -> type[Backend]:
-        return _RendezvousBackend
+        return _RankBackend
 
 
-class _RendezvousBackend(Backend):
-    """Ray Train backend that gives all workers a rendezvous endpoint on the node of rank 0."""
+class _RankBackend(Backend):
+    """Ray Train backend that gives each worker its rank, and all the rendezvous endpoint.
+
+    The endpoint is on the node of rank 0.
+    """
 
     share_cuda_visible_devices = True  # ranks on a node can access each other's GPU memory
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        worker_group.execute(_set_rendezvous, worker_group.execute_single(0, find_free_endpoint))
+        assert isinstance(backend_config, _RankConfig)
+        nodes = worker_group.execute(_find_node)
+        ranks = call_coordinator(
+            backend_config.coordinator.assign_ranks,
+            *(backend_config.group, nodes, backend_config.nested),
+        )
+        rendezvous = worker_group.execute_single(ranks.index(0), find_free_endpoint)
+        ray.get(
+            [
+                worker_group.execute_single_async(worker, _set_rank, rank, rendezvous)
+                for worker, rank in enumerate(ranks)
+            ]
+        )
 
 
-def _set_rendezvous(rendezvous: str) -> None:
+def _find_node() -> str:
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+def _set_rank(rank: int, rendezvous: str) -> None:
+    os.environ[ASSIGNED_RANK] = str(rank)
     os.environ[RENDEZVOUS] = rendezvous

@@ -199,6 +199,8 @@ class WorkerGroup:
         self.number: int = config["attempt"]  # number of its first attempt
         self.workers = workers
         self.nodes: dict[int, str] = {}  # node id by rank, as far as reported
+        # rank of each Ray worker, in Ray's order; empty until it is reported
+        self.ranks: Sequence[int] = ()
         self.standing_by = False  # True if every worker agent waits for an assignment
         self.rendezvous = ""  # URL of the rendezvous endpoint for the next attempt
         self._coordinator = coordinator
@@ -250,6 +252,10 @@ class WorkerGroup:
         """Return whether the group stands by with `workers` workers, all of them on `nodes`."""
         there = set(self.nodes.values()) <= nodes
         return self.standing_by and self.workers == workers and there and not self.is_over()
+
+    def find_rank(self, worker: int) -> int:
+        """Return the rank of Ray's `worker`, counted in Ray's order; the same if unreported."""
+        return self.ranks[worker] if self.ranks else worker
 
     def count_agents(self) -> Counter[str]:
         """Return the number of its worker agents on each node, as far as they have reported it."""
