@@ -75,22 +75,6 @@ def test_every_private_import_exists(module: str, name: str) -> None:
             "state",
             ("get_draining_nodes", "available_resources_per_node", "_connect_and_get_accessor"),
         ),
-        (
-            "ray.train.v2._internal.execution.scaling_policy",
-            "FixedScalingPolicy",
-            ("after_controller_start", "_maybe_send_resource_request"),
-        ),
-        (
-            "ray.train.v2.api.data_parallel_trainer",
-            "DataParallelTrainer",
-            ("_initialize_and_run_controller", "_create_default_callbacks"),
-        ),
-        (
-            "ray.train.v2._internal.execution.worker_group",
-            "worker_group",
-            ("SynchronizationActor",),
-        ),
-        ("ray.train.v2._internal.execution.worker_group", "state", ("_shutdown_sync_actor",)),
     ],
 )
 def test_every_patched_name_exists(module: str, owner: str, names: tuple[str, ...]) -> None:
@@ -124,13 +108,6 @@ def test_the_node_keeps_its_processes_by_name() -> None:
     assert "self.all_processes" in inspect.getsource(Node.__init__)
 
 
-def test_the_controller_takes_the_policy_that_it_is_given() -> None:
-    from ray.train.v2._internal.execution.controller import TrainController
-
-    assert "scaling_policy" in inspect.signature(TrainController.__init__).parameters
-    assert inspect.iscoroutinefunction(TrainController.run)
-
-
 def test_the_provider_of_local_nodes_is_there() -> None:
     module, _, name = ray_private.LOCAL_NODE_PROVIDER.rpartition(".")
     assert hasattr(importlib.import_module(module), name)
@@ -143,6 +120,3 @@ def test_the_records_of_workers_have_the_fields_that_are_read() -> None:
     assert worker.worker_address.node_id == b""
     assert (worker.pid, worker.exit_type) == (0, 0)
     assert common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY  # type: ignore[attr-defined]
-    group = gcs_pb2.PlacementGroupTableData()  # type: ignore[attr-defined]
-    assert (group.creator_actor_id, group.placement_group_id) == (b"", b"")
-    assert group.REMOVED

@@ -62,16 +62,17 @@ class Session:
 
     in_doubt = False  # False always, because the processes are polled directly
 
-    def __init__(self, folder: Path, logs: Path, daemons: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, session: str, daemons: dict[str, Any]) -> None:
         """Describe a Ray that is already running.
 
         Args:
             folder: the private folder of Ray.
-            logs: the folder of Ray's logs, below `folder`.
+            session: Ray's session folder, below `folder`.
             daemons: Ray's processes by name, as `Popen` objects.
         """
         self.folder = folder
-        self.logs = logs
+        self.session = session
+        self.logs = Path(session, "logs")
         self._daemons = daemons
         self.keeps_logs = False  # True after a failure that the logs may explain
 
@@ -84,7 +85,7 @@ class Session:
         node = ray_private.get_local_node()
         _check_sockets(node, frozenset({os.getuid()}))
         found = {name: infos[0].process for name, infos in node.all_processes.items()}
-        return cls(folder, Path(node.get_session_dir_path(), "logs"), found)
+        return cls(folder, node.get_session_dir_path(), found)
 
     def find_problem(self) -> str | None:
         """Describe which of Ray's main processes has died; return None while both live."""
@@ -119,8 +120,12 @@ class Session:
 class Joined:
     """An existing Ray cluster that this process has joined."""
 
-    def __init__(self, endpoints: dict[str, tuple[str, int]]) -> None:
-        """Monitor `endpoints`, which maps descriptions of servers to their address and port."""
+    def __init__(self, endpoints: dict[str, tuple[str, int]], session: str) -> None:
+        """Monitor `endpoints`, which maps descriptions of servers to their address and port.
+
+        `session`: Ray's session folder on this machine.
+        """
+        self.session = session
         self._endpoints = endpoints
         self._answered = dict.fromkeys(endpoints, time.monotonic())
         self.in_doubt = False  # True if some endpoint did not answer at the last check
@@ -143,7 +148,7 @@ class Joined:
             if record["NodeID"] == here:
                 endpoint = record["NodeManagerAddress"], record["NodeManagerPort"]
                 endpoints["the raylet of this machine in its cluster"] = endpoint
-        return cls(endpoints)
+        return cls(endpoints, node.get_session_dir_path())
 
     def find_problem(self) -> str | None:
         """Describe which endpoint is lost; return None while the cluster can be used.
@@ -176,6 +181,11 @@ _registered: list[object] = []  # holds one entry once `leave` is registered wit
 def has_joined() -> bool:
     """Return whether this process has joined a cluster, which further nodes may join too."""
     return isinstance(_joined, Joined)
+
+
+def find_session_folder() -> str:
+    """Return Ray's session folder on this machine; "" if `enter` has recorded no connection."""
+    return _joined.session if _joined else ""
 
 
 def keep_logs() -> None:

@@ -99,10 +99,11 @@ class RankReports:
 class WorkerGroupSpec:
     """Parameters of a worker group for Ray Train."""
 
-    name: str  # must be new: for a known name, Ray Train would restore its own state
+    name: str
     workers: int
     gpus: bool
     environment: Mapping[str, str]
+    scratch: str = ""  # folder on the driver's node for records of Ray Train; empty: any
     avoid: frozenset[str] = frozenset()  # node ids on which no worker may run
     # Sizes of groups of ranks to place on one node; each size is a multiple of the one before.
     nested: tuple[int, ...] = ()

@@ -140,6 +140,17 @@ def find_hang_cause(
     return Failure(problem, "heartbeats", step, rank=rank, node=nodes.pop())
 
 
+def is_dead_worker(error: BaseException) -> bool:
+    """Return whether `error` is Ray Train's report that it lost a worker, not the worker's error.
+
+    The report holds the error of the failed health check, which names the dead actor.
+    """
+    from ray.exceptions import OutOfMemoryError, RayActorError
+
+    found = getattr(error, "health_check_failure", error)
+    return isinstance(found, RayActorError | OutOfMemoryError)
+
+
 def _is_broken_device(error: BaseException) -> bool:
     said = _describe_error(error)
     return not is_out_of_memory(said) and any(words in said for words in BROKEN_DEVICE)

@@ -15,7 +15,6 @@ from typing import Any
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.process_identity import Process
-from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic import failure_cause
 from trainrig.train.elastic.coordinator import Assignment, Command, RankError, RankExit
 from trainrig.train.elastic.restart_policy import Failure
@@ -113,7 +112,7 @@ class RayAttempt:
         if isinstance(error, WorkerGroupError):
             for worker, raised_by_worker in error.worker_failures.items():
                 rank = self._group.find_rank(worker)
-                if ray_private.died_of_health_check(raised_by_worker):
+                if failure_cause.is_dead_worker(raised_by_worker):
                     dead[rank] = self._describe_agent_death(rank)
                 else:
                     raised.setdefault(rank, raised_by_worker)

@@ -1,10 +1,11 @@
-"""Ray Train's controller, run for one worker group after another in the same process.
+"""Ray Train's `fit`, called for one worker group after another in the same process.
 
-Ray Train itself starts each attempt with a new process for its controller and another to clean up
-after it, which a restart would have to wait for. This module does not import torch.
+Ray Train starts a process of its own for the controller of each worker group. This process keeps
+the modules that the trainer needs. It does not import torch.
 """
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,25 +33,28 @@ def fit(group: WorkerGroupSpec, config: Mapping[str, Any]) -> Exception | None:
     Returns None once all agents have ended without an error.
     """
     try:
-        ray_private.fit_in_this_process(
-            run_agent,
-            config,
-            backend_config=_RankConfig(config["coordinator"], config["attempt"], group.nested),
-            scaling_config=ScalingConfig(  # type: ignore[call-arg] # typed as the one it replaced
-                num_workers=group.workers,
-                resources_per_worker={"CPU": 1},
-                use_gpu=group.gpus,
-                label_selector=select_nodes(group.avoid),
-            ),
-            run_config=RunConfig(
-                name=group.name,
-                storage_path=ray_private.find_train_session_folder(),
-                failure_config=FailureConfig(  # type: ignore[call-arg] # typed as the one it replaced
-                    max_failures=0, controller_failure_limit=0
+        # The folder holds records of Ray Train that trainrig does not use. It belongs to this group
+        # alone: Ray Train would restore the state of another group of the same name.
+        with tempfile.TemporaryDirectory(prefix="train-", dir=group.scratch or None) as folder:
+            ray_private.make_trainer(
+                run_agent,
+                _RankConfig(config["coordinator"], config["attempt"], group.nested),
+                train_loop_config=dict(config),
+                scaling_config=ScalingConfig(  # type: ignore[call-arg] # typed as the one it replaced
+                    num_workers=group.workers,
+                    resources_per_worker={"CPU": 1},
+                    use_gpu=group.gpus,
+                    label_selector=select_nodes(group.avoid),
                 ),
-                worker_runtime_env={"env_vars": dict(group.environment)},
-            ),
-        )
+                run_config=RunConfig(
+                    name=group.name,
+                    storage_path=folder,
+                    failure_config=FailureConfig(  # type: ignore[call-arg] # as above
+                        max_failures=0, controller_failure_limit=0
+                    ),
+                    worker_runtime_env={"env_vars": dict(group.environment)},
+                ),
+            ).fit()
     except Exception as error:
         return error
     return None
@@ -69,6 +73,7 @@ class _RankConfig(BackendConfig):
     coordinator: Any  # handle of the Coordinator actor
     group: int  # number of the attempt that the worker agents are started for
     nested: tuple[int, ...]  # sizes of groups of ranks to place on one node
+    backend: str = "trainrig"  # read by TorchTrainer, the fallback of `ray_private.make_trainer`
 
     @property
     def backend_cls(self) -> type[Backend]:

@@ -301,13 +301,23 @@ class RayCluster:
         beyond = set[str]()
         if self._scaled:
             lost = sum(node.slots for node in nodes if node.id in self._faulty)
-            self._autoscaler_request.request(self._most + self._most_actors + lost, self._need)
+            self._request_nodes(lost)
             beyond = find_idle_surplus(nodes, ours, self._most, self._avoid)
             self._warm_actors.fork_servers.end(beyond)
         self._warm_actors.fork_servers.start_missing(
             node.id for node in nodes if node.id not in beyond
         )
         return nodes
+
+    def _request_nodes(self, lost: int = 0) -> None:
+        """Request all nodes but those of a running worker group, which Ray Train itself requests.
+
+        `lost`: places on faulty nodes, which are requested in addition.
+        """
+        group = self._group
+        running = group.workers if group and not group.is_over() else 0
+        wanted = self._most + self._most_actors + lost - running
+        self._autoscaler_request.request(max(0, wanted), self._need)
 
     def _close(self) -> None:
         import ray
@@ -347,6 +357,8 @@ class RayCluster:
         self._group = WorkerGroup(
             self._warm_actors, self._coordinator, config, workers, gpus, self._avoid, nested
         )
+        if self._scaled:
+            self._request_nodes()
         return RayAttempt(folder, attempt, self._coordinator, self._group, _all_reachable)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainrig.processes.fork_server import ForkServer
 from trainrig.processes.process_identity import Process
-from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime import node_placement, ray_local, ray_private
 from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
 from trainrig.train.elastic.coordinator import RankExit, WorkerGroupSpec
 from trainrig.train.elastic.restart_policy import WorkerNode
@@ -114,9 +114,10 @@ class WarmActors:
 
 
 class TrainController:
-    """Actor on the driver's node that runs Ray Train's controller.
+    """Actor on the driver's node that calls Ray Train's `fit`.
 
-    It alone imports Ray Train, which takes a second and includes pandas.
+    It alone imports Ray Train, which takes a second and includes pandas. Ray Train's own controller
+    is another actor, which ends with this one.
     """
 
     def __init__(self) -> None:
@@ -206,9 +207,10 @@ class WorkerGroup:
         self._coordinator = coordinator
         self._warm_actors = warm_actors
         self._controller = warm_actors.take_controller()
-        name = f"attempt-{self.number:04d}"
+        self._earlier_groups = node_placement.list_placement_groups()
         group = WorkerGroupSpec(
-            name=name,
+            name=f"attempt-{self.number:04d}",
+            scratch=ray_local.find_session_folder(),
             workers=workers,
             gpus=gpus,
             environment=WORKER_ENVIRONMENT,
@@ -235,7 +237,10 @@ class WorkerGroup:
         return raised
 
     def controller_died(self) -> bool:
-        """Return whether the train controller died, of a worker group that is over."""
+        """Return whether a train controller died, of a worker group that is over.
+
+        That is trainrig's actor, or Ray Train's own, whose death `fit` raises there.
+        """
         import ray.exceptions
 
         error = self.read_error()
@@ -312,8 +317,9 @@ class WorkerGroup:
             ray.kill(self._controller)
             self._warm_actors.mark_controller_lost()
         elif self.controller_died():
+            ray.kill(self._controller)  # lives on if Ray Train's own controller has died
             self._warm_actors.mark_controller_lost()
-        ray_private.remove_placement_groups_of(self._controller)
+        node_placement.remove_placement_groups(self._earlier_groups, self.workers)
 
 
 def _kill(processes: Iterable[Process]) -> None:
