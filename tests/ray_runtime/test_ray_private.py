@@ -2,13 +2,11 @@
 
 import ast
 import importlib
-import inspect
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from trainrig.ray_runtime import ray_local, ray_private
+from trainrig.ray_runtime import ray_private
 
 PACKAGE = Path(ray_private.__file__).parents[1]
 # Parts of module paths, or imported names, that are private without an underscore.
@@ -60,16 +58,6 @@ def test_every_private_import_exists(module: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "owner", "names"),
     [
-        ("ray._private.node", "Node", ray_private.UNNEEDED_PROCESSES),
-        ("ray._private.node", "Node", ("get_session_dir_path", "get_logs_dir_path", "gcs_address")),
-        ("ray._private", "utils", ("set_sigterm_handler",)),
-        ("ray._private", "services", ("ConsolePopen",)),
-        (
-            "ray._private",
-            "ray_constants",
-            ("ENABLE_RAY_CLUSTERS_ENV_VAR", "ENABLE_RAY_CLUSTER"),
-        ),
-        ("ray._private", "worker", ("_global_node", "print_to_stdstream")),
         (
             "ray._private.state",
             "state",
@@ -81,31 +69,6 @@ def test_every_patched_name_exists(module: str, owner: str, names: tuple[str, ..
     """A patch of a name that is never read would silently do nothing."""
     held = getattr(importlib.import_module(module), owner)
     assert [name for name in names if not hasattr(held, name)] == []
-
-
-def test_rays_output_about_a_lost_node_is_logged_and_user_output_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray._private import worker
-
-    printed: list[str] = []
-    monkeypatch.setattr(worker, "print_to_stdstream", lambda said, _: printed.extend(said["lines"]))
-    node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path))
-    monkeypatch.setattr(ray_private, "get_local_node", lambda: node)
-    ray_local.send_known_words_to_log()
-    ray_local.send_known_words_to_log()
-    lost = ["Raylet is terminated. Termination is unexpected.", *["(log of the node)"] * 42]
-    worker.print_to_stdstream({"lines": lost}, False)
-    worker.print_to_stdstream({"lines": ["said by a user's code"]}, False)
-    assert printed == ["said by a user's code"]
-    (log,) = tmp_path.glob("trainrig-driver-*.log")
-    assert log.read_text().splitlines() == lost
-
-
-def test_the_node_keeps_its_processes_by_name() -> None:
-    from ray._private.node import Node
-
-    assert "self.all_processes" in inspect.getsource(Node.__init__)
 
 
 def test_the_provider_of_local_nodes_is_there() -> None:

@@ -12,21 +12,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainrig.errors import ClusterError, ClusterLost, ConfigError
-from trainrig.processes.process_identity import find_listener
-from trainrig.ray_runtime import ray_private, session_folder
+from trainrig.processes.process_identity import find_children, find_listener, read_end
+from trainrig.ray_runtime import session_folder
 
 log = logging.getLogger(__name__)
-SAID_BETTER = (
-    "Raylet is terminated",
-    "has been marked dead because",
-    "A worker died or was killed while executing a task",
-)
+DAEMONS = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's main processes, as messages name them
 ANSWER = 1.0  # time limit for a server to accept a connection, in s
 LOOK_AT_RAY = 0.5  # s between two checks that Ray is alive
 SILENT = 5.0  # s without any accepted connection, after which Ray is considered lost
@@ -34,9 +30,35 @@ SILENT = 5.0  # s without any accepted connection, after which Ray is considered
 _Result = TypeVar("_Result")
 
 
+def init_ray(**options: Any) -> Mapping[str, Any]:
+    """Call `ray.init` with `options` and return the addresses of the connection.
+
+    The call is made in a thread that lives as long as this process, for three reasons. Outside of
+    the main thread, Ray installs no handler of SIGTERM. Ray's processes inherit the thread's signal
+    mask: `timeout`, Slurm, systemd and a terminal that closes send their signal to all processes,
+    and Ray's would end while ranks still save their checkpoint. The kernel ends Ray's processes
+    with the thread that started them (Ray sets PR_SET_PDEATHSIG).
+    """
+    import ray
+
+    result: Future[Mapping[str, Any]] = Future()
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+        try:
+            result.set_result(ray.init(**options).address_info)
+        except BaseException as error:
+            result.set_exception(error)
+            return
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="ray", daemon=True).start()
+    return result.result()
+
+
 @contextlib.contextmanager
 def whole_or_nothing() -> Iterator[Path]:
-    """Start a minimal Ray in the block, and clean up completely if the start fails.
+    """Start a Ray in the block, and clean up completely if the start fails.
 
     Yields the private folder for Ray. If the block raises, Ray's processes are killed, the folder
     is removed, and the error is raised as ClusterError (ConfigError is raised unchanged). On a
@@ -44,8 +66,7 @@ def whole_or_nothing() -> Iterator[Path]:
     """
     folder = session_folder.make_private_folder()
     try:
-        with ray_private.without_unneeded_processes(), ray_private.shielded_from_signals():
-            yield folder
+        yield folder
     except BaseException as error:
         session_folder.kill_users(folder)
         session_folder.remove_private_folder(folder)
@@ -62,46 +83,46 @@ class Session:
 
     in_doubt = False  # False always, because the processes are polled directly
 
-    def __init__(self, folder: Path, session: str, daemons: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, session: str, daemons: Mapping[str, int], head: tuple[str, int]
+    ) -> None:
         """Describe a Ray that is already running.
 
         Args:
             folder: the private folder of Ray.
             session: Ray's session folder, below `folder`.
-            daemons: Ray's processes by name, as `Popen` objects.
+            daemons: ids of Ray's main processes by name; empty on a system without /proc.
+            head: address and port of the GCS.
         """
         self.folder = folder
         self.session = session
         self.logs = Path(session, "logs")
         self._daemons = daemons
+        self._head = head
         self.keeps_logs = False  # True after a failure that the logs may explain
 
     @classmethod
-    def read_current(cls, folder: Path) -> "Session":
-        """Return the session of the Ray that `ray.init` has just started in the private `folder`.
+    def read_current(cls, folder: Path, addresses: Mapping[str, Any]) -> "Session":
+        """Return the session of the Ray that `init_ray` has just started in the private `folder`.
 
-        Raises ConfigError if another user's process listens at one of its sockets.
+        `addresses`: what it returned. Raises ConfigError if another user's process listens at one
+        of Ray's sockets.
         """
-        node = ray_private.get_local_node()
-        _check_sockets(node, frozenset({os.getuid()}))
-        found = {name: infos[0].process for name, infos in node.all_processes.items()}
-        return cls(folder, node.get_session_dir_path(), found)
+        _check_sockets(addresses, frozenset({os.getuid()}))
+        head = _split_endpoint(addresses["gcs_address"])
+        return cls(folder, addresses["session_dir"], find_children(DAEMONS), head)
 
     def find_problem(self) -> str | None:
-        """Describe which of Ray's main processes has died; return None while both live."""
-        for name, what in (("raylet", "raylet"), ("gcs_server", "GCS")):
-            daemon = self._daemons[name]
-            if (code := daemon.poll()) is not None:
-                return (
-                    f"the {what} of this machine's Ray (process {daemon.pid}) {_describe_end(code)}"
-                )
+        """Describe which of Ray's main processes has died; return None while all live."""
+        for name, pid in self._daemons.items():
+            if (end := read_end(pid)) is not None:
+                return f"the {DAEMONS[name]} of this machine's Ray (process {pid}) {end}"
+        if not self._daemons and not is_reachable(self._head):
+            return "the GCS of this machine's Ray does not answer"
         return None
 
     def end(self) -> None:
         """Kill all remaining processes of Ray, and return once they are gone."""
-        for daemon in self._daemons.values():
-            if daemon.poll() is None:
-                daemon.kill()
         session_folder.kill_users(self.folder)
 
     def remove(self) -> None:
@@ -131,24 +152,23 @@ class Joined:
         self.in_doubt = False  # True if some endpoint did not answer at the last check
 
     @classmethod
-    def read_current(cls) -> "Joined":
-        """Return the connection that `ray.init` has just made.
+    def read_current(cls, addresses: Mapping[str, Any]) -> "Joined":
+        """Return the connection that `init_ray` has just made, which returned `addresses`.
 
         Raises ConfigError if a process of another user than this one or root listens at the
         raylet's sockets: Ray's folder lets every user of the machine replace the sockets.
         """
         import ray
 
-        node = ray_private.get_local_node()
-        _check_sockets(node, frozenset({os.getuid(), 0}))
-        head, _, port = str(node.gcs_address).rpartition(":")
-        endpoints = {f"the GCS at {node.gcs_address}": (head.strip("[]"), int(port))}
+        _check_sockets(addresses, frozenset({os.getuid(), 0}))
+        gcs = str(addresses["gcs_address"])
+        endpoints = {f"the GCS at {gcs}": _split_endpoint(gcs)}
         here = ray.get_runtime_context().get_node_id()
         for record in ray.nodes():  # type: ignore[no-untyped-call]
             if record["NodeID"] == here:
                 endpoint = record["NodeManagerAddress"], record["NodeManagerPort"]
                 endpoints["the raylet of this machine in its cluster"] = endpoint
-        return cls(endpoints, node.get_session_dir_path())
+        return cls(endpoints, addresses["session_dir"])
 
     def find_problem(self) -> str | None:
         """Describe which endpoint is lost; return None while the cluster can be used.
@@ -202,6 +222,8 @@ def leave() -> None:
     global _joined
     import ray
 
+    if isinstance(_joined, Session):
+        _joined.end()  # Ray itself would wait a second for each process, which ignores its SIGTERM
     ray.shutdown()
     if isinstance(_joined, Session):
         _joined.remove()
@@ -215,7 +237,6 @@ def end_own() -> bool:
     """
     if not isinstance(_joined, Session):
         return False
-    _joined.end()
     leave()
     return True
 
@@ -265,9 +286,16 @@ def is_reachable(endpoint: tuple[str, int]) -> bool:
     return True
 
 
-def _check_sockets(node: Any, users: frozenset[int]) -> None:
+def _split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Return the address and the port of HOST:PORT."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _check_sockets(addresses: Mapping[str, Any], users: frozenset[int]) -> None:
     """Raise ConfigError if a process of another user than `users` listens at a raylet socket."""
-    for path in (node.raylet_socket_name, node.plasma_store_socket_name):
+    for name in ("raylet_socket_name", "object_store_address"):
+        path = addresses[name]
         try:
             peer = find_listener(path, ANSWER)
         except OSError:  # gone, or too busy: `find_problem` reports it
@@ -278,15 +306,3 @@ def _check_sockets(node: Any, users: frozenset[int]) -> None:
                 f"user {os.getuid()}; start Ray as this user or as root, with a folder that others "
                 "cannot write to (`ray start --temp-dir`)"
             )
-
-
-def _describe_end(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-
-
-def send_known_words_to_log() -> None:
-    """Redirect Ray's messages that trainrig words better from the terminal to a log file.
-
-    For a lost node Ray prints forty lines, including the end of that node's log.
-    """
-    ray_private.filter_driver_output(lambda text: not any(words in text for words in SAID_BETTER))

@@ -8,100 +8,13 @@ file without the rest of trainrig.
 Imports are local: Ray Train imports pandas, which takes a second.
 """
 
-import contextlib
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 # Node provider of the autoscaler that starts raylets on this machine, but no machines. Public way:
 # none; Ray's documentation uses the same provider to test the autoscaler locally.
 LOCAL_NODE_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
-
-# Processes that `ray.init` starts and trainrig does not need: the autoscaler, the server of the
-# dashboard, which is off, and the process that copies logs to the driver, which shows none.
-UNNEEDED_PROCESSES = ("start_monitor", "start_api_server", "start_log_monitor")
-
-
-@contextlib.contextmanager
-def without_unneeded_processes() -> Iterator[None]:
-    """Keep `ray.init` in the block from starting UNNEEDED_PROCESSES.
-
-    Each is a Python process whose imports take a second or two, on the cores that the first worker
-    needs. Public way: `include_dashboard=False` still starts the server, and no option leaves out
-    the other two.
-    """
-    from ray._private.node import Node
-
-    with contextlib.ExitStack() as stack:
-        for name in UNNEEDED_PROCESSES:
-            stack.enter_context(mock.patch.object(Node, name, lambda self, **arguments: None))
-        yield
-
-
-@contextlib.contextmanager
-def shielded_from_signals() -> Iterator[None]:
-    """Make the processes that `ray.init` starts in the block ignore the driver's stop signals.
-
-    `timeout`, Slurm, systemd and a terminal that closes send their signal to a whole process group
-    or control group. Ray's processes would end at once, while ranks still save their checkpoint.
-    Each process therefore gets a new session and blocks SIGTERM and SIGHUP, as Ray does with
-    SIGINT. Its children inherit this. Only SIGKILL ends these processes, so Ray's `terminate`
-    becomes `kill`. The kernel still ends them with the driver (Ray sets PR_SET_PDEATHSIG). Public
-    way: none.
-    """
-    from ray._private import services
-
-    class Daemon(services.ConsolePopen):
-        def __init__(self, *arguments: Any, preexec_fn: Callable[[], None], **options: Any) -> None:
-            def prepare() -> None:
-                preexec_fn()
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
-
-            options |= {"preexec_fn": prepare, "start_new_session": True}
-            super().__init__(*arguments, **options)
-
-        def terminate(self) -> None:
-            self.kill()
-
-    with mock.patch.object(services, "ConsolePopen", Daemon):
-        yield
-
-
-@contextlib.contextmanager
-def without_sigterm_handler() -> Iterator[None]:
-    """Keep the current SIGTERM handler when the block calls `ray.init`.
-
-    Ray's handler ends the process as a failure, without a message. Public way: none.
-    """
-    from ray._private import utils
-
-    with mock.patch.object(utils, "set_sigterm_handler", lambda handler: None):
-        yield
-
-
-@contextlib.contextmanager
-def listening_on_loopback() -> Iterator[None]:
-    """Make a Ray that starts in the block, and its processes, listen at 127.0.0.1 only.
-
-    Ray's switch ENABLE_RAY_CLUSTER is meant for systems on which Ray supports no clusters. Public
-    way: none; the address given to `ray.init` is the node's address, not the one that Ray listens
-    at.
-    """
-    from ray._private import ray_constants
-
-    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    before = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before[0] is not None:
-            os.environ[name] = before[0]
-        ray_constants.ENABLE_RAY_CLUSTER = before[1]
 
 
 def find_temporary_folder() -> Path:
@@ -112,45 +25,6 @@ def find_temporary_folder() -> Path:
     from ray._common.utils import get_default_system_temp_dir
 
     return Path(get_default_system_temp_dir()).absolute()  # type: ignore[no-untyped-call]
-
-
-def get_local_node() -> Any:
-    """Return Ray's `Node` object of this machine: processes, session folder and GCS address.
-
-    Public way: `ray.init` returns the session folder, but not the processes, which must be
-    monitored and killed.
-    """
-    from ray._private import worker
-
-    return worker._global_node
-
-
-def filter_driver_output(pass_on: Callable[[str], bool]) -> None:
-    """Print only the messages from Ray's processes for which `pass_on` returns True.
-
-    Other messages go to a log file in the session folder. Further calls in a process do nothing.
-
-    Ray prints forty lines for a lost node. Public way: `log_to_driver=False`, which also drops what
-    users' code prints in workers.
-    """
-    from ray._private import worker
-
-    printed = worker.print_to_stdstream
-    if getattr(printed, "filtered", False):
-        return
-
-    def print_or_log(said: dict[str, Any], ignore_prefix: bool) -> None:
-        text = "\n".join(map(str, said["lines"]))
-        if pass_on(text):
-            printed(said, ignore_prefix)
-            return
-        with contextlib.suppress(OSError, AttributeError):  # may have just disconnected
-            path = Path(get_local_node().get_logs_dir_path(), f"trainrig-driver-{os.getpid()}.log")
-            with path.open("a") as file:
-                file.write(f"{text}\n")
-
-    print_or_log.filtered = True  # type: ignore[attr-defined]
-    worker.print_to_stdstream = print_or_log  # type: ignore[assignment]
 
 
 def list_draining_nodes() -> Mapping[str, Any]:

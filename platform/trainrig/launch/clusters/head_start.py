@@ -25,16 +25,13 @@ from trainrig.launch.clusters.local_processes import HEAD_LABELS, MARK, PROC
 from trainrig.processes.child_process import hold_group
 from trainrig.ray_runtime import ray_private
 from trainrig.ray_runtime.ray_private import LOCAL_NODE_PROVIDER
-from trainrig.ray_runtime.ray_session import ENVIRONMENT
+from trainrig.ray_runtime.ray_session import ENVIRONMENT, LOOPBACK
 
 HEAD_ID = "f" * 51 + "00000"
 HEAD_TYPE = "ray.head.default"  # name of the head's type in Ray's provider
 # path at which Ray's launcher stores the file on a machine
 BOOTSTRAP = "~/ray_bootstrap_config.yaml"
 STORE = 80 * 2**20  # bytes of a node's object store, Ray's minimum: it holds only paths
-# Ray's switch for clusters on Windows and macOS. If it is on, other nodes would
-# reach this machine at 127.0.0.1.
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 FILLED = (
     "cluster_synced_files",
     "initialization_commands",
