@@ -22,10 +22,9 @@ class AutoscalerRequest:
     """The resource request of one run; the first call of `request` sends it."""
 
     def __init__(self) -> None:
-        self._name = f"trainrig-{uuid.uuid4().hex}"
         self._requested_at = float("-inf")
         self._workers = 0  # workers that the last request was for
-        self._actor_handle: Any = None
+        self._requests = ray_private.NodeRequests(f"trainrig-{uuid.uuid4().hex}")
 
     def request(self, workers: int, need: Need) -> None:
         """Request nodes for `workers` in total that take `need` each.
@@ -38,19 +37,11 @@ class AutoscalerRequest:
             return
         self._workers = workers
         self._requested_at = now
-        self._get_actor().request_resources.remote(
-            requester_id=self._name, resources=[dict(need)] * workers, expire_after_s=EXPIRE_SECONDS
-        )
+        self._requests.send([dict(need)] * workers, EXPIRE_SECONDS)
 
     def cancel(self) -> None:
         """Cancel the request."""
-        if self._actor_handle is not None:
-            self._actor_handle.cancel_request.remote(self._name)
-
-    def _get_actor(self) -> Any:
-        if self._actor_handle is None:
-            self._actor_handle = ray_private.get_autoscaling_coordinator()
-        return self._actor_handle
+        self._requests.cancel()
 
 
 def order_by_node(nodes: Sequence[str], sizes: Sequence[int]) -> list[int]:

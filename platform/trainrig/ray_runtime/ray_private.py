@@ -1,156 +1,121 @@
-"""All uses of Ray's private API in trainrig, with the reason for each.
+"""All uses of Ray's private API in trainrig: five names, with reason and fallback of each.
 
-Each function documents the public alternative and why it does not suffice.
-`tests/ray_runtime/test_ray_private.py` detects private names that a release of Ray has moved, and
-private imports in other modules. Only `ray_pools` may have some: the head of a cluster runs that
-file without the rest of trainrig.
+Nothing of Ray is overwritten. Each function says why the public API does not suffice, and what is
+done by public means where a release of Ray has moved the name. `tests/ray_runtime/
+test_ray_private.py` takes every fallback, and finds private imports in other modules.
 
 Imports are local: Ray Train imports pandas, which takes a second.
 """
 
-from collections.abc import Callable, Mapping
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from trainrig.errors import ClusterError
 
 # Node provider of the autoscaler that starts raylets on this machine, but no machines. Public way:
 # none; Ray's documentation uses the same provider to test the autoscaler locally.
 LOCAL_NODE_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+PREEMPTION = 2  # number of DRAIN_NODE_REASON_PREEMPTION in Ray's protocol
 
 
-def find_temporary_folder() -> Path:
-    """Return the folder in which Ray creates its temporary folder by default.
-
-    Public way: `RAY_TMPDIR` and a documented default; this function applies both as Ray does.
-    """
-    from ray._common.utils import get_default_system_temp_dir
-
-    return Path(get_default_system_temp_dir()).absolute()  # type: ignore[no-untyped-call]
+def find_local_node_provider() -> str:
+    """Return the path of the class LOCAL_NODE_PROVIDER. Raises ClusterError if it is gone."""
+    module = LOCAL_NODE_PROVIDER.rpartition(".")[0]
+    try:
+        found = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):  # a package above it is gone, or it was
+        found = None
+    if found is None:
+        raise ClusterError(
+            "this release of Ray cannot start a cluster of several nodes on one machine; start "
+            "them by `ray start` and set RAY_ADDRESS, or install the release in constraints.txt"
+        )
+    return LOCAL_NODE_PROVIDER
 
 
 def list_draining_nodes() -> Mapping[str, Any]:
     """Return the nodes that are being drained, by node id, with Ray's record of each drain.
 
-    Public way: the State API (`ray.util.state`), which needs the dashboard, which is off.
+    Public way: none; the State API (`ray.util.state`) does not show drains. Fallback: no node is
+    known to drain, and a run moves only after the node is lost.
     """
-    from ray._private.state import state
+    try:
+        from ray._private.state import state
 
-    return state.get_draining_nodes() or {}
+        return state.get_draining_nodes() or {}
+    except (ImportError, AttributeError):
+        return {}
 
 
 def list_free_resources() -> Mapping[str, Mapping[str, float]]:
     """Return the free resources of each node, by node id.
 
-    Public way: `ray.available_resources()`, which returns the sum over all nodes.
+    Public way: `ray.available_resources()`, which returns the sum over all nodes. Fallback: all
+    resources of each live node, as if nothing else ran there. A worker group that does not fit then
+    fails to start, and is tried again.
     """
-    from ray._private.state import state
+    try:
+        from ray._private.state import state
 
-    free: Mapping[str, Mapping[str, float]] = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+        free: Mapping[str, Mapping[str, float]]
+        free = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    except (ImportError, AttributeError):
+        import ray
+
+        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+        return {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
     return free
 
 
-def ended_for_memory(node: str, pid: int) -> bool:
-    """Return whether Ray killed the worker process `pid` of `node` because memory ran out.
+class NodeRequests:
+    """Requests for nodes to the autoscaler, under a name of their own.
 
-    Public way: OutOfMemoryError, which is raised for a task, but not for an actor that died; or the
-    State API, which needs the dashboard, which is off.
-    """
-    from ray._private.state import state
-    from ray.core.generated import common_pb2, gcs_pb2
-
-    table: Any = gcs_pb2.WorkerTableData  # type: ignore[attr-defined]
-    memory: int = common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY  # type: ignore[attr-defined]
-    for written in state._connect_and_get_accessor().get_worker_table():
-        worker = table.FromString(written)
-        there = worker.worker_address.node_id.hex() == node and worker.pid == pid
-        if there and worker.exit_type == memory:
-            return True
-    return False
-
-
-def get_autoscaling_coordinator() -> Any:
-    """Return the actor through which Ray's libraries request nodes from the autoscaler.
-
-    The actor sums the requests of all requesters and drops requests that are not renewed. Public
-    way: `ray.autoscaler.sdk.request_resources`, where the newest request replaces all others and
+    Ray's libraries send them through an actor that sums the requests of all requesters and drops
+    those that are not renewed. Public way, which is the fallback:
+    `ray.autoscaler.sdk.request_resources`, where the newest request replaces all others and
     outlives its driver.
     """
-    from ray.data._internal.cluster_autoscaler import get_or_create_autoscaling_coordinator
 
-    return get_or_create_autoscaling_coordinator()  # type: ignore[no-untyped-call]
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._actor_handle: Any = None
+        self._by_sdk = False  # True once a request was sent by the fallback
 
+    def send(self, resources: list[dict[str, float]], expire_seconds: float) -> None:
+        """Request nodes for all `resources` together, for at most `expire_seconds`."""
+        if actor := self._find_actor():
+            actor.request_resources.remote(
+                requester_id=self._name, resources=resources, expire_after_s=expire_seconds
+            )
+        else:
+            from ray.autoscaler.sdk import request_resources
 
-def find_address_and_port() -> tuple[str, int]:
-    """Return this node's address and a free port, chosen as Ray Train chooses them.
+            request_resources(bundles=resources)
+            self._by_sdk = True
 
-    Public way: `ray.util.get_node_ip_address()` and a new socket, which ignore the settings by
-    which users select the network interface for Ray Train.
-    """
-    from ray.train._internal.utils import get_address_and_port
+    def cancel(self) -> None:
+        """Cancel the request."""
+        if self._actor_handle is not None:
+            self._actor_handle.cancel_request.remote(self._name)
+        elif self._by_sdk:
+            self.send([], 0.0)
 
-    found: tuple[str, int] = get_address_and_port()
-    return found
-
-
-def create_cluster(config_file: str) -> None:
-    """Create or update a cluster from `config_file`, as `ray up --yes --no-config-cache` does.
-
-    Public way: the command, which prints in colour. Its cache would lie in the folder for temporary
-    files, where other users could read it.
-    """
-    from ray.autoscaler._private.commands import create_or_update_cluster
-
-    create_or_update_cluster(
-        config_file=config_file,
-        override_min_workers=None,
-        override_max_workers=None,
-        no_restart=False,
-        restart_only=False,
-        yes=True,
-        no_config_cache=True,
-        use_login_shells=True,
-    )
-
-
-def open_gcs_client(address: str) -> Any:
-    """Open a client of the GCS at `address` without joining its cluster. Raises RayError.
-
-    Public way: `ray.init(address=…)`, which starts processes and takes two seconds.
-    """
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    return GcsClient(address=address)
-
-
-def read_cluster_id(client: Any) -> str:
-    """Return the id of the cluster that the GCS client `client` is connected to, as hex digits.
-
-    A GCS without a store of its own gets a new id whenever it starts. Public way: none.
-    """
-    return str(client.cluster_id.hex())
-
-
-def fetch_live_nodes(client: Any, timeout: float) -> list[Any]:
-    """Fetch the records of all live nodes with the GCS client `client`. Raises RayError.
-
-    Public way: `ray.nodes()`, which works only in a process that has joined the cluster.
-    """
-    from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
-
-    alive = GcsNodeInfo.GcsNodeState.ALIVE
-    return [
-        node for node in client.get_all_node_info(timeout=timeout).values() if node.state == alive
-    ]
-
-
-def get_preemption_reason() -> Any:
-    """Return Ray's code for draining a node because of its preemption.
-
-    Public way: `ray drain-node`, which takes two seconds and cannot change a deadline.
-    """
-    from ray.core.generated import autoscaler_pb2
-
-    reasons: Any = autoscaler_pb2.DrainNodeReason  # type: ignore[attr-defined]
-    return reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
+    def _find_actor(self) -> Any:
+        if self._actor_handle is None:
+            try:
+                from ray.data._internal.cluster_autoscaler import (
+                    get_or_create_autoscaling_coordinator as find,
+                )
+            except ImportError:
+                return None
+            self._actor_handle = find()  # type: ignore[no-untyped-call]
+        return self._actor_handle
 
 
 def make_trainer(train_loop: Callable[[dict[str, Any]], None], backend: Any, **options: Any) -> Any:
@@ -172,3 +137,81 @@ def make_trainer(train_loop: Callable[[dict[str, Any]], None], backend: Any, **o
 
         return TorchTrainer(train_loop, torch_config=backend, **options)
     return DataParallelTrainer(train_loop, backend_config=backend, **options)
+
+
+@dataclass(frozen=True)
+class LiveNode:
+    """Live node of a cluster."""
+
+    id: str
+    address: str
+    labels: Mapping[str, str]
+
+
+class HeadClient:
+    """Client of a cluster's head that does not join the cluster.
+
+    Public way: `ray.init(address=…)`, which joins, starts processes and takes two seconds; the
+    State API, which needs the dashboard; and the command `ray drain-node`.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Connect to the head at `address`, as HOST:PORT. Raises RayError."""
+        self._address = address
+        self._client: Any = None
+        try:
+            from ray._raylet import GcsClient  # type: ignore[attr-defined]
+        except ImportError:
+            return
+        self._client = GcsClient(address=address)
+
+    def read_cluster_id(self) -> str | None:
+        """Return the id of the cluster as hex digits.
+
+        A head without a store of its own gets a new id whenever it starts. Fallback: None, and
+        another cluster at the same address is not told apart.
+        """
+        return None if self._client is None else str(self._client.cluster_id.hex())
+
+    def list_live_nodes(self, seconds: float) -> Sequence[LiveNode]:
+        """Return all live nodes; the head must answer within `seconds`. Raises RayError.
+
+        Fallback: the State API, which needs the dashboard.
+        """
+        if self._client is None:
+            from ray.util.state import list_nodes
+
+            found: Any = list_nodes(
+                self._address, [("state", "=", "ALIVE")], detail=True, timeout=int(seconds)
+            )
+            return [LiveNode(node.node_id, node.node_ip, node.labels or {}) for node in found]
+        return [
+            LiveNode(node.node_id.hex(), node.node_manager_address, node.labels)
+            for node in self._client.get_all_node_info(timeout=seconds).values()
+            if node.state == node.ALIVE
+        ]
+
+    def drain(self, node: str, why: str, deadline: float, seconds: float) -> str:
+        """Drain `node` until `deadline` (as time.time()); return the problem, or "".
+
+        The head must answer within `seconds`. Raises RayError. Fallback: the command `ray
+        drain-node`, which takes some seconds.
+        """
+        if self._client is None:
+            return self._drain_by_command(node, why, deadline)
+        agreed, problem = self._client.drain_node(
+            node, PREEMPTION, why, int(deadline * 1000), seconds
+        )
+        return "" if agreed else str(problem)
+
+    def _drain_by_command(self, node: str, why: str, deadline: float) -> str:
+        left = max(0, int(deadline - time.time()))
+        command = [
+            str(Path(sys.executable).with_name("ray")),
+            *("drain-node", f"--address={self._address}", f"--node-id={node}"),
+            *("--reason=DRAIN_NODE_REASON_PREEMPTION", f"--reason-message={why}"),
+            f"--deadline-remaining-seconds={left}",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        lines = done.stderr.strip().splitlines()
+        return "" if done.returncode == 0 else (lines[-1] if lines else f"exit {done.returncode}")

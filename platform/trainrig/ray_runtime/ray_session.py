@@ -160,10 +160,10 @@ def _check_cluster(address: str, wanted: str) -> None:
     import ray.exceptions
 
     try:
-        found = ray_private.read_cluster_id(ray_private.open_gcs_client(address))
+        found = ray_private.HeadClient(address).read_cluster_id()
     except ray.exceptions.RayError as error:
         raise ConnectionError(error) from None
-    if found != wanted:
+    if found is not None and found != wanted:
         raise ClusterReplaced(
             f"RAY_ADDRESS={address}: the cluster of this run is gone, and another one answers at "
             f"its address (id {found[:12]}, not {wanted[:12]}); submit the run again to continue "

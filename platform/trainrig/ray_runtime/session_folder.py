@@ -14,13 +14,13 @@ import logging
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from trainrig.errors import ConfigError
 from trainrig.processes.process_identity import PROC, Process, kill_if, read_user
-from trainrig.ray_runtime import ray_private
 
 log = logging.getLogger(__name__)
 PREFIX = "trainrig-ray-"  # prefix of private folders' names
@@ -170,7 +170,13 @@ def _find_base() -> Path:
 
 def _list_bases() -> list[Path]:
     """Return the base folders that may hold private folders, the usual one first."""
-    return list(dict.fromkeys([ray_private.find_temporary_folder(), FALLBACK]))
+    return list(dict.fromkeys([find_temporary_folder(), FALLBACK]))
+
+
+def find_temporary_folder() -> Path:
+    """Return the folder in which Ray creates its temporary folder by default."""
+    on_linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None
+    return Path(os.environ.get("RAY_TMPDIR") or on_linux or FALLBACK).absolute()
 
 
 def _fits(base: Path) -> bool:

@@ -4,8 +4,8 @@ On this machine, the autoscaler of the head starts more raylets. The file has Ra
 provider that starts raylets instead of machines. Settings that Ray requires for that, without
 documenting them, are added here.
 
-Ray's launcher logs in to the head by SSH and retries without limit. It runs in a process of its
-own, `python -m` of this module, which is killed at the deadline with all processes that it started.
+Ray's launcher, `ray up`, logs in to the head by SSH and retries without limit. It is killed at the
+deadline with all processes that it started.
 """
 
 import copy
@@ -23,8 +23,7 @@ from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.cluster_yaml import at, ensure_list, ensure_table
 from trainrig.launch.clusters.local_processes import HEAD_LABELS, MARK, PROC
 from trainrig.processes.child_process import hold_group
-from trainrig.ray_runtime import ray_private
-from trainrig.ray_runtime.ray_private import LOCAL_NODE_PROVIDER
+from trainrig.ray_runtime.ray_private import find_local_node_provider
 from trainrig.ray_runtime.ray_session import ENVIRONMENT, LOOPBACK
 
 HEAD_ID = "f" * 51 + "00000"
@@ -123,7 +122,7 @@ def _build_raylet_config(config: Mapping[str, Any], address: str) -> dict[str, A
     made = {name: [] for name in FILLED} | {"file_mounts": {}} | copy.deepcopy(dict(config))
     made["provider"] = ensure_table(config.get("provider")) | {
         "type": "external",  # under its own name, the provider needs a file that Ray does not ship
-        "module": LOCAL_NODE_PROVIDER,
+        "module": find_local_node_provider(),
         "gcs_address": address,
         "head_node_id": HEAD_ID,
         "launch_multiple": True,
@@ -174,7 +173,12 @@ def launch_head_by_ray(config: Path, log: Path, seconds: float) -> None:
     with (
         log.open("ab") as output,
         hold_group(
-            [sys.executable, "-m", __name__, str(config)],
+            [
+                *("ray", "up", str(config), "--yes"),
+                # Other users could read the cache, which is in the folder for temporary files.
+                *("--no-config-cache", "--use-login-shells", "--log-style=record"),
+                "--log-color=false",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -188,7 +192,3 @@ def launch_head_by_ray(config: Path, log: Path, seconds: float) -> None:
     if status:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise ClusterError(f"{log}: Ray's launcher failed: {lines[-1] if lines else 'no output'}")
-
-
-if __name__ == "__main__":
-    ray_private.create_cluster(sys.argv[1])

@@ -35,6 +35,8 @@ BROKEN_DEVICE = (
     "GPU is lost",
     "this rank was given GPU",  # parallel/mesh.py
 )
+# Ray's exit type of a process that it ended because memory ran out.
+MEMORY_EXIT = "NODE_OUT_OF_MEMORY"
 # Reason of a rank whose whole node is gone. Another attempt elsewhere would not meet it.
 LOST_NODE = "its node is lost"
 # Parts of the messages of a rank that lost a peer or waited for it in vain (from c10d, gloo and
@@ -149,6 +151,16 @@ def is_dead_worker(error: BaseException) -> bool:
 
     found = getattr(error, "health_check_failure", error)
     return isinstance(found, RayActorError | OutOfMemoryError)
+
+
+def ended_for_memory(error: BaseException) -> bool:
+    """Return whether Ray ended the process that `error` tells of because memory ran out.
+
+    Ray raises an OutOfMemoryError for a task. The error of a dead actor tells its exit type.
+    """
+    from ray.exceptions import OutOfMemoryError
+
+    return isinstance(error, OutOfMemoryError) or MEMORY_EXIT in str(error)
 
 
 def _is_broken_device(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ when an attempt fails, the ranks of the next one are forked at once, and Ray sta
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,6 @@ from typing import Any
 from trainrig.errors import ClusterError
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
 from trainrig.processes.process_identity import Process
-from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.coordinator import Assignment, RankDone, RankError, RankExit, RankInfo
 
 RANK = "trainrig.train.elastic.rank"
@@ -142,8 +142,14 @@ def _build_rank_info(rendezvous: str) -> RankInfo:
 
 def find_free_endpoint() -> str:
     """Return a URL for a rendezvous of ranks: tcp:// with a free port of this node."""
-    address, port = ray_private.find_address_and_port()
-    host = f"[{address}]" if ":" in address else address
+    import ray
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind(("", 0))
+        port = listener.getsockname()[1]
+    host = f"[{address}]" if family == socket.AF_INET6 else address
     return f"tcp://{host}:{port}"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainrig.processes.fork_server import ForkServer
 from trainrig.processes.process_identity import Process
-from trainrig.ray_runtime import node_placement, ray_local, ray_private
+from trainrig.ray_runtime import node_placement, ray_local
 from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
 from trainrig.train.elastic.coordinator import RankExit, WorkerGroupSpec
 from trainrig.train.elastic.restart_policy import WorkerNode
@@ -282,16 +282,11 @@ class WorkerGroup:
                     num_cpus=0, scheduling_strategy=place_only_on(node)
                 ).remote(left)
 
-    def ended_for_memory(self, node: str, pid: int) -> bool:
-        """Return whether the dead worker agent `pid` on `node` was killed because memory ran out.
-
-        Ray or the kernel may have done so.
-        """
+    def ran_out_of_memory(self, node: str) -> bool:
+        """Return whether the kernel of `node` has ended a process since the last call."""
         import ray
         import ray.exceptions
 
-        if ray_private.ended_for_memory(node, pid):
-            return True
         server = self._warm_actors.fork_servers.by_node.get(node)
         with contextlib.suppress(ray.exceptions.RayError):
             if server is not None:
