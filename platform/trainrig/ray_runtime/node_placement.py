@@ -6,6 +6,7 @@ libraries use. The actor sums the requests of all requesters and drops the reque
 renewed. The order of ranks puts those that communicate most on the same node.
 """
 
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence, Set
@@ -16,6 +17,15 @@ from trainrig.ray_runtime.ray_pools import Need
 
 RENEW_SECONDS = 15.0  # s between two requests
 EXPIRE_SECONDS = 60.0  # s after the last request; the actor checks every 20 s
+
+
+def name_actor(*parts: object) -> str:
+    """Return a name for an actor made of `parts`, for `ray list actors`; no two are equal.
+
+    A name is free again only some time after its actor has ended.
+    """
+    words = [re.sub(r"[^\w.]+", "-", str(part)) for part in parts]
+    return "-".join([*words, uuid.uuid4().hex[:8]])
 
 
 class AutoscalerRequest:

@@ -6,6 +6,7 @@ Ray's part is kept small: it starts a worker group of fixed size and reports whe
 
 import contextlib
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -19,7 +20,7 @@ from trainrig.processes.fork_server import ServerAddress
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime import ray_local, ray_pools, ray_private, worker_space
-from trainrig.ray_runtime.node_placement import AutoscalerRequest
+from trainrig.ray_runtime.node_placement import AutoscalerRequest, name_actor
 from trainrig.ray_runtime.ray_session import join
 from trainrig.train.elastic.coordinator import Coordinator, RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
@@ -125,13 +126,18 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     most_actors = actors.bounds.most if actors else 0
     with (
         StopRequests(job.folder) as stop,
-        contextlib.closing(RayCluster(wanted, most_actors)) as cluster,
+        contextlib.closing(RayCluster(wanted, most_actors, _name_run(job.folder))) as cluster,
         _open_pool(job, cluster),
         ScoringTasks(job, wanted.most + most_actors) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
         scoring.finish(stop)
         return result
+
+
+def _name_run(folder: str) -> str:
+    """Return the last part of the path of a run's folder, in characters that Ray takes."""
+    return re.sub(r"[^\w.]+", "-", folder.rstrip("/").rpartition("/")[2]) or "run"
 
 
 def _open_pool(
@@ -168,8 +174,15 @@ def start_fork_servers() -> dict[str, ServerAddress]:
 class RayCluster:
     """Ray cluster that this process is connected to, and its successor if it is lost."""
 
-    def __init__(self, wanted: WorkerBounds, most_actors: int = 0) -> None:
-        """Connect; `most_actors` is the largest number of extra actors, which need nodes too."""
+    def __init__(self, wanted: WorkerBounds, most_actors: int = 0, run: str = "run") -> None:
+        """Connect to Ray.
+
+        Args:
+            wanted: limits of the number of workers.
+            most_actors: the largest number of extra actors, which need nodes too.
+            run: name of the run, for Ray's lists of actors and of training runs.
+        """
+        self._run = run
         self._wanted = wanted
         self._most_actors = most_actors
         self._avoid = frozenset[str]()  # node ids that the last attempt avoids
@@ -191,6 +204,7 @@ class RayCluster:
         actor: Any = ray.remote(Coordinator)
         # Ray restarts it when its process dies; the next poll sends our state again.
         self._coordinator = actor.options(
+            name=name_actor("coordinator", self._run),
             num_cpus=0,
             resources=ray_pools.ON_HEAD,
             max_restarts=-1,
@@ -355,7 +369,14 @@ class RayCluster:
         gpus = self._what == "GPU"
         nested = job.training.parallel.nest(workers)
         self._group = WorkerGroup(
-            self._warm_actors, self._coordinator, config, workers, gpus, self._avoid, nested
+            self._warm_actors,
+            self._coordinator,
+            config,
+            workers,
+            gpus,
+            self._avoid,
+            nested,
+            self._run,
         )
         if self._scaled:
             self._request_nodes()

@@ -137,6 +137,7 @@ def _start_controller() -> Any:
     # Ray Train sets this variable for its own controller, too.
     no_warning = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}
     return actor.options(
+        name=node_placement.name_actor("train-controller"),
         num_cpus=0,
         scheduling_strategy=place_only_on(ray.get_runtime_context().get_node_id()),
         runtime_env={"env_vars": WORKER_ENVIRONMENT | _read_train_settings() | no_warning},
@@ -156,7 +157,12 @@ def _start_fork_server(node: str) -> Any:
     import ray
 
     actor: Any = ray.remote(ForkServer)
-    there = actor.options(num_cpus=0, scheduling_strategy=place_only_on(node), max_restarts=-1)
+    there = actor.options(
+        name=node_placement.name_actor("fork-server", node[:8]),
+        num_cpus=0,
+        scheduling_strategy=place_only_on(node),
+        max_restarts=-1,
+    )
     return there.remote(*MODULES)
 
 
@@ -184,6 +190,7 @@ class WorkerGroup:
         gpus: bool,
         avoid: frozenset[str],
         nested: tuple[int, ...] = (),
+        run: str = "run",
     ) -> None:
         """Have Ray start the worker agents; return before one is up.
 
@@ -196,6 +203,7 @@ class WorkerGroup:
             avoid: Ids of nodes on which none may run.
             nested: Sizes of groups of ranks that should be on one node; each size is a multiple of
             the one before.
+            run: Name of the run, for Ray's list of training runs.
         """
         self.number: int = config["attempt"]  # number of its first attempt
         self.workers = workers
@@ -209,7 +217,7 @@ class WorkerGroup:
         self._controller = warm_actors.take_controller()
         self._earlier_groups = node_placement.list_placement_groups()
         group = WorkerGroupSpec(
-            name=f"attempt-{self.number:04d}",
+            name=f"{run}-attempt-{self.number:04d}",
             scratch=ray_local.find_session_folder(),
             workers=workers,
             gpus=gpus,
