@@ -1,6 +1,6 @@
 """Connections of this process to Ray: a local Ray that it starts, or a cluster that it joins.
 
-A local Ray is started with few processes, monitored and cleaned up. `session_folder.py` manages its
+A local Ray is started, monitored and cleaned up. `session_folder.py` manages its
 folder, and finds the folders of killed Rays again.
 """
 

@@ -134,7 +134,8 @@ def _join(address: str) -> None:
     try:
         if CLUSTER in os.environ and not alone:
             _check_cluster(address, os.environ[CLUSTER])
-        with _close_stderr(), _hold_stop_signals(), _alone() if alone else _joining() as folder:
+        start = ray_local.whole_or_nothing() if alone else _joining()
+        with _close_stderr(), _hold_stop_signals(), start as folder:
             addresses = ray_local.init_ray(
                 address=address,
                 log_to_driver=False,
@@ -175,7 +176,8 @@ def _check_cluster(address: str, wanted: str) -> None:
 def _use_loopback() -> Iterator[None]:
     """Make a Ray that is imported and started in the block listen at 127.0.0.1 only.
 
-    Ray reads the variable when it is imported, and its processes read it when they start.
+    Ray reads the variable when it is imported, and its processes read it when they start. A program
+    that has imported Ray before gets a warning, because that Ray listens on the network.
     """
     global _imported_on_loopback
     before = os.environ.get(LOOPBACK)
@@ -187,6 +189,8 @@ def _use_loopback() -> Iterator[None]:
             "Ray was imported before trainrig could restrict it to this machine, so it listens on "
             "the network, and its token protects it; call trainrig before `import ray`"
         )
+        yield
+        return
     os.environ[LOOPBACK] = "0"
     try:
         yield
@@ -197,16 +201,6 @@ def _use_loopback() -> Iterator[None]:
 
 
 _imported_on_loopback = False  # True if Ray read LOOPBACK as 0 when it was imported
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[Path]:
-    """Start a local Ray in the block that is reachable at 127.0.0.1 only.
-
-    Yields its private folder. If the start fails, nothing is left behind; see `whole_or_nothing`.
-    """
-    with ray_local.whole_or_nothing() as folder:
-        yield folder
 
 
 @contextlib.contextmanager
