@@ -78,7 +78,7 @@ def list_placement_groups() -> frozenset[str]:
     """Return the ids of all placement groups of the cluster."""
     from ray.util import placement_group_table
 
-    return frozenset(placement_group_table())  # type: ignore[no-untyped-call]
+    return frozenset(placement_group_table())
 
 
 def remove_placement_groups(earlier: Set[str], bundles: int) -> None:
@@ -94,7 +94,7 @@ def remove_placement_groups(earlier: Set[str], bundles: int) -> None:
     from ray.util.placement_group import PlacementGroup
 
     job = ray.get_runtime_context().get_job_id()
-    table: Mapping[str, Mapping[str, Any]] = placement_group_table()  # type: ignore[no-untyped-call]
+    table: Mapping[str, Mapping[str, Any]] = placement_group_table()
     for number, group in table.items():
         ours = number not in earlier and number.endswith(job)  # an id ends with that of its job
         alike = not group["name"] and len(group["bundles"]) == bundles

@@ -46,7 +46,8 @@ def init_ray(**options: Any) -> Mapping[str, Any]:
     def run() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
         try:
-            result.set_result(ray.init(**options).address_info)
+            context: Any = ray.init(**options)  # typed as its base, which has no addresses
+            result.set_result(context.address_info)
         except BaseException as error:
             result.set_exception(error)
             return

@@ -160,7 +160,8 @@ def ended_for_memory(error: BaseException) -> bool:
     """
     from ray.exceptions import OutOfMemoryError
 
-    return isinstance(error, OutOfMemoryError) or MEMORY_EXIT in str(error)
+    found = getattr(error, "health_check_failure", error)
+    return isinstance(found, OutOfMemoryError) or MEMORY_EXIT in str(found)
 
 
 def _is_broken_device(error: BaseException) -> bool:
