@@ -26,6 +26,7 @@ DAEMONS = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's main processes, as 
 ANSWER = 1.0  # time limit for a server to accept a connection, in s
 LOOK_AT_RAY = 0.5  # s between two checks that Ray is alive
 SILENT = 5.0  # s without any accepted connection, after which Ray is considered lost
+INIT = 1  # id of the first process of a system or container
 
 _Result = TypeVar("_Result")
 
@@ -219,12 +220,17 @@ def keep_logs() -> None:
 
 
 def leave() -> None:
-    """Disconnect from Ray, and remove the processes and files of a local Ray."""
+    """Disconnect from Ray, and remove the processes and files of a local Ray.
+
+    `ray.shutdown` waits a second for each of Ray's processes, which ignore its SIGTERM, so they are
+    killed first. Not so in a child of INIT (systemd, an init in a container, an outlived shell):
+    Ray would take the parent for a dead raylet, and end this process at once with exit code 1.
+    """
     global _joined
     import ray
 
-    if isinstance(_joined, Session):
-        _joined.end()  # Ray itself would wait a second for each process, which ignores its SIGTERM
+    if isinstance(_joined, Session) and os.getppid() != INIT:
+        _joined.end()
     ray.shutdown()
     if isinstance(_joined, Session):
         _joined.remove()
