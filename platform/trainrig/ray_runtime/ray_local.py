@@ -39,6 +39,10 @@ def init_ray(**options: Any) -> Mapping[str, Any]:
     mask: `timeout`, Slurm, systemd and a terminal that closes send their signal to all processes,
     and Ray's would end while ranks still save their checkpoint. The kernel ends Ray's processes
     with the thread that started them (Ray sets PR_SET_PDEATHSIG).
+
+    If a signal handler raises during the call, such as that of Ctrl-C, the start of a local Ray is
+    waited for before the exception goes on: what the thread starts later would escape the clean-up.
+    Another exception ends that wait.
     """
     import ray
 
@@ -55,7 +59,14 @@ def init_ray(**options: Any) -> Mapping[str, Any]:
         threading.Event().wait()
 
     threading.Thread(target=run, name="ray", daemon=True).start()
-    return result.result()
+    try:
+        return result.result()
+    except BaseException:
+        if "_temp_dir" in options:  # a local Ray
+            wait([result])
+            if result.exception() is None:
+                ray.shutdown()
+        raise
 
 
 @contextlib.contextmanager

@@ -238,7 +238,7 @@ def _hold_stop_signals() -> Iterator[None]:
     """Delay a SIGTERM or SIGHUP until the end of the block.
 
     If a handler of trainrig raised during Ray's start, processes would be left behind. A second
-    request takes effect at once.
+    request takes effect as soon as a local Ray is up, and a third one at once.
     """
     before = {number: signal.getsignal(number) for number in list_stop_signals()}
     main = threading.current_thread() is threading.main_thread()
