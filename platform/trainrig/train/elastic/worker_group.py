@@ -136,11 +136,12 @@ def _start_controller() -> Any:
     actor: Any = ray.remote(TrainController)
     # Ray Train sets this variable for its own controller, too.
     no_warning = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}
+    settings = WORKER_ENVIRONMENT | _read_train_settings() | no_warning | _point_cleaner()
     return actor.options(
         name=node_placement.name_actor("train-controller"),
         num_cpus=0,
         scheduling_strategy=place_only_on(ray.get_runtime_context().get_node_id()),
-        runtime_env={"env_vars": WORKER_ENVIRONMENT | _read_train_settings() | no_warning},
+        runtime_env={"env_vars": settings},
     ).remote()
 
 
@@ -151,6 +152,22 @@ def _read_train_settings() -> dict[str, str]:
         for name, value in os.environ.items()
         if name.startswith("RAY_TRAIN_") or name == "NCCL_RAS_ADDR"
     }
+
+
+def _point_cleaner() -> dict[str, str]:
+    """Return the environment variable by which Ray Train's cleaner finds this cluster.
+
+    The cleaner asks the State API every second whether Ray's controller lives, and removes the
+    placement group of a controller that is unknown there. By itself it would ask, and show the
+    token to, the Ray that was started last on the machine, or whoever listens at 127.0.0.1:8265,
+    which a Ray without a dashboard records as the address of its own. There is no State API in a
+    local Ray, so its cleaner gets a scheme that Ray does not know, and stops to ask.
+    """
+    import ray
+
+    if ray_local.has_joined():
+        return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    return {"RAY_API_SERVER_ADDRESS": "no-dashboard://"}
 
 
 def _start_fork_server(node: str) -> Any:
