@@ -174,7 +174,7 @@ def launch_head_by_ray(config: Path, log: Path, seconds: float) -> None:
         log.open("ab") as output,
         hold_group(
             [
-                *("ray", "up", str(config), "--yes"),
+                *(str(Path(sys.executable).with_name("ray")), "up", str(config), "--yes"),
                 # Other users could read the cache, which is in the folder for temporary files.
                 *("--no-config-cache", "--use-login-shells", "--log-style=record"),
                 "--log-color=false",
