@@ -204,10 +204,5 @@ def test_a_dead_worker_is_told_from_one_that_raised_and_its_memory_by_its_exit_t
     errors = [ended, killed, report(OutOfMemoryError("")), ActorDiedError()]
     assert all(is_dead_worker(error) for error in errors)
     assert not any(is_dead_worker(error) for error in (raised, ValueError()))
-    assert [ended_for_memory(error) for error in errors] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert [ended_for_memory(error) for error in errors] == [True, False, True, False]
     assert ended_for_memory(OutOfMemoryError(""))
