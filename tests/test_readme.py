@@ -94,6 +94,7 @@ def test_a_trainrig_command_parses_and_its_run_file_loads(
 
 
 PAGE_FILES = {
+    "docs-00000.warc.gz",
     *("pairs-train.jsonl", "pairs-held-out.jsonl", "instructions-train.jsonl"),
     *("instructions-held-out.jsonl", "problems.jsonl", "prompts.jsonl", "principles.txt"),
 }
@@ -117,9 +118,13 @@ def test_commands_after_the_quickstart_read_what_it_or_an_earlier_one_leaves(
     for line in block.splitlines():
         words = split_words(line)[1:]
         given = parse(words)
+        if words[0] == "init":
+            assert set(given["data"]) <= there, line
+            there.add(str(given["folder"]))
+            continue
         if "run_file" not in given:
             assert {str(given.get("checkpoint") or given.get("folder") or given["run"])} & (
-                LEFT | {"quickstart", "('quickstart/model',)", "['quickstart/model']"}
+                there | {"quickstart", "('quickstart/model',)", "['quickstart/model']"}
             ), line
             continue
         model = VERBS[words[0]].load_model()

@@ -103,7 +103,7 @@ class Phase:
 
     records: str
     make_work: Callable[[], Work]  # called once in each worker, to load models and open tables
-    divisible: bool = False  # whether the work obeys PROBED and CRASHED
+    divisible: bool = False  # Whether the work obeys PROBED and CRASHED.
 
     def record_path(self, split: Split) -> str:
         """Return the location of the record of `split`."""

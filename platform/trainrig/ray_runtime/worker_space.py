@@ -20,7 +20,7 @@ LOOK_EVERY = 0.5  # s between two looks at the nodes
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """What one worker takes, and the nodes that it may run on."""
+    """Resources of one worker, and the nodes that it may run on."""
 
     need: ray_pools.Need
     selector: Mapping[str, str]  # label selector, as Ray takes it
@@ -97,7 +97,7 @@ def wait_until_fit(find_lack: Callable[[], str | None], seconds: float = JOIN_SE
     waiting = False
     try:
         while lack := ray_local.call_while_ray_lives(find_lack):
-            if ray_pools.find_pools() or not ray_local.has_joined():
+            if ray_pools.find_pools() or not ray_local.is_in_cluster():
                 raise ConfigError(lack)
             if time.monotonic() - began >= seconds:
                 raise ClusterError(f"{lack}; no such nodes joined within {seconds:g} s")

@@ -168,7 +168,7 @@ class BucketFiles(abc.ABC):
         return format_content_key(*self.head_object(path))
 
     def measure_sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Return the size in bytes of those of `paths` that are objects, by location."""
+        """Return the size in bytes of each object among `paths`, by location."""
         return {path: size for path, (size, _) in self.describe_objects(paths).items()}
 
     def compute_content_keys(self, paths: Sequence[str]) -> list[str]:
@@ -176,7 +176,7 @@ class BucketFiles(abc.ABC):
         return list(map_concurrently(self.compute_content_key, paths))
 
     def describe_objects(self, paths: Sequence[str]) -> dict[str, Described]:
-        """Return the size and the ETag of those of `paths` that are objects, by location.
+        """Return the size and the ETag of each object among `paths`, by location.
 
         Folders with more than FEW of them are listed. What a listing does not show is asked for by
         a HEAD request.
@@ -195,7 +195,7 @@ class BucketFiles(abc.ABC):
         return found
 
     def _describe_by_list(self, folder: str, paths: Sequence[str]) -> dict[str, Described]:
-        """Describe those of `paths`, all of them in `folder`, that a few pages of it show."""
+        """Describe the objects among `paths`, all in `folder`, that a few pages of it show."""
         wanted = set(paths)
         found: dict[str, Described] = {}
         pages = self.list_pages(folder, min(paths))
