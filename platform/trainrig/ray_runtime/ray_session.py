@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -376,6 +377,7 @@ def _run_by_ray_data(
     killed process from a lost node.
     """
     import ray.data
+    from ray.util.annotations import RayDeprecationWarning
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised below
     context = ray.data.DataContext.get_current()
@@ -389,25 +391,28 @@ def _run_by_ray_data(
     rows = ray.data.from_items([_make_row(split) for split in left], override_num_blocks=len(left))
     size = min(place.most, len(left))
     shared = phase, call
-    if place.gpus:
-        # Ray ends the process of a task on a GPU with the task, so the next one would load again.
-        done = rows.map(
-            _SplitActor,  # type: ignore[arg-type] # a class, which Ray makes callable
-            fn_constructor_args=shared,
-            compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
-            num_cpus=place.need["CPU"],
-            num_gpus=place.gpus,
-            max_task_retries=0,  # the actor starts again, and the next tries are plain tasks
-        )
-    else:
-        # Otherwise tasks: their worker processes, with all imports, live on between phases.
-        done = rows.map(
-            _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
-            fn_args=shared,
-            compute=ray.data.TaskPoolStrategy(size=size),
-            num_cpus=place.need["CPU"],
-            max_retries=0,  # with others, Ray retries for ever what its memory monitor killed
-        )
+    with warnings.catch_warnings():
+        # Ray 2.64 will take no options for retries, and names no other way to limit them.
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        if place.gpus:
+            # Ray ends the process of a task on a GPU with the task: the next one would load again.
+            done = rows.map(
+                _SplitActor,  # type: ignore[arg-type] # a class, which Ray makes callable
+                fn_constructor_args=shared,
+                compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
+                num_cpus=place.need["CPU"],
+                num_gpus=place.gpus,
+                max_task_retries=0,  # the actor starts again, and the next tries are plain tasks
+            )
+        else:
+            # Otherwise tasks: their worker processes, with all imports, live on between phases.
+            done = rows.map(
+                _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
+                fn_args=shared,
+                compute=ray.data.TaskPoolStrategy(size=size),
+                num_cpus=place.need["CPU"],
+                max_retries=0,  # otherwise Ray retries for ever what its memory monitor killed
+            )
     yield from _iterate_names(_iterate_in_thread(done.iter_rows))
 
 
