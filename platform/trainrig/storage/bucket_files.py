@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import io
 import itertools
+import logging
 import os
 import random
 import tempfile
@@ -18,6 +19,7 @@ from trainrig.storage import local_files
 from trainrig.storage.backend import READ_BLOCK, NothingThere, is_file_name
 from trainrig.storage.concurrent_requests import map_concurrently
 
+log = logging.getLogger(__name__)
 # Number of attempts to read a body that is cut off, or to create an object that another writer is
 # creating.
 ATTEMPTS = 10
@@ -199,10 +201,13 @@ class BucketFiles(abc.ABC):
         wanted = set(paths)
         found: dict[str, Described] = {}
         pages = self.list_pages(folder, min(paths))
-        for page in itertools.islice(pages, 1 + len(paths) // PAGE_WORTH):
-            found |= {path: page[path] for path in wanted & page.keys()}
-            if len(found) == len(wanted):
-                break
+        try:
+            for page in itertools.islice(pages, 1 + len(paths) // PAGE_WORTH):
+                found |= {path: page[path] for path in wanted & page.keys()}
+                if len(found) == len(wanted):
+                    break
+        except ClusterError as error:  # some accounts may read objects, but not list them
+            log.info("%s; asking for %d objects one by one", error, len(paths))
         return found
 
     def _describe(self, path: str) -> Described | None:
