@@ -265,7 +265,7 @@ def test_a_split_that_kills_its_process_without_a_record_is_named(
     phase = Phase(str(tmp_path / "records"), make_work, divisible)
     paths: tuple[list[dict[str, str]], ...] = ([], [{"path": "a.jsonl"}], [])
     given = [Split(f"split-{n}", {"pieces": pieces}) for n, pieces in enumerate(paths)]
-    message = r"^split-1 of a.jsonl: the process that worked on it was killed 3 times; "
+    message = r"^split-1 of a.jsonl: the process that worked on it was killed 3 times, "
     with pytest.raises(ClusterError, match=message):
         ray_session.map_splits(phase, given, 1)
     assert phase.find_unfinished(given) == [given[1]]
