@@ -41,6 +41,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_extra_path = ["root"]  # index.html leads to the first page
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 html_show_sourcelink = False
 copybutton_prompt_text = "$ "
