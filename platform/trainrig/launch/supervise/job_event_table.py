@@ -32,7 +32,7 @@ TABLE = (
     ),
     Event("stop_requested", (), "`trainrig stop` asked the run to save and end"),
     Event("superseded", ("by",), "A newer attempt took the run over, with the figures of its cost"),
-    Event("spent", ("node_seconds", "attended"), "What an attempt had cost when it was lost"),
+    Event("spent", ("node_seconds", "attended"), "The cost of an attempt up to its loss"),
     Event(
         "ended",
         ("state", "cause", "exit_code", "message", "tries"),

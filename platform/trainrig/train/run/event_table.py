@@ -8,7 +8,7 @@ class Event:
     """One event of a log: a row of docs/reference/events.md."""
 
     name: str
-    fields: tuple[str, ...]  # besides those of every event
+    fields: tuple[str, ...]  # without the fields that every event has
     meaning: str
 
 
@@ -152,6 +152,6 @@ TABLE = (
     Event(
         "killed_by_quickstart",
         ("attempt", "step", "rank", "target"),
-        "The quickstart killed one of its own workers, to show a restart",
+        "The quickstart killed a worker, to show a restart",
     ),
 )
