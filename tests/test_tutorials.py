@@ -1,9 +1,11 @@
 """The commands of the tutorials run in order, on data that a page makes; those for GPUs parse."""
 
+import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -136,16 +138,21 @@ def test_a_tutorial_runs_as_it_is(page: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment["OMP_NUM_THREADS"] = "1"
-    done = subprocess.run(
+    process = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", "".join(list_blocks(page, "bash"))],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stdout
+    try:
+        printed, _ = process.communicate()
+    finally:  # after a timeout, too, no stage may go on
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, printed
     assert (tmp_path / LEFT[page.stem]).is_file()
     if page.stem in KILLING:
         lines = (tmp_path / "my-spot/model/events.jsonl").read_text(encoding="utf-8").splitlines()
