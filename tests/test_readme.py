@@ -241,8 +241,13 @@ def test_tests_that_pages_name_are_there() -> None:
 
 def test_the_index_of_the_docs_names_each_page_once_and_the_readme_names_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert sorted(re.findall(r"\]\(([\w-]+\.md)\)", index)) == sorted(pages)
+    pages = {
+        path.relative_to(ROOT / "docs").as_posix()
+        for pattern in ("*.md", "reference/*.md", "tutorials/*.md")
+        for path in (ROOT / "docs").glob(pattern)
+    } - {"README.md"}
+    links = re.findall(r"\]\(((?!evidence/)[\w-]+(?:/[\w-]+)*\.md)\)", index)
+    assert sorted(links) == sorted(pages)
     for page in ("README", "run-files", "scaling", "performance"):
         assert f"](docs/{page}.md)" in README
 
