@@ -146,7 +146,7 @@ def test_the_cpu_wheel_is_the_pinned_torch_of_the_index_that_the_image_uses() ->
 
 def test_a_quickstart_installs_what_running_needs_and_shows_it() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    assert "--quiet" not in makefile
+    assert "pip install --quiet" not in makefile
     installed = makefile.partition(".venv/installed: pyproject")[2].partition("\n\n")[0]
     assert "-e .\n" in installed and "[dev]" not in installed
     assert re.search(r"^quickstart: \.venv/installed ", makefile, re.MULTILINE)
