@@ -15,7 +15,7 @@ import pytest
 from trainrig.config import NOT_IDENTITY, RunFile, Settings
 from trainrig.config.run_file_schema import build_json_schema, collect_descriptions
 from trainrig.launch.supervise import job_event_table
-from trainrig.library import api_page
+from trainrig.python_api import api_page
 from trainrig.run_file_pages import (
     EVENTS_PAGE,
     METRICS_PAGE,

@@ -7,9 +7,9 @@ from typing import Any
 
 from trainrig import config
 from trainrig.evaluate.model_card import describe_checkpoint
-from trainrig.library.html_tables import render_html_table
 from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
+from trainrig.python_api.html_tables import render_html_table
 
 AnyPath = str | os.PathLike[str]
 
