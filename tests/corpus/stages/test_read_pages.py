@@ -16,10 +16,10 @@ from trainrig.corpus.curate import curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.extract.guard import Guard
+from trainrig.corpus.operators.page_tables import split_records
 from trainrig.corpus.read import RawPage, Unreadable
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.corpus.stages import read_pages
-from trainrig.corpus.stages.read_pages import split_records
 
 PAGES = 95
 PART = 10
