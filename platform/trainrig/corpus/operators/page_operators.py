@@ -95,10 +95,8 @@ class Extract(TableOperator):
             _start_guard(self.extractor).extract,
         )
         there = [name for name in rows.column_names if name not in PAGE_ALONE]
-        documents = rows.select(there).take([pages[index][0] for index in found.taken])
-        for name, values in found.columns.items():
-            documents = put_column(documents, name, values)
-        return documents
+        kept = rows.select(there).take([pages[index][0] for index in found.taken])
+        return pa.table({**{name: kept[name] for name in there}, **found.columns})
 
 
 @functools.cache
