@@ -66,14 +66,15 @@ def read_pages(
     ]
     # As many blocks as tasks; with more, Ray would split the output of each task.
     options = {"override_num_blocks": len(tasks), **options}
-    return ray.data.read_datasource(_PagesDatasource(tasks), **options)
+    dataset: ray.data.Dataset = ray.data.read_datasource(_PagesDatasource(tasks), **options)
+    return dataset
 
 
 class _PagesDatasource(Datasource):
     """Read tasks that are known already."""
 
     def __init__(self, tasks: Sequence[ReadTask]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tasks = tasks
 
     def get_name(self) -> str:
