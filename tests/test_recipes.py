@@ -32,6 +32,7 @@ def list_commands(recipe: Path) -> list[list[str]]:
     """Return the words of each `trainrig` command of `run.sh`, with the paths it will see."""
     text = (recipe / "run.sh").read_text(encoding="utf-8")
     text = text.replace("$here", str(recipe.relative_to(ROOT)))
+    text = re.sub(r"\$\{?MAX_COST(:\?[^}]*\})?", "100", text)
     lines = [line for line in text.splitlines() if line.startswith("trainrig ")]
     return [shlex.split(line, comments=True)[1:] for line in lines]
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TrainrigError,
         Unfinished,
     )
+    from trainrig.library.hub_models import ModelFolder, export_model, import_model
     from trainrig.library.laws_and_plans import FitResult, PlanResult, fit, plan
     from trainrig.library.loaded_model import LoadedModel, load
     from trainrig.library.opened_data import (
@@ -59,6 +60,7 @@ __all__ = [
     "FitResult",
     "InputError",
     "LoadedModel",
+    "ModelFolder",
     "OpenedDocuments",
     "OpenedRun",
     "OpenedTokens",
@@ -72,7 +74,9 @@ __all__ = [
     "data",
     "encode_conversations",
     "evaluate",
+    "export_model",
     "fit",
+    "import_model",
     "load",
     "open_documents",
     "open_run",
@@ -92,6 +96,7 @@ _MODULES = {
         *("ClusterError", "ConfigError", "DataError", "InputError", "OutputTaken"),
         *("TrainrigError", "Unfinished"),
     ),
+    "library.hub_models": ("ModelFolder", "export_model", "import_model"),
     "library.laws_and_plans": ("FitResult", "PlanResult", "fit", "plan"),
     "library.loaded_model": ("LoadedModel", "load"),
     "library.opened_data": (*("OpenedDocuments", "OpenedTokens", "open_documents", "open_tokens"),),

@@ -135,7 +135,7 @@ def read_cuda_build() -> str | None:
 
 
 def parse_cuda_build(text: str) -> str | None:
-    """Return the CUDA version in the text of torch's `version.py`; None for a CPU build."""
+    """Return the CUDA version in the text of torch's version file; None for a CPU build."""
     found = re.search(r"^cuda\b.*=\s*['\"](.+)['\"]", text, re.MULTILINE)
     return found[1] if found else None
 

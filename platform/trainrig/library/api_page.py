@@ -28,6 +28,7 @@ _SECTIONS = {
     "library/stages.py": "Stages",
     "library/laws_and_plans.py": "Laws and plans",
     "library/loaded_model.py": "Models",
+    "library/hub_models.py": "Hugging Face folders",
     "library/opened_run.py": "Runs",
     "library/opened_data.py": "Documents and tokens",
     "errors.py": "Errors",

@@ -16,9 +16,11 @@ from trainrig.corpus.curate import curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.extract.guard import Guard
+from trainrig.corpus.operators import page_tables
 from trainrig.corpus.operators.page_tables import split_records
 from trainrig.corpus.read import RawPage, Unreadable
 from trainrig.corpus.read.warc_and_arc import write_warc
+from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.stages import read_pages
 
 PAGES = 95
@@ -53,7 +55,7 @@ def read_content(output: Path) -> str:
 def test_extracted_pages_are_not_extracted_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(read_pages, "PART", PART)
+    monkeypatch.setattr(page_tables, "PART", PART)
     curate(make_run(archive, tmp_path / "whole"))
     extracted: Counter[str] = Counter()
 
@@ -87,8 +89,8 @@ records = st.lists(
 @given(records, st.integers(1, 7), st.integers(1, 200))
 def test_parts_are_whole_and_bounded(found: list[Any], most: int, largest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read_pages, "PART", most)
-        patch.setattr(read_pages, "PART_BYTES", largest)
+        patch.setattr(page_tables, "PART", most)
+        patch.setattr(page_tables, "PART_BYTES", largest)
         parts = list(split_records(found))
     assert [record for part in parts for record in part] == found
     for part in parts:
@@ -97,11 +99,25 @@ def test_parts_are_whole_and_bounded(found: list[Any], most: int, largest: int) 
         assert sum(sizes) - (sizes[-1] if sizes else 0) < largest
 
 
+@given(records, st.sets(st.integers(0, 59)), st.integers(1, 7), st.integers(1, 200))
+def test_records_that_are_left_out_do_not_move_the_cuts(
+    found: list[Any], crashed: set[int], most: int, largest: int
+) -> None:
+    left = [
+        read_pages._leave_out(record, PII()) if number in crashed else record
+        for number, record in enumerate(found)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_tables, "PART", most)
+        patch.setattr(page_tables, "PART_BYTES", largest)
+        assert [*map(len, split_records(left))] == [*map(len, split_records(found))]
+
+
 @pytest.mark.slow
 def test_a_part_of_which_a_file_is_missing_is_done_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_pages, "PART", PART)
+    monkeypatch.setattr(page_tables, "PART", PART)
     curate(make_run(archive, tmp_path / "whole"))
     begun = tmp_path / "out"
     with monkeypatch.context() as patch:

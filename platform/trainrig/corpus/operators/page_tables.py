@@ -68,12 +68,15 @@ def read_pages(
 
 
 def split_records(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Split `records` into parts that depend on the records alone, so a resumed run cuts alike."""
+    """Split `records` into parts that depend on the records alone, so a resumed run cuts alike.
+
+    A record that is left out counts with its size, because parts may have been cut before that.
+    """
     part: list[Record] = []
     size = 0
     for record in records:
         part.append(record)
-        size += len(record.body) if isinstance(record, RawPage) else 0
+        size += len(record.body) if isinstance(record, RawPage) else record.left_out
         if len(part) == PART or size >= PART_BYTES:
             yield part
             part = []

@@ -180,9 +180,9 @@ def read_all_pages(run: Curation) -> Work:
 
 def _leave_out(record: Record, pii: PII) -> Record:
     """Return the quarantined form of a record that kills its process."""
-    return (
-        record if isinstance(record, Unreadable) else Unreadable(mask_url(record.url, pii), CRASHED)
-    )
+    if isinstance(record, Unreadable):
+        return record
+    return Unreadable(mask_url(record.url, pii), CRASHED, left_out=len(record.body))
 
 
 class _Extractors:
