@@ -95,7 +95,8 @@ class Extract(TableOperator):
             _start_guard(self.extractor).extract,
         )
         there = [name for name in rows.column_names if name not in PAGE_ALONE]
-        kept = rows.select(there).take([pages[index][0] for index in found.taken])
+        taken = pa.array([pages[index][0] for index in found.taken], pa.int64())
+        kept = rows.select(there).take(taken)
         return pa.table({**{name: kept[name] for name in there}, **found.columns})
 
 
