@@ -5,10 +5,11 @@ as an argument of `ray.data.Dataset.map_batches`, and without Ray on any table. 
 returns depend on the rows of the table alone, and it keeps the columns that it does not know.
 """
 
+import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import ValidationError
+from pydantic import create_model
 
 from trainrig import config
 from trainrig.errors import ConfigError
@@ -17,8 +18,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TableOperator(config.Settings):
-    """A step of a pipeline: its settings, and a call that computes a table from a table."""
+class TableOperator:
+    """A step of a pipeline: its settings, and a call that computes a table from a table.
+
+    A subclass declares its settings as a model does. It is not a model itself: for actors, Ray Data
+    derives a class from the operator's, pickles that, and sets an attribute before the settings.
+    """
+
+    _settings: ClassVar[type[config.Settings]] = config.Settings
+
+    def __init_subclass__(cls) -> None:
+        """Build the model of the settings that the class declares.
+
+        A private class that declares none, such as the one that Ray derives, has those of its base.
+        """
+        declared: dict[str, Any] = {
+            name: (annotation, vars(cls).get(name, ...))
+            for name, annotation in inspect.get_annotations(cls).items()
+            if not name.startswith("_")
+        }
+        if declared or not cls.__name__.startswith("_"):
+            cls._settings = create_model(
+                cls.__name__, __base__=cls._settings, __module__=cls.__module__, **declared
+            )
 
     def __init__(self, **keys: Any) -> None:
         """Check the settings; lists stand for tuples, and dictionaries for tables of settings.
@@ -26,12 +48,16 @@ class TableOperator(config.Settings):
         Paths become absolute, because a worker may run in another directory. Raises ConfigError, in
         one line, for the first invalid key.
         """
-        try:
-            super().__init__(**config.freeze(keys))
-        except ValidationError as error:
-            name = type(self).__name__
-            raise ConfigError(config.describe_error(type(self), error, keys, name)) from None
-        vars(self).update(vars(config.with_absolute_paths(self)))
+        given = config.build(self._settings, keys, self._settings.__name__)
+        vars(self).update(config.list_fields(config.with_absolute_paths(given)))
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Read what the settings name, and check what they mean together."""
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._settings.model_fields)
+        return f"{self._settings.__name__}({given})"
 
     def __call__(self, rows: "pa.Table") -> "pa.Table":
         """Return the table that this step makes of `rows`."""
@@ -43,8 +69,8 @@ class TableOperator(config.Settings):
         if missing:
             more = ", …" if len(missing) > 3 else ""
             raise ConfigError(
-                f"{type(self).__name__}: the rows have no column {', '.join(missing[:3])}{more}; "
-                f"{remedy}"
+                f"{self._settings.__name__}: the rows have no column {', '.join(missing[:3])}"
+                f"{more}; {remedy}"
             )
 
 

@@ -56,13 +56,11 @@ __all__ = [
     "Settings",
     "SomeSettings",
     "build",
-    "describe_error",
     "extract_identity",
     "find_line",
     "find_path_fields",
     "format_location",
     "format_toml_value",
-    "freeze",
     "list_fields",
     "load",
     "parse",
@@ -210,8 +208,8 @@ def _explain_changed(
     changed = _apply_overrides(data, overrides)
     for count in reversed(range(len(overrides))):
         if first_fault(count) != _find_fault(error):
-            return describe_error(model, error, changed, f"--set {overrides[count]}", "")
-    return describe_error(model, error, changed, path, text)
+            return _explain(model, error, changed, f"--set {overrides[count]}", "")
+    return _explain(model, error, changed, path, text)
 
 
 def _find_fault(error: ValidationError) -> tuple[Any, str]:
@@ -253,19 +251,19 @@ def build(model: type[Model], data: Mapping[str, Any], path: str, text: str = ""
     try:
         return _validate(model, data)
     except ValidationError as error:
-        raise ConfigError(describe_error(model, error, data, path, text)) from None
+        raise ConfigError(_explain(model, error, data, path, text)) from None
 
 
 def _validate(model: type[Model], data: Mapping[str, Any]) -> Model:
-    return model.model_validate(freeze(data))
+    return model.model_validate(_freeze(data))
 
 
-def freeze(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     """Convert TOML arrays to tuples, because strict models accept no list for a tuple field."""
     if isinstance(value, Mapping):
-        return {key: freeze(inner) for key, inner in value.items()}
+        return {key: _freeze(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(freeze(item) for item in value)
+        return tuple(_freeze(item) for item in value)
     return value
 
 
@@ -278,17 +276,9 @@ _IN_TOML = {
 }
 
 
-def describe_error(
-    model: type[Settings],
-    error: ValidationError,
-    data: Mapping[str, Any],
-    path: str,
-    text: str = "",
+def _explain(
+    model: type[Settings], error: ValidationError, data: Mapping[str, Any], path: str, text: str
 ) -> str:
-    """Describe in one line the first invalid key of `data`, which were to build a `model`.
-
-    `path` names the file, or whatever else holds the keys; `text` is the text of a file.
-    """
     first = error.errors()[0]
     location = _drop_tags(first["loc"], data)
     message = first["msg"]

@@ -43,8 +43,8 @@ _DATA_FILES = (
     "evaluate/engine/embed_operator.py",
     "data/split_sink.py",
 )
-# Methods that pydantic and Ray Data call, not users.
-_HOOKS = ("model_post_init", "on_write_complete", "on_write_failed", "write")
+# Methods that Ray Data calls, not users.
+_HOOKS = ("on_write_complete", "on_write_failed", "write")
 # Verbs whose function has another name than the verb.
 _VERB_OF = {"train_tokenizer": "tokenizer", "encode_conversations": "conversations"}
 

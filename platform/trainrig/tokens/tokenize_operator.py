@@ -2,11 +2,10 @@
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PrivateAttr
 
 from trainrig.config import NOT_IDENTITY
 from trainrig.table_operator import TableOperator, put_column, read_strings
@@ -39,9 +38,9 @@ class Tokenize(TableOperator):
     tokenizer: Annotated[str, NOT_IDENTITY]
     # Whether each document begins with begin-of-text.
     begin_of_text: bool = False
-    _files: TokenizerFiles = PrivateAttr()
+    _files: TokenizerFiles
 
-    def model_post_init(self, context: Any, /) -> None:
+    def _prepare(self) -> None:
         """Read the tokenizer's files. Raises DataError if there are none."""
         self._files = TokenizerFiles.read(self.tokenizer)
 

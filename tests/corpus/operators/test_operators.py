@@ -215,6 +215,20 @@ def test_a_mistake_in_settings_is_one_line(build: Callable[[], Any], said: str) 
     assert "\n" not in str(raised.value)
 
 
+def test_a_derived_class_may_set_attributes_before_the_settings() -> None:
+    """Ray Data derives such a class to run an operator in an actor."""
+
+    class _Derived(Language):
+        def __init__(self, **keys: Any) -> None:
+            self.thread = 1
+            super().__init__(**keys)
+
+    with pytest.raises(ConfigError, match=r"^Language: the rows have no column text; "):
+        _Derived()(pa.table({"mine": [1]}))
+    with pytest.raises(ConfigError, match=r"^Language: no key 'x' in Language"):
+        _Derived(x=1)
+
+
 def test_a_missing_tokenizer_is_found_when_the_operator_is_built(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file; `trainrig tokenizer` makes one"):
         Tokenize(tokenizer=str(tmp_path))

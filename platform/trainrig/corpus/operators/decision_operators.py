@@ -1,12 +1,11 @@
 """Operators that decide about documents: rules on their columns, and signatures of their texts."""
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import model_validator
 
 from trainrig.corpus.curation_settings import PROSE
 from trainrig.corpus.dedup import MinHash, NearDuplicates
@@ -15,6 +14,7 @@ from trainrig.corpus.filters.filters import Filters
 from trainrig.corpus.limits import LANGUAGE, Limit, PercentileThreshold
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.signatures.signatures import Signatures, build_columns
+from trainrig.errors import ConfigError
 from trainrig.table_operator import TableOperator, put_column
 
 
@@ -41,15 +41,13 @@ class Judge(TableOperator):
     # Whether to keep documents that break a rule, with the first such rule in `dropped_by`.
     keep_dropped: bool = False
 
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
+    def _prepare(self) -> None:
         for rule in self._rules:
             if isinstance(rule.limit, PercentileThreshold):
-                raise ValueError(
-                    f"filters: '{rule.name}' keeps a share of all documents, and an operator sees "
-                    "only some; set a fixed bound, or use `trainrig.curate`"
+                raise ConfigError(
+                    f"Judge: filters: '{rule.name}' keeps a share of all documents, and an "
+                    "operator sees only some; set a fixed bound, or use `trainrig.curate`"
                 )
-        return self
 
     @property
     def _rules(self) -> tuple[rule_verdicts.Rule, ...]:

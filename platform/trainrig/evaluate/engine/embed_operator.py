@@ -2,12 +2,11 @@
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pyarrow as pa
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
-from trainrig import storage
 from trainrig.config import NOT_IDENTITY
 from trainrig.table_operator import TableOperator, put_column, read_strings
 from trainrig.train import checkpoint
@@ -45,13 +44,13 @@ class Embed(TableOperator):
     # Pieces in one forward pass.
     batch: int = Field(default=16, ge=1)
     threads: int = Field(default=1, ge=1)  # CPU threads of a worker
-    _model: str = PrivateAttr()  # checkpoint that was the newest when the operator was built
+    _model: str  # checkpoint that was the newest when the operator was built
 
-    def model_post_init(self, context: Any, /) -> None:
+    def _prepare(self) -> None:
         """Find the model. Raises DataError if there is none, and ConfigError if it cannot embed."""
         from trainrig.evaluate.engine.text_embedder import check_embeds
 
-        self._model = checkpoint.resolve(storage.make_absolute(self.checkpoint))
+        self._model = checkpoint.resolve(self.checkpoint)
         config, _ = checkpoint.describe(self._model)
         check_embeds(config, self._model, self.sequence_length)
 
