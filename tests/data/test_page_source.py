@@ -153,7 +153,12 @@ def test_a_file_does_not_depend_on_blocks(tmp_path: Path) -> None:
 
     numbers = [(n * 7) % 600 for n in range(600)]
     rows = pa.table(
-        {"split": [f"s-{n % 3}" for n in numbers], "row": numbers, "x": [f"{n}" for n in numbers]}
+        {
+            "split": [f"s-{n % 3}" for n in numbers],
+            "row": numbers,
+            "text": [f"{n}" for n in numbers],
+            "list": [[n] for n in numbers],
+        }
     )
     for name, blocks in (("one", 1), ("many", 9)):
         dataset = ray.data.from_arrow(rows).repartition(blocks)

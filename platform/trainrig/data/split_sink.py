@@ -131,13 +131,10 @@ def _finish_split(folder: str, fragments: Sequence[_Fragment]) -> dict[str, Any]
     split = fragments[0].split
     below = f"{ROWS}/{split}.parquet"
     path = storage.join(folder, below)
-    if len(fragments) == 1:
-        # Ray repeats a task whose process was killed, maybe after the move.
-        if storage.exists(fragments[0].path):
-            storage.move(fragments[0].path, path)
-    else:
-        in_order = sorted(fragments, key=lambda fragment: fragment.first)
-        _write_rows(path, _sort_rows([_read_rows(fragment.path) for fragment in in_order]))
+    # A single fragment is not moved: reading names the elements of lists otherwise than Arrow does,
+    # so its bytes would tell that it was one.
+    in_order = sorted(fragments, key=lambda fragment: fragment.first)
+    _write_rows(path, _sort_rows([_read_rows(fragment.path) for fragment in in_order]))
     written = manifest.compute_file_sum(path)
     return {
         "split": split,
