@@ -195,3 +195,14 @@ def test_a_mistake_is_one_line_before_ray_starts(tmp_path: Path) -> None:
         data.read_pages(tmp_path, reading={"field": {}})
     with pytest.raises(DataError, match="matches no file"):
         data.read_pages(tmp_path / "*.warc")
+
+
+def test_a_folder_with_files_of_others_is_refused(tmp_path: Path) -> None:
+    """A sink deletes the `rows` of an unfinished output, so these have to be its own."""
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "mine.parquet").touch()
+    with pytest.raises(OutputTaken, match=r"holds other files \(mine\.parquet, …\)"):
+        data.SplitSink(tmp_path)
+    (tmp_path / "fragments").mkdir()
+    (tmp_path / "fragments" / "a.parquet").touch()
+    data.SplitSink(tmp_path)

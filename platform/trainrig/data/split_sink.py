@@ -1,6 +1,7 @@
 """A sink of Ray Data that writes one Parquet file for each split.
 
     OUT/  rows/SPLIT.parquet …  splits.parquet, written last: split, file, rows, bytes, sha256
+          fragments/RUN/FRAGMENT.parquet …, in an unfinished output only
 
 A write task gets some of the blocks of a split, as Ray cuts and deals them, so it writes fragments
 under random names. When all tasks are done, the fragments that they reported are put together,
@@ -29,6 +30,7 @@ from trainrig.errors import ConfigError, OutputTaken
 SPLIT = "split"  # column with the name of a row's split
 ROWS = "rows"  # folder of the files
 SPLITS = "splits.parquet"
+FRAGMENTS = "fragments"
 
 _HELD_BYTES = 2**27  # bytes of rows that a write task holds before it writes a fragment
 _TOGETHER = 64  # splits that one task finishes
@@ -61,7 +63,7 @@ class SplitSink(Datasink[list[_Fragment]]):
     without rows has no file. `splits.parquet` lists the files with their rows, bytes and SHA-256,
     and is written last: without it, the output is unfinished, and writing starts over.
 
-    Raises OutputTaken if `folder` holds a finished output.
+    Raises OutputTaken if `folder` holds a finished output, or files that no sink wrote.
 
     >>> documents.write_datasink(trainrig.data.SplitSink("documents"))
     >>> ray.data.read_parquet("documents/rows")
@@ -74,7 +76,14 @@ class SplitSink(Datasink[list[_Fragment]]):
                 f"{self._folder}: this folder holds a finished output ({SPLITS}); name another "
                 "folder, or delete this one"
             )
-        self._fragments = storage.join(self._folder, manifest.SCRATCH, uuid.uuid4().hex)
+        first = storage.find_first(self._folder)
+        begun = storage.join(self._folder, FRAGMENTS)
+        if first is not None and storage.find_first(begun) is None:
+            raise OutputTaken(
+                f"{self._folder}: this folder holds other files ({first.rpartition('/')[2]}, …); "
+                "name another folder"
+            )
+        self._fragments = storage.join(begun, uuid.uuid4().hex)
 
     def write(self, blocks: Iterable[Block], ctx: Any) -> list[_Fragment]:
         """Write the rows of `blocks` to fragments, and return these."""
@@ -113,13 +122,14 @@ class SplitSink(Datasink[list[_Fragment]]):
             for begin in range(0, len(ordered), _TOGETHER)
         ]
         records = [record for found in ray.get(tasks) for record in found]
-        storage.delete_folder(storage.join(self._folder, manifest.SCRATCH))
         table = pa.Table.from_pylist(records, _SPLIT_RECORD)
         _write_rows(storage.join(self._folder, SPLITS), table)
+        storage.delete_folder(storage.join(self._folder, FRAGMENTS))
 
     def on_write_failed(self, error: Exception) -> None:
-        """Delete the fragments."""
-        storage.delete_folder(self._fragments)
+        """Delete the fragments, unless they mark the files of splits as unfinished."""
+        if storage.find_first(storage.join(self._folder, ROWS)) is None:
+            storage.delete_folder(self._fragments)
 
 
 def _finish_splits(folder: str, of_split: Sequence[Sequence[_Fragment]]) -> list[dict[str, Any]]:
