@@ -193,6 +193,8 @@ def test_a_mistake_is_one_line_before_ray_starts(tmp_path: Path) -> None:
         data.read_pages(tmp_path, source="my pages")
     with pytest.raises(ConfigError, match=r"^read_pages: reading: no key 'field' in ReadSettings"):
         data.read_pages(tmp_path, reading={"field": {}})
+    with pytest.raises(ConfigError, match=r"no option 'concurency'; did you mean 'concurrency'\?"):
+        data.read_pages(tmp_path, concurency=2)
     with pytest.raises(DataError, match="matches no file"):
         data.read_pages(tmp_path / "*.warc")
 

@@ -1,10 +1,11 @@
 """Pages of input files as a dataset of Ray Data, with a read task for each split."""
 
-import functools
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
+import pyarrow as pa
 import ray.data
 from pydantic import Field
 from ray.data.block import BlockMetadata
@@ -13,6 +14,7 @@ from ray.data.datasource import Datasource, ReadTask
 from trainrig import config, storage
 from trainrig.corpus.operators import page_tables
 from trainrig.corpus.read import InputPiece, ReadSettings
+from trainrig.errors import ConfigError
 
 _UNPACKED = 5  # bytes of pages in a byte of a compressed archive, to tell Ray a size before reading
 
@@ -48,10 +50,16 @@ def read_pages(
             `{"fields": {"text": "content"}}`.
         options: passed to `ray.data.read_datasource`, such as `concurrency` and `num_cpus`.
 
-    Raises DataError if a pattern matches no file, or if a file has an unknown format.
+    Raises ConfigError for an unknown option, and DataError if a pattern matches no file, or if a
+    file has an unknown format.
 
     >>> pages = trainrig.data.read_pages("crawl/*.warc.gz", source="crawl")
     """
+    known = inspect.signature(ray.data.read_datasource).parameters  # Ray ignores other options
+    for name in options:
+        if name not in known:
+            hint = config.suggest_choice(name, known)
+            raise ConfigError(f"read_pages: no option '{name}'{hint}")
     named = [paths] if isinstance(paths, str | os.PathLike) else paths
     keys = {
         "source": source,
@@ -98,12 +106,14 @@ class _PagesDatasource(Datasource):
 def _build_task(
     given: _PageSource, split: str, pieces: Sequence[InputPiece], size: int
 ) -> ReadTask:
-    read = functools.partial(
-        page_tables.read_pages, split, given.source, tuple(pieces), given.reading
-    )
+    task = split, given.source, tuple(pieces), given.reading  # not the paths of all splits
+
+    def read_split() -> Iterator[pa.Table]:  # Ray asks for its name if the task is large
+        return page_tables.read_pages(*task)
+
     paths = tuple(dict.fromkeys(piece.path for piece in pieces))
     metadata = BlockMetadata(num_rows=None, size_bytes=size, input_files=paths, exec_stats=None)
-    return ReadTask(read, metadata, schema=page_tables.PAGE)
+    return ReadTask(read_split, metadata, schema=page_tables.PAGE)
 
 
 def _estimate_bytes(pieces: Sequence[InputPiece], sizes: Mapping[str, int]) -> int:
