@@ -28,8 +28,8 @@ def embed_texts(
 class Embed(TableOperator):
     """Compute a vector for each text with a trained model: adds `embedding`, in float32.
 
-    A worker with a GPU computes there: pass `num_gpus=1` to `map_batches`. The last digits depend
-    on which texts stand together in a table, so equal tables give equal vectors.
+    A worker with a GPU computes there: pass `num_gpus=1` and a `batch_size` to `map_batches`. The
+    last digits depend on which texts stand together in a table, so equal tables give equal vectors.
     """
 
     # Run folder or checkpoint of the model, usually an encoder.
