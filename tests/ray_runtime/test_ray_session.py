@@ -101,6 +101,16 @@ def test_the_records_do_not_depend_on_who_did_the_splits(
     assert seen == [(done, 6) for done in range(7)]
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+def test_datasets_of_the_caller_lose_no_block_with_an_error(tmp_path: Path) -> None:
+    import ray.data
+
+    ray_session.map_splits(make_phase(tmp_path), SPLITS[:1], 1)
+    assert ray.data.DataContext.get_current().max_errored_blocks == 0
+
+
 @pytest.mark.slow
 @WORKERS
 def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(

@@ -394,7 +394,8 @@ def _run_by_ray_data(
     from ray.util.annotations import RayDeprecationWarning
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised below
-    context = ray.data.DataContext.get_current()
+    # A copy: the caller may have datasets of its own, which must not lose blocks with errors.
+    context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_options.label_selector = dict(place.selector) or None
@@ -402,7 +403,10 @@ def _run_by_ray_data(
     # With resource reservation, Ray Data would submit only the tasks that fit the live nodes.
     context.op_resource_reservation_enabled = False
     context.max_errored_blocks = -1  # `_do_split` returns its errors: only killed splits remain
-    rows = ray.data.from_items([_make_row(split) for split in left], override_num_blocks=len(left))
+    with ray.data.DataContext.current(context):
+        rows = ray.data.from_items(
+            [_make_row(split) for split in left], override_num_blocks=len(left)
+        )
     size = min(place.most, len(left))
     shared = phase, call
     with warnings.catch_warnings():
