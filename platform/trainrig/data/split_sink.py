@@ -48,7 +48,7 @@ _SPLIT_RECORD = pa.schema(
 
 @dataclass(frozen=True)
 class _Fragment:
-    """Some rows of a split in a file of their own."""
+    """A file with some rows of a split."""
 
     split: str
     path: str
@@ -114,7 +114,7 @@ class SplitSink(Datasink[list[_Fragment]]):
         for fragments in write_result.write_returns:
             for fragment in fragments:
                 of_split[fragment.split].append(fragment)
-        storage.delete_folder(storage.join(self._folder, ROWS))  # of an earlier, unfinished output
+        storage.delete_folder(storage.join(self._folder, ROWS))  # left by an unfinished output
         ordered = [of_split[split] for split in sorted(of_split)]
         finish = ray.remote(_finish_splits)
         tasks = [
@@ -141,8 +141,8 @@ def _finish_split(folder: str, fragments: Sequence[_Fragment]) -> dict[str, Any]
     split = fragments[0].split
     below = f"{ROWS}/{split}.parquet"
     path = storage.join(folder, below)
-    # A single fragment is not moved: reading names the elements of lists otherwise than Arrow does,
-    # so its bytes would tell that it was one.
+    # A single fragment is read too, because the reader gives the elements of lists another name,
+    # and the bytes of the file would depend on the number of fragments.
     in_order = sorted(fragments, key=lambda fragment: fragment.first)
     _write_rows(path, _sort_rows([_read_rows(fragment.path) for fragment in in_order]))
     written = manifest.compute_file_sum(path)

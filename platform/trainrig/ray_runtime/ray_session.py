@@ -394,7 +394,7 @@ def _run_by_ray_data(
     from ray.util.annotations import RayDeprecationWarning
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised below
-    # A copy: the caller may have datasets of its own, which must not lose blocks with errors.
+    # A copy, because datasets of the caller must not lose blocks with errors.
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

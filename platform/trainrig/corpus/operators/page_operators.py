@@ -30,7 +30,7 @@ class ExtractedPages:
 
     columns: dict[str, pa.Array]
     taken: list[int]  # indexes of the pages that gave a document
-    failed: dict[int, NotExtracted]  # by index of the page
+    failed: dict[int, NotExtracted]  # key: index of the page
 
 
 def extract_documents(
