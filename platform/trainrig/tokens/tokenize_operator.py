@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.config import NOT_IDENTITY
-from trainrig.table_operator import TableOperator, put_column, read_strings
+from trainrig.config.table_operator import TableOperator, put_column, read_strings
 from trainrig.tokens.special_tokens import BEGIN_OF_TEXT, TokenizerFiles
 from trainrig.tokens.tokenizers.encode import Encoder
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig import config
+from trainrig.config.table_operator import TableOperator
 from trainrig.corpus.curate import Curation, curate
 from trainrig.corpus.curation_settings import CurationSource
 from trainrig.corpus.extract import PlainText
@@ -31,7 +32,6 @@ from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.signatures.signatures import load_columns
 from trainrig.corpus.url_blocklist import UrlLists
 from trainrig.errors import ConfigError, DataError
-from trainrig.table_operator import TableOperator
 from trainrig.tokens.tokenize_operator import Tokenize
 
 PROSE = (

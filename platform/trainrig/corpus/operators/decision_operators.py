@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from trainrig.config.table_operator import TableOperator, put_column
 from trainrig.corpus.curation_settings import PROSE
 from trainrig.corpus.dedup import MinHash, NearDuplicates
 from trainrig.corpus.filters import rule_verdicts
@@ -15,7 +16,6 @@ from trainrig.corpus.limits import LANGUAGE, Limit, PercentileThreshold
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.signatures.signatures import Signatures, build_columns
 from trainrig.errors import ConfigError
-from trainrig.table_operator import TableOperator, put_column
 
 
 def convert_to_numpy(column: pa.ChunkedArray) -> NDArray[Any]:

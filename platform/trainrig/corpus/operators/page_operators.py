@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainrig.config.table_operator import TableOperator, put_column, read_strings
 from trainrig.corpus.documents import compute_document_id
 from trainrig.corpus.extract import Extracted, Extractor, MainContent, NotExtracted
 from trainrig.corpus.extract.guard import Guard
@@ -16,7 +17,6 @@ from trainrig.corpus.operators.page_tables import PAGE_ALONE, list_pages
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.row_schema import DOCUMENT
 from trainrig.corpus.url_blocklist import URL_COLUMNS, UrlLists, UrlSignals
-from trainrig.table_operator import TableOperator, put_column, read_strings
 
 ExtractTexts = Callable[[Iterable[RawPage]], Iterable[Extracted | NotExtracted]]
 """Function that extracts the text of pages, with one outcome per page, in order."""

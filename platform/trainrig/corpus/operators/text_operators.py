@@ -9,6 +9,7 @@ from typing import get_args
 import pyarrow as pa
 from pydantic import Field
 
+from trainrig.config.table_operator import TableOperator, put_column, read_strings
 from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.models.language_id import identify_all
 from trainrig.corpus.models.scorers import Scorer
@@ -17,7 +18,6 @@ from trainrig.corpus.rewrite.pii_mask import PII, Kind, MaskedSpan, mask
 from trainrig.corpus.row_schema import DOCUMENT
 from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import SIGNALS, measure
-from trainrig.table_operator import TableOperator, put_column, read_strings
 
 _TEXT = "name the column with the texts `text`, or apply `Extract` to pages first"
 

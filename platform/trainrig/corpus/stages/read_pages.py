@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
+from trainrig.config.table_operator import TableOperator
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.documents import ROW, Parts, writing
 from trainrig.corpus.extract import Extracted, NotExtracted
@@ -45,7 +46,6 @@ from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.url_blocklist import UrlLists
 from trainrig.manifest import SCRATCH, FileSum
 from trainrig.splits import CRASHED, RecordSelection, Split, Work
-from trainrig.table_operator import TableOperator
 
 
 def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from trainrig.config import NOT_IDENTITY
-from trainrig.table_operator import TableOperator, put_column, read_strings
+from trainrig.config.table_operator import TableOperator, put_column, read_strings
 from trainrig.train import checkpoint
 
 if TYPE_CHECKING:
