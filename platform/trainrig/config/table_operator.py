@@ -64,7 +64,15 @@ class TableOperator:
         raise NotImplementedError
 
     def require_columns(self, rows: "pa.Table", names: Sequence[str], remedy: str) -> None:
-        """Raise ConfigError with the `remedy` if `rows` lack one of the columns `names`."""
+        """Raise ConfigError with the `remedy` if `rows` lack one of the columns `names`.
+
+        Raises ConfigError too if they are no Arrow table, which Ray Data gives only on request.
+        """
+        if not hasattr(rows, "column_names"):
+            raise ConfigError(
+                f"{self._settings.__name__}: the rows are not an Arrow table; pass "
+                '`batch_format="pyarrow"` to `map_batches`'
+            )
         missing = [name for name in names if name not in rows.column_names]
         if missing:
             more = ", …" if len(missing) > 3 else ""

@@ -206,6 +206,7 @@ def test_pages_come_back_from_a_table_as_they_were() -> None:
             "Judge: the rows have no column characters; apply",
         ),
         (lambda: Measure()(pa.table({"text": ["a"]})), "no column language; apply `Language`"),
+        (lambda: Language()({"text": ["a"]}), 'pass `batch_format="pyarrow"` to `map_batches`'),
     ],
 )
 def test_a_mistake_in_settings_is_one_line(build: Callable[[], Any], said: str) -> None:
