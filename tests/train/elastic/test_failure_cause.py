@@ -188,7 +188,7 @@ def test_ranks_of_which_none_says_that_it_waits_are_not_absent():
 
 @pytest.mark.slow
 def test_a_dead_worker_is_told_from_one_that_raised_and_its_memory_by_its_exit_type():
-    from ray.core.generated.common_pb2 import ActorDiedErrorContext
+    from ray.core.generated.common_pb2 import ActorDiedErrorContext  # type: ignore[attr-defined]
     from ray.exceptions import ActorDiedError, OutOfMemoryError
     from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 

@@ -165,7 +165,7 @@ def _point_cleaner() -> dict[str, str]:
     """
     import ray
 
-    if ray_local.has_joined():
+    if ray_local.is_in_cluster():
         return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     return {"RAY_API_SERVER_ADDRESS": "no-dashboard://"}
 
