@@ -70,13 +70,17 @@ class Fitted:
 
 
 def read_runs(
-    paths: Sequence[str], columns: dict[str, str] | None = None, recipes: Sequence[str] = ()
+    paths: Sequence[str],
+    columns: dict[str, str] | None = None,
+    recipes: Sequence[str] = (),
+    bytes_per_token: float | None = None,
 ) -> RunsTable:
     """Read the rows of the tables at all `paths`, restricted to the named `recipes` if given.
 
-    Raises DataError if a table cannot be read or has no such recipe.
+    Losses per byte need `bytes_per_token`. Raises DataError if a table cannot be read or has no
+    such recipe.
     """
-    runs = join_tables([read_table(path, columns) for path in paths])
+    runs = join_tables([read_table(path, columns, bytes_per_token) for path in paths])
     if not recipes:
         return runs
     for name in recipes:
