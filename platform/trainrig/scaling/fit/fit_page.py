@@ -60,7 +60,9 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
         profiles=fit_charts.draw_profiles(fitted.profiles),
         optima=fit_charts.draw_optima(law, isoflop, envelope),
         contours=fit_charts.draw_loss_contours(law, runs),
-        isoflops=fit_charts.draw_isoflops(runs, isoflop) if isoflop else None,
+        isoflops=fit_charts.draw_isoflops(runs, isoflop, fitted.settings.isoflop)
+        if isoflop
+        else None,
         curves=fit_charts.draw_envelope(fitted.along, envelope) if several else None,
         approaches=[
             (
