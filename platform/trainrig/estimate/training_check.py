@@ -77,6 +77,7 @@ def describe_memory_shortage(
     sliced = training.parallel.sharded
     less = (
         (sliced and training.parallel.reshard != "layer", "parallel.reshard = 'layer'"),
+        (sliced and not training.parallel.by_micro_batch, "parallel.reduce = 'micro_batch'"),
         (not isinstance(again, Full) or again.every > 1, "recompute.kind = 'Full'"),
         (not offload.optimizer, "offload.optimizer"),
         (not offload.activations and again is None, "offload.activations"),

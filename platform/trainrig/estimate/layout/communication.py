@@ -252,7 +252,8 @@ def estimate_replica_traffic(
     With `reshard` "step", parameters are gathered once, before the first micro-batch. With "layer",
     those of the layers are gathered before each forward and each backward pass, and the rest in
     each forward pass, the head while the layers compute. Gradients are reduced in float32 during
-    the last backward pass. FSDP copies all of them through buffers; a single device casts instead.
+    the last backward pass, or with `reduce` "micro_batch" during each. FSDP copies all of them
+    through buffers; a single device casts instead.
 
     `held` counts the parameters of the device, and `ends` those outside of its layers. `computed`
     is the number of bytes of a parameter in the dtype of the computation. `seconds` are those of
@@ -294,6 +295,10 @@ def estimate_replica_traffic(
     sent = reduced.seconds + replicated.seconds
     waited += sent / (layers + 1) + max(0.0, sent * layers / (layers + 1) - backward)
     hidden = min(ahead, forward) + min(sent * layers / (layers + 1), backward)
+    earlier = micro_batches - 1 if layout.reduce == "micro_batch" else 0
+    overlapping = reduced.seconds * layers / (layers + 1)
+    waited += earlier * (reduced.seconds / (layers + 1) + max(0.0, overlapping - backward))
+    hidden += earlier * min(overlapping, backward)
     if by_layer:
         hidden += (micro_batches - 1) * min(ahead, forward) + micro_batches * min(rest, backward)
     waited += cluster.inside.takes * hidden
@@ -301,11 +306,15 @@ def estimate_replica_traffic(
         layer_parameters * (sharded.size > 1) + expert_parameters * (experts.size > 1)
     )
     received += sum(ends.counts) * (sharded.size > 1) * (micro_batches if by_layer else 1)
-    copied = 2 * (computed * received + MASTER * held.trained)
+    copied = 2 * (computed * received + MASTER * held.trained * (1 + earlier))
     if degrees.devices == 1 and (computed == MASTER or not by_layer):  # see `needs_sharding`
         copied = 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)
     return DataTraffic(
-        once + head + layer_gathers.multiply(passes), reduced, replicated, waited, copied
+        gathered=once + head + layer_gathers.multiply(passes),
+        reduced=reduced.multiply(1 + earlier),
+        replicated=replicated,
+        waited=waited,
+        copied=copied,
     )
 
 

@@ -156,10 +156,10 @@ def _describe_memory(plan: ScalingPlan) -> Iterator[str]:
         )
     else:
         yield f"  {'layout':<{_WIDTH}}none fits; nearest: {words}"
-    yield f"  {'GiB, ZeRO stage':<26}{'kept: all':>12}{'selective':>12}{'full':>12}  recomputed"
+    yield f"  {'GiB, ZeRO stage':<36}{'kept: all':>12}{'selective':>12}{'full':>12}  recomputed"
     for row in placement.table:
         cells = "".join(f"{size / GIB:>12,.1f}" for size in row.bytes_by_recompute.values())
-        yield f"  {row.layout:<26}{cells}{'' if row.offered else '  (not supported here)'}"
+        yield f"  {row.layout:<36}{cells}{'' if row.offered else '  (not supported here)'}"
 
 
 def describe_placement(placement: Placement) -> str:
@@ -171,6 +171,8 @@ def describe_placement(placement: Placement) -> str:
     words.append("deterministic" if placement.deterministic else "not deterministic")
     if parallel.reshard == "layer":
         words.append("layer by layer")
+    if parallel.by_micro_batch:
+        words.append("reducing each micro-batch")
     recompute = placement.recompute
     if isinstance(recompute, Full):
         words.append("recomputing every layer")
