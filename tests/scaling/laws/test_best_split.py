@@ -28,8 +28,8 @@ def law() -> Law:
     noise = np.exp(0.001 * np.random.default_rng(0).normal(size=28))
     loss = TRUTH.compute_loss(n, d) * noise
     runs = RunsTable.of(parameters=n, tokens=d, loss=loss, budget=flops)
-    rules = {"bootstrap": Bootstrap(draws=30), "hold_out": HoldOut(share=0)}
-    return fit_law(runs, LawFit(form="OverTraining", **rules), "bent").law
+    settings = LawFit(form="OverTraining", bootstrap=Bootstrap(draws=30), hold_out=HoldOut(share=0))
+    return fit_law(runs, settings, "bent").law
 
 
 def test_the_best_size_follows_the_minima_and_its_interval_holds_all_approaches(law: Law) -> None:

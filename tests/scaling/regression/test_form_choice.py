@@ -73,7 +73,7 @@ def test_the_simplest_form_within_one_standard_error_is_chosen() -> None:
             )
             for kind, error in (("Parametric", parametric), ("Kaplan", kaplan))
         }
-        return LawForms(None, {"Parametric": None, "Kaplan": None}, foretold, {})  # type: ignore[arg-type, dict-item]
+        return LawForms(None, {"Parametric": None, "Kaplan": None}, foretold, {})
 
     close = choose(0.0107, 0.010)
     assert close.chosen == "Parametric"

@@ -340,7 +340,7 @@ def foretell(fit: Fit[Any], rules: HoldOut) -> Foretold:
     constants at a cut are those of the runs below it.
     """
     last = 1 - rules.share
-    shares = np.linspace(FIRST_CUT, last, CUTS) if last > FIRST_CUT else [last]
+    shares = np.linspace(FIRST_CUT, last, CUTS).tolist() if last > FIRST_CUT else [last]
     halves = {cut: found for cut, share in enumerate(shares) if (found := _cut(fit, rules, share))}
     if not halves:
         return Foretold({}, {})
@@ -358,7 +358,7 @@ def foretell(fit: Fit[Any], rules: HoldOut) -> Foretold:
 
 def _cut(fit: Fit[Any], rules: HoldOut, share: float) -> HeldOutSplit | None:
     """Split the runs of `fit`, or return None if those below do not identify its form."""
-    above = rules.model_copy(update={"share": 1 - float(share)})
+    above = rules.model_copy(update={"share": 1 - share})
     try:
         halves = split_held_out(fit.regression.runs, above)
         fit.regression.check(halves.rest)
