@@ -109,6 +109,7 @@ def test_tables_that_count_differently_are_not_joined() -> None:
         ("params,tokens,bpb\n1,2,3\n", "'bpb' has losses in bits per byte.*--bytes-per-token"),
         ("params,tokens,los\n1,2,3\n", "--column loss=HEADER, or give it a known name.*val_loss"),
         ("params,loss\n1,3\n", "tokens among params, loss"),
+        ("N;D;loss\n1e7;2e8;4,05\n", ":2: loss should be a number, found '4,05'"),
     ],
 )
 def test_a_csv_that_is_no_table_of_runs_says_why(tmp_path: Path, text: str, message: str) -> None:
@@ -142,6 +143,8 @@ def test_columns_are_found_by_synonym_or_named(tmp_path: Path) -> None:
         ("N,D,val/loss\n1e7,2e8,4.5\n", 4.5),
         ("model,params,tokens,loss\na,10M,200M,4.5\n", 4.5),
         ("Model Size (M),Tokens (B),loss\n10,0.2,4.5\n", 4.5),
+        ("Model Size (M),Tokens (B),loss\n10M,0.2B,4.5\n", 4.5),
+        ('N,D,loss\n"10,000,000",2e8,4.5\n', 4.5),
         ("n_params\ttokens\tloss\n1e7\t2e8\t4.5\n", 4.5),
         ("N;D;Validation Loss\n10M;0.2B;4.5\n", 4.5),
         ("params,tokens,perplexity\n1e7,2e8,90\n", np.log(90)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainrig.command_line import parse_quantity
-from trainrig.errors import DataError
+from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law_forms import Array
 
 # Other headers that are accepted for our columns.
@@ -52,6 +52,7 @@ OTHER_UNITS = {
     "val_bpb": "bits per byte",
 }
 _UNIT = re.compile(r"\s*[\(\[]([a-z]+)[\)\]]\s*$", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?\s*[a-z]?", re.IGNORECASE)
 _SCALES = {
     **dict.fromkeys(("k", "thousand", "thousands"), 1e3),
     **dict.fromkeys(("m", "million", "millions"), 1e6),
@@ -83,17 +84,21 @@ def find_scale(header: str) -> float:
     return _SCALES.get(found[1].lower(), 1.0) if found else 1.0
 
 
-def parse_number(cell: str) -> float:
-    """Parse a cell such as `1e7`, `10M` or `nan`, with NaN for an empty one.
+def parse_number(cell: str, scale: float = 1.0) -> float:
+    """Parse a cell such as `1e7`, `10M`, `1,000` or `nan`, with NaN for an empty one.
 
-    Raises ConfigError if it is no number.
+    `scale` is the factor of the header's unit. A unit in the cell counts instead. Raises
+    ConfigError if the cell is no number, or has a comma that does not separate thousands.
     """
-    if not cell.strip():
+    text = cell.strip()
+    if not text:
         return float("nan")
     try:
-        return float(cell)
+        return float(text) * scale
     except ValueError:
-        return parse_quantity(cell)
+        if "," in text and not _THOUSANDS.fullmatch(text):
+            raise ConfigError(f"'{text}' is not a number; write decimals with a point") from None
+        return parse_quantity(text) * (1.0 if text[-1].isalpha() else scale)
 
 
 @dataclass(frozen=True)

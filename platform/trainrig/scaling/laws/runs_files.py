@@ -36,13 +36,14 @@ class Csv:
         Raises DataError with the line number of a cell that is not a number.
         """
         found = np.full(len(self.cells[name]), np.nan)
+        scale = runs_columns.find_scale(name)
         for row, cell in enumerate(self.cells[name]):
             try:
-                found[row] = runs_columns.parse_number(cell)
+                found[row] = runs_columns.parse_number(cell, scale)
             except ConfigError:
                 message = f"{name} should be a number, found {cell!r}"
                 raise DataError(f"{self.path}:{self.lines[row]}: {message}") from None
-        return found * runs_columns.find_scale(name)
+        return found
 
 
 def read_csv(
@@ -114,11 +115,9 @@ def _read_named(
     if total:
         found["parameters"] = found.pop("total_parameters")
     found.pop("total_parameters", None)
-    unit = None
-    if "loss" not in found:
-        unit = runs_columns.find_other_unit(table.cells)
-        if unit is not None:
-            found["loss"] = unit.header
+    unit = runs_columns.find_other_unit([found["loss"]] if "loss" in found else table.cells)
+    if unit is not None:
+        found["loss"] = unit.header
     _refuse_missing(table, found)
     given: dict[str, Any] = {
         name: table.cells[header] if name in runs_table.TEXTS else table.parse_numbers(header)
