@@ -29,7 +29,7 @@ from trainrig.scaling.regression.regression import (
 # Tokens per parameter that Hoffmann et al. found best by approaches 1 and 2 (arXiv:2203.15556,
 # table 3).
 ASSUMED_RATIO = 20.0
-LEAST_FALL = 1e-3  # least fall of the log of the loss above E, from the least to the most compute
+LEAST_FALL = 1e-3  # least fall of the log loss from the least to the most compute
 LEAST_RUNS = 4  # one more than the constants
 
 
@@ -74,10 +74,11 @@ def fit_ray(runs: RunsTable, loss: Loss) -> Fit[OverTraining]:
 
     def forms(theta: Array) -> OverTraining:
         k, e, eta = np.moveaxis(theta, -1, 0)
-        whole = np.exp(k + eta * middle)
-        best = np.exp(2 * eta * np.log(ASSUMED_RATIO))
-        a = whole / (np.exp(eta * log_ratio) + best * np.exp(-eta * log_ratio))
-        return OverTraining.model_construct(E=np.exp(e), a=a, b=a * best, eta=eta)
+        with np.errstate(over="ignore", invalid="ignore"):  # of an unbounded exponent
+            whole = np.exp(k + eta * middle)
+            best = np.exp(2 * eta * np.log(ASSUMED_RATIO))
+            a = whole / (np.exp(eta * log_ratio) + best * np.exp(-eta * log_ratio))
+            return OverTraining.model_construct(E=np.exp(e), a=a, b=a * best, eta=eta)
 
     starts = [
         [*fit_power_above_floor(np.exp(-eta * log_flops), runs.loss, floor), eta]
@@ -93,6 +94,6 @@ def fit_ray(runs: RunsTable, loss: Loss) -> Fit[OverTraining]:
         check=check_ray,
         vanishing=Vanishing("E", 1),
     ).fit()
-    if float(fit.theta[2]) * np.ptp(log_flops) < LEAST_FALL:
+    if np.ptp(fit.regression.curve(fit.theta[None]).value) < LEAST_FALL:
         raise DataError("the losses do not fall with compute")
     return fit
