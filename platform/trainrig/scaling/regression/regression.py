@@ -175,7 +175,7 @@ VANISHED = -1000.0  # logarithm of a constant that is 0 in every floating-point 
 
 @dataclass(frozen=True)
 class Vanishing:
-    """Constant that runs may show to be as small as 0, such as the irreducible loss."""
+    """Constant added to the loss that runs may show to be as small as 0: the irreducible loss."""
 
     constant: str  # its name
     coordinate: int  # index in theta of its logarithm
@@ -299,7 +299,8 @@ class Regression(Generic[F]):
     def find_vanished(self, starts: Array, weights: Array) -> Array:
         """Return theta [K, P] of the best minima in which the vanishing constant is 0.
 
-        A problem without such a minimum, or a form without such a constant, gives NaN.
+        A problem without such a minimum, or a form without such a constant, gives NaN. Where the
+        objective falls as the constant grows from 0, the minimum is elsewhere.
         """
         found = np.full((len(weights), starts.shape[1]), np.nan)
         if self.vanishing is None or not len(weights):
@@ -309,8 +310,22 @@ class Regression(Generic[F]):
         minima = pinned.find_best_minima(np.delete(starts, at, axis=1), weights)
         theta = np.insert(minima.theta, at, VANISHED, axis=1)
         good = minima.converged & self.valid(theta, vanishing=True)
+        good &= self._rises_from_zero(theta, weights)
         found[good] = theta[good]
         return found
+
+    def _rises_from_zero(self, theta: Array, weights: Array) -> Mask:
+        """Return a mask [K]: whether the objective rises as the vanishing constant grows from 0.
+
+        The constant is added to the loss, so the derivative of the log loss is 1 / loss.
+        """
+        delta = self.loss.deltas[-1]
+        with np.errstate(all="ignore"):
+            predicted = self.curve(theta).value
+            pull = np.clip(predicted - self.log_loss, -delta, delta)
+            slope = (weights * pull * np.exp(-predicted)).sum(axis=1)
+        rises: Mask = slope >= 0
+        return rises
 
 
 def _select_distinct(ends: Minima) -> tuple[Minima, Array]:
