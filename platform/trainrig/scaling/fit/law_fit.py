@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class LawFit(Settings):
     """Settings of a scaling-law fit."""
 
-    form: form_choice.Kind | None = None  # None: the form that predicts the held-out runs best
+    form: form_choice.Kind | None = None  # None: the form that predicts larger runs best
     loss: Loss = Huber()  # loss of the residuals of log loss
     exclusions: Exclusions = Exclusions()
     counts: Counts | None = None  # parameters that N counts; None: as the table does

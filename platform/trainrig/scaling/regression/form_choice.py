@@ -202,6 +202,7 @@ class LawForms:
     foretold: Mapping[Kind, Foretold]  # empty if no runs are held out
     refused: Mapping[Kind, str]  # reasons of the forms that cannot be fitted
     assumed: str = ""  # what the law assumes that the runs do not show
+    held_out: bool = True  # whether larger runs were to be foretold
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -241,7 +242,8 @@ class LawForms:
             own = f"{own} (the runs show no {STANDARD} law)"
         standing = "the standard form" if self.chosen == STANDARD else "the first that fits"
         if best is None:
-            return f"{own}, {standing}, because no runs were held out to choose by"
+            why = "too few runs lie below a cut" if self.held_out else "no runs were held out"
+            return f"{own}, {standing}, because {why} to choose by"
         if self._count_foretold() < LEAST_KEPT:
             return (
                 f"{own}, {standing}, because {self._count_foretold()} held-out training runs "
@@ -252,7 +254,7 @@ class LawForms:
         if self.chosen == best:
             return f"{own}, which has the lowest mean error on larger runs, {least:.2%} {where}"
         return (
-            f"{own}, the simplest form whose mean error on larger runs, "
+            f"{own}, the first form whose mean error on larger runs, "
             f"{self._compute_error(self.chosen):.2%} {where}, is within one standard error "
             f"({self._standard_error:.2%}) of the lowest, {least:.2%} of {best}"
         )
@@ -329,7 +331,7 @@ def fit_forms(
             raise refused[first] from None
         assumed = describe_assumption(runs)
     reasons = {kind: str(why) for kind, why in refused.items()}
-    return LawForms(asked, fits, foretold, reasons, assumed)
+    return LawForms(asked, fits, foretold, reasons, assumed, held_out=rules.share > 0)
 
 
 def foretell(fit: Fit[Any], rules: HoldOut) -> Foretold:
