@@ -174,6 +174,8 @@ def _find_warnings(
     expected: float,
     found: Interval | None,
 ) -> Iterator[str]:
+    if law.assumed:
+        yield f"Assumed: {law.assumed}."
     yield from plan_schema.find_extrapolations(law, parameters, tokens)
     if unique_tokens is not None and not isinstance(law.form, DataConstrained):
         yield (
