@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from trainrig.flops import count_flops_6nd
 from trainrig.parallel.recompute import Full, Selective
+from trainrig.scaling.laws import best_split
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.law_formats import (
     format_count,
@@ -201,7 +202,7 @@ def describe_size_table(law: Law) -> Iterator[str]:
     printed = law.name.startswith("hoffmann")
     yield header + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
     for size in _SIZES:
-        best = allocation.allocate_for_parameters(law.form, size)
+        best = allocation.allocate_for_parameters(best_split.steer(law), size)
         reached = allocation.compute_allocation_loss(law.form, best)
         row = (
             f"{format_count(size):>8}{count_flops_6nd(size, best.tokens):>11.2e}"
