@@ -6,8 +6,8 @@ import pytest
 from trainrig import hardware
 from trainrig.scaling.fit.law_fit import LawFit, fit_law
 from trainrig.scaling.laws import best_split
-from trainrig.scaling.laws.law import Law
-from trainrig.scaling.laws.law_forms import Parametric
+from trainrig.scaling.laws.law import Compared, Law
+from trainrig.scaling.laws.law_forms import Kaplan, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.plan_schema import PlanRequest
 from trainrig.scaling.plan.plan_text import describe_plan
@@ -54,6 +54,29 @@ def test_a_plan_says_first_that_approaches_disagree(law: Law) -> None:
     assert plan.size.parameters == pytest.approx(
         float(TRUTH.compute_optimum(FAR).parameters), rel=0.25
     )
+
+
+def test_a_plan_far_from_the_runs_says_that_approaches_disagree_too(law: Law) -> None:
+    plan = make_plan(law, PlanRequest(flops=FAR, devices=8, extrapolate=True), hardware.load())
+    assert plan.doubt.startswith("Not advice: the law was fitted to runs of")
+    assert "Uncertain: the approaches disagree" in plan.doubt
+
+
+def test_a_rival_that_knows_no_repeats_does_not_refuse_a_plan_with_enough_tokens(law: Law) -> None:
+    form = Kaplan(n_c=6.4e13, d_c=1.8e13, alpha_n=0.076, alpha_d=0.103)
+    rival = Compared(form=form, objective=1.0, held_out_error=0.01, as_good=True)
+    inside = law.model_copy(update={"ranges": None, "compared": (rival,)})
+    request = PlanRequest(flops=FAR, devices=8, tokens_available=1e13)
+    assert make_plan(inside, request, hardware.load()).size.parameters_interval is not None
+
+
+def test_an_approach_without_draws_still_widens_the_interval(law: Law) -> None:
+    bare = tuple(approach.model_copy(update={"draws": ()}) for approach in law.approaches)
+    undrawn = law.model_copy(update={"approaches": bare})
+    interval = best_split.compute_split_interval(undrawn, FAR, lambda best: best.parameters)
+    followed = float(best_split.steer(law).compute_optimum(FAR).parameters)
+    assert interval is not None and interval.contains(followed)
+    assert "by isoflop" in best_split.describe_disagreement(undrawn, FAR)
 
 
 def test_few_minima_and_laws_of_repeats_leave_the_form_to_decide(law: Law) -> None:

@@ -112,14 +112,15 @@ def compute_split_interval(
 
     by_form = of_form or by_splitter
     intervals = [law.compute_interval(by_form)]
+    estimates = [by_form(form) for form in (law.form, *law.rivals)]
     for approach in _list_lines(law):
-        drawn = np.array([by_splitter(Steered(law.form, *draw)) for draw in approach.draws])
-        intervals.append(compute_percentiles(drawn))
-        intervals.append(_make_point(by_splitter(_follow(approach, law.form))))
+        estimates.append(by_splitter(_follow(approach, law.form)))
+        if approach.draws:
+            drawn = np.array([by_splitter(Steered(law.form, *draw)) for draw in approach.draws])
+            intervals.append(compute_percentiles(drawn))
     if all(interval is None for interval in intervals):
         return None
-    forms = (law.form, *law.rivals)
-    return join_intervals([*intervals, *(_make_point(by_form(form)) for form in forms)])
+    return join_intervals([*intervals, *(_make_point(value) for value in estimates)])
 
 
 def _make_point(value: float) -> Interval:
@@ -127,13 +128,14 @@ def _make_point(value: float) -> Interval:
 
 
 def _list_lines(law: Law) -> list[Approach]:
+    """Return the approaches that give N*(C), also those whose draws give no interval."""
     if law.form.kind == "DataConstrained":
         return []
-    return [approach for approach in law.approaches if approach.draws]
+    return [approach for approach in law.approaches if approach.parameters_coefficient is not None]
 
 
 def _follow(approach: Approach, form: Form) -> Steered:
-    assert approach.parameters_exponent is not None  # an approach with draws has an exponent
+    assert approach.parameters_exponent is not None  # an approach with a coefficient has one
     assert approach.parameters_coefficient is not None
     coefficient = float(np.log(approach.parameters_coefficient))
     return Steered(form, coefficient, approach.parameters_exponent.value)

@@ -104,8 +104,15 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
             assumed=request.assumptions,
         ),
         assumptions=request.assumptions,
-        doubt=plan_schema.describe_doubt(law, sized, request.vocabulary, data)
-        or _describe_split_doubt(law, request, wanted),
+        doubt=" ".join(
+            filter(
+                None,
+                (
+                    plan_schema.describe_doubt(law, sized, request.vocabulary, data),
+                    _describe_split_doubt(law, request, wanted),
+                ),
+            )
+        ),
         warnings=(
             *plan_schema.find_extrapolations(law, counted, tokens),
             *plan_schema.find_decoder_warnings(wanted.parameters, counted),
@@ -283,11 +290,13 @@ def _make_loss_quantity(
 
 def _describe_split_doubt(law: Law, request: PlanRequest, wanted: Allocation) -> str:
     """Return the headline of a plan whose size the approaches disagree about, or ""."""
-    if request.tokens_served or request.target[0] in ("parameters", "tokens"):
-        return ""
-    apart = best_split.describe_disagreement(law, wanted.flops)
     if law.assumed:
         return f"Uncertain: {law.assumed}."
+    if request.tokens_served or request.target[0] in ("parameters", "tokens"):
+        return ""
+    if _repeats_tokens(request, wanted):  # the form alone decides
+        return ""
+    apart = best_split.describe_disagreement(law, wanted.flops)
     if not apart:
         return ""
     leading = best_split.find_leading(law)
@@ -296,6 +305,11 @@ def _describe_split_doubt(law: Law, request: PlanRequest, wanted: Allocation) ->
         f"Uncertain: {apart}. The plan follows {chosen}, and the interval of N contains all of "
         "them. Train runs of several sizes at a larger budget to decide."
     )
+
+
+def _repeats_tokens(request: PlanRequest, wanted: Allocation) -> bool:
+    """Return whether the allocation needs more tokens than the request has."""
+    return request.tokens_available is not None and wanted.tokens > request.tokens_available
 
 
 def _compute_best_interval(
@@ -310,13 +324,11 @@ def _compute_best_interval(
         return None
 
     def by_form(form: Form) -> float:
-        return float(
-            quantity(allocation.find_optimum(form, wanted.flops, request.tokens_available))
-        )
+        unique = None if isinstance(form, Kaplan) else request.tokens_available
+        return float(quantity(allocation.find_optimum(form, wanted.flops, unique)))
 
-    available = request.tokens_available
-    if available is not None and wanted.tokens > available:  # only forms know repeated tokens
-        return law.compute_interval(by_form)
+    if _repeats_tokens(request, wanted):  # only forms know repeated tokens
+        return None if law.assumed else law.compute_interval(by_form)
     return best_split.compute_split_interval(law, wanted.flops, quantity, by_form)
 
 
