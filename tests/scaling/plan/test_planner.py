@@ -277,8 +277,10 @@ def test_checkpoints_are_not_saved_every_few_steps() -> None:
     assert saving.seconds >= 600
     short = choose_save_interval(4e7, 4096, step_seconds=5.0, steps=10, assumed=assumed)
     assert short.every == 10
-    long = choose_save_interval(4e7, 4096, step_seconds=5.0, steps=10_000_000, assumed=assumed)
+    long = choose_save_interval(4e7, 8, step_seconds=5.0, steps=10_000_000, assumed=assumed)
     assert long.every == 10_000
+    wide = choose_save_interval(4e7, 4096, step_seconds=5.0, steps=10_000_000, assumed=assumed)
+    assert wide.seconds == pytest.approx(0.1 * wide.hours_between_faults * 3600, abs=5)
 
 
 def test_checkpoints_come_as_young_has_it() -> None:
