@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainrig.scaling.laws.law import Approach, Interval, Law, compute_percentiles, join_intervals
+from trainrig.scaling.laws.law_formats import format_count
 from trainrig.scaling.laws.law_forms import (
     FLOPS_PER_PARAMETER_AND_TOKEN,
     Array,
@@ -88,7 +89,7 @@ def describe_disagreement(law: Law, flops: float) -> str:
     sizes = compute_sizes(law, flops)
     if max(sizes.values()) <= APART * min(sizes.values()):
         return ""
-    named = ", ".join(f"{size:.3g} by {name}" for name, size in sizes.items())
+    named = ", ".join(f"{format_count(size)} by {name}" for name, size in sizes.items())
     return f"the approaches disagree about the best size at {flops:.3g} FLOPs: {named}"
 
 
