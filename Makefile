@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-
 # Each commit starts with another file of slow tests, so that in time all of them run.
 WITHIN = $(if $(MINUTES),--slow-minutes $(MINUTES) --slow-from $(shell git rev-list --count HEAD))
 
-.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs sbom clean
+.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs site sbom clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -61,6 +61,10 @@ docs: .venv/tools ## docs/run-files.md, docs/metrics.md, docs/reference/api.md, 
 	$(BIN)/python docs/evidence/tables.py
 	$(BIN)/python docs/pictures/draw.py
 
+site: OUT = site
+site: .venv/site ## The documentation as pages with a search: open site/index.html; a broken link fails
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs/site --doctree-dir $(OUT)/.doctrees . $(OUT)
+
 sbom: OUT = sbom.json
 sbom: .venv/installed ## The installed packages as a software bill of materials (CycloneDX)
 	$(BIN)/python .ci/sbom.py > $(OUT)
@@ -75,6 +79,10 @@ sbom: .venv/installed ## The installed packages as a software bill of materials 
 
 .venv/tools: .venv/installed
 	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	touch $@
+
+.venv/site: .venv/installed
+	$(BIN)/pip install -c constraints.txt -e '.[docs]'
 	touch $@
 
 clean: ## Remove the virtual environment and caches

@@ -62,8 +62,22 @@ class MemoryFiles(BucketFiles):
         rest = [path.removeprefix(start) for path in self.list_sizes(folder)]
         return sorted({start + path.partition("/")[0] for path in rest if "/" in path})
 
+    def list_pages(self, folder, first):
+        inside = sorted(path for path in self.list_sizes(folder) if path >= first)
+        yield {path: self.head_object(path) for path in inside if self._lies_in(path, folder)}
+
+    def _lies_in(self, path, folder):
+        return "/" not in path.removeprefix(folder.rstrip("/") + "/")
+
+    def iterate_files(self, folder):
+        yield from sorted(self.list_sizes(folder))
+
     def delete(self, path):
         self.objects.pop(path, None)
+
+    def delete_batch(self, paths):
+        for path in paths:
+            self.delete(path)
 
     def copy(self, path, target):
         self.write(target, self._find(path))

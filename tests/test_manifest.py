@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -438,6 +439,9 @@ def test_a_finished_folder_whose_file_was_resized_is_no_input_and_no_result(fold
 
 
 def test_a_folder_that_is_no_stages_is_no_input(folder: str) -> None:
+    with pytest.raises(DataError, match="^" + re.escape(f"{folder}: no such folder;")):
+        manifest.read_input(folder, "stack")
+    storage.write(storage.join(folder, "notes.txt"), b"mine")
     with pytest.raises(DataError) as caught:
         manifest.read_input(folder, "stack")
     assert str(caught.value) == (

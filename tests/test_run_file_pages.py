@@ -1,8 +1,10 @@
 """Schemas, their page and the configs describe the run file models, key by key."""
 
+import ast
 import json
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,8 +14,17 @@ import pytest
 
 from trainrig.config import NOT_IDENTITY, RunFile, Settings
 from trainrig.config.run_file_schema import build_json_schema, collect_descriptions
-from trainrig.library import api_page
-from trainrig.run_file_pages import METRICS_PAGE, PAGE, SCHEMAS, generate_files, load_models
+from trainrig.launch.supervise import job_event_table
+from trainrig.python_api import api_page
+from trainrig.run_file_pages import (
+    EVENTS_PAGE,
+    METRICS_PAGE,
+    PAGE,
+    SCHEMAS,
+    generate_files,
+    load_models,
+)
+from trainrig.train.run import event_table
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "jobs" / "configs").rglob("*.toml"))
@@ -87,6 +98,7 @@ def test_generated_files_are_up_to_date() -> None:
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / SCHEMAS).iterdir()} | {
         PAGE,
         METRICS_PAGE,
+        EVENTS_PAGE,
         api_page.PAGE,
     } == {*made}
 
@@ -112,3 +124,59 @@ def test_a_config_names_its_schema_and_is_valid_by_it(path: Path) -> None:
     validator.validate(given)
     with pytest.raises(jsonschema.ValidationError):
         validator.validate(given | {"no_such_key": 1})
+
+
+# Methods that record an event, whose name is their last argument that is a string.
+RECORDING = {"record", "_record", "_ask", "_kill", "_insist"}
+EVENT = re.compile(r"[a-z]+(_[a-z]+)*")
+OF_JOBS = ROOT / "platform" / "trainrig" / "launch"
+
+
+def find_recorded(folder: Path) -> dict[str, set[str]]:
+    """Return the fields that are recorded with each event in the modules of `folder`.
+
+    Names of events are strings, or constants of modules. Fields given as `**fields` are not found.
+    """
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))]
+    constants = {
+        node.targets[0].id: node.value.value
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
+    found: dict[str, set[str]] = defaultdict(set)
+    for tree in trees:
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr not in RECORDING:
+                continue
+            given = [
+                value.value if isinstance(value, ast.Constant) else constants.get(_name(value))
+                for value in node.args
+            ]
+            names = [name for name in given if isinstance(name, str) and EVENT.fullmatch(name)]
+            if names:  # `_ask` has the reason before the event
+                found[names[-1]] |= {keyword.arg for keyword in node.keywords if keyword.arg}
+    return found
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+
+
+def test_every_event_that_is_recorded_is_described() -> None:
+    of_runs = defaultdict(set)
+    for folder in ("train", "rl", "quickstart"):
+        for name, fields in find_recorded(ROOT / "platform" / "trainrig" / folder).items():
+            of_runs[name] |= fields
+    for recorded, table in (
+        (of_runs, event_table.TABLE),
+        (find_recorded(OF_JOBS), job_event_table.TABLE),
+    ):
+        assert sorted(recorded) == sorted(event.name for event in table)
+        for event in table:
+            assert recorded[event.name] <= {*event.fields}, event.name

@@ -27,16 +27,17 @@ if TYPE_CHECKING:
         TrainrigError,
         Unfinished,
     )
-    from trainrig.library.laws_and_plans import FitResult, PlanResult, fit, plan
-    from trainrig.library.loaded_model import LoadedModel, load
-    from trainrig.library.opened_data import (
+    from trainrig.python_api.hub_models import ModelFolder, export_model, import_model
+    from trainrig.python_api.laws_and_plans import FitResult, PlanResult, fit, plan
+    from trainrig.python_api.loaded_model import LoadedModel, load
+    from trainrig.python_api.opened_data import (
         OpenedDocuments,
         OpenedTokens,
         open_documents,
         open_tokens,
     )
-    from trainrig.library.opened_run import OpenedRun, open_run
-    from trainrig.library.stages import (
+    from trainrig.python_api.opened_run import OpenedRun, open_run
+    from trainrig.python_api.stages import (
         StageOutput,
         curate,
         encode_conversations,
@@ -56,6 +57,7 @@ __all__ = [
     "FitResult",
     "InputError",
     "LoadedModel",
+    "ModelFolder",
     "OpenedDocuments",
     "OpenedRun",
     "OpenedTokens",
@@ -68,7 +70,9 @@ __all__ = [
     "curate",
     "encode_conversations",
     "evaluate",
+    "export_model",
     "fit",
+    "import_model",
     "load",
     "open_documents",
     "open_run",
@@ -88,11 +92,14 @@ _MODULES = {
         *("ClusterError", "ConfigError", "DataError", "InputError", "OutputTaken"),
         *("TrainrigError", "Unfinished"),
     ),
-    "library.laws_and_plans": ("FitResult", "PlanResult", "fit", "plan"),
-    "library.loaded_model": ("LoadedModel", "load"),
-    "library.opened_data": (*("OpenedDocuments", "OpenedTokens", "open_documents", "open_tokens"),),
-    "library.opened_run": ("OpenedRun", "open_run"),
-    "library.stages": (
+    "python_api.hub_models": ("ModelFolder", "export_model", "import_model"),
+    "python_api.laws_and_plans": ("FitResult", "PlanResult", "fit", "plan"),
+    "python_api.loaded_model": ("LoadedModel", "load"),
+    "python_api.opened_data": (
+        *("OpenedDocuments", "OpenedTokens", "open_documents", "open_tokens"),
+    ),
+    "python_api.opened_run": ("OpenedRun", "open_run"),
+    "python_api.stages": (
         *("StageOutput", "curate", "encode_conversations", "pretrain", "sweep", "tokenize"),
         "train_tokenizer",
     ),
@@ -122,7 +129,7 @@ class _VerbFolder(_PickledByName):
         return self._find_stage()(*arguments, **keys)
 
     def _find_stage(self) -> Any:
-        stages = importlib.import_module(f"{__name__}.library.stages")
+        stages = importlib.import_module(f"{__name__}.python_api.stages")
         return getattr(stages, self.__name__.rpartition(".")[2])
 
 

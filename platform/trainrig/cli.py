@@ -198,6 +198,8 @@ def _format_figure(name: str, value: Any) -> str:
 def _load_model(run_file: str) -> type[RunFile]:
     """Return the run-file model of the verb that the file's `stage` names."""
     stage = config.parse(config.read_text(run_file), run_file).get("stage")
+    if stage == "plan":
+        raise ConfigError(f"{run_file}: a run file of `plan`; run `trainrig plan {run_file}`")
     if stage not in VERBS:
         found = "`stage` is missing" if stage is None else f"no stage {stage!r}"
         hint = suggest_verb(str(stage or ""))

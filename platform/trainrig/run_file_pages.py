@@ -1,4 +1,4 @@
-"""Generator of the run files' JSON schemas, and of the pages of run files, metrics and the API.
+"""Generator of the run files' JSON schemas, and of the pages of keys, metrics, events and the API.
 
 `python -m trainrig.run_file_pages [REPOSITORY]` writes all of them. A test fails if a file differs
 from the generated text.
@@ -12,15 +12,18 @@ from typing import Any
 
 from trainrig.config import Settings, format_toml_value
 from trainrig.config.run_file_schema import build_json_schema
-from trainrig.library import api_page
+from trainrig.launch.supervise import job_event_table
+from trainrig.python_api import api_page
 from trainrig.quickstart.path import PageMaking
 from trainrig.scaling.plan.plan_run_file import PlanFile
+from trainrig.train.run import event_table
 from trainrig.train.run.metric_table import TABLE
 from trainrig.verbs import VERBS
 
 SCHEMAS = "jobs/configs/schema"  # near the configs, whose first line names a schema
 PAGE = "docs/run-files.md"
 METRICS_PAGE = "docs/metrics.md"
+EVENTS_PAGE = "docs/reference/events.md"
 
 _HEAD = """# Run files
 
@@ -50,6 +53,27 @@ the metrics.
 | name | unit | measured by, when | description |
 | --- | --- | --- | --- |"""
 
+_EVENTS_HEAD = """# Events
+
+All events that trainrig records in files named `events.jsonl`, one JSON object a line. `make docs`
+generates this page from `platform/trainrig/train/run/event_table.py` and
+`platform/trainrig/launch/supervise/job_event_table.py`; do not edit it. Every event has `event`,
+its name, and `time` in seconds since 1970. [Monitoring](../monitoring.md) and
+[clusters](../clusters.md) explain how to use them.
+"""
+
+_EVENTS_OF_RUNS = """
+## Events of a training run
+
+In the run's folder. Each also has the `pid` and the `host` of the process that wrote it.
+"""
+
+_EVENTS_OF_JOBS = """
+## Events of a submitted run
+
+In `runs/ID/` of the folder with the records of runs. Each also has the number of its `attempt`.
+"""
+
 
 def load_models() -> dict[str, type[Settings]]:
     """Return the model of each run file by its command.
@@ -67,8 +91,12 @@ def generate_files() -> dict[str, str]:
         f"{SCHEMAS}/{verb}.json": f"{json.dumps(schema, indent=1, ensure_ascii=False)}\n"
         for verb, schema in schemas.items()
     }
-    pages = {PAGE: build_page(schemas), METRICS_PAGE: build_metrics_page()}
-    return files | pages | {api_page.PAGE: api_page.build_api_page()}
+    return files | {
+        PAGE: build_page(schemas),
+        METRICS_PAGE: build_metrics_page(),
+        EVENTS_PAGE: build_events_page(),
+        api_page.PAGE: api_page.build_api_page(),
+    }
 
 
 def build_metrics_page() -> str:
@@ -78,6 +106,21 @@ def build_metrics_page() -> str:
         for metric in TABLE
     ]
     return "\n".join([_METRICS_HEAD, *rows]) + "\n"
+
+
+def build_events_page() -> str:
+    """Return the Markdown page of all events, with a section for each kind of log."""
+    sections = (
+        (_EVENTS_OF_RUNS, event_table.TABLE),
+        (_EVENTS_OF_JOBS, job_event_table.TABLE),
+    )
+    lines = [_EVENTS_HEAD.rstrip()]
+    for head, table in sections:
+        lines += [head, "| event | fields | description |", "|---|---|---|"]
+        for event in table:
+            fields = ", ".join(f"`{name}`" for name in event.fields)
+            lines.append(f"| `{event.name}` | {fields} | {event.meaning} |")
+    return "\n".join(lines) + "\n"
 
 
 def build_page(schemas: Mapping[str, Mapping[str, Any]]) -> str:

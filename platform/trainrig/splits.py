@@ -103,16 +103,32 @@ class Phase:
 
     records: str
     make_work: Callable[[], Work]  # called once in each worker, to load models and open tables
-    divisible: bool = False  # whether the work obeys PROBED and CRASHED
+    divisible: bool = False  # Whether the work obeys PROBED and CRASHED.
 
     def record_path(self, split: Split) -> str:
         """Return the location of the record of `split`."""
         return storage.join(self.records, f"{split.name}.json")
 
     def find_unfinished(self, splits: Sequence[Split]) -> list[Split]:
-        """Return the splits that have no record yet."""
-        done = set(storage.list_files(self.records, ".json"))
-        return [split for split in splits if self.record_path(split) not in done]
+        """Return the splits that have no record yet, without the records that kill their process.
+
+        Those were found by an earlier run, and noted by `note_crashed`.
+        """
+        there = set(storage.list_files(self.records))
+        left = [split for split in splits if self.record_path(split) not in there]
+        return [
+            Split(split.name, {**split.task, CRASHED: json.loads(storage.read(path))})
+            if (path := self._crashed_path(split)) in there
+            else split
+            for split in left
+        ]
+
+    def note_crashed(self, split: Split) -> None:
+        """Keep the numbers of the records that are left out of `split`, for later runs."""
+        storage.write(self._crashed_path(split), json.dumps(split.task[CRASHED]).encode())
+
+    def _crashed_path(self, split: Split) -> str:
+        return storage.join(self.records, f"{split.name}.{CRASHED}")
 
     def do(self, work: Work, split: Split) -> None:
         """Perform the task of one split, then write its record."""

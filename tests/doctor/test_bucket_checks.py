@@ -35,6 +35,16 @@ def test_the_missing_right_is_named_and_the_object_is_deleted(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_location_without_a_bucket_is_a_problem_and_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for location in ("s3://", "gs:///"):
+        found = check_bucket(location)
+        assert (found.severity, found.found) == ("problem", f"{location}: names no bucket")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_scheme_names_those_that_there_are() -> None:
     found = run_check("bucket", lambda: check_bucket("ftp://host/runs"))
     assert found.severity == "problem"

@@ -55,6 +55,17 @@ def test_a_plugged_gpu_without_its_driver_is_a_problem(driver: Path) -> None:
     assert "Driver/library version mismatch" in found.found
 
 
+def test_an_answer_that_lists_no_gpus_is_told_as_it_is(driver: Path) -> None:
+    plug(driver.with_name("bus") / "0", "0x10de", "0x030200")
+    write_program(driver, "echo 'No devices were found'")
+    found = gpu_checks.check_gpus(gpu_checks.survey_gpus())
+    assert (found.severity, "No devices were found" in found.found) == ("problem", True)
+    driver.write_text("no program")
+    assert "cannot be started" in gpu_checks.survey_gpus().failure
+    write_program(driver, "echo 'Card, with a comma, 570.1, 143771, 4'")
+    assert gpu_checks.survey_gpus().gpus == (Gpu("Card, with a comma", "570.1", 143_771, 4),)
+
+
 def test_a_machine_without_gpus_is_fine(driver: Path) -> None:
     write_program(driver, "echo 'No devices were found'; exit 6")
     assert gpu_checks.check_gpus(gpu_checks.survey_gpus()).severity == "ok"

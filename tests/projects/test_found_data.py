@@ -69,6 +69,30 @@ def test_a_folder_is_divided_by_what_its_files_hold(tmp_path: Path) -> None:
     assert alone.paths == (str(tmp_path),)
 
 
+def test_notes_beside_rows_and_unknown_files_are_left_out_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "README.md").write_text("About the data.")
+    (tmp_path / "b.csv").write_text("text\ntwo\n")
+    (found,) = find_data([str(tmp_path)])
+    assert (found.format, found.files) == ("JSONL", (str(tmp_path / "a.jsonl"),))
+    assert "2 files are left out, such as README.md" in caplog.text
+    (tmp_path / "a.jsonl").unlink()
+    (alone,) = find_data([str(tmp_path)])
+    assert (alone.format, alone.files) == ("pages", (str(tmp_path / "README.md"),))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="empty: is empty; looked in"):
+        find_data([str(tmp_path / "empty")])
+
+
+def test_lines_that_rl_would_refuse_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 20 + "{broken\n")
+    (found,) = find_data([str(tmp_path / "a.jsonl")])
+    with pytest.raises(ConfigError, match=r"a\.jsonl: 1 lines are no JSON objects"):
+        found.measure("problems")
+
+
 def test_the_amount_of_a_large_file_is_estimated_from_its_beginning(tmp_path: Path) -> None:
     line = json.dumps({"text": "x" * 1_000}) + "\n"
     rows = 5 * SAMPLE_BYTES // 1_000

@@ -11,6 +11,7 @@ import pytest
 from trainrig import config
 from trainrig.check import describe
 from trainrig.errors import ConfigError, OutputTaken
+from trainrig.projects import project_verbs
 from trainrig.projects.project_files import check_new, render_project, write_project
 from trainrig.projects.project_inputs import gather
 from trainrig.projects.project_kinds import KINDS
@@ -209,6 +210,26 @@ def test_the_vocabulary_is_one_that_the_documents_reach(
     texts = render_project("project", inputs, make_plan(inputs))
     vocabulary = int(re.findall(r"vocabulary = (\d+)", texts["tokenizer.toml"])[0])
     assert 256 < vocabulary <= 320
+
+
+def test_half_an_emoji_in_a_row_and_a_folder_with_spaces_do_no_harm(
+    data: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path(data["documents"]).open("a") as rows:
+        rows.write('{"text": "cut emoji \\ud83d"}\n')
+    folder = str(tmp_path / "my project")
+    project_verbs.init("pretrain", folder, data=[data["documents"]], gpus=0)
+    assert capsys.readouterr().out.endswith(f"next: trainrig run '{folder}'\n")
+    assert f"trainrig run '{folder}'" in Path(folder, "README.md").read_text()
+
+
+def test_the_working_directory_is_no_new_folder(
+    data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match="is the working directory; name a new folder"):
+        project_verbs.init("pretrain", ".", data=[data["documents"]], gpus=0)
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:

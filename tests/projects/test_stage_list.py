@@ -22,12 +22,16 @@ def test_stages_are_read_as_they_were_written(tmp_path: Path) -> None:
         ("trainrig tokenize a.toml\nrm -r b\n", r"run.sh:2: `rm -r b` is not a stage; write"),
         ("trainrig run .\n", r"run.sh:1: `trainrig run .` is not a stage"),
         ("trainrig 'tokenize\n", "run.sh:1: not a shell command: No closing quotation"),
+        ("trainrig --log-level debug run .\n", "run.sh:1: .* is not a stage"),
+        ("trainrig tokenize a.toml && echo done\n", "run.sh:1: .* or run the script with `sh"),
+        ("trainrig tokenize a.toml>log\n", "run.sh:1: .* is not a stage"),
+        ("trainrig tokenize \udcff.toml\n", "run.sh: not UTF-8"),
     ],
 )
 def test_a_script_with_anything_else_is_refused(
     tmp_path: Path, script: str | None, problem: str
 ) -> None:
     if script is not None:
-        (tmp_path / "run.sh").write_text(script)
+        (tmp_path / "run.sh").write_bytes(script.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=problem):
         read_stages(str(tmp_path))

@@ -3,7 +3,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +14,7 @@ from trainrig import manifest, storage
 from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.manifest import FileSum
 from trainrig.ray_runtime import ray_session
+from trainrig.ray_runtime.worker_space import WorkerPlace
 from trainrig.splits import Phase, RecordSelection, Split, Work
 
 SPLITS = [Split(f"split-{number}", {"number": number}) for number in range(6)]
@@ -98,6 +99,16 @@ def test_the_records_do_not_depend_on_who_did_the_splits(
         for number, split in enumerate(SPLITS)
     ]
     assert seen == [(done, 6) for done in range(7)]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+def test_datasets_of_the_caller_lose_no_block_with_an_error(tmp_path: Path) -> None:
+    import ray.data
+
+    ray_session.map_splits(make_phase(tmp_path), SPLITS[:1], 1)
+    assert ray.data.DataContext.get_current().max_errored_blocks == 0
 
 
 @pytest.mark.slow
@@ -187,8 +198,64 @@ def test_a_record_that_kills_its_process_is_left_out_and_the_rest_is_done(
     found = [next(iter(record.counts)) for record in phase.read_results(given)]
     assert found == ["ab", "c-d-", "e"]
     assert seen == [(done, 3) for done in range(4)]
-    assert (tmp_path / "deaths").read_text() == "X" * 7 + "Y" * 6
+    assert (tmp_path / "deaths").read_text() == "X" * 8 + "Y" * 6
     assert "1: record 1 kills its process, and is in quarantine" in caplog.text
+
+
+def search(
+    phase: Phase, monkeypatch: pytest.MonkeyPatch, dies: Callable[[Split], bool]
+) -> tuple[str, list[Split]]:
+    """Search the split "s" of 40 records where `dies` says which tasks kill; return the runs."""
+    runs = []
+
+    def run(
+        phase: Phase, left: list[Split], place: Any, call: str, tries: int, killed: list[Split]
+    ) -> Iterator[dict[str, Any]]:
+        assert place.most == 1
+        (split,) = left
+        runs.append(split)
+        if not dies(split):
+            yield {"name": split.name, "error": b"", "records": 40}
+
+    monkeypatch.setattr(ray_session, "_run_by_tasks", run)
+    place = WorkerPlace({"CPU": 1}, {}, 2)
+    finish = ray_session._finish_without_crashing_records
+    return finish(phase, Split("s", {}), place, "call"), runs
+
+
+def list_probed(split: Split) -> set[int]:
+    """Return the numbers of the records that the task of `split` processes."""
+    begin, end = split.task.get("probed", (0, 40))
+    return set(range(begin, min(end, 40))) - set(split.task.get("crashed", ()))
+
+
+def test_a_split_that_others_killed_is_done_alone_and_loses_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for divisible in (False, True):
+        phase = Phase(str(tmp_path), make_failing_work, divisible)
+        name, runs = search(phase, monkeypatch, lambda split: False)
+        assert (name, len(runs)) == ("s", 1)
+
+
+def test_records_that_kill_are_left_out_by_the_next_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase = Phase(str(tmp_path), make_failing_work, divisible=True)
+    _, runs = search(phase, monkeypatch, lambda split: bool(list_probed(split) & {7, 31}))
+    assert runs[-1].task == {"crashed": [7, 31]}
+    assert phase.find_unfinished([Split("r", {}), Split("s", {"a": 1})]) == [
+        Split("r", {}),
+        Split("s", {"a": 1, "crashed": [7, 31]}),
+    ]
+
+
+def test_a_machine_on_which_every_record_kills_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase = Phase(str(tmp_path), make_failing_work, divisible=True)
+    with pytest.raises(ClusterError, match=r"^s: .*; without 10 records that kill it, it is still"):
+        search(phase, monkeypatch, lambda split: bool(list_probed(split)))
 
 
 @pytest.mark.chaos
@@ -208,7 +275,7 @@ def test_a_split_that_kills_its_process_without_a_record_is_named(
     phase = Phase(str(tmp_path / "records"), make_work, divisible)
     paths: tuple[list[dict[str, str]], ...] = ([], [{"path": "a.jsonl"}], [])
     given = [Split(f"split-{n}", {"pieces": pieces}) for n, pieces in enumerate(paths)]
-    message = r"^split-1 of a.jsonl: the process that worked on it was killed 3 times; "
+    message = r"^split-1 of a.jsonl: the process that worked on it was killed 3 times, "
     with pytest.raises(ClusterError, match=message):
         ray_session.map_splits(phase, given, 1)
     assert phase.find_unfinished(given) == [given[1]]

@@ -46,7 +46,7 @@ def use_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def use(nodes: Callable[[], Nodes], *pools: NodePool) -> None:
         monkeypatch.setattr(ray_pools, "_list_live_nodes", nodes)
         monkeypatch.setattr(ray_pools, "find_pools", lambda: pools)
-        monkeypatch.setattr(ray_local, "has_joined", lambda: True)
+        monkeypatch.setattr(ray_local, "is_in_cluster", lambda: True)
         monkeypatch.setattr(worker_space, "LOOK_EVERY", 0.0)
 
     return use

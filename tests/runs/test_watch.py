@@ -91,10 +91,13 @@ def test_a_port_that_is_taken_is_the_users_to_change(server: PageServer) -> None
         PageServer(lambda: "", server.server_address[1])
 
 
-def test_a_run_without_an_update_is_waited_for(tmp_path: object) -> None:
-    page = build_live_page(f"{tmp_path}/<b>")
-    assert 'http-equiv="refresh" content="10"' in page
-    assert "no run.toml" in page and "<b>" not in page
+def test_a_run_without_an_update_is_waited_for(tmp_path: Path) -> None:
+    run = tmp_path / "<b>"
+    for message in ("no such folder", "no run.toml"):
+        page = build_live_page(str(run))
+        assert 'http-equiv="refresh" content="10"' in page
+        assert message in page and "<b>" not in page
+        run.mkdir(exist_ok=True)
 
 
 @pytest.mark.slow

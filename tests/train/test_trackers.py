@@ -124,7 +124,7 @@ def test_mlflow_has_each_step_once_as_it_counts(run):
 @pytest.mark.parametrize(("sink", "extra"), [(WandB(), "wandb"), (MLflow(), "mlflow")])
 def test_a_package_that_is_not_there_is_named_with_its_extra(sink, extra, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"pip install 'trainrig\[{extra}\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install -e '\.\[{extra}\]'"):
         sink.check("/runs/a")
 
 

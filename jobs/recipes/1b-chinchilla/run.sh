@@ -7,4 +7,4 @@ here=$(dirname "$0")
 trainrig tokenizer "$here/tokenizer.toml"
 trainrig tokenize "$here/tokenize.toml"
 trainrig pretrain "$here/pretrain.toml"
-trainrig export runs/1b/model runs/1b/exported
+trainrig export runs/1b/model runs/1b/exported --keep

@@ -4,7 +4,7 @@ set -euo pipefail
 here=$(dirname "$0")
 
 # Data: a Hugging Face folder in data/base, and your texts as JSON lines with `text` in data/texts.
-trainrig import data/base runs/7b-continue/base
+trainrig import data/base runs/7b-continue/base --keep
 trainrig tokenize "$here/tokenize.toml"
 trainrig pretrain "$here/pretrain.toml"
-trainrig export runs/7b-continue/model runs/7b-continue/exported --dtype bfloat16
+trainrig export runs/7b-continue/model runs/7b-continue/exported --dtype bfloat16 --keep

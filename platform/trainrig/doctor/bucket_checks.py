@@ -7,6 +7,7 @@ from collections.abc import Callable
 from trainrig import storage
 from trainrig.doctor.diagnosis import Diagnosis
 from trainrig.errors import TrainrigError
+from trainrig.storage.schemes import split_scheme
 
 CREDENTIALS = "see docs/storage.md for credentials and rights; the bucket must exist"
 
@@ -16,6 +17,10 @@ def check_bucket(location: str) -> Diagnosis:
 
     Raises ConfigError if the location has an unknown scheme, or its extra is not installed.
     """
+    scheme, rest = split_scheme(location)
+    if scheme and not rest.strip("/"):
+        found = f"{location}: names no bucket"
+        return Diagnosis("bucket", "problem", found, f"name one, as in {scheme}://BUCKET/runs")
     folder = storage.make_absolute(location).rstrip("/")
     probe = storage.join(folder, f"probe-{secrets.token_hex(8)}")
     data = probe.encode()

@@ -12,7 +12,7 @@ Severity = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a check found, and what the user should do about it."""
+    """Result of one check, with advice for the user."""
 
     subject: str  # such as `torch`
     severity: Severity

@@ -78,10 +78,16 @@ def survey_gpus() -> GpuSurvey:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER)
     except subprocess.TimeoutExpired:
         return GpuSurvey((), plugged, f"nvidia-smi did not answer within {ANSWER:g} s")
+    except OSError as error:
+        return GpuSurvey((), plugged, f"nvidia-smi cannot be started: {error}")
     if done.returncode:
         reply = (done.stdout + done.stderr).strip().partition("\n")[0]
         return GpuSurvey((), plugged, reply or f"nvidia-smi ended with code {done.returncode}")
-    return GpuSurvey(tuple(map(_parse_gpu, filter(None, done.stdout.splitlines()))), plugged)
+    try:
+        gpus = tuple(map(_parse_gpu, filter(None, done.stdout.splitlines())))
+    except ValueError:
+        return GpuSurvey((), plugged, f"nvidia-smi says {done.stdout.splitlines()[0]!r}")
+    return GpuSurvey(gpus, plugged)
 
 
 def _count_plugged() -> int:
@@ -97,7 +103,7 @@ def _count_plugged() -> int:
 
 
 def _parse_gpu(line: str) -> Gpu:
-    name, driver, memory, used = (part.strip() for part in line.split(","))
+    name, driver, memory, used = (part.strip() for part in line.rsplit(",", 3))
     # A GPU that is divided by MIG answers "[N/A]" for its memory.
     return Gpu(name, driver, *(int(size) if size.isdigit() else 0 for size in (memory, used)))
 
@@ -135,7 +141,7 @@ def read_cuda_build() -> str | None:
 
 
 def parse_cuda_build(text: str) -> str | None:
-    """Return the CUDA version in the text of torch's `version.py`; None for a CPU build."""
+    """Return the CUDA version in the text of torch's version file; None for a CPU build."""
     found = re.search(r"^cuda\b.*=\s*['\"](.+)['\"]", text, re.MULTILINE)
     return found[1] if found else None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainrig import manifest, storage
 from trainrig.config import extract_identity
-from trainrig.errors import ConfigError, DataError
+from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.evaluate.contamination import find_seen, join_seen
 from trainrig.evaluate.engine import vector_tasks
 from trainrig.evaluate.engine.shards import TaskPlan, TaskRun, list_program_tasks, read_scored
@@ -80,9 +80,9 @@ def _compute_training_flops(path: str, entries: Mapping[str, Any]) -> float | No
     if base is None:
         return own
     try:
-        base = checkpoint.resolve(base)
+        base = checkpoint.resolve(base, verify=False)  # Its weights are not read.
         before = _compute_training_flops(base, read_entries(base))
-    except DataError:
+    except (DataError, ClusterError):  # It was deleted, or this run may not read it.
         return None
     return None if before is None else before + own
 

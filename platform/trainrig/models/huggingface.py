@@ -259,10 +259,11 @@ def _write_config(
         return _to_json({**kept, **{k: v for k, v in told.items() if k in kept}})
     written = family.write(config.plain)
     assert written is not None  # `find_family` has checked that the family can express it
+    begin = _find_first_token(special) or special.end
     end = special.end
     pad = special.pad
     own = {} if kept else {
-        "bos_token_id": special.begin.id if special.begin else end.id if end else None,
+        "bos_token_id": begin.id if begin else None,
         "eos_token_id": end.id if end else None,
         "pad_token_id": pad.id if pad else None,
         "transformers_version": TRANSFORMERS,
@@ -296,13 +297,21 @@ def _write_texts(
     if special_tokens.TOKENIZER_CONFIG not in texts:
         texts |= _write_tokenizer_files(special, config, template)
     if special_tokens.GENERATION not in texts and not config.bidirectional:
-        end = special.end
         pad = special.pad
-        begin = special.begin or (None if special_tokens.MODEL_CONFIG in files.beside else end)
+        begin = _find_first_token(special)
+        if begin is None and special_tokens.MODEL_CONFIG not in files.beside:
+            begin = special.end
         ids = {"bos_token_id": begin and begin.id, "eos_token_id": list(special.stop_ids) or None,
                "pad_token_id": pad and pad.id}  # fmt: skip
         texts[special_tokens.GENERATION] = _to_json({**ids, "transformers_version": TRANSFORMERS})
     return texts
+
+
+def _find_first_token(special: special_tokens.SpecialTokens) -> special_tokens.SpecialToken | None:
+    """Return the token before a text: what the tokenizer adds, or the one with the role `begin`."""
+    if special.end and special.prefix == (special.end.id,):
+        return special.end
+    return special.begin
 
 
 def _write_tokenizer_files(
@@ -323,6 +332,9 @@ def _write_tokenizer_files(
         "model_max_length": config.positions,
         "clean_up_tokenization_spaces": False,  # decoding returns the original text
     }
+    if special.prefix == (end.id,):
+        # Read by trainrig and llama.cpp. Transformers 5 adds what tokenizer.json says: nothing.
+        settings["add_bos_token"] = True
     texts = {special_tokens.MAP: _to_json(roles)}
     speaks = special.end_of_turn and special.user and special.assistant
     if template is not None and speaks:

@@ -5,6 +5,7 @@ amounts are estimated from the sizes of the files.
 """
 
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +24,10 @@ from trainrig.projects.row_roles import (
     extract_text,
     find_roles,
 )
+from trainrig.storage.missing_folders import is_missing
 from trainrig.tokens.document_formats import FORMATS, JSONL_ENDINGS, StagePart
 
+log = logging.getLogger(__name__)
 FileFormat = Literal["JSONL", "Parquet", "pages"]
 FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 
@@ -95,10 +98,11 @@ def _find_at(given: str) -> Iterator[FoundData]:
         yield _inspect(given, (place,), (place,), _find_format(place, given))
         return
     place = _find_kept(place)
-    files = [path for path in storage.list_files(place) if _find_format(path)]
+    there = storage.list_files(place)
+    files = _choose_files(given, there)
     if not files:
-        there = bool(storage.list_files(place))
-        problem = "holds no file of a known format" if there else "does not exist"
+        empty = "is empty" if storage.list_folders(place) or not is_missing(place) else ""
+        problem = "holds no file of a known format" if there else empty or "does not exist"
         raise ConfigError(
             f"--data {given}: {problem}; looked in {place}; give JSON lines, Parquet, WARC, "
             "HTML or text files"
@@ -118,6 +122,25 @@ def _find_at(given: str) -> Iterator[FoundData]:
         only = sum(other.format == held.format for other in groups.values()) == 1
         whole = only and (held.format != "pages" or len(groups) == 1)
         yield replace(held, paths=(place,) if whole else held.files)
+
+
+def _choose_files(given: str, there: Sequence[str]) -> list[str]:
+    """Return the files of a folder to use, and say which are left out.
+
+    Text files beside JSON lines or Parquet are notes about them, such as README.md.
+    """
+    formats = {path: _find_format(path) for path in there}
+    rows = {"JSONL", "Parquet"} & set(formats.values())
+    chosen = [
+        path
+        for path, file_format in formats.items()
+        if file_format and not (rows and input_files.format_by_name(path) == "text")
+    ]
+    if left := [path for path in there if path not in set(chosen)]:
+        name = left[0].rpartition("/")[2]
+        files = "1 file is" if len(left) == 1 else f"{len(left):,} files are"
+        log.warning("--data %s: %s left out, such as %s", given, files, name)
+    return chosen
 
 
 def _find_kept(place: str) -> str:
@@ -191,6 +214,7 @@ def _measure_rows(found: FoundData, role: Role) -> TextAmount:
     columns = found.roles[role]
     parquet = found.format == "Parquet"
     texts: list[str] = []
+    unread: list[str] = []
     read = 0
     seen = 0.0  # bytes of files that were read, as `cut` weighs them
     full = False
@@ -199,7 +223,10 @@ def _measure_rows(found: FoundData, role: Role) -> TextAmount:
         here = 0
         for of_part, row in _read_rows(found.format, path):
             weight = max(weight, of_part)
-            if isinstance(row, str) or not (text := extract_text(role, columns, row, parquet)):
+            if isinstance(row, str):
+                unread.append(path)
+                continue
+            if not (text := extract_text(role, columns, row, parquet)):
                 continue
             texts.append(text)
             here += len(text.encode("utf-8", "replace"))
@@ -209,6 +236,11 @@ def _measure_rows(found: FoundData, role: Role) -> TextAmount:
         seen += min(here, weight) if full else weight
         if full:
             break
+    if unread and role == "problems":
+        raise ConfigError(
+            f"--data {unread[0]}: {len(unread):,} lines are no JSON objects, and `rl` reads no "
+            "file with such lines; remove them"
+        )
     total = sum(cut.weight for p in found.files for cut in FORMATS[found.format].cut(p, (), 2**62))
     scale = max(1.0, total / seen) if full and seen else 1.0
     return TextAmount(round(len(texts) * scale), round(read * scale), tuple(texts), whole=not full)

@@ -7,6 +7,7 @@ project is there as a whole, or not at all.
 import functools
 import json
 import secrets
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,6 +55,8 @@ def check_new(folder: str) -> Path:
             f"{folder}: a project is a folder on this machine; its outputs may be in buckets"
         )
     path = Path(folder)
+    if path.resolve() == Path.cwd():
+        raise ConfigError(f"{folder}: is the working directory; name a new folder in it")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "not empty" if path.is_dir() else "a file"
         raise OutputTaken(f"{folder}: {what}; name a new folder")
@@ -88,14 +91,14 @@ def _describe_project(folder: str, inputs: Inputs, plan: Plan) -> Mapping[str, A
     chats = inputs.kind in ("tune", "align", "rl")
     use = f"chat {last[1]}" if chats else f"generate {last[1]} --prompt 'Once upon a time'"
     if inputs.kind == "encoder":
-        use = "embed embed.toml"
+        use = "embed embed.toml --set output=more"
     return {
         "title": Path(folder).name,
         "kind": inputs.kind,
         "sources": [source.describe() for source in inputs.sources],
         "facts": plan.facts,
         "stages": plan.stages,
-        "place": folder,
+        "place": shlex.quote(folder),
         "exported": exported,
         "use": use,
     }

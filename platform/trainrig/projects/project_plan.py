@@ -63,6 +63,9 @@ class Basis:
         return 0 if total < SMALL_BYTES else count_cores()
 
 
+ENGLISH = "`curate` keeps pages in English: name other languages in `allowed` of curate.toml."
+
+
 def make_plan(inputs: Inputs) -> Plan:
     """Return the stages and run files of the project for `inputs`.
 
@@ -85,6 +88,7 @@ def _describe_documents(inputs: Inputs, plan: Plan) -> dict[str, Any]:
     texts = inputs.select("documents", "pages")
     if not inputs.select("pages"):
         return {"curated": None, "documents": texts}
+    plan.facts.append(ENGLISH)
     plan.add(
         "curate", "curate", "pages to documents, each drop with its reason",
         sources=texts, workers=min(MOST_READERS, count_cores()),
@@ -120,6 +124,7 @@ def _plan_tokens(
 def _plan_crawl(inputs: Inputs, plan: Plan) -> None:
     cores = min(MOST_READERS, count_cores())
     texts = inputs.select("pages", "documents")
+    plan.facts.append(ENGLISH)
     plan.add(
         "curate", "curate", "pages to documents, each drop with its reason",
         sources=texts, workers=cores,

@@ -121,8 +121,9 @@ def _train_trial(texts: Sequence[str], vocabulary: int) -> tuple[int, float]:
     sample: list[str] = []
     size = 0
     for text in texts:
-        sample.append(text)
-        size += len(text.encode("utf-8", "replace"))
+        encoded = text.encode("utf-8", "replace")  # half an emoji has no encoding
+        sample.append(encoded.decode())
+        size += len(encoded)
         if size >= TOKENIZER_BYTES:
             break
     tokenizer = tokenizers.Tokenizer(models.BPE())

@@ -5,6 +5,7 @@ They import their dependencies when they run.
 
 import contextlib
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,7 +85,7 @@ def init(
         return
     for line in [*found, *plan.facts]:
         print(line)
-    print(f"{folder}: {len(plan.stages)} stages; next: trainrig run {folder}")
+    print(f"{folder}: {len(plan.stages)} stages; next: trainrig run {shlex.quote(folder)}")
 
 
 def run_project(

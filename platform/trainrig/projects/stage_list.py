@@ -15,6 +15,7 @@ SCRIPT = "run.sh"
 FIRST_LINE = "#!/bin/sh -e"
 ENTER = 'cd "$(dirname "$0")"'
 PROGRAM = "trainrig"
+OPERATORS = set("();<>|&")  # characters of a shell's operators, which only a shell obeys
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,22 @@ def read_stages(folder: str) -> list[ProjectStage]:
         raise ConfigError(
             f"{path}: no such file; name a folder that `trainrig init` wrote"
         ) from None
+    except storage.NotUtf8 as error:
+        raise ConfigError(f"{path}: not UTF-8 ({error}); save it in that encoding") from None
     stages = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() == ENTER:
             continue
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
         try:
-            words = shlex.split(line, comments=True)
+            words = list(lexer)
         except ValueError as error:
             raise ConfigError(f"{path}:{number}: not a shell command: {error}") from None
         if not words:
             continue
-        if words[0] != PROGRAM or len(words) < 2 or words[1] in ("run", "init"):
+        no_verb = len(words) < 2 or words[1] in ("run", "init") or words[1].startswith("-")
+        if words[0] != PROGRAM or no_verb or any(set(word) <= OPERATORS for word in words):
             raise ConfigError(
                 f"{path}:{number}: `{line.strip()}` is not a stage; write `trainrig VERB RUN.toml` "
                 f"with a verb other than run and init, or run the script with `sh {path}`"

@@ -173,7 +173,7 @@ _joined: Session | Joined | None = None  # the current connection of this proces
 _registered: list[object] = []  # holds one entry once `leave` is registered with atexit
 
 
-def has_joined() -> bool:
+def is_in_cluster() -> bool:
     """Return whether this process has joined a cluster, which further nodes may join too."""
     return isinstance(_joined, Joined)
 

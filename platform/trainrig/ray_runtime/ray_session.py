@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,6 +74,8 @@ WORKER_ENVIRONMENT = {
 }
 TOKEN = Path("~/.ray/auth_token")  # the user's token, which Ray creates if it is missing
 TRIES = 3  # times that the process of a split may be killed before the reason is searched for
+NODES = 5  # nodes that a split may lose before it counts as the reason
+MOST_CRASHED = 10  # records of a split that are left out; more of them point to the machine
 # Variable with the id of the only cluster that may be joined. A job supervisor sets it.
 CLUSTER = "TRAINRIG_CLUSTER"
 OBJECT_STORE_BYTES = 256 * 2**20  # ample, because the store holds paths and counts only
@@ -328,7 +331,11 @@ def _run_by_ray(
         tries -= 1
     killed = list[Split]()
     yield from _iterate_names(_run_by_tasks(phase, left, place, call, tries, killed))
-    for split in killed:
+    for number, split in enumerate(killed, 1):
+        log.warning(
+            "%s: its process was killed %d times (split %d of %d such)",
+            *(split.name, TRIES, number, len(killed)),
+        )
         yield _finish_without_crashing_records(phase, split, place, call)
 
 
@@ -338,7 +345,7 @@ def _finish_without_crashing_records(
     """Put the records that kill their process in quarantine, and process the rest of `split`.
 
     One process works at a time, so that memory is not short because of others. Returns the name of
-    the split. Raises ClusterError if no single record kills.
+    the split. Raises ClusterError if no single record kills, or if MOST_CRASHED are not all.
     """
     alone = dataclasses.replace(place, most=1)
 
@@ -348,23 +355,31 @@ def _finish_without_crashing_records(
             return int(row["records"])
         return None
 
-    while True:
-        log.warning("%s: its process was killed %d times", split.name, TRIES)
-        number = find_crashing_record(probe, TRIES) if phase.divisible else None
+    for left_out in range(MOST_CRASHED + 1):
+        tries = TRIES if left_out else 1
+        for name in _iterate_names(_run_by_tasks(phase, [split], alone, call, tries, [])):
+            return name
+        if not phase.divisible:
+            raise _explain_killed(split, "finished splits are kept")
+        if left_out == MOST_CRASHED:
+            break
+        number = find_crashing_record(probe, TRIES)
         if number is None:
-            files = f" of {', '.join(paths)}" if (paths := split.list_paths()) else ""
-            why = "no single record is the cause" if phase.divisible else "finished splits are kept"
-            raise ClusterError(
-                f"{split.name}{files}: the process that worked on it was killed {TRIES} times; "
-                f"{why}; give the workers more memory, or leave out its files, and run the same "
-                "command again"
-            )
+            raise _explain_killed(split, "no single record is the cause")
         log.warning("%s: record %d kills its process, and is in quarantine", split.name, number)
         split = split.leave_out(number)
-        killed = list[Split]()
-        rows = _run_by_tasks(phase, [split], alone, call, TRIES, killed)
-        for name in _iterate_names(rows):
-            return name
+        phase.note_crashed(split)
+    raise _explain_killed(split, f"without {MOST_CRASHED} records that kill it, it is still killed")
+
+
+def _explain_killed(split: Split, why: str) -> ClusterError:
+    """Return the error for a split whose process is killed, also when it works alone."""
+    files = f" of {', '.join(paths)}" if (paths := split.list_paths()) else ""
+    return ClusterError(
+        f"{split.name}{files}: the process that worked on it was killed {TRIES} times, and once "
+        f"more without others; {why}; give the workers more memory, or leave out its files, and "
+        "run the same command again"
+    )
 
 
 def _run_by_ray_data(
@@ -376,9 +391,11 @@ def _run_by_ray_data(
     killed process from a lost node.
     """
     import ray.data
+    from ray.util.annotations import RayDeprecationWarning
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised below
-    context = ray.data.DataContext.get_current()
+    # A copy, because datasets of the caller must not lose blocks with errors.
+    context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_options.label_selector = dict(place.selector) or None
@@ -386,28 +403,34 @@ def _run_by_ray_data(
     # With resource reservation, Ray Data would submit only the tasks that fit the live nodes.
     context.op_resource_reservation_enabled = False
     context.max_errored_blocks = -1  # `_do_split` returns its errors: only killed splits remain
-    rows = ray.data.from_items([_make_row(split) for split in left], override_num_blocks=len(left))
+    with ray.data.DataContext.current(context):
+        rows = ray.data.from_items(
+            [_make_row(split) for split in left], override_num_blocks=len(left)
+        )
     size = min(place.most, len(left))
     shared = phase, call
-    if place.gpus:
-        # Ray ends the process of a task on a GPU with the task, so the next one would load again.
-        done = rows.map(
-            _SplitActor,  # type: ignore[arg-type] # a class, which Ray makes callable
-            fn_constructor_args=shared,
-            compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
-            num_cpus=place.need["CPU"],
-            num_gpus=place.gpus,
-            max_task_retries=0,  # the actor starts again, and the next tries are plain tasks
-        )
-    else:
-        # Otherwise tasks: their worker processes, with all imports, live on between phases.
-        done = rows.map(
-            _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
-            fn_args=shared,
-            compute=ray.data.TaskPoolStrategy(size=size),
-            num_cpus=place.need["CPU"],
-            max_retries=0,  # with others, Ray retries for ever what its memory monitor killed
-        )
+    with warnings.catch_warnings():
+        # Ray 2.64 will take no options for retries, and names no other way to limit them.
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        if place.gpus:
+            # Ray ends the process of a task on a GPU with the task: the next one would load again.
+            done = rows.map(
+                _SplitActor,  # type: ignore[arg-type] # a class, which Ray makes callable
+                fn_constructor_args=shared,
+                compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
+                num_cpus=place.need["CPU"],
+                num_gpus=place.gpus,
+                max_task_retries=0,  # the actor starts again, and the next tries are plain tasks
+            )
+        else:
+            # Otherwise tasks: their worker processes, with all imports, live on between phases.
+            done = rows.map(
+                _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
+                fn_args=shared,
+                compute=ray.data.TaskPoolStrategy(size=size),
+                num_cpus=place.need["CPU"],
+                max_retries=0,  # otherwise Ray retries for ever what its memory monitor killed
+            )
     yield from _iterate_names(_iterate_in_thread(done.iter_rows))
 
 
@@ -422,7 +445,7 @@ def _run_by_tasks(
     """Process the splits by plain Ray tasks, and yield the rows of those that are done.
 
     Splits whose process is killed on `tries` tries are added to `killed`. A split whose node is
-    lost is tried again.
+    lost is tried again, until it has lost NODES nodes: then it may have taken them down.
     """
     if not left:
         return
@@ -440,6 +463,7 @@ def _run_by_tasks(
     def rows() -> Iterator[dict[str, Any]]:
         to_go = collections.deque((split, tries) for split in left)
         running = dict[Any, tuple[Split, int]]()
+        lost = collections.Counter[str]()  # nodes that each split has lost
         while to_go or running:
             while to_go and len(running) < place.most:
                 split, tries_left = to_go.popleft()
@@ -449,7 +473,11 @@ def _run_by_tasks(
             try:
                 row = ray.get(done)
             except NodeDiedError:
-                to_go.append((split, tries_left))
+                lost[split.name] += 1
+                if lost[split.name] < NODES:
+                    to_go.append((split, tries_left))
+                else:
+                    killed.append(split)
             except (OutOfMemoryError, WorkerCrashedError):
                 if tries_left > 1:
                     to_go.append((split, tries_left - 1))

@@ -20,7 +20,7 @@ LOOK_EVERY = 0.5  # s between two looks at the nodes
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """What one worker takes, and the nodes that it may run on."""
+    """Resources of one worker, and the nodes that it may run on."""
 
     need: ray_pools.Need
     selector: Mapping[str, str]  # label selector, as Ray takes it
@@ -52,14 +52,13 @@ def find_place(workers: int, models: bool) -> WorkerPlace:
 def find_place_beside(workers: int, tasks: int) -> WorkerPlace:
     """Return the place of each of `tasks` tasks that use a model while a run of `workers` goes on.
 
-    A task takes a GPU if the cluster has one more for each task than the workers may take. It takes
-    no CPU: the workers may hold all of them. It leaves out the head if there are other nodes.
+    A task takes a GPU if the live nodes have one more for each task than the workers may take: a
+    node that may be started may never come, and the run would wait for the task. It takes no CPU,
+    because the workers may hold all of them. It leaves out the head if there are other nodes.
     """
-    pools = ray_pools.find_pools()
-    found = ray_pools.find_capacity({"GPU": 1}, {}, pools)
+    found = ray_pools.find_capacity({"GPU": 1}, {}, ray_pools.find_pools())
     others = not ray_pools.is_head_alone()
-    held = (found.live if found.later is None else found.later) - (found.head if others else 0)
-    gpus = held >= workers + tasks
+    gpus = found.live - (found.head if others else 0) >= workers + tasks
     return WorkerPlace(
         {"GPU": 1} if gpus else {}, ray_pools.build_headless_selector() if others else {}, tasks
     )
@@ -97,7 +96,7 @@ def wait_until_fit(find_lack: Callable[[], str | None], seconds: float = JOIN_SE
     waiting = False
     try:
         while lack := ray_local.call_while_ray_lives(find_lack):
-            if ray_pools.find_pools() or not ray_local.has_joined():
+            if ray_pools.find_pools() or not ray_local.is_in_cluster():
                 raise ConfigError(lack)
             if time.monotonic() - began >= seconds:
                 raise ClusterError(f"{lack}; no such nodes joined within {seconds:g} s")

@@ -60,7 +60,7 @@ class Backend(Protocol):
         """Return the size of the file at `path`, in bytes. Raises FileNotFoundError."""
 
     def measure_sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Return the size in bytes of those of `paths` that are files, by location."""
+        """Return the size in bytes of each file among `paths`, by location."""
 
     def compute_content_key(self, path: str) -> str:
         """Return a string that changes when the content of `path` changes."""

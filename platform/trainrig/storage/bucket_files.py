@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import io
 import itertools
+import logging
 import os
 import random
 import tempfile
@@ -18,6 +19,7 @@ from trainrig.storage import local_files
 from trainrig.storage.backend import READ_BLOCK, NothingThere, is_file_name
 from trainrig.storage.concurrent_requests import map_concurrently
 
+log = logging.getLogger(__name__)
 # Number of attempts to read a body that is cut off, or to create an object that another writer is
 # creating.
 ATTEMPTS = 10
@@ -168,7 +170,7 @@ class BucketFiles(abc.ABC):
         return format_content_key(*self.head_object(path))
 
     def measure_sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Return the size in bytes of those of `paths` that are objects, by location."""
+        """Return the size in bytes of each object among `paths`, by location."""
         return {path: size for path, (size, _) in self.describe_objects(paths).items()}
 
     def compute_content_keys(self, paths: Sequence[str]) -> list[str]:
@@ -176,7 +178,7 @@ class BucketFiles(abc.ABC):
         return list(map_concurrently(self.compute_content_key, paths))
 
     def describe_objects(self, paths: Sequence[str]) -> dict[str, Described]:
-        """Return the size and the ETag of those of `paths` that are objects, by location.
+        """Return the size and the ETag of each object among `paths`, by location.
 
         Folders with more than FEW of them are listed. What a listing does not show is asked for by
         a HEAD request.
@@ -195,14 +197,17 @@ class BucketFiles(abc.ABC):
         return found
 
     def _describe_by_list(self, folder: str, paths: Sequence[str]) -> dict[str, Described]:
-        """Describe those of `paths`, all of them in `folder`, that a few pages of it show."""
+        """Describe the objects among `paths`, all in `folder`, that a few pages of it show."""
         wanted = set(paths)
         found: dict[str, Described] = {}
         pages = self.list_pages(folder, min(paths))
-        for page in itertools.islice(pages, 1 + len(paths) // PAGE_WORTH):
-            found |= {path: page[path] for path in wanted & page.keys()}
-            if len(found) == len(wanted):
-                break
+        try:
+            for page in itertools.islice(pages, 1 + len(paths) // PAGE_WORTH):
+                found |= {path: page[path] for path in wanted & page.keys()}
+                if len(found) == len(wanted):
+                    break
+        except ClusterError as error:  # some accounts may read objects, but not list them
+            log.info("%s; asking for %d objects one by one", error, len(paths))
         return found
 
     def _describe(self, path: str) -> Described | None:

@@ -137,7 +137,7 @@ class LocalFiles:
         return Path(path).stat().st_size
 
     def measure_sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Return the size in bytes of those of `paths` that are files, by path."""
+        """Return the size in bytes of each file among `paths`, by path."""
         files = [Path(path) for path in paths]
         return {
             path: file.stat().st_size

@@ -33,7 +33,7 @@ def read_files(paths: Sequence[str]) -> Iterator[bytes]:
 
 
 def measure_sizes(paths: Iterable[str]) -> dict[str, int]:
-    """Return the size in bytes of those of `paths` that are files, by location.
+    """Return the size in bytes of each file among `paths`, by location.
 
     In a bucket one LIST request measures up to 1,000 files of a folder.
     """

@@ -12,7 +12,7 @@ def is_missing(path: str) -> bool:
     """Return whether `path` is neither a file nor a folder; a bucket's folder needs an object."""
     if not storage.is_remote(path):
         return not Path(storage.resolve(path)).exists()
-    return not (storage.exists(path) or storage.list_files(path) or storage.list_folders(path))
+    return not (storage.exists(path) or storage.find_first(path) or storage.list_folders(path))
 
 
 def describe_origin(path: str) -> str:

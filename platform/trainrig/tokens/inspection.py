@@ -165,8 +165,7 @@ class Inspection:
         """
         shards = self.find_split(split, source)
         start = 0
-        for number in range(shards.count_documents(source)):
-            document = shards.document(source, number)
+        for document in shards.iterate_index(source):
             ids = shards.read_window(source, start, document.length)
             start += document.length
             yield {

@@ -58,9 +58,9 @@ def test_an_unknown_name_gets_the_nearest_one():
 
 def test_words_of_spacy_are_refused_without_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValidationError, match=r"pip install 'trainrig\[datatrove\]'"):
+    with pytest.raises(ValidationError, match=r"pip install -e '\.\[datatrove\]'"):
         GopherQuality(words="datatrove")
-    with pytest.raises(ValidationError, match=r"pip install 'trainrig\[datatrove\]'"):
+    with pytest.raises(ValidationError, match=r"pip install -e '\.\[datatrove\]'"):
         filters({"kind": "Preset", "name": "gopher-datatrove"})
 
 

@@ -1,6 +1,5 @@
 """Files cut into pieces give the same documents, wherever the cuts are."""
 
-import dataclasses
 import gzip
 import io
 import itertools
@@ -260,7 +259,7 @@ def test_document_locations_do_not_depend_on_the_folder(tmp_path: Path):
         for name in ("one", "two/deep")
     ]
     assert found[0] == found[1]
-    assert [dataclasses.astuple(page) for page in found[0] if isinstance(page, Unreadable)] == [
+    assert [(page.where, page.reason) for page in found[0] if isinstance(page, Unreadable)] == [
         ("b.txt", "not_text"),
         ("in/a.jsonl: line at byte 0", "text_is_no_string"),
         ("in/a.jsonl: line at byte 12", "not_an_object"),

@@ -18,6 +18,7 @@ from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.extract.guard import Guard
 from trainrig.corpus.read import RawPage, Unreadable
 from trainrig.corpus.read.warc_and_arc import write_warc
+from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.stages import read_pages
 from trainrig.corpus.stages.read_pages import split_records
 
@@ -95,6 +96,20 @@ def test_parts_are_whole_and_bounded(found: list[Any], most: int, largest: int) 
         sizes = [len(record.body) for record in part if isinstance(record, RawPage)]
         assert 1 <= len(part) <= most
         assert sum(sizes) - (sizes[-1] if sizes else 0) < largest
+
+
+@given(records, st.sets(st.integers(0, 59)), st.integers(1, 7), st.integers(1, 200))
+def test_records_that_are_left_out_do_not_move_the_cuts(
+    found: list[Any], crashed: set[int], most: int, largest: int
+) -> None:
+    left = [
+        read_pages._leave_out(record, PII()) if number in crashed else record
+        for number, record in enumerate(found)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read_pages, "PART", most)
+        patch.setattr(read_pages, "PART_BYTES", largest)
+        assert [*map(len, split_records(left))] == [*map(len, split_records(found))]
 
 
 @pytest.mark.slow

@@ -41,5 +41,5 @@ def test_answers_end_at_the_tasks_stop_strings(harness_model):
 
 def test_where_the_harness_is_not_installed_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lm_eval.__main__", None)
-    with pytest.raises(ConfigError, match=r"pip install 'trainrig\[lm-eval\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[lm-eval\]'"):
         run_harness(["ls"])

@@ -120,7 +120,7 @@ def test_a_curation_on_nodes_that_came_for_it_equals_one_without_any(scaled, tmp
 
 
 def test_a_sweep_without_live_workers_starts_nodes_for_its_trials(scaled, make_tokens, tmp_path):
-    sizes = {"kind": "Rays", "parameters": (6_000,), "tokens_per_parameter": (0.3, 0.6)}
+    sizes = {"kind": "Rays", "parameters": (6_000, 12_000), "tokens_per_parameter": (0.3,)}
     settings = {
         "stage": "sweep",
         "tokens": make_tokens(tmp_path),

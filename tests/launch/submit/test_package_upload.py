@@ -71,7 +71,8 @@ def test_pinned_are_the_versions_here_without_ray(monkeypatch: pytest.MonkeyPatc
     found = dict(pin.split("==") for pin in pin_versions())
     assert found["numpy"] == metadata.version("numpy")
     assert found["torch"] == metadata.version("torch").partition("+")[0]
-    assert "ray" not in found
+    assert "ray" not in found and "moto" not in found
+    assert found["obstore"] == metadata.version("obstore")  # of the extras `gcs` and `azure`
 
     def not_installed(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)

@@ -92,6 +92,20 @@ def test_an_import_is_kept_if_it_is_whole_and_started_over_if_it_was_killed(fres
         import_checkpoint(hub, str(run), keep=True)
 
 
+def test_a_folder_of_other_checkpoints_is_no_import_and_stays(fresh, tmp_path):
+    hub = str(tmp_path / "hub")
+    export_checkpoint(fresh, hub, HubFolder())
+    killed = "checkpoints/step_00000000/attempt-0001/weights"
+    for number, names in enumerate((("checkpoints/epoch=3.ckpt",), (killed, ".notes"))):
+        out = tmp_path / str(number)
+        for name in names:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_text("mine")
+        with pytest.raises(OutputTaken, match=f"{number}: not empty"):
+            import_checkpoint(hub, str(out), keep=True)
+        assert (out / names[-1]).read_text() == "mine"
+
+
 def test_tuning_starts_over_an_import_that_was_killed(fresh, tmp_path):
     hub = str(tmp_path / "hub")
     export_checkpoint(fresh, hub, HubFolder())

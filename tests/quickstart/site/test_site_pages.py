@@ -78,7 +78,8 @@ def test_another_seed_makes_another_site(built, tmp_path):
     ours = read_contents(built[0])
     others = read_contents(tmp_path)
     assert ours.keys() == others.keys()
-    assert all(ours[name] != others[name] for name in ours)
+    same = {name for name in ours if ours[name] == others[name]}
+    assert same == {"principles.txt"}  # written by hand
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ class Unreadable:
 
     where: str  # "crawl.warc.gz: record at byte 1234", without the folder, which may change
     reason: str  # a code to count by: "revisit", "not_http_200", "truncated", …
+    left_out: int = 0  # bytes of the body, if the record was read but not processed
 
 
 # warc includes WET and WAT; text includes .txt and .md; html is a page saved as a file.

@@ -241,18 +241,21 @@ def read_all_pages(run: Curation) -> Work:
 
 def _leave_out(record: Record, pii: PII) -> Record:
     """Return the quarantined form of a record that kills its process."""
-    return (
-        record if isinstance(record, Unreadable) else Unreadable(mask_url(record.url, pii), CRASHED)
-    )
+    if isinstance(record, Unreadable):
+        return record
+    return Unreadable(mask_url(record.url, pii), CRASHED, left_out=len(record.body))
 
 
 def split_records(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Split `records` into parts that depend on the records alone, so a resumed run cuts alike."""
+    """Split `records` into parts that depend on the records alone, so a resumed run cuts alike.
+
+    A record that is left out counts with its size, because parts may have been cut before that.
+    """
     part: list[Record] = []
     size = 0
     for record in records:
         part.append(record)
-        size += len(record.body) if isinstance(record, RawPage) else 0
+        size += len(record.body) if isinstance(record, RawPage) else record.left_out
         if len(part) == PART or size >= PART_BYTES:
             yield part
             part = []

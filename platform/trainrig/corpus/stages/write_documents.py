@@ -193,7 +193,7 @@ class _Counts:
             name: Counter() for name in ("kept_of", "dropped_by", "masked")
         }
         self._dropped_of: dict[str, Counter[str]] = {}
-        self._hosts: Counter[tuple[str, int]] = Counter()  # by host and extracted percentage
+        self._hosts: Counter[tuple[str, int]] = Counter()  # key: host and extracted percentage
         self._told: dict[str, Any] = {"kept": {}, "copies": {}}
 
     def add(self, rows: pa.Table, survives: pa.ChunkedArray) -> None:

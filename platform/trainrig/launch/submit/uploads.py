@@ -29,6 +29,8 @@ from trainrig.manifest import LIBRARIES
 # bytes that a Ray head accepts in one request; the lowest limit among its versions
 LIMIT = 100 * 2**20
 LARGEST = 10  # files to name in the error when the package is too large
+# Extras whose packages a run uses on the cluster: for storage, filters, metrics and searches.
+RUN_EXTRAS = {"azure", "gcs", "datatrove", "mlflow", "optuna", "wandb"}
 # names that begin with a dot are left out as well
 LEFT_OUT = {"__pycache__", "tests", "node_modules"}
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of every file in the archive: the oldest that zip supports
@@ -90,8 +92,9 @@ def pack(folder: Path | None = None) -> Package:
 def pin_versions() -> list[str]:
     """Return pip requirements for the versions of this process's libraries, without Ray.
 
-    Ray's version is the cluster's. A local version label such as `+cpu` is removed: no index has
-    it, and the cluster's machines differ from this one.
+    Packages of the extras that a run can use are among them if they are installed here. Ray's
+    version is the cluster's. A local version label such as `+cpu` is removed: no index has it, and
+    the cluster's machines differ from this one.
     """
     wanted = {name: name for name in LIBRARIES}
     try:
@@ -101,7 +104,8 @@ def pin_versions() -> list[str]:
         requirements = []
     for requirement in requirements:
         name = re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0]
-        if "extra ==" not in requirement:
+        extra = re.search(r"extra == ['\"]([\w-]+)", requirement)
+        if extra is None or extra[1] in RUN_EXTRAS:
             wanted.setdefault(name, name)
     found = {}
     for name in wanted:

@@ -1,5 +1,6 @@
 """Conversion of checkpoints to Hugging Face folders and back, including their other files."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,10 +15,14 @@ from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.models.encoder import read_generator_tensor
 from trainrig.models.families.mapping import find_dropouts
 from trainrig.models.huggingface import HubFolder, HubModel, open_folder, write_folder
+from trainrig.storage.schemes import find_backend
 from trainrig.storage.writable import check_folder
 from trainrig.tokens.chat import TEMPLATE
 from trainrig.tokens.special_tokens import MODEL_CONFIG, find_special_tokens
 from trainrig.train import checkpoint
+
+# Files of an import, and hidden ones that are being written.
+_IMPORTED = re.compile(r"attempts/\.?\d+[^/]*|checkpoints/step_\d+/attempt-\d+/.+")
 
 
 def export_checkpoint(
@@ -110,11 +115,12 @@ def _find_import(out: str, model: HubModel) -> str | None:
     Returns None, with `out` deleted, if the folder holds nothing but an import that was killed.
     Raises OutputTaken for anything else.
     """
-    below = [path.removeprefix(out.rstrip("/") + "/") for path in storage.list_files(out)]
     try:
         stored = checkpoint.StoredModel(out)
     except DataError:
-        if all(name.startswith(("attempts/", "checkpoints/")) for name in below):
+        there = storage.resolve(out).rstrip("/") + "/"
+        found = find_backend(out).list_files(there)  # hidden ones too: all are deleted
+        if all(_IMPORTED.fullmatch(path.removeprefix(there)) for path in found):
             storage.delete_folder(out)
             return None
         raise OutputTaken(f"{out}: not empty; name a new folder") from None

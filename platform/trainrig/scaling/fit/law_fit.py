@@ -14,7 +14,7 @@ import numpy as np
 
 from trainrig import __version__, config, storage
 from trainrig.config import Settings
-from trainrig.errors import DataError
+from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law import (
     Approach,
     FittedRange,
@@ -81,6 +81,8 @@ def read_runs(
     Losses per byte need `bytes_per_token`. Raises DataError if a table cannot be read or has no
     such recipe.
     """
+    if not paths:
+        raise ConfigError("fit: no table; name the folder of a sweep, or a CSV file")
     runs = join_tables([read_table(path, columns, bytes_per_token) for path in paths])
     if not recipes:
         return runs

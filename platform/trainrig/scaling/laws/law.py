@@ -283,7 +283,7 @@ def write_law(path: str, law: Law) -> None:
     """Write `law` to `path`, one draw a line. The same law gives the same bytes."""
     data = law.model_dump(mode="json")
     listed = _format_draws(data.pop("draws"))
-    inner = {}
+    inner: dict[str, str] = {}
     for part in (*data["tasks"], *data["approaches"]):
         place = f"the draws of part {len(inner)}"
         inner[f'"{place}"'] = _format_draws(part["draws"])

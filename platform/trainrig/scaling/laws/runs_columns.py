@@ -5,6 +5,7 @@ Headers are compared without case, and with every other character than letters a
 Size (M)` is in millions.
 """
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -116,13 +117,13 @@ class OtherUnit:
         if self.unit == "perplexity":
             return np.log(losses)
         if self.unit == "bits per token":
-            return losses * np.log(2)
+            return losses * math.log(2)
         if bytes_per_token is None:
             raise DataError(
                 f"column '{self.header}' has losses in bits per byte, and laws are fitted to nats "
                 "per token; give the mean length of a token with --bytes-per-token, such as 4.4"
             )
-        return losses * np.log(2) * bytes_per_token
+        return losses * math.log(2) * bytes_per_token
 
 
 def find_other_unit(headers: Collection[str]) -> OtherUnit | None:

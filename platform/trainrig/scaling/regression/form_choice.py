@@ -232,7 +232,7 @@ class LawForms:
     @property
     def why(self) -> str:
         """The reason for the choice of the form, in one sentence."""
-        own = self.chosen
+        own: str = self.chosen
         best = self.best
         if self.asked is not None:
             return f"{own}, as --form asks"

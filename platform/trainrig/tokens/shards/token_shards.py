@@ -34,7 +34,7 @@ from trainrig.tokens.shards.shard_files import (
     Shard,
     ShardVocabulary,
 )
-from trainrig.tokens.shards.shard_writer import EncodedDocument
+from trainrig.tokens.shards.shard_writer import INDEX_ROW_GROUP, EncodedDocument
 
 __all__ = [
     "HELD_OUT",
@@ -337,6 +337,12 @@ class TokenShards:
         if not 0 <= number < self.count_documents(source):
             raise IndexError(f"{source}: document {number} of {self.count_documents(source)}")
         return self._read_index(source, number, number + 1)[0]
+
+    def iterate_index(self, source: str) -> Iterator[IndexedDocument]:
+        """Yield the index entries of all documents of `source`, in order."""
+        count = self.count_documents(source)
+        for first in range(0, count, INDEX_ROW_GROUP):
+            yield from self._read_index(source, first, min(first + INDEX_ROW_GROUP, count))
 
     def _find_numbers(self, source: str, start: int, length: int) -> tuple[int, int]:
         """Return the number of a window's first document, and of the one after its last."""

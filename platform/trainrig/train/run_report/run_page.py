@@ -73,9 +73,9 @@ def read_report_data(folder: str, live: bool = True) -> run_charts.RunReportData
     Raises DataError if the folder has no run, or the run has no update.
     """
     file = storage.join(folder, RUN_FILE)
-    if is_missing(folder):
-        raise DataError(f"{folder}: no such folder{describe_origin(folder)}")
     if not storage.exists(file):
+        if is_missing(folder):
+            raise DataError(f"{folder}: no such folder{describe_origin(folder)}")
         raise DataError(
             f"{folder}: no {RUN_FILE}; name the folder of a run of pretrain, posttrain or rl"
         )

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import trainrig
-from trainrig.library.api_page import PAGE, build_api_page
+from trainrig.python_api.api_page import PAGE, build_api_page
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,11 +24,12 @@ not edit it. The [guide](../library.md) shows how the parts work together.
 
 # Title of each module's section, in the order of the page.
 _SECTIONS = {
-    "library/stages.py": "Stages",
-    "library/laws_and_plans.py": "Laws and plans",
-    "library/loaded_model.py": "Models",
-    "library/opened_run.py": "Runs",
-    "library/opened_data.py": "Documents and tokens",
+    "python_api/stages.py": "Stages",
+    "python_api/laws_and_plans.py": "Laws and plans",
+    "python_api/loaded_model.py": "Models",
+    "python_api/hub_models.py": "Hugging Face folders",
+    "python_api/opened_run.py": "Runs",
+    "python_api/opened_data.py": "Documents and tokens",
     "errors.py": "Errors",
 }
 # Verbs whose function has another name than the verb.

@@ -1,4 +1,4 @@
-from trainrig.library.html_tables import render_html_table
+from trainrig.python_api.html_tables import render_html_table
 
 
 def test_values_are_readable_and_escaped() -> None:

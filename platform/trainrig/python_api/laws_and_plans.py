@@ -10,8 +10,8 @@ from typing import Any
 
 from trainrig import config
 from trainrig.errors import ConfigError
-from trainrig.library.html_tables import render_html_table
-from trainrig.library.stages import convert_paths
+from trainrig.python_api.html_tables import render_html_table
+from trainrig.python_api.stages import convert_paths
 from trainrig.scaling.fit import fit_verb
 from trainrig.scaling.fit.fit_verb import FitAnswer
 from trainrig.scaling.fit.law_fit import LawFit

@@ -9,7 +9,6 @@ import torch
 
 from trainrig import config
 from trainrig.errors import ConfigError
-from trainrig.library.html_tables import render_html_table
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
 from trainrig.models.huggingface import open_folder
 from trainrig.models.token_sampling import Sampling
@@ -21,6 +20,7 @@ from trainrig.posttrain.text_generator import (
     build_requests,
     check_speaks,
 )
+from trainrig.python_api.html_tables import render_html_table
 from trainrig.tokens.chat.chat_messages import BadRow, parse_messages
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint

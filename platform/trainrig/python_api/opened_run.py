@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from trainrig import storage
 from trainrig.errors import DataError
-from trainrig.library.html_tables import render_html_table
+from trainrig.python_api.html_tables import render_html_table
 from trainrig.runs.run_list import RUN_FILE, read_listed_run, read_run_state
 from trainrig.runs.step_trace import trace
 from trainrig.train.run import metrics

@@ -57,7 +57,9 @@ def test_a_hugging_face_folder_gives_the_model_that_its_import_gives(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported"]  # nothing is imported
     import_checkpoint(str(tmp_path / "exported"), str(tmp_path / "imported"))
     imported = trainrig.load(tmp_path / "imported", device="cpu")
-    assert direct.generate("the sea", tokens=8) == imported.generate("the sea", tokens=8)
+    loaded = trainrig.load(fresh, device="cpu")
+    texts = {model.generate("the sea", tokens=8) for model in (loaded, direct, imported)}
+    assert len(texts) == 1  # the export says that a text begins after the end of another
     assert direct.tokenizer.fingerprint == imported.tokenizer.fingerprint
     assert [*direct.model.state_dict()] == [*imported.model.state_dict()]
     assert "parameters" in direct._repr_html_()

@@ -9,7 +9,7 @@ import pytest
 from support import tiny_runs
 
 import trainrig
-from trainrig.library import stages
+from trainrig.python_api import stages
 from trainrig.tokens.prepare import Tokenization
 from trainrig.tokens.tokenizer import TokenizerTraining
 from trainrig.verbs import VERBS

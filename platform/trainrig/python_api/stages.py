@@ -16,9 +16,9 @@ from typing import Any
 from trainrig import config, job, storage
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
-from trainrig.library.html_tables import render_html_table
 from trainrig.manifest import Manifest
 from trainrig.processes.child_process import ensure_home
+from trainrig.python_api.html_tables import render_html_table
 from trainrig.terminal import Terminal, show
 from trainrig.verbs import VERBS
 

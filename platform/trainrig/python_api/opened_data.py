@@ -13,8 +13,8 @@ from trainrig import storage
 from trainrig.config import suggest_choice
 from trainrig.corpus.documents import DROPPED, KEPT, read_column_names, read_columns
 from trainrig.errors import ConfigError
-from trainrig.library.html_tables import render_html_table
 from trainrig.manifest import Manifest, read_input
+from trainrig.python_api.html_tables import render_html_table
 from trainrig.tokens.inspection import Inspection, SourceCounts
 from trainrig.tokens.shards.token_shards import TRAIN
 from trainrig.tokens.tokenizers.encode import Encoder
