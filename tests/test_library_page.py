@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "library.md"
+RAY_DATA = ROOT / "docs" / "ray-data.md"
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
@@ -44,8 +45,32 @@ def test_the_guide_runs_as_it_is(
     assert names["parameters"] > 1e6
 
 
-def test_the_guide_is_short() -> None:
-    assert len(GUIDE.read_text(encoding="utf-8").split()) <= 900
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("local_ray")
+def test_the_guide_of_ray_data_runs_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prose = "The keeper of the old lighthouse writes that the lamp has to be mended. " * 6
+    pages = [{"url": f"https://a.example/{n}", "html": f"<p>{prose}{n}</p>"} for n in range(3)]
+    for name in ("rows.jsonl", "crawl/rows.jsonl"):
+        Path(name).parent.mkdir(exist_ok=True)
+        rows = [page | {"text": prose + page["url"]} for page in pages]
+        Path(name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    text = RAY_DATA.read_text(encoding="utf-8")
+    names, _ = run_cells(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    printed = capsys.readouterr().out.splitlines()
+    assert names["kept"] == 3
+    assert "['en', 'de']" in printed
+    (said,) = [line for line in printed if line.startswith("Extract: ")]
+    assert f"It prints `{said}`" in text
+    assert names["rows"].take(1)[0]["content_type"] == "text/html"
+
+
+@pytest.mark.parametrize("guide", [GUIDE, RAY_DATA], ids=lambda guide: guide.stem)
+def test_the_guide_is_short(guide: Path) -> None:
+    assert len(guide.read_text(encoding="utf-8").split()) <= 900
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -6,6 +6,8 @@
 >>> documents = trainrig.curate("curate.toml")
 >>> trainrig.open_documents(documents).kept(["url", "text"]).to_pandas()
 
+`trainrig.data` has the steps of the stages as operators for pipelines on Ray Data.
+
 The names are imported at first use, because torch, Ray and Arrow take seconds. The page
 `docs/library.md` is the guide, and `docs/reference/api.md` describes each name.
 """
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from trainrig import data
     from trainrig.errors import (
         ClusterError,
         ConfigError,
@@ -68,6 +71,7 @@ __all__ = [
     "Unfinished",
     "__version__",
     "curate",
+    "data",
     "encode_conversations",
     "evaluate",
     "export_model",
@@ -146,7 +150,7 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name in _VERB_FOLDERS:
+    if name in (*_VERB_FOLDERS, "data"):
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

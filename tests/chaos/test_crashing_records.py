@@ -59,9 +59,9 @@ def die_on(owner: Any, name: str, find_texts: Callable[..., Any]) -> None:
 
 
 def patch_curate() -> None:
-    from trainrig.corpus.stages import read_pages
+    from trainrig.corpus.operators import text_operators
 
-    die_on(read_pages, "measure", lambda texts, *rest: texts)
+    die_on(text_operators, "measure", lambda texts, *rest: texts)
 
 
 def patch_tokenize() -> None:

@@ -13,14 +13,16 @@ def test_the_page_is_current_and_has_every_name() -> None:
     page = build_api_page()
     assert (ROOT / PAGE).read_text(encoding="utf-8") == page, "run `make docs`"
     described = re.findall(r"^### trainrig\.(\w+)$", page, re.MULTILINE)
-    assert sorted(described) == sorted(set(trainrig.__all__) - {"__version__"})
+    assert sorted(described) == sorted(set(trainrig.__all__) - {"__version__", "data"})
+    steps = re.findall(r"^### trainrig\.data\.(\w+)$", page, re.MULTILINE)
+    assert sorted(steps) == sorted(trainrig.data.__all__)
 
 
 def test_every_function_has_an_example_that_parses() -> None:
     page = build_api_page()
     for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
         name = section.partition("\n")[0].removeprefix("trainrig.")
-        if name[0].islower():
+        if name.rpartition(".")[2][0].islower():
             example = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[1]
             assert f"trainrig.{name}(" in example
             ast.parse(example)

@@ -15,11 +15,12 @@ from trainrig.corpus.curation_settings import CurationSource
 from trainrig.errors import DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
 from trainrig.tokens.document_set import JSONL, QUARANTINE, Column, Parquet, normalise_url
-from trainrig.tokens.prepare import BATCH_ROWS, Tokenization, tokenize
+from trainrig.tokens.prepare import Tokenization, tokenize
 from trainrig.tokens.rows.packing import PackingPlan
 from trainrig.tokens.shards.shard_files import ENDINGS
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, TokenShards
 from trainrig.tokens.special_tokens import BEGIN_OF_TEXT
+from trainrig.tokens.tokenize_operator import BATCH_ROWS, Tokenize
 from trainrig.tokens.tokenizer import TOKENIZER_FILE, TokenizerTraining, make_tokenizer
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
@@ -144,6 +145,31 @@ def test_one_flipped_bit_of_an_input_is_found_and_its_file_named(
 
 
 # Tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin_of_text", [False, True])
+def test_the_operator_gives_the_ids_of_the_shards(
+    folder: str, tmp_path: Path, begin_of_text: bool
+) -> None:
+    tokenize(
+        make_tokenization(
+            folder, output=str(tmp_path / "tokens"), held_out=0.0, begin_of_text=begin_of_text
+        )
+    )
+    operator = Tokenize(tokenizer=f"{folder}/tokenizer", begin_of_text=begin_of_text)
+    rows = operator(pa.Table.from_pylist([row for rows in FILES.values() for row in rows]))
+    found = dict(zip(rows["id"].to_pylist(), rows["tokens"].to_pylist(), strict=True))
+    shards = TokenShards.open(str(tmp_path / "tokens" / TRAIN))
+    checked = 0
+    for source in shards.sources:
+        start = 0
+        for document in shards.read_documents(source, 0, shards.tokens(source)):
+            ids = shards.read_window(source, start, document.length).tolist()
+            assert found[document.id] == ids
+            start += document.length
+            checked += 1
+    assert checked == len(found) == sum(map(len, FILES.values()))
 
 
 @pytest.mark.slow

@@ -18,8 +18,9 @@ PAGE = "docs/reference/api.md"
 
 _HEAD = """# The Python API
 
-Everything that `import trainrig` offers. `make docs` generates this page from the docstrings; do
-not edit it. The [guide](../library.md) shows how the parts work together.
+Everything that `import trainrig` offers, and then `trainrig.data`. `make docs` generates this page
+from the docstrings; do not edit it. The guides of [the library](../library.md) and of
+[Ray Data](../ray-data.md) show how the parts work together.
 """
 
 # Title of each module's section, in the order of the page.
@@ -32,6 +33,18 @@ _SECTIONS = {
     "python_api/opened_data.py": "Documents and tokens",
     "errors.py": "Errors",
 }
+# Modules of the names of `trainrig.data`.
+_DATA_FILES = (
+    "data/page_source.py",
+    "corpus/operators/page_operators.py",
+    "corpus/operators/text_operators.py",
+    "corpus/operators/decision_operators.py",
+    "tokens/tokenize_operator.py",
+    "evaluate/engine/embed_operator.py",
+    "data/split_sink.py",
+)
+# Methods that Ray Data calls, not users.
+_HOOKS = ("on_write_complete", "on_write_failed", "write")
 # Verbs whose function has another name than the verb.
 _VERB_OF = {"train_tokenizer": "tokenizer", "encode_conversations": "conversations"}
 
@@ -45,7 +58,13 @@ def build_api_page() -> str:
         public = [node for node in module.tree.body if _find_name(node) in trainrig.__all__]
         # functions before classes
         for node in sorted(public, key=lambda node: isinstance(node, ast.ClassDef)):
-            lines += _describe(module, node)
+            lines += _describe(module, node, "trainrig")
+    lines += ["## Steps for Ray Data", "", *_format_docstring(_Module("data/__init__.py").tree), ""]
+    for file in _DATA_FILES:
+        module = _Module(file)
+        for node in module.tree.body:
+            if _find_name(node) in trainrig.data.__all__:
+                lines += _describe(module, node, "trainrig.data")
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
@@ -63,17 +82,26 @@ class _Module:
         text = textwrap.dedent("\n".join(lines)).removeprefix("def ").removesuffix(":")
         return re.sub(r"\(\n    self,", "(", re.sub(r"\(self(, )?", "(", text))
 
+    def read_comment(self, field: ast.AnnAssign) -> str:
+        """Return the comment on a field: at the end of its line, or in the lines before it."""
+        if comment := self.lines[field.lineno - 1].partition("  # ")[2]:
+            return comment
+        first = field.lineno - 1
+        while self.lines[first - 1].lstrip().startswith("# "):
+            first -= 1
+        return " ".join(line.strip()[2:] for line in self.lines[first : field.lineno - 1])
+
 
 def _find_name(node: ast.AST) -> str:
     return node.name if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
 
 
-def _describe(module: _Module, node: ast.stmt) -> Iterator[str]:
-    """Yield the section of a public function or class."""
+def _describe(module: _Module, node: ast.stmt, package: str) -> Iterator[str]:
+    """Yield the section of a public function or class of `package`."""
     name = _find_name(node)
-    yield from (f"### trainrig.{name}", "")
+    yield from (f"### {package}.{name}", "")
     if isinstance(node, ast.FunctionDef):
-        yield from ("```python", f"trainrig.{module.format_signature(node)}", "```", "")
+        yield from ("```python", f"{package}.{module.format_signature(node)}", "```", "")
     yield from (*_format_docstring(node), "")
     verb = _VERB_OF.get(name, name)
     if verb in VERBS or verb == "plan":
@@ -85,12 +113,13 @@ def _describe(module: _Module, node: ast.stmt) -> Iterator[str]:
 def _describe_members(module: _Module, owner: ast.ClassDef) -> Iterator[str]:
     """Yield the fields, properties and public methods of a class, in the order of its source."""
     for inner in owner.body:
-        if isinstance(inner, ast.AnnAssign):
-            comment = module.lines[inner.lineno - 1].partition("  # ")[2]
-            yield f"- `{ast.unparse(inner.target)}`: {comment}."
+        if isinstance(inner, ast.AnnAssign) and not ast.unparse(inner.target).startswith("_"):
+            yield f"- `{ast.unparse(inner.target)}`: {module.read_comment(inner).rstrip('.')}."
     yield ""
     for inner in owner.body:
         if not isinstance(inner, ast.FunctionDef) or inner.name.startswith("_"):
+            continue
+        if inner.name in _HOOKS:
             continue
         if not ast.get_docstring(inner):  # an overload
             continue

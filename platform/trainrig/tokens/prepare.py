@@ -8,10 +8,8 @@ import functools
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
-
-import numpy as np
 
 from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, ProgressUnit, ResourceRequest, RunFile
@@ -24,10 +22,9 @@ from trainrig.tokens.rows.packing import PackingPlan, write_plans
 from trainrig.tokens.shards.shard_writer import ShardBuilder
 from trainrig.tokens.shards.token_shards import HELD_OUT, TRAIN, EncodedDocument, ShardVocabulary
 from trainrig.tokens.special_tokens import BEGIN_OF_TEXT, BROUGHT, TokenizerFiles
+from trainrig.tokens.tokenize_operator import BATCH_ROWS, encode_documents
 from trainrig.tokens.tokenizer import TOKENIZER_FILE
 from trainrig.tokens.tokenizers.encode import Encoder
-
-BATCH_ROWS = 256  # documents encoded at a time: enough to spend the time in the library's Rust code
 
 log = logging.getLogger(__name__)
 
@@ -172,13 +169,11 @@ def _make_work(run: Tokenization, documents: document_set.DocumentSet, encoder: 
 
 
 def _encode_rows(
-    rows: Iterator[Mapping[str, Any]], encoder: Encoder, before: Iterable[int]
+    rows: Iterator[Mapping[str, Any]], encoder: Encoder, before: Sequence[int]
 ) -> Iterator[tuple[Mapping[str, Any], EncodedDocument]]:
     """Yield each row with its document: the ids `before`, the ids of the text, and end-of-text."""
-    first = np.array(before, dtype=np.uint32)
-    last = np.array([encoder.end_of_text], dtype=np.uint32)
     while batch := list(itertools.islice(rows, BATCH_ROWS)):
-        encoded = encoder.encode_batch([row["text"] for row in batch])
+        encoded = encode_documents(encoder, [row["text"] for row in batch], before)
         for row, ids in zip(batch, encoded, strict=True):
             yield (
                 row,
@@ -186,7 +181,7 @@ def _encode_rows(
                     id=row["id"],
                     source=row["source"],
                     url=row["url"],
-                    ids=np.concatenate([first, ids, last]),
+                    ids=ids,
                     text_bytes=row["text_bytes"],
                     corpus_file=row["file"],
                     corpus_row=row["row"],

@@ -16,11 +16,12 @@ from trainrig.corpus.curate import curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.extract.guard import Guard
+from trainrig.corpus.operators import page_tables
+from trainrig.corpus.operators.page_tables import split_records
 from trainrig.corpus.read import RawPage, Unreadable
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.stages import read_pages
-from trainrig.corpus.stages.read_pages import split_records
 
 PAGES = 95
 PART = 10
@@ -54,7 +55,7 @@ def read_content(output: Path) -> str:
 def test_extracted_pages_are_not_extracted_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(read_pages, "PART", PART)
+    monkeypatch.setattr(page_tables, "PART", PART)
     curate(make_run(archive, tmp_path / "whole"))
     extracted: Counter[str] = Counter()
 
@@ -88,8 +89,8 @@ records = st.lists(
 @given(records, st.integers(1, 7), st.integers(1, 200))
 def test_parts_are_whole_and_bounded(found: list[Any], most: int, largest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read_pages, "PART", most)
-        patch.setattr(read_pages, "PART_BYTES", largest)
+        patch.setattr(page_tables, "PART", most)
+        patch.setattr(page_tables, "PART_BYTES", largest)
         parts = list(split_records(found))
     assert [record for part in parts for record in part] == found
     for part in parts:
@@ -107,8 +108,8 @@ def test_records_that_are_left_out_do_not_move_the_cuts(
         for number, record in enumerate(found)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read_pages, "PART", most)
-        patch.setattr(read_pages, "PART_BYTES", largest)
+        patch.setattr(page_tables, "PART", most)
+        patch.setattr(page_tables, "PART_BYTES", largest)
         assert [*map(len, split_records(left))] == [*map(len, split_records(found))]
 
 
@@ -116,7 +117,7 @@ def test_records_that_are_left_out_do_not_move_the_cuts(
 def test_a_part_of_which_a_file_is_missing_is_done_again(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_pages, "PART", PART)
+    monkeypatch.setattr(page_tables, "PART", PART)
     curate(make_run(archive, tmp_path / "whole"))
     begun = tmp_path / "out"
     with monkeypatch.context() as patch:

@@ -1,13 +1,16 @@
 """Embeddings of documents: equal to those of single texts, at any number of workers."""
 
 import json
+import pickle
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.engine.embed_operator import Embed
 from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
 from trainrig.evaluate.engine.embed_stage import embed
 from trainrig.models.architecture.decoder_config import DecoderConfig
@@ -125,7 +128,19 @@ def test_the_same_bytes_at_any_number_of_workers(embedding, tmp_path):
         assert (tmp_path / "2" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_models_that_cannot_embed_are_refused(embedding, tmp_path):
+@pytest.mark.slow
+def test_the_operator_gives_the_vectors_of_the_stage(embedding, models, tmp_path):
+    embed(embedding(output=str(tmp_path / "out")))
+    operator = pickle.loads(pickle.dumps(Embed(checkpoint=models["encoder"], batch=3)))
+    for path in sorted((tmp_path / "out").glob("*.parquet")):
+        table = pq.read_table(path)
+        texts = [TEXTS[int(number)] for number in table["id"].to_pylist()]
+        found = operator(pa.table({"text": texts, "id": table["id"]}))
+        assert found["embedding"].combine_chunks() == table["embedding"].combine_chunks()
+    assert len(operator(pa.table({"text": pa.array([], pa.string())}))) == 0
+
+
+def test_models_that_cannot_embed_are_refused(embedding, models, tmp_path):
     with pytest.raises(ConfigError, match=r"sequence_length \(25\) exceeds the model's 24"):
         embed(embedding(sequence_length=25))
     with pytest.raises(ConfigError, match="is a reward model"):
@@ -133,3 +148,5 @@ def test_models_that_cannot_embed_are_refused(embedding, tmp_path):
     assert not (tmp_path / "out" / "manifest.json").exists()
     with pytest.raises(DataError, match="nowhere: no such folder"):
         embed(embedding(checkpoint=str(tmp_path / "nowhere")))
+    with pytest.raises(ConfigError, match="is a reward model"):
+        Embed(checkpoint=models["reward"])

@@ -135,11 +135,11 @@ _COLUMNS = {
 }
 
 
-def save_columns(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write the arrays of `Signatures`, keyed by name; equal arrays give equal bytes."""
+def build_columns(arrays: Mapping[str, NDArray[Any]]) -> dict[str, pa.Array]:
+    """Return the columns of the file for the arrays of `Signatures`, keyed by name."""
     ends = arrays["ends"].astype(np.int64)
     keys = arrays["keys"].astype(np.uint64)
-    columns = {
+    return {
         "id": pa.array(arrays["ids"].tolist(), pa.string()),
         "characters": pa.array(arrays["characters"].astype(np.int64)),
         "digest": _convert_to_binary(arrays["digests"]),
@@ -151,6 +151,11 @@ def save_columns(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
             pa.array(arrays["shingles"]),
         ),
     }
+
+
+def save_columns(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write the arrays of `Signatures`, keyed by name; equal arrays give equal bytes."""
+    columns = build_columns(arrays)
     batch = pa.RecordBatch.from_pydict(columns, metadata={_FORMAT_KEY: FORMAT})
     with (
         storage.atomic_file(path) as temporary,

@@ -19,6 +19,7 @@ from trainrig.corpus.documents import MeasuredDocuments
 from trainrig.corpus.filters import rule_verdicts
 from trainrig.corpus.limits import LANGUAGE, PercentileThreshold
 from trainrig.corpus.models.language_model import find_cutoffs
+from trainrig.corpus.operators.decision_operators import convert_to_numpy
 from trainrig.corpus.report.removal_counts import CutRow
 from trainrig.corpus.row_schema import DOCUMENT, build_pool_schema
 from trainrig.errors import DataError
@@ -117,16 +118,6 @@ def _concatenate(run: Curation, names: Sequence[str], chunks: Iterable[pa.Table]
     """Return the chunks as one table, with all its columns even if the split has no document."""
     empty = build_pool_schema(run).empty_table().select(list(names))
     return pa.concat_tables([empty, *chunks])
-
-
-def convert_to_numpy(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Return a column as a numpy array of numbers or of Python strings.
-
-    A null becomes NaN or the empty string.
-    """
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return np.array([value or "" for value in column.to_pylist()], dtype=np.str_)
-    return column.to_numpy()  # type: ignore[no-any-return]
 
 
 def read_first_broken(path_of: PathBuilder, split: str) -> NDArray[np.int64]:

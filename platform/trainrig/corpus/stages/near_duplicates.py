@@ -27,8 +27,9 @@ from trainrig.corpus.dedup.documents import COPIES, Documents
 from trainrig.corpus.dedup.duplicate_search import MIB, DuplicateSearch, plan_partitions
 from trainrig.corpus.dedup.keep_rules import KeepFeatures
 from trainrig.corpus.dedup.search_passes import DuplicatesFound, name_revoked_file
+from trainrig.corpus.operators.decision_operators import convert_to_numpy
 from trainrig.corpus.signatures.signatures import Signatures
-from trainrig.corpus.stages.apply_rules import PathBuilder, convert_to_numpy
+from trainrig.corpus.stages.apply_rules import PathBuilder
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.splits import Phase, Split

@@ -10,7 +10,6 @@ them.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import resource
@@ -18,7 +17,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -26,26 +25,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
+from trainrig.config.table_operator import TableOperator
 from trainrig.corpus.curation_settings import Curation, CurationSource
-from trainrig.corpus.documents import Parts, compute_document_id, writing
+from trainrig.corpus.documents import ROW, Parts, writing
 from trainrig.corpus.extract import Extracted, NotExtracted
 from trainrig.corpus.extract.guard import Cause, FailedPage, Guard
-from trainrig.corpus.filters.published_rules import load_datatrove
-from trainrig.corpus.models.language_id import identify_all
-from trainrig.corpus.read import (
-    RawPage,
-    Unreadable,
-    cut_pieces,
-    find_files,
-    from_json,
-    read,
-    serialise_piece,
+from trainrig.corpus.operators.page_operators import ExtractTexts, MatchUrls, extract_documents
+from trainrig.corpus.operators.page_tables import Record, cut_source, split_records
+from trainrig.corpus.operators.text_operators import (
+    Classify,
+    Language,
+    MaskPersonalData,
+    Measure,
+    Rewrite,
+    mask_url,
 )
-from trainrig.corpus.rewrite.pii_mask import PII, MaskedSpan, mask
+from trainrig.corpus.read import RawPage, Unreadable, from_json, read, serialise_piece
+from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.row_schema import build_pool_schema
-from trainrig.corpus.signals.text_arrays import build_batch
-from trainrig.corpus.signals.text_signals import measure
-from trainrig.corpus.url_blocklist import UrlLists, UrlSignals
+from trainrig.corpus.url_blocklist import UrlLists
 from trainrig.manifest import SCRATCH, FileSum
 from trainrig.splits import CRASHED, RecordSelection, Split, Work
 
@@ -62,12 +60,11 @@ def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:
     for scorer in run.scorers:
         inputs[f"scorer {scorer.column}"] = manifest.digest(scorer.read_content_keys())
     for index, source in enumerate(run.sources):
-        files = find_files(source.paths)
+        files, groups = cut_source(source.name, source.paths, source.reading)
         keys = storage.compute_content_keys([file.path for file in files])
         named_keys = zip([file.name for file in files], keys, strict=True)
         inputs[source.name] = manifest.digest(list(named_keys))
-        for number, group in enumerate(cut_pieces(files, source.reading)):
-            name = f"{source.name}-{number:05d}"
+        for name, group in groups:
             task = {
                 "name": name,
                 "source": index,
@@ -85,108 +82,50 @@ class MeasuredPages:
     quarantined: dict[int, dict[str, str]]  # "where" and "reason", by page number
 
 
-Extract = Callable[[Iterable[RawPage]], Iterable[Extracted | NotExtracted]]
-"""Function that extracts the text of pages, with one outcome per page, in order."""
-
-
 def measure_pages(
-    run: Curation, source: CurationSource, pages: Sequence[tuple[int, RawPage]], extract: Extract
+    run: Curation,
+    source: CurationSource,
+    pages: Sequence[tuple[int, RawPage]],
+    extract: ExtractTexts,
 ) -> MeasuredPages:
     """Measure `pages`, given as (number, page), and return their rows in the same order."""
-    numbers: list[int] = []
-    taken: list[tuple[RawPage, Extracted]] = []
-    quarantined = {}
-    outcomes = extract([page for _, page in pages])
-    for (number, page), extracted in zip(pages, outcomes, strict=True):
-        if isinstance(extracted, NotExtracted):
-            where = mask_url(page.url, run.pii)
-            quarantined[number] = {"where": where, "reason": extracted.reason}
-        else:
-            numbers.append(number)
-            taken.append((page, extracted))
-    written, counts = _rewrite(source, [extracted.text for _, extracted in taken])
-    masked = [mask(text, run.pii) for text in written]
-    texts = [text for text, _ in masked]
-    batch = build_batch(texts)
-    languages, language_scores = identify_all(texts, batch)
-    columns: dict[str, Any] = {
-        "id": [compute_document_id(source.name, page.url, page.body) for page, _ in taken],
-        "url": [mask_url(page.url, run.pii) for page, _ in taken],
-        "text": texts,
-        "source": [source.name] * len(taken),
-        "language": languages,
-        "date": [page.date for page, _ in taken],
-        "metadata": [_format_metadata(page, extracted, run.pii) for page, extracted in taken],
-        "row": numbers,
-        "bytes": [len(text.encode()) for text in texts],
-        "language_score": language_scores,
-        "extracted_share": [extracted.share for _, extracted in taken],
-        "pii": [_list_places(spans) for _, spans in masked],
-        "pii_finds": [len(spans) for _, spans in masked],
+    together = [page for _, page in pages]
+    found = extract_documents([source.name] * len(pages), together, extract)
+    quarantined = {
+        pages[index][0]: {"where": mask_url(together[index].url, run.pii), "reason": why.reason}
+        for index, why in found.failed.items()
     }
-    columns |= measure(texts, languages, batch)
-    if run.needs_datatrove:
-        columns |= load_datatrove().measure_datatrove(texts)
-    if run.urls != UrlLists():
-        columns |= _load_url_signals(run.urls).measure([page.url for page, _ in taken])
-    columns |= {scorer.column: scorer.score(texts, languages) for scorer in run.scorers}
+    numbers = pa.array([pages[index][0] for index in found.taken], pa.int64())
+    rows = pa.table({**found.columns, ROW: numbers})
+    for operator in list_operators(run, source):
+        rows = operator(rows)
+    # Other sources may have rewrites that this one lacks.
+    for field in build_pool_schema(run):
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field, pa.nulls(len(rows), field.type))
     schema = build_pool_schema(run)
-    columns |= {name: counts.get(name) for name in schema.names if name not in columns}
-    nothing = [None] * len(taken)
-    columns = {name: nothing if values is None else values for name, values in columns.items()}
-    return MeasuredPages(pa.table(columns, schema), quarantined)
+    return MeasuredPages(rows.select(schema.names).cast(schema), quarantined)
 
 
-@functools.lru_cache(maxsize=1)
-def _load_url_signals(lists: UrlLists) -> UrlSignals:
-    """Read the block lists, once per process."""
-    return UrlSignals(lists)
+def list_operators(run: Curation, source: CurationSource) -> list[TableOperator]:
+    """Return the steps that measure extracted documents of `source`, in order."""
+    operators: list[TableOperator] = []
+    if run.urls != UrlLists():
+        operators.append(MatchUrls(urls=run.urls))
+    if source.rewrites:
+        operators.append(Rewrite(rewrites=source.rewrites))
+    operators += [
+        MaskPersonalData(kinds=run.pii.kinds),
+        Language(),
+        Measure(datatrove=run.needs_datatrove),
+    ]
+    if run.scorers:
+        operators.append(Classify(scorers=run.scorers))
+    return operators
 
 
-def _rewrite(
-    source: CurationSource, texts: Sequence[str]
-) -> tuple[list[str], dict[str, list[int]]]:
-    """Return the texts after all rewrites of `source`, and the number of changes, by column."""
-    counts: dict[str, list[int]] = {}
-    if not source.rewrites:
-        return list(texts), counts
-    languages, _ = identify_all(texts)
-    for rewrite in source.rewrites:
-        changed = [rewrite.apply(text, code) for text, code in zip(texts, languages, strict=True)]
-        texts = [text for text, _ in changed]
-        counts |= {name: [found[name] for _, found in changed] for name in rewrite.columns}
-    return list(texts), counts
-
-
-def _format_metadata(page: RawPage, extracted: Extracted, pii: PII) -> str:
-    """Return the metadata of the page and its file, without the text, as a JSON object."""
-    said = {
-        **page.metadata,
-        "title": extracted.title,
-        "id": page.id,
-        "published": extracted.date,
-        "language_hint": extracted.language_hint,
-    }
-    told = {name: mask(value, pii)[0] for name, value in said.items() if value or name == "title"}
-    return json.dumps(told, ensure_ascii=False)
-
-
-def _list_places(spans: Sequence[MaskedSpan]) -> list[dict[str, Any]]:
-    return [{"kind": span.kind, "start": span.start, "length": span.length} for span in spans]
-
-
-def mask_url(url: str, pii: PII) -> str:
-    """Return `url` with personal data masked; IP addresses stay, as they name hosts, not people."""
-    kinds = tuple(kind for kind in pii.kinds if kind != "IP")
-    return mask(url, pii.model_copy(update={"kinds": kinds}))[0]
-
-
-PART = 500  # records of a part: some seconds of work for one core, and some tens of MB in memory
-PART_BYTES = 64 * 2**20  # bytes of page bodies in a part
 CAUSES = frozenset(get_args(Cause))
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # unit of getrusage's maximum, in bytes
-
-Record = RawPage | Unreadable
 
 
 def read_all_pages(run: Curation) -> Work:
@@ -246,24 +185,6 @@ def _leave_out(record: Record, pii: PII) -> Record:
     return Unreadable(mask_url(record.url, pii), CRASHED, left_out=len(record.body))
 
 
-def split_records(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Split `records` into parts that depend on the records alone, so a resumed run cuts alike.
-
-    A record that is left out counts with its size, because parts may have been cut before that.
-    """
-    part: list[Record] = []
-    size = 0
-    for record in records:
-        part.append(record)
-        size += len(record.body) if isinstance(record, RawPage) else record.left_out
-        if len(part) == PART or size >= PART_BYTES:
-            yield part
-            part = []
-            size = 0
-    if part:
-        yield part
-
-
 class _Extractors:
     """Child processes that extract pages, one per source, and records of the pages that crash them.
 
@@ -276,7 +197,7 @@ class _Extractors:
         self._recorded: set[str] = set()  # locations of the records that were read or written
         weakref.finalize(self, _close, self._guards)
 
-    def of(self, source: CurationSource) -> Extract:
+    def of(self, source: CurationSource) -> ExtractTexts:
         """Return the function that extracts pages of `source` in its child process."""
 
         def extract(pages: Iterable[RawPage]) -> Iterator[Extracted | NotExtracted]:
@@ -315,7 +236,7 @@ def _close(guards: Mapping[str, Guard]) -> None:
 
 
 def _measure_part(
-    run: Curation, source: CurationSource, part: list[Record], first: int, extract: Extract
+    run: Curation, source: CurationSource, part: list[Record], first: int, extract: ExtractTexts
 ) -> MeasuredPages:
     """Return the rows and quarantined records of `part`, with records numbered from `first`."""
     pages = [(first + n, record) for n, record in enumerate(part) if isinstance(record, RawPage)]

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from trainrig import manifest, storage
 from trainrig.errors import DataError
+from trainrig.evaluate.engine.embed_operator import TEXTS, embed_texts
 from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
 from trainrig.manifest import FileSum, Manifest
 from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
@@ -30,8 +31,6 @@ from trainrig.tokens.document_set import (
     write_quarantine,
 )
 from trainrig.train import checkpoint
-
-TEXTS = 256  # documents that are embedded together; batches do not cross them
 
 
 def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
@@ -92,7 +91,7 @@ def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Wo
         rows = documents.read_rows(task, refused.append, records)
         batches = iter(lambda: list(itertools.islice(rows, TEXTS)), [])
         embedded = (
-            (batch, embedder.embed([row["text"] for row in batch], run)) for batch in batches
+            (batch, embed_texts(embedder, [row["text"] for row in batch], run)) for batch in batches
         )
         if records.probing:
             for _ in embedded:
@@ -104,9 +103,7 @@ def _make_work(run: DocumentEmbedding, model: str, documents: DocumentSet) -> Wo
         with storage.atomic_file(path) as local, pq.ParquetWriter(local, schema) as writer:
             for batch, vectors in embedded:
                 columns = {name: [row[name] for row in batch] for name in ("id", "url", "source")}
-                flat = pa.array(vectors.reshape(-1), type=pa.float32())
-                column = pa.FixedSizeListArray.from_arrays(flat, embedder.channels)
-                writer.write_table(pa.table({**columns, "embedding": column}, schema=schema))
+                writer.write_table(pa.table({**columns, "embedding": vectors}, schema=schema))
                 written += len(batch)
         reasons = dict(Counter(row.reason for row in refused))
         files = {file: manifest.compute_file_sum(path)}

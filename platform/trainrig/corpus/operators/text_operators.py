@@ -1,0 +1,151 @@
+"""Operators on the texts of documents: rewrites, personal data, languages, signals and scores.
+
+`curate` measures the pages that it reads by these operators, in the order of this module.
+"""
+
+import json
+from typing import get_args
+
+import pyarrow as pa
+from pydantic import Field
+
+from trainrig.config.table_operator import TableOperator, put_column, read_strings
+from trainrig.corpus.filters.published_rules import load_datatrove
+from trainrig.corpus.models.language_id import identify_all
+from trainrig.corpus.models.scorers import Scorer
+from trainrig.corpus.rewrite import Rewrite as AnyRewrite
+from trainrig.corpus.rewrite.pii_mask import PII, Kind, MaskedSpan, mask
+from trainrig.corpus.row_schema import DOCUMENT
+from trainrig.corpus.signals.text_arrays import build_batch
+from trainrig.corpus.signals.text_signals import SIGNALS, measure
+
+_TEXT = "name the column with the texts `text`, or apply `Extract` to pages first"
+
+
+class Rewrite(TableOperator):
+    """Change texts, and count the changes in the columns of each rewrite."""
+
+    # Changes to each text, in this order.
+    rewrites: tuple[AnyRewrite, ...] = Field(min_length=1)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """Return `rows` with changed texts and the numbers of changes."""
+        self.require_columns(rows, ["text"], _TEXT)
+        texts = read_strings(rows["text"])
+        languages, _ = identify_all(texts)
+        for rewrite in self.rewrites:
+            changed = [rewrite.apply(text, c) for text, c in zip(texts, languages, strict=True)]
+            texts = [text for text, _ in changed]
+            for name in rewrite.columns:
+                counts = pa.array([found[name] for _, found in changed], pa.int64())
+                rows = put_column(rows, name, counts)
+        return put_column(rows, "text", pa.array(texts, pa.string()))
+
+
+class MaskPersonalData(TableOperator):
+    """Mask personal data in texts, in metadata, and in URLs but for IP addresses.
+
+    Adds `pii`, the masked spans of each text without their values, and `pii_finds`, their number.
+    """
+
+    # Kinds of personal data to mask.
+    kinds: tuple[Kind, ...] = get_args(Kind)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """Return `rows` with masked strings."""
+        self.require_columns(rows, ["text"], _TEXT)
+        settings = PII(kinds=self.kinds)
+        masked = [mask(text, settings) for text in read_strings(rows["text"])]
+        rows = put_column(rows, "text", pa.array([text for text, _ in masked], pa.string()))
+        if "url" in rows.column_names:
+            urls = [mask_url(url, settings) for url in read_strings(rows["url"])]
+            rows = put_column(rows, "url", pa.array(urls, pa.string()))
+        if "metadata" in rows.column_names:
+            told = [_mask_metadata(text, settings) for text in read_strings(rows["metadata"])]
+            rows = put_column(rows, "metadata", pa.array(told, pa.string()))
+        spans = [[_describe_span(span) for span in spans] for _, spans in masked]
+        rows = put_column(rows, "pii", pa.array(spans, DOCUMENT.field("pii").type))
+        finds = pa.array([len(spans) for _, spans in masked], pa.int64())
+        return put_column(rows, "pii_finds", finds)
+
+
+def mask_url(url: str, pii: PII) -> str:
+    """Return `url` with personal data masked; IP addresses stay, as they name hosts, not people."""
+    kinds = tuple(kind for kind in pii.kinds if kind != "IP")
+    return mask(url, pii.model_copy(update={"kinds": kinds}))[0]
+
+
+def _mask_metadata(text: str, pii: PII) -> str:
+    """Return a JSON object with its strings masked; "" is returned unchanged."""
+    if not text:
+        return text
+    values = json.loads(text)
+    told = {n: mask(v, pii)[0] if isinstance(v, str) else v for n, v in values.items()}
+    return json.dumps(told, ensure_ascii=False)
+
+
+def _describe_span(span: MaskedSpan) -> dict[str, str | int]:
+    return {"kind": span.kind, "start": span.start, "length": span.length}
+
+
+class Language(TableOperator):
+    """Identify the language of each text, by fastText's model of 176 languages.
+
+    Adds `language`, an ISO 639 code, and `language_score`, from 0 to 1.
+    """
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """Return `rows` with their languages."""
+        self.require_columns(rows, ["text"], _TEXT)
+        languages, scores = identify_all(read_strings(rows["text"]))
+        rows = put_column(rows, "language", pa.array(languages, pa.string()))
+        return put_column(rows, "language_score", pa.array(scores, pa.float64()))
+
+
+class Measure(TableOperator):
+    """Measure the signals that filters bound, such as words and shares of repeated lines.
+
+    Adds a column for each signal, and `bytes`, the length of each text in UTF-8.
+    """
+
+    # Whether to add the columns that `words = "datatrove"` reads, which takes the extra of that
+    # name.
+    datatrove: bool = False
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """Return `rows` with their signals."""
+        self.require_columns(rows, ["text"], _TEXT)
+        self.require_columns(rows, ["language"], "apply `Language` first")
+        texts = read_strings(rows["text"])
+        sizes = pa.array([len(text.encode()) for text in texts], pa.int64())
+        rows = put_column(rows, "bytes", sizes)
+        languages = read_strings(rows["language"])
+        found = measure(texts, languages, build_batch(texts))
+        kinds = SIGNALS
+        if self.datatrove:
+            found |= load_datatrove().measure_datatrove(texts)
+            kinds = {**SIGNALS, **load_datatrove().DATATROVE_SIGNALS}
+        for name, kind in kinds.items():
+            rows = put_column(rows, name, pa.array(found[name], pa.from_numpy_dtype(kind)))
+        return rows
+
+
+class Classify(TableOperator):
+    """Score texts by models: trained classifiers, perplexity, or lists of words.
+
+    Adds the column of each scorer; NaN stands for a text without a score.
+    """
+
+    # Models that score each text.
+    scorers: tuple[Scorer, ...] = Field(min_length=1)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """Return `rows` with their scores."""
+        self.require_columns(rows, ["text"], _TEXT)
+        self.require_columns(rows, ["language"], "apply `Language` first")
+        texts = read_strings(rows["text"])
+        languages = read_strings(rows["language"])
+        for scorer in self.scorers:
+            scores = pa.array(scorer.score(texts, languages), pa.float64())
+            rows = put_column(rows, scorer.column, scores)
+        return rows
