@@ -284,23 +284,26 @@ def estimate_replica_traffic(
     rest = layer_gathers.seconds * (1 - 1 / layers)
     ahead = rest + head.seconds
     waited = first + max(0.0, ahead - forward)
+    hidden = min(ahead, forward)
     if by_layer:
         once = once.multiply(micro_batches)
         head = head.multiply(micro_batches)
         waited = once.seconds + micro_batches * (
-            2 * layer_gathers.seconds / layers
-            + max(0.0, ahead - forward)
-            + max(0.0, rest - backward)
+            2 * layer_gathers.seconds / layers + max(0.0, ahead - forward)
         )
-    sent = reduced.seconds + replicated.seconds
-    waited += sent / (layers + 1) + max(0.0, sent * layers / (layers + 1) - backward)
-    hidden = min(ahead, forward) + min(sent * layers / (layers + 1), backward)
+        hidden *= micro_batches
     earlier = micro_batches - 1 if layout.reduce == "micro_batch" else 0
-    overlapping = reduced.seconds * layers / (layers + 1)
-    waited += earlier * (reduced.seconds / (layers + 1) + max(0.0, overlapping - backward))
-    hidden += earlier * min(overlapping, backward)
-    if by_layer:
-        hidden += (micro_batches - 1) * min(ahead, forward) + micro_batches * min(rest, backward)
+    sent = reduced.seconds + replicated.seconds
+    waited += (sent + earlier * reduced.seconds) / (layers + 1)
+    # What a backward pass sends: layers gathered again, and gradients of all layers but one.
+    again = rest if by_layer else 0.0
+    first_passes = again + (reduced.seconds * layers / (layers + 1) if earlier else 0.0)
+    for sends, count in (
+        (again + sent * layers / (layers + 1), 1),
+        (first_passes, micro_batches - 1),
+    ):
+        waited += count * max(0.0, sends - backward)
+        hidden += count * min(sends, backward)
     waited += cluster.inside.takes * hidden
     received = passes * (
         layer_parameters * (sharded.size > 1) + expert_parameters * (experts.size > 1)
