@@ -178,7 +178,7 @@ class Law(Settings):
     name: str
     form: Form
     choice: str = ""  # reason for the choice of this form
-    assumed: str = ""  # what the law assumes and its runs do not show, such as the best D/N
+    assumed: str = ""  # assumption that the runs do not show, such as the best D/N
     # Bootstrap draws of `form`, from which all intervals of predictions are computed.
     draws: tuple[Form, ...] = ()
     # Keys are the constants, and `parameters_exponent` where the form determines it.

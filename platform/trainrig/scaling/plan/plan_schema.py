@@ -229,7 +229,7 @@ def find_extrapolations(law: Law, parameters: float, tokens: float) -> Iterator[
         yield from _describe_extrapolation(quantity, value, span)
 
 
-# Factor beyond the law's runs from which a plan has to be asked for.
+# Factor beyond the law's runs from which a plan needs `--extrapolate`.
 FAR = 5.0
 # Most epochs of the published runs on which the decay of repeats was fitted.
 MOST_EPOCHS = 100.0

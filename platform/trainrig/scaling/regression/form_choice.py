@@ -201,8 +201,8 @@ class LawForms:
     fits: Mapping[Kind, Fit[Any]]  # each fitted to all runs
     foretold: Mapping[Kind, Foretold]  # empty if no runs are held out
     refused: Mapping[Kind, str]  # reasons of the forms that cannot be fitted
-    assumed: str = ""  # what the law assumes that the runs do not show
-    held_out: bool = True  # whether larger runs were to be foretold
+    assumed: str = ""  # assumption of the law that the runs do not show
+    held_out: bool = True  # True if larger runs are left out of the fits, to be foretold
 
     @property
     def cuts(self) -> tuple[int, ...]:

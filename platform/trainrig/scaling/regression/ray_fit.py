@@ -74,7 +74,7 @@ def fit_ray(runs: RunsTable, loss: Loss) -> Fit[OverTraining]:
 
     def forms(theta: Array) -> OverTraining:
         k, e, eta = np.moveaxis(theta, -1, 0)
-        with np.errstate(over="ignore", invalid="ignore"):  # of an unbounded exponent
+        with np.errstate(over="ignore", invalid="ignore"):  # eta is unbounded
             whole = np.exp(k + eta * middle)
             best = np.exp(2 * eta * np.log(ASSUMED_RATIO))
             a = whole / (np.exp(eta * log_ratio) + best * np.exp(-eta * log_ratio))

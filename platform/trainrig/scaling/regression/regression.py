@@ -177,7 +177,7 @@ VANISHED = -1000.0  # logarithm of a constant that is 0 in every floating-point 
 class Vanishing:
     """Constant added to the loss that runs may show to be as small as 0: the irreducible loss."""
 
-    constant: str  # its name
+    constant: str  # name of the constant
     coordinate: int  # index in theta of its logarithm
 
 
