@@ -106,7 +106,8 @@ def test_check_reports_a_device_too_small_for_a_step(tmp_path: Path) -> None:
     assert needed > 16 * 6.7e9 / 2**30
     said = facts["too_little_memory"]
     assert said.startswith(f"this run needs {needed:.1f} GiB, but h100 has 74.5 GiB, ")
-    assert "; try parallel.reshard = 'layer', recompute.kind = 'Full', offload.optimizer, " in said
+    assert "; try parallel.reshard = 'layer', parallel.reduce = 'micro_batch', recompute" in said
+    assert "offload.optimizer, " in said
     few = build(Pretraining, table | {"workers": 8}, "run.toml")
     assert "too_little_memory" not in describe(few, DeviceChoice(device="h100"))
 

@@ -35,7 +35,7 @@ def fit_optima_line(runs: RunsTable, rules: Bootstrap) -> PowerLine:
         return [float(np.log(law.coefficient)), law.exponent]
 
     law = hoffmann.fit_power(runs.flops, runs.parameters)
-    return PowerLine(law, bootstrap(make_refit(line, runs, 2), runs, rules))
+    return PowerLine(law, bootstrap(make_refit(line, runs, 2), runs, rules), len(runs))
 
 
 def format_interval(found: Any) -> list[float | None] | None:

@@ -140,10 +140,11 @@ def test_memory_falls_with_each_stage() -> None:
         row.layout: row
         for row in build_memory_table(LARGE, Training(steps=1), BatchShape(64, 2048), 1, 8)
     }
-    assert [row.offered for row in rows.values()] == [True, False, False, True, True, True]
+    assert [row.offered for row in rows.values()] == [True, False, False, True, True, True, True]
     for again in ("nothing", "selective", "full"):
         column = [rows[stage].bytes_by_recompute[again] for stage in
-                  ("0 (DDP)", "1", "2", "3 (FSDP)", "3 (FSDP, by layer)")]  # fmt: skip
+                  ("0 (DDP)", "1", "2", "3 (FSDP)", "3 (FSDP, by layer)",
+                   "3 (FSDP, by layer and micro-batch)")]  # fmt: skip
         assert column == sorted(column, reverse=True)
 
 

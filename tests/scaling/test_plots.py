@@ -14,7 +14,7 @@ from trainrig.scaling.law_plots import draw_agreement, draw_contours, mark_chose
 from trainrig.scaling.laws.law import Interval
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.hoffmann import fit_isoflops
+from trainrig.scaling.regression.hoffmann import IsoFlop, fit_isoflops
 from trainrig.scaling.regression.profile_likelihood import Profile
 
 LAW = Parametric(E=1.8, A=482.0, B=2085.0, alpha=0.348, beta=0.366)
@@ -52,10 +52,12 @@ def make_runs() -> RunsTable:
     return RunsTable.of(parameters=sizes, tokens=tokens, loss=loss, budget=flops.ravel())
 
 
-def test_a_parabola_has_its_lowest_point_marked_and_its_budget_named():
+@pytest.mark.parametrize("settings", [IsoFlop(), IsoFlop(nearest=4)])
+def test_a_parabola_has_its_lowest_point_marked_and_its_budget_named(settings):
+    """A parabola may leave out sizes of its budget, which has a minimum all the same."""
     runs = make_runs()
-    fit = fit_isoflops(runs)
-    found = draw_isoflops(runs, fit)
+    fit = fit_isoflops(runs, settings)
+    found = draw_isoflops(runs, fit, settings)
     marks = found["plot"].marks
     lowest = [(mark.x[0], mark.y[0]) for mark in marks if getattr(mark, "style", "") == "D"]
     assert lowest == [(bowl.parameters, bowl.loss) for bowl in fit.bowls]

@@ -52,9 +52,10 @@ def find_fitting(
     """Return the first layout whose step fits `room` bytes of a device, or None if none does.
 
     Tried in this order: deterministic FSDP that keeps all activations, then with recomputation;
-    then layouts whose bits depend on the number of workers and which need less memory: whole models
-    on each machine, FSDP over all devices, and FSDP that frees each layer after use. In each, the
-    largest micro-batch that fits is taken.
+    then deterministic FSDP that reduces gradients after each micro-batch; then layouts whose bits
+    depend on the number of workers and which need less memory: whole models on each machine, FSDP
+    over all devices, FSDP that frees each layer after use, and the same with gradients reduced
+    after each micro-batch. In each, the largest micro-batch that fits is taken.
     """
     for way in _iterate_ways(training, devices, machines):
         for micro_batch in _iterate_micro_batches(batch, devices):
@@ -98,7 +99,12 @@ def count_devices_needed(
 def _iterate_ways(training: Training, devices: int, machines: int) -> Iterator[Training]:
     same_bits = {"deterministic": True, "virtual_workers": devices, "parallel": FSDP()}
     yield from _vary_recompute(training, same_bits)
+    by_layer = FSDP(reshard="layer", reduce="micro_batch")
+    if devices > 1:
+        yield from _vary_recompute(training, same_bits | {"parallel": by_layer})
     layouts: list[FSDP | HSDP] = [FSDP(), FSDP(reshard="layer")]
+    if devices > 1:
+        layouts.append(by_layer)
     if machines > 1 and devices % machines == 0:
         layouts.insert(0, HSDP(replicas=machines))
     for layout in layouts:
@@ -149,6 +155,10 @@ def build_memory_table(
         },
         "3 (FSDP)": {"deterministic": False, "parallel": FSDP()},
         "3 (FSDP, by layer)": {"deterministic": False, "parallel": FSDP(reshard="layer")},
+        "3 (FSDP, by layer and micro-batch)": {
+            "deterministic": False,
+            "parallel": FSDP(reshard="layer", reduce="micro_batch"),
+        },
     }
     rows = {}
     for name, changes in offered.items():

@@ -120,18 +120,28 @@ class Saving(Settings):
     hours_between_faults: float  # hours between two faults on all devices of the run
 
 
+LEAST_BETWEEN_SAVES = 600.0  # seconds; restarting a job takes minutes anyway
+MOST_SAVES = 1_000  # checkpoints of a run, where faults are rare enough
+MOST_APART = 0.1  # longest interval for fewer saves, as a share of the time between two faults
+
+
 def choose_save_interval(
     state: float, devices: int, step_seconds: float, steps: int, assumed: Assumptions
 ) -> Saving:
     """Return the checkpoint interval that loses the least: sqrt(2 x stall x time between faults).
 
     Young 1974, Daly 2006. `state` is the bytes of one device's share of weights and optimizer
-    state. The interval is never longer than the run.
+    state. The interval is never longer than the run. It is at least LEAST_BETWEEN_SAVES seconds,
+    and the run saves at most MOST_SAVES times: the formula counts only the stall of a save, and
+    neither the load on the storage nor the minutes that a restart takes. A run that expects a fault
+    more often saves more often, as MOST_APART says.
     """
     stalled = state / assumed.copied_per_second
     between = assumed.device_hours_between_faults / devices
     best = math.sqrt(2 * stalled * between * 3600)
-    every = min(steps, max(1, round(best / step_seconds)))
+    rarest = MOST_APART * between * 3600 / step_seconds
+    fewest = max(LEAST_BETWEEN_SAVES / step_seconds, min(steps / MOST_SAVES, rarest))
+    every = min(steps, max(1, round(best / step_seconds), math.ceil(fewest)))
     return Saving(
         every=every,
         seconds=every * step_seconds,

@@ -75,8 +75,14 @@ def describe_memory_shortage(
     offload = training.offload
     again = training.recompute
     sliced = training.parallel.sharded
+    early = training.parallel.model_copy(update={"reduce": "micro_batch"})
+    exact = not training.deterministic or early.inexact_by() is None
     less = (
         (sliced and training.parallel.reshard != "layer", "parallel.reshard = 'layer'"),
+        (
+            sliced and exact and not training.parallel.by_micro_batch,
+            "parallel.reduce = 'micro_batch'",
+        ),
         (not isinstance(again, Full) or again.every > 1, "recompute.kind = 'Full'"),
         (not offload.optimizer, "offload.optimizer"),
         (not offload.activations and again is None, "offload.activations"),

@@ -82,6 +82,7 @@ def fit(
     columns: Mapping[str, str] | None = None,
     recipes: Sequence[str] = (),
     share: str | None = None,
+    bytes_per_token: float | None = None,
     settings: LawFit | None = None,
     progress: bool = True,
     **keys: Any,
@@ -99,7 +100,11 @@ def fit(
         raise ConfigError("fit: give `settings`, or its keys as keyword arguments, and not both")
     paths = [tables] if isinstance(tables, str | os.PathLike) else tables
     given = fit_verb.Tables(
-        tuple(os.fspath(path) for path in paths), dict(columns or {}), tuple(recipes), share
+        tuple(os.fspath(path) for path in paths),
+        dict(columns or {}),
+        tuple(recipes),
+        share,
+        bytes_per_token,
     )
     chosen = settings or config.build(LawFit, convert_paths(keys), "fit")
     show = partial(print, file=sys.stderr, flush=True)

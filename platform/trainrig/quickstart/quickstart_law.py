@@ -59,6 +59,7 @@ def _make_plan(at: Folders, fitted: Fitted) -> tuple[ScalingPlan, tuple[str, ...
     request = PlanFile(
         law=storage.join(at.sweep, LAW_FILE),
         flops=TIMES * float(fitted.runs.flops_6nd.max()),
+        extrapolate=True,
         devices=1,
         sequence_length=LENGTH,
         out=at.planned,

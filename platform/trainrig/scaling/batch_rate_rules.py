@@ -135,6 +135,6 @@ def round_to_sequences(batch: float, sequence_length: int, tokens: float, fewest
     It is small enough that a run of `tokens` tokens has at least `fewest_steps` steps: with fewer
     steps, warm-up and decay are too short, whatever a rule says.
     """
-    most = math.floor(math.log2(max(1.0, tokens / fewest_steps / sequence_length)))
+    most = math.log2(max(1.0, tokens / fewest_steps / sequence_length))
     wanted = round(math.log2(max(1.0, batch / sequence_length)))
-    return int(2 ** min(wanted, most))
+    return int(2 ** (wanted if wanted <= most else math.floor(most)))

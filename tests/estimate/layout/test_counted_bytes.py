@@ -22,16 +22,18 @@ def make_prediction(job, layout, batch=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "deterministic", "reshard", "micro_batch", "tied"),
+    ("world", "deterministic", "reshard", "reduce", "micro_batch", "tied"),
     [
-        (2, False, "step", 1, True),
-        (4, False, "step", 1, True),
-        (4, False, "layer", 1, True),
-        (2, True, "step", 2, True),
-        (2, True, "layer", 1, False),
+        (2, False, "step", "step", 1, True),
+        (4, False, "step", "step", 1, True),
+        (4, False, "layer", "micro_batch", 1, True),
+        (2, True, "step", "step", 2, True),
+        (2, True, "layer", "step", 1, False),
     ],
 )
-def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard, micro_batch, tied):
+def test_bytes_of_fsdp(
+    ranks, make_job, tmp_path, world, deterministic, reshard, reduce, micro_batch, tied
+):
     job = make_job(
         tmp_path,
         model={"tie_embeddings": tied},
@@ -39,14 +41,14 @@ def test_bytes_of_fsdp(ranks, make_job, tmp_path, world, deterministic, reshard,
             "steps": 10,
             "deterministic": deterministic,
             "virtual_workers": world,
-            "parallel": {"kind": "FSDP", "reshard": reshard},
+            "parallel": {"kind": "FSDP", "reshard": reshard, "reduce": reduce},
         },
         batches={"global_batch": 8, "micro_batch": micro_batch},
     )
     counted = ranks(world, "sent_bytes", job=job)[0]
     gathered = sum(n for name, n in counted.items() if "gather" in name)
     reduced = sum(n for name, n in counted.items() if "gather" not in name)
-    layout = DeviceLayout(Degrees(1, world), micro_batch, reshard=reshard)
+    layout = DeviceLayout(Degrees(1, world), micro_batch, reshard=reshard, reduce=reduce)
     sent = make_prediction(job, layout)
     assert (gathered, reduced) == (sent.gathered.inside, sent.reduced.inside)
 

@@ -1,17 +1,20 @@
 """Predictions of the planner: equal to other counts, and monotone where they must be."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
-from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig import hardware
+from trainrig.estimate.fitting_layouts import BatchShape, find_fitting
 from trainrig.estimate.layout import layouts, planner_terms
+from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.device_compute import (
     Product,
     Timer,
     iterate_products,
 )
+from trainrig.estimate.layout.layout_search import FixedDegrees, Subject, search
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
 from trainrig.estimate.layout.step_prediction import Predictor
 from trainrig.estimate.step_memory import estimate_step_memory
@@ -19,6 +22,7 @@ from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import compute_layer_keys, count_attention_flops, count_token_flops
 from trainrig.parallel.layer_bytes import cut_model, cut_shapes
 from trainrig.parallel.layout import FSDP
+from trainrig.train.run_file.training_settings import Training
 
 MIXTURE = {
     "feedforward": {"kind": "MixtureOfExperts", "experts": 8, "active": 2, "shared_experts": 1}
@@ -39,13 +43,44 @@ def test_memory_is_that_of_check(predictor, training, changes, again):
     """This holds for one device and for slices over several, without an axis within the replica."""
     for degrees in (Degrees(), Degrees(1, 4), Degrees(2, 4), Degrees(8, 1)):
         made = predictor(degrees.devices, training, **changes)
-        for reshard in ("step", "layer") if degrees.shard > 1 else ("step",):
-            layout = DeviceLayout(degrees, 2, again, reshard)
+        ways = product(("step", "layer"), ("step", "micro_batch"))
+        for reshard, reduce in ways if degrees.shard > 1 else [("step", "step")]:
+            layout = DeviceLayout(degrees, 2, again, reshard, reduce=reduce)
             settings = made.build_training(layout)
             expected = estimate_step_memory(made.model, settings, degrees.devices, 64, 2, 2048)
             found = made.predict(layout).memory
             for part, bytes_of in vars(expected).items():
                 assert getattr(found, part) == pytest.approx(bytes_of, rel=1e-12), part
+
+
+def test_a_model_that_needs_gradients_reduced_by_micro_batch_gets_the_same_answer_everywhere(model):
+    """The 23B model fits 64 devices only if no whole gradient is held between micro-batches."""
+    large = model(layers=48, channels=6400, heads=50, kv_heads=50, feedforward_channels=16_640)
+    parallel = {"kind": "FSDP", "reshard": "layer", "reduce": "micro_batch"}
+    training = Training.model_validate(
+        {
+            "steps": 10,
+            "deterministic": False,
+            "precision": {"compute": "bfloat16"},
+            "parallel": parallel,
+            "recompute": {"kind": "Full"},
+        }
+    )
+    offers = hardware.load()
+    room = offers.find_device("h100").memory
+    batch = BatchShape(4096, 2048)
+    checked = estimate_worker_memory(large, training, 64, 4096, 1, 2048)
+    assert checked.fits(room)
+    links = (offers.links["nvlink-4"], offers.links["efa-3200"])
+    cluster = Cluster("h100", offers.find_device("h100"), 64, 8, *links, "p5.48xlarge")
+    subject = Subject("run.toml", large, training, batch)
+    found = search(subject, cluster, FixedDegrees(1, 1, 1, 1), offers)
+    assert found.runnable is not None
+    own = DeviceLayout(Degrees(1, 64), 1, "full", "layer", reduce="micro_batch")
+    predicted = Predictor(large, training, batch, cluster).predict(own).memory
+    assert predicted.total == pytest.approx(checked.total, rel=1e-12)
+    placed = find_fitting(large, training, batch, 64, 8, room)
+    assert placed is not None and placed.training.parallel.by_micro_batch
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])

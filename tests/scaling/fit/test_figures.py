@@ -65,7 +65,8 @@ def extract_text(page: str) -> str:
     "asked",
     [
         {"flops": 1e21},
-        {"flops": 5e16},  # a cost of cents, which an earlier page printed as 0 USD
+        # A cost of cents, which an earlier page printed as 0 USD.
+        {"flops": 5e16, "extrapolate": True},
         {"flops": 1e21, "tokens_available": 1e10},
         {"flops": 1e21, "tokens_served": 1e12},
     ],

@@ -26,7 +26,7 @@ from trainrig.scaling.regression.minimise import Huber
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 TRUTH = Parametric(E=1.8, A=400, B=1600, alpha=0.34, beta=0.36)
-FEW = LawFit(bootstrap=Bootstrap(draws=40), hold_out=HoldOut(share=0.2))
+FEW = LawFit(form="Parametric", bootstrap=Bootstrap(draws=40), hold_out=HoldOut(share=0.2))
 
 
 def make_table(noise: float = 0.003, seed: int = 2, **more: object) -> RunsTable:
@@ -80,16 +80,16 @@ def test_too_much_kept_back_is_refused_with_the_way_out() -> None:
         fit_law(make_table(), settings, "web")
 
 
-def make_seven_runs() -> RunsTable:
+def make_six_runs() -> RunsTable:
     """Return the minimum for the standard form: without the run of most compute there is no law."""
     n, d = (v.ravel() for v in np.meshgrid([1e7, 1e8, 1e9], [1e9, 1e10, 1e11]))
-    kept = [0, 1, 2, 3, 4, 6, 8]
+    kept = [0, 1, 3, 4, 6, 8]
     return RunsTable.of(parameters=n[kept], tokens=d[kept], loss=TRUTH.compute_loss(n, d)[kept])
 
 
 @pytest.mark.slow
 def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_judged() -> None:
-    runs = make_seven_runs()
+    runs = make_six_runs()
     law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=20)), "web").law
     assert law.held_out is None and "held out to evaluate the law" in law.not_judged
     assert f"held out: no runs: {law.not_judged}" in list(describe_law(law))
@@ -99,6 +99,33 @@ def test_runs_too_few_to_be_judged_make_a_law_that_says_so_unless_asked_to_be_ju
     asked = LawFit(bootstrap=Bootstrap(draws=20), hold_out=HoldOut())
     with pytest.raises(DataError, match=r"held out to evaluate.*none"):
         fit_law(runs, asked, "web")
+
+
+@pytest.mark.slow
+def test_runs_on_one_ray_give_the_loss_along_it_and_say_what_is_assumed() -> None:
+    n = np.array([20e6, 40e6, 80e6, 160e6, 320e6, 640e6])
+    loss = [4.05, 3.72, 3.44, 3.20, 3.00, 2.83]
+    runs = RunsTable.of(parameters=n, tokens=20 * n, loss=loss)
+    law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=30)), "ray").law
+    assert float(law.form.compute_loss(640e6, 12.8e9)) == pytest.approx(2.83, rel=0.01)
+    assert "all runs have D/N = 20" in law.assumed
+    assert f"Assumed: {law.assumed}." in find_grave_warnings(law)
+    best = law.form.compute_optimum(1e20)
+    assert float(best.tokens_per_parameter) == pytest.approx(20)
+    with pytest.raises(DataError, match="at one ratio D/N"):
+        fit_law(runs, LawFit(form="Parametric"), "ray")
+
+
+@pytest.mark.slow
+def test_five_runs_are_fitted_by_a_form_that_they_bear() -> None:
+    n = np.array([11e6, 79e6, 154e6, 411e6, 11e6])
+    d = n * np.array([20, 20, 20, 20, 320])
+    runs = RunsTable.of(parameters=n, tokens=d, loss=TRUTH.compute_loss(n, d))
+    law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=30)), "few").law
+    assert law.form.kind == "OverTraining"
+    assert float(law.form.compute_loss(1.4e9, 28e9)) == pytest.approx(
+        float(TRUTH.compute_loss(1.4e9, 28e9)), rel=0.05
+    )
 
 
 def test_nothing_kept_back_judges_nothing_and_runs_are_counted_and_named_as_asked() -> None:
@@ -141,14 +168,14 @@ SMALL = """
 
 
 @pytest.mark.slow
-def test_where_no_irreducible_loss_is_seen_the_form_without_one_is_named() -> None:
+def test_where_no_irreducible_loss_is_seen_a_form_that_fits_is_taken() -> None:
     """Models so small that the parametric form would fit a negative irreducible loss."""
     rows = np.array([row.split() for row in SMALL.replace(",", "\n").split("\n") if row], float).T
     runs = RunsTable.of(parameters=rows[0], tokens=rows[1], loss=rows[2])
-    with pytest.raises(DataError, match=r"none of 100 starts.*--form"):
-        fit_law(runs, LawFit(hold_out=HoldOut(share=0.0)), "tiny")
-    settings = LawFit(form="Kaplan", hold_out=HoldOut(share=0.0), bootstrap=Bootstrap(draws=20))
-    law = fit_law(runs, settings, "tiny").law
+    with pytest.raises(DataError, match="none of 100 starts"):
+        fit_law(runs, LawFit(form="Parametric", hold_out=HoldOut(share=0.0)), "tiny")
+    law = fit_law(runs, LawFit(bootstrap=Bootstrap(draws=20)), "tiny").law
+    assert law.form.kind != "Parametric"
     # The run of 498,528 parameters and 5,332,992 tokens had a loss of 2.566213.
     assert float(law.form.compute_loss(498_528, 5_332_992)) == pytest.approx(2.566213, rel=0.03)
 

@@ -37,7 +37,9 @@ def fit_example() -> Fitted:
         tokenizer="words",
         recipe="<web & code>",
     )
-    return fit_law(runs, LawFit(bootstrap=Bootstrap(draws=60)), "a <law>", "runs.csv")
+    return fit_law(
+        runs, LawFit(form="Parametric", bootstrap=Bootstrap(draws=60)), "a <law>", "runs.csv"
+    )
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -169,3 +171,11 @@ def test_constants_go_out_and_in_by_name():
     assert changed.constants | {"base.A": 520.825, "r_n": 5.309743} == MUENNIGHOFF.constants
     with pytest.raises(ValidationError):
         HOFFMANN.with_constants({"A": -1.0})
+
+
+def test_a_kaplan_law_whose_sizes_are_hardly_bounded_predicts_without_overflow():
+    form = Kaplan(n_c=1e290, d_c=1e12, alpha_n=0.002, alpha_d=0.1)
+    exact = (math.exp(0.02 * (math.log(1e290) - math.log(1e8))) + 1e12 / 1e9) ** 0.1
+    assert float(form.compute_loss(1e8, 1e9)) == pytest.approx(exact, rel=1e-12)
+    steep = Kaplan(n_c=1e290, d_c=1e12, alpha_n=0.4, alpha_d=0.1)
+    assert np.isfinite(steep.compute_optimum(1e18).loss)

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainrig.errors import DataError
+from trainrig.scaling.laws.runs_columns import OTHER_UNITS, SYNONYMS
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import NUMBERS, TEXTS, RunsTable, join_tables
 
@@ -105,9 +106,10 @@ def test_tables_that_count_differently_are_not_joined() -> None:
         ("params,tokens,loss\n1,2,x\n", ":2: loss should be a number, found 'x'"),
         ("params,tokens,loss\n\n1,2,3\n\n1,2,x\n", ":5: loss should be a number, found 'x'"),
         ("params,tokens,loss\n\n1,2\n", ":3: 2 cells under 3 headers"),
-        ("params,tokens,perplexity\n1,2,3\n", "losses in perplexity"),
-        ("params,tokens,bpb\n1,2,3\n", "losses in bits per byte"),
+        ("params,tokens,bpb\n1,2,3\n", "'bpb' has losses in bits per byte.*--bytes-per-token"),
+        ("params,tokens,los\n1,2,3\n", "--column loss=HEADER, or give it a known name.*val_loss"),
         ("params,loss\n1,3\n", "tokens among params, loss"),
+        ("N;D;loss\n1e7;2e8;4,05\n", ":2: loss should be a number, found '4,05'"),
     ],
 )
 def test_a_csv_that_is_no_table_of_runs_says_why(tmp_path: Path, text: str, message: str) -> None:
@@ -121,18 +123,47 @@ def test_a_csv_that_is_no_table_of_runs_says_why(tmp_path: Path, text: str, mess
 
 def test_columns_are_found_by_synonym_or_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    path.write_text("N,C,eval/loss,corpus\n10,6e3,3.5,web\n20,6e3,,web\n")
+    path.write_text("N,C,web/loss,corpus\n10,6e3,3.5,web\n20,6e3,,web\n")
     with pytest.raises(DataError, match="no column for loss"):
         read_table(str(path))
-    runs = read_table(str(path), {"loss": "eval/loss"})
+    runs = read_table(str(path), {"loss": "web/loss"})
     assert runs.tokens.tolist() == [100.0, 50.0]
     assert runs.loss[0] == 3.5
     assert np.isnan(runs.loss[1])
     assert set(runs.recipe) == {"web"}
-    with pytest.raises(DataError, match="did you mean 'eval/loss'"):
-        read_table(str(path), {"loss": "eval/los"})
+    with pytest.raises(DataError, match="did you mean 'web/loss'"):
+        read_table(str(path), {"loss": "web/los"})
     with pytest.raises(DataError, match=r"no column 'los'.*'loss'"):
-        read_table(str(path), {"los": "eval/loss"})
+        read_table(str(path), {"los": "web/loss"})
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        ("N,D,val/loss\n1e7,2e8,4.5\n", 4.5),
+        ("model,params,tokens,loss\na,10M,200M,4.5\n", 4.5),
+        ("Model Size (M),Tokens (B),loss\n10,0.2,4.5\n", 4.5),
+        ("Model Size (M),Tokens (B),loss\n10M,0.2B,4.5\n", 4.5),
+        ('N,D,loss\n"10,000,000",2e8,4.5\n', 4.5),
+        ("n_params\ttokens\tloss\n1e7\t2e8\t4.5\n", 4.5),
+        ("N;D;Validation Loss\n10M;0.2B;4.5\n", 4.5),
+        ("params,tokens,perplexity\n1e7,2e8,90\n", np.log(90)),
+        ("params,tokens,bits_per_token\n1e7,2e8,6\n", 6 * np.log(2)),
+        ("params,tokens,bpb\n1e7,2e8,1.5\n", 1.5 * np.log(2) * 4.4),
+    ],
+)
+def test_tables_as_people_write_them_are_read(tmp_path: Path, text: str, loss: float) -> None:
+    path = tmp_path / "runs.tsv"
+    path.write_text(text)
+    runs = read_table(str(path), bytes_per_token=4.4)
+    assert (runs.parameters[0], runs.tokens[0]) == (1e7, 2e8)
+    assert runs.loss[0] == pytest.approx(loss)
+
+
+def test_the_page_of_laws_lists_every_accepted_header() -> None:
+    page = Path(__file__).parents[3].joinpath("docs", "laws.md").read_text()
+    known = {*SYNONYMS, *OTHER_UNITS, *(name for names in SYNONYMS.values() for name in names)}
+    assert {name for name in known if f"`{name}`" not in page} == set()
 
 
 @pytest.mark.parametrize("name", ["runs.parquet", "runs.csv", "sweep"])

@@ -75,7 +75,7 @@ def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_pat
             lacking = getattr(degrees, axis) > 1 and axis not in FSDP.model_fields
             assert (axis in candidate.needs) == lacking
         shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline > 1
-        copies = degrees.replicate > 1 and shared
+        copies = shared and (degrees.replicate > 1 or candidate.prediction.layout.reduce != "step")
         assert ("deterministic = false" in candidate.needs) == copies
     assert found.runnable is not None and not found.runnable.needs
     made = config.load(Pretraining, str(out))
@@ -86,6 +86,7 @@ def test_axes_that_the_trainer_lacks_are_named_and_not_written(run_file, tmp_pat
     assert made.training.virtual_workers == max(8, layout.degrees.data)
     assert made.training.parallel.kind == "FSDP"
     assert made.training.parallel.reshard == layout.reshard
+    assert made.training.parallel.reduce == layout.reduce
     before = config.load(Pretraining, str(run_file))
     assert made.model == before.model
     page = (tmp_path / "best.layouts.html").read_text()

@@ -28,6 +28,7 @@ TINY = {
     "devices": 1,
     "compute": "float32",
     "sequence_length": 32,
+    "extrapolate": True,  # the published laws are of larger models
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from trainrig import hardware
 from trainrig.errors import ConfigError
+from trainrig.estimate.run_cost import Assumptions, choose_save_interval
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.flops import count_position_flops, count_token_flops
 from trainrig.models.decoder import count_parameters
@@ -56,7 +57,7 @@ def test_the_plans_figures_match_the_decoder() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("days", [0.5, 30.0, 3_000.0])
+@pytest.mark.parametrize("days", [0.5, 30.0, 300.0])
 def test_device_days_are_spent_to_the_step(days: float) -> None:
     plan = planned(gpu_days=days, device="h200")
     assert plan.cost.device_days == pytest.approx(days, rel=0.01)
@@ -116,9 +117,9 @@ def test_repeats_that_nobody_can_mean_are_refused_or_the_headline() -> None:
     assert planned("hoffmann", flops=1e21, tokens_available=1e10).doubt == ""
 
 
-def test_a_plan_far_from_the_laws_runs_says_so_first() -> None:
+def make_tiny_law() -> Law:
     form = find_published_law("hoffmann").form
-    tiny = Law(
+    return Law(
         name="tiny",
         parameters_count="total",
         tokenizer="own",
@@ -130,7 +131,29 @@ def test_a_plan_far_from_the_laws_runs_says_so_first() -> None:
             flops=FittedRange(least=1e11, greatest=1e15),
         ),
     )
-    plan = planned(tiny, parameters=4e8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"parameters": 4e8}, r"runs of 30k to 500k parameters, and this plan has [34]"),
+        ({"flops": 1e16}, r"and this plan has .*add --extrapolate"),
+        (
+            {"flops": 2e13, "vocabulary": 64},
+            r"no better than a blind guess among 64 tokens",
+        ),
+    ],
+)
+def test_a_plan_that_no_run_supports_has_to_be_asked_for(
+    asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(make_tiny_law(), **asked)
+
+
+def test_a_plan_far_from_the_laws_runs_says_so_first() -> None:
+    tiny = make_tiny_law()
+    plan = planned(tiny, parameters=4e8, extrapolate=True)
     doubt = "Not advice: the law was fitted to runs of 30k to 500k parameters, and this plan has 4"
     assert plan.doubt.startswith(doubt)
     header = build_plan_page(plan, tiny, "run.toml").partition("</header>")[0]
@@ -184,13 +207,16 @@ def test_intervals_are_of_the_draws() -> None:
 @pytest.mark.parametrize(
     ("asked", "warning"),
     [
-        ({"flops": 3e23}, "compute by 6ND, 3.0"),
-        ({"flops": 1e17}, "times below the least of the law's runs (6e+18)"),
-        ({"parameters": 4e11, "devices": 8}, "The model fits 8 devices in no layout"),
+        ({"flops": 3e23, "extrapolate": True}, "compute by 6ND, 3.0"),
+        ({"flops": 1e17, "extrapolate": True}, "times below the least of the law's runs (6e+18)"),
+        (
+            {"parameters": 4e11, "devices": 8, "extrapolate": True},
+            "The model fits 8 devices in no layout",
+        ),
     ],
 )
 def test_plans_far_from_the_runs_or_the_machine_are_flagged(
-    asked: dict[str, float], warning: str
+    asked: dict[str, Any], warning: str
 ) -> None:
     plan = planned(**asked)
     assert any(warning.split(", 3.0")[0] in line for line in plan.warnings)
@@ -198,11 +224,11 @@ def test_plans_far_from_the_runs_or_the_machine_are_flagged(
 
 @pytest.mark.slow
 def test_where_nothing_fits_it_says_how_many_would() -> None:
-    plan = planned(parameters=4e11, devices=8)
+    plan = planned(parameters=4e11, devices=8, extrapolate=True)
     assert not plan.placement.fits
     needed = plan.placement.devices_needed
     assert needed is not None and needed > 8
-    assert planned(parameters=4e11, devices=needed).placement.fits
+    assert planned(parameters=4e11, devices=needed, extrapolate=True).placement.fits
 
 
 def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
@@ -242,6 +268,19 @@ def lay_out(plan: ScalingPlan) -> Training:
             "virtual_workers": plan.cost.devices,
         }
     )
+
+
+def test_checkpoints_are_not_saved_every_few_steps() -> None:
+    """On 4,096 devices, a fault every 7 hours and a stall of 5 ms would say every 16 seconds."""
+    assumed = Assumptions()
+    saving = choose_save_interval(4e7, 4096, step_seconds=5.0, steps=50_000, assumed=assumed)
+    assert saving.seconds >= 600
+    short = choose_save_interval(4e7, 4096, step_seconds=5.0, steps=10, assumed=assumed)
+    assert short.every == 10
+    long = choose_save_interval(4e7, 8, step_seconds=5.0, steps=10_000_000, assumed=assumed)
+    assert long.every == 10_000
+    wide = choose_save_interval(4e7, 4096, step_seconds=5.0, steps=10_000_000, assumed=assumed)
+    assert wide.seconds == pytest.approx(0.1 * wide.hours_between_faults * 3600, abs=5)
 
 
 def test_checkpoints_come_as_young_has_it() -> None:

@@ -6,7 +6,11 @@ from trainrig.errors import DataError
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap, bootstrap_form, draw_counts
-from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
+from trainrig.scaling.regression.form_fits import (
+    ParametricFit,
+    fit_overtraining,
+    fit_parametric,
+)
 
 TRUTH = Parametric(E=1.82, A=478.0, B=2143.0, alpha=0.347, beta=0.367)
 QUICK = ParametricFit(exponents=(0.2, 0.5), floors=(0.5, 0.9))
@@ -106,3 +110,16 @@ def test_points_of_one_run_that_err_together_widen_the_interval():
     assert whole.clusters == 8
     widths = [np.ptp(np.quantile(draws.stacked.alpha, (0.1, 0.9))) for draws in (whole, apart)]
     assert widths[0] > 1.5 * widths[1]
+
+
+def test_draws_that_show_no_irreducible_loss_keep_the_interval_and_reach_zero():
+    """The runs are too small to show E, so many draws have their minimum at E = 0."""
+    truth = Parametric(E=0.4, A=30.0, B=60.0, alpha=0.2, beta=0.2)
+    n, d = (v.ravel() for v in np.meshgrid(np.geomspace(1e5, 1e7, 4), np.geomspace(1e7, 1e9, 4)))
+    noise = np.exp(0.01 * np.random.default_rng(1).normal(size=16))
+    runs = RunsTable.of(parameters=n, tokens=d, loss=truth.compute_loss(n, d) * noise)
+    draws = bootstrap_form(fit_overtraining(runs), Bootstrap(draws=60))
+    assert draws.draws.failed <= 3
+    assert np.any(draws.stacked.E == 0)
+    interval = draws.compute_estimates()["E"].bootstrap
+    assert interval.low < 1e-6 and interval.contains(truth.E)

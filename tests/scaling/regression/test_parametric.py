@@ -190,7 +190,7 @@ class TestChinchilla:
     ("parameters", "tokens", "message"),
     [
         ([1e7, 1e8], [1e9, 1e10], r"2 runs with 2 sizes and 2 token counts: Parametric has 5"),
-        ([1e7, 1e8], [1e9, 1e10], r"needs 7 runs, 3 sizes and 3 token.*5"),
+        ([1e7, 1e8], [1e9, 1e10], r"needs 6 runs, 3 sizes and 3 token.*4"),
         ([1e8] * 8, np.geomspace(1e8, 1e10, 8), r"least 2, of N from 2.5e\+07.*4e\+08"),
         (np.geomspace(1e7, 1e9, 8), [1e9] * 8, r"least 2, with D from 2.5e\+08.*4e\+09"),
         (np.geomspace(1e7, 1e9, 9), np.geomspace(2e8, 2e10, 9), r"lie at one ratio D/N = 20 "),

@@ -13,6 +13,7 @@ from trainrig.scaling.sweep.trials import (
     SweepTokens,
     build_run_file,
     count_stable_steps,
+    describe_smaller_batches,
     plan,
     read_sweep_tokens,
 )
@@ -94,6 +95,11 @@ def test_a_run_shorter_than_the_fewest_steps_has_a_smaller_batch_and_is_refused_
     sweep = build(batches={"sequence_length": 128}, training={"fewest_steps": 50})
     (trial,) = plan(sweep, list_points((1e4, 128 * 60), (1e4, 1e6)), DATA, AS_RULED)
     assert trial.batch == 1 and trial.lengths[0].steps == 60
+    assert describe_smaller_batches(sweep, [trial]).startswith(
+        f"1 of 1 trials have a smaller batch than rule DeepSeek gives ({trial.name} 1 of "
+    )
+    (as_ruled,) = plan(sweep, list_points((1e4, 1e6)), DATA, AS_RULED)
+    assert describe_smaller_batches(sweep, [as_ruled]) == ""
     with pytest.raises(
         ConfigError, match=r"2,000 tokens for [\d,]+ parameters are 16 steps of 1 x"
     ):

@@ -252,7 +252,8 @@ def estimate_replica_traffic(
     With `reshard` "step", parameters are gathered once, before the first micro-batch. With "layer",
     those of the layers are gathered before each forward and each backward pass, and the rest in
     each forward pass, the head while the layers compute. Gradients are reduced in float32 during
-    the last backward pass. FSDP copies all of them through buffers; a single device casts instead.
+    the last backward pass, or with `reduce` "micro_batch" during each. FSDP copies all of them
+    through buffers; a single device casts instead.
 
     `held` counts the parameters of the device, and `ends` those outside of its layers. `computed`
     is the number of bytes of a parameter in the dtype of the computation. `seconds` are those of
@@ -283,29 +284,40 @@ def estimate_replica_traffic(
     rest = layer_gathers.seconds * (1 - 1 / layers)
     ahead = rest + head.seconds
     waited = first + max(0.0, ahead - forward)
+    hidden = min(ahead, forward)
     if by_layer:
         once = once.multiply(micro_batches)
         head = head.multiply(micro_batches)
         waited = once.seconds + micro_batches * (
-            2 * layer_gathers.seconds / layers
-            + max(0.0, ahead - forward)
-            + max(0.0, rest - backward)
+            2 * layer_gathers.seconds / layers + max(0.0, ahead - forward)
         )
+        hidden *= micro_batches
+    earlier = micro_batches - 1 if layout.reduce == "micro_batch" else 0
     sent = reduced.seconds + replicated.seconds
-    waited += sent / (layers + 1) + max(0.0, sent * layers / (layers + 1) - backward)
-    hidden = min(ahead, forward) + min(sent * layers / (layers + 1), backward)
-    if by_layer:
-        hidden += (micro_batches - 1) * min(ahead, forward) + micro_batches * min(rest, backward)
+    waited += (sent + earlier * reduced.seconds) / (layers + 1)
+    # What a backward pass sends: layers gathered again, and gradients of all layers but one.
+    again = rest if by_layer else 0.0
+    first_passes = again + (reduced.seconds * layers / (layers + 1) if earlier else 0.0)
+    for sends, count in (
+        (again + sent * layers / (layers + 1), 1),
+        (first_passes, micro_batches - 1),
+    ):
+        waited += count * max(0.0, sends - backward)
+        hidden += count * min(sends, backward)
     waited += cluster.inside.takes * hidden
     received = passes * (
         layer_parameters * (sharded.size > 1) + expert_parameters * (experts.size > 1)
     )
     received += sum(ends.counts) * (sharded.size > 1) * (micro_batches if by_layer else 1)
-    copied = 2 * (computed * received + MASTER * held.trained)
+    copied = 2 * (computed * received + MASTER * held.trained * (1 + earlier))
     if degrees.devices == 1 and (computed == MASTER or not by_layer):  # see `needs_sharding`
         copied = 0 if computed == MASTER else (computed + MASTER) * (held.total + held.trained)
     return DataTraffic(
-        once + head + layer_gathers.multiply(passes), reduced, replicated, waited, copied
+        gathered=once + head + layer_gathers.multiply(passes),
+        reduced=reduced.multiply(1 + earlier),
+        replicated=replicated,
+        waited=waited,
+        copied=copied,
     )
 
 

@@ -70,6 +70,8 @@ class DeviceLayout:
     # Whether each rank of a tensor group holds only some positions of the activations between
     # matrix products (sequence parallelism), or all of them.
     sequence_parallel: bool = True
+    # When gradients are reduced over workers: after the last micro-batch of a step, or after each.
+    reduce: Literal["step", "micro_batch"] = "step"
 
     @property
     def stages(self) -> int:
@@ -219,28 +221,36 @@ def _choose_schedules(
     recomputation: RecomputeChoice,
 ) -> Iterator[DeviceLayout]:
     if degrees.pipeline == 1:
-        yield from _choose_resharding(DeviceLayout(degrees, micro_batch, recomputation))
+        yield from _choose_sharding(batch, DeviceLayout(degrees, micro_batch, recomputation))
         return
     schedules: tuple[Schedule, ...] = ("GPipe", "1F1B")
     for schedule in schedules:
-        yield from _choose_resharding(
-            DeviceLayout(degrees, micro_batch, recomputation, schedule=schedule)
+        yield from _choose_sharding(
+            batch, DeviceLayout(degrees, micro_batch, recomputation, schedule=schedule)
         )
     round_rows = micro_batch * degrees.expert * degrees.data * degrees.pipeline
     if batch.global_batch % round_rows:  # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2
         return
     for chunks in range(2, min(MOST_CHUNKS, model.layers // degrees.pipeline) + 1):
-        yield from _choose_resharding(
-            DeviceLayout(degrees, micro_batch, recomputation, schedule="interleaved", chunks=chunks)
+        interleaved = DeviceLayout(
+            degrees, micro_batch, recomputation, schedule="interleaved", chunks=chunks
         )
+        yield from _choose_sharding(batch, interleaved)
 
 
-def _choose_resharding(layout: DeviceLayout) -> Iterator[DeviceLayout]:
-    """Yield `layout` with parameters gathered once a step, and with them gathered for each layer.
+def _choose_sharding(batch: BatchShape, layout: DeviceLayout) -> Iterator[DeviceLayout]:
+    """Yield `layout` with each way to gather parameters and to reduce gradients.
 
-    The second variant is left out where no parameters are sliced.
+    Parameters are gathered once a step or for each layer, gradients reduced once a step or for each
+    micro-batch. Only the first way is left where no parameters are sliced. Reducing more often
+    makes no difference with a single micro-batch.
     """
     yield layout
     degrees = layout.degrees
-    if degrees.shard * degrees.context * degrees.expert > 1:
-        yield replace(layout, reshard="layer")
+    if degrees.shard * degrees.context * degrees.expert == 1:
+        return
+    by_layer = replace(layout, reshard="layer")
+    yield by_layer
+    if layout.count_micro_batches(batch.global_batch) > 1:
+        yield replace(layout, reduce="micro_batch")
+        yield replace(by_layer, reduce="micro_batch")

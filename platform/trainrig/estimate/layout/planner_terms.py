@@ -128,8 +128,8 @@ TERMS = (
     StepTerm(
         "data",
         "all-gather of parameters in the compute dtype, reduce-scatter of float32 gradients, "
-        "all-reduce of their slices over replicas; FSDP's copies of gathered parameters out of a "
-        "buffer and of gradients into a buffer",
+        "once a step or for each micro-batch, all-reduce of their slices over replicas; FSDP's "
+        "copies of gathered parameters out of a buffer and of gradients into a buffer",
         "gathers overlap with the forward pass of a micro-batch, gradients with the backward "
         "pass of the last one; the first gather and the last reduction overlap with nothing",
     ),

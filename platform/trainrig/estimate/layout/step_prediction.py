@@ -191,8 +191,9 @@ class Predictor:
             degrees.data,
             degrees.shard * degrees.context * degrees.expert,
             layout.reshard,
+            layout.reduce,
             layout.recompute,
-            degrees.replicate == 1 or shared == 1,
+            shared == 1 or (degrees.replicate == 1 and layout.reduce == "step"),
         )
 
     def _build_training(
@@ -201,12 +202,15 @@ class Predictor:
         data: int,
         sliced_over: int,
         reshard: Literal["step", "layer"],
+        reduce: Literal["step", "micro_batch"],
         recomputation: RecomputeChoice,
         exact: bool,
     ) -> Training:
-        parallel: WorkerLayout = FSDP(reshard=reshard)
-        if replicate > 1:
-            parallel = HSDP(replicas=replicate, reshard=reshard) if sliced_over > 1 else DDP()
+        parallel: WorkerLayout = FSDP(reshard=reshard, reduce=reduce)
+        if replicate > 1 and sliced_over > 1:
+            parallel = HSDP(replicas=replicate, reshard=reshard, reduce=reduce)
+        elif replicate > 1:
+            parallel = DDP()
         return self.training.model_copy(
             update={
                 "parallel": parallel,

@@ -14,8 +14,15 @@ from trainrig.scaling.fit.law_views import format_power
 from trainrig.scaling.laws.law import Law, TaskLaw, refuse_draws
 from trainrig.scaling.laws.law_forms import Array
 from trainrig.scaling.laws.runs_table import RunsTable
-from trainrig.scaling.regression.hoffmann import EnvelopeFit, IsoFlopFit, group_by_budget
+from trainrig.scaling.regression.hoffmann import (
+    LEAST_SIZES,
+    EnvelopeFit,
+    IsoFlop,
+    IsoFlopFit,
+    group_by_budget,
+)
 from trainrig.scaling.regression.profile_likelihood import Profile
+from trainrig.scaling.regression.regression import find_levels
 
 LEAST_APART = 0.05  # least distance between the names of two budgets, as a share of the height
 ROOM_FOR_NAMES = 1.6  # factor beyond the largest size, to leave space for the names of budgets
@@ -161,13 +168,17 @@ def draw_loss_contours(law: Law, runs: RunsTable) -> ChartFacts:
     }
 
 
-def draw_isoflops(runs: RunsTable, fit: IsoFlopFit) -> ChartFacts:
-    """Draw the losses of each budget in one colour, with their parabola and its lowest point."""
-    by_rows = {bowl.rows: bowl for bowl in fit.bowls}
+def draw_isoflops(runs: RunsTable, fit: IsoFlopFit, settings: IsoFlop) -> ChartFacts:
+    """Draw the losses of each budget in one colour, with their parabola and its lowest point.
+
+    Budgets with too few sizes for a parabola are left out, as they are from the fit.
+    """
+    by_rows = {bowl.budget: bowl for bowl in fit.bowls}
     groups = [
-        (rows, by_rows.get(tuple(int(row) for row in rows))) for rows in group_by_budget(runs)
+        (rows, by_rows.get(tuple(int(row) for row in rows)))
+        for rows in group_by_budget(runs, settings)
+        if len(find_levels(runs.parameters[rows])) >= LEAST_SIZES
     ]
-    groups = [(rows, bowl) for rows, bowl in groups if bowl or len(rows) >= 4]
     groups.sort(key=lambda group: float(np.median(runs.flops_6nd[group[0]])))
     marks: list[plots.Mark] = []
     minima = []

@@ -16,7 +16,7 @@ def fit(
         list[str],
         typer.Argument(
             metavar="SWEEP|CSV",
-            help="Folder of a sweep, or a CSV of runs; several are compared as recipes.",
+            help="Folder of a sweep, or a CSV or TSV of runs; several are compared as recipes.",
         ),
     ],
     recipe: Annotated[
@@ -41,12 +41,20 @@ def fit(
             help="Header of a CSV's column, as in loss=eval/loss; repeatable.",
         ),
     ] = None,
+    bytes_per_token: Annotated[
+        float | None,
+        typer.Option(
+            metavar="BYTES",
+            min=0.01,
+            help="Mean bytes of a token, for a table of bits per byte.  [default: not needed]",
+        ),
+    ] = None,
     form: Annotated[
         str | None,
         typer.Option(
             metavar="FORM",
             help="Form of the law: Parametric, Kaplan, DataConstrained or OverTraining.  "
-            "[default: chosen by the runs held out]",
+            "[default: the one that predicts larger runs]",
             autocompletion=command_line.make_word_completion(
                 "Parametric", "Kaplan", "DataConstrained", "OverTraining"
             ),
@@ -138,7 +146,11 @@ def fit(
 
     logging.basicConfig(format="trainrig: %(message)s")
     tables = fit_verb.Tables(
-        tuple(runs), fit_verb.parse_columns(column or ()), tuple(recipe or ()), share
+        tuple(runs),
+        fit_verb.parse_columns(column or ()),
+        tuple(recipe or ()),
+        share,
+        bytes_per_token,
     )
     options = {
         "form": form,

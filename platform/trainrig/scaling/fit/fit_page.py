@@ -10,17 +10,15 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.report import page_rendering, plots
 from trainrig.scaling import law_plots
-from trainrig.scaling.fit import fit_charts, law_views
+from trainrig.scaling.fit import fit_charts, law_summary, law_views
 from trainrig.scaling.fit.law_fit import LAW_FILE, Fitted
-from trainrig.scaling.fit.law_summary import find_grave_warnings, find_warnings
-from trainrig.scaling.laws import law_formats
+from trainrig.scaling.laws import best_split, law_formats
 from trainrig.scaling.laws.law import IntervalEstimate, Law
 from trainrig.scaling.laws.law_formats import format_interval, format_loss
 from trainrig.scaling.regression.hoffmann import fit_envelope, fit_isoflops
 
 F = TypeVar("F")
 PAGE = "report.html"
-NEXT = 10.0  # factor beyond the largest compute, a common extrapolation
 
 
 def write_fit_page(folder: str, fitted: Fitted) -> str:
@@ -38,20 +36,20 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
     envelope = _try_fit(lambda: fit_envelope(fitted.along, fitted.settings.envelope))
     several = len(set(fitted.along.trial.tolist())) < len(fitted.along)
     assert law.ranges is not None  # a fitted law has ranges
-    ask = float(f"{law.ranges.flops.greatest * NEXT:.1e}")
+    ask = float(f"{law.ranges.flops.greatest * law_summary.NEXT:.1e}")
     return page_rendering.render_page(
         __name__,
         law=law,
-        state="warning" if find_grave_warnings(law) else "done",
-        warnings=find_warnings(law),
+        state="warning" if law_summary.find_grave_warnings(law) else "done",
+        warnings=law_summary.find_warnings(law),
         formats=law_formats,
         views=law_views,
         ask=ask,
-        next=NEXT,
-        best=law.form.compute_optimum(ask),
-        loss_interval=law.compute_interval(lambda form: float(form.compute_optimum(ask).loss)),
-        ratio_interval=law.compute_interval(
-            lambda form: float(form.compute_optimum(ask).tokens_per_parameter)
+        next=law_summary.NEXT,
+        best=best_split.steer(law).compute_optimum(ask),
+        loss_interval=best_split.compute_split_interval(law, ask, lambda best: best.loss),
+        ratio_interval=best_split.compute_split_interval(
+            law, ask, lambda best: best.tokens_per_parameter
         ),
         key_figures=_list_key_figures(law)[:5],
         agreement=fit_charts.draw_law_agreement(law, runs),
@@ -60,7 +58,9 @@ def build_fit_page(fitted: Fitted, folder: str) -> str:
         profiles=fit_charts.draw_profiles(fitted.profiles),
         optima=fit_charts.draw_optima(law, isoflop, envelope),
         contours=fit_charts.draw_loss_contours(law, runs),
-        isoflops=fit_charts.draw_isoflops(runs, isoflop) if isoflop else None,
+        isoflops=fit_charts.draw_isoflops(runs, isoflop, fitted.settings.isoflop)
+        if isoflop
+        else None,
         curves=fit_charts.draw_envelope(fitted.along, envelope) if several else None,
         approaches=[
             (

@@ -16,6 +16,7 @@ from trainrig.scaling.fit.objectives_page import write_objectives_page
 from trainrig.scaling.fit.recipe_comparison import Comparison, RecipeFit, compare
 from trainrig.scaling.laws.law import Law
 from trainrig.scaling.laws.law_formats import name_objective
+from trainrig.scaling.laws.runs_files import TEXT_SUFFIXES
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.regression import Progress
 from trainrig.storage.writable import check_folder
@@ -47,6 +48,11 @@ class Tables:
     columns: Mapping[str, str]  # our column name to the CSV's header
     recipes: tuple[str, ...] = ()  # recipes to fit; none: all in the tables
     share: str | None = None  # constants that recipes share; None: the default of RecipeFit
+    bytes_per_token: float | None = None  # mean bytes of a token, for losses per byte
+
+    def read(self, paths: Sequence[str], recipes: Sequence[str] = ()) -> RunsTable:
+        """Read the rows of `paths`, restricted to `recipes` if given."""
+        return read_runs(paths, dict(self.columns), recipes, self.bytes_per_token)
 
 
 def build_settings(options: Mapping[str, Any]) -> LawFit:
@@ -119,7 +125,7 @@ def find_answer(
         check_folder(out)
     if len(tables.paths) > 1 or len(tables.recipes) > 1:
         return _compare(tables, settings, out, progress)
-    runs = read_runs(tables.paths, dict(tables.columns), tables.recipes)
+    runs = tables.read(tables.paths, tables.recipes)
     name = tables.recipes[0] if tables.recipes else _find_table_name(tables.paths[0])
     try:
         fitted = fit_law(runs, settings, name, tables.paths[0], progress)
@@ -197,17 +203,16 @@ def _compare_objectives(
 
 def _name_recipes(tables: Tables) -> Iterator[tuple[str, RunsTable]]:
     """Yield the name and the runs of each recipe: one table each, or the recipes of one table."""
-    columns = dict(tables.columns)
     if len(tables.paths) == 1:
         for recipe in tables.recipes:
-            yield recipe, read_runs(tables.paths, columns, [recipe])
+            yield recipe, tables.read(tables.paths, [recipe])
         return
     if tables.recipes:
         raise ConfigError(
             "--recipe chooses within one table; of several tables, each is one recipe"
         )
     for path, name in zip(tables.paths, _name_tables(tables.paths), strict=True):
-        yield name, read_runs([path], columns)
+        yield name, tables.read([path])
 
 
 def _name_tables(paths: Sequence[str]) -> list[str]:
@@ -243,5 +248,5 @@ def _split_path(path: str) -> tuple[str, ...]:
     """Return the folders above a table, then its name."""
     pure = PurePosixPath(path)
     named = pure.parent if pure.stem == "runs" and pure.parent.name else pure
-    name = named.stem if named.suffix in (".csv", ".parquet") else named.name
+    name = named.stem if named.suffix in (*TEXT_SUFFIXES, ".parquet") else named.name
     return *(part for part in named.parts[:-1] if part != "/"), name

@@ -18,6 +18,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law import (
     Approach,
     FittedRange,
+    HeldOutErrors,
     Interval,
     IntervalEstimate,
     Law,
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 class LawFit(Settings):
     """Settings of a scaling-law fit."""
 
-    form: form_choice.Kind | None = None  # None: the form that predicts the held-out runs best
+    form: form_choice.Kind | None = None  # None: the form that predicts larger runs best
     loss: Loss = Huber()  # loss of the residuals of log loss
     exclusions: Exclusions = Exclusions()
     counts: Counts | None = None  # parameters that N counts; None: as the table does
@@ -70,15 +71,19 @@ class Fitted:
 
 
 def read_runs(
-    paths: Sequence[str], columns: dict[str, str] | None = None, recipes: Sequence[str] = ()
+    paths: Sequence[str],
+    columns: dict[str, str] | None = None,
+    recipes: Sequence[str] = (),
+    bytes_per_token: float | None = None,
 ) -> RunsTable:
     """Read the rows of the tables at all `paths`, restricted to the named `recipes` if given.
 
-    Raises DataError if a table cannot be read or has no such recipe.
+    Losses per byte need `bytes_per_token`. Raises DataError if a table cannot be read or has no
+    such recipe.
     """
     if not paths:
         raise ConfigError("fit: no table; name the folder of a sweep, or a CSV file")
-    runs = join_tables([read_table(path, columns) for path in paths])
+    runs = join_tables([read_table(path, columns, bytes_per_token) for path in paths])
     if not recipes:
         return runs
     for name in recipes:
@@ -100,15 +105,12 @@ def fit_law(
     reporter = progress or Progress.silent()
     screened = screen(count_parameters_as(runs, settings.counts), settings.exclusions)
     tokenizer = _choose_tokenizer(screened.runs, settings.tokenizer)
-    forms, halves, not_judged = _judge_forms(screened.runs, settings, reporter)
+    forms = form_choice.fit_forms(
+        screened.runs, settings.hold_out, settings.form, settings.loss, reporter.stage
+    )
     fit = forms.fits[forms.chosen]
     _warn_of_repeats(screened.runs, forms.chosen)
-    held_out = None
-    if halves is not None:
-        reporter.stage("evaluating on the held-out runs")
-        held_out = form_choice.judge(
-            halves, forms.judged[forms.chosen].fit, settings.bootstrap, reporter.count
-        )
+    held_out, not_judged = _judge_form(screened.runs, forms, settings, reporter)
     reporter.stage("bootstrap")
     draws = bootstrap_form(fit, settings.bootstrap, reporter.count)
     quantities = (
@@ -126,6 +128,7 @@ def fit_law(
         name=name,
         form=fit.form,
         choice=forms.why,
+        assumed=forms.assumed,
         draws=draws.forms,
         estimates=estimates | _fit_frontiers(screened, settings),
         parameters_count=screened.runs.counts,
@@ -147,25 +150,23 @@ def fit_law(
     return Fitted(law, screened.runs, screened.along, profiled, settings)
 
 
-def _judge_forms(
-    runs: RunsTable, settings: LawFit, reporter: Progress
-) -> tuple[form_choice.LawForms, form_choice.HeldOutSplit | None, str]:
-    """Return the fitted forms, the held-out split or None, and why it is None if unexpected."""
-    halves = (
-        form_choice.split_held_out(runs, settings.hold_out) if settings.hold_out.share else None
-    )
+def _judge_form(
+    runs: RunsTable, forms: form_choice.LawForms, settings: LawFit, reporter: Progress
+) -> tuple[HeldOutErrors | None, str]:
+    """Return the errors of the chosen form on held-out runs, or None and why if unexpected."""
+    if not settings.hold_out.share:
+        return None, ""
+    halves = form_choice.split_held_out(runs, settings.hold_out)
+    reporter.stage("fitting without the held-out runs")
     try:
-        return (
-            form_choice.fit_forms(runs, halves, settings.form, settings.loss, reporter.stage),
-            halves,
-            "",
-        )
+        rest = form_choice.fit_rest(halves, forms, settings.loss)
     except form_choice.NotJudgedError as why:
         if "hold_out" in settings.model_fields_set:
             raise
         log.warning("the law is not evaluated on held-out runs: %s", why)
-        forms = form_choice.fit_forms(runs, None, settings.form, settings.loss, reporter.stage)
-        return forms, None, str(why)
+        return None, str(why)
+    reporter.stage("evaluating on the held-out runs")
+    return form_choice.judge(halves, rest, settings.bootstrap, reporter.count), ""
 
 
 def _warn_of_repeats(runs: RunsTable, kind: form_choice.Kind) -> None:

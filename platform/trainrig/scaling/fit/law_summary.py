@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+from trainrig.scaling.laws import best_split
 from trainrig.scaling.laws.law import Approach, HeldOutErrors, IntervalEstimate, Law
 from trainrig.scaling.laws.law_formats import format_interval
 
+NEXT = 10.0  # factor beyond the largest compute, a common extrapolation
 FEW_AGREE = 0.5  # if fewer starts agree on the best minimum, a better one may have been missed
 STEEP = 1e-4  # gradient norm above which the search had not converged
 FAILED = 0.05  # share of bootstrap draws without a fit that is reported
@@ -23,7 +25,7 @@ def find_warnings(law: Law) -> tuple[str, ...]:
 
 def find_grave_warnings(law: Law) -> tuple[str, ...]:
     """Find the warnings that the law may be wrong."""
-    found = []
+    found = [f"Assumed: {law.assumed}."] if law.assumed else []
     fit = law.fit
     held_out = law.held_out
     open_ones = [name for name, estimate in law.estimates.items() if _is_open(estimate)]
@@ -72,13 +74,22 @@ def find_grave_warnings(law: Law) -> tuple[str, ...]:
         known = [compared for compared in law.compared if compared.held_out_error is not None]
         best = min(known, key=lambda compared: compared.held_out_error or 0.0)
         found.append(
-            f"The form {best.form.kind} predicts the held-out runs better: its mean error is "
+            f"The form {best.form.kind} predicts larger runs better: its mean error is "
             f"{best.held_out_error:.2%}, the error of this form is {own.held_out_error:.2%}."
         )
+    if law.ranges is not None:
+        ahead = float(f"{law.ranges.flops.greatest * NEXT:.1e}")
+        if apart := best_split.describe_disagreement(law, ahead):
+            found.append(f"{apart[0].upper()}{apart[1:]}. Plans follow {_name_leading(law)}.")
     better = _find_better_form(law)
     if better:
         found.append(f"The form {better} fits these runs better; compare the forms below.")
     return (*found, *_find_disagreements(law))
+
+
+def _name_leading(law: Law) -> str:
+    leading = best_split.find_leading(law)
+    return leading.name if leading else law.form.kind
 
 
 def _is_open(estimate: IntervalEstimate) -> bool:
@@ -256,9 +267,9 @@ def _describe_forms(law: Law) -> Iterator[str]:
         return
     least = min(other.criterion or 0.0 for other in law.compared)
     yield ""
-    yield "forms, fitted to the same rows:"
+    yield "forms, fitted to the same rows; larger runs are predicted from smaller ones:"
     for other in law.compared:
-        held = "" if other.held_out_error is None else f", held-out {other.held_out_error:.2%}"
+        held = "" if other.held_out_error is None else f", larger runs {other.held_out_error:.2%}"
         if other.as_good is False:
             held += " (more than one standard error above the best)"
         more = "" if other.criterion is None else f", AIC {other.criterion - least:+.1f}"

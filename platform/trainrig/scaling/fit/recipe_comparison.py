@@ -29,7 +29,7 @@ from trainrig.scaling.laws.runs_table import RunsTable, join_tables
 from trainrig.scaling.regression.bootstrap import Bootstrap, Draws, bootstrap
 from trainrig.scaling.regression.form_fits import ParametricFit, fit_above_floor, fit_parametric
 from trainrig.scaling.regression.minimise import Huber, LogSumExp, Loss, MinimiseSettings
-from trainrig.scaling.regression.regression import Fit, Regression
+from trainrig.scaling.regression.regression import Fit, Regression, check_numbers
 
 
 class RecipeFit(Settings):
@@ -262,6 +262,7 @@ def _build_regression(swept: _Swept, settings: RecipeFit) -> Regression[Recipes]
         settings.loss,
         lambda theta: Recipes.model_construct(laws=tuple(_build_laws(theta, swept))),
         settings.search,
+        check_numbers,
     )
 
 

@@ -123,7 +123,8 @@ class Compared(Settings):
 
     form: Form
     objective: float
-    held_out_error: float | None  # mean absolute relative error
+    # Mean absolute relative error on larger runs, predicted from the smaller ones at several cuts.
+    held_out_error: float | None
     # Akaike's criterion with Laplace noise: 2 R ln(mean |residual of log loss|) + 2 x constants.
     # Less is better, and only differences have a meaning.
     criterion: float | None = None
@@ -139,6 +140,9 @@ class Approach(Settings):
     parameters_exponent: IntervalEstimate | None
     tokens_exponent: IntervalEstimate | None  # b
     parameters_coefficient: float | None = None  # k of N* = k C^a
+    minima: int = 0  # number of minima in N that the line goes through
+    # Bootstrap draws of (ln k, a); none for a fitted form, whose draws are the law's.
+    draws: tuple[tuple[float, float], ...] = ()
     note: str = ""  # data that the method excluded, or assumptions that it makes
 
 
@@ -174,6 +178,7 @@ class Law(Settings):
     name: str
     form: Form
     choice: str = ""  # reason for the choice of this form
+    assumed: str = ""  # assumption that the runs do not show, such as the best D/N
     # Bootstrap draws of `form`, from which all intervals of predictions are computed.
     draws: tuple[Form, ...] = ()
     # Keys are the constants, and `parameters_exponent` where the form determines it.
@@ -215,6 +220,29 @@ class Law(Settings):
         values = np.array([float(quantity(form)) for form in self.draws])
         return compute_percentiles(values, level)
 
+    @property
+    def rivals(self) -> tuple[Form, ...]:
+        """The other forms that predict larger runs as well as the law's does."""
+        kinds = {self.form.kind}
+        return tuple(
+            other.form for other in self.compared if other.as_good and other.form.kind not in kinds
+        )
+
+    def compute_wide_interval(
+        self, quantity: Callable[[Form], float], level: float = 0.95
+    ) -> Interval | None:
+        """Compute the interval of `quantity` over the draws, widened to contain the rival forms.
+
+        Forms that predict equally well may differ far beyond the runs. Their disagreement is doubt
+        that the draws of one form do not show.
+        """
+        interval = self.compute_interval(quantity, level)
+        if interval is None:
+            return None
+        values = [float(quantity(form)) for form in self.rivals]
+        points = [Interval(low=value, high=value, level=level) for value in values]
+        return join_intervals([interval, *points])
+
 
 def refuse_draws(good: int, failed: int) -> str:
     """Return why `good` draws, with `failed` others, give no interval, or an empty string."""
@@ -239,16 +267,29 @@ def compute_percentiles(values: Array, level: float = 0.95) -> Interval:
     return Interval(low=float(low), high=float(high), level=level)
 
 
+def join_intervals(intervals: Sequence[Interval | None]) -> Interval:
+    """Return the least interval that contains all `intervals`; None among them has no effect."""
+    known = [interval for interval in intervals if interval is not None]
+    lows = [interval.low for interval in known]
+    highs = [interval.high for interval in known]
+    return Interval(
+        low=None if None in lows else min(low for low in lows if low is not None),
+        high=None if None in highs else max(high for high in highs if high is not None),
+        level=known[0].level,
+    )
+
+
 def write_law(path: str, law: Law) -> None:
     """Write `law` to `path`, one draw a line. The same law gives the same bytes."""
     data = law.model_dump(mode="json")
     listed = _format_draws(data.pop("draws"))
-    of_tasks = {}
-    for number, task in enumerate(data["tasks"]):
-        of_tasks[f'"the draws of task {number}"'] = _format_draws(task["draws"])
-        task["draws"] = f"the draws of task {number}"
+    inner: dict[str, str] = {}
+    for part in (*data["tasks"], *data["approaches"]):
+        place = f"the draws of part {len(inner)}"
+        inner[f'"{place}"'] = _format_draws(part["draws"])
+        part["draws"] = place
     head = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False).removesuffix("\n}")
-    for place, lines in of_tasks.items():
+    for place, lines in inner.items():
         head = head.replace(place, lines)
     storage.write(path, f'{head},\n  "draws": {listed}\n}}\n'.encode())
 

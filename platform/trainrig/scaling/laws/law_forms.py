@@ -120,18 +120,18 @@ class Kaplan(Constants):
         self, parameters: ArrayLike, tokens: ArrayLike, unique_tokens: ArrayLike | None = None
     ) -> Array:
         """Return the loss in nats per token. Repeated tokens count as new ones."""
-        n = _to_array(parameters)
-        d = _to_array(tokens)
-        return _to_array(
-            ((self.n_c / n) ** (self.alpha_n / self.alpha_d) + self.d_c / d) ** self.alpha_d
-        )
+        # In logarithms, because runs that hardly bound n_c give one whose power overflows.
+        of_size = self.alpha_n / self.alpha_d * (np.log(self.n_c) - np.log(_to_array(parameters)))
+        of_tokens = np.log(self.d_c) - np.log(_to_array(tokens))
+        return _to_array(np.exp(self.alpha_d * np.logaddexp(of_size, of_tokens)))
 
     def compute_optimum(self, flops: ArrayLike) -> Optimum:
         """Compute the least loss for `flops` = 6ND, in closed form."""
         product = _to_array(flops) / FLOPS_PER_PARAMETER_AND_TOKEN
         power = self.alpha_n / self.alpha_d
         # The minimum is where the derivative of (n_c/N)^p + d_c N/(C/6) with respect to N is 0.
-        parameters = _to_array((power * self.n_c**power * product / self.d_c) ** (1 / (power + 1)))
+        log_best = np.log(power * product) + power * np.log(self.n_c) - np.log(self.d_c)
+        parameters = _to_array(np.exp(log_best / (power + 1)))
         tokens = product / parameters
         return Optimum(parameters, tokens, self.compute_loss(parameters, tokens))
 

@@ -15,28 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import config, storage
-from trainrig.errors import DataError
-from trainrig.scaling.laws import runs_table
+from trainrig.errors import ConfigError, DataError
+from trainrig.scaling.laws import runs_columns, runs_table
 from trainrig.storage.missing_folders import describe_origin
 
-# Other headers that are accepted for our columns.
-SYNONYMS = {
-    "parameters": ("params", "n_params", "n", "non_embedding_parameters", "params_no_embed"),
-    "tokens": ("d", "n_tokens", "training_tokens"),
-    "flops": ("c", "compute", "training_flops"),
-    "loss": ("val_loss", "validation_loss", "final_loss"),
-    "recipe": ("dataset", "corpus"),
-    "unique_tokens": ("unique",),
-}
-# Headers that show that a loss is in another unit.
-OTHER_UNITS = {
-    "perplexity": "perplexity",
-    "ppl": "perplexity",
-    "bits_per_byte": "bits per byte",
-    "bpb": "bits per byte",
-    "bits_per_token": "bits per token",
-    "loss_bits": "bits per token",
-}
+TEXT_SUFFIXES = (".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -53,32 +36,37 @@ class Csv:
         Raises DataError with the line number of a cell that is not a number.
         """
         found = np.full(len(self.cells[name]), np.nan)
+        scale = runs_columns.find_scale(name)
         for row, cell in enumerate(self.cells[name]):
             try:
-                found[row] = float(cell) if cell.strip() else np.nan
-            except ValueError:
+                found[row] = runs_columns.parse_number(cell, scale)
+            except ConfigError:
                 message = f"{name} should be a number, found {cell!r}"
                 raise DataError(f"{self.path}:{self.lines[row]}: {message}") from None
         return found
 
 
-def read_csv(path: str, columns: Mapping[str, str]) -> runs_table.RunsTable:
-    """Read the table of runs in a CSV file that has a header line.
+def read_csv(
+    path: str, columns: Mapping[str, str], bytes_per_token: float | None = None
+) -> runs_table.RunsTable:
+    """Read the table of runs in a CSV or TSV file that has a header line.
 
     `columns` maps our column names to the file's headers; without it, published tables are
-    recognised. Raises DataError if the file is missing, malformed or lacks a column.
+    recognised. Losses per byte need `bytes_per_token`. Raises DataError if the file is missing,
+    malformed or lacks a column.
     """
     table = parse(path)
     if not columns:
         for headers, reader in PUBLISHED.items():
             if headers <= set(table.cells):
                 return reader(table)
-    return _read_named(table, columns)
+    return _read_named(table, columns, bytes_per_token)
 
 
 def parse(path: str) -> Csv:
     """Read the cells of the CSV file at `path`, which must have a header line.
 
+    Cells are separated by tabs, semicolons or commas, whichever the header has first in this order.
     Raises DataError if the file is missing, not UTF-8, empty, or has rows of another length.
     """
     try:
@@ -90,7 +78,9 @@ def parse(path: str) -> Csv:
         raise DataError(f"{path}: is a folder, not a CSV") from None
     except storage.NotUtf8 as error:
         raise DataError(f"{path}: {error}; the file must be a CSV in UTF-8") from None
-    reader = csv.reader(io.StringIO(text))
+    header_line = text.partition("\n")[0]
+    separator = next((mark for mark in "\t;" if mark in header_line), ",")
+    reader = csv.reader(io.StringIO(text), delimiter=separator)
     numbered = [(reader.line_num, row) for row in reader if row]  # skips blank lines
     lines = [line for line, _ in numbered]
     rows = [row for _, row in numbered]
@@ -106,7 +96,9 @@ def parse(path: str) -> Csv:
     return Csv(path, cells, lines[1:])
 
 
-def _read_named(table: Csv, columns: Mapping[str, str]) -> runs_table.RunsTable:
+def _read_named(
+    table: Csv, columns: Mapping[str, str], bytes_per_token: float | None
+) -> runs_table.RunsTable:
     ours = (*runs_table.TEXTS, *runs_table.NUMBERS, "total_parameters")
     for name, header in columns.items():
         if name not in ours:
@@ -115,46 +107,41 @@ def _read_named(table: Csv, columns: Mapping[str, str]) -> runs_table.RunsTable:
         if header not in table.cells:
             hint = config.suggest_choice(header, table.cells)
             raise DataError(f"{table.path}: no column '{header}'{hint}")
-    headers = {name: _find_header(table, name, columns) for name in ours}
+    headers = {
+        name: columns.get(name) or runs_columns.find_header(table.cells, name) for name in ours
+    }
     found = {name: header for name, header in headers.items() if header}
     total = "total_parameters" in found and "parameters" not in found
     if total:
         found["parameters"] = found.pop("total_parameters")
     found.pop("total_parameters", None)
+    unit = runs_columns.find_other_unit([found["loss"]] if "loss" in found else table.cells)
+    if unit is not None:
+        found["loss"] = unit.header
     _refuse_missing(table, found)
     given: dict[str, Any] = {
         name: table.cells[header] if name in runs_table.TEXTS else table.parse_numbers(header)
         for name, header in found.items()
     }
+    if unit is not None:
+        try:
+            given["loss"] = unit.convert_to_nats(given["loss"], bytes_per_token)
+        except DataError as why:
+            raise DataError(f"{table.path}: {why}") from None
     if "tokens" not in given:
         given["tokens"] = given["flops"] / (6 * given["parameters"])
     return runs_table.RunsTable.of(**given, counts="total" if total else "non-embedding")
 
 
-def _find_header(table: Csv, name: str, columns: Mapping[str, str]) -> str | None:
-    """Return the header of the file's column for our column `name`, or None if there is none."""
-    if name in columns:
-        return columns[name]
-    by_lower = {header.lower().replace(" ", "_"): header for header in table.cells}
-    spellings = (name, *SYNONYMS.get(name, ()))
-    return next((by_lower[s] for s in spellings if s in by_lower), None)
-
-
 def _refuse_missing(table: Csv, found: Mapping[str, str]) -> None:
-    if "loss" not in found:
-        for header in table.cells:
-            if unit := OTHER_UNITS.get(header.lower().replace(" ", "_")):
-                raise DataError(
-                    f"{table.path}: losses in {unit} (column '{header}'); laws are fitted to nats "
-                    "per token with one tokenizer: convert the losses and name the column `loss`"
-                )
     missing = [name for name in runs_table.NEEDED if name not in found]
     if "tokens" in missing and "flops" in found:
         missing.remove("tokens")
     if missing:
         raise DataError(
             f"{table.path}: no column for {', '.join(missing)} among "
-            f"{', '.join(list(table.cells)[:12])}; name it with --column {missing[0]}=HEADER"
+            f"{', '.join(list(table.cells)[:12])}; name it with --column {missing[0]}=HEADER, or "
+            f"give it a known name: {', '.join(runs_columns.list_names(missing[0]))}"
         )
 
 
@@ -278,14 +265,16 @@ PUBLISHED: dict[frozenset[str], Reader] = {
 }
 
 
-def read_table(path: str, columns: Mapping[str, str] | None = None) -> runs_table.RunsTable:
-    """Read the table of runs at `path`: a sweep's folder, a `.parquet` file or a `.csv` file.
+def read_table(
+    path: str, columns: Mapping[str, str] | None = None, bytes_per_token: float | None = None
+) -> runs_table.RunsTable:
+    """Read the table of runs at `path`: a sweep's folder, or a Parquet, CSV or TSV file.
 
-    `columns` maps our column names to a CSV's headers: `{"loss": "eval/loss"}`. Raises DataError if
-    there is no such table or it is invalid.
+    `columns` maps our column names to a CSV's headers: `{"loss": "eval/loss"}`. Losses per byte of
+    a CSV need `bytes_per_token`. Raises DataError if there is no such table or it is invalid.
     """
-    if path.lower().endswith(".csv"):
-        return read_csv(path, columns or {})
+    if path.lower().endswith(TEXT_SUFFIXES):
+        return read_csv(path, columns or {}, bytes_per_token)
     if columns:
         raise DataError(
             f"{path}: --column works with a CSV only; {runs_table.RUNS_FILE} has fixed column names"
@@ -293,7 +282,7 @@ def read_table(path: str, columns: Mapping[str, str] | None = None) -> runs_tabl
     if not path.endswith(".parquet") and storage.exists(path):
         raise DataError(
             f"{path}: no table of runs; give the folder of a finished sweep, its "
-            f"{runs_table.RUNS_FILE}, or a table with a header line whose name ends in .csv"
+            f"{runs_table.RUNS_FILE}, or a table with a header line whose name ends in .csv or .tsv"
         )
     return runs_table.read_parquet(
         path if path.endswith(".parquet") else storage.join(path, runs_table.RUNS_FILE)

@@ -13,6 +13,7 @@ import numpy as np
 
 from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
+from trainrig.scaling.laws.best_split import Splitter, Steered
 from trainrig.scaling.laws.law_forms import DataConstrained, Form, Optimum, OverTraining, Parametric
 from trainrig.scaling.laws.published_laws import LAWS
 
@@ -57,16 +58,18 @@ def to_data_constrained(form: Form) -> DataConstrained:
     return DataConstrained(base=base, r_d=published.r_d, r_n=published.r_n)
 
 
-def allocate_for_flops(form: Form, flops: float, unique_tokens: float | None = None) -> Allocation:
+def allocate_for_flops(
+    form: Splitter, flops: float, unique_tokens: float | None = None
+) -> Allocation:
     """Return the allocation of least loss for a budget, counted as 6ND.
 
     `unique_tokens` is the number of unique tokens; None means that no token repeats.
     """
-    found = _find_optimum(form, flops, unique_tokens)
+    found = find_optimum(form, flops, unique_tokens)
     return Allocation(float(found.parameters), float(found.tokens))
 
 
-def allocate_for_parameters(form: Form, parameters: float) -> Allocation:
+def allocate_for_parameters(form: Splitter, parameters: float) -> Allocation:
     """Return the allocation whose best size is `parameters`.
 
     Raises ConfigError if no budget has this best size.
@@ -74,7 +77,7 @@ def allocate_for_parameters(form: Form, parameters: float) -> Allocation:
     return _find_budget(form, lambda found: float(found.parameters), parameters, "parameters")
 
 
-def allocate_for_tokens(form: Form, tokens: float) -> Allocation:
+def allocate_for_tokens(form: Splitter, tokens: float) -> Allocation:
     """Return the allocation whose best number of tokens is `tokens`.
 
     Raises ConfigError if no budget has this best number.
@@ -139,14 +142,20 @@ def find_tokens_reaching(
     return math.exp(brentq(compute_gap, low, high, xtol=1e-13, rtol=1e-14))
 
 
-def _find_optimum(form: Form, flops: float, unique_tokens: float | None = None) -> Optimum:
-    if unique_tokens is not None:
-        return to_data_constrained(form).compute_optimum(flops, unique_tokens)
-    return form.compute_optimum(flops)
+def find_optimum(form: Splitter, flops: float, unique_tokens: float | None = None) -> Optimum:
+    """Return the best split. Where tokens must repeat, only a form says what repeats are worth."""
+    if unique_tokens is None:
+        return form.compute_optimum(flops)
+    if isinstance(form, Steered):
+        free = form.compute_optimum(flops)
+        if float(free.tokens) <= unique_tokens:
+            return free
+        form = form.form
+    return to_data_constrained(form).compute_optimum(flops, unique_tokens)
 
 
 def _find_budget(
-    form: Form, quantity: Callable[[Optimum], float], wanted: float, unit: str
+    form: Splitter, quantity: Callable[[Optimum], float], wanted: float, unit: str
 ) -> Allocation:
     def compute_gap(log_flops: float) -> float:
         return math.log(quantity(form.compute_optimum(math.exp(log_flops))) / wanted)

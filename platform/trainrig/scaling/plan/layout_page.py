@@ -101,5 +101,5 @@ def _list_layouts(plan: LayoutPlan) -> list[plots.Row]:
         settings = (layout.micro_batch, layout_text.format_schedule(layout), layout.recompute)
         speed = (made.seconds.total, f"{made.mfu:.1%}", format_count(made.tokens_per_second))
         needs = ", ".join(found.needs) or "–"
-        rows.append((name, *degrees, *settings, layout.reshard, *speed, needs))
+        rows.append((name, *degrees, *settings, layout.reshard, layout.reduce, *speed, needs))
     return rows

@@ -31,7 +31,8 @@ def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
     room = cluster.device.memory * (1 - RESERVE) / GIB
     yield (
         f"{'':>3}{'rep':>5}{'shard':>6}{'tens':>5}{'pipe':>5}{'ctx':>4}{'exp':>4}"
-        f"{'micro':>6}  {'schedule':<15}{'recompute':<10}{'reshard':<8}{'s/step':>8}{'MFU':>7}"
+        f"{'micro':>6}  {'schedule':<15}{'recompute':<10}{'reshard':<8}{'reduce':<12}"
+        f"{'s/step':>8}{'MFU':>7}"
         f"{'tokens/s':>10}{f'GiB/{room:.0f}':>8}  needs"
     )
     for number, found in enumerate(plan.best, 1):
@@ -55,7 +56,7 @@ def _format_row(mark: str, found: Found) -> str:
     return (
         f"{mark:>3}{degrees.replicate:>5}{degrees.shard:>6}{degrees.tensor:>5}"
         f"{degrees.pipeline:>5}{degrees.context:>4}{degrees.expert:>4}{layout.micro_batch:>6}  "
-        f"{format_schedule(layout):<15}{layout.recompute:<10}{layout.reshard:<8}"
+        f"{format_schedule(layout):<15}{layout.recompute:<10}{layout.reshard:<8}{layout.reduce:<12}"
         f"{made.seconds.total:>8.4g}{made.mfu:>7.1%}{format_count(made.tokens_per_second):>10}"
         f"{made.memory.total / GIB:>8.1f}  {wants}"
     )
@@ -134,6 +135,7 @@ def build_layout_data(found: Found) -> dict[str, Any]:
         "stages_of_a_device": layout.chunks,
         "recompute": layout.recompute,
         "reshard": layout.reshard,
+        "reduce": layout.reduce,
         "sequence_parallel": layout.degrees.tensor > 1 and layout.sequence_parallel,
         "step_seconds": made.seconds.total,
         "seconds": dict(vars(made.seconds)),

@@ -224,10 +224,11 @@ def build_parallel(layout: DeviceLayout) -> Layout:
     if "context" in axes:
         axes["context"]["kind"] = "Gathered"  # the only kind that the planner models
     if degrees.replicate == 1:
-        return FSDP.model_validate({"reshard": layout.reshard, **axes})
+        return FSDP.model_validate({"reshard": layout.reshard, "reduce": layout.reduce, **axes})
     if degrees.shard * degrees.context * degrees.expert == 1:
         return DDP.model_validate(axes)
-    return HSDP.model_validate({"replicas": degrees.replicate, "reshard": layout.reshard, **axes})
+    sliced = {"replicas": degrees.replicate, "reshard": layout.reshard, "reduce": layout.reduce}
+    return HSDP.model_validate({**sliced, **axes})
 
 
 def apply_layout(

@@ -7,7 +7,7 @@ from trainrig.errors import ConfigError
 from trainrig.flops import count_flops_6nd
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.law_formats import format_count, format_flops, format_loss
-from trainrig.scaling.laws.law_forms import DataConstrained, Form
+from trainrig.scaling.laws.law_forms import DataConstrained, Form, Kaplan
 from trainrig.scaling.plan import allocation, plan_schema
 
 Positive = Field(gt=0, allow_inf_nan=False)
@@ -66,10 +66,11 @@ def predict_loss(
     form = law.form if unique_tokens is None else _to_data_constrained(law.form)
 
     def predict(draw: Form) -> float:
-        form_of_draw = draw if unique_tokens is None else _to_data_constrained(draw)
-        return float(form_of_draw.compute_loss(parameters, tokens, unique_tokens))
+        if unique_tokens is None or isinstance(draw, Kaplan):  # a rival that knows no repeats
+            return float(draw.compute_loss(parameters, tokens))
+        return float(_to_data_constrained(draw).compute_loss(parameters, tokens, unique_tokens))
 
-    found = law.compute_interval(predict)
+    found = law.compute_wide_interval(predict)
     expected = float(form.compute_loss(parameters, tokens, unique_tokens))
     return LossPrediction(
         law=law.name,
@@ -173,6 +174,8 @@ def _find_warnings(
     expected: float,
     found: Interval | None,
 ) -> Iterator[str]:
+    if law.assumed:
+        yield f"Assumed: {law.assumed}."
     yield from plan_schema.find_extrapolations(law, parameters, tokens)
     if unique_tokens is not None and not isinstance(law.form, DataConstrained):
         yield (

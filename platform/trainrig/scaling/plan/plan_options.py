@@ -75,6 +75,10 @@ def plan(
         ),
     ] = None,
     hardware: HardwareTable = None,
+    extrapolate: Annotated[
+        bool,
+        typer.Option("--extrapolate", help="Plan even beyond 5 times the range of the law's runs."),
+    ] = False,
     table: Annotated[
         bool, typer.Option("--table", help="Print the best tokens for a range of sizes instead.")
     ] = False,
@@ -105,6 +109,7 @@ def plan(
         "layout": layout,
         "nodes": nodes,
         "out": out,
+        "extrapolate": extrapolate or None,
     }
     request = load_plan_file(what, options, changes or ())
     found = answer_plan(request, hardware)

@@ -5,6 +5,7 @@ loss, recipe, placement and cost of the run.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Literal, Self
 
@@ -22,7 +23,7 @@ from trainrig.parallel.layout import Layout
 from trainrig.parallel.recompute import Recompute
 from trainrig.scaling.batch_rate_rules import DeepSeek, Rule
 from trainrig.scaling.laws.law import FittedRange, Interval, Law
-from trainrig.scaling.laws.law_formats import format_count, format_usd
+from trainrig.scaling.laws.law_formats import format_count, format_loss, format_usd
 
 Target = Literal["flops", "gpu_days", "budget_usd", "parameters", "tokens"]
 
@@ -186,6 +187,9 @@ class PlanRequest(Settings):
     rule: Rule = DeepSeek()  # rule for the batch size and the learning rate
     optimizer: Optimizer = AdamW()  # the rule replaces its learning rate
     assumptions: Assumptions = Assumptions()  # utilisation, power and faults
+    # Whether to plan far outside of the law's runs, where nothing supports the plan. Without it, a
+    # plan beyond 5 times their range of N, of D/N or of compute is refused.
+    extrapolate: bool = False
 
     @model_validator(mode="after")
     def _check_request(self) -> Self:
@@ -225,14 +229,22 @@ def find_extrapolations(law: Law, parameters: float, tokens: float) -> Iterator[
         yield from _describe_extrapolation(quantity, value, span)
 
 
-# Factor beyond the law's runs from which a plan is no advice.
-FAR = 30.0
+# Factor beyond the law's runs from which a plan needs `--extrapolate`.
+FAR = 5.0
 # Most epochs of the published runs on which the decay of repeats was fitted.
 MOST_EPOCHS = 100.0
 REFUSED_EPOCHS = 1_000.0  # a plan for more is refused
 
 
-def describe_doubt(law: Law, parameters: float, tokens: float, data: TokenBudget | None) -> str:
+class PredictedSize(Settings):
+    """Size of a planned run and the loss that the law predicts for it."""
+
+    parameters: float  # N as the law counts it
+    tokens: float
+    loss: float  # nats per token
+
+
+def describe_doubt(law: Law, size: PredictedSize, vocabulary: int, data: TokenBudget | None) -> str:
     """Return why this plan is no advice, or an empty string if it is.
 
     Raises ConfigError for more than REFUSED_EPOCHS epochs.
@@ -248,21 +260,47 @@ def describe_doubt(law: Law, parameters: float, tokens: float, data: TokenBudget
             f"Not advice: the run repeats its tokens {data.epochs:,.0f} times, but published runs "
             f"did so {MOST_EPOCHS:g} times at most. Lower the budget, or tokenize more documents."
         )
+    why = describe_unsupported(law, size, vocabulary)
+    return f"Not advice: {why}. Plan closer to the runs of the law." if why else ""
+
+
+def describe_unsupported(law: Law, size: PredictedSize, vocabulary: int) -> str:
+    """Return why nothing supports a plan of this size, or an empty string if something does.
+
+    It lies beyond FAR times the range of the law's runs, or its loss is no better than that of a
+    model that gives every token of the vocabulary the same probability.
+    """
+    blind = math.log(vocabulary)
+    if size.loss >= blind:
+        return (
+            f"the predicted loss of {format_count(size.parameters)} parameters after "
+            f"{format_count(size.tokens)} tokens is {format_loss(size.loss)} nats per token, no "
+            f"better than a blind guess among {vocabulary:,} tokens ({format_loss(blind)})"
+        )
     if law.ranges is None:
         return ""
     spans = (
-        ("parameters", parameters, law.ranges.parameters),
-        ("tokens", tokens, law.ranges.tokens),
-        ("FLOPs", count_flops_6nd(parameters, tokens), law.ranges.flops),
+        ("parameters", size.parameters, law.ranges.parameters),
+        ("tokens per parameter", size.tokens / size.parameters, law.ranges.tokens_per_parameter),
+        ("FLOPs", count_flops_6nd(size.parameters, size.tokens), law.ranges.flops),
     )
     for what, value, span in spans:  # FLOPs from 1e15 are written as 2.07e+21
         if value > FAR * span.greatest or value < span.least / FAR:
             return (
-                f"Not advice: the law was fitted to runs of {format_count(span.least)} to "
-                f"{format_count(span.greatest)} {what}, and this plan has {format_count(value)}. "
-                "Fit a law to larger runs, or plan for a budget closer to them."
+                f"the law was fitted to runs of {format_count(span.least)} to "
+                f"{format_count(span.greatest)} {what}, and this plan has {format_count(value)}"
             )
     return ""
+
+
+def check_supported(law: Law, size: PredictedSize, request: PlanRequest) -> None:
+    """Raise ConfigError for a plan that nothing supports, unless `request` asks to extrapolate."""
+    why = describe_unsupported(law, size, request.vocabulary)
+    if why and not request.extrapolate:
+        raise ConfigError(
+            f"plan: {why}. A law says little beyond {FAR:g} times its runs: plan closer to them, "
+            "fit a law to larger runs, or add --extrapolate to see the plan all the same"
+        )
 
 
 def _describe_extrapolation(what: str, value: float, span: FittedRange) -> Iterator[str]:

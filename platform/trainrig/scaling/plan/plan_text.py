@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from trainrig.flops import count_flops_6nd
 from trainrig.parallel.recompute import Full, Selective
+from trainrig.scaling.laws import best_split
 from trainrig.scaling.laws.law import Interval, Law
 from trainrig.scaling.laws.law_formats import (
     format_count,
@@ -156,10 +157,10 @@ def _describe_memory(plan: ScalingPlan) -> Iterator[str]:
         )
     else:
         yield f"  {'layout':<{_WIDTH}}none fits; nearest: {words}"
-    yield f"  {'GiB, ZeRO stage':<26}{'kept: all':>12}{'selective':>12}{'full':>12}  recomputed"
+    yield f"  {'GiB, ZeRO stage':<36}{'kept: all':>12}{'selective':>12}{'full':>12}  recomputed"
     for row in placement.table:
         cells = "".join(f"{size / GIB:>12,.1f}" for size in row.bytes_by_recompute.values())
-        yield f"  {row.layout:<26}{cells}{'' if row.offered else '  (not supported here)'}"
+        yield f"  {row.layout:<36}{cells}{'' if row.offered else '  (not supported here)'}"
 
 
 def describe_placement(placement: Placement) -> str:
@@ -171,6 +172,8 @@ def describe_placement(placement: Placement) -> str:
     words.append("deterministic" if placement.deterministic else "not deterministic")
     if parallel.reshard == "layer":
         words.append("layer by layer")
+    if parallel.by_micro_batch:
+        words.append("reducing each micro-batch")
     recompute = placement.recompute
     if isinstance(recompute, Full):
         words.append("recomputing every layer")
@@ -199,7 +202,7 @@ def describe_size_table(law: Law) -> Iterator[str]:
     printed = law.name.startswith("hoffmann")
     yield header + ("   as printed, approach 1, 2, 3: FLOPs, D" if printed else "")
     for size in _SIZES:
-        best = allocation.allocate_for_parameters(law.form, size)
+        best = allocation.allocate_for_parameters(best_split.steer(law), size)
         reached = allocation.compute_allocation_loss(law.form, best)
         row = (
             f"{format_count(size):>8}{count_flops_6nd(size, best.tokens):>11.2e}"

@@ -19,8 +19,10 @@ from trainrig.models.architecture.decoder_config import count_parameters, parame
 from trainrig.optim import Optimizer
 from trainrig.optim.named_groups import count_state_bytes
 from trainrig.scaling.batch_rate_rules import round_to_sequences
+from trainrig.scaling.laws import best_split
+from trainrig.scaling.laws.best_split import Splitter
 from trainrig.scaling.laws.law import Interval, Law
-from trainrig.scaling.laws.law_forms import Form
+from trainrig.scaling.laws.law_forms import Array, Form, Kaplan, Optimum
 from trainrig.scaling.model_ladder import LadderModel
 from trainrig.scaling.plan import allocation, placement, plan_schema
 from trainrig.scaling.plan.allocation import Allocation
@@ -61,6 +63,9 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     flops = (
         placement.count_training_flops(law, found.model, request.sequence_length, steps) * tokens
     )
+    loss = float(form.compute_loss(counted, tokens, request.tokens_available))
+    sized = plan_schema.PredictedSize(parameters=counted, tokens=tokens, loss=loss)
+    plan_schema.check_supported(law, sized, request)
     rows = BatchShape(batch.global_batch, placement.count_row_positions(law, batch.sequence_length))
     placed = placement.place_model(found.model, request, where, rows, flops)
     priced = _estimate_cost(flops, where, request, placed.devices)
@@ -72,8 +77,8 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         target=request.target[0],
         asked=request.target[1],
         size=_build_size(law, request, wanted, found, tokens, flops),
-        loss=float(form.compute_loss(counted, tokens, request.tokens_available)),
-        loss_interval=law.compute_interval(_make_loss_quantity(request, counted, tokens)),
+        loss=loss,
+        loss_interval=law.compute_wide_interval(_make_loss_quantity(request, counted, tokens)),
         no_interval=law.no_interval,
         curve=_predict_curve(law, form, request, counted, tokens),
         objective=law.objective,
@@ -99,7 +104,15 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
             assumed=request.assumptions,
         ),
         assumptions=request.assumptions,
-        doubt=plan_schema.describe_doubt(law, counted, tokens, data),
+        doubt=" ".join(
+            filter(
+                None,
+                (
+                    plan_schema.describe_doubt(law, sized, request.vocabulary, data),
+                    _describe_split_doubt(law, request, wanted),
+                ),
+            )
+        ),
         warnings=(
             *plan_schema.find_extrapolations(law, counted, tokens),
             *plan_schema.find_decoder_warnings(wanted.parameters, counted),
@@ -158,12 +171,13 @@ def _allocate_training(
 ) -> Allocation:
     target, amount = request.target
     unique = request.tokens_available
+    split = best_split.steer(law, form)
     if target == "parameters":
-        return allocation.allocate_for_parameters(law.form, amount)
+        return allocation.allocate_for_parameters(best_split.steer(law), amount)
     if target == "tokens":
-        return allocation.allocate_for_tokens(law.form, amount)
+        return allocation.allocate_for_tokens(best_split.steer(law), amount)
     if target == "flops":
-        return allocation.allocate_for_flops(form, amount, unique)
+        return allocation.allocate_for_flops(split, amount, unique)
     device_days = amount
     if target == "budget_usd":
         device_days = run_cost.compute_device_days(
@@ -173,10 +187,10 @@ def _allocate_training(
     budget = run_cost.compute_affordable_flops(
         device_days, where.hardware, where.device, request.compute, share
     )
-    return _settle_allocation(law, form, request, budget)
+    return _settle_allocation(law, split, request, budget)
 
 
-def _settle_allocation(law: Law, form: Form, request: PlanRequest, budget: float) -> Allocation:
+def _settle_allocation(law: Law, form: Splitter, request: PlanRequest, budget: float) -> Allocation:
     """Return the best allocation of exactly `budget` operations.
 
     The law counts 6 operations per parameter and token, which leaves out attention and others. So
@@ -267,27 +281,55 @@ def _make_loss_quantity(
     unique = request.tokens_available
 
     def loss(form: Form) -> float:
-        form_of_draw = form if unique is None else allocation.to_data_constrained(form)
-        return float(form_of_draw.compute_loss(parameters, tokens, unique))
+        if unique is None or isinstance(form, Kaplan):  # a rival that knows no repeats
+            return float(form.compute_loss(parameters, tokens))
+        return float(allocation.to_data_constrained(form).compute_loss(parameters, tokens, unique))
 
     return loss
 
 
+def _describe_split_doubt(law: Law, request: PlanRequest, wanted: Allocation) -> str:
+    """Return the headline of a plan whose size the approaches disagree about, or ""."""
+    if law.assumed:
+        return f"Uncertain: {law.assumed}."
+    if request.tokens_served or request.target[0] in ("parameters", "tokens"):
+        return ""
+    if _repeats_tokens(request, wanted):  # the form alone decides
+        return ""
+    apart = best_split.describe_disagreement(law, wanted.flops)
+    if not apart:
+        return ""
+    leading = best_split.find_leading(law)
+    chosen = leading.name if leading else law.form.kind
+    return (
+        f"Uncertain: {apart}. The plan follows {chosen}, and the interval of N contains all of "
+        "them. Train runs of several sizes at a larger budget to decide."
+    )
+
+
+def _repeats_tokens(request: PlanRequest, wanted: Allocation) -> bool:
+    """Return whether the allocation needs more tokens than the request has."""
+    return request.tokens_available is not None and wanted.tokens > request.tokens_available
+
+
 def _compute_best_interval(
-    law: Law, request: PlanRequest, wanted: Allocation, quantity: Callable[[Allocation], float]
+    law: Law, request: PlanRequest, wanted: Allocation, quantity: Callable[[Optimum], Array]
 ) -> Interval | None:
-    """Return the interval over the law's draws of the best size for the compute of `wanted`.
+    """Return the interval of the best size for the compute of `wanted`, over all approaches.
 
     Returns None if the request fixes the size, or if tokens are served: then the best size does not
     depend on the compute alone.
     """
     if request.tokens_served or request.target[0] in ("parameters", "tokens"):
         return None
-    return law.compute_interval(
-        lambda form: quantity(
-            allocation.allocate_for_flops(form, wanted.flops, request.tokens_available)
-        )
-    )
+
+    def by_form(form: Form) -> float:
+        unique = None if isinstance(form, Kaplan) else request.tokens_available
+        return float(quantity(allocation.find_optimum(form, wanted.flops, unique)))
+
+    if _repeats_tokens(request, wanted):  # only forms know repeated tokens
+        return None if law.assumed else law.compute_interval(by_form)
+    return best_split.compute_split_interval(law, wanted.flops, quantity, by_form)
 
 
 def _predict_curve(
@@ -295,7 +337,7 @@ def _predict_curve(
 ) -> tuple[PredictedLoss, ...]:
     points = []
     for seen in np.geomspace(CURVE_BEGINS * tokens, tokens, CURVE_POINTS):
-        interval = law.compute_interval(_make_loss_quantity(request, parameters, float(seen)))
+        interval = law.compute_wide_interval(_make_loss_quantity(request, parameters, float(seen)))
         points.append(
             PredictedLoss(
                 tokens=float(seen),

@@ -97,6 +97,7 @@ class PowerLine:
 
     law: hoffmann.PowerLaw
     draws: Draws
+    minima: int  # number of minima in N that the line goes through
 
     def build_approach(self, name: str, note: str) -> Approach:
         """Build the record for the law's file. D* = C / 6N*, so its exponent is 1 - a.
@@ -117,8 +118,13 @@ class PowerLine:
             parameters_exponent=of_parameters,
             tokens_exponent=of_tokens,
             parameters_coefficient=self.law.coefficient,
+            minima=self.minima,
+            draws=self._list_draws() if of_parameters.bootstrap else (),
             note=note,
         )
+
+    def _list_draws(self) -> tuple[tuple[float, float], ...]:
+        return tuple((float(log_k), float(a)) for log_k, a in self.draws.good)
 
 
 def fit_isoflop_line(
@@ -132,7 +138,7 @@ def fit_isoflop_line(
     drawn = bootstrap(
         lambda counts: hoffmann.refit_isoflops(fit, runs, counts), runs, rules, strata=budget
     )
-    return PowerLine(fit.parameters, drawn), fit
+    return PowerLine(fit.parameters, drawn, len(fit.bowls)), fit
 
 
 def fit_envelope_line(
@@ -144,7 +150,7 @@ def fit_envelope_line(
     of_each = bootstrap(
         lambda counts: hoffmann.refit_envelope(drawn, runs, counts), runs, _limit_draws(rules)
     )
-    return PowerLine(fit.parameters, of_each), fit
+    return PowerLine(fit.parameters, of_each, len(np.unique(fit.best))), fit
 
 
 def fit_frontier_laws(

@@ -12,6 +12,7 @@ Shapes: K thetas, R runs, P coordinates.
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -21,7 +22,12 @@ from trainrig.scaling.laws.law_forms import Array, DataConstrained, Parametric
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression.form_fits import ParametricFit, Shares, fit_parametric
 from trainrig.scaling.regression.minimise import CurveValue, Huber, Loss, MinimiseSettings
-from trainrig.scaling.regression.regression import SPARE, Fit, Regression, check_numbers
+from trainrig.scaling.regression.regression import (
+    Fit,
+    Regression,
+    Vanishing,
+    check_numbers,
+)
 
 A, B, E, ALPHA, BETA, R_D, R_N = range(7)  # coordinates; all but alpha and beta are logarithms
 BASE = 5  # number of coordinates of the base law, which come first
@@ -187,6 +193,7 @@ class DataConstrainedCurve:
 REPEATED = 1.5  # runs with more epochs count as repeating their data
 # Upper bound of r_d and r_n; repeats then lose no value, and larger values change no loss.
 LARGEST = 1e6
+LEAST_REPEATING = 4  # runs that repeat their data
 LEAST_LEVELS = 2  # different numbers of epochs above REPEATED that a fit needs
 
 
@@ -216,7 +223,8 @@ def fit_data_constrained(
     """
     settings = settings or DataConstrainedFit()
     check_numbers(runs)
-    _check_repeats(runs, constants=2 if settings.base else 7)
+    check = partial(_check_repeats, constants=2 if settings.base else 7)
+    check(runs)
     unique = count_unique_tokens(runs)
     log_repeats = np.log(list(itertools.product(settings.repeats, repeat=2)))  # [S, 2]
     given = settings.base
@@ -237,7 +245,17 @@ def fit_data_constrained(
     else:
         curve = DataConstrainedCurve(logs, (0.0, 0.0), LARGEST, _convert_to_coordinates(given))
     largest = {"r_d": LARGEST, "r_n": LARGEST}
-    return Regression(runs, curve, starts, settings.loss, forms, settings.search, largest).fit()
+    return Regression(
+        runs=runs,
+        curve=curve,
+        starts=starts,
+        loss=settings.loss,
+        forms=forms,
+        search=settings.search,
+        check=check,
+        largest=largest,
+        vanishing=Vanishing("base.E", E) if given is None else None,
+    ).fit()
 
 
 def count_unique_tokens(runs: RunsTable) -> Array:
@@ -249,12 +267,12 @@ def _check_repeats(runs: RunsTable, constants: int) -> None:
     epochs = runs.tokens / count_unique_tokens(runs)
     repeated = epochs[epochs > REPEATED]
     levels = len(np.unique(np.round(np.log2(repeated), 1)))
-    if len(repeated) < 2 + SPARE or levels < LEAST_LEVELS or len(runs) < constants + SPARE:
-        missing = max(2 + SPARE - len(repeated), LEAST_LEVELS - levels, 1)
+    if len(repeated) < LEAST_REPEATING or levels < LEAST_LEVELS or len(runs) < constants + 2:
+        missing = max(LEAST_REPEATING - len(repeated), LEAST_LEVELS - levels, 1)
         raise DataError(
             f"{len(repeated)} of {len(runs)} runs repeat their data (tokens above {REPEATED:g}"
             f" times unique_tokens), at {levels} numbers of epochs: DataConstrained needs"
-            f" {2 + SPARE} such runs at {LEAST_LEVELS} or more, and {constants + SPARE} runs in"
+            f" {LEAST_REPEATING} such runs at {LEAST_LEVELS} or more, and {constants + 2} runs in"
             f" all; add at least {missing} of, for example, 4 and 16 epochs"
         )
 

@@ -1,6 +1,8 @@
-"""Choice of the form of a scaling law by its error on held-out runs.
+"""Choice of the form of a scaling law by how well it foretells larger runs.
 
-A law is tested as it is used: the largest runs are held out and the form is fitted to the rest.
+The form is chosen by rolling origin: at several cuts of the runs, each form is fitted to the runs
+below and predicts those above. The law is then tested as it is used: the largest runs are held out
+and the form is fitted to the rest.
 Each held-out run is compared with its prediction and with the prediction's interval. The interval
 comes from the predictions of the bootstrap draws, each with noise drawn from the fit's residuals.
 
@@ -18,15 +20,17 @@ from trainrig.config import Field, Settings
 from trainrig.errors import DataError
 from trainrig.scaling.laws import law
 from trainrig.scaling.laws.law_forms import Array, Form
-from trainrig.scaling.laws.runs_table import Floats, RunsTable
+from trainrig.scaling.laws.runs_table import Floats, RunsTable, Texts
 from trainrig.scaling.regression import form_fits
 from trainrig.scaling.regression.bootstrap import Bootstrap, FormDraws, bootstrap_form
 from trainrig.scaling.regression.data_constrained import DataConstrainedFit, fit_data_constrained
 from trainrig.scaling.regression.minimise import Loss
+from trainrig.scaling.regression.ray_fit import describe_assumption, fit_ray
 from trainrig.scaling.regression.regression import FINEST, Fit, ReportProgress, ignore_progress
 
 Mask = NDArray[np.bool_]
 FitForm = Callable[[RunsTable], Fit[Any]]
+JUDGED = 300  # most bootstrap draws of the fit that the law is evaluated by
 TIED = 1.02  # runs within this factor of the threshold are held out, too
 
 
@@ -45,6 +49,7 @@ class HeldOutSplit:
 
     rest: RunsTable
     largest: RunsTable
+    held: Mask  # [R] whether each row is held out
     rule: str
 
 
@@ -65,15 +70,20 @@ def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
         )
     many = "run" if held.sum() == 1 else f"{int(held.sum())} runs"
     rule = f"the {many} of {threshold / TIED:.3g} {rules.by} or more"
-    return HeldOutSplit(runs.select(~held), runs.select(held), rule)
+    return HeldOutSplit(runs.select(~held), runs.select(held), held, rule)
 
 
 def judge(
     halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, report: ReportProgress = ignore_progress
 ) -> law.HeldOutErrors:
-    """Compare the held-out runs with the predictions of `fit`, which was fitted to the rest."""
+    """Compare the held-out runs with the predictions of `fit`, which was fitted to the rest.
+
+    At most JUDGED draws are fitted: the ends of a held-out run's interval need fewer digits than
+    those of the law.
+    """
     largest = halves.largest
     predicted = predict(fit.form, largest)
+    rules = rules.model_copy(update={"draws": min(rules.draws, JUDGED)})
     draws = bootstrap_form(fit, rules, report)
     refused = law.refuse_draws(len(draws.draws.good), draws.draws.failed)
     drawn = None if refused else draw_predictions(draws, largest, rules.seed)
@@ -130,10 +140,14 @@ def compute_criterion(fit: Fit[Any]) -> float:
 
 
 EPOCHS = 4  # tokens repeated more often are worth visibly less than new ones (arXiv:2305.16264)
-LEAST_KEPT = 3  # fewer held-out training runs give no meaningful standard error
+LEAST_KEPT = 3  # fewer foretold training runs give no meaningful standard error
+CUTS = 5  # cuts of the runs at which each form foretells the runs above
+FIRST_CUT = 0.5  # share of the runs below the first cut
+EVERY_START = 10  # every start of this number is searched again at a cut
 Kind = Literal["Parametric", "Kaplan", "DataConstrained", "OverTraining"]
-FORMS: tuple[Kind, ...] = ("Parametric", "OverTraining", "Kaplan", "DataConstrained")
-STANDARD = FORMS[0]
+# By the number of their constants, those with an irreducible loss first.
+FORMS: tuple[Kind, ...] = ("OverTraining", "Parametric", "Kaplan", "DataConstrained")
+STANDARD: Kind = "Parametric"
 
 
 def select_fitter(kind: Kind, loss: Loss) -> FitForm:
@@ -156,16 +170,27 @@ class NotJudgedError(DataError):
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Fit of one form without the held-out runs, and its errors on them."""
+class Foretold:
+    """Errors of one form on the runs above each cut, fitted to the runs below (rolling origin)."""
 
-    fit: Fit[Any]  # fitted to the runs that are not held out
-    errors: Array  # [H] absolute relative errors on the held-out runs
+    errors: Mapping[int, Array]  # absolute relative errors by number of the cut, each [H]
+    trials: Mapping[int, Texts]  # training run of each error
 
-    @property
-    def error(self) -> float:
-        """Mean absolute relative error on the held-out runs."""
-        return float(self.errors.mean())
+    def compute_error(self, cuts: Sequence[int]) -> float:
+        """Compute the mean over `cuts` of the mean error at each."""
+        return float(np.mean([self.errors[cut].mean() for cut in cuts]))
+
+    def compute_standard_error(self, cuts: Sequence[int]) -> float:
+        """Compute the standard error of that mean. The points of one training run count as one."""
+        names = np.concatenate([self.trials[cut] for cut in cuts])
+        parts = [
+            (self.errors[cut] - self.errors[cut].mean()) / len(self.errors[cut]) / len(cuts)
+            for cut in cuts
+        ]
+        _, cluster = np.unique(names, return_inverse=True)
+        together = np.bincount(cluster, np.concatenate(parts))
+        clusters = len(together)
+        return float(np.sqrt(together @ together * clusters / max(clusters - 1, 1)))
 
 
 @dataclass(frozen=True)
@@ -174,65 +199,83 @@ class LawForms:
 
     asked: Kind | None
     fits: Mapping[Kind, Fit[Any]]  # each fitted to all runs
-    judged: Mapping[Kind, Judged]  # empty if no runs are held out
-    kept: tuple[str, ...]  # the `trial` of each held-out run
+    foretold: Mapping[Kind, Foretold]  # empty if no runs are held out
+    refused: Mapping[Kind, str]  # reasons of the forms that cannot be fitted
+    assumed: str = ""  # assumption of the law that the runs do not show
+    held_out: bool = True  # True if larger runs are left out of the fits, to be foretold
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The cuts at which every form in `foretold` was fitted."""
+        known = [set(found.errors) for found in self.foretold.values()]
+        return tuple(sorted(set.intersection(*known))) if known else ()
 
     @property
     def best(self) -> Kind | None:
-        """The form with the least error on the held-out runs, or None if no runs are held out."""
-        if not self.judged:
+        """The form that foretells best, or None if no runs are held out."""
+        if not self.cuts:
             return None
-        return min(self.judged, key=lambda kind: self.judged[kind].error)
+        return min(self.foretold, key=self._compute_error)
 
     @property
     def chosen(self) -> Kind:
-        """The form of the law."""
+        """The form of the law.
+
+        It is the one with the fewest constants within one standard error of the best.
+        """
         if self.asked is not None:
             return self.asked
-        if self.best is None or len(set(self.kept)) < LEAST_KEPT:
-            return STANDARD
-        return next(kind for kind in FORMS if kind in self.judged and self._is_as_good(kind))
+        if self.best is None or self._count_foretold() < LEAST_KEPT:
+            return STANDARD if STANDARD in self.fits else next(iter(self.fits))
+        return next(kind for kind in FORMS if kind in self.foretold and self._is_as_good(kind))
 
     @property
     def why(self) -> str:
         """The reason for the choice of the form, in one sentence."""
-        own = self.chosen
+        own: str = self.chosen
         best = self.best
         if self.asked is not None:
             return f"{own}, as --form asks"
+        if self.assumed:
+            return f"{own} along one ray: {self.assumed}"
+        if own != STANDARD and STANDARD in self.refused:
+            own = f"{own} (the runs show no {STANDARD} law)"
+        standing = "the standard form" if self.chosen == STANDARD else "the first that fits"
         if best is None:
-            return f"{own}, the standard form, because no runs were held out to choose by"
-        if len(set(self.kept)) < LEAST_KEPT:
+            why = "too few runs lie below a cut" if self.held_out else "no runs were held out"
+            return f"{own}, {standing}, because {why} to choose by"
+        if self._count_foretold() < LEAST_KEPT:
             return (
-                f"{own}, the standard form, because {len(set(self.kept))} held-out training runs "
+                f"{own}, {standing}, because {self._count_foretold()} held-out training runs "
                 "are too few for a standard error to choose by"
             )
-        least = self.judged[best].error
-        if own == best:
-            return f"{own}, which has the lowest mean error on held-out runs, {least:.2%}"
+        least = self._compute_error(best)
+        where = f"over {len(self.cuts)} cuts of the runs" if len(self.cuts) > 1 else "at one cut"
+        if self.chosen == best:
+            return f"{own}, which has the lowest mean error on larger runs, {least:.2%} {where}"
         return (
-            f"{own}, whose mean error on held-out runs, {self.judged[own].error:.2%}, is within "
-            f"one standard error ({self._standard_error:.2%}) of the lowest, {least:.2%} of "
-            f"{best}"
+            f"{own}, the first form whose mean error on larger runs, "
+            f"{self._compute_error(self.chosen):.2%} {where}, is within one standard error "
+            f"({self._standard_error:.2%}) of the lowest, {least:.2%} of {best}"
         )
 
     @property
     def _standard_error(self) -> float:
-        """Standard error of the best form's mean error.
-
-        Held-out runs that share a training run count as one.
-        """
+        """Standard error of the best form's mean error."""
         assert self.best is not None  # the callers check that runs are held out
-        errors = self.judged[self.best].errors
-        _, cluster = np.unique(self.kept, return_inverse=True)
-        together = np.bincount(cluster, errors - errors.mean())
-        clusters = len(together)
-        squares = float(together @ together) * clusters / max(clusters - 1, 1)
-        return float(np.sqrt(squares)) / len(errors)
+        return self.foretold[self.best].compute_standard_error(self.cuts)
+
+    def _compute_error(self, kind: Kind) -> float:
+        return self.foretold[kind].compute_error(self.cuts)
+
+    def _count_foretold(self) -> int:
+        """Return the number of training runs above the first cut."""
+        found = next(iter(self.foretold.values()))
+        return len(set(np.concatenate([found.trials[cut] for cut in self.cuts]).tolist()))
 
     def _is_as_good(self, kind: Kind) -> bool:
         assert self.best is not None  # the callers check that runs are held out
-        return self.judged[kind].error <= self.judged[self.best].error + self._standard_error
+        return self._compute_error(kind) <= self._compute_error(self.best) + self._standard_error
 
     def compare_forms(self) -> tuple[law.Compared, ...]:
         """Return the results of all fitted forms, the chosen form first."""
@@ -241,46 +284,89 @@ class LawForms:
 
     def _compare_form(self, kind: Kind) -> law.Compared:
         fit = self.fits[kind]
-        judged = self.judged.get(kind)
+        foretold = kind in self.foretold and self.cuts
         return law.Compared(
             form=fit.form,
             objective=fit.objective,
-            held_out_error=judged.error if judged else None,
-            as_good=self._is_as_good(kind) if judged else None,
+            held_out_error=self._compute_error(kind) if foretold else None,
+            as_good=self._is_as_good(kind) if foretold else None,
             criterion=compute_criterion(fit),
         )
 
 
 def fit_forms(
     runs: RunsTable,
-    halves: HeldOutSplit | None,
+    rules: HoldOut,
     asked: Kind | None,
     loss: Loss,
     report: Callable[[str], None] = lambda stage: None,
 ) -> LawForms:
-    """Fit each form to all `runs`, and to the runs that are not held out.
+    """Fit each form to all `runs`, and let each foretell the larger runs from the smaller ones.
 
-    A form other than `asked` (by default the standard form) is skipped if it cannot be fitted.
-    Raises DataError if that form itself cannot be fitted, and NotJudgedError if it cannot be fitted
-    without the held-out runs. `report` is called with the name of each stage.
+    A form that cannot be fitted is left out. Runs on one ray, which identify no form, get a law of
+    the loss along the ray. Raises DataError if `asked` cannot be fitted, or no form can. `report`
+    is called with the name of each stage.
     """
     first = asked or STANDARD
-    order = (first, *(kind for kind in list_kinds(runs) if kind != first))
     fits: dict[Kind, Fit[Any]] = {}
-    judged: dict[Kind, Judged] = {}
-    for kind in order:
+    foretold: dict[Kind, Foretold] = {}
+    refused: dict[Kind, DataError] = {}
+    for kind in (first, *(kind for kind in list_kinds(runs) if kind != first)):
         report(f"fitting {kind}")
         try:
-            fits[kind] = _fit(runs, kind, loss)
-            if halves is not None:
-                report(f"fitting {kind} without the held-out runs")
-                judged[kind] = _judge_form(halves, select_fitter(kind, loss))
-        except DataError:
-            if kind == first:
+            fits[kind] = select_fitter(kind, loss)(runs)
+        except DataError as why:
+            if kind == asked:
                 raise
-            fits.pop(kind, None)
-    kept = () if halves is None else tuple(halves.largest.trial.tolist())
-    return LawForms(asked, fits, judged, kept)
+            refused[kind] = why
+            continue
+        report(f"foretelling larger runs by {kind}")
+        if rules.share and (found := foretell(fits[kind], rules)).errors:
+            foretold[kind] = found
+    assumed = ""
+    if not fits:
+        try:
+            fits["OverTraining"] = fit_ray(runs, loss)
+        except DataError:
+            raise refused[first] from None
+        assumed = describe_assumption(runs)
+    reasons = {kind: str(why) for kind, why in refused.items()}
+    return LawForms(asked, fits, foretold, reasons, assumed, held_out=rules.share > 0)
+
+
+def foretell(fit: Fit[Any], rules: HoldOut) -> Foretold:
+    """Fit the form of `fit` below each of CUTS cuts, and compare the runs above with it.
+
+    The cuts lie evenly from half of the runs to all but the held-out share. A cut below which the
+    runs do not identify the form is left out. Only the search starts from the fit to all runs: the
+    constants at a cut are those of the runs below it.
+    """
+    last = 1 - rules.share
+    shares = np.linspace(FIRST_CUT, last, CUTS).tolist() if last > FIRST_CUT else [last]
+    halves = {cut: found for cut, share in enumerate(shares) if (found := _cut(fit, rules, share))}
+    if not halves:
+        return Foretold({}, {})
+    starts = np.concatenate([fit.theta[None], fit.rivals, fit.regression.starts[::EVERY_START]])
+    below = np.stack([~found.held for found in halves.values()])
+    errors: dict[int, Array] = {}
+    for (cut, found), theta in zip(
+        halves.items(), fit.regression.refit_subsets(starts, below), strict=True
+    ):
+        if not np.isnan(theta).any():
+            predicted = predict(fit.regression.forms(theta), found.largest)
+            errors[cut] = np.abs(predicted / found.largest.loss - 1)
+    return Foretold(errors, {cut: halves[cut].largest.trial for cut in errors})
+
+
+def _cut(fit: Fit[Any], rules: HoldOut, share: float) -> HeldOutSplit | None:
+    """Split the runs of `fit`, or return None if those below do not identify its form."""
+    above = rules.model_copy(update={"share": 1 - share})
+    try:
+        halves = split_held_out(fit.regression.runs, above)
+        fit.regression.check(halves.rest)
+    except DataError:
+        return None
+    return halves
 
 
 def list_kinds(runs: RunsTable) -> Sequence[Kind]:
@@ -296,36 +382,17 @@ def count_repeating(runs: RunsTable) -> int:
     return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
 
 
-def _judge_form(halves: HeldOutSplit, fitter: FitForm) -> Judged:
+def fit_rest(halves: HeldOutSplit, forms: LawForms, loss: Loss) -> Fit[Any]:
+    """Fit the chosen form to the runs that are not held out.
+
+    Raises NotJudgedError if they do not determine it.
+    """
     try:
-        fit = fitter(halves.rest)
+        if forms.assumed:
+            return fit_ray(halves.rest, loss)
+        return select_fitter(forms.chosen, loss)(halves.rest)
     except DataError as why:
         raise NotJudgedError(
             f"without {halves.rule}, held out to evaluate the law: {why}; hold out fewer runs with "
             "--hold-out, or none with --hold-out 0"
         ) from None
-    return Judged(fit, np.abs(predict(fit.form, halves.largest) / halves.largest.loss - 1))
-
-
-def _fit(runs: RunsTable, kind: Kind, loss: Loss) -> Fit[Any]:
-    """Fit the form `kind` to `runs`.
-
-    Raises DataError. The message suggests Kaplan's form if the parametric one has no minimum but
-    Kaplan's has: losses of small models alone may not show the irreducible loss.
-    """
-    try:
-        return select_fitter(kind, loss)(runs)
-    except DataError as refused:
-        if kind != "Parametric" or not _can_fit_kaplan(runs, loss):
-            raise
-        raise DataError(
-            f"{refused}; or use --form Kaplan, which has no irreducible loss and fits these runs"
-        ) from None
-
-
-def _can_fit_kaplan(runs: RunsTable, loss: Loss) -> bool:
-    try:
-        select_fitter("Kaplan", loss)(runs)
-    except DataError:
-        return False
-    return True

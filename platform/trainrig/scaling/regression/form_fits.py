@@ -15,6 +15,7 @@ Shapes: K thetas, R runs, S starts.
 """
 
 import itertools
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from trainrig.config import Field, Settings
 from trainrig.scaling.laws import law_forms
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.regression import minimise
-from trainrig.scaling.regression.regression import Fit, Regression, check_spread
+from trainrig.scaling.regression.regression import Fit, Regression, Vanishing, check_spread
 
 Shares = tuple[law_forms.Positive, ...]
 
@@ -53,7 +54,8 @@ def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[law
     Its coordinates are ln A and ln B at the middle of the runs, ln E, alpha and beta. At the
     origin, alpha and ln A would be almost perfectly correlated. The minimum is the same.
     """
-    check_spread(runs, "Parametric", constants=5)
+    check = partial(check_spread, form="Parametric", constants=5)
+    check(runs)
     log_n = np.log(runs.parameters)
     log_d = np.log(runs.tokens)
     middle = float(log_n.mean()), float(log_d.mean())
@@ -82,7 +84,14 @@ def build_regression(runs: RunsTable, settings: ParametricFit) -> Regression[law
 
     starts = _build_starts(log_n, log_d, runs.loss, settings)
     return Regression(
-        runs, minimise.LogSumExp(designs), starts, settings.loss, forms, settings.search
+        runs=runs,
+        curve=minimise.LogSumExp(designs),
+        starts=starts,
+        loss=settings.loss,
+        forms=forms,
+        search=settings.search,
+        check=check,
+        vanishing=Vanishing("E", 2),
     )
 
 
@@ -112,6 +121,21 @@ def fit_above_floor(
     return float(np.log(first)), float(np.log(second)), float(np.log(floor * loss.min()))
 
 
+LARGEST_LOG = 690.0  # logarithm of the largest n_c of a law: near the largest float
+
+
+def fit_power_above_floor(
+    term: law_forms.Array, loss: law_forms.Array, floor: float
+) -> tuple[float, float]:
+    """Return the logs of the factor of `term` [R] that fits the loss above E, and of E.
+
+    E is `floor` times the least loss. The factor is positive.
+    """
+    above = loss - floor * loss.min()
+    factor = max(float(term @ above / (term @ term)), float(above.mean()) / 100)
+    return float(np.log(factor)), float(np.log(floor * loss.min()))
+
+
 class KaplanFit(Settings):
     """Settings of fitting Kaplan's law.
 
@@ -127,7 +151,8 @@ class KaplanFit(Settings):
 def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[law_forms.Kaplan]:
     """Fit Kaplan's law to `runs`. Raises DataError if they do not determine its constants."""
     rules = settings or KaplanFit()
-    check_spread(runs, "Kaplan", constants=4)
+    check = partial(check_spread, form="Kaplan", constants=4)
+    check(runs)
     log_n = np.log(runs.parameters)
     log_d = np.log(runs.tokens)
     middle = float(log_n.mean()), float(log_d.mean())
@@ -136,7 +161,11 @@ def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[l
 
     def forms(theta: law_forms.Array) -> law_forms.Kaplan:
         s, t, power, alpha_d = np.moveaxis(theta, -1, 0)
-        with np.errstate(over="ignore"):  # a bootstrap draw may not bound n_c
+        # Runs that hardly show an effect of N bound neither n_c nor the power, but n_c to that
+        # power. So the power is at least what keeps n_c finite.
+        least = np.abs(s) / (LARGEST_LOG - middle[0])
+        power = np.where(power > 0, np.maximum(power, least), power)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             n_c = np.exp(s / power + middle[0])
             d_c = np.exp(t + middle[1])
         return law_forms.Kaplan.model_construct(
@@ -145,7 +174,7 @@ def fit_kaplan_form(runs: RunsTable, settings: KaplanFit | None = None) -> Fit[l
 
     starts = _build_kaplan_starts(log_n, log_d, runs.loss, rules.exponents)
     curve = _KaplanCurve(log_n, log_d)
-    return Regression(runs, curve, starts, rules.loss, forms, rules.search).fit()
+    return Regression(runs, curve, starts, rules.loss, forms, rules.search, check).fit()
 
 
 class _KaplanCurve:
@@ -219,7 +248,8 @@ def fit_overtraining(
 ) -> Fit[law_forms.OverTraining]:
     """Fit the over-training law to `runs`. Raises DataError if they do not determine it."""
     settings = settings or OverTrainingFit()
-    check_spread(runs, "OverTraining", constants=4)
+    check = partial(check_spread, form="OverTraining", constants=4)
+    check(runs)
     flops = law_forms.FLOPS_PER_PARAMETER_AND_TOKEN * runs.parameters * runs.tokens
     multiplier = runs.tokens / runs.parameters
     # M^eta C^-eta and M^-eta C^-eta, each centred on its own mean, which makes the coordinates less
@@ -246,5 +276,12 @@ def fit_overtraining(
         terms = np.exp(eta * np.stack([rising, falling], axis=1))
         starts.append([*fit_above_floor(terms, runs.loss, floor), eta])
     return Regression(
-        runs, minimise.LogSumExp(designs), np.array(starts), settings.loss, forms, settings.search
+        runs=runs,
+        curve=minimise.LogSumExp(designs),
+        starts=np.array(starts),
+        loss=settings.loss,
+        forms=forms,
+        search=settings.search,
+        check=check,
+        vanishing=Vanishing("E", 2),
     ).fit()

@@ -254,6 +254,7 @@ class Bowl:
     loss: float  # at the bottom
     curvature: float
     rows: tuple[int, ...]  # row indices in the table of runs
+    budget: tuple[int, ...]  # row indices of all runs of the budget, fitted or not
 
 
 @dataclass(frozen=True)
@@ -394,6 +395,7 @@ def _fit_bowl(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Bowl | str:
             f"no minimum inside: the {which} of its {len(sizes)} sizes, {lowest:.3g}, has the "
             f"lowest loss; train {wanted} ones"
         )
+    budget = tuple(int(row) for row in rows)
     rows = rows[np.isin(runs.parameters[rows], _select_sizes(runs, rows, rules))]
     x = np.log(runs.parameters[rows])
     middle = x.mean()
@@ -411,4 +413,5 @@ def _fit_bowl(runs: RunsTable, rows: PLACES, rules: IsoFlop) -> Bowl | str:
         loss=float(offset - curvature * bottom**2),
         curvature=float(curvature),
         rows=tuple(int(row) for row in rows),
+        budget=budget,
     )

@@ -293,6 +293,27 @@ class LogSumExp:
         return CurveValue(highest + np.log(total), slope, bend)
 
 
+class Pinned:
+    """Curve in which one coordinate of theta has a fixed value."""
+
+    def __init__(self, curve: CurveFunction, coordinate: int, value: float) -> None:
+        """Store the curve of all coordinates, and the value of the one at index `coordinate`."""
+        self._curve = curve
+        self._coordinate = coordinate
+        self._value = value
+
+    def __call__(self, theta: Array) -> CurveValue:
+        """Evaluate the curve at theta [K, P - 1], the free coordinates."""
+        at = self._coordinate
+        point = self._curve(np.insert(theta, at, self._value, axis=1))
+
+        def bend(coefficients: Array) -> Array:
+            bent = point.bend(coefficients)
+            return np.delete(np.delete(bent, at, axis=1), at, axis=2)
+
+        return CurveValue(point.value, np.delete(point.slope, at, axis=2), bend)
+
+
 class Differenced:
     """Curve of which only values are known, differentiated by central differences."""
 

@@ -7,7 +7,7 @@ Slow fits report their progress in lines of text.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -24,6 +24,7 @@ from trainrig.scaling.regression.minimise import (
     Mask,
     Minima,
     MinimiseSettings,
+    Pinned,
     minimise,
 )
 
@@ -71,7 +72,7 @@ class Progress:
         self._show(f"fit: {self._stage}{more}, {now - self._begun:.0f} s")
 
 
-SPARE = 2  # runs needed beyond the number of constants, to judge the fit by
+SPARE = 1  # runs needed beyond the number of constants, to see how well the form fits
 LEVELS = 3  # different values needed of N, and of D: a power law above a floor has three constants
 SAME = 1.05  # values within this factor count as equal
 LEAST_FACTOR = 1.3  # factor by which the runs must deviate from their common line
@@ -169,6 +170,17 @@ NO_NOISE = 1e-18  # an objective below this is rounding: the runs come from a la
 FINEST = 1e-9  # residuals of log loss are taken to be at least this: no table has more digits
 
 
+VANISHED = -1000.0  # logarithm of a constant that is 0 in every floating-point number
+
+
+@dataclass(frozen=True)
+class Vanishing:
+    """Constant added to the loss that runs may show to be as small as 0: the irreducible loss."""
+
+    constant: str  # name of the constant
+    coordinate: int  # index in theta of its logarithm
+
+
 @dataclass(frozen=True)
 class Regression(Generic[F]):
     """The curve, runs, loss and starts of a regression."""
@@ -179,8 +191,13 @@ class Regression(Generic[F]):
     loss: Loss
     forms: Callable[[Array], F]  # thetas [..., P] to one form, whose constants may be arrays
     search: MinimiseSettings
+    # Raises DataError if runs cannot identify the constants.
+    check: Callable[[RunsTable], None]
     # Values from which a constant counts as infinite, by its name.
     largest: Mapping[str, float] = field(default_factory=dict)
+    # Constant that may be 0 in a bootstrap draw. A fit whose own minimum lies there is refused,
+    # because the runs do not show the constant at all.
+    vanishing: Vanishing | None = None
 
     @cached_property
     def log_loss(self) -> Array:
@@ -237,13 +254,78 @@ class Regression(Generic[F]):
         deltas = deltas or self.loss.deltas
         return minimise(self.curve, start, self.log_loss, weights, deltas, self.search)
 
-    def valid(self, theta: Array) -> Mask:
-        """Return a mask [K]: whether all constants of theta [K, P] are positive and finite."""
+    def valid(self, theta: Array, vanishing: bool = False) -> Mask:
+        """Return a mask [K]: whether all constants of theta [K, P] are positive and finite.
+
+        With `vanishing`, the constant of `self.vanishing` may also be 0.
+        """
         with np.errstate(over="ignore"):
-            columns = np.broadcast_arrays(*self.forms(theta).constants.values())
-        constants = np.stack(columns)
-        valid: Mask = (np.isfinite(constants) & (constants > 0)).all(axis=0)
+            constants = self.forms(theta).constants
+        if vanishing and self.vanishing is not None:
+            constants = constants | {self.vanishing.constant: 1.0}
+        columns = np.stack(np.broadcast_arrays(*constants.values()))
+        valid: Mask = (np.isfinite(columns) & (columns > 0)).all(axis=0)
         return valid
+
+    def refit_weighted(self, starts: Array, weights: Array) -> Array:
+        """Return theta [K, P] of the best minima from starts [S, P], for K problems.
+
+        The rows have weights [K, R]. A problem without a minimum with positive constants has one
+        with the vanishing constant at 0, or is NaN. Leaving out those at 0 would hide the doubt
+        that they show.
+        """
+        return self._replace_vanished(self.find_best_minima(starts, weights), starts, weights)
+
+    def refit_subsets(self, starts: Array, masks: Mask) -> Array:
+        """Return theta [K, P] as `refit_weighted` does, for K subsets of the rows [K, R].
+
+        All starts of all subsets are searched together, which is faster for many starts of few
+        subsets.
+        """
+        count = len(masks)
+        weights = np.tile(masks.astype(np.float64), (len(starts), 1))
+        found = self.find_minima(np.repeat(starts, count, axis=0), weights)
+        good = found.converged & self.valid(found.theta)
+        heights = np.where(good, found.objective, np.inf).reshape(len(starts), count)
+        best = found.take(np.argmin(heights, axis=0) * count + np.arange(count))
+        return self._replace_vanished(best, starts, masks.astype(np.float64))
+
+    def _replace_vanished(self, found: Minima, starts: Array, weights: Array) -> Array:
+        good = found.converged & self.valid(found.theta)
+        theta = np.where(good[:, None], found.theta, np.nan)
+        theta[~good] = self.find_vanished(starts, weights[~good])
+        return theta
+
+    def find_vanished(self, starts: Array, weights: Array) -> Array:
+        """Return theta [K, P] of the best minima in which the vanishing constant is 0.
+
+        A problem without such a minimum, or a form without such a constant, gives NaN. Where the
+        objective falls as the constant grows from 0, the minimum is elsewhere.
+        """
+        found = np.full((len(weights), starts.shape[1]), np.nan)
+        if self.vanishing is None or not len(weights):
+            return found
+        at = self.vanishing.coordinate
+        pinned = replace(self, curve=Pinned(self.curve, at, VANISHED))
+        minima = pinned.find_best_minima(np.delete(starts, at, axis=1), weights)
+        theta = np.insert(minima.theta, at, VANISHED, axis=1)
+        good = minima.converged & self.valid(theta, vanishing=True)
+        good &= self._rises_from_zero(theta, weights)
+        found[good] = theta[good]
+        return found
+
+    def _rises_from_zero(self, theta: Array, weights: Array) -> Mask:
+        """Return a mask [K]: whether the objective rises as the vanishing constant grows from 0.
+
+        The constant is added to the loss, so the derivative of the log loss is 1 / loss.
+        """
+        delta = self.loss.deltas[-1]
+        with np.errstate(all="ignore"):
+            predicted = self.curve(theta).value
+            pull = np.clip(predicted - self.log_loss, -delta, delta)
+            slope = (weights * pull * np.exp(-predicted)).sum(axis=1)
+        rises: Mask = slope >= 0
+        return rises
 
 
 def _select_distinct(ends: Minima) -> tuple[Minima, Array]:
@@ -299,12 +381,10 @@ class Fit(Generic[F]):
     def refit_draws(self, counts: NDArray[np.int64]) -> Array:
         """Refit theta [K, P] to rows with counts [K, R], starting from this minimum and its rivals.
 
-        A draw without a minimum with positive constants is NaN.
+        A draw without a minimum is NaN.
         """
         starts = np.concatenate([self.theta[None], self.rivals])
-        found = self.regression.find_best_minima(starts, np.asarray(counts, dtype=np.float64))
-        good = found.converged & self.regression.valid(found.theta)
-        return np.where(good[:, None], found.theta, np.nan)
+        return self.regression.refit_weighted(starts, np.asarray(counts, dtype=np.float64))
 
     def build_record(self, left_out: tuple[LeftOut, ...] = ()) -> FitRecord:
         """Build the record of this fit for the law's file."""

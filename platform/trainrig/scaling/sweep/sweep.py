@@ -6,6 +6,7 @@ survives its driver, and a second call repeats no work. Small models are trained
 `pretrain` run.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainrig.scaling.sweep.trial_process import SearchedPairs, TrainedTrials, T
 from trainrig.scaling.sweep.trials import (
     SweepTokens,
     Trial,
+    describe_smaller_batches,
     list_design_points,
     plan,
     plan_search,
@@ -38,6 +40,8 @@ __all__ = [
 
 
 PLANNED_TRIALS = "trials.json"
+
+log = logging.getLogger(__name__)
 
 
 def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
@@ -70,6 +74,8 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
             data,
             rate_search.RateBatchPair(given.rate * found.rate, given.batch * found.batch),
         )
+        if smaller := describe_smaller_batches(run, trials):
+            log.warning("%s", smaller)
         try:
             driver.train(trials)
         except ClusterError:

@@ -63,6 +63,7 @@ class Trial:
     ladder_model: LadderModel
     seed: int
     batch: int  # sequences in a batch
+    ruled_batch: int  # sequences that the rule gives, before the least number of steps limits them
     rate: float  # peak learning rate
     warmup: int  # warmup steps
     lengths: tuple[TrialLength, ...]  # runs, in ascending order of steps; the last one is the trunk
@@ -175,12 +176,8 @@ def _plan_trial(
     wanted = sorted(point.tokens for point in points)
     middle = math.sqrt(wanted[0] * wanted[-1])
     rule = sweep.rule
-    batch = round_to_sequences(
-        rule.compute_batch(model.parameters, middle) * factors.batch,
-        length,
-        wanted[0],
-        settings.fewest_steps,
-    )
+    by_rule = rule.compute_batch(model.parameters, middle) * factors.batch
+    batch = round_to_sequences(by_rule, length, wanted[0], settings.fewest_steps)
     budgets = {point.tokens: point.budget for point in points}
     lengths: dict[int, TrialLength] = {}
     for tokens in wanted:
@@ -197,6 +194,7 @@ def _plan_trial(
         ladder_model=model,
         seed=seed,
         batch=batch,
+        ruled_batch=round_to_sequences(by_rule, length, math.inf, 1),
         rate=rule.compute_rate(model.parameters, middle) * factors.rate,
         warmup=max(1, round(settings.warmup * min(lengths))),
         lengths=tuple(lengths[steps] for steps in sorted(lengths)),
@@ -216,6 +214,27 @@ def plan_search(
         found.append(dataclasses.replace(trial, name=pair.name, place=SEARCH))
     _check_epochs(sweep, found, data)
     return found
+
+
+def describe_smaller_batches(sweep: Sweep, trials: Sequence[Trial]) -> str:
+    """Return which trials have a smaller batch than the rule gives, or "" if none has.
+
+    Trials of one law whose batches differ for another reason than the rule's differ in more than N
+    and D, and the learning rate stays that of the rule's batch.
+    """
+    smaller = [trial for trial in trials if trial.batch < trial.ruled_batch]
+    if not smaller:
+        return ""
+    named = ", ".join(
+        f"{trial.name} {trial.batch} of {trial.ruled_batch} sequences" for trial in smaller[:4]
+    )
+    more = f" and {len(smaller) - 4} more" if len(smaller) > 4 else ""
+    return (
+        f"{len(smaller)} of {len(trials)} trials have a smaller batch than rule {sweep.rule.kind} "
+        f"gives ({named}{more}), so that their shortest run has training.fewest_steps = "
+        f"{sweep.training.fewest_steps}; train them on more tokens, or lower fewest_steps, for one "
+        "rule in all trials"
+    )
 
 
 def _check_epochs(sweep: Sweep, trials: Sequence[Trial], data: SweepTokens) -> None:
@@ -299,7 +318,7 @@ def count_stable_steps(sweep: Sweep, trial: Trial, length: TrialLength) -> int:
     return build_schedule(sweep, trial).stable_steps(length.steps)
 
 
-def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
+def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float | str]:
     """Return the estimate of what `sweep` will train, without a search for its rates.
 
     Returns an empty mapping before the tokens exist. Raises InputError if the sweep cannot work.
@@ -313,6 +332,7 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
         data,
         RateBatchPair(sweep.rate_factor, sweep.batch_factor),
     )
+    smaller = describe_smaller_batches(sweep, trials)
     made = [(trial, begin, end) for trial in trials for begin, end in _list_segments(sweep, trial)]
     return {
         "trials": len(trials),
@@ -331,6 +351,7 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float]:
             )
             for trial, begin, end in made
         ),
+        **({"smaller_batches": smaller} if smaller else {}),
     }
 
 
