@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -134,9 +134,10 @@ class Session:
             return "the GCS of this machine's Ray does not answer"
         return None
 
-    def end(self) -> None:
-        """Kill all remaining processes of Ray, and return once they are gone."""
-        session_folder.kill_users(self.folder)
+    def end(self, spare: Collection[str] = ()) -> None:
+        """Kill all processes of Ray but those of DAEMONS in `spare`; return once they are gone."""
+        spared = {pid for name, pid in self._daemons.items() if name in spare}
+        session_folder.kill_users(self.folder, spared)
 
     def remove(self) -> None:
         """Kill the remaining processes and remove the private folder.
@@ -233,15 +234,16 @@ def keep_logs() -> None:
 def leave() -> None:
     """Disconnect from Ray, and remove the processes and files of a local Ray.
 
-    `ray.shutdown` waits a second for each of Ray's processes, which ignore its SIGTERM, so they are
-    killed first. Not so in a child of INIT (systemd, an init in a container, an outlived shell):
-    Ray would take the parent for a dead raylet, and end this process at once with exit code 1.
+    `ray.shutdown` waits a second for each of Ray's processes, which ignore its SIGTERM, and five
+    for a GCS that is gone. The others are killed first. Not so in a child of INIT (systemd, an init
+    in a container, an outlived shell): without its raylet, Ray would take the parent for a dead
+    raylet, and end this process at once with exit code 1.
     """
     global _joined
     import ray
 
     if isinstance(_joined, Session) and os.getppid() != INIT:
-        _joined.end()
+        _joined.end(spare=["gcs_server"])
     ray.shutdown()
     if isinstance(_joined, Session):
         _joined.remove()

@@ -17,6 +17,7 @@ import stat
 import sys
 import tempfile
 import time
+from collections.abc import Set
 from pathlib import Path
 
 from trainrig.errors import ConfigError
@@ -118,13 +119,14 @@ def read_owner(folder: Path) -> Process | None:
         return None
 
 
-def kill_users(folder: Path) -> None:
+def kill_users(folder: Path, spared: Set[int] = frozenset()) -> None:
     """Kill every other process of this user that has a file below `folder` open for writing.
 
-    Returns once the processes are gone, but after DIES_WITHIN seconds at the latest.
+    Leaves the `spared` process ids alone. Returns once the others are gone, but after DIES_WITHIN
+    seconds at the latest.
     """
     until = time.monotonic() + DIES_WITHIN
-    while (left := _find_users(folder)) and time.monotonic() < until:
+    while (left := _find_users(folder) - spared) and time.monotonic() < until:
         for pid in left:
             kill_if(pid, lambda pid: _uses(pid, folder))
         time.sleep(LOOK_AGAIN)
