@@ -3,7 +3,10 @@
 import ast
 import functools
 import ipaddress
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
@@ -20,15 +23,28 @@ def own_processes():
     return [psutil.Process(), *psutil.Process().children(recursive=True)]
 
 
+LISTENS = """
+import json, psutil
+from trainrig.ray_runtime import ray_session
+ray_session.join()
+own = psutil.Process()
+print(json.dumps([
+    (process.name(), connection.laddr.ip)
+    for process in (own, *own.children(recursive=True))
+    for connection in process.net_connections(kind="inet")
+    if connection.status == psutil.CONN_LISTEN
+]))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_local_ray_listens_on_loopback_alone(local_ray):
-    listening = [
-        (process.name(), connection.laddr.ip)
-        for process in own_processes()
-        for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+def test_a_local_ray_listens_on_loopback_alone(monkeypatch):
+    """In a process of its own, because another test may have imported Ray before."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ended = subprocess.run([sys.executable, "-c", LISTENS], capture_output=True, text=True)
+    assert "listens on the network" not in ended.stderr
+    listening = json.loads(ended.stdout.splitlines()[-1])
     assert {"gcs_server", "raylet"} <= {name for name, _ in listening}
 
     def is_loopback(address):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainrig.processes.process_identity import Process, descends_from
+from trainrig.processes.process_identity import Process, descends_from, find_children, read_end
 
 OTHER = 61234  # another user than this one
 LONG = 30.0  # s: a bound for broken code
@@ -63,3 +63,18 @@ def test_a_child_descends_from_this_process_and_this_one_from_no_child(
     assert descends_from(sleeper.pid, os.getppid())
     assert not descends_from(os.getpid(), sleeper.pid)
     assert not descends_from(os.getppid(), os.getpid())
+
+
+def test_a_child_is_found_by_its_command_and_its_end_is_described(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
+    assert find_children({"sleep"}) == {"sleep": sleeper.pid}
+    assert read_end(sleeper.pid) is None
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert read_end(sleeper.pid) == "was killed by SIGKILL"
+    assert sleeper.wait(LONG) == -signal.SIGKILL  # its status is still there to be read
+    assert read_end(sleeper.pid) == "has ended"
+    with subprocess.Popen(["sh", "-c", "exit 3"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert read_end(child.pid) == "ended with 3"

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.parallel.layout import DDP, FSDP, HSDP
-from trainrig.ray_runtime.node_placement import order_by_node
+from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime.node_placement import AutoscalerRequest, name_actor, order_by_node
 
 
 @st.composite
@@ -76,3 +77,20 @@ def test_a_group_is_made_of_what_is_left_of_several_nodes():
 )
 def test_a_layout_says_which_ranks_are_neighbours(layout, sizes):
     assert layout.nest(8) == sizes
+
+
+def test_a_request_is_sent_when_its_number_changes_and_not_again_at_once(monkeypatch):
+    """Ray Train requests the nodes of its own workers, so the rest changes with each group."""
+    sent = []
+    stand_in = lambda requests, resources, seconds: sent.append(len(resources))  # noqa: E731
+    monkeypatch.setattr(ray_private.NodeRequests, "send", stand_in)
+    request = AutoscalerRequest()
+    for workers in (3, 3, 1, 1, 3):
+        request.request(workers, {"CPU": 1})
+    assert sent == [3, 1, 3]
+
+
+def test_names_of_actors_tell_what_they_are_for_and_never_collide():
+    names = {name_actor("coordinator", "my run/2") for _ in range(50)}
+    assert len(names) == 50
+    assert all(name.startswith("coordinator-my-run-2-") for name in names)

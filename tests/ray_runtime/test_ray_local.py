@@ -41,7 +41,7 @@ def say(what):
 """
 KILLED = "actor, found = begun(); say(found); time.sleep(600)"
 HAS_NO_OWNER_YET = """
-def begun_but_not_owned(folder):
+def begun_but_not_owned(folder, addresses):
     from ray._private import worker
     node = worker._global_node
     daemons = {name: handles[0].process.pid for name, handles in node.all_processes.items()}
@@ -106,7 +106,6 @@ def test_a_lost_ray_is_reported_and_ended_and_the_next_leaves_nothing(
     """Before that, two others were killed, one of them during its start."""
     killed = [start(KILLED), start(HAS_NO_OWNER_YET)]
     first, starting = map(read_line, killed)
-    assert "dashboard" not in first["daemons"] and "monitor" not in first["daemons"]
     assert Path(starting["session"]).exists()
     # Ray makes its folders readable for every user of the machine.
     private = list(temporary.iterdir())

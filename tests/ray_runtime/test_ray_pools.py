@@ -1,5 +1,9 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from trainrig.ray_runtime import ray_pools
 from trainrig.ray_runtime.ray_pools import NodePool, _list_pools, count_places, matches
 
 
@@ -35,3 +39,47 @@ def test_pools_are_read_from_the_file_of_an_autoscaler_without_its_head():
     assert pool == NodePool("cpu", {"CPU": 32}, {"a": "b"}, 3)
     assert str(pool) == "cpu: 3 nodes of 32 CPU"
     assert _list_pools({}) == []
+
+
+def make_group(name: str, **more: Any) -> dict[str, Any]:
+    container = {"resources": {"limits": {"cpu": "1500m", "memory": "3Gi", "nvidia.com/gpu": 2}}}
+    pod = {"spec": {"containers": [container]}}
+    return {"groupName": name, "minReplicas": 0, "maxReplicas": 3, "template": pod} | more
+
+
+GROUPS = [
+    make_group("limits"),
+    make_group("labels", labels={"trainrig.io/pool": "gpu"}, numOfHosts=2),
+    make_group(
+        "options",
+        rayStartParams={"num-cpus": "7", "num-gpus": "0", "resources": '"{\\"Disk\\": 2}"'},
+    ),
+    make_group("own", resources={"CPU": "4", "memory": "1e9", "Disk": "1.5k"}),
+    make_group(
+        "requests",
+        template={"spec": {"containers": [{"resources": {"requests": {"cpu": 2.5}}}]}},
+    ),
+]
+
+
+def test_a_cluster_of_kuberay_has_the_pools_that_rays_autoscaler_reads() -> None:
+    from ray.autoscaler._private.kuberay.autoscaling_config import (
+        _derive_autoscaling_config_from_ray_cr,
+    )
+
+    head = make_group("head")
+    spec = {"headGroupSpec": head, "workerGroupSpecs": GROUPS}
+    cluster = {"metadata": {"name": "c", "namespace": "n"}, "spec": spec}
+    by_ray = _list_pools(_derive_autoscaling_config_from_ray_cr(cluster))
+    found = _list_pools(ray_pools.convert_ray_cluster(cluster))
+    assert found == by_ray
+    assert found[0]["resources"] == {"CPU": 2, "GPU": 2, "memory": 3 * 2**30}
+
+
+def test_a_cluster_of_kuberay_that_cannot_be_read_has_unknown_pools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_CLUSTER_NAME", "c")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setattr(ray_pools, "SERVICE_ACCOUNT", tmp_path)  # without a token
+    assert ray_pools.read_pools() is None

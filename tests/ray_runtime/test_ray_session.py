@@ -343,3 +343,23 @@ ray.put(1)
 def test_no_call_starts_ray_without_a_request() -> None:
     ended = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True)
     assert "Ray has not been started yet" in ended.stderr, ended.stderr
+
+
+PRINTS = """
+import os
+from trainrig.ray_runtime import ray_session
+os.environ.update(ray_session.ENVIRONMENT)
+from ray._private import worker
+lost = "\\n".join(["Raylet is terminated. Termination is unexpected.", *["(log of the node)"] * 42])
+for text in (lost, "(autoscaler) at most 2 nodes", "(autoscaler) at most 3 nodes"):
+    worker.print_to_stdstream({"lines": [text], "pid": "raylet", "is_err": False}, False)
+"""
+
+
+@pytest.mark.slow
+def test_rays_messages_about_a_lost_node_are_not_printed_and_others_are() -> None:
+    """Ray prints them to standard output, where a command's result belongs."""
+    ended = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True)
+    printed = ended.stdout.splitlines()
+    assert len(printed) == 2, (printed, ended.stderr)
+    assert "at most 2 nodes" in printed[0] and "at most 3 nodes" in printed[1]

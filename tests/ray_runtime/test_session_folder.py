@@ -13,7 +13,7 @@ import pytest
 
 from trainrig.errors import ConfigError
 from trainrig.processes.process_identity import Process
-from trainrig.ray_runtime import ray_private, session_folder
+from trainrig.ray_runtime import session_folder
 
 OTHER = 61234  # another user than this one
 LONG = 30.0  # s: a bound for broken code
@@ -162,7 +162,7 @@ def test_a_place_whose_folders_others_may_rename_is_passed_over(
         folder.mkdir(mode=0o755)
     shared.chmod(0o777)
     monkeypatch.setattr(session_folder, "_count_room", lambda: 100)
-    monkeypatch.setattr(ray_private, "find_temporary_folder", lambda: shared)
+    monkeypatch.setattr(session_folder, "find_temporary_folder", lambda: shared)
     monkeypatch.setattr(session_folder, "FALLBACK", closed)
     assert session_folder.make_private_folder().parent == closed
     shared.chmod(0o1777)

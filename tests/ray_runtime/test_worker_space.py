@@ -14,7 +14,7 @@ import pytest
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.manifest import FileSum
-from trainrig.ray_runtime import ray_local, ray_pools, ray_private, ray_session, worker_space
+from trainrig.ray_runtime import ray_local, ray_pools, ray_session, worker_space
 from trainrig.ray_runtime.ray_pools import NodePool
 from trainrig.splits import Phase, Split, Work
 
@@ -145,15 +145,13 @@ class Growing:
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": MEMORY}
-        with ray_private.without_unneeded_processes():
-            self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = self._cluster.address
         self.shutdown = self._cluster.shutdown
 
     def add(self, **resources: int) -> str:
         """Add a node with these resources, and return its id."""
-        with ray_private.without_unneeded_processes():
-            node = self._cluster.add_node(object_store_memory=MEMORY, **resources)
+        node = self._cluster.add_node(object_store_memory=MEMORY, **resources)
         return str(node.node_id)
 
 

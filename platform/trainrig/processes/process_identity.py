@@ -13,7 +13,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -143,6 +143,37 @@ def _read_stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return stat.rpartition(")")[2].split()
+
+
+def find_children(names: Collection[str]) -> dict[str, int]:
+    """Return the ids of this process's children by their command `names`.
+
+    Returns an empty dictionary on a system without /proc.
+    """
+    found = {}
+    for path in PROC.glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):  # the process has ended
+            name = path.read_text().strip()
+            fields = _read_stat(pid := int(path.parent.name))
+            if name in names and fields and int(fields[1]) == os.getpid():
+                found[name] = pid
+    return found
+
+
+def read_end(pid: int) -> str | None:
+    """Describe how the child `pid` of this process ended; return None while it lives.
+
+    The status is left to be read by the code that started the child.
+    """
+    try:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # its status has been read
+        return "has ended"
+    if end is None:
+        return None
+    if end.si_code == os.CLD_EXITED:
+        return f"ended with {end.si_status}"
+    return f"was killed by {signal.Signals(end.si_status).name}"
 
 
 CREDENTIALS = "3i"  # struct ucred: unix(7)

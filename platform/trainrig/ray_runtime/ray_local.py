@@ -1,6 +1,6 @@
 """Connections of this process to Ray: a local Ray that it starts, or a cluster that it joins.
 
-A local Ray is started with few processes, monitored and cleaned up. `session_folder.py` manages its
+A local Ray is started, monitored and cleaned up. `session_folder.py` manages its
 folder, and finds the folders of killed Rays again.
 """
 
@@ -12,31 +12,66 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainrig.errors import ClusterError, ClusterLost, ConfigError
-from trainrig.processes.process_identity import find_listener
-from trainrig.ray_runtime import ray_private, session_folder
+from trainrig.processes.process_identity import find_children, find_listener, read_end
+from trainrig.ray_runtime import session_folder
 
 log = logging.getLogger(__name__)
-SAID_BETTER = (
-    "Raylet is terminated",
-    "has been marked dead because",
-    "A worker died or was killed while executing a task",
-)
+DAEMONS = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's main processes, as messages name them
 ANSWER = 1.0  # time limit for a server to accept a connection, in s
 LOOK_AT_RAY = 0.5  # s between two checks that Ray is alive
 SILENT = 5.0  # s without any accepted connection, after which Ray is considered lost
+INIT = 1  # id of the first process of a system or container
 
 _Result = TypeVar("_Result")
 
 
+def init_ray(**options: Any) -> Mapping[str, Any]:
+    """Call `ray.init` with `options` and return the addresses of the connection.
+
+    The call is made in a thread that lives as long as this process, for three reasons. Outside of
+    the main thread, Ray installs no handler of SIGTERM. Ray's processes inherit the thread's signal
+    mask: `timeout`, Slurm, systemd and a terminal that closes send their signal to all processes,
+    and Ray's would end while ranks still save their checkpoint. The kernel ends Ray's processes
+    with the thread that started them (Ray sets PR_SET_PDEATHSIG).
+
+    If a signal handler raises during the call, such as that of Ctrl-C, the start of a local Ray is
+    waited for before the exception goes on: what the thread starts later would escape the clean-up.
+    Another exception ends that wait.
+    """
+    import ray
+
+    result: Future[Mapping[str, Any]] = Future()
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+        try:
+            context: Any = ray.init(**options)  # typed as its base, which has no addresses
+            result.set_result(context.address_info)
+        except BaseException as error:
+            result.set_exception(error)
+            return
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="ray", daemon=True).start()
+    try:
+        return result.result()
+    except BaseException:
+        if "_temp_dir" in options:  # a local Ray
+            wait([result])
+            if result.exception() is None:
+                ray.shutdown()
+        raise
+
+
 @contextlib.contextmanager
 def whole_or_nothing() -> Iterator[Path]:
-    """Start a minimal Ray in the block, and clean up completely if the start fails.
+    """Start a Ray in the block, and clean up completely if the start fails.
 
     Yields the private folder for Ray. If the block raises, Ray's processes are killed, the folder
     is removed, and the error is raised as ClusterError (ConfigError is raised unchanged). On a
@@ -44,8 +79,7 @@ def whole_or_nothing() -> Iterator[Path]:
     """
     folder = session_folder.make_private_folder()
     try:
-        with ray_private.without_unneeded_processes(), ray_private.shielded_from_signals():
-            yield folder
+        yield folder
     except BaseException as error:
         session_folder.kill_users(folder)
         session_folder.remove_private_folder(folder)
@@ -62,46 +96,48 @@ class Session:
 
     in_doubt = False  # False always, because the processes are polled directly
 
-    def __init__(self, folder: Path, logs: Path, daemons: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, session: str, daemons: Mapping[str, int], head: tuple[str, int]
+    ) -> None:
         """Describe a Ray that is already running.
 
         Args:
             folder: the private folder of Ray.
-            logs: the folder of Ray's logs, below `folder`.
-            daemons: Ray's processes by name, as `Popen` objects.
+            session: Ray's session folder, below `folder`.
+            daemons: ids of Ray's main processes by name; empty on a system without /proc.
+            head: address and port of the GCS.
         """
         self.folder = folder
-        self.logs = logs
+        self.session = session
+        self.logs = Path(session, "logs")
         self._daemons = daemons
+        self._head = head
         self.keeps_logs = False  # True after a failure that the logs may explain
 
     @classmethod
-    def read_current(cls, folder: Path) -> "Session":
-        """Return the session of the Ray that `ray.init` has just started in the private `folder`.
+    def read_current(cls, folder: Path, addresses: Mapping[str, Any]) -> "Session":
+        """Return the session of the Ray that `init_ray` has just started in the private `folder`.
 
-        Raises ConfigError if another user's process listens at one of its sockets.
+        `addresses`: what it returned. Raises ConfigError if another user's process listens at one
+        of Ray's sockets.
         """
-        node = ray_private.get_local_node()
-        _check_sockets(node, frozenset({os.getuid()}))
-        found = {name: infos[0].process for name, infos in node.all_processes.items()}
-        return cls(folder, Path(node.get_session_dir_path(), "logs"), found)
+        _check_sockets(addresses, frozenset({os.getuid()}))
+        head = _split_endpoint(addresses["gcs_address"])
+        return cls(folder, addresses["session_dir"], find_children(DAEMONS), head)
 
     def find_problem(self) -> str | None:
-        """Describe which of Ray's main processes has died; return None while both live."""
-        for name, what in (("raylet", "raylet"), ("gcs_server", "GCS")):
-            daemon = self._daemons[name]
-            if (code := daemon.poll()) is not None:
-                return (
-                    f"the {what} of this machine's Ray (process {daemon.pid}) {_describe_end(code)}"
-                )
+        """Describe which of Ray's main processes has died; return None while all live."""
+        for name, pid in self._daemons.items():
+            if (end := read_end(pid)) is not None:
+                return f"the {DAEMONS[name]} of this machine's Ray (process {pid}) {end}"
+        if not self._daemons and not is_reachable(self._head):
+            return "the GCS of this machine's Ray does not answer"
         return None
 
-    def end(self) -> None:
-        """Kill all remaining processes of Ray, and return once they are gone."""
-        for daemon in self._daemons.values():
-            if daemon.poll() is None:
-                daemon.kill()
-        session_folder.kill_users(self.folder)
+    def end(self, spare: Collection[str] = ()) -> None:
+        """Kill all processes of Ray but those of DAEMONS in `spare`; return once they are gone."""
+        spared = {pid for name, pid in self._daemons.items() if name in spare}
+        session_folder.kill_users(self.folder, spared)
 
     def remove(self) -> None:
         """Kill the remaining processes and remove the private folder.
@@ -119,31 +155,34 @@ class Session:
 class Joined:
     """An existing Ray cluster that this process has joined."""
 
-    def __init__(self, endpoints: dict[str, tuple[str, int]]) -> None:
-        """Monitor `endpoints`, which maps descriptions of servers to their address and port."""
+    def __init__(self, endpoints: dict[str, tuple[str, int]], session: str) -> None:
+        """Monitor `endpoints`, which maps descriptions of servers to their address and port.
+
+        `session`: Ray's session folder on this machine.
+        """
+        self.session = session
         self._endpoints = endpoints
         self._answered = dict.fromkeys(endpoints, time.monotonic())
         self.in_doubt = False  # True if some endpoint did not answer at the last check
 
     @classmethod
-    def read_current(cls) -> "Joined":
-        """Return the connection that `ray.init` has just made.
+    def read_current(cls, addresses: Mapping[str, Any]) -> "Joined":
+        """Return the connection that `init_ray` has just made, which returned `addresses`.
 
         Raises ConfigError if a process of another user than this one or root listens at the
         raylet's sockets: Ray's folder lets every user of the machine replace the sockets.
         """
         import ray
 
-        node = ray_private.get_local_node()
-        _check_sockets(node, frozenset({os.getuid(), 0}))
-        head, _, port = str(node.gcs_address).rpartition(":")
-        endpoints = {f"the GCS at {node.gcs_address}": (head.strip("[]"), int(port))}
+        _check_sockets(addresses, frozenset({os.getuid(), 0}))
+        gcs = str(addresses["gcs_address"])
+        endpoints = {f"the GCS at {gcs}": _split_endpoint(gcs)}
         here = ray.get_runtime_context().get_node_id()
         for record in ray.nodes():  # type: ignore[no-untyped-call]
             if record["NodeID"] == here:
                 endpoint = record["NodeManagerAddress"], record["NodeManagerPort"]
                 endpoints["the raylet of this machine in its cluster"] = endpoint
-        return cls(endpoints)
+        return cls(endpoints, addresses["session_dir"])
 
     def find_problem(self) -> str | None:
         """Describe which endpoint is lost; return None while the cluster can be used.
@@ -178,6 +217,11 @@ def is_in_cluster() -> bool:
     return isinstance(_joined, Joined)
 
 
+def find_session_folder() -> str:
+    """Return Ray's session folder on this machine; "" if `enter` has recorded no connection."""
+    return _joined.session if _joined else ""
+
+
 def keep_logs() -> None:
     """Keep the logs of this process's local Ray, because they may explain a failure.
 
@@ -188,10 +232,18 @@ def keep_logs() -> None:
 
 
 def leave() -> None:
-    """Disconnect from Ray, and remove the processes and files of a local Ray."""
+    """Disconnect from Ray, and remove the processes and files of a local Ray.
+
+    `ray.shutdown` waits a second for each of Ray's processes, which ignore its SIGTERM, and five
+    for a GCS that is gone. The others are killed first. Not so in a child of INIT (systemd, an init
+    in a container, an outlived shell): without its raylet, Ray would take the parent for a dead
+    raylet, and end this process at once with exit code 1.
+    """
     global _joined
     import ray
 
+    if isinstance(_joined, Session) and os.getppid() != INIT:
+        _joined.end(spare=["gcs_server"])
     ray.shutdown()
     if isinstance(_joined, Session):
         _joined.remove()
@@ -205,7 +257,6 @@ def end_own() -> bool:
     """
     if not isinstance(_joined, Session):
         return False
-    _joined.end()
     leave()
     return True
 
@@ -255,9 +306,16 @@ def is_reachable(endpoint: tuple[str, int]) -> bool:
     return True
 
 
-def _check_sockets(node: Any, users: frozenset[int]) -> None:
+def _split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Return the address and the port of HOST:PORT."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _check_sockets(addresses: Mapping[str, Any], users: frozenset[int]) -> None:
     """Raise ConfigError if a process of another user than `users` listens at a raylet socket."""
-    for path in (node.raylet_socket_name, node.plasma_store_socket_name):
+    for name in ("raylet_socket_name", "object_store_address"):
+        path = addresses[name]
         try:
             peer = find_listener(path, ANSWER)
         except OSError:  # gone, or too busy: `find_problem` reports it
@@ -268,15 +326,3 @@ def _check_sockets(node: Any, users: frozenset[int]) -> None:
                 f"user {os.getuid()}; start Ray as this user or as root, with a folder that others "
                 "cannot write to (`ray start --temp-dir`)"
             )
-
-
-def _describe_end(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-
-
-def send_known_words_to_log() -> None:
-    """Redirect Ray's messages that trainrig words better from the terminal to a log file.
-
-    For a lost node Ray prints forty lines, including the end of that node's log.
-    """
-    ray_private.filter_driver_output(lambda text: not any(words in text for words in SAID_BETTER))

@@ -6,9 +6,14 @@ the head node. A label of each node names its pool. A cluster without labels wor
 
 import functools
 import json
+import math
 import os
+import re
+import ssl
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +25,8 @@ NODE_LABEL = "ray.io/node-id"  # Ray gives each node this label
 # Ray gives the head node this resource. An actor without required resources may be placed on any
 # node. It would die with that node, or prevent the node's removal.
 ON_HEAD = {"node:__internal_head__": 0.001}
-# File in each pod that holds the pod's namespace.
-NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# Folder in each pod that holds its namespace, and what it shows to and trusts of Kubernetes.
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ASKED = 60.0  # time limit for the head's answer, in s
 
 Need = Mapping[str, float]
@@ -185,21 +190,83 @@ def _read_monitor_config() -> Mapping[str, Any]:
 
 
 def _read_kuberay_config(name: str) -> Mapping[str, Any] | None:
-    """Read the configuration of KubeRay's autoscaler; return None if it cannot be read."""
-    # These private imports are here, not in `ray_private`, because a cluster's head runs this file
-    # alone and may not have trainrig installed.
-    from ray.autoscaler._private.kuberay.autoscaling_config import (
-        _derive_autoscaling_config_from_ray_cr,
-    )
-    from ray.autoscaler._private.kuberay.node_provider import KubernetesHttpApiClient
-
+    """Read the RayCluster `name` from Kubernetes; return None if it cannot be read."""
+    version = os.environ.get("KUBERAY_CRD_VER", "v1")
     try:
-        client = KubernetesHttpApiClient(namespace=NAMESPACE.read_text())
-        cluster = client.get(f"rayclusters/{name}")
-        config: dict[str, Any] = _derive_autoscaling_config_from_ray_cr(cluster)
+        host = os.environ["KUBERNETES_SERVICE_HOST"]
+        host = f"[{host}]" if ":" in host else host
+        port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        namespace = (SERVICE_ACCOUNT / "namespace").read_text().strip()
+        token = (SERVICE_ACCOUNT / "token").read_text().strip()
+        request = urllib.request.Request(
+            f"https://{host}:{port}/apis/ray.io/{version}/namespaces/{namespace}/rayclusters/{name}",
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        trusted = ssl.create_default_context(cafile=str(SERVICE_ACCOUNT / "ca.crt"))
+        # Without a proxy: urllib does not understand the address ranges in NO_PROXY.
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+        )
+        with opener.open(request, timeout=ASKED / 2) as answer:
+            return convert_ray_cluster(json.load(answer))
     except Exception:  # errors of any kind mean that the pools are unknown
         return None
-    return config
+
+
+def convert_ray_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a RayCluster of KubeRay to the configuration of Ray's autoscaler, as far as needed.
+
+    Raises ValueError or LookupError for a group whose CPUs are not given.
+    """
+    kinds = {
+        group["groupName"]: {
+            "resources": _read_group_resources(group),
+            "labels": group.get("labels") or {},
+            "max_workers": group["maxReplicas"] * group.get("numOfHosts", 1),
+        }
+        for group in cluster["spec"].get("workerGroupSpecs") or ()
+    }
+    return {
+        "available_node_types": kinds,
+        "max_workers": sum(kind["max_workers"] for kind in kinds.values()),
+    }
+
+
+def _read_group_resources(group: Mapping[str, Any]) -> dict[str, int]:
+    """Return Ray's resources of one pod of a group, each rounded up.
+
+    The group's own `resources` come first, then its `rayStartParams`, then the limits and requests
+    of its first container.
+    """
+    own = group.get("resources") or {}
+    options = group.get("rayStartParams") or {}
+    container = group["template"]["spec"]["containers"][0].get("resources") or {}
+    pod = {**(container.get("requests") or {}), **(container.get("limits") or {})}
+    gpus = [amount for name, amount in pod.items() if name.endswith("gpu")]
+    found = {
+        "CPU": own.get("CPU", options.get("num-cpus", pod.get("cpu"))),
+        "GPU": own.get("GPU", options.get("num-gpus", gpus[0] if gpus else None)),
+        "memory": own.get("memory", options.get("memory", pod.get("memory"))),
+    }
+    if found["CPU"] is None:
+        raise ValueError(f"{group['groupName']}: the CPUs are not given")
+    # `resources` of rayStartParams is JSON in quotes, with escaped quotes inside.
+    others = own or json.loads(options.get("resources", '"{}"')[1:-1].replace("\\", ""))
+    found |= {name: amount for name, amount in others.items() if name not in found}
+    return {name: _parse_quantity(amount) for name, amount in found.items() if amount is not None}
+
+
+def _parse_quantity(quantity: Any) -> int:
+    """Return a quantity of Kubernetes, such as `200Mi` or `1500m`, rounded up."""
+    number, suffix = re.fullmatch(r"([-+.\deE]*\d\.?)([A-Za-z]*)", str(quantity)).groups()  # type: ignore[union-attr]
+    return math.ceil(Decimal(number) * UNITS[suffix])
+
+
+UNITS = {
+    **{"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1)},
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
+    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+}
 
 
 def _list_live_nodes() -> list[dict[str, Any]]:

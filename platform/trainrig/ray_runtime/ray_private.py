@@ -1,418 +1,217 @@
-"""All uses of Ray's private API in trainrig, with the reason for each.
+"""All uses of Ray's private API in trainrig: five names, with reason and fallback of each.
 
-Each function documents the public alternative and why it does not suffice.
-`tests/ray_runtime/test_ray_private.py` detects private names that a release of Ray has moved, and
-private imports in other modules. Only `ray_pools` may have some: the head of a cluster runs that
-file without the rest of trainrig.
+Nothing of Ray is overwritten. Each function says why the public API does not suffice, and what is
+done by public means where a release of Ray has moved the name. `tests/ray_runtime/
+test_ray_private.py` takes every fallback, and finds private imports in other modules.
 
 Imports are local: Ray Train imports pandas, which takes a second.
 """
 
-import asyncio
-import contextlib
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
+
+from trainrig.errors import ClusterError
 
 # Node provider of the autoscaler that starts raylets on this machine, but no machines. Public way:
 # none; Ray's documentation uses the same provider to test the autoscaler locally.
 LOCAL_NODE_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
-
-# Processes that `ray.init` starts and trainrig does not need: the autoscaler, the server of the
-# dashboard, which is off, and the process that copies logs to the driver, which shows none.
-UNNEEDED_PROCESSES = ("start_monitor", "start_api_server", "start_log_monitor")
+PREEMPTION = 2  # number of DRAIN_NODE_REASON_PREEMPTION in Ray's protocol
 
 
-@contextlib.contextmanager
-def without_unneeded_processes() -> Iterator[None]:
-    """Keep `ray.init` in the block from starting UNNEEDED_PROCESSES.
-
-    Each is a Python process whose imports take a second or two, on the cores that the first worker
-    needs. Public way: `include_dashboard=False` still starts the server, and no option leaves out
-    the other two.
-    """
-    from ray._private.node import Node
-
-    with contextlib.ExitStack() as stack:
-        for name in UNNEEDED_PROCESSES:
-            stack.enter_context(mock.patch.object(Node, name, lambda self, **arguments: None))
-        yield
-
-
-@contextlib.contextmanager
-def shielded_from_signals() -> Iterator[None]:
-    """Make the processes that `ray.init` starts in the block ignore the driver's stop signals.
-
-    `timeout`, Slurm, systemd and a terminal that closes send their signal to a whole process group
-    or control group. Ray's processes would end at once, while ranks still save their checkpoint.
-    Each process therefore gets a new session and blocks SIGTERM and SIGHUP, as Ray does with
-    SIGINT. Its children inherit this. Only SIGKILL ends these processes, so Ray's `terminate`
-    becomes `kill`. The kernel still ends them with the driver (Ray sets PR_SET_PDEATHSIG). Public
-    way: none.
-    """
-    from ray._private import services
-
-    class Daemon(services.ConsolePopen):
-        def __init__(self, *arguments: Any, preexec_fn: Callable[[], None], **options: Any) -> None:
-            def prepare() -> None:
-                preexec_fn()
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
-
-            options |= {"preexec_fn": prepare, "start_new_session": True}
-            super().__init__(*arguments, **options)
-
-        def terminate(self) -> None:
-            self.kill()
-
-    with mock.patch.object(services, "ConsolePopen", Daemon):
-        yield
-
-
-@contextlib.contextmanager
-def without_sigterm_handler() -> Iterator[None]:
-    """Keep the current SIGTERM handler when the block calls `ray.init`.
-
-    Ray's handler ends the process as a failure, without a message. Public way: none.
-    """
-    from ray._private import utils
-
-    with mock.patch.object(utils, "set_sigterm_handler", lambda handler: None):
-        yield
-
-
-@contextlib.contextmanager
-def listening_on_loopback() -> Iterator[None]:
-    """Make a Ray that starts in the block, and its processes, listen at 127.0.0.1 only.
-
-    Ray's switch ENABLE_RAY_CLUSTER is meant for systems on which Ray supports no clusters. Public
-    way: none; the address given to `ray.init` is the node's address, not the one that Ray listens
-    at.
-    """
-    from ray._private import ray_constants
-
-    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    before = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+def find_local_node_provider() -> str:
+    """Return the path of the class LOCAL_NODE_PROVIDER. Raises ClusterError if it is gone."""
+    module = LOCAL_NODE_PROVIDER.rpartition(".")[0]
     try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before[0] is not None:
-            os.environ[name] = before[0]
-        ray_constants.ENABLE_RAY_CLUSTER = before[1]
-
-
-def find_temporary_folder() -> Path:
-    """Return the folder in which Ray creates its temporary folder by default.
-
-    Public way: `RAY_TMPDIR` and a documented default; this function applies both as Ray does.
-    """
-    from ray._common.utils import get_default_system_temp_dir
-
-    return Path(get_default_system_temp_dir()).absolute()  # type: ignore[no-untyped-call]
-
-
-def get_local_node() -> Any:
-    """Return Ray's `Node` object of this machine: processes, session folder and GCS address.
-
-    Public way: `ray.init` returns the session folder, but not the processes, which must be
-    monitored and killed.
-    """
-    from ray._private import worker
-
-    return worker._global_node
-
-
-def filter_driver_output(pass_on: Callable[[str], bool]) -> None:
-    """Print only the messages from Ray's processes for which `pass_on` returns True.
-
-    Other messages go to a log file in the session folder. Further calls in a process do nothing.
-
-    Ray prints forty lines for a lost node. Public way: `log_to_driver=False`, which also drops what
-    users' code prints in workers.
-    """
-    from ray._private import worker
-
-    printed = worker.print_to_stdstream
-    if getattr(printed, "filtered", False):
-        return
-
-    def print_or_log(said: dict[str, Any], ignore_prefix: bool) -> None:
-        text = "\n".join(map(str, said["lines"]))
-        if pass_on(text):
-            printed(said, ignore_prefix)
-            return
-        with contextlib.suppress(OSError, AttributeError):  # may have just disconnected
-            path = Path(get_local_node().get_logs_dir_path(), f"trainrig-driver-{os.getpid()}.log")
-            with path.open("a") as file:
-                file.write(f"{text}\n")
-
-    print_or_log.filtered = True  # type: ignore[attr-defined]
-    worker.print_to_stdstream = print_or_log  # type: ignore[assignment]
+        found = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):  # a package above it is gone, or it was
+        found = None
+    if found is None:
+        raise ClusterError(
+            "this release of Ray cannot start a cluster of several nodes on one machine; start "
+            "them by `ray start` and set RAY_ADDRESS, or install the release in constraints.txt"
+        )
+    return LOCAL_NODE_PROVIDER
 
 
 def list_draining_nodes() -> Mapping[str, Any]:
     """Return the nodes that are being drained, by node id, with Ray's record of each drain.
 
-    Public way: the State API (`ray.util.state`), which needs the dashboard, which is off.
+    Public way: none; the State API (`ray.util.state`) does not show drains. Fallback: no node is
+    known to drain, and a run moves only after the node is lost.
     """
-    from ray._private.state import state
+    try:
+        from ray._private.state import state
 
-    return state.get_draining_nodes() or {}
+        return state.get_draining_nodes() or {}
+    except (ImportError, AttributeError):
+        return {}
 
 
 def list_free_resources() -> Mapping[str, Mapping[str, float]]:
     """Return the free resources of each node, by node id.
 
-    Public way: `ray.available_resources()`, which returns the sum over all nodes.
+    Public way: `ray.available_resources()`, which returns the sum over all nodes. Fallback: all
+    resources of each live node, as if nothing else ran there. A worker group that does not fit then
+    fails to start, and is tried again.
     """
-    from ray._private.state import state
+    try:
+        from ray._private.state import state
 
-    free: Mapping[str, Mapping[str, float]] = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+        free: Mapping[str, Mapping[str, float]]
+        free = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    except (ImportError, AttributeError):
+        import ray
+
+        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+        return {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
     return free
 
 
-def ended_for_memory(node: str, pid: int) -> bool:
-    """Return whether Ray killed the worker process `pid` of `node` because memory ran out.
+class NodeRequests:
+    """Requests for nodes to the autoscaler, under a name of their own.
 
-    Public way: OutOfMemoryError, which is raised for a task, but not for an actor that died; or the
-    State API, which needs the dashboard, which is off.
-    """
-    from ray._private.state import state
-    from ray.core.generated import common_pb2, gcs_pb2
-
-    table: Any = gcs_pb2.WorkerTableData  # type: ignore[attr-defined]
-    memory: int = common_pb2.WorkerExitType.NODE_OUT_OF_MEMORY  # type: ignore[attr-defined]
-    for written in state._connect_and_get_accessor().get_worker_table():
-        worker = table.FromString(written)
-        there = worker.worker_address.node_id.hex() == node and worker.pid == pid
-        if there and worker.exit_type == memory:
-            return True
-    return False
-
-
-def remove_placement_groups_of(actor: Any) -> None:
-    """Remove all placement groups that `actor` has created.
-
-    Ray keeps the placement groups of a dead train controller until its job ends. Public way:
-    `placement_group_table()`, which does not name the creator of a group.
-    """
-    from ray._private.state import state
-    from ray._raylet import PlacementGroupID
-    from ray.core.generated import gcs_pb2
-    from ray.util import remove_placement_group
-    from ray.util.placement_group import PlacementGroup
-
-    table: Any = gcs_pb2.PlacementGroupTableData  # type: ignore[attr-defined]
-    for written in state._connect_and_get_accessor().get_placement_group_table():
-        group = table.FromString(written)
-        own = group.creator_actor_id == actor._actor_id.binary()
-        if own and group.state != table.REMOVED:
-            remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
-
-
-def get_autoscaling_coordinator() -> Any:
-    """Return the actor through which Ray's libraries request nodes from the autoscaler.
-
-    The actor sums the requests of all requesters and drops requests that are not renewed. Public
-    way: `ray.autoscaler.sdk.request_resources`, where the newest request replaces all others and
+    Ray's libraries send them through an actor that sums the requests of all requesters and drops
+    those that are not renewed. Public way, which is the fallback:
+    `ray.autoscaler.sdk.request_resources`, where the newest request replaces all others and
     outlives its driver.
     """
-    from ray.data._internal.cluster_autoscaler import get_or_create_autoscaling_coordinator
 
-    return get_or_create_autoscaling_coordinator()  # type: ignore[no-untyped-call]
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._actor_handle: Any = None
+        self._by_sdk = False  # True once a request was sent by the fallback
 
+    def send(self, resources: list[dict[str, float]], expire_seconds: float) -> None:
+        """Request nodes for all `resources` together, for at most `expire_seconds`."""
+        if actor := self._find_actor():
+            actor.request_resources.remote(
+                requester_id=self._name, resources=resources, expire_after_s=expire_seconds
+            )
+        else:
+            from ray.autoscaler.sdk import request_resources
 
-def find_address_and_port() -> tuple[str, int]:
-    """Return this node's address and a free port, chosen as Ray Train chooses them.
+            request_resources(bundles=resources)
+            self._by_sdk = True
 
-    Public way: `ray.util.get_node_ip_address()` and a new socket, which ignore the settings by
-    which users select the network interface for Ray Train.
-    """
-    from ray.train._internal.utils import get_address_and_port
+    def cancel(self) -> None:
+        """Cancel the request."""
+        if self._actor_handle is not None:
+            self._actor_handle.cancel_request.remote(self._name)
+        elif self._by_sdk:
+            self.send([], 0.0)
 
-    found: tuple[str, int] = get_address_and_port()
-    return found
-
-
-def died_of_health_check(error: BaseException) -> bool:
-    """Return whether `error` is Ray Train's report of a worker that failed its health check.
-
-    Public way: none, except for matching the text of the error.
-    """
-    from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-
-    return isinstance(error, WorkerHealthCheckFailedError)
-
-
-def create_cluster(config_file: str) -> None:
-    """Create or update a cluster from `config_file`, as `ray up --yes --no-config-cache` does.
-
-    Public way: the command, which prints in colour. Its cache would lie in the folder for temporary
-    files, where other users could read it.
-    """
-    from ray.autoscaler._private.commands import create_or_update_cluster
-
-    create_or_update_cluster(
-        config_file=config_file,
-        override_min_workers=None,
-        override_max_workers=None,
-        no_restart=False,
-        restart_only=False,
-        yes=True,
-        no_config_cache=True,
-        use_login_shells=True,
-    )
+    def _find_actor(self) -> Any:
+        if self._actor_handle is None:
+            try:
+                from ray.data._internal.cluster_autoscaler import (
+                    get_or_create_autoscaling_coordinator as find,
+                )
+            except ImportError:
+                return None
+            self._actor_handle = find()  # type: ignore[no-untyped-call]
+        return self._actor_handle
 
 
-def open_gcs_client(address: str) -> Any:
-    """Open a client of the GCS at `address` without joining its cluster. Raises RayError.
+def make_trainer(train_loop: Callable[[dict[str, Any]], None], backend: Any, **options: Any) -> Any:
+    """Return a trainer of Ray Train that runs `train_loop` on each worker.
 
-    Public way: `ray.init(address=…)`, which starts processes and takes two seconds.
-    """
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    return GcsClient(address=address)
-
-
-def read_cluster_id(client: Any) -> str:
-    """Return the id of the cluster that the GCS client `client` is connected to, as hex digits.
-
-    A GCS without a store of its own gets a new id whenever it starts. Public way: none.
-    """
-    return str(client.cluster_id.hex())
-
-
-def fetch_live_nodes(client: Any, timeout: float) -> list[Any]:
-    """Fetch the records of all live nodes with the GCS client `client`. Raises RayError.
-
-    Public way: `ray.nodes()`, which works only in a process that has joined the cluster.
-    """
-    from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
-
-    alive = GcsNodeInfo.GcsNodeState.ALIVE
-    return [
-        node for node in client.get_all_node_info(timeout=timeout).values() if node.state == alive
-    ]
-
-
-def get_preemption_reason() -> Any:
-    """Return Ray's code for draining a node because of its preemption.
-
-    Public way: `ray drain-node`, which takes two seconds and cannot change a deadline.
-    """
-    from ray.core.generated import autoscaler_pb2
-
-    reasons: Any = autoscaler_pb2.DrainNodeReason  # type: ignore[attr-defined]
-    return reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
-
-
-class _NoBarrier:
-    """Replacement for Ray Train's SynchronizationActor, which trainrig's workers do not use.
-
-    Ray would start the actor's process together with the worker agents of each worker group: on two
-    cores, two worker agents were up after 2.1 s instead of 1.5 s.
-    """
-
-    def options(self, **options: Any) -> "_NoBarrier":
-        return self
-
-    def remote(self, **arguments: Any) -> str:
-        return "no barrier"  # Ray Train needs some handle
-
-
-@contextlib.contextmanager
-def order_workers(order: Callable[[list[str]], list[int]]) -> Iterator[None]:
-    """Assign ranks to Ray Train's workers in the block according to `order`.
-
-    `order` takes the node id of each worker, in Ray's own order, and returns the workers' indices
-    by rank. Public way: none. Ray makes one placement group with one equal bundle for each worker,
-    and numbers workers by node and GPU.
-    """
-    from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
-
-    name = "_sort_workers_by_gpu_id_grouped_by_node"
-    sort = getattr(WorkerGroup, name)
-
-    def sort_workers(workers: list[Any], _first_id: str | None = None) -> list[Any]:
-        found = sort(workers, _first_id)
-        return [found[number] for number in order([worker.metadata.node_id for worker in found])]
-
-    with mock.patch.object(WorkerGroup, name, staticmethod(sort_workers)):
-        yield
-
-
-def fit_in_this_process(
-    train_loop: Callable[[dict[str, Any]], None],
-    settings: Mapping[str, Any],
-    order: Callable[[list[str]], list[int]],
-    **options: Any,
-) -> None:
-    """Run Ray Train's `fit` with its controller in this process. Raises Ray's errors.
+    Ray documents `DataParallelTrainer` as an API for developers, but its path is not public. Public
+    way, which is the fallback: its subclass `TorchTrainer`, which imports torch into this process:
+    two seconds and 220 MiB.
 
     Args:
         train_loop: the function that each worker runs.
-        settings: the argument of `train_loop`.
-        order: the order of the ranks; see `order_workers`.
-        options: keyword arguments of `DataParallelTrainer`.
-
-    Ray itself begins each attempt by starting one process for the controller and another one for
-    the cleanup, which would delay the restart after a lost worker. Public way:
-    `DataParallelTrainer.fit()`.
+        backend: the BackendConfig.
+        options: keyword arguments of both classes.
     """
-    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
-    from ray.train.v2._internal.callbacks.placement_group_callback import (
-        PlacementGroupCleanerCallback,
-    )
-    from ray.train.v2._internal.execution.controller import TrainController
-    from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
-    from ray.train.v2._internal.execution.worker_group import state, worker_group
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-    from ray.train.v2.api.result import Result
+    try:
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    except ImportError:
+        from ray.train.torch import TorchTrainer
 
-    class SilentFixedScaling(FixedScalingPolicy):
-        """Scaling policy that sends the autoscaler no requests, because the run sends its own."""
-
-        def after_controller_start(self, train_run_context: Any) -> None:
-            """Send no request."""
-
-        def _maybe_send_resource_request(self) -> None:
-            pass
-
-    class InProcessTrainer(DataParallelTrainer):
-        def _initialize_and_run_controller(self, **arguments: Any) -> Result:
-            policy = SilentFixedScaling(self.scaling_config)  # type: ignore[arg-type]
-            controller = TrainController(**arguments | {"scaling_policy": policy})
-            asyncio.run(controller.run())  # type: ignore[no-untyped-call]
-            return controller.get_result()
-
-        def _create_default_callbacks(self) -> list[Any]:
-            """Return Ray's default callbacks except two that start processes without need.
-
-            The driver removes the placement groups of a failed attempt itself, and no training data
-            is read through Ray.
-            """
-            unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
-            every = super()._create_default_callbacks()
-            return [callback for callback in every if not isinstance(callback, unneeded)]
-
-    with (
-        order_workers(order),
-        mock.patch.object(worker_group, "SynchronizationActor", _NoBarrier()),
-        mock.patch.object(state, "_shutdown_sync_actor", lambda sync_actor: None),
-    ):
-        InProcessTrainer(train_loop, train_loop_config=dict(settings), **options).fit()
+        return TorchTrainer(train_loop, torch_config=backend, **options)
+    return DataParallelTrainer(train_loop, backend_config=backend, **options)
 
 
-def find_train_session_folder() -> str:
-    """Return Ray Train's folder in the session folder, for records that trainrig does not use.
+@dataclass(frozen=True)
+class LiveNode:
+    """Live node of a cluster."""
 
-    Public way: `RunConfig(storage_path=None)`, which makes a folder in the user's home directory.
+    id: str
+    address: str
+    labels: Mapping[str, str]
+
+
+class HeadClient:
+    """Client of a cluster's head that does not join the cluster.
+
+    Public way: `ray.init(address=…)`, which joins, starts processes and takes two seconds; the
+    State API, which needs the dashboard; and the command `ray drain-node`.
     """
-    from ray.train.constants import _get_ray_train_session_dir
 
-    folder: str = _get_ray_train_session_dir()
-    return folder
+    def __init__(self, address: str) -> None:
+        """Connect to the head at `address`, as HOST:PORT. Raises RayError."""
+        self._address = address
+        self._client: Any = None
+        try:
+            from ray._raylet import GcsClient  # type: ignore[attr-defined]
+        except ImportError:
+            return
+        self._client = GcsClient(address=address)
+
+    def read_cluster_id(self) -> str | None:
+        """Return the id of the cluster as hex digits.
+
+        A head without a store of its own gets a new id whenever it starts. Fallback: None, and
+        another cluster at the same address is not told apart.
+        """
+        return None if self._client is None else str(self._client.cluster_id.hex())
+
+    def list_live_nodes(self, seconds: float) -> Sequence[LiveNode]:
+        """Return all live nodes; the head must answer within `seconds`. Raises RayError.
+
+        Fallback: the State API, which needs the dashboard.
+        """
+        if self._client is None:
+            from ray.util.state import list_nodes
+
+            found: Any = list_nodes(
+                self._address, [("state", "=", "ALIVE")], detail=True, timeout=int(seconds)
+            )
+            return [LiveNode(node.node_id, node.node_ip, node.labels or {}) for node in found]
+        return [
+            LiveNode(node.node_id.hex(), node.node_manager_address, node.labels)
+            for node in self._client.get_all_node_info(timeout=seconds).values()
+            if node.state == node.ALIVE
+        ]
+
+    def drain(self, node: str, why: str, deadline: float, seconds: float) -> str:
+        """Drain `node` until `deadline` (as time.time()); return the problem, or "".
+
+        The head must answer within `seconds`. Raises RayError. Fallback: the command `ray
+        drain-node`, which takes some seconds.
+        """
+        if self._client is None:
+            return self._drain_by_command(node, why, deadline)
+        agreed, problem = self._client.drain_node(
+            node, PREEMPTION, why, int(deadline * 1000), seconds
+        )
+        return "" if agreed else str(problem)
+
+    def _drain_by_command(self, node: str, why: str, deadline: float) -> str:
+        left = max(0, int(deadline - time.time()))
+        command = [
+            str(Path(sys.executable).with_name("ray")),
+            *("drain-node", f"--address={self._address}", f"--node-id={node}"),
+            *("--reason=DRAIN_NODE_REASON_PREEMPTION", f"--reason-message={why}"),
+            f"--deadline-remaining-seconds={left}",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        lines = done.stderr.strip().splitlines()
+        return "" if done.returncode == 0 else (lines[-1] if lines else f"exit {done.returncode}")

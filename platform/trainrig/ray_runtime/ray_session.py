@@ -34,12 +34,21 @@ from trainrig.ray_runtime.start_checks import check_machine
 from trainrig.splits import PROBED, Phase, Split, Work
 
 log = logging.getLogger(__name__)
+# Ray's messages about lost nodes and processes, as a pattern.
+SAID_BETTER = (
+    "Raylet is terminated|has been marked dead because|"
+    "A worker died or was killed while executing a task"
+)
 # Variables that must be set before Ray is imported or started. Values that the user has set stay.
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # without a token, anyone who reaches the port controls the machine
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",  # otherwise threads of an ending driver start another Ray
-    "RAY_DEDUP_LOGS": "0",  # deduplication merges lines that differ only in digits
+    # Ray prints forty lines for a lost node to standard output. SKIP drops messages that trainrig
+    # words better, and ALLOW passes all others as they are: Ray would merge those that differ only
+    # in digits.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": SAID_BETTER,
+    "RAY_DEDUP_LOGS_ALLOW_REGEX": rf"(?s)\A(?!.*(?:{SAID_BETTER}))",
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # Ray's C++ prints internal warnings over the progress
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # do not hide GPUs from tasks that ask for none
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # s until a dead worker is found; default 2.0
@@ -78,6 +87,9 @@ NODES = 5  # nodes that a split may lose before it counts as the reason
 MOST_CRASHED = 10  # records of a split that are left out; more of them point to the machine
 # Variable with the id of the only cluster that may be joined. A job supervisor sets it.
 CLUSTER = "TRAINRIG_CLUSTER"
+# Ray's switch for clusters on Windows and macOS. With 0, Ray uses 127.0.0.1 as the machine's
+# address and listens there alone.
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OBJECT_STORE_BYTES = 256 * 2**20  # ample, because the store holds paths and counts only
 
 _Row = TypeVar("_Row")
@@ -107,8 +119,15 @@ def join() -> None:
     ensure_home()
     for name, value in (ENVIRONMENT | (UNWATCHED if alone else {})).items():
         os.environ.setdefault(name, value)
+    with _use_loopback() if alone else contextlib.nullcontext():
+        _join(address)
+
+
+def _join(address: str) -> None:
+    """Join the cluster at `address`, or start a local one; see `join`."""
     import ray
 
+    alone = address == "local"
     if ray.is_initialized():
         return
     ray_local.leave()  # removes a Ray that other code has shut down
@@ -118,8 +137,9 @@ def join() -> None:
     try:
         if CLUSTER in os.environ and not alone:
             _check_cluster(address, os.environ[CLUSTER])
-        with _close_stderr(), _hold_stop_signals(), _alone() if alone else _joining() as folder:
-            ray.init(
+        start = ray_local.whole_or_nothing() if alone else _joining()
+        with _close_stderr(), _hold_stop_signals(), start as folder:
+            addresses = ray_local.init_ray(
                 address=address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -127,14 +147,13 @@ def join() -> None:
                 **(_build_local_options(folder) if folder else {}),
             )
             ray_local.enter(
-                ray_local.Session.read_current(folder)
+                ray_local.Session.read_current(folder, addresses)
                 if folder
-                else ray_local.Joined.read_current()
+                else ray_local.Joined.read_current(addresses)
             )
     except ConnectionError as error:
         raise ClusterError(f"RAY_ADDRESS={address}: no Ray cluster answers: {error}") from None
     _keep_token()
-    ray_local.send_known_words_to_log()
 
 
 def _check_cluster(address: str, wanted: str) -> None:
@@ -145,10 +164,10 @@ def _check_cluster(address: str, wanted: str) -> None:
     import ray.exceptions
 
     try:
-        found = ray_private.read_cluster_id(ray_private.open_gcs_client(address))
+        found = ray_private.HeadClient(address).read_cluster_id()
     except ray.exceptions.RayError as error:
         raise ConnectionError(error) from None
-    if found != wanted:
+    if found is not None and found != wanted:
         raise ClusterReplaced(
             f"RAY_ADDRESS={address}: the cluster of this run is gone, and another one answers at "
             f"its address (id {found[:12]}, not {wanted[:12]}); submit the run again to continue "
@@ -157,13 +176,34 @@ def _check_cluster(address: str, wanted: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[Path]:
-    """Start a local Ray in the block that is reachable at 127.0.0.1 only.
+def _use_loopback() -> Iterator[None]:
+    """Make a Ray that is imported and started in the block listen at 127.0.0.1 only.
 
-    Yields its private folder. If the start fails, nothing is left behind; see `whole_or_nothing`.
+    Ray reads the variable when it is imported, and its processes read it when they start. A program
+    that has imported Ray before gets a warning, because that Ray listens on the network.
     """
-    with ray_private.listening_on_loopback(), ray_local.whole_or_nothing() as folder:
-        yield folder
+    global _imported_on_loopback
+    before = os.environ.get(LOOPBACK)
+    imported = sys.modules.get("ray")
+    if imported is None or before == "0":
+        _imported_on_loopback = True
+    elif not _imported_on_loopback and not imported.is_initialized():
+        log.warning(
+            "Ray was imported before trainrig could restrict it to this machine, so it listens on "
+            "the network, and its token protects it; call trainrig before `import ray`"
+        )
+        yield
+        return
+    os.environ[LOOPBACK] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(LOOPBACK)
+        if before is not None:
+            os.environ[LOOPBACK] = before
+
+
+_imported_on_loopback = False  # True if Ray read LOOPBACK as 0 when it was imported
 
 
 @contextlib.contextmanager
@@ -200,9 +240,8 @@ def _close_stderr() -> Iterator[None]:
 def _hold_stop_signals() -> Iterator[None]:
     """Delay a SIGTERM or SIGHUP until the end of the block.
 
-    Ray would install its own handlers, which end the process as a failure. If a handler of trainrig
-    raised during Ray's start, processes would be left behind. A second request takes effect at
-    once.
+    If a handler of trainrig raised during Ray's start, processes would be left behind. A second
+    request takes effect as soon as a local Ray is up, and a third one at once.
     """
     before = {number: signal.getsignal(number) for number in list_stop_signals()}
     main = threading.current_thread() is threading.main_thread()
@@ -227,8 +266,7 @@ def _hold_stop_signals() -> Iterator[None]:
     for number in before:
         signal.signal(number, hold)
     try:
-        with ray_private.without_sigterm_handler():
-            yield
+        yield
     finally:
         restore()
         if came:

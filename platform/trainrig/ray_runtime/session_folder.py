@@ -14,13 +14,14 @@ import logging
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
+from collections.abc import Set
 from pathlib import Path
 
 from trainrig.errors import ConfigError
 from trainrig.processes.process_identity import PROC, Process, kill_if, read_user
-from trainrig.ray_runtime import ray_private
 
 log = logging.getLogger(__name__)
 PREFIX = "trainrig-ray-"  # prefix of private folders' names
@@ -118,13 +119,14 @@ def read_owner(folder: Path) -> Process | None:
         return None
 
 
-def kill_users(folder: Path) -> None:
+def kill_users(folder: Path, spared: Set[int] = frozenset()) -> None:
     """Kill every other process of this user that has a file below `folder` open for writing.
 
-    Returns once the processes are gone, but after DIES_WITHIN seconds at the latest.
+    Leaves the `spared` process ids alone. Returns once the others are gone, but after DIES_WITHIN
+    seconds at the latest.
     """
     until = time.monotonic() + DIES_WITHIN
-    while (left := _find_users(folder)) and time.monotonic() < until:
+    while (left := _find_users(folder) - spared) and time.monotonic() < until:
         for pid in left:
             kill_if(pid, lambda pid: _uses(pid, folder))
         time.sleep(LOOK_AGAIN)
@@ -170,7 +172,13 @@ def _find_base() -> Path:
 
 def _list_bases() -> list[Path]:
     """Return the base folders that may hold private folders, the usual one first."""
-    return list(dict.fromkeys([ray_private.find_temporary_folder(), FALLBACK]))
+    return list(dict.fromkeys([find_temporary_folder(), FALLBACK]))
+
+
+def find_temporary_folder() -> Path:
+    """Return the folder in which Ray creates its temporary folder by default."""
+    on_linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None
+    return Path(os.environ.get("RAY_TMPDIR") or on_linux or FALLBACK).absolute()
 
 
 def _fits(base: Path) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, Self
 from trainrig.errors import ClusterError, ClusterLost, TrainrigError
 from trainrig.processes.lease import follow_lease
 from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime.node_placement import name_actor
 from trainrig.ray_runtime.ray_local import call_while_ray_lives
 from trainrig.rl import rollout_requests
 from trainrig.train.elastic.failure_cause import format_last_line
@@ -279,7 +280,12 @@ class RolloutPool:
         kind: Any = ray.remote(RolloutActor)
         number = next(self._numbers)
         gpus = self._need.get("GPU", 0)
-        handle = kind.options(num_cpus=self._need["CPU"], num_gpus=gpus, max_restarts=0).remote()
+        handle = kind.options(
+            name=name_actor("rollouts", number),
+            num_cpus=self._need["CPU"],
+            num_gpus=gpus,
+            max_restarts=0,
+        ).remote()
         return _Actor(number, handle, call=handle.begin.remote(self._job, number))
 
     def _fail_all(self, error: TrainrigError) -> None:

@@ -21,6 +21,7 @@ def test_live_nodes_are_identified_by_labels_and_no_answer_keeps_the_last(
     import ray
     from ray.cluster_utils import Cluster
 
+    ray.shutdown()  # the local Ray of earlier tests
     small = {"num_cpus": 0, "object_store_memory": 80 * 2**20}
     labels = {POOL_LABEL: "cpu", INSTANCE_LABEL: "c7i.8xlarge", MARKET_LABEL: "spot"}
     cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})

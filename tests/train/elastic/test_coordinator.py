@@ -150,3 +150,14 @@ async def test_a_restarted_coordinator_learns_its_state_from_clients(lost):
     assert len((await coordinator.poll(1, Command.END, 1, LONG)).exits) == 2
     await coordinator.assign(make_assignment())
     assert [await task for task in standing] == [make_assignment()] * 2
+
+
+@run_in_loop
+async def test_ranks_that_communicate_most_are_assigned_to_one_node(coordinator):
+    nodes = ["a", "b", "a", "a", "b"]  # in Ray's order
+    ranks = await coordinator.assign_ranks(1, nodes, (2,))
+    assert ranks == [0, 2, 1, 4, 3]
+    assert (await coordinator.poll(1, Command.TRAIN, 0, AT_ONCE)).ranks == {1: ranks}
+    # A later group replaces the ranks; without groups that communicate, nodes stay whole.
+    assert await coordinator.assign_ranks(4, ["b", "a", "b"], ()) == [0, 2, 1]
+    assert list((await coordinator.poll(4, Command.TRAIN, 0, AT_ONCE)).ranks) == [4]

@@ -6,8 +6,10 @@ from trainrig.processes.fork_server import describe_end
 from trainrig.train.checkpoint import DamagedCheckpoint
 from trainrig.train.elastic.failure_cause import (
     describe_out_of_memory,
+    ended_for_memory,
     find_absent_ranks,
     find_cause,
+    is_dead_worker,
 )
 from trainrig.train.elastic.restart_policy import GiveUp, RestartPolicy
 from trainrig.train.run_file.worker_settings import Faults
@@ -182,3 +184,25 @@ def test_ranks_of_which_none_says_that_it_waits_are_not_absent():
     assert find_absent_ranks([said | {"rank": 0, "waits_in": None}], 2, 3) == frozenset()
     assert find_absent_ranks([waits | older, {"event": "checkpoint"}], 2, 3) == frozenset()
     assert find_absent_ranks([waits], 2, 3) == {0, 2}
+
+
+@pytest.mark.slow
+def test_a_dead_worker_is_told_from_one_that_raised_and_its_memory_by_its_exit_type():
+    from ray.core.generated.common_pb2 import ActorDiedErrorContext  # type: ignore[attr-defined]
+    from ray.exceptions import ActorDiedError, OutOfMemoryError
+    from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+    def report(error):
+        """Wrap an error as Ray Train does for a worker that it can no longer ask."""
+        return WorkerHealthCheckFailedError("A worker health check failed.", failure=error)
+
+    said = "its worker process has died. Worker exit type: NODE_OUT_OF_MEMORY Worker exit detail: -"
+    context = ActorDiedErrorContext(actor_id=b"1" * 16, error_message=said)
+    ended = report(ActorDiedError(context))
+    killed = report(ActorDiedError())
+    raised = report(TypeError("cannot pickle"))
+    errors = [ended, killed, report(OutOfMemoryError("")), ActorDiedError()]
+    assert all(is_dead_worker(error) for error in errors)
+    assert not any(is_dead_worker(error) for error in (raised, ValueError()))
+    assert [ended_for_memory(error) for error in errors] == [True, False, True, False]
+    assert ended_for_memory(OutOfMemoryError(""))

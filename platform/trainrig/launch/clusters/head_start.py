@@ -4,8 +4,8 @@ On this machine, the autoscaler of the head starts more raylets. The file has Ra
 provider that starts raylets instead of machines. Settings that Ray requires for that, without
 documenting them, are added here.
 
-Ray's launcher logs in to the head by SSH and retries without limit. It runs in a process of its
-own, `python -m` of this module, which is killed at the deadline with all processes that it started.
+Ray's launcher, `ray up`, logs in to the head by SSH and retries without limit. It is killed at the
+deadline with all processes that it started.
 """
 
 import copy
@@ -23,18 +23,14 @@ from trainrig.errors import ClusterError, ConfigError
 from trainrig.launch.clusters.cluster_yaml import at, ensure_list, ensure_table
 from trainrig.launch.clusters.local_processes import HEAD_LABELS, MARK, PROC
 from trainrig.processes.child_process import hold_group
-from trainrig.ray_runtime import ray_private
-from trainrig.ray_runtime.ray_private import LOCAL_NODE_PROVIDER
-from trainrig.ray_runtime.ray_session import ENVIRONMENT
+from trainrig.ray_runtime.ray_private import find_local_node_provider
+from trainrig.ray_runtime.ray_session import ENVIRONMENT, LOOPBACK
 
 HEAD_ID = "f" * 51 + "00000"
 HEAD_TYPE = "ray.head.default"  # name of the head's type in Ray's provider
 # path at which Ray's launcher stores the file on a machine
 BOOTSTRAP = "~/ray_bootstrap_config.yaml"
 STORE = 80 * 2**20  # bytes of a node's object store, Ray's minimum: it holds only paths
-# Ray's switch for clusters on Windows and macOS. If it is on, other nodes would
-# reach this machine at 127.0.0.1.
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 FILLED = (
     "cluster_synced_files",
     "initialization_commands",
@@ -126,7 +122,7 @@ def _build_raylet_config(config: Mapping[str, Any], address: str) -> dict[str, A
     made = {name: [] for name in FILLED} | {"file_mounts": {}} | copy.deepcopy(dict(config))
     made["provider"] = ensure_table(config.get("provider")) | {
         "type": "external",  # under its own name, the provider needs a file that Ray does not ship
-        "module": LOCAL_NODE_PROVIDER,
+        "module": find_local_node_provider(),
         "gcs_address": address,
         "head_node_id": HEAD_ID,
         "launch_multiple": True,
@@ -177,7 +173,12 @@ def launch_head_by_ray(config: Path, log: Path, seconds: float) -> None:
     with (
         log.open("ab") as output,
         hold_group(
-            [sys.executable, "-m", __name__, str(config)],
+            [
+                *(str(Path(sys.executable).with_name("ray")), "up", str(config), "--yes"),
+                # Other users could read the cache, which is in the folder for temporary files.
+                *("--no-config-cache", "--use-login-shells", "--log-style=record"),
+                "--log-color=false",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -191,7 +192,3 @@ def launch_head_by_ray(config: Path, log: Path, seconds: float) -> None:
     if status:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise ClusterError(f"{log}: Ray's launcher failed: {lines[-1] if lines else 'no output'}")
-
-
-if __name__ == "__main__":
-    ray_private.create_cluster(sys.argv[1])

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trainrig.errors import ClusterError, ConfigError, TrainrigError
 from trainrig.launch.spot.preemption_notices import Notice
@@ -58,13 +57,12 @@ def drain(address: str, node: str, deadline: float, why: str) -> None:
     head = _open_client(address)
     from ray.exceptions import RayError
 
-    preemption = ray_private.get_preemption_reason()
     node = _pick_node(list_live_nodes(address), node, address)
     try:
-        agreed, problem = head.drain_node(node, preemption, why, int(deadline * 1000), ANSWER)
+        problem = head.drain(node, why, deadline, ANSWER)
     except RayError as error:
         raise ClusterError(f"{address}: {error}") from None
-    if not agreed:
+    if problem:
         raise ClusterError(f"{address}: node {node} is not drained: {problem}")
 
 
@@ -77,14 +75,14 @@ def list_live_nodes(address: str) -> dict[str, str]:
     from ray.exceptions import RayError
 
     try:
-        live = ray_private.fetch_live_nodes(head, ANSWER)
+        live = head.list_live_nodes(ANSWER)
     except RayError as error:
         raise ClusterError(f"{address}: {error}") from None
-    return {info.node_id.hex(): info.node_manager_address for info in live}
+    return {node.id: node.address for node in live}
 
 
 @functools.cache
-def _open_client(address: str) -> Any:
+def _open_client(address: str) -> ray_private.HeadClient:
     """Open a client of the head's control store. Raises ClusterError."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -92,7 +90,7 @@ def _open_client(address: str) -> Any:
     from ray.exceptions import RayError
 
     try:
-        return ray_private.open_gcs_client(address)
+        return ray_private.HeadClient(address)
     except RayError as error:
         raise ClusterError(f"{address}: {error}") from None
 

@@ -116,7 +116,7 @@ class LiveNodes:
     def __init__(self, address: str | None) -> None:
         self.cluster: str | None = None  # id of the cluster; None: no answer yet
         self._address = address
-        self._client: Any = None
+        self._client: ray_private.HeadClient | None = None
         self._asking: threading.Thread | None = None
         self._answer: Sequence[Kind] | None = None
 
@@ -140,18 +140,18 @@ class LiveNodes:
         except Exception:  # Ray raises many types; a failed query means no answer
             self._client = None
 
-    def _list_nodes(self) -> Sequence[Any]:
+    def _list_nodes(self) -> Sequence[ray_private.LiveNode]:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         assert self._address is not None
         if self._client is None:
-            client = ray_private.open_gcs_client(self._address)
-            found = ray_private.read_cluster_id(client)
+            client = ray_private.HeadClient(self._address)
+            found = client.read_cluster_id()
             self.cluster = self.cluster or found
             if found != self.cluster:
                 raise ClusterReplaced(f"{self._address}: another cluster answers")
             self._client = client
-        return ray_private.fetch_live_nodes(self._client, ANSWER_SECONDS)
+        return self._client.list_live_nodes(ANSWER_SECONDS)
 
 
 def _make_kind(labels: Any) -> Kind:

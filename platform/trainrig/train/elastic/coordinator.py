@@ -8,13 +8,14 @@ its messages.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.process_identity import Process
+from trainrig.ray_runtime.node_placement import order_by_node
 
 if TYPE_CHECKING:
     from trainrig.train.run.run_folder import TrainingAttempt
@@ -90,16 +91,19 @@ class RankReports:
 
     heartbeats: Mapping[int, Heartbeat]
     exits: Mapping[int, RankExit]
+    # rank of each Ray worker, in Ray's order, of the worker group with this number
+    ranks: Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True)
 class WorkerGroupSpec:
     """Parameters of a worker group for Ray Train."""
 
-    name: str  # must be new: for a known name, Ray Train would restore its own state
+    name: str
     workers: int
     gpus: bool
     environment: Mapping[str, str]
+    scratch: str = ""  # folder on the driver's node for records of Ray Train; empty: any
     avoid: frozenset[str] = frozenset()  # node ids on which no worker may run
     # Sizes of groups of ranks to place on one node; each size is a multiple of the one before.
     nested: tuple[int, ...] = ()
@@ -118,11 +122,33 @@ class Coordinator:
         self._command = Command.TRAIN
         self._assignment: Assignment | None = None
         self._released_group = 0  # the newest worker group that gets no further assignment
+        self._ranks: dict[
+            int, Sequence[int]
+        ] = {}  # ranks of the newest worker group, by its number
         # One condition per kind of event: thousands of agents must not wake up for unrelated
         # events.
         self._exit_reported = _Condition()
         self._command_given = _Condition()
         self._assignment_given = _Condition()
+
+    async def assign_ranks(
+        self, group: int, nodes: Sequence[str], nested: Sequence[int]
+    ) -> Sequence[int]:
+        """Return the rank of each worker of `group`, and store the ranks for the driver.
+
+        Ray numbers workers in an order of its own. Ranks that communicate most lie on one node; see
+        `order_by_node`.
+
+        Args:
+            group: number of the attempt that the worker agents were started for.
+            nodes: node id of each worker, in Ray's order.
+            nested: sizes of the groups of ranks that communicate, innermost first.
+        """
+        ranks = [0] * len(nodes)
+        for rank, worker in enumerate(order_by_node(nodes, nested)):
+            ranks[worker] = rank
+        self._ranks = {group: ranks}
+        return ranks
 
     async def record_heartbeat(self, attempt: int, heartbeat: Heartbeat) -> bool:
         """Store `heartbeat`, and return whether the ranks of `attempt` should stop.
@@ -152,9 +178,9 @@ class Coordinator:
         except TimeoutError:
             pass
         return (
-            RankReports(self._heartbeats, self._exits)
+            RankReports(self._heartbeats, self._exits, self._ranks)
             if attempt == self._attempt
-            else RankReports({}, {})
+            else RankReports({}, {}, {})
         )
 
     async def wait_for_end(self, attempt: int) -> None:

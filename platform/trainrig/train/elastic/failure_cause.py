@@ -35,6 +35,8 @@ BROKEN_DEVICE = (
     "GPU is lost",
     "this rank was given GPU",  # parallel/mesh.py
 )
+# Ray's exit type of a process that it ended because memory ran out.
+MEMORY_EXIT = "NODE_OUT_OF_MEMORY"
 # Reason of a rank whose whole node is gone. Another attempt elsewhere would not meet it.
 LOST_NODE = "its node is lost"
 # Parts of the messages of a rank that lost a peer or waited for it in vain (from c10d, gloo and
@@ -138,6 +140,28 @@ def find_hang_cause(
     others = f" and {len(absent) - 1} more of its node" if len(absent) > 1 else ""
     problem = f"{hang}; the others wait for rank {rank}{others}"
     return Failure(problem, "heartbeats", step, rank=rank, node=nodes.pop())
+
+
+def is_dead_worker(error: BaseException) -> bool:
+    """Return whether `error` is Ray Train's report that it lost a worker, not the worker's error.
+
+    The report holds the error of the failed health check, which names the dead actor.
+    """
+    from ray.exceptions import OutOfMemoryError, RayActorError
+
+    found = getattr(error, "health_check_failure", error)
+    return isinstance(found, RayActorError | OutOfMemoryError)
+
+
+def ended_for_memory(error: BaseException) -> bool:
+    """Return whether Ray ended the process that `error` tells of because memory ran out.
+
+    Ray raises an OutOfMemoryError for a task. The error of a dead actor tells its exit type.
+    """
+    from ray.exceptions import OutOfMemoryError
+
+    found = getattr(error, "health_check_failure", error)
+    return isinstance(found, OutOfMemoryError) or MEMORY_EXIT in str(found)
 
 
 def _is_broken_device(error: BaseException) -> bool:

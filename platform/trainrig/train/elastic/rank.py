@@ -4,11 +4,13 @@ It does not use Ray: it reports over a pipe to its worker agent, which relays th
 this module imports everything that training needs; fork servers do so in advance.
 """
 
+import contextlib
 import os
 import pickle
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -45,6 +47,8 @@ def compute_heartbeat_interval(world: int) -> float:
 def main(channel: Connection) -> None:
     """Do the task received from `channel`, and send there how it ended."""
     info, pickled = channel.recv()
+    with contextlib.suppress(OSError):  # a system without /proc
+        Path("/proc/self/comm").write_text(f"rank-{info.rank}")  # for `top` and `py-spy`
     try:
         work = pickle.loads(pickled)
         with follow_lease(work.job.folder):

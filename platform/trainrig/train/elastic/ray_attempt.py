@@ -15,7 +15,6 @@ from typing import Any
 from trainrig.processes.fork_server import MEMORY_RAN_OUT
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.process_identity import Process
-from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic import failure_cause
 from trainrig.train.elastic.coordinator import Assignment, Command, RankError, RankExit
 from trainrig.train.elastic.restart_policy import Failure
@@ -98,7 +97,6 @@ class RayAttempt:
         if not self._exits and self._group.is_over() and self._group.read_error() is None:
             return None
         # Imported here, as Ray Train imports pandas.
-        from ray.exceptions import OutOfMemoryError
         from ray.train import TrainingFailedError, WorkerGroupError
 
         raised = {
@@ -111,9 +109,10 @@ class RayAttempt:
         step = max(step, self._attempt.resumed_step)
         error = self._group.read_error() if self._group.is_over() else None
         if isinstance(error, WorkerGroupError):
-            for rank, raised_by_worker in error.worker_failures.items():
-                if ray_private.died_of_health_check(raised_by_worker):
-                    dead[rank] = self._describe_agent_death(rank)
+            for worker, raised_by_worker in error.worker_failures.items():
+                rank = self._group.find_rank(worker)
+                if failure_cause.is_dead_worker(raised_by_worker):
+                    dead[rank] = self._describe_agent_death(rank, raised_by_worker)
                 else:
                     raised.setdefault(rank, raised_by_worker)
         elif error and not self._any_failed_by_itself():
@@ -122,7 +121,7 @@ class RayAttempt:
             problem = (
                 f"Ray's controller of the attempt failed: {failure_cause.format_last_line(error)}"
             )
-            memory = isinstance(error, OutOfMemoryError)
+            memory = failure_cause.ended_for_memory(error)
             if memory:
                 problem = failure_cause.describe_out_of_memory(str(error))
             return Failure(problem, "Ray", step, memory=memory)
@@ -181,8 +180,8 @@ class RayAttempt:
         end = self._exits.get(rank)
         return end.node if end else self._group.nodes.get(rank)
 
-    def _describe_agent_death(self, rank: int) -> str:
-        """Return how the worker agent of `rank` died, as far as its node shows.
+    def _describe_agent_death(self, rank: int, error: BaseException) -> str:
+        """Return how the worker agent of `rank` died, as far as Ray's `error` and its node show.
 
         Ray does not report the signal.
         """
@@ -192,7 +191,7 @@ class RayAttempt:
             return "its Ray worker died before it sent a heartbeat"
         if not self._all_reachable({node}):
             return f"{failure_cause.LOST_NODE} ({node[:8]})"
-        if self._group.ended_for_memory(node, heartbeat.processes[-1].pid):
+        if failure_cause.ended_for_memory(error) or self._group.ran_out_of_memory(node):
             return f"its Ray worker was ended, as {MEMORY_RAN_OUT} on its node ({node[:8]})"
         return "its Ray worker was killed or crashed; its node is alive and has free memory"
 
@@ -266,6 +265,7 @@ class RayAttempt:
             return
         self._heartbeats = polled.heartbeats or self._heartbeats
         self._exits = {**self._exits, **polled.exits}
+        self._group.ranks = polled.ranks.get(self._group.number, self._group.ranks)
         self._group.nodes.update(
             {rank: heartbeat.node for rank, heartbeat in self._heartbeats.items()}
         )

@@ -6,6 +6,7 @@ Ray's part is kept small: it starts a worker group of fixed size and reports whe
 
 import contextlib
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -19,7 +20,7 @@ from trainrig.processes.fork_server import ServerAddress
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.stop_file import StopRequests
 from trainrig.ray_runtime import ray_local, ray_pools, ray_private, worker_space
-from trainrig.ray_runtime.node_placement import AutoscalerRequest
+from trainrig.ray_runtime.node_placement import AutoscalerRequest, name_actor
 from trainrig.ray_runtime.ray_session import join
 from trainrig.train.elastic.coordinator import Coordinator, RankTask
 from trainrig.train.elastic.ray_attempt import RayAttempt
@@ -125,13 +126,18 @@ def run(job: TrainingJob, workers: int | tuple[int, int]) -> TrainingResult:
     most_actors = actors.bounds.most if actors else 0
     with (
         StopRequests(job.folder) as stop,
-        contextlib.closing(RayCluster(wanted, most_actors)) as cluster,
+        contextlib.closing(RayCluster(wanted, most_actors, _name_run(job.folder))) as cluster,
         _open_pool(job, cluster),
         ScoringTasks(job, wanted.most + most_actors) as scoring,
     ):
         result = supervise(job, wanted, cluster, stop)
         scoring.finish(stop)
         return result
+
+
+def _name_run(folder: str) -> str:
+    """Return the last part of the path of a run's folder, in characters that Ray takes."""
+    return re.sub(r"[^\w.]+", "-", folder.rstrip("/").rpartition("/")[2]) or "run"
 
 
 def _open_pool(
@@ -168,8 +174,15 @@ def start_fork_servers() -> dict[str, ServerAddress]:
 class RayCluster:
     """Ray cluster that this process is connected to, and its successor if it is lost."""
 
-    def __init__(self, wanted: WorkerBounds, most_actors: int = 0) -> None:
-        """Connect; `most_actors` is the largest number of extra actors, which need nodes too."""
+    def __init__(self, wanted: WorkerBounds, most_actors: int = 0, run: str = "run") -> None:
+        """Connect to Ray.
+
+        Args:
+            wanted: limits of the number of workers.
+            most_actors: the largest number of extra actors, which need nodes too.
+            run: name of the run, for Ray's lists of actors and of training runs.
+        """
+        self._run = run
         self._wanted = wanted
         self._most_actors = most_actors
         self._avoid = frozenset[str]()  # node ids that the last attempt avoids
@@ -191,6 +204,7 @@ class RayCluster:
         actor: Any = ray.remote(Coordinator)
         # Ray restarts it when its process dies; the next poll sends our state again.
         self._coordinator = actor.options(
+            name=name_actor("coordinator", self._run),
             num_cpus=0,
             resources=ray_pools.ON_HEAD,
             max_restarts=-1,
@@ -301,13 +315,23 @@ class RayCluster:
         beyond = set[str]()
         if self._scaled:
             lost = sum(node.slots for node in nodes if node.id in self._faulty)
-            self._autoscaler_request.request(self._most + self._most_actors + lost, self._need)
+            self._request_nodes(lost)
             beyond = find_idle_surplus(nodes, ours, self._most, self._avoid)
             self._warm_actors.fork_servers.end(beyond)
         self._warm_actors.fork_servers.start_missing(
             node.id for node in nodes if node.id not in beyond
         )
         return nodes
+
+    def _request_nodes(self, lost: int = 0) -> None:
+        """Request all nodes but those of a running worker group, which Ray Train itself requests.
+
+        `lost`: places on faulty nodes, which are requested in addition.
+        """
+        group = self._group
+        running = group.workers if group and not group.is_over() else 0
+        wanted = self._most + self._most_actors + lost - running
+        self._autoscaler_request.request(max(0, wanted), self._need)
 
     def _close(self) -> None:
         import ray
@@ -345,8 +369,17 @@ class RayCluster:
         gpus = self._what == "GPU"
         nested = job.training.parallel.nest(workers)
         self._group = WorkerGroup(
-            self._warm_actors, self._coordinator, config, workers, gpus, self._avoid, nested
+            self._warm_actors,
+            self._coordinator,
+            config,
+            workers,
+            gpus,
+            self._avoid,
+            nested,
+            self._run,
         )
+        if self._scaled:
+            self._request_nodes()
         return RayAttempt(folder, attempt, self._coordinator, self._group, _all_reachable)
 
 

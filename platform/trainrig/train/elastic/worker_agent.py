@@ -7,6 +7,7 @@ when an attempt fails, the ranks of the next one are forked at once, and Ray sta
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,15 +16,16 @@ from typing import Any
 from trainrig.errors import ClusterError
 from trainrig.processes.fork_server import ForkedProcess, ForkServer, ProcessDied
 from trainrig.processes.process_identity import Process
-from trainrig.ray_runtime import ray_private
 from trainrig.train.elastic.coordinator import Assignment, RankDone, RankError, RankExit, RankInfo
 
 RANK = "trainrig.train.elastic.rank"
 # Modules that fork servers import: a rank's own, and those that torch and others would import on
 # the way to the first step (0.8 s).
 MODULES = (RANK, "torch._dynamo", "trainrig.train.pretrain", "boto3", "tensorboardX")
-# Environment variable with the URL of the rendezvous endpoint.
+# Environment variables with the URL of the rendezvous endpoint, and with the rank that the
+# coordinator assigned to this Ray worker.
 RENDEZVOUS = "TRAINRIG_RENDEZVOUS"
+ASSIGNED_RANK = "TRAINRIG_RANK"
 CALL_TIMEOUT = 5.0  # s for the coordinator to accept a heartbeat
 START_TIMEOUT = 60.0  # s for the actor of a fork server to be up; usually one
 RETRY_SECONDS = 0.2  # s between two calls to a lost coordinator
@@ -42,7 +44,7 @@ def run_agent(config: Mapping[str, Any]) -> None:
         end = _run_rank(assignment, config["fork_servers"], coordinator)
         if end is None:
             return
-        assignment = _call_coordinator(
+        assignment = call_coordinator(
             coordinator.wait_for_assignment, group, assignment.attempt, end
         )
 
@@ -86,11 +88,11 @@ def _relay(process: ForkedProcess, attempt: int, coordinator: Any) -> RankDone |
 
 def _end_on_command(process: ForkedProcess, coordinator: Any, attempt: int) -> None:
     """Ask the rank to exit once the attempt is ended: it may be waiting long for a lost peer."""
-    _call_coordinator(coordinator.wait_for_end, attempt)
+    call_coordinator(coordinator.wait_for_end, attempt)
     process.ask_to_end()
 
 
-def _call_coordinator(method: Any, *arguments: Any) -> Any:
+def call_coordinator(method: Any, *arguments: Any) -> Any:
     """Call `method` of the coordinator until it succeeds, across restarts of that actor."""
     import ray
     import ray.exceptions
@@ -128,10 +130,9 @@ def _build_rank_info(rendezvous: str) -> RankInfo:
     import ray
     import ray.train
 
-    context = ray.train.get_context()
     return RankInfo(
-        rank=context.get_world_rank(),
-        world=context.get_world_size(),
+        rank=int(os.environ[ASSIGNED_RANK]),
+        world=ray.train.get_context().get_world_size(),
         device=find_given_device(),
         rendezvous=rendezvous,
         node=ray.get_runtime_context().get_node_id(),
@@ -141,8 +142,14 @@ def _build_rank_info(rendezvous: str) -> RankInfo:
 
 def find_free_endpoint() -> str:
     """Return a URL for a rendezvous of ranks: tcp:// with a free port of this node."""
-    address, port = ray_private.find_address_and_port()
-    host = f"[{address}]" if ":" in address else address
+    import ray
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind(("", 0))
+        port = listener.getsockname()[1]
+    host = f"[{address}]" if family == socket.AF_INET6 else address
     return f"tcp://{host}:{port}"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainrig.processes.fork_server import ForkServer
 from trainrig.processes.process_identity import Process
-from trainrig.ray_runtime import ray_private
+from trainrig.ray_runtime import node_placement, ray_local
 from trainrig.ray_runtime.ray_session import WORKER_ENVIRONMENT
 from trainrig.train.elastic.coordinator import RankExit, WorkerGroupSpec
 from trainrig.train.elastic.restart_policy import WorkerNode
@@ -114,9 +114,10 @@ class WarmActors:
 
 
 class TrainController:
-    """Actor on the driver's node that runs Ray Train's controller.
+    """Actor on the driver's node that calls Ray Train's `fit`.
 
-    It alone imports Ray Train, which takes a second and includes pandas.
+    It alone imports Ray Train, which takes a second and includes pandas. Ray Train's own controller
+    is another actor, which ends with this one.
     """
 
     def __init__(self) -> None:
@@ -135,10 +136,12 @@ def _start_controller() -> Any:
     actor: Any = ray.remote(TrainController)
     # Ray Train sets this variable for its own controller, too.
     no_warning = {"RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0"}
+    settings = WORKER_ENVIRONMENT | _read_train_settings() | no_warning | _point_cleaner()
     return actor.options(
+        name=node_placement.name_actor("train-controller"),
         num_cpus=0,
         scheduling_strategy=place_only_on(ray.get_runtime_context().get_node_id()),
-        runtime_env={"env_vars": WORKER_ENVIRONMENT | _read_train_settings() | no_warning},
+        runtime_env={"env_vars": settings},
     ).remote()
 
 
@@ -151,11 +154,32 @@ def _read_train_settings() -> dict[str, str]:
     }
 
 
+def _point_cleaner() -> dict[str, str]:
+    """Return the environment variable by which Ray Train's cleaner finds this cluster.
+
+    The cleaner asks the State API every second whether Ray's controller lives, and removes the
+    placement group of a controller that is unknown there. By itself it would ask, and show the
+    token to, the Ray that was started last on the machine, or whoever listens at 127.0.0.1:8265,
+    which a Ray without a dashboard records as the address of its own. There is no State API in a
+    local Ray, so its cleaner gets a scheme that Ray does not know, and stops to ask.
+    """
+    import ray
+
+    if ray_local.is_in_cluster():
+        return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    return {"RAY_API_SERVER_ADDRESS": "no-dashboard://"}
+
+
 def _start_fork_server(node: str) -> Any:
     import ray
 
     actor: Any = ray.remote(ForkServer)
-    there = actor.options(num_cpus=0, scheduling_strategy=place_only_on(node), max_restarts=-1)
+    there = actor.options(
+        name=node_placement.name_actor("fork-server", node[:8]),
+        num_cpus=0,
+        scheduling_strategy=place_only_on(node),
+        max_restarts=-1,
+    )
     return there.remote(*MODULES)
 
 
@@ -183,6 +207,7 @@ class WorkerGroup:
         gpus: bool,
         avoid: frozenset[str],
         nested: tuple[int, ...] = (),
+        run: str = "run",
     ) -> None:
         """Have Ray start the worker agents; return before one is up.
 
@@ -195,18 +220,22 @@ class WorkerGroup:
             avoid: Ids of nodes on which none may run.
             nested: Sizes of groups of ranks that should be on one node; each size is a multiple of
             the one before.
+            run: Name of the run, for Ray's list of training runs.
         """
         self.number: int = config["attempt"]  # number of its first attempt
         self.workers = workers
         self.nodes: dict[int, str] = {}  # node id by rank, as far as reported
+        # rank of each Ray worker, in Ray's order; empty until it is reported
+        self.ranks: Sequence[int] = ()
         self.standing_by = False  # True if every worker agent waits for an assignment
         self.rendezvous = ""  # URL of the rendezvous endpoint for the next attempt
         self._coordinator = coordinator
         self._warm_actors = warm_actors
         self._controller = warm_actors.take_controller()
-        name = f"attempt-{self.number:04d}"
+        self._earlier_groups = node_placement.list_placement_groups()
         group = WorkerGroupSpec(
-            name=name,
+            name=f"{run}-attempt-{self.number:04d}",
+            scratch=ray_local.find_session_folder(),
             workers=workers,
             gpus=gpus,
             environment=WORKER_ENVIRONMENT,
@@ -233,7 +262,10 @@ class WorkerGroup:
         return raised
 
     def controller_died(self) -> bool:
-        """Return whether the train controller died, of a worker group that is over."""
+        """Return whether a train controller died, of a worker group that is over.
+
+        That is trainrig's actor, or Ray Train's own, whose death `fit` raises there.
+        """
         import ray.exceptions
 
         error = self.read_error()
@@ -250,6 +282,10 @@ class WorkerGroup:
         """Return whether the group stands by with `workers` workers, all of them on `nodes`."""
         there = set(self.nodes.values()) <= nodes
         return self.standing_by and self.workers == workers and there and not self.is_over()
+
+    def find_rank(self, worker: int) -> int:
+        """Return the rank of Ray's `worker`, counted in Ray's order; the same if unreported."""
+        return self.ranks[worker] if self.ranks else worker
 
     def count_agents(self) -> Counter[str]:
         """Return the number of its worker agents on each node, as far as they have reported it."""
@@ -271,16 +307,11 @@ class WorkerGroup:
                     num_cpus=0, scheduling_strategy=place_only_on(node)
                 ).remote(left)
 
-    def ended_for_memory(self, node: str, pid: int) -> bool:
-        """Return whether the dead worker agent `pid` on `node` was killed because memory ran out.
-
-        Ray or the kernel may have done so.
-        """
+    def ran_out_of_memory(self, node: str) -> bool:
+        """Return whether the kernel of `node` has ended a process since the last call."""
         import ray
         import ray.exceptions
 
-        if ray_private.ended_for_memory(node, pid):
-            return True
         server = self._warm_actors.fork_servers.by_node.get(node)
         with contextlib.suppress(ray.exceptions.RayError):
             if server is not None:
@@ -306,8 +337,9 @@ class WorkerGroup:
             ray.kill(self._controller)
             self._warm_actors.mark_controller_lost()
         elif self.controller_died():
+            ray.kill(self._controller)  # lives on if Ray Train's own controller has died
             self._warm_actors.mark_controller_lost()
-        ray_private.remove_placement_groups_of(self._controller)
+        node_placement.remove_placement_groups(self._earlier_groups, self.workers)
 
 
 def _kill(processes: Iterable[Process]) -> None:
