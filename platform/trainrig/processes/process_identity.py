@@ -167,7 +167,7 @@ def read_end(pid: int) -> str | None:
     """
     try:
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # its status has been read
+    except ChildProcessError:  # another thread has read its status
         return "has ended"
     if end is None:
         return None

@@ -96,7 +96,7 @@ def remove_placement_groups(earlier: Set[str], bundles: int) -> None:
     job = ray.get_runtime_context().get_job_id()
     table: Mapping[str, Mapping[str, Any]] = placement_group_table()
     for number, group in table.items():
-        ours = number not in earlier and number.endswith(job)  # an id ends with that of its job
+        ours = number not in earlier and number.endswith(job)  # an id ends with the id of its job
         alike = not group["name"] and len(group["bundles"]) == bundles
         if ours and alike and group["state"] != "REMOVED":
             remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))

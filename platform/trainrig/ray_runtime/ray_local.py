@@ -135,7 +135,7 @@ class Session:
         return None
 
     def end(self, spare: Collection[str] = ()) -> None:
-        """Kill all processes of Ray but those of DAEMONS in `spare`; return once they are gone."""
+        """Kill all processes of Ray except the DAEMONS in `spare`, and wait for their end."""
         spared = {pid for name, pid in self._daemons.items() if name in spare}
         session_folder.kill_users(self.folder, spared)
 

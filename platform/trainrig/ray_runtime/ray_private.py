@@ -74,7 +74,7 @@ def list_free_resources() -> Mapping[str, Mapping[str, float]]:
 
 
 class NodeRequests:
-    """Requests for nodes to the autoscaler, under a name of their own.
+    """Requests for nodes to the autoscaler, under a name that no other requester has.
 
     Ray's libraries send them through an actor that sums the requests of all requesters and drops
     those that are not renewed. Public way, which is the fallback:

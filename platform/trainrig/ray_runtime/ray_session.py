@@ -45,8 +45,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",  # otherwise threads of an ending driver start another Ray
     # Ray prints forty lines for a lost node to standard output. SKIP drops messages that trainrig
-    # words better, and ALLOW passes all others as they are: Ray would merge those that differ only
-    # in digits.
+    # words better, and ALLOW passes all others unchanged: Ray would merge messages with different
+    # digits.
     "RAY_DEDUP_LOGS_SKIP_REGEX": SAID_BETTER,
     "RAY_DEDUP_LOGS_ALLOW_REGEX": rf"(?s)\A(?!.*(?:{SAID_BETTER}))",
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # Ray's C++ prints internal warnings over the progress

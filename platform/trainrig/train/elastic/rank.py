@@ -48,7 +48,7 @@ def main(channel: Connection) -> None:
     """Do the task received from `channel`, and send there how it ended."""
     info, pickled = channel.recv()
     with contextlib.suppress(OSError):  # a system without /proc
-        Path("/proc/self/comm").write_text(f"rank-{info.rank}")  # for `top` and `py-spy`
+        Path("/proc/self/comm").write_text(f"rank-{info.rank}")  # the name in `top` and `py-spy`
     try:
         work = pickle.loads(pickled)
         with follow_lease(work.job.folder):

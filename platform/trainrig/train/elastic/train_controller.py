@@ -68,7 +68,7 @@ def select_nodes(avoid: frozenset[str]) -> dict[str, str] | None:
 
 @dataclass
 class _RankConfig(BackendConfig):
-    """What Ray's controller needs to ask the coordinator for the ranks of a worker group."""
+    """Settings by which Ray's controller asks the coordinator for the ranks of a worker group."""
 
     coordinator: Any  # handle of the Coordinator actor
     group: int  # number of the attempt that the worker agents are started for

@@ -324,7 +324,7 @@ class RayCluster:
         return nodes
 
     def _request_nodes(self, lost: int = 0) -> None:
-        """Request all nodes but those of a running worker group, which Ray Train itself requests.
+        """Request all nodes except the nodes of a running worker group, which Ray Train requests.
 
         `lost`: places on faulty nodes, which are requested in addition.
         """
