@@ -224,7 +224,7 @@ def test_off_a_terminal_a_slow_stage_is_heard_of_now_and_then(
 
 def make_metrics_line(step: int, loss: float | None, attempt: int = 1) -> str:
     line = {"step": step, "attempt": attempt, "time": step / 2, "train/loss": loss}
-    line |= {"speed/tokens_per_second": 12_345.6, "cluster/workers": 2}
+    line |= {"train/tokens_per_second": 12_345.6, "cluster/workers": 2}
     return json.dumps(line) + "\n"
 
 
@@ -273,7 +273,7 @@ def test_in_a_terminal_training_is_one_line_that_fits_it(tmp_path: Path) -> None
 
 
 def test_a_line_too_long_for_the_terminal_is_cut_at_its_end(tmp_path: Path) -> None:
-    measured = {"speed/mfu": 0.41, "time/data": 0.02, "memory/peak_gib": 61.3}
+    measured = {"train/mfu": 0.41, "time/data": 0.02, "memory/peak_gib": 61.3}
     line = json.dumps(json.loads(make_metrics_line(39, 2.5)) | measured) + "\n"
     shown = run_in_terminal(
         f"""

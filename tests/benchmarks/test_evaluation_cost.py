@@ -56,7 +56,7 @@ def test_steps_during_an_evaluation(
     alone = []
     for line in lines[NOT_COUNTED:]:
         end = line["time"]
-        seconds = line["speed/step_seconds"]
+        seconds = line["train/step_seconds"]
         if {line["step"], line["step"] - 1} & saved:
             continue
         over = [number for number, (_, last) in enumerate(spans) if last < end - seconds]

@@ -28,8 +28,8 @@ def write_run(folder: Path, level: float, steps: int, held_out: bool = True) -> 
             "train/grad_norm": 1 / step,
             "train/lr": 1e-3,
             "train/tokens": 2_048 * step,
-            "speed/tokens_per_second": 1e4 * level,
-            "speed/step_seconds": 0.2,
+            "train/tokens_per_second": 1e4 * level,
+            "train/step_seconds": 0.2,
             "cluster/workers": 1,
         }
         lines.append({"step": step, "attempt": 1, "time": 100.0 + step, **figures})

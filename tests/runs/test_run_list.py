@@ -28,7 +28,7 @@ def home(make_run: Callable[..., Pretraining], tmp_path: Path) -> Path:
     lines = []
     for step, loss in ((1, 3.0), (2, 2.5)):
         figures = {"train/loss": loss, "train/tokens": 256 * step, "cluster/workers": 2}
-        lines.append({"step": step, "attempt": 1, "speed/step_seconds": 900.0, **figures})
+        lines.append({"step": step, "attempt": 1, "train/step_seconds": 900.0, **figures})
     lines += [{"step": s, "attempt": 1, "eval/loss": x} for s, x in ((1, 2.75), (2, 2.875))]
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     (tmp_path / "deep" / "on" / "metrics.jsonl").write_text(text)
@@ -61,7 +61,7 @@ def test_cost_counts_all_the_time_that_attempts_held_workers(home: Path) -> None
         {"event": "attempt_started", "time": 5000.0, "attempt": 2, "step": 1, "workers": 4},
     ]
     line = {"step": 2, "attempt": 2, "time": 6800.0, "train/loss": 2.0, "train/tokens": 512}
-    line |= {"cluster/workers": 4, "speed/step_seconds": 10.0}
+    line |= {"cluster/workers": 4, "train/step_seconds": 10.0}
     for name, entries in (("events.jsonl", events), ("metrics.jsonl", [line])):
         text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
         (home / "left" / name).write_text(text)

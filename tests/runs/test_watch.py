@@ -17,7 +17,7 @@ from trainrig.train.run.run_folder import RunFolder
 
 DRAWN = (
     *("train/loss", "train/grad_norm", "train/lr", "train/tokens"),
-    *("speed/tokens_per_second", "speed/step_seconds"),
+    *("train/tokens_per_second", "train/step_seconds"),
 )
 
 

@@ -30,7 +30,7 @@ def read_results(job: TrainingJob) -> dict[str, Any]:
             {
                 name: value
                 for name, value in line.items()
-                if name not in ("time", "attempt") and not name.startswith("speed/")
+                if name not in ("time", "attempt") and not name.endswith("_seconds")
             }
             for line in metrics.read_held_out_series(job.folder)
         ],

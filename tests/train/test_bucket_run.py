@@ -9,7 +9,9 @@ from trainrig.train.run import metrics
 from trainrig.train.run.run_folder import RunFolder
 from trainrig.train.run.step_data import read_trained_samples
 
-MEASURED = ("time", "speed/", "memory/", "cluster/slowest")  # these differ in another run
+# Figures that differ in another run, by the start or the end of their names.
+MEASURED = ("time", "memory/", "cluster/slowest")
+CLOCKED = ("_seconds", "_per_second", "/mfu")
 TRAINING = {
     "steps": 8,
     "checkpoints": {"every": 4, "keep": 5},
@@ -29,7 +31,14 @@ def train_in_two_attempts(folder, make_run, ranks):
 
 
 def drop_times(lines):
-    return [{n: value for n, value in line.items() if not n.startswith(MEASURED)} for line in lines]
+    return [
+        {
+            name: value
+            for name, value in line.items()
+            if not name.startswith(MEASURED) and not name.endswith(CLOCKED)
+        }
+        for line in lines
+    ]
 
 
 def list_messages(folder):

@@ -304,7 +304,7 @@ def test_a_run_of_several_objectives_resumes_to_the_same_bits_and_reports_each(
             n: other[n] for n in other if "loss" in n
         }
     held_out, alone = (metrics.read_held_out_series(folder)[-1:] for folder in reversed(folders))
-    unlike = {n: held_out[-1][n] for n in ("attempt", "time", "speed/held_out_seconds")}
+    unlike = {n: held_out[-1][n] for n in ("attempt", "time", "train/held_out_seconds")}
     assert held_out[-1] == alone[-1] | unlike
     page = Path(write_report(folders[1])).read_text()
     assert "Held-out loss by objective: " in page

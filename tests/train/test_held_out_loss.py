@@ -140,7 +140,7 @@ def test_an_evaluation_that_all_agree_to_stop_gives_no_loss(ranks, make_job, tmp
     assert ranks(2, "held_out_loss", job=job, stop_before=3) == [None, None]
 
 
-SECONDS = "speed/held_out_seconds"
+SECONDS = "train/held_out_seconds"
 
 
 def fit_held_out(folder):

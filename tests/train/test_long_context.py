@@ -135,7 +135,7 @@ def test_windows_grow_to_8192_tokens(crawl_tokens, tmp_path, without_ray, write_
         }
         print(name, json.dumps(found[name]), flush=True)
     seconds = {
-        stage: round(sum(line["speed/step_seconds"] for line in lines[a:b]) / (b - a), 3)
+        stage: round(sum(line["train/step_seconds"] for line in lines[a:b]) / (b - a), 3)
         for stage, a, b in ((SHORT, 0, SECOND), (MIDDLE, SECOND, THIRD), (LONG, THIRD, STEPS))
     }
     write_result("long_context.json", {"steps": STEPS, "losses": found, "step_seconds": seconds})

@@ -93,8 +93,8 @@ def test_utilisation_is_the_models_flops_over_the_peak(measured):
     device = offers.devices[hardware.identify_local_device(offers)]
     for line in metrics.read_series(job):
         of_a_target = count_token_flops(measured[2].model, 32).training
-        expected = of_a_target * line["speed/tokens_per_second"] / (2 * device.find_peak("float32"))
-        assert line["speed/mfu"] == pytest.approx(expected, rel=1e-6)
+        expected = of_a_target * line["train/tokens_per_second"] / (2 * device.find_peak("float32"))
+        assert line["train/mfu"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_every_figure_is_in_the_table_and_shares_are_shares(measured):

@@ -107,7 +107,7 @@ def collect_results(at: Folders, with_law: bool = False) -> quickstart_results.Q
         held_out=(_read_held_out(at.scores_early, lines), _read_held_out(at.scores_model, lines)),
         restarts=_find_restarts(run, lines),
         speed=tuple(
-            quickstart_results.SpeedPoint(line["step"], line["speed/tokens_per_second"])
+            quickstart_results.SpeedPoint(line["step"], line["train/tokens_per_second"])
             for line in metrics.read_series(at.model)
         ),
         samples_checked=checked,

@@ -69,7 +69,7 @@ def build_overlay_page(runs: Sequence[OverlaidRun]) -> str:
             _draw_overlay(runs, "train/loss", "Training loss", "nats per token"),
             _draw_overlay(runs, "train/grad_norm", "Gradient norm", "norm"),
             _draw_overlay(runs, "train/lr", "Learning rate", "learning rate", smooth=False),
-            _draw_overlay(runs, "speed/tokens_per_second", "Speed", "tokens per second"),
+            _draw_overlay(runs, "train/tokens_per_second", "Speed", "tokens per second"),
         ],
     )
 
@@ -164,4 +164,4 @@ def _draw_held_out(runs: Sequence[OverlaidRun]) -> ChartFacts:
 
 
 def _compute_median_speed(run: OverlaidRun) -> float:
-    return float(np.nanmedian(list_values(run.data.updates, "speed/tokens_per_second")))
+    return float(np.nanmedian(list_values(run.data.updates, "train/tokens_per_second")))

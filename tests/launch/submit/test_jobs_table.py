@@ -19,8 +19,8 @@ def update(step: int, attempt: int, time: float) -> dict[str, Any]:
         "time": time,
         "train/loss": 2.0,
         "train/tokens": step * 128,
-        "speed/tokens_per_second": 128.0,
-        "speed/step_seconds": 1.0,
+        "train/tokens_per_second": 128.0,
+        "train/step_seconds": 1.0,
         "cluster/workers": 2,
     }
 

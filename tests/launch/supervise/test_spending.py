@@ -94,7 +94,7 @@ def make_steps(attempt, first, count, begin):
             "step": first + n,
             "attempt": attempt,
             "time": begin + n + 1,
-            "speed/step_seconds": 1.0,
+            "train/step_seconds": 1.0,
             "train/loss": 1.0,
         }
         for n in range(count)

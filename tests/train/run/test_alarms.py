@@ -27,7 +27,7 @@ def update(step, **values):
         "train/loss": 3.0,
         "train/grad_norm": 0.5,
         "train/tokens": step * 100,
-        "speed/tokens_per_second": 1000.0,
+        "train/tokens_per_second": 1000.0,
         "cluster/workers": 4,
     }
     return {"step": step, "attempt": 1, "time": float(step), **usual, **values}
@@ -79,7 +79,7 @@ def make_late(name, value, usual=1.0):
             "dead_layers",
         ),
         (
-            make_updates(40) + make_updates(20, lambda step: keys(speed__tokens_per_second=600.0)),
+            make_updates(40) + make_updates(20, lambda step: keys(train__tokens_per_second=600.0)),
             "throughput_falls",
         ),
         (
@@ -117,7 +117,7 @@ def test_more_workers_may_be_slower_each():
     def grown(step):
         if step > 30:
             return {}
-        return keys(cluster__workers=8, speed__tokens_per_second=9000.0)
+        return keys(cluster__workers=8, train__tokens_per_second=9000.0)
 
     assert find_named(make_updates(60, grown)) == []
 

@@ -16,7 +16,7 @@ def make_start(attempt, time):
 
 
 def line(step, attempt, time, seconds=1.0):
-    return {"step": step, "attempt": attempt, "time": time, "speed/step_seconds": seconds}
+    return {"step": step, "attempt": attempt, "time": time, "train/step_seconds": seconds}
 
 
 def make_save(attempt, time, seconds, stall):

@@ -19,7 +19,7 @@ from trainrig.train.run.metrics import (
 # Metrics that not every line of every run has.
 UNUSUAL = (
     *("eval/", "noise/", "memory/", "cluster/slowest", "experts/"),
-    *("speed/held_out_seconds", "speed/save_seconds"),
+    *("train/held_out_seconds", "train/save_seconds"),
 )
 
 
@@ -179,7 +179,7 @@ def test_a_run_logs_every_figure_that_has_a_name(straight):
         assert {"train/books/loss", "time/forward"} & several
         there = set(line) - several - {"step", "attempt", "time"}
         assert NAMES.keys() - sampled <= there <= NAMES.keys()
-        assert line["speed/tokens_per_second"] * line["speed/step_seconds"] == pytest.approx(256)
+        assert line["train/tokens_per_second"] * line["train/step_seconds"] == pytest.approx(256)
 
 
 @pytest.mark.slow
@@ -197,11 +197,11 @@ def test_a_steps_time_has_no_held_out_loss_and_no_save_in_it(world, straight):
     kinds = set()
     for line in lines:
         if "train/loss" in line:
-            assert 0 < line["speed/step_seconds"] + beside <= line["speed/wall_seconds"] + 1e-6
-            per_worker = line["speed/worker_tokens_per_second"] * world
-            assert per_worker == pytest.approx(line["speed/tokens_per_second"])
+            assert 0 < line["train/step_seconds"] + beside <= line["train/wall_seconds"] + 1e-6
+            per_worker = line["train/worker_tokens_per_second"] * world
+            assert per_worker == pytest.approx(line["train/tokens_per_second"])
             beside = 0.0
-        for name in {"speed/held_out_seconds", "speed/save_seconds"} & line.keys():
+        for name in {"train/held_out_seconds", "train/save_seconds"} & line.keys():
             beside += line[name]
             kinds.add(name)
     assert len(kinds) == 2
@@ -215,10 +215,10 @@ def test_the_training_time_counts_a_held_out_loss_once(tmp_path):
     """A held-out loss measured between two updates is part of the second update's time."""
     measured = {"eval/loss": 1.0}
     lines = [
-        {"step": 1, "attempt": 1, "time": 5.0, "train/loss": 1.0, "speed/step_seconds": 4.0},
-        {"step": 2, "attempt": 2, "time": 10.0, "train/loss": 1.0, "speed/step_seconds": 2.0},
+        {"step": 1, "attempt": 1, "time": 5.0, "train/loss": 1.0, "train/step_seconds": 4.0},
+        {"step": 2, "attempt": 2, "time": 10.0, "train/loss": 1.0, "train/step_seconds": 2.0},
         {"step": 2, "attempt": 2, "time": 11.0, **measured},
-        {"step": 3, "attempt": 2, "time": 13.0, "train/loss": 1.0, "speed/step_seconds": 3.0},
+        {"step": 3, "attempt": 2, "time": 13.0, "train/loss": 1.0, "train/step_seconds": 3.0},
         {"step": 3, "attempt": 2, "time": 15.5, **measured},
     ]
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))

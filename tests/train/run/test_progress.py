@@ -54,7 +54,7 @@ class Run:
 
     def update(self, step, time, attempt=1, loss=1.0, workers=2):
         line = {"step": step, "attempt": attempt, "time": time, "train/loss": loss}
-        self.write(line | {"speed/tokens_per_second": 100.0, "cluster/workers": workers})
+        self.write(line | {"train/tokens_per_second": 100.0, "cluster/workers": workers})
 
     def write(self, line):
         self._metrics.write((json.dumps(line) + "\n").encode())

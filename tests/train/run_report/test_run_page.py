@@ -37,8 +37,8 @@ def update(step, attempt=1, loss=None):
         "train/grad_norm": 1.0 / step,
         "train/lr": 0.01 * min(step, 10),
         "train/tokens": 256 * step,
-        "speed/tokens_per_second": 1_000.0 + step,
-        "speed/step_seconds": 0.25,
+        "train/tokens_per_second": 1_000.0 + step,
+        "train/step_seconds": 0.25,
         "cluster/workers": 2,
     }
 

@@ -14,8 +14,8 @@ def line(step, **measured):
         "attempt": 1,
         "time": float(step),
         "train/loss": 3.0,
-        "speed/step_seconds": 2.0,
-        "speed/tokens_per_second": 128.0,
+        "train/step_seconds": 2.0,
+        "train/tokens_per_second": 128.0,
     }
     return usual | measured
 

@@ -87,7 +87,7 @@ class StepPrediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP/s utilisation, as runs log it (`speed/mfu`).
+        """Model FLOP/s utilisation, as runs log it (`train/mfu`).
 
         A query is counted with only those keys that it attends to.
         """

@@ -174,7 +174,7 @@ class AlarmRules:
         if len(recent) < 20 or len({line["cluster/workers"] for line in recent}) > 1:
             return None
         workers = int(recent[0]["cluster/workers"])
-        speed = _compute_median(recent, "speed/tokens_per_second")
+        speed = _compute_median(recent, "train/tokens_per_second")
         best = self._best[workers] = max(speed, self._best.get(workers, 0.0))
         if speed >= SLOWER * best:
             return None

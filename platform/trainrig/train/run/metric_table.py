@@ -86,38 +86,38 @@ TABLE = (
     ),
     Metric("scores/EVALUATION/TASK/METRIC", "", "`training.evaluations`", "Score of a checkpoint"),
     Metric(
-        "speed/tokens_per_second",
+        "train/tokens_per_second",
         "targets/s",
         "rank 0, every step",
         "Throughput of all workers together",
     ),
     Metric(
-        "speed/worker_tokens_per_second", "targets/s", "rank 0, every step", "Throughput per worker"
+        "train/worker_tokens_per_second", "targets/s", "rank 0, every step", "Throughput per worker"
     ),
     Metric(
-        "speed/step_seconds",
+        "train/step_seconds",
         "s",
         "rank 0, every step",
         "Time of the step, from the request for the batch to the end of the update, without "
         "held-out losses and saves",
     ),
     Metric(
-        "speed/wall_seconds",
+        "train/wall_seconds",
         "s",
         "rank 0, every step",
         "Time since the previous update, or since the state was loaded, with everything in between",
     ),
     Metric(
-        "speed/held_out_seconds", "s", "`training.held_out`", "Time that the held-out loss took"
+        "train/held_out_seconds", "s", "`training.held_out`", "Time that the held-out loss took"
     ),
     Metric(
-        "speed/save_seconds",
+        "train/save_seconds",
         "s",
         "rank 0, every save",
         "Time that a save held up training; the files are written in the background",
     ),
     Metric(
-        "speed/mfu",
+        "train/mfu",
         "share of 1",
         "rank 0, every step",
         "Model FLOPs utilization: the model's FLOPs of the step over the peak FLOPs of its "

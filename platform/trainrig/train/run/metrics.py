@@ -271,7 +271,7 @@ def wall_seconds(line: Mapping[str, Any]) -> float:
 
     Runs of earlier versions have this value under the name of the step time.
     """
-    return float(line.get("speed/wall_seconds", line["speed/step_seconds"]))
+    return float(line.get("train/wall_seconds", line["train/step_seconds"]))
 
 
 def measure_attempt_seconds(folder: str, attempt: int) -> float:

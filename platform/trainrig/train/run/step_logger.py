@@ -96,17 +96,17 @@ class StepLogger:
                 "train/lr": figures.rate,
                 "train/tokens": self._state.tokens,
                 "train/data_step": self._state.data_step - 1,
-                "speed/step_seconds": seconds,
-                "speed/wall_seconds": wall,
-                "speed/tokens_per_second": figures.tokens / seconds,
-                "speed/worker_tokens_per_second": figures.tokens / seconds / dist.get_world_size(),
+                "train/step_seconds": seconds,
+                "train/wall_seconds": wall,
+                "train/tokens_per_second": figures.tokens / seconds,
+                "train/worker_tokens_per_second": figures.tokens / seconds / dist.get_world_size(),
                 "cluster/workers": dist.get_world_size(),
                 **figures.measured,
             }
             if clock.measured:
                 values |= {f"time/{name}": share / seconds for name, share in phases.items()}
             if self._utilisation and (share := self._utilisation.compute(local, seconds)):
-                values["speed/mfu"] = share
+                values["train/mfu"] = share
             self._hear_noise(values)
             if (scale := self._noise.estimate()) and "noise/trace" in values:
                 values["noise/scale"] = scale
@@ -166,14 +166,14 @@ class StepLogger:
     def log_held_out(self, loss: Loss, averaged: Mapping[int, float], seconds: float) -> None:
         """Log the held-out loss, measured in `seconds`; `averaged`: loss of each average."""
         if self._metrics:
-            values = metrics.list_loss_values("eval", loss) | {"speed/held_out_seconds": seconds}
+            values = metrics.list_loss_values("eval", loss) | {"train/held_out_seconds": seconds}
             values |= {f"averages/{horizon}/loss": value for horizon, value in averaged.items()}
             self._metrics.write(self._state.step, values)
 
     def log_save(self, seconds: float) -> None:
         """Log that training waited `seconds` for the copy of the state for a checkpoint."""
         if self._metrics:
-            self._metrics.write(self._state.step, {"speed/save_seconds": seconds})
+            self._metrics.write(self._state.step, {"train/save_seconds": seconds})
 
     def log_numerics(self) -> None:
         """Record what the bits of the results depend on; warn of changes. Collective.

@@ -34,7 +34,7 @@ PAGE = "report.html"
 RUN_FILE = "run.toml"
 EVENTS_SHOWN = 200
 ALARMS_SHOWN = 5
-TOKENS_A_SECOND = "speed/tokens_per_second"
+TOKENS_A_SECOND = "train/tokens_per_second"
 # Events that the table leaves out: events of single workers and of normal operation.
 ORDINARY = {
     *("worker_started", "first_step", "checkpoint", "numerics"),
@@ -211,11 +211,11 @@ def _measure_speed(run_data: run_charts.RunReportData) -> dict[str, float | None
     """
     speeds = list_values(run_data.updates, TOKENS_A_SECOND)
     workers = list_values(run_data.updates, "cluster/workers")
-    shares = [line["speed/mfu"] for line in run_data.updates if line.get("speed/mfu")]
+    shares = [line["train/mfu"] for line in run_data.updates if line.get("train/mfu")]
     return {
         "tokens": float(np.median(speeds)),
         "a_worker": float(np.median(speeds / workers)),
-        "seconds": float(np.median(list_values(run_data.updates, "speed/step_seconds"))),
+        "seconds": float(np.median(list_values(run_data.updates, "train/step_seconds"))),
         "mfu": float(np.median(shares)) if shares else None,
         "workers": workers[-1],
     }

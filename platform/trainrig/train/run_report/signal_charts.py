@@ -78,8 +78,8 @@ def _draw_noise(run_data: RunReportData) -> ChartFacts:
         return {}
     steps = list_values(lines, "step")
     scales = list_values(lines, "noise/scale")
-    speeds = list_values(lines, "speed/tokens_per_second")
-    batches = speeds * list_values(lines, "speed/step_seconds")
+    speeds = list_values(lines, "train/tokens_per_second")
+    batches = speeds * list_values(lines, "train/step_seconds")
     drawn = [
         plots.Line(steps, scales, "noise scale"),
         plots.Line(steps, batches, "batch", "c2", "--"),
@@ -99,7 +99,7 @@ def _draw_phases(run_data: RunReportData) -> ChartFacts:
     lines = select_lines(run_data.updates, "time/forward")
     if not lines:
         return {}
-    seconds = list_values(lines, "speed/step_seconds")
+    seconds = list_values(lines, "train/step_seconds")
     spent = {
         label: float(np.nansum(list_values(lines, f"time/{name}") * seconds))
         for name, label in PHASES.items()
@@ -116,7 +116,7 @@ def _draw_phases(run_data: RunReportData) -> ChartFacts:
         "rows": list(spent.items()),
         "most": (most, format_percent(spent[most], whole)),
         "steps": len(lines),
-        "measuring": sum(line.get("speed/held_out_seconds", 0.0) for line in run_data.held_out),
+        "measuring": sum(line.get("train/held_out_seconds", 0.0) for line in run_data.held_out),
         "saving": sum(saves),
     }
 
