@@ -23,8 +23,8 @@ SPIKES = Spikes(margin=1, longest=4)
 # A driver that is killed: it sends its data, and waits for its end.
 KILLED = """
 import sys, time
-from test_trackers import exporter_of
-exporter = exporter_of(sys.argv[1], sys.argv[2])
+from test_trackers import make_exporter
+exporter = make_exporter(sys.argv[1], sys.argv[2])
 exporter.send_new()
 print("sent", flush=True)
 time.sleep(600)
@@ -73,6 +73,7 @@ def log_disturbed_run(folder, kind):
     last.send_new()
     log_steps(folder, range(26, 46), 4, 100.0)
     assert last.send_new(over=True)
+    Path(folder, "report.html").write_text("<p>the report</p>")
     last.close()
 
 
@@ -102,6 +103,8 @@ def test_wandb_has_each_step_once_as_it_counts(run):
     assert [line["_step"] for line in found] == list(range(1, 46))
     assert {line["_step"]: line["train/loss"] for line in found} == count_steps(run)
     assert [line["_step"] for line in found if "eval/loss" in line] == list(range(5, 46, 5))
+    (report,) = Path(run, "wandb").glob("offline-run-*/files/report.html")
+    assert report.read_text() == "<p>the report</p>"
 
 
 @pytest.mark.slow
@@ -119,6 +122,9 @@ def test_mlflow_has_each_step_once_as_it_counts(run):
     assert {metric.step: metric.value for metric in found} == count_steps(run)
     held_out = client.get_metric_history(mine.info.run_id, "eval/loss")
     assert [metric.step for metric in held_out] == list(range(5, 46, 5))
+    assert mine.data.params == {"stage": "pretrain", "training.steps": "45"}
+    report = client.download_artifacts(mine.info.run_id, "report.html")
+    assert Path(report).read_text() == "<p>the report</p>"
 
 
 @pytest.mark.parametrize(("sink", "extra"), [(WandB(), "wandb"), (MLflow(), "mlflow")])

@@ -381,9 +381,10 @@ def drive(
         training = job.training
         alarms = find_repetition_alarms(job.epochs)
         with (
+            # around the report, which is attached
+            export_figures(job.folder, training.metrics.sinks, training.spikes),
             report_at_end(job.folder),
             watch_alarms(job.folder, training.steps, alarms),
-            export_figures(job.folder, training.metrics.sinks, training.spikes),
         ):
             outcome = trainer.run(job, workers)
         return finish(stage, job, outcome, counted)

@@ -58,6 +58,10 @@ class SinkWriter(Protocol):
         """Send the metrics of `step`, in ascending order of steps; `seconds`: since the epoch."""
         ...
 
+    def attach(self, name: str, content: str) -> None:
+        """Attach `content` to the run as the file `name`, if the service takes files."""
+        ...
+
     def close(self) -> None:
         """Send everything that is left, and end the connection."""
         ...
@@ -75,6 +79,8 @@ def need_package(package: str, kind: str, extra: str) -> None:
 MLFLOW_TAG = "trainrig.run"  # tag of an MLflow run with our run's id
 STEPS = "train/loss"  # a metric that every step has
 AT_ONCE = 1000  # metrics that MLflow accepts in one call
+PARAMETERS_AT_ONCE = 100  # parameters that MLflow accepts in one call
+LONGEST_PARAMETER = 500  # characters of a value, as MLflow's older servers accept
 _REFUSED_IN_MLFLOW = re.compile(r"[^\w\-. /:]")  # characters not allowed in metric names
 
 
@@ -132,8 +138,19 @@ class MLflowWriter:
             tags = {MLFLOW_TAG: run.id, "trainrig.folder": run.folder}
             name = settings.name or run.name
             self._run = self._client.create_run(number, tags=tags, run_name=name).info.run_id
+            self._log_parameters(run.settings)
         there = self._client.get_metric_history(self._run, STEPS)
         self.sent = max((metric.step for metric in there), default=0)
+
+    def _log_parameters(self, settings: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        found = [
+            Param(_REFUSED_IN_MLFLOW.sub("_", name), value[:LONGEST_PARAMETER])
+            for name, value in flatten_settings(settings)
+        ]
+        for at in range(0, len(found), PARAMETERS_AT_ONCE):
+            self._client.log_batch(self._run, params=found[at : at + PARAMETERS_AT_ONCE])
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """Send the metrics of `step`; see SinkWriter."""
@@ -149,9 +166,22 @@ class MLflowWriter:
             self._client.log_batch(self._run, metrics=figures[at : at + AT_ONCE])
         self.sent = step
 
+    def attach(self, name: str, content: str) -> None:
+        """Log the file as an artifact; see SinkWriter."""
+        self._client.log_text(self._run, content, name)
+
     def close(self) -> None:
         """End the MLflow run; see SinkWriter."""
         self._client.set_terminated(self._run)
+
+
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys of a run file with their values: ("training.optimizer.lr", "0.002")."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flatten_settings(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 _REFUSED_IN_GAUGES = re.compile(r"[^a-z0-9]+")  # characters not allowed in gauge names
@@ -187,6 +217,9 @@ class PrometheusWriter:
         self._show("train/step", {}, "Updates done.", step)
         for name, value in values.items():
             self._show(*self._describe(name), value)
+
+    def attach(self, name: str, content: str) -> None:
+        """Do nothing: Prometheus takes no files."""
 
     def close(self) -> None:
         """Do nothing: Ray reads the gauges as long as this process lives."""
@@ -277,6 +310,12 @@ class WandBWriter:
         # Without it, W&B would record the time of sending.
         self._run.log({**values, "_timestamp": seconds}, step=step, commit=True)
         self.sent = step
+
+    def attach(self, name: str, content: str) -> None:
+        """Save the file among the files of the W&B run; see SinkWriter."""
+        path = Path(self._run.dir, name)
+        path.write_text(content, encoding="utf-8")
+        self._run.save(str(path), base_path=self._run.dir, policy="now")
 
     def close(self) -> None:
         """Send what is left, and end the W&B run; see SinkWriter."""

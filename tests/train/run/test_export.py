@@ -1,6 +1,7 @@
 """Exported metrics: each step once, in order, with its final value."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,8 @@ class Recorder:
         self.fails = 0
         self.opened = 0
         self.closed = 0
+        self.attached = []
+        self.takes_files = True
 
     def open(self, run):
         self.opened = self.opened + 1
@@ -110,6 +113,11 @@ class Recorder:
             raise OSError("no answer")
         self.sent = step
         self.got.append((step, values))
+
+    def attach(self, name, content):
+        if not self.takes_files:
+            raise OSError("no files")
+        self.attached.append((name, content))
 
     def close(self):
         self.closed += 1
@@ -168,6 +176,17 @@ def test_the_driver_sends_all_metrics_before_it_ends(run):
     with export_figures(run, [sink], SPIKES):
         log_steps(run, range(1, 6))
     assert [step for step, _ in sink.got] == [1, 2, 3, 4, 5] and sink.closed == 1
+
+
+def test_the_report_is_attached_and_a_service_that_refuses_it_is_closed_all_the_same(run, caplog):
+    refuses, takes = sinks = [Recorder(), Recorder()]
+    refuses.takes_files = False
+    with export_figures(run, sinks, SPIKES):
+        log_steps(run, range(1, 6))
+        Path(run, "report.html").write_text("<p>loss</p>")
+    assert takes.attached == [("report.html", "<p>loss</p>")]
+    assert "no report attached: no files" in caplog.text
+    assert [sink.closed for sink in sinks] == [1, 1]
 
 
 def test_every_figure_is_described():

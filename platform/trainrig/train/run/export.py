@@ -26,7 +26,7 @@ from typing import Any
 from trainrig import storage
 from trainrig.processes.append_log import Tail
 from trainrig.train.run import metrics
-from trainrig.train.run.run_folder import EVENTS, RunFolder
+from trainrig.train.run.run_folder import EVENTS, REPORT, RunFolder
 from trainrig.train.sinks import ExportedRun, Sink, SinkWriter
 from trainrig.train.spikes import WIDER, Spikes
 
@@ -115,13 +115,24 @@ class Exporter:
         return not any(self._waiting.values())
 
     def close(self) -> None:
-        """Close every sink."""
+        """Attach the run's report, if there is one, and close every sink."""
+        report = self._read_report()
         for at, writer in self._writers.items():
+            try:
+                if report:
+                    writer.attach(REPORT, report)
+            except Exception as problem:  # a third-party client may raise anything
+                kind = self._sinks[at].kind
+                log.warning("%s: %s: no report attached: %s", self._folder.path, kind, problem)
             try:
                 writer.close()
             except Exception as problem:  # a third-party client may raise anything
                 self._warn(at, problem)
         self._writers = {}
+
+    def _read_report(self) -> str | None:
+        path = storage.join(self._folder.path, REPORT)
+        return storage.read(path).decode() if storage.exists(path) else None
 
     def _read(self) -> Line | None:
         """Record the new lines and events; return the newest line with a training loss, if any."""

@@ -111,6 +111,9 @@ class MetricsWriter:
             storage.join(folder, METRICS), f"attempt-{attempt:04d}"
         )
         self._board = _Board(storage.join(folder, BOARD), attempt, resumed_step)
+        run_file = storage.join(folder, "run.toml")
+        if storage.exists(run_file):
+            self._board.add_run_file(storage.read(run_file).decode(), resumed_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Log `values` for `step`; their names must be in TABLE.
@@ -218,6 +221,10 @@ class _Board:
                 self._tags[name] = self._scalar(name, 0.0).value[0].tag
             summary.value.add(tag=self._tags[name], simple_value=value)
         self._events.file_writer.add_summary(summary, step)
+
+    def add_run_file(self, content: str, step: int) -> None:
+        """Show the run file, with all defaults, under TensorBoard's tab `Text`."""
+        self._events.add_text("run.toml", f"```toml\n{content}```", step)
 
     def flush(self) -> None:
         if self._local:

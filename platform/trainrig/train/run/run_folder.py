@@ -21,6 +21,7 @@ from trainrig.processes import append_log
 
 EVENTS = "events.jsonl"
 PLAN = "plan.json"  # predicted loss, if the run follows a plan
+REPORT = "report.html"
 
 
 @dataclass(frozen=True)

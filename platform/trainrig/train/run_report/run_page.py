@@ -24,13 +24,12 @@ from trainrig.train.run import metrics
 from trainrig.train.run.checkpoint_scores import read_end, read_usable_scores
 from trainrig.train.run.loss_prediction import read_prediction
 from trainrig.train.run.progress import ProgressFollower, account_time
-from trainrig.train.run.run_folder import RunFolder
+from trainrig.train.run.run_folder import REPORT, RunFolder
 from trainrig.train.run_report import objective_charts, outcome_charts, run_charts, sampled_answers
 from trainrig.train.run_report.rollout_charts import draw_rollouts, measure_answer_worth
 from trainrig.train.run_report.run_charts import list_values
 from trainrig.train.run_report.signal_charts import draw_signals
 
-PAGE = "report.html"
 RUN_FILE = "run.toml"
 EVENTS_SHOWN = 200
 ALARMS_SHOWN = 5
@@ -50,7 +49,7 @@ def write_report(folder: str, live: bool = True) -> str:
     With `live`, a run that a driver still holds is reported as running.
     Raises DataError for a folder without a run, or a run without an update.
     """
-    path = storage.join(folder, PAGE)
+    path = storage.join(folder, REPORT)
     run_data = read_report_data(folder, live=live)
     check_folder(folder)
     storage.write(path, build_run_page(run_data).encode())
