@@ -9,7 +9,7 @@ from trainrig.check import describe
 from trainrig.config import build
 from trainrig.corpus.curate import Curation
 from trainrig.corpus.curation_settings import CurationSource
-from trainrig.errors import ConfigError
+from trainrig.errors import ClusterError, ConfigError
 from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.flops import count_token_flops
 from trainrig.models.decoder import Decoder, DecoderConfig
@@ -170,6 +170,19 @@ def test_a_stage_longer_than_the_model_can_read_is_refused(tmp_path: Path) -> No
     }
     with pytest.raises(ConfigError, match=r"length \(64 tokens\) is beyond the model's 48"):
         build(Pretraining, table, "run.toml")
+
+
+def test_a_bucket_that_refuses_this_machine_leaves_what_the_run_file_determines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> bool:
+        raise ClusterError(f"{path}: this machine has no credentials")
+
+    run = write_pretraining(tmp_path, vocabulary=512)
+    wanted = describe(run, DeviceChoice("h100"))
+    monkeypatch.setattr("trainrig.storage.exists", refuse)
+    assert describe(run, DeviceChoice("h100")) == wanted
+    assert wanted["hours"] > 0
 
 
 def test_without_either_it_says_what_is_missing(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'stage = "\xe9"')
     assert says("none.toml") == "none.toml: no such run file"
     (tmp_path / "run.yaml").write_text("stage: pretrain\n")
-    assert says("run.yaml").startswith("run.yaml: run files are TOML; copy one from jobs/configs")
+    assert says("run.yaml").startswith("run.yaml: run files are TOML; `trainrig init`")
     assert says("folder") == "folder: is a folder; name the run file in it"
     assert says("latin.toml") == "latin.toml: not UTF-8 at byte 9; a run file is TOML"
     assert says("latin.toml/run.toml") == "latin.toml/run.toml: cannot be read: Not a directory"

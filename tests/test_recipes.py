@@ -12,6 +12,7 @@ from typer.main import get_command
 from trainrig import cli, config, hardware
 from trainrig.check import describe
 from trainrig.estimate.run_cost import DeviceChoice
+from trainrig.report.number_formats import format_short
 from trainrig.run_file_pages import load_models
 from trainrig.scaling.laws.published_laws import find_published_law
 from trainrig.scaling.plan.loss_prediction import predict_loss
@@ -101,8 +102,8 @@ def compute(words: list[str]) -> list[str]:
     device = hardware.load().find_device(given["device"])
     assert facts["memory_per_device_gib"] * 2**30 < device.memory
     return [
-        f"{facts['parameters'] / 1e9:,.2f} billion",
-        f"{facts['positions'] / 1e9:,.1f} billion",
+        format_short(facts["parameters"]),
+        format_short(facts["positions"]),
         f"{facts['memory_per_device_gib']:.0f} GiB",
         f"{facts['hours']:,.1f}",
         f"{facts['usd']:,.0f}",

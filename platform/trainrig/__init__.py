@@ -124,6 +124,11 @@ class _VerbFolder(_PickledByName):
     """Folder of the package that runs the stage of the same name when it is called."""
 
     @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        doc: str | None = self._find_stage().__doc__
+        return doc
+
+    @property
     def __signature__(self) -> Any:
         import inspect
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from trainrig.doctor import gpu_checks
-from trainrig.doctor.gpu_checks import Gpu, GpuSurvey, Trial
+from trainrig.doctor.gpu_checks import Gpu, GpuSurvey, TorchTrial
 
 ONE = GpuSurvey((Gpu("NVIDIA H200", "570.1", 143_771, 0),), 1)
 TWO = GpuSurvey(ONE.gpus * 2, 2)
-RIGHT = Trial(True, 2, "2.28.3", "")
+RIGHT = TorchTrial(True, 2, "2.28.3", "")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_build_is_the_cuda_version_of_torchs_own_file(line: str, build: str 
     assert gpu_checks.parse_cuda_build(text) == build
 
 
-FAILED = Trial(False, 0, None, "RuntimeError: The NVIDIA driver on your system is too old")
+FAILED = TorchTrial(False, 0, None, "RuntimeError: The NVIDIA driver on your system is too old")
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,21 @@ FAILED = Trial(False, 0, None, "RuntimeError: The NVIDIA driver on your system i
         (GpuSurvey(), None, None, "ok", "ok"),
         (GpuSurvey(), "13.0", None, "ok", "ok"),
         (ONE, None, None, "problem", "ok"),
-        (ONE, "13.0", Trial(True, 1, "2.28.3", ""), "ok", "ok"),
+        (ONE, "13.0", TorchTrial(True, 1, "2.28.3", ""), "ok", "ok"),
         (ONE, "13.0", FAILED, "problem", "ok"),
         (TWO, "13.0", RIGHT, "ok", "ok"),
         (TWO, "13.0", FAILED, "problem", "problem"),
-        (TWO, "13.0", Trial(True, 2, None, ""), "ok", "problem"),
-        (TWO, "13.0", Trial(True, 2, "2.28.3", "AssertionError: a sum is wrong"), *["problem"] * 2),
+        (TWO, "13.0", TorchTrial(True, 2, None, ""), "ok", "problem"),
+        (
+            TWO,
+            "13.0",
+            TorchTrial(True, 2, "2.28.3", "AssertionError: a sum is wrong"),
+            *["problem"] * 2,
+        ),
     ],
 )
 def test_torch_and_nccl_must_fit_the_gpus(
-    survey: GpuSurvey, build: str | None, trial: Trial | None, torch: str, nccl: str
+    survey: GpuSurvey, build: str | None, trial: TorchTrial | None, torch: str, nccl: str
 ) -> None:
     found = gpu_checks.check_torch(survey, build, trial)
     assert (found.severity, gpu_checks.check_nccl(survey, trial).severity) == (torch, nccl)

@@ -240,8 +240,8 @@ def parse(text: str, path: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         if path.endswith((".yaml", ".yml", ".json")):
             raise ConfigError(
-                f"{path}: run files are TOML; copy one from jobs/configs, or see "
-                "`trainrig schema COMMAND` for its keys"
+                f"{path}: run files are TOML; `trainrig init` writes some for your data, and "
+                "`trainrig schema COMMAND` lists the keys"
             ) from None
         raise ConfigError(f"{path}: not TOML: {error}") from None
 

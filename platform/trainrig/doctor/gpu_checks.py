@@ -146,7 +146,7 @@ def parse_cuda_build(text: str) -> str | None:
     return found[1] if found else None
 
 
-def check_torch(survey: GpuSurvey, build: str | None, trial: "Trial | None") -> Diagnosis:
+def check_torch(survey: GpuSurvey, build: str | None, trial: "TorchTrial | None") -> Diagnosis:
     """Check that torch is built for this machine's devices, and computes on them.
 
     Args:
@@ -172,7 +172,7 @@ def check_torch(survey: GpuSurvey, build: str | None, trial: "Trial | None") -> 
     return Diagnosis("torch", "ok", f"{name}; products are right on {trial.gpus} of its GPUs")
 
 
-def check_nccl(survey: GpuSurvey, trial: "Trial | None") -> Diagnosis:
+def check_nccl(survey: GpuSurvey, trial: "TorchTrial | None") -> Diagnosis:
     """Check NCCL, by which several GPUs exchange gradients."""
     if len(survey.gpus) < 2:
         return Diagnosis("nccl", "ok", "not needed: this machine has fewer than two GPUs")
@@ -185,7 +185,7 @@ def check_nccl(survey: GpuSurvey, trial: "Trial | None") -> Diagnosis:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TorchTrial:
     """Result of computing with torch on the GPUs of this machine."""
 
     available: bool
@@ -194,16 +194,18 @@ class Trial:
     error: str
 
 
-def try_torch() -> Trial:
+def try_torch() -> TorchTrial:
     """Compute a product on each GPU and a sum over all of them, in a child process."""
     command = [sys.executable, "-c", PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL)
     except subprocess.TimeoutExpired:
-        return Trial(False, 0, None, f"torch did not finish within {TRIAL:g} s")
+        return TorchTrial(False, 0, None, f"torch did not finish within {TRIAL:g} s")
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         reply = done.stderr.strip().splitlines()
-        return Trial(False, 0, None, reply[-1] if reply else f"torch ended with {done.returncode}")
-    return Trial(**found)
+        return TorchTrial(
+            False, 0, None, reply[-1] if reply else f"torch ended with {done.returncode}"
+        )
+    return TorchTrial(**found)

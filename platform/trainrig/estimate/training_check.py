@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainrig import hardware, storage
+from trainrig.errors import ClusterError
 from trainrig.estimate import run_cost
 from trainrig.estimate.activation_bytes import RowMasks, describe_budget
 from trainrig.estimate.held_parameters import resolve_offload
@@ -161,7 +162,7 @@ def estimate_pretraining(run: Pretraining, machine: run_cost.DeviceChoice) -> di
     check_sums(run.training, run.workers, counts)
     facts: dict[str, Any] = {"positions": run.batches.count_positions(run.training.steps)}
     facts |= describe_rows(run.objective, run.batches)
-    if storage.exists(storage.join(run.tokens, MANIFEST)):
+    if _is_readable(storage.join(run.tokens, MANIFEST)):
         batches = pretrain.open_batches(run.tokens, run.batches, run.cache)
         epochs = batches.check_epochs(run.training.steps)
         rounded = {f"epochs_of_{source}": round(n, 3) for source, n in epochs.items()}
@@ -171,6 +172,17 @@ def estimate_pretraining(run: Pretraining, machine: run_cost.DeviceChoice) -> di
         return describe_sizes(run.model) | facts | _estimate_needs(run, run.model, machine)
     missing = storage.join(run.tokens, TOKENIZER_FILE)
     return facts | {"parameters": f"unknown until {missing} exists or model.vocabulary is set"}
+
+
+def _is_readable(path: str) -> bool:
+    """Return whether the file `path` exists; False if it is in a bucket that refuses this machine.
+
+    `check` names such a bucket among the problems, and still prints what the run file determines.
+    """
+    try:
+        return storage.exists(path)
+    except ClusterError:
+        return False
 
 
 def _estimate_needs(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from trainrig import storage
 from trainrig.errors import ConfigError
+from trainrig.storage.missing_folders import describe_origin
 
 SCRIPT = "run.sh"
 FIRST_LINE = "#!/bin/sh -e"
@@ -48,7 +49,7 @@ def read_stages(folder: str) -> list[ProjectStage]:
         text = storage.decode_utf8(storage.read(path))
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
-            f"{path}: no such file; name a folder that `trainrig init` wrote"
+            f"{path}: no such file{describe_origin(path)}; name a folder that `trainrig init` wrote"
         ) from None
     except storage.NotUtf8 as error:
         raise ConfigError(f"{path}: not UTF-8 ({error}); save it in that encoding") from None

@@ -24,6 +24,7 @@ from trainrig.posttrain.tuning.fine_tuning import open_conversations
 from trainrig.posttrain.tuning.preference_rows import find_answer_kind, open_answers
 from trainrig.posttrain.tuning.tuning_run_file import FineTuning
 from trainrig.runs.traced_step import Log, TracedDocument, TracedSequence, TracedStep
+from trainrig.storage.missing_folders import describe_origin, is_missing
 from trainrig.tokens.batches import (
     ADVANTAGES,
     CHOSEN_IDS,
@@ -62,6 +63,8 @@ def read_traced_run_file(path: str) -> tuple[Traced, str | None]:
     folder = path if not path.endswith(".toml") else None
     file = storage.join(path, RUN_FILE) if folder else path
     if folder and not storage.exists(file):
+        if is_missing(path):
+            raise ConfigError(f"{path}: no such file or folder{describe_origin(path)}")
         raise ConfigError(f"{path}: no {RUN_FILE} in it; name a run file or a run folder")
     found = config.parse(config.read_text(file), file).get("stage")
     if found not in (Pretraining.verb, FineTuning.verb):

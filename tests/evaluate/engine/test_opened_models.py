@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainrig.errors import DataError, OutputTaken
-from trainrig.evaluate.engine.opened_models import Judge, Pair
+from trainrig.evaluate.engine.opened_models import OpenedJudge, Pair
 from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.evaluation import evaluate
 from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
@@ -61,7 +61,7 @@ def pair(mine, other):
 
 def load_judge(judges, name, tiny_model):
     scoring = PreferredAnswer(against="", judge=str(judges / name))
-    return Judge.open(scoring, make_run(judges, name), tiny_model, chat=False), scoring
+    return OpenedJudge.open(scoring, make_run(judges, name), tiny_model, chat=False), scoring
 
 
 def test_a_reward_model_prefers_the_higher_score(judges, tiny_model, tiny_encoder):

@@ -10,6 +10,7 @@ from trainrig import config
 from trainrig.check import describe
 from trainrig.cli import app
 from trainrig.errors import ConfigError, DataError
+from trainrig.estimate.run_cost import DeviceChoice
 from trainrig.job import exit_codes
 from trainrig.objectives.objective_kinds import UL2, MaskedLM, SpanCorruption
 from trainrig.parallel.layout import FSDP
@@ -53,7 +54,10 @@ def test_a_run_file_is_one_that_pretrain_accepts(planned: Callable[..., Path]) -
     path = planned()
     run = config.load(Pretraining, str(path))
     plan = read_plan(run.plan or "")
-    facts = describe(run)  # opens the tokens, and rejects too many epochs
+    choice = DeviceChoice(plan.cost.device, None, plan.assumptions.utilisation)
+    facts = describe(run, choice)  # opens the tokens, and rejects too many epochs
+    assert facts["usd"] == plan.cost.usd
+    assert facts["hours"] == plan.cost.hours
     assert facts["positions"] == plan.size.tokens
     assert facts["parameters"] == plan.size.total
     assert facts["flops"] == plan.size.flops

@@ -95,7 +95,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Judge:
+class OpenedJudge:
     """A judge on its device."""
 
     model: Decoder
@@ -104,7 +104,9 @@ class Judge:
     chat: bool  # true: the judge reads conversations, not plain text
 
     @classmethod
-    def open(cls, scoring: PreferredAnswer, run: Evaluation, like: Decoder, chat: bool) -> "Judge":
+    def open(
+        cls, scoring: PreferredAnswer, run: Evaluation, like: Decoder, chat: bool
+    ) -> "OpenedJudge":
         """Open the judge of `scoring`, with the device and dtype of the evaluated model `like`.
 
         Raises DataError if there is no checkpoint of the judge.

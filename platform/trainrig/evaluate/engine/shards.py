@@ -18,7 +18,7 @@ from trainrig import config, manifest, storage
 from trainrig.errors import DataError
 from trainrig.evaluate.confined.run import run_confined
 from trainrig.evaluate.engine import batched_reading, request_encoding
-from trainrig.evaluate.engine.opened_models import Judge, OpenedModel, Pair
+from trainrig.evaluate.engine.opened_models import OpenedJudge, OpenedModel, Pair
 from trainrig.evaluate.evaluation_run_file import Evaluation
 from trainrig.evaluate.tasks import task_definition
 from trainrig.evaluate.tasks.answer_checks import cut_at, extract_answer, score_answer
@@ -42,7 +42,7 @@ class Examination:
     task: task_definition.Task
     batch_tokens: int
     chat: bool  # true: prompts are user turns in the tokenizer's chat format
-    judge: Judge | None = None  # judge of the answers, for tasks that need one
+    judge: OpenedJudge | None = None  # judge of the answers, for tasks that need one
 
     def score_questions(self, questions: Sequence[Question]) -> list[Row]:
         """Return the scored rows of `questions`, in the order of the questions."""
@@ -357,7 +357,7 @@ class TaskPlan:
         scoring = run.task.scoring
         judge = None
         if isinstance(scoring, task_definition.PreferredAnswer):
-            judge = Judge.open(scoring, self.run, opened.model, run.chat)
+            judge = OpenedJudge.open(scoring, self.run, opened.model, run.chat)
         examination = Examination(
             model=opened.model,
             encoder=request_encoding.RequestEncoder(

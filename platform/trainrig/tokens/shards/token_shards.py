@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
+from trainrig.storage.missing_folders import describe_origin, is_missing
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.shards.block_cache import BlockCache
 from trainrig.tokens.shards.shard_files import (
@@ -418,6 +419,8 @@ def _find_shard_paths(folder: str, files: Iterable[str]) -> list[str]:
     paths = {path.removesuffix(ending) for path, ending in ending_of.items() if ending != HEAD}
     here = {path for path in paths if path.rpartition("/")[0] == folder.rstrip("/")}
     if not here:
+        if is_missing(folder):
+            raise DataError(f"{folder}: no such folder{describe_origin(folder)}")
         nearby = ", ".join(sorted({path.rpartition("/")[0] for path in paths}))
         remedy = f"there are some in {nearby}" if nearby else "`trainrig tokenize` makes them"
         raise DataError(f"{folder}: no token shards (*{TOKENS}) here; {remedy}")

@@ -18,6 +18,7 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.models.decoder import Decoder, DecoderConfig
 from trainrig.models.encoder import build_model
 from trainrig.models.families.safetensors_files import PlannedTensor, split_into_files
+from trainrig.storage.missing_folders import describe_origin, is_missing
 from trainrig.tokens.special_tokens import TokenizerFiles
 from trainrig.train.checkpoint import checkpoint_metadata, manifest, tensor_index
 from trainrig.train.checkpoint.adapter import OpenAdapter, merge_weight, open_adapter, require_base
@@ -234,6 +235,8 @@ def write_mean_of_last(run: str, count: int, out: str) -> tuple[str, list[int]]:
             and not manifest.find_damage(path, thorough=False)
         ):
             paths[step] = path
+    if is_missing(run):
+        raise DataError(f"{run}: no such folder{describe_origin(run)}")
     if len(paths) < count:
         raise DataError(
             f"{run}: only {len(paths)} valid checkpoints, so the last {count} cannot be "
