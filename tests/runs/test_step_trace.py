@@ -171,7 +171,7 @@ def test_the_view_shows_each_sequence_with_its_documents(run_file: str) -> None:
         ({"step": 0}, ConfigError, "has the steps 1 to 4"),
         ({"step": 5}, ConfigError, "has the steps 1 to 4"),
         ({"source": "boks"}, ConfigError, r"no source 'boks'.*'books'"),
-        ({"path": "nowhere"}, ConfigError, r"nowhere: no run.toml"),
+        ({"path": "nowhere"}, ConfigError, r"nowhere: no such file or folder"),
     ],
 )
 def test_missing_parts_of_the_run_are_named(
