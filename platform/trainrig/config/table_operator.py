@@ -30,7 +30,8 @@ class TableOperator:
     def __init_subclass__(cls) -> None:
         """Build the model of the settings that the class declares.
 
-        A private class that declares none, such as the one that Ray derives, has those of its base.
+        A private class without declarations, such as a class that Ray derives, keeps the settings
+        of its base.
         """
         declared: dict[str, Any] = {
             name: (annotation, vars(cls).get(name, ...))
@@ -53,7 +54,7 @@ class TableOperator:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Read what the settings name, and check what they mean together."""
+        """Read the files that the settings name, and check that the settings fit together."""
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._settings.model_fields)

@@ -40,9 +40,9 @@ def init_ray(**options: Any) -> Mapping[str, Any]:
     and Ray's would end while ranks still save their checkpoint. The kernel ends Ray's processes
     with the thread that started them (Ray sets PR_SET_PDEATHSIG).
 
-    If a signal handler raises during the call, such as that of Ctrl-C, the start of a local Ray is
-    waited for before the exception goes on: what the thread starts later would escape the clean-up.
-    Another exception ends that wait.
+    If a signal handler raises during the call, as the handler of Ctrl-C does, the exception goes on
+    only once a local Ray has started: processes that the thread starts later would escape the
+    clean-up. Another exception ends that wait.
     """
     import ray
 
@@ -118,8 +118,8 @@ class Session:
     def read_current(cls, folder: Path, addresses: Mapping[str, Any]) -> "Session":
         """Return the session of the Ray that `init_ray` has just started in the private `folder`.
 
-        `addresses`: what it returned. Raises ConfigError if another user's process listens at one
-        of Ray's sockets.
+        `addresses`: the result of `init_ray`. Raises ConfigError if another user's process listens
+        at one of Ray's sockets.
         """
         _check_sockets(addresses, frozenset({os.getuid()}))
         head = _split_endpoint(addresses["gcs_address"])

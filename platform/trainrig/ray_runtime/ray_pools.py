@@ -25,7 +25,7 @@ NODE_LABEL = "ray.io/node-id"  # Ray gives each node this label
 # Ray gives the head node this resource. An actor without required resources may be placed on any
 # node. It would die with that node, or prevent the node's removal.
 ON_HEAD = {"node:__internal_head__": 0.001}
-# Folder in each pod that holds its namespace, and what it shows to and trusts of Kubernetes.
+# Folder in each pod with its namespace, its token and the certificate of Kubernetes.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ASKED = 60.0  # time limit for the head's answer, in s
 

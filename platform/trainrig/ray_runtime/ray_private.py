@@ -1,7 +1,7 @@
 """All uses of Ray's private API in trainrig: five names, with reason and fallback of each.
 
-Nothing of Ray is overwritten. Each function says why the public API does not suffice, and what is
-done by public means where a release of Ray has moved the name. `tests/ray_runtime/
+Nothing of Ray is overwritten. Each function gives the reason why the public API does not suffice,
+and the public fallback for releases of Ray that lack the name. `tests/ray_runtime/
 test_ray_private.py` takes every fallback, and finds private imports in other modules.
 
 Imports are local: Ray Train imports pandas, which takes a second.
@@ -168,8 +168,8 @@ class HeadClient:
     def read_cluster_id(self) -> str | None:
         """Return the id of the cluster as hex digits.
 
-        A head without a store of its own gets a new id whenever it starts. Fallback: None, and
-        another cluster at the same address is not told apart.
+        A head without a store of its own gets a new id whenever it starts. Fallback: None;
+        then another cluster at the same address is taken for it.
         """
         return None if self._client is None else str(self._client.cluster_id.hex())
 

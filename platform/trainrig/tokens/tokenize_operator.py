@@ -30,8 +30,8 @@ def encode_documents(
 class Tokenize(TableOperator):
     """Encode texts into token ids: adds `tokens`, whose last id is end-of-text.
 
-    The ids are those of the shards that `tokenize` writes. The tokenizer's files are read when the
-    operator is built, and travel with it to the workers.
+    The ids equal the ids in the shards that `tokenize` writes. The tokenizer's files are read when
+    the operator is built, and travel with it to the workers.
     """
 
     # Folder that `trainrig tokenizer` wrote, a Hugging Face folder, or any tokenizer.json.

@@ -54,7 +54,7 @@ Splitter = Form | Steered
 def find_leading(law: Law) -> Approach | None:
     """Return the approach that N*(C) comes from, or None if it comes from the form.
 
-    A law of repeated data decides itself: the minima of its runs are those of repeated tokens.
+    A law of repeated data uses its form: the minima of its runs are minima over repeated tokens.
     """
     if law.form.kind == "DataConstrained":
         return None
