@@ -488,8 +488,12 @@ def test_a_folder_without_shards_names_one_with_shards(folder):
     above = str(Path(folder).parent)
     with pytest.raises(DataError, match=rf"no token shards .* here; there are some in {folder}"):
         TokenShards.open(above)
-    with pytest.raises(DataError, match="`trainrig tokenize` makes them"):
+    with pytest.raises(DataError, match=f"^{above}/nothing: no such folder"):
         TokenShards.open(f"{above}/nothing")
+    empty = Path(above, "empty")
+    empty.mkdir()
+    with pytest.raises(DataError, match="`trainrig tokenize` makes them"):
+        TokenShards.open(str(empty))
 
 
 def test_the_fingerprint_depends_on_the_content_alone(folder, tmp_path):
