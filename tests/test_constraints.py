@@ -55,7 +55,7 @@ def test_every_requirement_has_an_allowed_pinned_version(wanted: Requirement) ->
 def test_the_extras_that_decide_what_is_published_are_tested() -> None:
     """Without these extras their tests are skipped."""
     tested = {canonicalize_name(requirement.name) for requirement in WANTED}
-    for extra in ("datatrove", "optuna"):
+    for extra in ("datatrove", "mlflow", "optuna", "wandb"):
         assert {canonicalize_name(Requirement(line).name) for line in EXTRAS[extra]} <= tested
     assert "warcio" in tested  # part of no extra: only tests read archives with it
 
