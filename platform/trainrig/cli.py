@@ -225,8 +225,7 @@ def _do(
     with terminal.only_results_on_stdout(), job.if_stopped(job.describe_restart(run)):
         manifest = show(terminal, run, VERBS[verb].load_function())
     if as_json:
-        cost = {"seconds": manifest.seconds, **manifest.cost}
-        print(json.dumps({"output": run.output, **manifest.counts, "cost": cost}))
+        print(json.dumps(manifest.to_figures(run.output)))
 
 
 def _add(name: str, verb: VerbEntry) -> None:

@@ -136,6 +136,8 @@ def test_a_notebook_shows_the_counts_and_the_report(tokenizer: stages.StageOutpu
         f"{tokenizer.output}/report.json",
         f"{tokenizer.output}/tokenizer.json",
     ]
+    assert tokenizer.paths == tuple(tokenizer.list_files())
+    assert tokenizer.paths[0].startswith(f"{tokenizer.output}/")
     shown = tokenizer._repr_html_()
     assert "<td style='text-align:left'>320</td>" in shown
     assert "report.html" in shown

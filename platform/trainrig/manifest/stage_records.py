@@ -81,6 +81,11 @@ class Manifest(Claim):
         """Fingerprint of the folder as an input of the next stage: a hash of all file hashes."""
         return digest({path: entry.sha256 for path, entry in self.files.items()})
 
+    def to_figures(self, folder: str) -> dict[str, Any]:
+        """Return what a stage's `--json` prints: the folder, the counts and the cost."""
+        cost = {"seconds": self.seconds, **self.cost}
+        return {"output": folder, **self.counts, "cost": cost}
+
 
 def read_claim(folder: str) -> Claim | None:
     """Read the claim of `folder`; return None if no stage has claimed the folder."""

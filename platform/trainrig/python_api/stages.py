@@ -45,6 +45,16 @@ class StageOutput:
         return self.manifest.counts
 
     @property
+    def figures(self) -> dict[str, Any]:
+        """What the command prints with `--json`: the folder, the counts and the cost."""
+        return self.manifest.to_figures(self.output)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the files that the stage wrote, in alphabetical order."""
+        return tuple(self.list_files())
+
+    @property
     def seconds(self) -> float:
         """Duration in seconds of the process that finished the stage."""
         return self.manifest.seconds

@@ -10,6 +10,7 @@ import pytest
 
 from trainrig import config, manifest
 from trainrig.errors import ClusterError, ConfigError, DataError
+from trainrig.launch.submit.input_check import find_input_problems
 from trainrig.scaling.laws.runs_files import read_table
 from trainrig.scaling.laws.runs_table import RUNS_FILE
 from trainrig.scaling.sweep.rate_search import RateBatchPair
@@ -172,6 +173,16 @@ def test_a_trial_that_fails_the_same_way_twice_ends_with_its_reason_in_the_table
 def test_resources_that_are_not_there_are_refused(local_ray, make_sweep, changes, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         sweep(make_sweep("refused", **changes))
+
+
+def test_a_searcher_without_its_package_is_refused(make_sweep, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    searching = {"parameters": 6_000, "tokens": 1_500, "searcher": {"kind": "Optuna"}}
+    run = make_sweep(search=searching)
+    with pytest.raises(ConfigError, match=r"Optuna is not installed; run `pip install .*optuna"):
+        sweep(run)
+    assert not Path(run.output).exists()
+    assert any("Optuna is not installed" in problem for problem in find_input_problems(run))
 
 
 def test_a_law_of_nothing_held_out_is_refused(make_sweep, make_tokens, tmp_path):

@@ -5,6 +5,7 @@ the rule for every other size. Trials of a search may be stopped early: all have
 and no law is fitted to their losses, so a wrong stop only leads to a slightly worse pair.
 """
 
+import importlib.util
 import json
 import math
 import re
@@ -16,6 +17,8 @@ from pydantic import Field, model_validator
 
 from trainrig import storage
 from trainrig.config import Settings
+from trainrig.errors import ConfigError
+from trainrig.optional_packages import describe_install
 
 Factors = Annotated[
     tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Field(min_length=1)
@@ -27,6 +30,9 @@ class Grid(Settings):
     """Search that tries every rate with every batch."""
 
     kind: Literal["Grid"] = "Grid"
+
+    def check(self) -> None:
+        """Do nothing: trying every pair needs no package."""
 
 
 class Optuna(Settings):
@@ -40,6 +46,14 @@ class Optuna(Settings):
     kind: Literal["Optuna"] = "Optuna"
     draws: int = Field(default=12, ge=2)  # number of pairs to try
     seed: int = Field(default=0, ge=0)  # random seed of the draws
+
+    def check(self) -> None:
+        """Raise ConfigError if the package Optuna is not installed."""
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError(
+                "search.searcher: Optuna is not installed; "
+                f'run `{describe_install("optuna")}`, or use searcher = {{ kind = "Grid" }}'
+            )
 
 
 class ASHA(Settings):

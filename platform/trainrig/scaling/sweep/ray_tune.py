@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainrig import errors, storage
-from trainrig.errors import ClusterError, ClusterLost, ConfigError, TrainrigError, Unfinished
+from trainrig.errors import ClusterError, ClusterLost, TrainrigError, Unfinished
 from trainrig.manifest import SCRATCH, Stage
-from trainrig.optional_packages import describe_install
 from trainrig.processes.stop_file import FILE, StopRequests
 from trainrig.ray_runtime import ray_pools
 from trainrig.ray_runtime.ray_local import end_own, keep_logs, raise_if_lost
@@ -282,15 +281,8 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
         )
     if not isinstance(search.searcher, Optuna):
         return settings
-    try:
-        from ray.tune.search.optuna import OptunaSearch
+    from ray.tune.search.optuna import OptunaSearch
 
-        searcher = OptunaSearch(metric="loss", mode="min", seed=search.searcher.seed)
-    except (ImportError, AssertionError):
-        raise ConfigError(
-            f"search.searcher: Optuna is not installed; run `{describe_install('optuna')}`, or use "
-            'searcher = { kind = "Grid" }'
-        ) from None
     bounds = {"rate": search.rate_factors, "batch": search.batch_factors}
     return settings | {
         "space": {
@@ -298,6 +290,6 @@ def build_search_settings(search: RateSearch) -> dict[str, Any]:
             for name, factors in bounds.items()
             if len(set(factors)) > 1
         },
-        "search_alg": searcher,
+        "search_alg": OptunaSearch(metric="loss", mode="min", seed=search.searcher.seed),
         "num_samples": search.searcher.draws,
     }

@@ -57,6 +57,7 @@ def sweep(run: Sweep, show: Show = lambda done, of, rows: None) -> Manifest:
     points = list_design_points(run, data)
     plan(run, points, data, given)  # raises the errors of the design
     if run.search:
+        run.search.searcher.check()
         plan_search(run, run.search, data, rate_search.list_pairs(run.search))
     sweep_table.compute_usd_an_hour(run)
     check_tasks(run)
