@@ -605,6 +605,20 @@ def test_check_counts_parameters_exactly_before_and_after_there_are_tokens(
     assert f"# parameters: {exact:,}\n" in trainrig(*settled).out
 
 
+def test_check_estimates_tuning_of_a_preset_before_there_is_a_checkpoint(
+    trainrig: Trainrig, made: Made
+) -> None:
+    absent = ("check", made.run_file("posttrain"), "--set", "checkpoint=none", "--device", "h100")
+    assert "hours" not in trainrig(*absent, "--json").result
+    found = trainrig(*absent, "--preset", "llama-3.2-1b", "--json").result
+    assert found["parameters"] == 1_235_814_400 and found["hours"] > 0
+    wrong = trainrig(*absent, "--preset", "llama-1b")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert wrong.err.startswith("trainrig: --preset: no preset 'llama-1b'; did you mean 'llama-")
+    other = trainrig("check", made.run_file("tokenize"), "--preset", "llama-3.2-1b")
+    assert other.code == 2 and "`tokenize` tunes no checkpoint" in other.err
+
+
 def test_check_names_the_stage_that_was_meant(trainrig: Trainrig, tmp_path: Path) -> None:
     run_file = tmp_path / "run.toml"
     run_file.write_text('stage = "pretrian"\n')

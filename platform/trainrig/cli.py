@@ -129,13 +129,22 @@ def check(
     device: command_line.Device = None,
     mfu: command_line.Utilisation = None,
     hardware: command_line.HardwareTable = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="PRESET",
+            help="Model of `posttrain` to estimate for while its checkpoint does not exist, such "
+            "as llama-3.1-8b.  [default: none]",
+        ),
+    ] = None,
     as_json: command_line.Json = False,
 ) -> None:
     """Validate a run file and print every setting and what the run would take.
 
     Defaults are marked as such, or left out with --changed. For training: parameters and memory;
-    for pretraining also FLOPs, time and cost. Inputs that do not exist, patterns that match no
-    file, and packages that are not installed are listed as problems.
+    for `pretrain` and `posttrain` also FLOPs, time and cost. Inputs that do not exist, patterns
+    that match no file, and packages that are not installed are listed as problems.
     """
     model = _load_model(run_file)
     run = config.load(model, run_file, changes or ())
@@ -143,7 +152,7 @@ def check(
     from trainrig.estimate.run_cost import DeviceChoice
     from trainrig.launch.submit.input_check import find_input_problems
 
-    facts = describe(run, DeviceChoice(device, hardware, mfu))
+    facts = describe(run, DeviceChoice(device, hardware, mfu), preset)
     problems = list(find_input_problems(run))
     if as_json:
         print(json.dumps({"run": run.model_dump(mode="json"), **facts, "problems": problems}))

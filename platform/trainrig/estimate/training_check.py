@@ -257,6 +257,25 @@ def _describe_stages(run: Pretraining, model: DecoderConfig) -> dict[str, str]:
     }
 
 
+def describe_cost(
+    flops: float, training: Training, workers: Workers, machine: run_cost.DeviceChoice
+) -> dict[str, Any]:
+    """Return the operations, hours, energy and price of `flops` on the most of `workers`."""
+    offers = hardware.load(machine.table)
+    device = machine.resolve_name(offers)
+    training = training.resolve(offers.devices[device].computes_narrow, compiles=False)
+    most = parse_bounds(workers).most
+    taken = run_cost.estimate_cost(
+        flops, offers, device, most, training.precision.peak, machine.assumed
+    )
+    return {
+        "flops": flops,
+        "hours": taken.hours,
+        "kwh": taken.kwh,
+        **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
+    }
+
+
 def _describe_at_work(run: Pretraining, taken: run_cost.Cost) -> str:
     """Return the busy share of workers or replicas, also after the loss of one and two nodes.
 

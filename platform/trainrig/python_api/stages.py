@@ -46,7 +46,7 @@ class StageOutput:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What the command prints with `--json`: the folder, the counts and the cost."""
+        """The folder, the counts and the cost, as the command prints them with `--json`."""
         return self.manifest.to_figures(self.output)
 
     @property

@@ -1,13 +1,21 @@
-"""Predicted memory of tuning, against the allocator's peaks in real steps."""
+"""Predicted memory and operations of tuning, against the peaks and the counts of torch."""
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainrig.check import describe
 from trainrig.estimate.run_cost import DeviceChoice
-from trainrig.estimate.tuning_check import estimate_tuning, estimate_tuning_memory
+from trainrig.estimate.tuning_check import (
+    count_tuning_flops,
+    estimate_tuning,
+    estimate_tuning_memory,
+)
+from trainrig.flops import count_token_flops
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+from trainrig.models.lora import adapt, count_adapter
 from trainrig.objectives.log_probabilities import stack_rows
 from trainrig.objectives.shared_prompts import lay_out
 from trainrig.posttrain.tuning.fine_tuning import prepare
@@ -166,6 +174,31 @@ def test_without_its_rows_they_are_taken_to_be_as_long_as_may_be(tuning, wide):
     assert one["largest_micro_batch"] == "16 rows of 96 places, logits of 1536"
     assert one["device"] == "h100 x 1"
     assert one["memory_per_device_gib"] > 0
+    absent = run.model_copy(update={"checkpoint": "never/made"})
+    assert estimate_tuning(absent, DeviceChoice("h100")) == {}
+    assert estimate_tuning(absent, DeviceChoice("h100"), model) == one
+    assert one["hours"] > 0 and one["usd"] > 0
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 8}])
+def test_the_operations_are_those_that_torch_counts(lora, tuning, wide):
+    run = tuning("SFT", lora=lora)
+    model, _ = checkpoint.describe(checkpoint.resolve(wide))
+    network = Decoder(model)
+    initialise(network, 1)
+    if run.lora:
+        adapt(network, run.lora)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        network(torch.zeros(2, 32, dtype=torch.int64)).logits.sum().backward()
+    micro_batches = 8  # 4 steps of 2
+    found = count_tuning_flops(run, model, [], LargestRows(2, 32, None)) / micro_batches / 64
+    # torch's plain kernel also computes the keys that a causal model does not see
+    attention = count_token_flops(model, 32).attention
+    found += 3 * (count_token_flops(model, 32, causal=False).attention - attention)
+    if run.lora:  # our count leaves out what the adapters add, and that the first inputs are frozen
+        inputs = model.channels * (128 + 64 + 64) + 3 * 8 * model.channels  # query, key and value
+        found += 6.0 * count_adapter(model, run.lora) - 2.0 * inputs
+    assert counter.get_total_flops() / 64 == found
 
 
 def test_an_adapter_needs_less_and_check_says_so(tuning):

@@ -272,6 +272,18 @@ def find_models(
     return model, frozen, {}
 
 
+def assume_model(run: FineTuning, model: DecoderConfig) -> DecoderConfig:
+    """Return `model` with the head that `run` needs, as if it were the model of its checkpoint.
+
+    Raises InputError for settings that do not fit together.
+    """
+    check_sums(run.training, run.workers, [run.batches.global_batch // run.batches.micro_batch])
+    if run.objective.rows not in ("classified", "questions"):
+        model = _add_head(run, run.checkpoint, model, {})
+    _check(run, model)
+    return model
+
+
 def _check(run: FineTuning, model: DecoderConfig) -> None:
     try:
         check_positions(run.batches.sequence_length, model)

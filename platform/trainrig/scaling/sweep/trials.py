@@ -347,7 +347,7 @@ def estimate_sweep(sweep: Sweep, _: object) -> dict[str, float | str]:
         ),
         "flops_by_6nd": sum(
             count_flops_6nd(
-                trial.ladder_model.parameters, _count_positions(sweep, trial, end - begin)
+                trial.ladder_model.parameters, float(_count_positions(sweep, trial, end - begin))
             )
             for trial, begin, end in made
         ),
