@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-
 # Each commit starts with another file of slow tests, so that in time all of them run.
 WITHIN = $(if $(MINUTES),--slow-minutes $(MINUTES) --slow-from $(shell git rev-list --count HEAD))
 
-.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs site sbom clean
+.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs site sbom release clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -68,6 +68,10 @@ site: .venv/site ## The documentation as pages with a search: open site/index.ht
 sbom: OUT = sbom.json
 sbom: .venv/installed ## The installed packages as a software bill of materials (CycloneDX)
 	$(BIN)/python .ci/sbom.py > $(OUT)
+
+release: OUT = dist
+release: .venv/tools ## The source archive and the wheel, which then runs in an empty environment
+	$(BIN)/python .ci/release.py $(OUT)
 
 # Once for each change of what is to be installed: what running needs, then what tests need. pip
 # shows its progress in the minutes that this takes.

@@ -605,6 +605,15 @@ def test_check_counts_parameters_exactly_before_and_after_there_are_tokens(
     assert f"# parameters: {exact:,}\n" in trainrig(*settled).out
 
 
+def test_the_table_of_hardware_is_an_option_or_a_variable(
+    trainrig: Trainrig, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = ("check", made.run_file("posttrain"))
+    monkeypatch.setenv("TRAINRIG_HARDWARE", "of-the-variable.toml")
+    assert "of-the-variable.toml" in trainrig(*checked).err
+    assert "of-the-option.toml" in trainrig(*checked, "--hardware", "of-the-option.toml").err
+
+
 def test_check_estimates_tuning_of_a_preset_before_there_is_a_checkpoint(
     trainrig: Trainrig, made: Made
 ) -> None:

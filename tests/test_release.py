@@ -119,6 +119,14 @@ def test_the_bill_of_materials_lists_every_package_once_and_what_it_needs() -> N
 # --- wheel and sdist
 
 
+def test_ci_runs_the_wheel_in_an_empty_environment() -> None:
+    assert "\nmake release " in (ROOT / ".ci" / "run").read_text()
+    excepted = re.findall(r'^    "(\S+)\.",$', (ROOT / ".ci" / "release.py").read_text(), re.M)
+    assert len(excepted) == 3
+    for package in excepted:
+        assert (ROOT / "platform" / package.replace(".", "/")).is_dir()
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the source archive, built from this checkout without a network."""

@@ -75,7 +75,10 @@ def trainrig(
 @command_line.command(app, command_line.START, "trainrig quickstart --out quickstart")
 def quickstart(
     out: Annotated[
-        str, typer.Option(metavar="FOLDER", help="Folder for all outputs.")
+        str,
+        typer.Option(
+            metavar="FOLDER", envvar="TRAINRIG_QUICKSTART", help="Folder for all outputs."
+        ),
     ] = "quickstart",
     workers: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of worker processes of each stage.")

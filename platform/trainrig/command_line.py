@@ -270,7 +270,10 @@ HardwareTable = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Table of devices, machines and prices.  [default: trainrig's hardware.toml]",
+        envvar="TRAINRIG_HARDWARE",
+        show_envvar=False,
+        help="Table of devices, machines and prices.  "
+        "[default: $TRAINRIG_HARDWARE, else trainrig's hardware.toml]",
         autocompletion=run_files,
     ),
 ]

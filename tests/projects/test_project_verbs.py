@@ -92,21 +92,22 @@ def test_init_writes_nothing_for_data_that_it_refuses(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "trainrig", *words],
         cwd=folder,
         env=environment,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def finish(folder: Path, *words: str) -> str:
-    process = start(folder, *words)
-    printed, _ = process.communicate()
+def finish(folder: Path, *words: str, typed: str = "") -> str:
+    process = start(folder, *words, stdin=subprocess.PIPE)
+    printed, _ = process.communicate(typed)
     assert process.returncode == 0, printed
     return printed
 
@@ -119,12 +120,14 @@ def read_files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_two_commands_make_a_model_of_own_data_and_a_kill_changes_no_byte(tmp_path: Path) -> None:
-    """The commands are those of the guide, whose example makes 200 documents and 50 chats."""
+    """All commands of the guide run, on the 200 documents and 50 chats that its example makes."""
     page = GUIDE.read_text(encoding="utf-8")
     example = re.findall(r"^python - <<'END'\n(.*?)^END$", page, re.MULTILINE | re.DOTALL)[0]
     subprocess.run([sys.executable, "-c", example], cwd=tmp_path, check=True)
-    lines = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0].splitlines()
-    init, run = (line.split()[1:] for line in lines)
+    blocks = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (init, run), results, imported = (
+        [line.split()[1:] for line in block.splitlines()] for block in blocks
+    )
     finish(tmp_path, *init, "--gpus", "0")
     whole = tmp_path / run[1]
     killed = Path(shutil.copytree(whole, tmp_path / "killed"))
@@ -146,6 +149,15 @@ def test_two_commands_make_a_model_of_own_data_and_a_kill_changes_no_byte(tmp_pa
     again = finish(tmp_path, *run)
     assert again.count("the output is finished") == 5  # all stages but the export
     assert read_files(whole / "exported") == exported
+
+    for words in results:  # `chat` reads its questions from standard input
+        assert finish(tmp_path, *words, typed="What does str.find do?\n").strip()
+    (generate,) = re.findall(r'^python -c "(.*)"$', page, re.MULTILINE)
+    subprocess.run([sys.executable, "-c", generate], cwd=tmp_path, check=True)
+    (tmp_path / "hf-folder").symlink_to(whole / "exported")
+    for words in imported:
+        finish(tmp_path, *words)
+    assert (tmp_path / imported[-1][1] / "exported" / "model.safetensors").is_file()
 
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(whole / "exported")
