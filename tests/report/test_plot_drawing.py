@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -277,6 +278,17 @@ def test_events_are_lines_over_the_steps_that_they_undid(ax):
     assert [line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2] == [12, 20]
     assert [text.get_text() for text in ax.texts] == ["1", "spike, rolled back"]
     assert ax.patches[0].get_x() == 15 and ax.patches[0].get_width() == 5
+
+
+def test_an_axis_ends_with_the_run_unless_a_marker_would_be_cut(ax):
+    losses = Line([1, 2, 254], [9.0, 8.0, 4.0])
+    draw_on(ax, Plot([losses, plots.Event(100, "killed")], Axis("step"), Axis("loss")))
+    assert ax.get_xlim() == (1, 254)
+    points = replace(losses, style="o")
+    other = Figure().add_subplot()
+    draw_on(other, Plot([losses, points], Axis("step"), Axis("loss")))
+    low, high = other.get_xlim()
+    assert low < 1 and high > 254
 
 
 @pytest.mark.parametrize("span", [1.4, 2.0, 9.0, 1e3, 1e8])

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,16 @@ SIZES = {
         *("batches.sequence_length=64", "training.fewest_steps=30"),
     ],
 }
+# The same of the run files that docs/commands.md uses after the quickstart.
+LATER_SIZES = {
+    "preferences/posttrain": ["training.steps=4", "training.held_out.rows=8"],
+    "reinforcement/rl": ["training.steps=1", "rollouts.prompts=4", "rollouts.samples=4"],
+    "distillation/posttrain": ["training.steps=4", "training.held_out.rows=8"],
+    "distillation/sample": ["samples=2", "keep=1", "maximum_tokens=8"],
+    "constitutional/constitutional": ["rounds=1", "maximum_tokens=8"],
+}
+# These two wait for a browser and for a user.
+INTERACTIVE = {"watch", "chat"}
 SUMMARY = {
     *("documents_in", "documents_kept", "duplicates_planted", "duplicates_caught"),
     *("pii_planted", "pii_caught", "train_tokens", "parameters", "loss_first", "loss_last"),
@@ -96,8 +107,6 @@ FOLDERS = {
     *("pages", "documents", "tokenizer", "tokens", "model", "conversations", "tuned"),
     *("pairs", "aligned", "scores-early", "scores-model", "scores-tuned", "scores-aligned"),
 }
-# Run files whose name differs from their stage.
-STAGE_OF = {"dpo": "posttrain", "pairs": "conversations"}
 
 
 @dataclass(frozen=True)
@@ -155,16 +164,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     work = at / "work"
     shutil.copytree(ROOT / "jobs", work / "jobs")
     for folder in (work / "jobs" / "configs", site / "trainrig" / "configs"):
-        make_smaller(folder / "quickstart")
+        make_smaller(folder / "quickstart", SIZES)
+        make_smaller(folder, LATER_SIZES)
     return Installed(python.parent, site / "trainrig", work)
 
 
-def make_smaller(run_files: Path) -> None:
-    """Reduce the sizes of the quickstart's run files."""
-    for name, changes in SIZES.items():
-        verb = STAGE_OF.get(name, name)
-        model = PageMaking if verb == "pages" else VERBS[verb].load_model()
-        path = run_files / f"{name}.toml"
+def make_smaller(folder: Path, sizes: Mapping[str, Sequence[str]]) -> None:
+    """Reduce the sizes of the run files below `folder`."""
+    for name, changes in sizes.items():
+        path = folder / f"{name}.toml"
+        stage = config.parse(path.read_text(), str(path)).get("stage", "pages")
+        model = PageMaking if stage == "pages" else VERBS[stage].load_model()
         path.write_text(to_toml(config.load(model, str(path), changes)), encoding="utf-8")
 
 
@@ -307,16 +317,18 @@ def test_a_second_call_does_nothing_says_so_and_tells_the_same(
 
 
 def list_later_commands() -> list[list[str]]:
-    """Return the commands of README's tasks and of the data path in docs/commands.md."""
+    """Return the commands of README's tasks and of docs/commands.md, but interactive ones."""
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    section = page.partition("\n## The data path, in order\n")[2]
-    block = re.search(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert block
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    tasks = re.findall(r"^\|.*\| `(trainrig [^`]+)` \|", readme, re.MULTILINE)
-    assert len(tasks) == 5
-    lines = [line for line in block[1].splitlines() if line.strip()]
-    return [shlex.split(line, comments=True) for line in [*tasks, *lines]]
+    lines = re.findall(r"^\|.*\| `(trainrig [^`]+)` \|", readme, re.MULTILINE)
+    assert len(lines) == 5
+    for title in ("The data path, in order", "Commands after the quickstart"):
+        section = page.partition(f"\n## {title}\n")[2]
+        block = re.search(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        assert block
+        lines += [line for line in block[1].splitlines() if line.strip()]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in commands if words[1] not in INTERACTIVE]
 
 
 @pytest.fixture(scope="module")
@@ -353,6 +365,13 @@ def test_the_commands_of_the_pages_work_one_after_the_other(
         "hf-folder",
         "exported",
         "mix",
+        "my-model/exported",
+        "preferences/scored",
+        "runs/rl/report.html",
+        "runs/student/report.html",
+        "runs/samples",
+        "runs/constitutional",
+        "runs/embeddings",
     ):
         assert (installed.work / made).exists()
     assert (installed.work / "laws/web").exists() == ("fit" in followed)

@@ -111,6 +111,9 @@ def draw_on(ax: Axes, plot: plots.Plot | plots.Bars | plots.Pairs | plots.Interv
     if isinstance(plot, plots.Plot):
         for mark in plot.marks:
             _DRAW[type(mark)](ax, mark)
+        lines = [mark for mark in plot.marks if isinstance(mark, plots.Line)]
+        if lines and not any(_has_markers(line) for line in lines):
+            ax.margins(x=0)  # the axis ends with the run
         _set_axis(ax, "x", plot.x)
         _set_axis(ax, "y", plot.y)
         handles, _ = ax.get_legend_handles_labels()
@@ -147,6 +150,11 @@ def thin(
             kept.add(int(some[~np.isfinite(y[some])][0]))
     at = np.array(sorted(kept))
     return x[at], y[at]
+
+
+def _has_markers(line: plots.Line) -> bool:
+    """Return whether `line` has markers, which an edge of the plot would cut in two."""
+    return line.area is not None or line.style not in ("-", "--", ":")
 
 
 def _draw_line(ax: Axes, line: plots.Line) -> None:
