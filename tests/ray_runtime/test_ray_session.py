@@ -1,8 +1,10 @@
 import functools
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,30 @@ def test_a_file_that_a_split_cannot_use_is_named_and_what_was_done_stays_done(
     assert phase.find_unfinished(SPLITS) == []
     done = (tmp_path / "log").read_text().split()
     assert all(done.count(split.name) == 1 for split in SPLITS if split not in left)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("brief", [False, True])
+def test_no_further_split_is_begun_after_a_failed_one(
+    tmp_path: Path, local_ray: int, brief: bool
+) -> None:
+    import ray.data
+
+    many = [Split(f"split-{number}", {"number": number}) for number in range(200)]
+    (tmp_path / "bad").write_text("0")
+    level = logging.getLogger("ray.data").level
+    with pytest.raises(DataError, match="page 0: torn"):
+        ray_session.map_splits(make_phase(tmp_path), many, 2, brief=brief)
+    assert logging.getLogger("ray.data").level == level
+    for thread in threading.enumerate():
+        if thread.name == ray_session.SPLITS_THREAD:
+            thread.join(60)
+            assert not thread.is_alive()
+    # It runs once no split does.
+    ray.get(ray.remote(lambda: 0).options(num_cpus=local_ray).remote())
+    begun = (tmp_path / "log").read_text().splitlines() if (tmp_path / "log").exists() else []
+    assert len(begun) < 50
 
 
 @pytest.mark.slow

@@ -68,7 +68,10 @@ SIZES = {
 # The same of the run files that docs/commands.md uses after the quickstart.
 LATER_SIZES = {
     "preferences/posttrain": ["training.steps=4", "training.held_out.rows=8"],
-    "reinforcement/rl": ["training.steps=1", "rollouts.prompts=4", "rollouts.samples=4"],
+    "reinforcement/rl": [
+        *("training.steps=1", "rollouts.prompts=4", "rollouts.samples=4"),
+        *("rollouts.micro_batch=8", "rollouts.maximum_tokens=8"),
+    ],
     "distillation/posttrain": ["training.steps=4", "training.held_out.rows=8"],
     "distillation/sample": ["samples=2", "keep=1", "maximum_tokens=8"],
     "constitutional/constitutional": ["rounds=1", "maximum_tokens=8"],

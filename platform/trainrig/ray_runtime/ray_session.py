@@ -90,6 +90,7 @@ CLUSTER = "TRAINRIG_CLUSTER"
 # Ray's switch for clusters on Windows and macOS. With 0, Ray uses 127.0.0.1 as the machine's
 # address and listens there alone.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+SPLITS_THREAD = "splits"  # name of the thread that waits for splits
 OBJECT_STORE_BYTES = 256 * 2**20  # ample, because the store holds paths and counts only
 
 _Row = TypeVar("_Row")
@@ -431,7 +432,6 @@ def _run_by_ray_data(
     import ray.data
     from ray.util.annotations import RayDeprecationWarning
 
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised below
     # A copy, because datasets of the caller must not lose blocks with errors.
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
@@ -469,7 +469,13 @@ def _run_by_ray_data(
                 num_cpus=place.need["CPU"],
                 max_retries=0,  # otherwise Ray retries for ever what its memory monitor killed
             )
-    yield from _iterate_names(_iterate_in_thread(done.iter_rows))
+    rays = logging.getLogger("ray.data")
+    level = rays.level
+    rays.setLevel(logging.CRITICAL)  # errors are raised here
+    try:
+        yield from _iterate_names(_iterate_in_thread(done.iter_rows))
+    finally:
+        rays.setLevel(level)
 
 
 def _run_by_tasks(
@@ -553,30 +559,39 @@ def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
     A signal handler's exception is raised in the main thread, and Ray's code swallows some of these
     exceptions. With Ray's code in the main thread, a driver that received a stop signal then waited
     for ever in 1 run of 12. Raises ClusterLost if Ray is lost.
+
+    If the caller takes no more items, the thread ends with the item that it waits for. Otherwise
+    the rest would be made for nobody, as after the first error of a split.
     """
     results: queue.SimpleQueue[tuple[_Row | None, BaseException | None]] = queue.SimpleQueue()
+    ended = threading.Event()
 
     def run() -> None:
         try:
             for row in iterate():
+                if ended.is_set():
+                    return
                 results.put((row, None))
             results.put((None, None))
         except BaseException as error:
             results.put((None, error))
 
-    threading.Thread(target=run, name="splits", daemon=True).start()
-    while True:
-        try:
-            row, error = results.get(timeout=ray_local.LOOK_AT_RAY)
-        except queue.Empty:
-            ray_local.raise_if_lost()
-            continue
-        if error is not None:
-            ray_local.raise_if_lost(surely=True)
-            raise error
-        if row is None:
-            return
-        yield row
+    threading.Thread(target=run, name=SPLITS_THREAD, daemon=True).start()
+    try:
+        while True:
+            try:
+                row, error = results.get(timeout=ray_local.LOOK_AT_RAY)
+            except queue.Empty:
+                ray_local.raise_if_lost()
+                continue
+            if error is not None:
+                ray_local.raise_if_lost(surely=True)
+                raise error
+            if row is None:
+                return
+            yield row
+    finally:
+        ended.set()
 
 
 _loaded: dict[str, Work] = {}  # loaded work of the latest `map_splits` call, in a Ray worker
