@@ -50,6 +50,22 @@ def test_an_error_appears_without_slow_imports(
     assert slow == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "slow"),
+    [
+        (["compare", "nope", "other"], {"scipy"}),
+        (["leaderboard", "nope"], {"scipy"}),
+        (["report", "nope"], set()),
+    ],
+)
+def test_a_command_that_reads_results_imports_no_torch_and_no_plots(
+    arguments: list[str], slow: set[str], tmp_path: Path, imported: Imported
+) -> None:
+    found, told = imported(*arguments, cwd=tmp_path, code=2)
+    assert "nope: no such folder" in told
+    assert set(found) <= slow
+
+
 @pytest.mark.parametrize("run_file", RUN_FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_good_file_is_checked_without_them(
     run_file: Path, tmp_path: Path, imported: Imported

@@ -17,7 +17,7 @@ from trainrig.evaluate.engine import shards
 from trainrig.evaluate.engine.request_encoding import encode_chat_prompt
 from trainrig.evaluate.evaluation import evaluate
 from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
-from trainrig.evaluate.scorecards import read_scorecard
+from trainrig.evaluate.scorecards import read_scorecard, read_scored
 from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train.checkpoint import write_model
 
@@ -119,7 +119,7 @@ def test_a_scorecards_scores_equal_its_rows(ask):
     card = read_scorecard(run.output)
     assert list(card.tasks) == list(ALL) and card.step == 0
     for name, score in card.tasks.items():
-        rows = shards.read_scored(run.output, name)
+        rows = read_scored(run.output, name)
         assert [row["row"] for row in rows] == list(range(1, 25)) and score.rows == 24
         if name != "text":
             right = [row["scores"][score.metric] for row in rows]
@@ -128,7 +128,7 @@ def test_a_scorecards_scores_equal_its_rows(ask):
     pick = card.tasks["pick"]
     assert (pick.metric, pick.groups, pick.chance) == ("acc_mutual_info", 12, pytest.approx(1 / 3))
     assert pick.shuffled[0] <= pick.headline.value <= pick.shuffled[1]  # the model is random
-    for row in shards.read_scored(run.output, "pick"):
+    for row in read_scored(run.output, "pick"):
         nats = np.array(row["log_likelihoods"])
         alone = np.array(row["unconditional"])
         lengths = [len(choice) for choice in row["choices"]]
@@ -185,7 +185,7 @@ def test_programs_run_only_with_consent(ask):
     assert not Path(run.output).exists()
     run = run.model_copy(update={"run_code": True})
     evaluate(run)
-    rows = shards.read_scored(run.output, "code")
+    rows = read_scored(run.output, "code")
     golds = [
         json.loads(line)["gold"]
         for line in Path(run.task_rows, "rows.jsonl").read_text().splitlines()
@@ -277,7 +277,7 @@ def test_contaminated_rows_are_scored_separately(ask, tmp_path):
     assert (found.looked_for, found.seen) == (24, 4)
     fresh = [
         row["scores"]["acc_mutual_info"]
-        for row in shards.read_scored(run.output, "pick")
+        for row in read_scored(run.output, "pick")
         if row["row"] - 1 not in injected
     ]
     assert found.without.value == pytest.approx(np.mean(fresh))

@@ -15,10 +15,17 @@ from trainrig.config import extract_identity
 from trainrig.errors import ClusterError, ConfigError, DataError
 from trainrig.evaluate.contamination import find_seen, join_seen
 from trainrig.evaluate.engine import vector_tasks
-from trainrig.evaluate.engine.shards import TaskPlan, TaskRun, list_program_tasks, read_scored
+from trainrig.evaluate.engine.shards import TaskPlan, TaskRun, list_program_tasks
 from trainrig.evaluate.evaluation_run_file import Evaluation
 from trainrig.evaluate.held_out_perplexity import HeldOutPlan
-from trainrig.evaluate.scorecards import SCORECARD, Scorecard, SourceScore, TaskScore, score_task
+from trainrig.evaluate.scorecards import (
+    SCORECARD,
+    Scorecard,
+    SourceScore,
+    TaskScore,
+    read_scored,
+    score_task,
+)
 from trainrig.evaluate.tasks.shipped import load_task
 from trainrig.evaluate.tasks.task_definition import PreferredAnswer
 from trainrig.flops import count_flops_6nd

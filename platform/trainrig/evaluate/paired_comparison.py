@@ -10,9 +10,8 @@ from typing import Any
 
 from trainrig import manifest
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.score_statistics import PairedDifference, estimate_paired_difference
-from trainrig.evaluate.scorecards import Scorecard, read_scorecard
+from trainrig.evaluate.scorecards import Scorecard, read_scorecard, read_scored
 from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
 

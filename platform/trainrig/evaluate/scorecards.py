@@ -1,5 +1,6 @@
-"""Scores of a task, computed from its scored rows, and the scorecard that holds them."""
+"""Scored rows of an evaluation, the scores of a task, and the scorecard that holds them."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +8,31 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from trainrig import manifest
+from trainrig import manifest, storage
+from trainrig.errors import DataError
 from trainrig.evaluate import score_statistics
 
+ROWS = "rows"  # folder of scored rows, below the stage's: ROWS/TASK/00000.jsonl
 Rows = Sequence[Mapping[str, Any]]
+
+
+def read_scored(folder: str, task: str) -> list[dict[str, Any]]:
+    """Return the scored rows of `task` in an evaluation's folder, in the order of the task's rows.
+
+    Raises DataError if there are none.
+    """
+    rows = []
+    paths = storage.list_files(storage.join(folder, ROWS, task), ".jsonl")
+    for data in storage.read_files(paths):
+        for line in data.decode("utf-8", "surrogatepass").split("\n"):
+            if line:
+                rows.append(json.loads(line))
+    if not rows:
+        raise DataError(
+            f"{folder}: the folder has no scored rows of task '{task}'; run `trainrig evaluate` "
+            "again"
+        )
+    return rows
 
 
 class MetricScore(BaseModel):

@@ -18,7 +18,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from trainrig.report import number_formats
-from trainrig.report.plot_drawing import draw
 from trainrig.report.plots import Drawable
 
 # Colours by name. The series use the colours of Okabe and Ito, which the colour-blind distinguish.
@@ -95,6 +94,8 @@ def _make_environment() -> Environment:
 
 
 def _draw_markup(plot: Drawable) -> Markup:
+    from trainrig.report.plot_drawing import draw  # matplotlib: pages without plots skip it
+
     return Markup(draw(plot))
 
 

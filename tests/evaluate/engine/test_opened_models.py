@@ -7,10 +7,9 @@ import torch
 
 from trainrig.errors import DataError, OutputTaken
 from trainrig.evaluate.engine.opened_models import OpenedJudge, Pair
-from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.evaluation import evaluate
 from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
-from trainrig.evaluate.scorecards import read_scorecard
+from trainrig.evaluate.scorecards import read_scorecard, read_scored
 from trainrig.evaluate.tasks.task_definition import PreferredAnswer
 from trainrig.evaluate.tasks.task_prompts import Question
 from trainrig.models.decoder import Decoder, initialise

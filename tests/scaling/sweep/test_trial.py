@@ -9,8 +9,8 @@ import pytest
 
 from trainrig import config, storage
 from trainrig.errors import ClusterError, ConfigError, DataError, Unfinished
-from trainrig.evaluate.engine.shards import read_scored
 from trainrig.evaluate.evaluation_run_file import TaskChoice
+from trainrig.evaluate.scorecards import read_scored
 from trainrig.flops import count_encoder_decoder_flops, count_position_flops
 from trainrig.models.architecture.decoder_config import count_parameters
 from trainrig.objectives.objective_kinds import CausalLM

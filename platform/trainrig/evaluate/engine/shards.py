@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig import config, manifest, storage
-from trainrig.errors import DataError
 from trainrig.evaluate.confined.run import run_confined
 from trainrig.evaluate.engine import batched_reading, request_encoding
 from trainrig.evaluate.engine.opened_models import OpenedJudge, OpenedModel, Pair
 from trainrig.evaluate.evaluation_run_file import Evaluation
+from trainrig.evaluate.scorecards import ROWS
 from trainrig.evaluate.tasks import task_definition
 from trainrig.evaluate.tasks.answer_checks import cut_at, extract_answer, score_answer
 from trainrig.evaluate.tasks.task_prompts import Question, Renderer, ShotPool, read_rows
@@ -314,9 +314,6 @@ def _build_choice_row(
     return row | ({"unconditional": without} if without else {})
 
 
-ROWS = "rows"  # folder of scored rows, below the stage's: ROWS/TASK/00000.jsonl
-
-
 @dataclass(frozen=True)
 class TaskRun:
     """A task with the options under which it is evaluated."""
@@ -399,22 +396,3 @@ def list_program_tasks(tasks: Sequence[TaskRun]) -> list[str]:
     return [
         run.task.name for run in tasks if isinstance(run.task.scoring, task_definition.ProgramTests)
     ]
-
-
-def read_scored(folder: str, task: str) -> list[dict[str, Any]]:
-    """Return the scored rows of `task` in an evaluation's folder, in the order of the task's rows.
-
-    Raises DataError if there are none.
-    """
-    rows = []
-    paths = storage.list_files(storage.join(folder, ROWS, task), ".jsonl")
-    for data in storage.read_files(paths):
-        for line in data.decode("utf-8", "surrogatepass").split("\n"):
-            if line:
-                rows.append(json.loads(line))
-    if not rows:
-        raise DataError(
-            f"{folder}: the folder has no scored rows of task '{task}'; run `trainrig evaluate` "
-            "again"
-        )
-    return rows

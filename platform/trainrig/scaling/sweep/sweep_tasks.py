@@ -12,10 +12,10 @@ from typing import Any
 from trainrig import manifest, storage
 from trainrig.config import with_absolute_paths
 from trainrig.errors import ConfigError
-from trainrig.evaluate.engine.shards import TaskPlan, read_scored
+from trainrig.evaluate.engine.shards import TaskPlan
 from trainrig.evaluate.evaluation import evaluate, load_task_runs
 from trainrig.evaluate.evaluation_run_file import Evaluation, TaskChoice
-from trainrig.evaluate.scorecards import read_scorecard
+from trainrig.evaluate.scorecards import read_scorecard, read_scored
 from trainrig.evaluate.tasks.shipped import ENDING, load_task
 from trainrig.evaluate.tasks.task_definition import Continuation, MultipleChoice
 from trainrig.scaling.sweep.sweep_run_file import Sweep
