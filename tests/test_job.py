@@ -233,7 +233,7 @@ def test_a_script_keeps_results_and_talk_apart(
 SIGTERM_DRIVER = """
 import os, signal, sys
 from trainrig import job
-from trainrig.ray_runtime import ray_session
+from trainrig.ray_runtime import ray_session, split_processing
 from trainrig.splits import Phase, Split
 
 def make_work():
@@ -247,7 +247,7 @@ def make_work():
 with job.exit_codes():
     ray_session.connect(1, "workers")
     splits = [Split(f"s{n}", {"n": n, "driver": os.getpid()}) for n in range(4)]
-    ray_session.map_splits(Phase(sys.argv[1], make_work), splits, 1)
+    split_processing.map_splits(Phase(sys.argv[1], make_work), splits, 1)
 """
 
 

@@ -28,7 +28,8 @@ from trainrig.manifest import FileSum
 from trainrig.processes.heartbeats import Heartbeat
 from trainrig.processes.process_identity import Process
 from trainrig.ray_runtime.ray_pools import ON_HEAD
-from trainrig.ray_runtime.ray_session import connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import map_splits
 from trainrig.splits import Phase, Split, Work
 from trainrig.train.elastic.coordinator import Assignment, Command, Coordinator, RankExit
 from trainrig.train.elastic.rank import compute_heartbeat_interval

@@ -17,7 +17,7 @@ import pytest
 import tiktoken
 import tokenizers
 
-from trainrig.ray_runtime.ray_session import map_splits
+from trainrig.ray_runtime.split_processing import map_splits
 from trainrig.splits import Phase, Work
 from trainrig.tokens import prepare
 from trainrig.tokens.document_set import DocumentSet, open_documents

@@ -14,7 +14,7 @@ import pytest
 
 from trainrig.errors import ClusterError, ConfigError
 from trainrig.manifest import FileSum
-from trainrig.ray_runtime import ray_local, ray_pools, ray_session, worker_space
+from trainrig.ray_runtime import ray_local, ray_pools, ray_session, split_processing, worker_space
 from trainrig.ray_runtime.ray_pools import NodePool
 from trainrig.splits import Phase, Split, Work
 
@@ -215,14 +215,14 @@ def test_models_run_on_the_gpus_of_nodes_that_joined_meanwhile(
     assert caplog.messages[0].startswith("workers: 4 workers of 1 CPU each, but Ray has 2 logical")
 
     phase = Phase(str(tmp_path / "models"), make_work)
-    ray_session.map_splits(phase, splits, 4, models=True)
+    split_processing.map_splits(phase, splits, 4, models=True)
     seen = [record.counts for record in phase.read_results(splits)]
     assert {where["node"] for where in seen} == {node}
     assert len({where["process"] for where in seen}) == 2
     assert {where["seen"] for where in seen} == {"0", "1"}
 
     phase = Phase(str(tmp_path / "cores"), make_work)
-    ray_session.map_splits(phase, splits, 4)
+    split_processing.map_splits(phase, splits, 4)
     assert all(record.counts["devices"] == [] for record in phase.read_results(splits))
 
     beside: Any = ray.remote(find_here)

@@ -15,7 +15,7 @@ from trainrig.corpus.dedup.search_passes import DuplicatesFound, find_duplicates
 from trainrig.corpus.signatures.minhash import MinHash
 from trainrig.corpus.signatures.shingle_similarity import Verification
 from trainrig.corpus.signatures.signatures import Signatures
-from trainrig.ray_runtime.ray_session import map_splits
+from trainrig.ray_runtime.split_processing import map_splits
 from trainrig.splits import Phase, Split, Work
 
 LONGEST = Longest()

@@ -64,7 +64,8 @@ from trainrig.corpus.stages.span_removal import SpanRemoval, list_removal_passes
 from trainrig.corpus.stages.surviving_documents import SurvivingDocuments, list_removal_steps
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
-from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
 
 __all__ = [

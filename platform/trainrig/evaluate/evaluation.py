@@ -31,7 +31,7 @@ from trainrig.evaluate.tasks.task_definition import PreferredAnswer
 from trainrig.flops import count_flops_6nd
 from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.models.architecture.decoder_config import count_parameters
-from trainrig.ray_runtime import ray_session
+from trainrig.ray_runtime import ray_session, split_processing
 from trainrig.splits import Phase, Split
 from trainrig.train import checkpoint
 from trainrig.train.checkpoint.checkpoint_metadata import read_entries
@@ -184,7 +184,7 @@ def _map(run: Evaluation, phase: Phase, splits: Sequence[Split], models: bool = 
     on_gpus = models and run.device != "cpu"
     if run.workers and phase.find_unfinished(splits):
         ray_session.connect(run.workers, "workers", on_gpus)
-    ray_session.map_splits(phase, splits, run.workers, models=on_gpus)
+    split_processing.map_splits(phase, splits, run.workers, models=on_gpus)
 
 
 def _score_held_out(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:

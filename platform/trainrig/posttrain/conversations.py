@@ -26,7 +26,8 @@ from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.classified_rows import TEXT_ROWS, TextRows, count_labels, settle_labels
 from trainrig.posttrain.model_source import find_tokenizer_files, open_chat_tokenizer
 from trainrig.posttrain.row_run_files import ConversationEncoding, RowFiles
-from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import CRASHED, Phase, RecordSelection, Split, Work, sum_counts
 from trainrig.tokens.chat.chat_messages import BadRow
 from trainrig.tokens.chat.chat_samples import SampleRules, Samples, build_samples

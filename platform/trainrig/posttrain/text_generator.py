@@ -25,7 +25,8 @@ from trainrig.models.token_sampling import Sampling
 from trainrig.objectives.denoising.needed_tokens import check_sentinels, find_sentinels
 from trainrig.posttrain.prompt_text import AnyPrompt, Gap, PromptEncoder, TextListener
 from trainrig.posttrain.vllm_model import VllmModel
-from trainrig.ray_runtime.ray_session import connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import map_splits
 from trainrig.splits import Phase, Split, Work
 from trainrig.tokens.chat import chat_messages
 from trainrig.tokens.tokenizers.encode import Encoder

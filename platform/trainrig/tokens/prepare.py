@@ -15,7 +15,8 @@ from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, ProgressUnit, ResourceRequest, RunFile
 from trainrig.errors import DataError
 from trainrig.manifest import FileSum, Manifest
-from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, RecordSelection, Work, sum_counts
 from trainrig.tokens import document_set
 from trainrig.tokens.rows.packing import PackingPlan, write_plans

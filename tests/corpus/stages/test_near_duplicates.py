@@ -271,8 +271,9 @@ from trainrig.corpus.dedup.duplicate_search import PartitionPlan
 def apart(split_indexes, bands, memory):
     return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 9, 10**9, 10**9, 0)
 
-options = {**ray_session._build_local_options(), "num_cpus": 8}
-with mock.patch.object(ray_session, "_build_local_options", lambda: options):
+build = ray_session._build_local_options
+on_eight = lambda folder: {**build(folder), "num_cpus": 8}
+with mock.patch.object(ray_session, "_build_local_options", on_eight):
     with mock.patch("trainrig.corpus.stages.near_duplicates.plan_partitions", apart):
         run = config.load(Curation, sys.argv[1])
         curate(run.model_copy(update={"workers": 8}))

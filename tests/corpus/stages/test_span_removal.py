@@ -139,8 +139,9 @@ from trainrig import config
 from trainrig.ray_runtime import ray_session
 from trainrig.corpus.curate import Curation, curate
 
-options = {**ray_session._build_local_options(), "num_cpus": 8}
-with mock.patch.object(ray_session, "_build_local_options", lambda: options):
+build = ray_session._build_local_options
+on_eight = lambda folder: {**build(folder), "num_cpus": 8}
+with mock.patch.object(ray_session, "_build_local_options", on_eight):
     curate(config.load(Curation, sys.argv[1]).model_copy(update={"workers": 8}))
 """
 

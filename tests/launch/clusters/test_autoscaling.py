@@ -19,7 +19,7 @@ from trainrig.corpus.read import RawPage, ReadSettings
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import ConfigError
 from trainrig.manifest import CLAIM, MANIFEST
-from trainrig.ray_runtime import ray_session
+from trainrig.ray_runtime import ray_session, split_processing
 from trainrig.scaling.sweep.ray_tune import connect_for_trials
 from trainrig.scaling.sweep.sweep import Sweep, sweep
 from trainrig.splits import Phase, Split
@@ -78,7 +78,7 @@ def test_splits_start_nodes_of_their_pool_and_leave_none(scaled, tmp_path, brief
     over = threading.Event()
     aside = threading.Thread(target=watch, args=(scaled, seen, over))
     aside.start()
-    ray_session.map_splits(phase, SPLITS, workers=3, brief=brief)
+    split_processing.map_splits(phase, SPLITS, workers=3, brief=brief)
     over.set()
     aside.join()
     assert {pool for nodes in seen for pool in nodes} == {"cpu"}

@@ -20,7 +20,7 @@ from trainrig.corpus.models.subwords import Pieces, Subwords, TokenizerFile, mak
 from trainrig.corpus.read import ReadSettings, Unreadable, cut_pieces, find_files, read
 from trainrig.errors import DataError
 from trainrig.manifest import Manifest, Stage
-from trainrig.ray_runtime.ray_session import Progress
+from trainrig.ray_runtime.split_processing import Progress
 
 
 class TextFiles(Settings):

@@ -22,7 +22,8 @@ from trainrig.errors import DataError
 from trainrig.evaluate.engine.embed_operator import TEXTS, embed_texts
 from trainrig.evaluate.engine.embed_run_file import DocumentEmbedding
 from trainrig.manifest import FileSum, Manifest
-from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, RecordSelection, Work, sum_counts
 from trainrig.tokens.document_set import (
     DocumentSet,

@@ -17,9 +17,9 @@ from pydantic import Field
 from trainrig import config, manifest, storage
 from trainrig.config import Settings
 from trainrig.errors import ConfigError, DataError
-from trainrig.evaluate.engine.shards import ROWS
 from trainrig.evaluate.engine.vector_scores import compute_ranks, fit_classifier, score_ranks
 from trainrig.evaluate.evaluation_run_file import Evaluation
+from trainrig.evaluate.scorecards import ROWS
 from trainrig.evaluate.tasks.task_prompts import TaskRow, read_rows
 from trainrig.manifest import FileSum
 from trainrig.splits import Split, Work

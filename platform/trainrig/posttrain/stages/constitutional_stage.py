@@ -16,7 +16,8 @@ from trainrig.errors import ConfigError
 from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.stages import sample_stage
 from trainrig.posttrain.stages.prompted_run_files import ConstitutionalChain
-from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, Work, sum_counts
 from trainrig.train import checkpoint
 

@@ -28,7 +28,8 @@ from trainrig.posttrain.rewards import weighted_rewards
 from trainrig.posttrain.rewards.reward_contract import Completion
 from trainrig.posttrain.stages.prompted_run_files import AnswerSampling, PromptedRunFile
 from trainrig.randomness import RandomKey, draw_words
-from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
 from trainrig.tokens.document_set import find_paths, name_files
 from trainrig.tokens.tokenizers.encode import Encoder

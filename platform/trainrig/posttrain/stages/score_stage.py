@@ -22,7 +22,8 @@ from trainrig.posttrain.classified_rows import TEXT_ROWS
 from trainrig.posttrain.conversations import QUARANTINE, QuarantinedRow, split_rows, warn_of_unread
 from trainrig.posttrain.model_source import open_chat_tokenizer
 from trainrig.posttrain.row_run_files import AnswerScoring, RowFiles
-from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, Work, sum_counts
 from trainrig.tokens import document_formats
 from trainrig.tokens.chat.chat_messages import BadRow

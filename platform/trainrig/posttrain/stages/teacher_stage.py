@@ -21,7 +21,8 @@ from trainrig.manifest import FileSum, Manifest
 from trainrig.posttrain.row_run_files import TeacherScoring
 from trainrig.posttrain.tuning import teacher_probabilities
 from trainrig.posttrain.tuning.answer_batches import Answers, fill_row
-from trainrig.ray_runtime.ray_session import Progress, connect, map_splits
+from trainrig.ray_runtime.ray_session import connect
+from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
 from trainrig.tokens.batches import IGNORE
 from trainrig.tokens.permutation import Integers

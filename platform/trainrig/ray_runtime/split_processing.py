@@ -1,0 +1,427 @@
+"""Processing of the splits of a stage, on Ray Data or in this process.
+
+The stages that divide their work into splits (curate, tokenize) share this code. Only the name and
+task of a split are sent to a worker, and only its name comes back: pages and tokens never enter the
+object store. A split whose process is killed is tried again, and then the record that kills it is
+searched for.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import logging
+import pickle
+import queue
+import sys
+import threading
+import traceback
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from trainrig import errors
+from trainrig.errors import ClusterError, ClusterLost, Unfinished
+from trainrig.ray_runtime import ray_local, worker_space
+from trainrig.ray_runtime.ray_session import join
+from trainrig.splits import PROBED, Phase, Split, Work
+
+log = logging.getLogger(__name__)
+TRIES = 3  # times that the process of a split may be killed before the reason is searched for
+NODES = 5  # nodes that a split may lose before it counts as the reason
+MOST_CRASHED = 10  # records of a split that are left out; more of them point to the machine
+SPLITS_THREAD = "splits"  # name of the thread that waits for splits
+
+_Row = TypeVar("_Row")
+
+Progress = Callable[[int, int], None]
+"""Called with (splits done, splits in all) as a phase advances."""
+
+
+def map_splits(
+    phase: Phase,
+    splits: Sequence[Split],
+    workers: int,
+    progress: Progress | None = None,
+    brief: bool = False,
+    models: bool = False,
+) -> None:
+    """Process the unfinished `splits` of `phase`, `workers` at a time.
+
+    Splits run on Ray Data, or in this process if `workers` is 0. A `brief` phase takes tenths of a
+    second, less than the setup of Ray Data, and runs as plain Ray tasks instead. The first error of
+    a split ends the phase; splits that are done stay done. `progress` is called after each split.
+    `models`: whether the workers load a model; they then run as `worker_space.find_place` says.
+
+    A split whose process is killed is tried TRIES times. In a divisible phase, the record that
+    kills is then searched for and left out. Raises ClusterError if there is no such record. With 0
+    workers the record kills this process.
+
+    If a local Ray is lost, another one is started for the splits that are left. Raises Unfinished
+    if a joined cluster is lost.
+    """
+    advance = progress or (lambda done, all_: None)
+    while left := phase.find_unfinished(splits):
+        done = len(splits) - len(left)
+        advance(done, len(splits))
+        try:
+            for _ in _wait_for_splits(phase, left, workers, brief, models):
+                done += 1
+                advance(done, len(splits))
+        except ClusterLost as lost:
+            if not ray_local.end_own():
+                again = "finished work is kept; run the same command to continue"
+                raise Unfinished(f"{lost}; {again}") from None
+            log.warning("%s; starting another one for the remaining work", lost)
+            join()
+        else:
+            return
+    advance(len(splits), len(splits))
+
+
+def _wait_for_splits(
+    phase: Phase, left: Sequence[Split], workers: int, brief: bool, models: bool
+) -> Iterator[str]:
+    """Process the splits in `left` and yield the name of each one when it is done."""
+    if not workers:
+        return _run_in_process(phase, left)
+    return _run_by_ray(phase, left, worker_space.find_place(workers, models), brief)
+
+
+def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
+    if left:
+        work = phase.make_work()
+        for split in left:
+            phase.do(work, split)
+            yield split.name
+
+
+def _run_by_ray(
+    phase: Phase, left: Sequence[Split], place: worker_space.WorkerPlace, brief: bool
+) -> Iterator[str]:
+    """Process the splits by Ray Data or by tasks, and search for the records that kill."""
+    call = uuid.uuid4().hex
+    tries = TRIES
+    if not brief:
+        from ray.exceptions import ObjectLostError
+
+        done = set()
+        with contextlib.suppress(ObjectLostError):  # a node was lost that held the name of a split
+            for name in _run_by_ray_data(phase, left, place, call):
+                done.add(name)
+                yield name
+        # Ray Data passed over these: their processes were killed, or their nodes were lost.
+        left = [split for split in left if split.name not in done]
+        tries -= 1
+    killed = list[Split]()
+    yield from _iterate_names(_run_by_tasks(phase, left, place, call, tries, killed))
+    for number, split in enumerate(killed, 1):
+        log.warning(
+            "%s: its process was killed %d times (split %d of %d such)",
+            *(split.name, TRIES, number, len(killed)),
+        )
+        yield _finish_without_crashing_records(phase, split, place, call)
+
+
+def _finish_without_crashing_records(
+    phase: Phase, split: Split, place: worker_space.WorkerPlace, call: str
+) -> str:
+    """Put the records that kill their process in quarantine, and process the rest of `split`.
+
+    One process works at a time, so that memory is not short because of others. Returns the name of
+    the split. Raises ClusterError if no single record kills, or if MOST_CRASHED are not all.
+    """
+    alone = dataclasses.replace(place, most=1)
+
+    def probe(begin: int, end: int) -> int | None:
+        for row in _run_by_tasks(phase, [split.probe(begin, end)], alone, call, 1, []):
+            _raise_error(row)
+            return int(row["records"])
+        return None
+
+    for left_out in range(MOST_CRASHED + 1):
+        tries = TRIES if left_out else 1
+        for name in _iterate_names(_run_by_tasks(phase, [split], alone, call, tries, [])):
+            return name
+        if not phase.divisible:
+            raise _explain_killed(split, "finished splits are kept")
+        if left_out == MOST_CRASHED:
+            break
+        number = find_crashing_record(probe, TRIES)
+        if number is None:
+            raise _explain_killed(split, "no single record is the cause")
+        log.warning("%s: record %d kills its process, and is in quarantine", split.name, number)
+        split = split.leave_out(number)
+        phase.note_crashed(split)
+    raise _explain_killed(split, f"without {MOST_CRASHED} records that kill it, it is still killed")
+
+
+Probe = Callable[[int, int], int | None]
+"""Function that processes the records from the first number to before the last.
+
+Returns how many records were read, or None if the process was killed.
+"""
+
+
+def find_crashing_record(probe: Probe, tries: int) -> int | None:
+    """Return the number of the first record that kills its process, or None.
+
+    The records are halved until one is left, which must then kill its process alone, `tries` times.
+    The result is None if no single record does so. Then the process is killed by reading the
+    records, or by many of them together.
+    """
+    count = probe(sys.maxsize, sys.maxsize)
+    if not count:
+        return None
+    begin = 0
+    end = count
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        if probe(begin, middle) is None:
+            end = middle
+        else:
+            begin = middle
+    kills = all(probe(begin, begin + 1) is None for _ in range(tries))
+    return begin if kills else None
+
+
+def _explain_killed(split: Split, why: str) -> ClusterError:
+    """Return the error for a split whose process is killed, also when it works alone."""
+    files = f" of {', '.join(paths)}" if (paths := split.list_paths()) else ""
+    return ClusterError(
+        f"{split.name}{files}: the process that worked on it was killed {TRIES} times, and once "
+        f"more without others; {why}; give the workers more memory, or leave out its files, and "
+        "run the same command again"
+    )
+
+
+def _run_by_ray_data(
+    phase: Phase, left: Sequence[Split], place: worker_space.WorkerPlace, call: str
+) -> Iterator[str]:
+    """Process the splits and yield the names of those that are done.
+
+    A split whose process is killed is passed over. Its other tries are plain tasks, which tell a
+    killed process from a lost node.
+    """
+    import ray.data
+    from ray.util.annotations import RayDeprecationWarning
+
+    # A copy, because datasets of the caller must not lose blocks with errors.
+    context = ray.data.DataContext.get_current().copy()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.label_selector = dict(place.selector) or None
+    # All tasks are submitted at once, because Ray's autoscaler starts nodes only for waiting tasks.
+    # With resource reservation, Ray Data would submit only the tasks that fit the live nodes.
+    context.op_resource_reservation_enabled = False
+    context.max_errored_blocks = -1  # `_do_split` returns its errors: only killed splits remain
+    with ray.data.DataContext.current(context):
+        rows = ray.data.from_items(
+            [_make_row(split) for split in left], override_num_blocks=len(left)
+        )
+    size = min(place.most, len(left))
+    shared = phase, call
+    with warnings.catch_warnings():
+        # Ray 2.64 will take no options for retries, and names no other way to limit them.
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        if place.gpus:
+            # Ray ends the process of a task on a GPU with the task: the next one would load again.
+            done = rows.map(
+                _SplitActor,  # type: ignore[arg-type] # a class, which Ray makes callable
+                fn_constructor_args=shared,
+                compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
+                num_cpus=place.need["CPU"],
+                num_gpus=place.gpus,
+                max_task_retries=0,  # the actor starts again, and the next tries are plain tasks
+            )
+        else:
+            # Otherwise tasks: their worker processes, with all imports, live on between phases.
+            done = rows.map(
+                _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
+                fn_args=shared,
+                compute=ray.data.TaskPoolStrategy(size=size),
+                num_cpus=place.need["CPU"],
+                max_retries=0,  # otherwise Ray retries for ever what its memory monitor killed
+            )
+
+    def iterate() -> Iterator[dict[str, Any]]:
+        rays = logging.getLogger("ray.data")
+        level = rays.level
+        rays.setLevel(logging.CRITICAL)  # errors are raised by the caller of this function
+        try:
+            yield from done.iter_rows()
+        finally:
+            rays.setLevel(level)
+
+    yield from _iterate_names(_iterate_in_thread(iterate))
+
+
+def _run_by_tasks(
+    phase: Phase,
+    left: Sequence[Split],
+    place: worker_space.WorkerPlace,
+    call: str,
+    tries: int,
+    killed: list[Split],
+) -> Iterator[dict[str, Any]]:
+    """Process the splits by plain Ray tasks, and yield the rows of those that are done.
+
+    Splits whose process is killed on `tries` tries are added to `killed`. A split whose node is
+    lost is tried again, until it has lost NODES nodes: then it may have taken them down.
+    """
+    if not left:
+        return
+    import ray
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
+
+    do: Any = ray.remote(_do_split).options(
+        num_cpus=place.need["CPU"],
+        num_gpus=place.gpus,
+        label_selector=dict(place.selector),
+        max_retries=0,
+    )
+    shared = ray.put(phase)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        to_go = collections.deque((split, tries) for split in left)
+        running = dict[Any, tuple[Split, int]]()
+        lost = collections.Counter[str]()  # nodes that each split has lost
+        while to_go or running:
+            while to_go and len(running) < place.most:
+                split, tries_left = to_go.popleft()
+                running[do.remote(_make_row(split), shared, call)] = split, tries_left
+            (done,), _ = ray.wait(list(running))
+            split, tries_left = running.pop(done)
+            try:
+                row = ray.get(done)
+            except NodeDiedError:
+                lost[split.name] += 1
+                if lost[split.name] < NODES:
+                    to_go.append((split, tries_left))
+                else:
+                    killed.append(split)
+            except (OutOfMemoryError, WorkerCrashedError):
+                if tries_left > 1:
+                    to_go.append((split, tries_left - 1))
+                else:
+                    killed.append(split)
+            else:
+                yield row
+                if row["error"]:
+                    return
+
+    yield from _iterate_in_thread(rows)
+
+
+def _make_row(split: Split) -> dict[str, Any]:
+    """Convert a split to the row that is sent to a worker."""
+    return {"name": split.name, "task": json.dumps(dict(split.task))}
+
+
+def _iterate_names(done: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the names of the splits that are done; raise the first error among them."""
+    for row in done:
+        _raise_error(row)
+        yield row["name"]
+
+
+def _raise_error(row: Mapping[str, Any]) -> None:
+    """Raise the error that `_do_split` returned, if any."""
+    if row["error"]:
+        raise pickle.loads(row["error"])
+
+
+def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
+    """Yield the items of `iterate()`, which runs in a separate thread; raise its error here.
+
+    A signal handler's exception is raised in the main thread, and Ray's code swallows some of these
+    exceptions. With Ray's code in the main thread, a driver that received a stop signal then waited
+    for ever in 1 run of 12. Raises ClusterLost if Ray is lost.
+
+    If the caller takes no more items, the thread ends with the item that it waits for. Otherwise
+    the rest would be made for nobody, as after the first error of a split.
+    """
+    results: queue.SimpleQueue[tuple[_Row | None, BaseException | None]] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            for row in iterate():
+                if ended.is_set():
+                    return
+                results.put((row, None))
+            results.put((None, None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=run, name=SPLITS_THREAD, daemon=True).start()
+    try:
+        while True:
+            try:
+                row, error = results.get(timeout=ray_local.LOOK_AT_RAY)
+            except queue.Empty:
+                ray_local.raise_if_lost()
+                continue
+            if error is not None:
+                ray_local.raise_if_lost(surely=True)
+                raise error
+            if row is None:
+                return
+            yield row
+    finally:
+        ended.set()
+
+
+_loaded: dict[str, Work] = {}  # loaded work of the latest `map_splits` call, in a Ray worker
+
+
+def _load_work(call: str, make_work: Callable[[], Work]) -> Work:
+    """Return the result of `make_work`, cached for all splits of the `map_splits` call `call`."""
+    if call not in _loaded:
+        _loaded.clear()  # before loading, because both may be too large for the memory together
+        _loaded[call] = make_work()
+    return _loaded[call]
+
+
+def _do_split(row: Mapping[str, Any], phase: Phase, call: str) -> dict[str, Any]:
+    """Process one split of a phase; `call` is the id of the call of `map_splits`.
+
+    An error is returned as a part of the row. Ray would wrap it in pages of traceback, and Ray Data
+    would pass over it.
+    """
+    split = Split(name=row["name"], task=json.loads(row["task"]))
+    done: dict[str, Any] = {"name": split.name, "error": b"", "records": 0}
+    try:
+        work = _load_work(call, phase.make_work)  # may raise TrainrigError as well
+        if PROBED in split.task:
+            done["records"] = work(split.task)[0]["records"]
+        else:
+            phase.do(work, split)
+    except Exception as error:
+        done["error"] = _pickle_error(error)
+    return done
+
+
+def _pickle_error(error: Exception) -> bytes:
+    """Return `error` as the driver can raise it; a bug keeps its traceback as a note."""
+    told = traceback.format_exc()
+    if not isinstance(error, errors.TrainrigError):
+        error.add_note(told)
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # some classes of libraries cannot be pickled
+        return pickle.dumps(RuntimeError(told))
+    return pickled
+
+
+class _SplitActor:
+    """Worker with a GPU, which loads its work once for all splits that it processes."""
+
+    def __init__(self, phase: Phase, call: str) -> None:
+        self._phase = phase
+        self._call = call
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return _do_split(row, self._phase, self._call)
