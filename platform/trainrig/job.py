@@ -132,6 +132,7 @@ def exit_codes() -> Iterator[None]:
         if not request.is_repeat(number):  # a repeated signal must not interrupt the shutdown
             raise _Stopped(signal.Signals(number))
 
+    ray_local.exit_code = None
     outcome = os.environ.pop(OUTCOME, None)  # removed, so that child processes do not inherit it
     outlive_terminal()
     try:
@@ -149,6 +150,7 @@ def exit_codes() -> Iterator[None]:
             raise
         message, code = ending
         print(f"trainrig: {message}", file=sys.stderr)
+        ray_local.exit_code = code
         raise SystemExit(code) from None
     finally:
         for number, handler in before.items():

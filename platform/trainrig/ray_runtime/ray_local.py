@@ -10,8 +10,10 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -26,6 +28,7 @@ DAEMONS = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's main processes, as 
 ANSWER = 1.0  # time limit for a server to accept a connection, in s
 LOOK_AT_RAY = 0.5  # s between two checks that Ray is alive
 SILENT = 5.0  # s without any accepted connection, after which Ray is considered lost
+CALLS_END = 5.0  # s to wait for the end of a thread's calls to a local Ray that has ended
 INIT = 1  # id of the first process of a system or container
 
 _Result = TypeVar("_Result")
@@ -145,6 +148,17 @@ class Session:
         The logs are kept if `keeps_logs` is set.
         """
         session_folder.kill_users(self.folder)
+        self._remove_folder()
+
+    def abandon(self) -> None:
+        """Do the same as `remove`, but kill all processes in the last moment, without a wait."""
+        users = session_folder.find_users(self.folder)
+        self._remove_folder()
+        for pid in users:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _remove_folder(self) -> None:
         if not self.keeps_logs or not self.logs.is_dir():
             session_folder.remove_private_folder(self.folder)
             return
@@ -204,12 +218,24 @@ def enter(connection: Session | Joined) -> None:
     """Record `connection`, which `ray.init` has just made; it is closed when this process ends."""
     global _joined
     if not _registered:
-        _registered.append(atexit.register(leave))
+        _registered.append(atexit.register(_leave_at_exit))
     _joined = connection
 
 
 _joined: Session | Joined | None = None  # the current connection of this process
-_registered: list[object] = []  # holds one entry once `leave` is registered with atexit
+_registered: list[object] = []  # holds one entry once `_leave_at_exit` is registered
+# Exit code of this process if an error ends it, for `_leave_at_exit`; None: it has no such error.
+exit_code: int | None = None
+
+
+_callers = weakref.WeakSet[threading.Thread]()  # threads that `start_caller` started
+
+
+def start_caller(run: Callable[[], None], name: str) -> None:
+    """Start a daemon thread with `name` that executes `run`, which calls Ray."""
+    caller = threading.Thread(target=run, name=name, daemon=True)
+    _callers.add(caller)
+    caller.start()
 
 
 def is_in_cluster() -> bool:
@@ -238,16 +264,39 @@ def leave() -> None:
     for a GCS that is gone. The others are killed first. Not so in a child of INIT (systemd, an init
     in a container, an outlived shell): without its raylet, Ray would take the parent for a dead
     raylet, and end this process at once with exit code 1.
+
+    It does the same if a thread calls Ray after the shutdown. So the callers of a local Ray are
+    waited for: their calls end 1.5 s after the raylet, once the GCS counts it as dead.
     """
     global _joined
     import ray
 
     if isinstance(_joined, Session) and os.getppid() != INIT:
         _joined.end(spare=["gcs_server"])
+        for caller in list(_callers):
+            if caller is not threading.current_thread():
+                caller.join(CALLS_END)
     ray.shutdown()
     if isinstance(_joined, Session):
         _joined.remove()
     _joined = None
+
+
+def _leave_at_exit() -> None:
+    """Call `leave`, or exit at once if a thread still waits for Ray after an error.
+
+    The thread can't be stopped. When the raylet ends, or is left, Ray ends a process with such a
+    thread with exit code 1. One of Ray's agents is enough: the raylet ends with it.
+    """
+    if exit_code is None or not any(caller.is_alive() for caller in _callers):
+        leave()
+        return
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if isinstance(_joined, Session):
+        _joined.abandon()
+    os._exit(exit_code)
 
 
 def end_own() -> bool:

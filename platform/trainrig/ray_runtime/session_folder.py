@@ -126,13 +126,13 @@ def kill_users(folder: Path, spared: Set[int] = frozenset()) -> None:
     seconds at the latest.
     """
     until = time.monotonic() + DIES_WITHIN
-    while (left := _find_users(folder) - spared) and time.monotonic() < until:
+    while (left := find_users(folder) - spared) and time.monotonic() < until:
         for pid in left:
             kill_if(pid, lambda pid: _uses(pid, folder))
         time.sleep(LOOK_AGAIN)
 
 
-def _find_users(folder: Path) -> set[int]:
+def find_users(folder: Path) -> set[int]:
     """Return the ids of the processes that `kill_users` kills; empty on systems without /proc."""
     pids = {int(path.name) for path in PROC.glob("[0-9]*")} - {os.getpid()}
     return {pid for pid in pids if _uses(pid, folder)}

@@ -355,7 +355,7 @@ def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
         except BaseException as error:
             results.put((None, error))
 
-    threading.Thread(target=run, name=SPLITS_THREAD, daemon=True).start()
+    ray_local.start_caller(run, SPLITS_THREAD)
     try:
         while True:
             try:
