@@ -112,7 +112,7 @@ def draw_on(ax: Axes, plot: plots.Plot | plots.Bars | plots.Pairs | plots.Interv
         for mark in plot.marks:
             _DRAW[type(mark)](ax, mark)
         lines = [mark for mark in plot.marks if isinstance(mark, plots.Line)]
-        if lines and not any(_has_markers(line) for line in lines):
+        if lines and not any(_shows_markers(line) for line in lines):
             ax.margins(x=0)  # the axis ends with the run
         _set_axis(ax, "x", plot.x)
         _set_axis(ax, "y", plot.y)
@@ -152,7 +152,7 @@ def thin(
     return x[at], y[at]
 
 
-def _has_markers(line: plots.Line) -> bool:
+def _shows_markers(line: plots.Line) -> bool:
     """Return whether `line` has markers, which an edge of the plot would cut in two."""
     return line.area is not None or line.style not in ("-", "--", ":")
 
