@@ -112,6 +112,12 @@ def descends_from(pid: int, ancestor: int) -> bool:
     return False
 
 
+def find_descendants(ancestor: int) -> set[int]:
+    """Return the ids of the processes below `ancestor`; empty on a system without /proc."""
+    pids = {int(path.name) for path in PROC.glob("[0-9]*")} - {ancestor}
+    return {pid for pid in pids if descends_from(pid, ancestor)}
+
+
 def read_boot_id() -> str:
     """Return the id of this machine's current boot, or "" on a system other than Linux."""
     path = PROC / "sys/kernel/random/boot_id"

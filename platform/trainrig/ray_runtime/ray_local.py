@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainrig.errors import ClusterError, ClusterLost, ConfigError
-from trainrig.processes.process_identity import find_children, find_listener, read_end
+from trainrig.processes.process_identity import (
+    find_children,
+    find_descendants,
+    find_listener,
+    read_end,
+)
 from trainrig.ray_runtime import session_folder
 
 log = logging.getLogger(__name__)
@@ -151,10 +156,19 @@ class Session:
         self._remove_folder()
 
     def abandon(self) -> None:
-        """Do the same as `remove`, but kill all processes in the last moment, without a wait."""
+        """Do the same as `remove`, but kill all processes in the last moment, without a wait.
+
+        The DAEMONS are stopped before, so that none starts a process that is not found.
+        """
+        daemons = set(self._daemons.values())
+        for pid in daemons:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        # A worker that is starting has no file open yet, and would outlive its raylet.
+        started = {pid for daemon in daemons for pid in find_descendants(daemon)}
         users = session_folder.find_users(self.folder)
         self._remove_folder()
-        for pid in users:
+        for pid in daemons | started | users:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
