@@ -336,7 +336,7 @@ def list_later_commands() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def followed(first: Walk, installed: Installed) -> dict[str, Walk]:
-    """Run the commands of README and docs/commands.md in order, and return what they printed.
+    """Run the commands of README and docs/commands.md in order, and return the output of each.
 
     The keys are the verb and its first argument, such as a run file; the last output counts.
 

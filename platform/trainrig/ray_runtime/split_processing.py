@@ -339,8 +339,8 @@ def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
     exceptions. With Ray's code in the main thread, a driver that received a stop signal then waited
     for ever in 1 run of 12. Raises ClusterLost if Ray is lost.
 
-    If the caller takes no more items, the thread ends with the item that it waits for. Otherwise
-    the rest would be made for nobody, as after the first error of a split.
+    If the caller stops iterating, as after the first error of a split, the thread ends with the
+    item that it waits for.
     """
     results: queue.SimpleQueue[tuple[_Row | None, BaseException | None]] = queue.SimpleQueue()
     ended = threading.Event()
