@@ -11,7 +11,11 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-
 # Each commit starts with another file of slow tests, so that in time all of them run.
 WITHIN = $(if $(MINUTES),--slow-minutes $(MINUTES) --slow-from $(shell git rev-list --count HEAD))
 
-.PHONY: quickstart test test-all check lint types floors chaos bench soak gpu gpu-ray golden docs site sbom release clean
+# What may differ from one release of Ray to another.
+ON_OTHER_RAY = tests/smoke/test_ray_release.py tests/chaos/test_kills.py tests/chaos/test_sweep.py \
+	tests/chaos/test_crashing_records.py tests/smoke/test_jobs.py
+
+.PHONY: quickstart test test-all check lint types floors chaos other-ray bench soak gpu gpu-ray golden docs site sbom release clean
 
 quickstart: .venv/installed ## The whole path, raw pages to a tuned model, on this machine
 	$(BIN)/trainrig quickstart --out $(OUT)
@@ -37,6 +41,12 @@ floors: .venv/tools
 
 chaos: .venv/tools ## Tests that kill processes and nodes: a quarter of an hour
 	$(PYTEST) -m "chaos and not soak"
+
+other-ray: RAY = 2.57.1
+other-ray: .venv/tools ## Another release of Ray: the same bytes, killed ranks, a killed sweep, submitted runs
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(BIN)/pip install --quiet --no-deps --target "$$folder" ray==$(RAY) && \
+	TRAINRIG_OTHER_RAY="$$folder" PYTHONPATH="$$folder" $(PYTEST) -m "not soak and not bench" $(ON_OTHER_RAY)
 
 bench: .venv/tools ## Measurements: minutes, on an idle machine
 	$(BIN)/python -m pytest -m bench -s tests/benchmarks

@@ -148,6 +148,7 @@ class Chain:
 
     tree: Path
     folder: Path
+    ray: Path | None = None  # folder with a release of Ray other than the installed one
     hashes: dict[str, str] = field(default_factory=dict)
 
     def run(self, *words: str) -> str:
@@ -155,7 +156,8 @@ class Chain:
         environment = {
             k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "VIRTUAL_ENV")
         }
-        environment |= {"PYTHONPATH": str(self.tree / "platform"), "OMP_NUM_THREADS": "1"}
+        packages = [self.tree / "platform", *([self.ray] if self.ray else [])]
+        environment |= {"PYTHONPATH": os.pathsep.join(map(str, packages)), "OMP_NUM_THREADS": "1"}
         environment["RAY_OVERRIDE_RESOURCES"] = RAY_RESOURCES
         ended = subprocess.run(
             [sys.executable, "-m", "trainrig", *words],
