@@ -39,7 +39,7 @@ def test_the_version_is_written_in_one_place() -> None:
 def test_the_papers_of_a_release_name_its_version() -> None:
     version = trainrig.__version__
     assert load(ROOT / "CITATION.cff")["version"] == version
-    newest = re.search(r"^## (\S+?),? ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\d\S+?),? ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == version
     series = ".".join(version.split(".")[:2])
