@@ -43,7 +43,8 @@ from trainrig.models.output import Head, ModelOutput, build_output_projection, r
 class Layer(nn.Module):
     """One Transformer layer: attention and a feed-forward network, in sequence or in parallel."""
 
-    def __init__(self, shape: LayerShape, config: DecoderConfig) -> None:
+    def __init__(self, shape: LayerShape, config: DecoderConfig, rotated: bool = True) -> None:
+        """`rotated`: whether queries and keys are rotated, if the model has rotary positions."""
         super().__init__()
         self.block = config.block
         self.residual_multiplier = config.residual_multiplier
@@ -58,6 +59,7 @@ class Layer(nn.Module):
             config.norm,
             config.plain.attention,
             isinstance(config.position_embedding, Alibi),
+            rotated,
         )
         self.attention_output_norm = norm(shape.attention_output_norm)
         self.feedforward_norm = norm(shape.feedforward_norm)
@@ -117,7 +119,11 @@ class Decoder(nn.Module):
         self.position_embedding = (
             None if learnt is None else nn.Embedding(learnt.entries, learnt.channels)
         )
-        self.layers = nn.ModuleList(Layer(shape, config) for shape in shapes.layers)
+        rope = config.position_embedding
+        self.layers = nn.ModuleList(
+            Layer(shape, config, not isinstance(rope, Rope) or rope.is_rotated(index))
+            for index, shape in enumerate(shapes.layers)
+        )
         self.further_layers = nn.ModuleList(Layer(shape, config) for shape in shapes.further_layers)
         # Whether each layer has a sliding window.
         self._local = [window is not None and window.is_local(n) for n in range(config.layers)]

@@ -34,7 +34,7 @@ def fuse_projections(model: Decoder) -> None:
         if isinstance(module, Attention):
             # A norm saves its input for the backward pass, so copying a part of it would save no
             # memory.
-            copies = turned and module.query_norm is None
+            copies = turned and module.rotated and module.query_norm is None
             module.multiply = _multiply_with_values_apart if copies else multiply_together
         elif isinstance(module, DenseFeedForward):
             module.multiply = multiply_together

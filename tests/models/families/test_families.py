@@ -9,7 +9,8 @@ from support import brought, peer_models
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.families import FAMILIES, find_family, read_config, strip_config
-from trainrig.models.families.mapping import HubConfig, read_rope
+from trainrig.models.families.mapping import HubConfig
+from trainrig.models.families.rope_tables import read_rope
 from trainrig.models.generation import Request, generate, generate_batch
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.models.layer_parts import compute_rotation_rates

@@ -248,6 +248,13 @@ class Rope(Settings):
     scaling: RopeScaling | None = None
     # Fraction of each head's channels that are rotated, from the first on; GPT-NeoX has 0.25.
     rotated_share: float = Field(default=1.0, gt=0, le=1)
+    # Pattern of layers with and without rotary positions, repeated from the first layer on. SmolLM3
+    # leaves them out in every fourth layer (NoPE; Yang et al. 2025, arXiv:2501.18795).
+    pattern: tuple[Literal["rotated", "unrotated"], ...] = Field(default=("rotated",), min_length=1)
+
+    def is_rotated(self, layer: int) -> bool:
+        """Return whether layer `layer`, counted from 0, rotates queries and keys."""
+        return self.pattern[layer % len(self.pattern)] == "rotated"
 
     def count_rotated_channels(self, head_channels: int) -> int:
         """Return how many of `head_channels` are rotated."""

@@ -11,12 +11,24 @@ from trainrig.errors import DataError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.families.bert import BERT, ELECTRA, ROBERTA
+from trainrig.models.families.cohere import COHERE, COHERE2
+from trainrig.models.families.ernie import ERNIE4_5
 from trainrig.models.families.gemma import GEMMA2, GEMMA3
+from trainrig.models.families.glm import GLM, GLM4
 from trainrig.models.families.gpt2 import GPT2
+from trainrig.models.families.gpt_neox import GPT_NEOX
+from trainrig.models.families.granite import GRANITE
 from trainrig.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from trainrig.models.families.mapping import ENDINGS, Family, HubConfig, read_labels, strip_config
+from trainrig.models.families.ministral import MINISTRAL
 from trainrig.models.families.modernbert import MODERNBERT
+from trainrig.models.families.olmo import OLMO3, OLMOE
+from trainrig.models.families.phi3 import PHI3
 from trainrig.models.families.qwen_olmo import OLMO2, QWEN2, QWEN3, QWEN3_MOE
+from trainrig.models.families.seed_oss import SEED_OSS
+from trainrig.models.families.smollm3 import SMOLLM3
+from trainrig.models.families.stablelm import STABLELM
+from trainrig.models.families.starcoder2 import STARCODER2
 from trainrig.models.families.t5 import T5
 
 __all__ = [
@@ -33,6 +45,8 @@ __all__ = [
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
+    GRANITE, SEED_OSS, MINISTRAL, PHI3, OLMO3, OLMOE, GPT_NEOX, STARCODER2, STABLELM, GLM, GLM4,
+    ERNIE4_5, SMOLLM3, COHERE, COHERE2,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 

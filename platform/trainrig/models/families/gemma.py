@@ -10,7 +10,7 @@ from typing import Any
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import GEGLU, RMSNorm, Rope, SandwichNorm
-from trainrig.models.families import llama, mapping
+from trainrig.models.families import llama, mapping, rope_tables
 from trainrig.models.families.qwen_olmo import QK_NORMS
 
 NORMS = tuple(
@@ -99,7 +99,7 @@ def _read_gemma2(config: mapping.HubConfig) -> DecoderConfig:
     given.setdefault("final_logit_softcapping", 30.0)
     config = mapping.HubConfig(given, config.path)
     return config.build(
-        **read_settings(config, 8192, pattern), position_embedding=mapping.read_rope(config)
+        **read_settings(config, 8192, pattern), position_embedding=rope_tables.read_rope(config)
     )
 
 
@@ -107,7 +107,7 @@ def _write_gemma2(config: DecoderConfig) -> dict[str, Any] | None:
     settings = write_settings(config)
     if settings is None or not isinstance(config.position_embedding, Rope):
         return None
-    return {**settings, **mapping.write_rope(config.position_embedding)}
+    return {**settings, **rope_tables.write_rope(config.position_embedding)}
 
 
 GEMMA2 = mapping.Family("gemma2", "Gemma2ForCausalLM", TENSORS, _read_gemma2, _write_gemma2)
@@ -126,14 +126,14 @@ def _read_gemma3(config: mapping.HubConfig) -> DecoderConfig:
     pattern = (*[LOCAL] * (every - 1), GLOBAL)
     kinds = config.get("rope_parameters", {})
     if LOCAL in kinds:
-        local = mapping.read_rope(
+        local = rope_tables.read_rope(
             mapping.HubConfig({"rope_parameters": kinds[LOCAL]}, config.path), None, LOCAL_THETA
         )
         table = mapping.HubConfig({"rope_parameters": kinds[GLOBAL]}, config.path)
-        turned = mapping.read_rope(table, None, GLOBAL_THETA)
+        turned = rope_tables.read_rope(table, None, GLOBAL_THETA)
     else:
         local = Rope(theta=config.get("rope_local_base_freq", LOCAL_THETA))
-        turned = mapping.read_rope(config, None, GLOBAL_THETA)
+        turned = rope_tables.read_rope(config, None, GLOBAL_THETA)
     settings = read_settings(config, 131_072, pattern, local)
     attention = settings["attention"].model_copy(update={"qk_norm": "head"})
     return config.build(**settings | {"attention": attention}, position_embedding=turned)
@@ -148,11 +148,11 @@ def _write_gemma3(config: DecoderConfig) -> dict[str, Any] | None:
     return {
         **settings,
         "rope_theta": rope.theta,
-        "rope_scaling": None if rope.scaling is None else mapping.write_rope_table(rope),
+        "rope_scaling": None if rope.scaling is None else rope_tables.write_rope_table(rope),
         "rope_local_base_freq": window.rope.theta,
         "rope_parameters": {
-            GLOBAL: {"rope_theta": rope.theta, **mapping.write_rope_table(rope)},
-            LOCAL: {"rope_theta": window.rope.theta, **mapping.write_rope_table(window.rope)},
+            GLOBAL: {"rope_theta": rope.theta, **rope_tables.write_rope_table(rope)},
+            LOCAL: {"rope_theta": window.rope.theta, **rope_tables.write_rope_table(window.rope)},
         },
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts, RMSNorm, Rope, SwiGLU
-from trainrig.models.families import mapping
+from trainrig.models.families import mapping, rope_tables
 
 EMBEDDINGS = (mapping.map_one("embedding.weight", "model.embed_tokens.weight"),)
 HEAD = (
@@ -99,13 +99,24 @@ def write_sizes(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def write_layer_norm_sizes(config: DecoderConfig, epsilon: str) -> dict[str, Any]:
+    """Return the keys of `write_sizes` for a family with layer norms; `epsilon` is their key."""
+    keys = write_sizes(config)
+    return {**keys, epsilon: keys.pop("rms_norm_eps")}
+
+
+def has_gate_and_rope(config: DecoderConfig) -> bool:
+    """Return whether a model of `config` has SwiGLU and rotary positions, as Llama has."""
+    return isinstance(config.position_embedding, Rope) and isinstance(config.feedforward, SwiGLU)
+
+
 def _read_llama(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     attention = config.get("attention_bias", False)
     biases = Biases(qkv=attention, output=attention, feedforward=config.get("mlp_bias", False))
     return config.build(
         **read_sizes(config, positions=2048, epsilon=1e-6),
-        position_embedding=mapping.read_rope(config),
+        position_embedding=rope_tables.read_rope(config),
         biases=biases,
     )
 
@@ -118,7 +129,7 @@ def _write_llama(config: DecoderConfig) -> dict[str, Any] | None:
     return {
         **write_sizes(config),
         "hidden_act": "silu",
-        **mapping.write_rope(config.position_embedding),
+        **rope_tables.write_rope(config.position_embedding),
         "attention_bias": config.biases.qkv,
         "mlp_bias": config.biases.feedforward,
     }
@@ -150,7 +161,9 @@ def _read_mistral(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-6)
     return config.build(
-        **sizes, position_embedding=mapping.read_rope(config), attention=read_window(config, sizes)
+        **sizes,
+        position_embedding=rope_tables.read_rope(config),
+        attention=read_window(config, sizes),
     )
 
 
@@ -162,7 +175,7 @@ def _write_mistral(config: DecoderConfig) -> dict[str, Any] | None:
         or not isinstance(config.feedforward, SwiGLU)
     ):
         return None
-    rope = mapping.write_rope(config.position_embedding)
+    rope = rope_tables.write_rope(config.position_embedding)
     return {**write_sizes(config), "hidden_act": "silu", **rope, **window}
 
 
@@ -197,7 +210,7 @@ def _read_mixtral(config: mapping.HubConfig) -> DecoderConfig:
     )
     return config.build(
         **sizes,
-        position_embedding=mapping.read_rope(config),
+        position_embedding=rope_tables.read_rope(config),
         attention=read_window(config, sizes),
         feedforward=experts,
     )
@@ -217,7 +230,7 @@ def _write_mixtral(config: DecoderConfig) -> dict[str, Any] | None:
         **write_sizes(config),
         "intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
         "hidden_act": "silu",
-        **mapping.write_rope(config.position_embedding),
+        **rope_tables.write_rope(config.position_embedding),
         **window,
         "num_local_experts": experts.experts,
         "num_experts_per_tok": experts.active,

@@ -13,7 +13,8 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts, OutputNorm, Rope, SwiGLU
 from trainrig.models.families import llama
 from trainrig.models.families.llama import TENSORS as LLAMA_TENSORS
-from trainrig.models.families.mapping import Family, HubConfig, map_one, read_rope, write_rope
+from trainrig.models.families.mapping import Family, HubConfig, map_one
+from trainrig.models.families.rope_tables import read_rope, write_rope
 
 
 def read_window_of_upper_layers(config: HubConfig, sizes: dict[str, Any]) -> SlidingWindow | None:

@@ -40,7 +40,7 @@ def list_tensors(
         table = (*(entry for entry in table if entry.ours not in taken), *own)
     for entry in _expand_layers(table, config):
         if all(name in shapes for name in entry.ours):
-            found.append(entry)
+            found.append(entry.resolve_order(config))
             covered.update(entry.ours)
     if missing := sorted(shapes.keys() - covered):
         raise DataError(
@@ -107,6 +107,8 @@ def read_ours(
         return stack
     tensor = stored[entry.theirs].read()
     tensor = tensor.T if entry.transposed else tensor
+    if entry.order is not None:
+        tensor = tensor[torch.tensor(entry.order).argsort()]
     if len(entry.ours) == 1:
         return tensor.contiguous()
     lengths = [shapes[name][0] for name in entry.ours]
@@ -125,6 +127,8 @@ def read_theirs(
         tensor = read(entry.ours[0])
     else:
         tensor = torch.cat([read(ours) for ours in entry.ours])
+    if entry.order is not None:
+        tensor = tensor[torch.tensor(entry.order, device=tensor.device)]
     return tensor.T if entry.transposed else tensor
 
 
