@@ -141,13 +141,19 @@ WITHOUT: dict[str, tuple[str, ...]] = {
 ARCHITECTURES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 
 
+def choose_settings(name: str, vocabulary: int = 331) -> dict[str, Any]:
+    """Return the arguments of Transformers' class of settings for the model `name`."""
+    kind, settings = FAMILIES[name]
+    left_out = SMALL if kind == "GPT2" else WITHOUT.get(kind, ())
+    small = {key: value for key, value in SMALL.items() if key not in left_out}
+    return small | settings | {"vocab_size": vocabulary, "pad_token_id": None}
+
+
 def make(transformers: Any, name: str, folder: Path, vocabulary: int = 331) -> Any:
     """Return a random model of the family, saved to `folder`."""
-    kind, settings = FAMILIES[name]
-    small = {} if kind == "GPT2" else SMALL
-    small = {key: value for key, value in small.items() if key not in WITHOUT.get(kind, ())}
+    kind, _ = FAMILIES[name]
+    settings = choose_settings(name, vocabulary)
     config_class = getattr(transformers, f"{kind}Config")
-    settings = small | settings | {"vocab_size": vocabulary, "pad_token_id": None}
     config = config_class(bos_token_id=None, eos_token_id=1, **settings)
     config._attn_implementation = "eager"
     torch.manual_seed(7)

@@ -19,10 +19,9 @@ THETA = 500_000.0
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=131_072, epsilon=1e-5)
+    sizes = llama.read_sizes(config, positions=131_072, epsilon=1e-5, kv_heads=2)
     biased = config.get("use_bias", False)
     changed = {
-        "kv_heads": config.take("num_key_value_heads", 2),
         "head_channels": config.take("head_dim", 128),
         "tie_embeddings": config.get("tie_word_embeddings", True),
     }

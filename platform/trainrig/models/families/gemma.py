@@ -36,8 +36,9 @@ def read_settings(
     of all layers.
     """
     config.check_only("hidden_activation", ACTIVATION, None)
-    sizes = llama.read_sizes(config, positions=positions, epsilon=1e-6)
-    kinds = config.layer_types(sizes["layers"]) or pattern
+    sizes = llama.read_sizes(config, positions=positions, epsilon=1e-6, kv_heads=4)
+    usual = tuple(pattern[layer % len(pattern)] for layer in range(sizes["layers"]))
+    kinds = config.layer_types(sizes["layers"]) or usual
     window = SlidingWindow(
         size=min(config.get("sliding_window", 4096), sizes["positions"]),
         pattern=tuple("local" if kind == "sliding_attention" else "global" for kind in kinds),

@@ -36,9 +36,8 @@ TENSORS = (*llama.EMBEDDINGS, *llama.NORMS, *PAIRED_ATTENTION, *JOINED_GATE, *ll
 
 def _read_as(block: Block, config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=131_072, epsilon=1.5625e-7)
+    sizes = llama.read_sizes(config, positions=131_072, epsilon=1.5625e-7, kv_heads=2)
     changed = {
-        "kv_heads": config.take("num_key_value_heads", 2),
         "head_channels": config.take("head_dim", 128),
     }
     return config.build(

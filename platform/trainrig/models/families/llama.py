@@ -60,16 +60,19 @@ GATED = list_projections(
 TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *GATED, *HEAD)
 
 
-def read_sizes(config: mapping.HubConfig, positions: int, epsilon: float) -> dict[str, Any]:
+def read_sizes(
+    config: mapping.HubConfig, positions: int, epsilon: float, kv_heads: int | None = None
+) -> dict[str, Any]:
     """Return the settings that all families with Llama's key names share.
 
-    `positions` and `epsilon` are Transformers' defaults for the family.
+    `positions`, `epsilon` and `kv_heads` are what Transformers assumes for missing keys of the
+    family; None: as many key heads as heads.
     """
     return {
         "layers": config.need("num_hidden_layers"),
         "channels": config.need("hidden_size"),
         "heads": config.need("num_attention_heads"),
-        "kv_heads": config.get("num_key_value_heads"),
+        "kv_heads": config.take("num_key_value_heads", kv_heads),
         "head_channels": config.get("head_dim"),
         "feedforward_channels": config.need("intermediate_size"),
         "vocabulary": config.need("vocab_size"),
@@ -138,9 +141,14 @@ def _write_llama(config: DecoderConfig) -> dict[str, Any] | None:
 LLAMA = mapping.Family("llama", "LlamaForCausalLM", TENSORS, _read_llama, _write_llama)
 
 
-def read_window(config: mapping.HubConfig, sizes: dict[str, Any]) -> AttentionSettings:
-    """Return attention with the window of all layers, or none if it covers every position."""
-    window = config.get("sliding_window")
+def read_window(
+    config: mapping.HubConfig, sizes: dict[str, Any], usual: int | None = None
+) -> AttentionSettings:
+    """Return attention with the window of all layers, or none if it covers every position.
+
+    `usual` is the window that Transformers assumes for the family if the key is missing.
+    """
+    window = config.take("sliding_window", usual)
     if window is None or window >= sizes["positions"]:
         return AttentionSettings()
     return AttentionSettings(window=SlidingWindow(size=window))
@@ -159,11 +167,11 @@ def write_window(config: DecoderConfig) -> dict[str, Any] | None:
 
 def _read_mistral(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-6)
+    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-6, kv_heads=8)
     return config.build(
         **sizes,
         position_embedding=rope_tables.read_rope(config),
-        attention=read_window(config, sizes),
+        attention=read_window(config, sizes, usual=4096),
     )
 
 
@@ -201,8 +209,9 @@ MIXTRAL_TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *EXPERTS, *HEAD)
 
 def _read_mixtral(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-5)
-    experts = MixtureOfExperts(
+    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-5, kv_heads=8)
+    experts = config.make(
+        MixtureOfExperts,
         experts=config.get("num_local_experts", 8),
         active=config.get("num_experts_per_tok", 2),
         balance_loss=config.get("router_aux_loss_coef", 0.001),
@@ -210,7 +219,7 @@ def _read_mixtral(config: mapping.HubConfig) -> DecoderConfig:
     )
     return config.build(
         **sizes,
-        position_embedding=rope_tables.read_rope(config),
+        position_embedding=rope_tables.read_rope(config, theta=1_000_000.0),
         attention=read_window(config, sizes),
         feedforward=experts,
     )

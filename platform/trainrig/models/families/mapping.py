@@ -6,10 +6,11 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
+from trainrig.config import Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.architecture import layer_settings
 from trainrig.models.architecture.decoder_config import DecoderConfig
@@ -28,6 +29,7 @@ ENDINGS: Mapping[Head, str] = {
     "replaced": "ForPreTraining",
 }
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
+Part = TypeVar("Part", bound=Settings)
 # Buffers in old checkpoints (rotary rates, causal masks, position ids) that follow from settings.
 DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|position_ids)")
 
@@ -212,11 +214,15 @@ class HubConfig:
 
     def build(self, model: type[DecoderConfig] = DecoderConfig, **settings: Any) -> DecoderConfig:
         """Return the `model` with these settings. Raises DataError if sizes do not fit."""
+        return self.make(model, **settings, initial_std=self.get("initializer_range", 0.02))
+
+    def make(self, part: type[Part], **settings: Any) -> Part:
+        """Return the `part` of a model with these settings. Raises DataError if they do not fit."""
         try:
-            return model(**settings, initial_std=self.get("initializer_range", 0.02))
+            return part(**settings)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
+            where = ".".join(str(name) for name in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
             raise DataError(f"{self.path}: invalid {where or 'sizes'}: {what}") from None
 

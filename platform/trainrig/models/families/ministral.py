@@ -13,12 +13,12 @@ from trainrig.models.families.window_layers import GLOBAL, LOCAL, build_window, 
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=4096 * 32, epsilon=1e-6)
+    sizes = llama.read_sizes(config, positions=4096 * 32, epsilon=1e-6, kv_heads=8)
     size = config.take("sliding_window", 4096)
     usual = (GLOBAL if size is None else LOCAL,) * sizes["layers"]
     kinds = config.layer_types(sizes["layers"]) or usual
     return config.build(
-        **sizes | {"kv_heads": config.take("num_key_value_heads", 8)},
+        **sizes,
         position_embedding=read_rope(config),
         attention=AttentionSettings(window=build_window(kinds, size, sizes["positions"])),
     )

@@ -81,7 +81,8 @@ def _read_olmoe(config: HubConfig) -> DecoderConfig:
     config.check_only("clip_qkv", None)
     sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5)
     biased = config.get("attention_bias", False)
-    experts = MixtureOfExperts(
+    experts = config.make(
+        MixtureOfExperts,
         experts=config.get("num_experts", config.get("num_local_experts", 64)),
         active=config.get("num_experts_per_tok", 8),
         normalise=config.get("norm_topk_prob", False),

@@ -5,6 +5,7 @@ Sources: Phi 3 arXiv:2404.14219; Phi 4 arXiv:2412.08905.
 
 from typing import Any
 
+from trainrig.errors import DataError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import Rope
 from trainrig.models.families import llama
@@ -33,6 +34,14 @@ TENSORS = (
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
+    for key in ("rope_scaling", "rope_parameters"):
+        table = config.get(key, {})
+        if table.get("rope_type", table.get("type", "default")) != "default":
+            raise DataError(
+                f"{config.path}: {key} asks for LongRoPE, whose factors depend on the length of "
+                "the text, which trainrig does not support; only Phi models without scaling, such "
+                "as Phi-3-mini-4k and Phi-4, can be imported"
+            )
     sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5)
     return config.build(
         **sizes, position_embedding=read_rope(config), attention=llama.read_window(config, sizes)

@@ -15,9 +15,8 @@ from trainrig.models.families.rope_tables import read_rope, write_rope
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=524_288, epsilon=1e-6)
+    sizes = llama.read_sizes(config, positions=524_288, epsilon=1e-6, kv_heads=8)
     changed = {
-        "kv_heads": config.take("num_key_value_heads", 8),
         "head_channels": config.take("head_dim", 128),
     }
     biases = Biases(

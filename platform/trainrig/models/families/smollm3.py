@@ -19,7 +19,7 @@ THETA = 2_000_000.0
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=32_768, epsilon=1e-6)
+    sizes = llama.read_sizes(config, positions=32_768, epsilon=1e-6, kv_heads=4)
     layers = sizes["layers"]
     rotated = _read_rotated(config, layers)
     size = config.get("sliding_window") if config.get("use_sliding_window", False) else None
@@ -29,7 +29,6 @@ def _read(config: HubConfig) -> DecoderConfig:
     pattern = tuple("rotated" if turned else "unrotated" for turned in rotated)
     attention = config.get("attention_bias", False)
     changed = {
-        "kv_heads": config.take("num_key_value_heads", 4),
         "tie_embeddings": config.get("tie_word_embeddings", True),
     }
     return config.build(

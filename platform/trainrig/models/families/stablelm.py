@@ -24,10 +24,9 @@ TENSORS = (
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     config.check_only("qk_layernorm", False)  # each head would have gains of its own
-    sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5)
+    sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5, kv_heads=32)
     parallel = config.get("use_parallel_residual", False)
     changed = {
-        "kv_heads": config.take("num_key_value_heads", 32),
         "head_channels": None,  # Transformers reads no `head_dim` here
         "norm": LayerNorm(epsilon=config.get("layer_norm_eps", 1e-5)),
     }

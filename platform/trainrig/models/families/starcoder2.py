@@ -31,11 +31,10 @@ ACTIVATIONS = {"gelu_pytorch_tanh": True, "gelu_new": True, "gelu": False}
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", *ACTIVATIONS)
-    sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5)
+    sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5, kv_heads=2)
     biased = config.get("use_bias", True)
     tanh = ACTIVATIONS[config.get("hidden_act", "gelu_pytorch_tanh")]
     changed = {
-        "kv_heads": config.take("num_key_value_heads", 2),
         "norm": LayerNorm(epsilon=config.get("norm_epsilon", 1e-5)),
         "tie_embeddings": config.get("tie_word_embeddings", True),
     }
