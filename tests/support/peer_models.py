@@ -86,6 +86,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.6, "tie_word_embeddings": True,
         },
     ),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0, "logits_scaling": 7.0, "residual_multiplier": 0.6,
+        },
+    ),
+    "gemma": ("Gemma", {"tie_word_embeddings": True, "head_dim": 12}),
     "seed_oss": ("SeedOss", {"head_dim": 12, "attention_dropout": 0.0, "residual_dropout": 0.0}),
     "ministral": (
         "Ministral",

@@ -164,6 +164,14 @@ REFUSED = {
     "auto_map": ({"auto_map": {"AutoModel": "x.Y"}}, "needs custom code"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
     "unknown": ({"model_type": "mamba"}, "model_type 'mamba' .*supported: llama, mistral"),
+    "missing part": (
+        {"model_type": "deepseek_v3"},
+        "'deepseek_v3' needs multi-head latent attention, which trainrig lacks; supported: llama",
+    ),
+    "images": (
+        {"model_type": "gemma3", "text_config": {}},
+        "'gemma3' reads more than text; save its language model alone .*gemma3_text",
+    ),
     "classifier": ({"architectures": ["LlamaForTokenClassification"]}, "TokenClassification"),
     "rope": ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' cannot be imported"),
     "factor": ({"rope_parameters": {"rope_type": "linear"}}, "type 'linear' lack the key 'factor'"),

@@ -13,14 +13,15 @@ from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.families.bert import BERT, ELECTRA, ROBERTA
 from trainrig.models.families.cohere import COHERE, COHERE2
 from trainrig.models.families.ernie import ERNIE4_5
-from trainrig.models.families.gemma import GEMMA2, GEMMA3
+from trainrig.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from trainrig.models.families.glm import GLM, GLM4
 from trainrig.models.families.gpt2 import GPT2
 from trainrig.models.families.gpt_neox import GPT_NEOX
-from trainrig.models.families.granite import GRANITE
+from trainrig.models.families.granite import GRANITE, GRANITE_MOE
 from trainrig.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from trainrig.models.families.mapping import ENDINGS, Family, HubConfig, read_labels, strip_config
 from trainrig.models.families.ministral import MINISTRAL
+from trainrig.models.families.missing_parts import explain_refusal
 from trainrig.models.families.modernbert import MODERNBERT
 from trainrig.models.families.olmo import OLMO3, OLMOE
 from trainrig.models.families.phi3 import PHI3
@@ -46,7 +47,7 @@ FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
     GRANITE, SEED_OSS, MINISTRAL, PHI3, OLMO3, OLMOE, GPT_NEOX, STARCODER2, STABLELM, GLM, GLM4,
-    ERNIE4_5, SMOLLM3, COHERE, COHERE2,
+    ERNIE4_5, SMOLLM3, COHERE, COHERE2, GRANITE_MOE, GEMMA,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 
@@ -79,10 +80,7 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
         for head in ENDINGS:
             if architectures == [family.find_architecture(config.with_head(head))]:
                 return family, _add_head(config, head, given, path)
-    raise DataError(
-        f"{path}: cannot import model_type {kind!r} with architectures {architectures!r}; "
-        f"supported: {NAMES}"
-    )
+    raise DataError(f"{path}: {explain_refusal(given, NAMES)}")
 
 
 def _add_head(

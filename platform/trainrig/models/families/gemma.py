@@ -1,5 +1,6 @@
-"""Gemma 2 and Gemma 3 (text): norms around each part, local and global layers.
+"""Gemma 1, and Gemma 2 and 3 (text), which have norms around each part, local and global layers.
 
+Gemma 1 is Llama with GELU, a scaled embedding and gains stored minus 1 (arXiv:2403.08295).
 Gemma 2 soft-caps its logits and alternates windows (arXiv:2408.00118). Gemma 3 has query and key
 norms, and five local layers for each global one (arXiv:2503.19786).
 """
@@ -115,6 +116,43 @@ GEMMA2 = mapping.Family("gemma2", "Gemma2ForCausalLM", TENSORS, _read_gemma2, _w
 
 
 GEMMA3_TENSORS = (*TENSORS, *QK_NORMS)
+
+
+def _read_gemma(config: mapping.HubConfig) -> DecoderConfig:
+    config.check_only("hidden_act", ACTIVATION, "gelu")  # Transformers takes both for the former
+    config.check_only("use_bidirectional_attention", False, None)
+    sizes = llama.read_sizes(config, positions=8192, epsilon=1e-6, kv_heads=16)
+    biased = config.get("attention_bias", False)
+    changed = {
+        "head_channels": config.get("head_dim", 256),
+        "norm": RMSNorm(epsilon=sizes["norm"].epsilon, unit_offset=True),
+        "tie_embeddings": config.get("tie_word_embeddings", True),
+    }
+    return config.build(
+        **sizes | changed,
+        position_embedding=rope_tables.read_rope(config),
+        feedforward=GEGLU(),
+        biases=Biases(qkv=biased, output=biased),
+        embedding_multiplier=math.sqrt(sizes["channels"]),
+    )
+
+
+def _write_gemma(config: DecoderConfig) -> dict[str, Any] | None:
+    rope = config.position_embedding
+    if not isinstance(config.feedforward, GEGLU) or not isinstance(rope, Rope):
+        return None
+    return {
+        **llama.write_sizes(config),
+        "hidden_act": ACTIVATION,
+        "hidden_activation": ACTIVATION,
+        **rope_tables.write_rope(rope),
+        "attention_bias": config.biases.qkv,
+    }
+
+
+GEMMA = mapping.Family("gemma", "GemmaForCausalLM", llama.TENSORS, _read_gemma, _write_gemma)
+
+
 LOCAL = "sliding_attention"
 GLOBAL = "full_attention"
 LOCAL_THETA = 10_000.0

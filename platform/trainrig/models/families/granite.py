@@ -1,4 +1,4 @@
-"""Granite 3: Llama with factors on embeddings, attention, residual stream and logits.
+"""Granite 3, also with experts: Llama with factors on embeddings, attention, layers and logits.
 
 Source: IBM Granite team 2024, https://github.com/ibm-granite/granite-3.0-language-models.
 """
@@ -7,9 +7,9 @@ from typing import Any
 
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.layer_settings import Rope
+from trainrig.models.architecture.layer_settings import MixtureOfExperts, Rope, SwiGLU
 from trainrig.models.families import llama
-from trainrig.models.families.mapping import Family, HubConfig
+from trainrig.models.families.mapping import Family, HubConfig, TensorName, map_one
 from trainrig.models.families.rope_tables import read_rope, write_rope
 
 
@@ -67,3 +67,63 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
 
 # Transformers has no classifier of this family.
 GRANITE = Family("granite", "GraniteForCausalLM", llama.TENSORS, _read, _write, heads={})
+
+
+BELOW = "model.layers.{layer}.block_sparse_moe"
+MOE_TENSORS = (
+    *llama.EMBEDDINGS,
+    *llama.NORMS,
+    *llama.ATTENTION,
+    map_one("layers.{layer}.feedforward.router.weight", f"{BELOW}.router.layer.weight"),
+    TensorName(
+        ("layers.{layer}.feedforward.experts.gate", "layers.{layer}.feedforward.experts.up"),
+        f"{BELOW}.input_linear.weight",
+        dim=1,
+    ),
+    map_one("layers.{layer}.feedforward.experts.down", f"{BELOW}.output_linear.weight"),
+    *llama.HEAD,
+)
+
+
+def _read_moe(config: HubConfig) -> DecoderConfig:
+    config.check_only("hidden_act", "silu")
+    biased = config.get("attention_bias", False)
+    experts = config.make(
+        MixtureOfExperts,
+        experts=config.get("num_local_experts", 8),
+        active=config.get("num_experts_per_tok", 2),
+        balance_loss=config.get("router_aux_loss_coef", 0.001),
+        router_z_loss=0.0,
+    )
+    return config.build(
+        **llama.read_sizes(config, positions=2048, epsilon=1e-6),
+        **read_factors(config),
+        position_embedding=read_rope(config),
+        biases=Biases(qkv=biased, output=biased),
+        feedforward=experts,
+    )
+
+
+def _write_moe(config: DecoderConfig) -> dict[str, Any] | None:
+    rope = config.position_embedding
+    experts = config.feedforward
+    if not isinstance(rope, Rope) or not isinstance(experts, MixtureOfExperts):
+        return None
+    if not isinstance(experts.network, SwiGLU):
+        return None
+    return {
+        **llama.write_sizes(config),
+        "intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
+        "hidden_act": "silu",
+        **write_rope(rope),
+        **write_factors(config),
+        "attention_bias": config.biases.qkv,
+        "num_local_experts": experts.experts,
+        "num_experts_per_tok": experts.active,
+        "router_aux_loss_coef": experts.balance_loss,
+    }
+
+
+GRANITE_MOE = Family(
+    "granitemoe", "GraniteMoeForCausalLM", MOE_TENSORS, _read_moe, _write_moe, heads={}
+)

@@ -38,13 +38,14 @@ DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|po
 class TensorName:
     """One or several tensors of ours, and the tensor of theirs that holds them.
 
-    Several of ours are concatenated in theirs along the outputs. With `EXPERT` in `theirs`, each
-    expert has a tensor of theirs, and ours is the stack of them.
+    Several of ours are concatenated in theirs along `dim`. With `EXPERT` in `theirs`, each expert
+    has a tensor of theirs, and ours is the stack of them.
     """
 
     ours: tuple[str, ...]
     theirs: str
     transposed: bool = False  # theirs is stored as [inputs, outputs]
+    dim: int = 0  # dimension of ours along which several are concatenated
     # Function that returns the order of the outputs in theirs (see row_orders.py); None: as ours.
     arrange: Callable[[DecoderConfig], tuple[int, ...]] | None = None
     order: tuple[int, ...] | None = None  # what `arrange` returned for one model
