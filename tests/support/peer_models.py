@@ -135,6 +135,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "exaone4": (
+        "Exaone4",
+        {
+            "sliding_window": 6, "head_dim": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "exaone4-small": (
+        "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "phi": ("Phi", {}),
     "ernie4_5": ("Ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
     "ernie4_5-wide": ("Ernie4_5", {"head_dim": 12, "rope_parameters": LLAMA_3_1}),
 }  # fmt: skip

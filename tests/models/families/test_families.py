@@ -123,6 +123,33 @@ def test_settings_that_were_written_are_read_as_they_were(pair):
     assert strip_config(read_config(written, "config.json")[1]) == strip_config(hub.config)
 
 
+@pytest.mark.soak
+@torch.no_grad()
+def test_differences_from_transformers_by_family(transformers, tmp_path, write_result):
+    """Measure the largest difference of logits of every model, imported and exported again."""
+    found = {}
+    for name in NAMES:
+        folder = tmp_path / name
+        theirs = peer_models.make(transformers, name, folder)
+        brought.write("llama3", folder)
+        hub = open_folder(str(folder))
+        ours = Decoder(hub.config)
+        ours.load_state_dict(hub.read_state())
+        expected = theirs(IDS).logits
+        out = tmp_path / f"{name}-back"
+        write_folder(str(out), hub.config, ours.state_dict().__getitem__, hub.files)
+        back = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager")
+        found[name] = {
+            "model_type": theirs.config.model_type,
+            "spread": expected.std().item(),
+            "imported": (expected - ours(IDS).logits).abs().max().item(),
+            "exported": (expected - back(IDS).logits).abs().max().item(),
+        }
+    write_result("families.json", {"transformers": transformers.__version__, "models": found})
+    assert max(model["imported"] for model in found.values()) <= BOUND
+    assert max(model["exported"] for model in found.values()) <= BOUND
+
+
 SMALL = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 320, "positions": 32}
 OWN = {
     "llama": {},

@@ -13,6 +13,7 @@ from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.families.bert import BERT, ELECTRA, ROBERTA
 from trainrig.models.families.cohere import COHERE, COHERE2
 from trainrig.models.families.ernie import ERNIE4_5
+from trainrig.models.families.exaone4 import EXAONE4
 from trainrig.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from trainrig.models.families.glm import GLM, GLM4
 from trainrig.models.families.gpt2 import GPT2
@@ -24,6 +25,7 @@ from trainrig.models.families.ministral import MINISTRAL
 from trainrig.models.families.missing_parts import explain_refusal
 from trainrig.models.families.modernbert import MODERNBERT
 from trainrig.models.families.olmo import OLMO3, OLMOE
+from trainrig.models.families.phi import PHI
 from trainrig.models.families.phi3 import PHI3
 from trainrig.models.families.qwen_olmo import OLMO2, QWEN2, QWEN3, QWEN3_MOE
 from trainrig.models.families.seed_oss import SEED_OSS
@@ -47,7 +49,7 @@ FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
     GRANITE, SEED_OSS, MINISTRAL, PHI3, OLMO3, OLMOE, GPT_NEOX, STARCODER2, STABLELM, GLM, GLM4,
-    ERNIE4_5, SMOLLM3, COHERE, COHERE2, GRANITE_MOE, GEMMA,
+    ERNIE4_5, SMOLLM3, COHERE, COHERE2, GRANITE_MOE, GEMMA, EXAONE4, PHI,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 

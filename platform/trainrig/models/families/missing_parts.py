@@ -41,8 +41,8 @@ def explain_refusal(given: Mapping[str, Any], supported: str) -> str:
             f"model_type {kind!r} reads more than text; save its language model alone with "
             f"Transformers, if it is one of these: {supported}"
         )
-    if kind in PARTS:
-        part = PARTS[kind]
+    part = PARTS.get(str(kind))
+    if part is not None:
         return f"model_type {kind!r} needs {part}, which trainrig lacks; supported: {supported}"
     return (
         f"cannot import model_type {kind!r} with architectures {given.get('architectures')!r}; "
