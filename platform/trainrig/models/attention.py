@@ -164,7 +164,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.head_channels = head_channels
-        self.rotated = rotated  # whether this layer uses the rotary positions of the model
+        # A model with rotary positions may leave them out in some layers.
+        self.rotated = rotated
         self.settings = settings
         self.alibi = alibi
         self.query_scale = settings.query_scale

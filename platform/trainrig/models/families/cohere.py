@@ -35,7 +35,7 @@ def read_settings(config: HubConfig) -> dict[str, Any]:
 def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
     """Return the config.json keys that `read_settings` reads, or None for other kinds of parts."""
     rope = config.position_embedding
-    if not isinstance(rope, Rope) or not llama.has_gate_and_rope(config):
+    if not isinstance(rope, Rope) or not llama.is_gated_with_rope(config):
         return None
     return {
         **llama.write_layer_norm_sizes(config, "layer_norm_eps"),
@@ -47,7 +47,9 @@ def write_settings(config: DecoderConfig) -> dict[str, Any] | None:
 
 
 def _read_cohere(config: HubConfig) -> DecoderConfig:
-    config.check_only("use_qk_norm", False, None)  # each head would have gains of its own
+    config.check_only(
+        "use_qk_norm", False, None
+    )  # That norm would have separate gains for every head.
     return config.build(
         **read_settings(config), position_embedding=read_rope(config, theta=500_000.0)
     )

@@ -108,7 +108,7 @@ def write_layer_norm_sizes(config: DecoderConfig, epsilon: str) -> dict[str, Any
     return {**keys, epsilon: keys.pop("rms_norm_eps")}
 
 
-def has_gate_and_rope(config: DecoderConfig) -> bool:
+def is_gated_with_rope(config: DecoderConfig) -> bool:
     """Return whether a model of `config` has SwiGLU and rotary positions, as Llama has."""
     return isinstance(config.position_embedding, Rope) and isinstance(config.feedforward, SwiGLU)
 

@@ -48,7 +48,7 @@ class TensorName:
     dim: int = 0  # dimension of ours along which several are concatenated
     # Function that returns the order of the outputs in theirs (see row_orders.py); None: as ours.
     arrange: Callable[[DecoderConfig], tuple[int, ...]] | None = None
-    order: tuple[int, ...] | None = None  # what `arrange` returned for one model
+    order: tuple[int, ...] | None = None  # order that `arrange` returned for one model
 
     def resolve_order(self, config: DecoderConfig) -> Self:
         """Return this entry with the order of the outputs in a model of `config`."""

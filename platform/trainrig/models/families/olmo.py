@@ -54,7 +54,7 @@ def _read_ropes(config: HubConfig) -> tuple[Rope, Rope | None]:
 
 def _write_olmo3(config: DecoderConfig) -> dict[str, Any] | None:
     rope = config.position_embedding
-    if not isinstance(rope, Rope) or not llama.has_gate_and_rope(config):
+    if not isinstance(rope, Rope) or not llama.is_gated_with_rope(config):
         return None
     window = config.attention.window
     of_windows = rope if window is None else window.rope or rope

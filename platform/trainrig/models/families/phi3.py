@@ -51,7 +51,7 @@ def _read(config: HubConfig) -> DecoderConfig:
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
     window = llama.write_window(config)
     rope = config.position_embedding
-    if window is None or not isinstance(rope, Rope) or not llama.has_gate_and_rope(config):
+    if window is None or not isinstance(rope, Rope) or not llama.is_gated_with_rope(config):
         return None
     if rope.scaling is not None:
         return None  # Transformers would take any scaling of this family for LongRoPE

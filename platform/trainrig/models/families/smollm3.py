@@ -55,7 +55,7 @@ def _read_rotated(config: HubConfig, layers: int) -> tuple[bool, ...]:
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
     rope = config.position_embedding
-    if not isinstance(rope, Rope) or not llama.has_gate_and_rope(config):
+    if not isinstance(rope, Rope) or not llama.is_gated_with_rope(config):
         return None
     window = config.attention.window
     return {

@@ -23,7 +23,7 @@ TENSORS = (
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    config.check_only("qk_layernorm", False)  # each head would have gains of its own
+    config.check_only("qk_layernorm", False)  # That norm would have separate gains for every head.
     sizes = llama.read_sizes(config, positions=4096, epsilon=1e-5, kv_heads=32)
     parallel = config.get("use_parallel_residual", False)
     changed = {
@@ -40,7 +40,7 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
     rope = config.position_embedding
-    if not isinstance(rope, Rope) or not llama.has_gate_and_rope(config):
+    if not isinstance(rope, Rope) or not llama.is_gated_with_rope(config):
         return None
     return {
         **llama.write_layer_norm_sizes(config, "layer_norm_eps"),
