@@ -1,4 +1,4 @@
-"""Annotations for fields of run files: not in the fingerprint, extendable, path role, `kind`."""
+"""Annotations for fields of run files: not in the fingerprint, extendable, added later, path, `kind`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +33,21 @@ OUTPUT = NotIdentity("OUTPUT")  # a folder that the run writes
 CACHE = NotIdentity("CACHE")  # a folder on the local machine, made where it is missing
 EXTENDABLE = Extendable()
 SHIPPED = NotIdentity("SHIPPED")  # a file that `submit` copies to where the cluster reads it
+
+
+@dataclass(frozen=True)
+class AddedLater:
+    """Mark on a field that an older version lacks and computes the default of.
+
+    While the field has its default, it is left out of what identifies a run. So a run that an older
+    version began can be resumed.
+    """
+
+    def __repr__(self) -> str:
+        return "ADDED_LATER"
+
+
+ADDED_LATER = AddedLater()
 
 
 @dataclass(frozen=True)

@@ -119,15 +119,17 @@ class DecoderFields(Settings):
     def _check_positions(self) -> Self:
         width = self.head_channels or self.channels // self.heads
         for rope in self.ropes:
-            turned = rope.count_rotated_channels(width)
-            if turned % 2 or turned == 0:
-                share = "" if rope.rotated_share == 1 else f" {turned} rotated channels of"
+            rotated = rope.count_rotated_channels(width)
+            if rotated % 2 or rotated == 0:
+                share = "" if rope.rotated_share == 1 else f" {rotated} rotated channels of"
                 raise ValueError(
                     f"a head has{share} {width} channels, but rotary positions rotate pairs; "
                     "set head_channels to an even number"
                 )
-            self._check_pattern("position_embedding.pattern", len(rope.pattern))
-        if self.ropes and "rotated" not in self.ropes[0].pattern:
+        pattern = self.ropes[0].pattern if self.ropes else None
+        if pattern is not None:
+            self._check_pattern("position_embedding.pattern", len(pattern))
+        if pattern is not None and "rotated" not in pattern:
             raise ValueError(
                 "position_embedding.pattern leaves out rotary positions in every layer; choose "
                 "NoPositions as the position_embedding"
@@ -135,7 +137,7 @@ class DecoderFields(Settings):
         window = self.attention.window
         if window is not None:
             self._check_window(window)
-            if window.rope is not None and window.rope.pattern != ("rotated",):
+            if window.rope is not None and window.rope.pattern is not None:
                 raise ValueError(
                     "attention.window.rope.pattern does nothing; set position_embedding.pattern, "
                     "which is for all layers"
