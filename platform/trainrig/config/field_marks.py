@@ -1,4 +1,4 @@
-"""Annotations for fields of run files: not in the fingerprint, extendable, added later, path, `kind`."""
+"""Annotations for fields of run files: not in the fingerprint, extendable, path role, `kind`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

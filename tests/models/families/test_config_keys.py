@@ -95,3 +95,55 @@ def test_rotary_scaling_is_that_of_transformers_or_refused(family, kind, old, tr
     rates, factor = compute_rotation_rates(rope.position_embedding, width, torch.device("cpu"))
     torch.testing.assert_close(rates, model.rotary_emb.inv_freq)
     assert factor == pytest.approx(model.rotary_emb.attention_scaling, rel=1e-12)
+
+
+# Keys that Transformers reads under these older names.
+OLDER = {
+    *("rope_scaling", "rope_theta", "rotary_pct", "partial_rotary_factor", "layer_types"),
+    *("sliding_window", "sliding_window_pattern", "no_rope_layer_interval", "no_rope_layers"),
+    *("id2label", "quantization_config"),
+}
+BAD_VALUES = (0, -1, 0.5, 1e400, "x", [], [1], ["x", 1], {}, {"x": 1}, True)
+
+
+def test_a_bad_value_of_any_key_is_refused_in_one_line_that_names_the_file(family):
+    _, whole, architecture = family
+    whole = {**whole, "architectures": [architecture]}
+    refused = 0
+    for key in whole.keys() | OLDER:
+        for left_out in ((), ("layer_types", "no_rope_layers")):
+            rest = {name: value for name, value in whole.items() if name not in left_out}
+            for value in BAD_VALUES:
+                try:
+                    read_config({**rest, key: value}, "folder/config.json")
+                except DataError as error:
+                    assert str(error).startswith("folder/config.json: "), key
+                    assert "\n" not in str(error)
+                    refused += 1
+    assert refused > 40
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "said"),
+    [
+        ("pythia", {"rotary_pct": 0}, "invalid rotated_share: .*greater than 0"),
+        ("stablelm", {"partial_rotary_factor": 0}, "invalid rotated_share: .*greater than 0"),
+        ("granite", {"attention_multiplier": 0}, "attention_multiplier is 0; .*above 0"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling is 0; .*above 0"),
+        ("granite", {"rope_theta": 0}, "invalid theta: .*greater than 0"),
+        ("granite", {"rope_scaling": [1]}, r"rope_scaling is \[1\]; it must be a table"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0; .*above 0"),
+        ("cohere2", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0; .*above 0"),
+        ("exaone4", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0; .*above 0"),
+        ("cohere2", {"sliding_window": 0}, "sliding_window is 0; .*above 0"),
+        ("ministral", {"sliding_window": 0}, "sliding_window is 0; .*above 0"),
+        ("mistral", {"sliding_window": 0}, "sliding_window is 0; .*above 0"),
+    ],
+)
+def test_a_number_that_must_be_above_zero_is_named(name, bad, said, transformers):
+    kind, _ = peer_models.FAMILIES[name]
+    whole = getattr(transformers, f"{kind}Config")(**peer_models.choose_settings(name)).to_dict()
+    kept_out = ("layer_types", "no_rope_layers", "rope_parameters", "architectures")
+    given = {key: value for key, value in whole.items() if key not in kept_out}
+    with pytest.raises(DataError, match=f"^config.json: {said}"):
+        read_config({**given, **bad}, "config.json")

@@ -7,6 +7,8 @@ directions, and add it to FAMILIES.
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from trainrig.errors import DataError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
@@ -20,7 +22,14 @@ from trainrig.models.families.gpt2 import GPT2
 from trainrig.models.families.gpt_neox import GPT_NEOX
 from trainrig.models.families.granite import GRANITE, GRANITE_MOE
 from trainrig.models.families.llama import LLAMA, MISTRAL, MIXTRAL
-from trainrig.models.families.mapping import ENDINGS, Family, HubConfig, read_labels, strip_config
+from trainrig.models.families.mapping import (
+    ENDINGS,
+    Family,
+    HubConfig,
+    describe_invalid,
+    read_labels,
+    strip_config,
+)
 from trainrig.models.families.ministral import MINISTRAL
 from trainrig.models.families.missing_parts import explain_refusal
 from trainrig.models.families.modernbert import MODERNBERT
@@ -58,8 +67,21 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
     """Return the family and the settings of the model whose config.json, at `path`, is `given`.
 
     Missing keys have Transformers' defaults. Raises DataError for a model that trainrig would
-    compute differently than Transformers.
+    compute differently than Transformers, and for values of a wrong type or size.
     """
+    try:
+        return _read_config(given, path)
+    except ValidationError as error:
+        raise DataError(f"{path}: {describe_invalid(error)}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A family reads dozens of keys; whichever is wrong, the file is.
+        raise DataError(
+            f"{path}: a value has a wrong type or size ({type(error).__name__}: {error}); "
+            "correct it, or save the model again with Transformers"
+        ) from error
+
+
+def _read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderConfig]:
     if "auto_map" in given:
         raise DataError(
             f"{path}: needs custom code (auto_map, trust_remote_code), which is never run; only "

@@ -67,10 +67,10 @@ COHERE = Family("cohere", "CohereForCausalLM", TENSORS, _read_cohere, _write_coh
 def _read_cohere2(config: HubConfig) -> DecoderConfig:
     settings = read_settings(config)
     layers = settings["layers"]
-    every = config.get("sliding_window_pattern", 4)
+    every = config.get_positive("sliding_window_pattern", 4)
     usual = tuple(GLOBAL if (layer + 1) % every == 0 else LOCAL for layer in range(layers))
     kinds = config.layer_types(layers) or usual
-    size = config.take("sliding_window", 4096)
+    size = config.take_positive("sliding_window", 4096)
     if size is None or LOCAL not in kinds:
         raise DataError(
             f"{config.path}: no layer has a sliding window, so none has positions; only models "

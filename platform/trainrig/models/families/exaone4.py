@@ -18,7 +18,7 @@ from trainrig.models.families.window_layers import GLOBAL, LOCAL, build_window, 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     sizes = llama.read_sizes(config, positions=2048, epsilon=1e-5, kv_heads=32)
-    size = config.take("sliding_window", 4096)
+    size = config.take_positive("sliding_window", 4096)
     kinds = config.layer_types(sizes["layers"]) or _list_usual_kinds(config, sizes["layers"], size)
     rope = read_rope(config)
     if size is not None:
@@ -39,11 +39,9 @@ def _read(config: HubConfig) -> DecoderConfig:
 
 def _list_usual_kinds(config: HubConfig, layers: int, size: int | None) -> tuple[str, ...]:
     """Return the kinds of layers of a config.json without `layer_types`."""
-    every = config.get("sliding_window_pattern", 4)
     if size is None:
         return (GLOBAL,) * layers
-    if not isinstance(every, int):  # Transformers cannot read a pattern of letters either
-        config.check_only("sliding_window_pattern", 4)
+    every = config.get_positive("sliding_window_pattern", 4)
     return tuple(GLOBAL if (layer + 1) % every == 0 else LOCAL for layer in range(layers))
 
 

@@ -41,7 +41,7 @@ def read_settings(
     usual = tuple(pattern[layer % len(pattern)] for layer in range(sizes["layers"]))
     kinds = config.layer_types(sizes["layers"]) or usual
     window = SlidingWindow(
-        size=min(config.get("sliding_window", 4096), sizes["positions"]),
+        size=min(config.get_positive("sliding_window", 4096), sizes["positions"]),
         pattern=tuple("local" if kind == "sliding_attention" else "global" for kind in kinds),
         rope=rope,
     )
@@ -161,9 +161,9 @@ GLOBAL_THETA = 1_000_000.0
 
 def _read_gemma3(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("use_bidirectional_attention", False, None)
-    every = config.get("sliding_window_pattern", 6)
+    every = config.get_positive("sliding_window_pattern", 6)
     pattern = (*[LOCAL] * (every - 1), GLOBAL)
-    kinds = config.get("rope_parameters", {})
+    kinds = config.get_table("rope_parameters")
     if LOCAL in kinds:
         local = rope_tables.read_rope(
             mapping.HubConfig({"rope_parameters": kinds[LOCAL]}, config.path), None, LOCAL_THETA

@@ -51,7 +51,7 @@ ACTIVATIONS = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True, "gelu
 
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", *ACTIVATIONS)
-    table = config.get("rope_parameters", {})
+    table = config.get_table("rope_parameters")
     config = config.with_defaults(
         rope_theta=table.get("rope_theta", config.get("rotary_emb_base", 10_000.0)),
         partial_rotary_factor=config.get("rotary_pct", 0.25),

@@ -16,10 +16,12 @@ from trainrig.models.families.rope_tables import read_rope, write_rope
 def read_factors(config: HubConfig) -> dict[str, Any]:
     """Return the `DecoderConfig` settings for the factors of a Granite model."""
     return {
-        "attention": AttentionSettings(query_scale=config.get("attention_multiplier", 1.0)),
+        "attention": AttentionSettings(
+            query_scale=config.get_positive("attention_multiplier", 1.0)
+        ),
         "embedding_multiplier": config.get("embedding_multiplier", 1.0),
         "residual_multiplier": config.get("residual_multiplier", 1.0),
-        "logit_multiplier": 1 / config.get("logits_scaling", 1.0),
+        "logit_multiplier": 1 / config.get_positive("logits_scaling", 1.0),
     }
 
 

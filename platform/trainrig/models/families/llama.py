@@ -148,7 +148,7 @@ def read_window(
 
     `usual` is the window that Transformers assumes for the family if the key is missing.
     """
-    window = config.take("sliding_window", usual)
+    window = config.take_positive("sliding_window", usual)
     if window is None or window >= sizes["positions"]:
         return AttentionSettings()
     return AttentionSettings(window=SlidingWindow(size=window))

@@ -183,6 +183,34 @@ class HubConfig:
         """Return the value of `key`, `default` if the key is missing, and None if it is null."""
         return self.given.get(key, default)
 
+    def get_positive(self, key: str, default: float) -> Any:
+        """Return the value of `key`, or `default` if it is missing or null.
+
+        Raises DataError if the value is not a number above 0.
+        """
+        value = self.take_positive(key, default)
+        return default if value is None else value
+
+    def take_positive(self, key: str, default: float | None) -> Any:
+        """Return the value of `key`, `default` if the key is missing, and None if it is null.
+
+        Raises DataError if the value is not a number above 0.
+        """
+        value = self.take(key, default)
+        if value is not None and (type(value) not in (int, float) or value <= 0):
+            raise DataError(f"{self.path}: {key} is {value!r}; it must be a number above 0")
+        return value
+
+    def get_table(self, key: str) -> dict[str, Any]:
+        """Return the table `key`, empty if it is missing or null.
+
+        Raises DataError if the value is not a table.
+        """
+        value = self.get(key, {})
+        if not isinstance(value, dict):
+            raise DataError(f"{self.path}: {key} is {value!r}; it must be a table")
+        return value
+
     def with_defaults(self, **defaults: Any) -> "HubConfig":
         """Return these keys, with `defaults` for keys that are missing or null."""
         given = {key: value for key, value in self.given.items() if value is not None}
@@ -222,10 +250,15 @@ class HubConfig:
         try:
             return part(**settings)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(name) for name in first["loc"])
-            what = first["msg"].removeprefix("Value error, ")
-            raise DataError(f"{self.path}: invalid {where or 'sizes'}: {what}") from None
+            raise DataError(f"{self.path}: {describe_invalid(error)}") from None
+
+
+def describe_invalid(error: ValidationError) -> str:
+    """Return which setting of trainrig is invalid, and why, on one line."""
+    first = error.errors()[0]
+    where = ".".join(str(name) for name in first["loc"])
+    what = first["msg"].removeprefix("Value error, ")
+    return f"invalid {where or 'sizes'}: {what}"
 
 
 def find_dropouts(given: Mapping[str, Any]) -> dict[str, float]:

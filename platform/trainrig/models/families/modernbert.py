@@ -52,7 +52,7 @@ def _read(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("tie_word_embeddings", True)
     layers = config.need("num_hidden_layers")
     positions = config.get("max_position_embeddings", 8192)
-    every = config.get("global_attn_every_n_layers", 3)
+    every = config.get_positive("global_attn_every_n_layers", 3)
     kinds = config.layer_types(layers) or tuple(
         LOCAL if layer % every else GLOBAL for layer in range(layers)
     )

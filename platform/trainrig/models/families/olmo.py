@@ -26,7 +26,7 @@ def _read_olmo3(config: HubConfig) -> DecoderConfig:
     usual = tuple(GLOBAL if (layer + 1) % 4 == 0 else LOCAL for layer in range(layers))
     kinds = config.layer_types(layers) or usual
     rope, of_windows = _read_ropes(config)
-    size = config.take("sliding_window", 4096)
+    size = config.take_positive("sliding_window", 4096)
     window = build_window(kinds, size, sizes["positions"], of_windows)
     biased = config.get("attention_bias", False)
     return config.build(
@@ -40,7 +40,7 @@ def _read_olmo3(config: HubConfig) -> DecoderConfig:
 
 def _read_ropes(config: HubConfig) -> tuple[Rope, Rope | None]:
     """Return the rotary positions of layers without a window, and others of layers with one."""
-    tables = config.get("rope_parameters", {})
+    tables = config.get_table("rope_parameters")
     base = config.get("rope_theta", THETA)
     # `rope_theta` outside of the tables is for layers without a window only, as in Transformers.
     local = HubConfig({"rope_parameters": tables.get(LOCAL) or {}}, config.path)

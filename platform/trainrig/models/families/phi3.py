@@ -35,7 +35,7 @@ TENSORS = (
 def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     for key in ("rope_scaling", "rope_parameters"):
-        table = config.get(key, {})
+        table = config.get_table(key)
         if table.get("rope_type", table.get("type", "default")) != "default":
             raise DataError(
                 f"{config.path}: {key} asks for LongRoPE, whose factors depend on the length of "

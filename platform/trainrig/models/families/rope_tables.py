@@ -19,10 +19,10 @@ def read_rope(
     `kind` selects layers where `rope_parameters` has a table for each kind of layer; `theta` is the
     default base. Raises DataError for an unsupported type, and for two different bases.
     """
-    table = config.get("rope_parameters", {})
+    table = config.get_table("rope_parameters")
     if kind is not None and kind in table:
         table = table[kind]
-    old = config.get("rope_scaling", {})
+    old = config.get_table("rope_scaling")
     kinds = {
         _read_rope_type(settings)
         for settings in (table, old)
@@ -34,14 +34,18 @@ def read_rope(
             f"positions: {' and '.join(sorted(kinds))}; leave one of the two out"
         )
     table = {**old, **table}
-    thetas = [float(base) for base in (table.get("rope_theta"), config.get("rope_theta")) if base]
+    bases = (table.get("rope_theta"), config.get("rope_theta"))
+    thetas = [float(base) for base in bases if base is not None]
     if kind is None and len(set(thetas)) > 1:
         raise DataError(
             f"{config.path}: rope_theta is {thetas[1]}, but {thetas[0]} in rope_parameters; make "
             "both equal"
         )
-    share = table.get("partial_rotary_factor") or config.get("partial_rotary_factor", 1.0)
-    return layer_settings.Rope(
+    share = table.get("partial_rotary_factor")
+    if share is None:
+        share = config.get("partial_rotary_factor", 1.0)
+    return config.make(
+        layer_settings.Rope,
         theta=thetas[0] if thetas else theta,
         scaling=_read_scaling(config, table),
         rotated_share=float(share),

@@ -22,7 +22,8 @@ def _read(config: HubConfig) -> DecoderConfig:
     sizes = llama.read_sizes(config, positions=32_768, epsilon=1e-6, kv_heads=4)
     layers = sizes["layers"]
     rotated = _read_rotated(config, layers)
-    size = config.get("sliding_window") if config.get("use_sliding_window", False) else None
+    uses_window = config.get("use_sliding_window", False)
+    size = config.take_positive("sliding_window", None) if uses_window else None
     usual = tuple(LOCAL if size is not None and not turned else GLOBAL for turned in rotated)
     kinds = config.layer_types(layers) or usual
     rope = read_rope(config, theta=THETA)
@@ -43,7 +44,7 @@ def _read_rotated(config: HubConfig, layers: int) -> tuple[bool, ...]:
     """Return whether each layer has rotary positions."""
     given = config.get("no_rope_layers")  # 1 for layers with rotary positions, in spite of the name
     if given is None:
-        every = config.get("no_rope_layer_interval", 4)
+        every = config.get_positive("no_rope_layer_interval", 4)
         return tuple((layer + 1) % every != 0 for layer in range(layers))
     if len(given) < layers:
         raise DataError(
