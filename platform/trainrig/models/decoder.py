@@ -44,7 +44,10 @@ class Layer(nn.Module):
     """One Transformer layer: attention and a feed-forward network, in sequence or in parallel."""
 
     def __init__(self, shape: LayerShape, config: DecoderConfig, rotated: bool = True) -> None:
-        """`rotated`: whether queries and keys are rotated, if the model has rotary positions."""
+        """Build the parts of a layer of `shape`.
+
+        `rotated` says whether the layer rotates queries and keys in a model with rotary positions.
+        """
         super().__init__()
         self.block = config.block
         self.residual_multiplier = config.residual_multiplier
@@ -124,6 +127,7 @@ class Decoder(nn.Module):
             Layer(shape, config, not isinstance(rope, Rope) or rope.is_rotated(index))
             for index, shape in enumerate(shapes.layers)
         )
+        # The pattern of rotated layers ends with the layers above: these are always rotated.
         self.further_layers = nn.ModuleList(Layer(shape, config) for shape in shapes.further_layers)
         # Whether each layer has a sliding window.
         self._local = [window is not None and window.is_local(n) for n in range(config.layers)]

@@ -68,18 +68,18 @@ def _read_cohere2(config: HubConfig) -> DecoderConfig:
     settings = read_settings(config)
     layers = settings["layers"]
     every = config.get_positive("sliding_window_pattern", 4)
-    usual = tuple(GLOBAL if (layer + 1) % every == 0 else LOCAL for layer in range(layers))
-    kinds = config.layer_types(layers) or usual
+    default_kinds = tuple(GLOBAL if (layer + 1) % every == 0 else LOCAL for layer in range(layers))
+    kinds = config.layer_types(layers) or default_kinds
     size = config.take_positive("sliding_window", 4096)
     if size is None or LOCAL not in kinds:
         raise DataError(
             f"{config.path}: no layer has a sliding window, so none has positions; only models "
             "with sliding_window and layers of sliding_attention can be imported as cohere2"
         )
-    turned = tuple("rotated" if kind == LOCAL else "unrotated" for kind in kinds)
+    pattern = tuple("rotated" if kind == LOCAL else "unrotated" for kind in kinds)
     return config.build(
         **settings | {"head_channels": None},  # Transformers reads no `head_dim` here
-        position_embedding=read_rope(config).model_copy(update={"pattern": turned}),
+        position_embedding=read_rope(config).model_copy(update={"pattern": pattern}),
         attention=AttentionSettings(window=build_window(kinds, size, settings["positions"])),
     )
 

@@ -19,14 +19,16 @@ def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     sizes = llama.read_sizes(config, positions=2048, epsilon=1e-5, kv_heads=32)
     size = config.take_positive("sliding_window", 4096)
-    kinds = config.layer_types(sizes["layers"]) or _list_usual_kinds(config, sizes["layers"], size)
+    kinds = config.layer_types(sizes["layers"]) or _list_default_kinds(
+        config, sizes["layers"], size
+    )
     rope = read_rope(config)
     if size is not None:
-        turned = tuple("rotated" if kind == LOCAL else "unrotated" for kind in kinds)
+        pattern = tuple("rotated" if kind == LOCAL else "unrotated" for kind in kinds)
         if LOCAL not in kinds:
             # Such a model has no positions, which this family's `write` could not express.
             config.check_only("layer_types", None)
-        rope = rope.model_copy(update={"pattern": turned})
+        rope = rope.model_copy(update={"pattern": pattern})
     return config.build(
         **sizes,
         position_embedding=rope,
@@ -37,7 +39,7 @@ def _read(config: HubConfig) -> DecoderConfig:
     )
 
 
-def _list_usual_kinds(config: HubConfig, layers: int, size: int | None) -> tuple[str, ...]:
+def _list_default_kinds(config: HubConfig, layers: int, size: int | None) -> tuple[str, ...]:
     """Return the kinds of layers of a config.json without `layer_types`."""
     if size is None:
         return (GLOBAL,) * layers

@@ -38,8 +38,8 @@ def read_settings(
     """
     config.check_only("hidden_activation", ACTIVATION, None)
     sizes = llama.read_sizes(config, positions=positions, epsilon=1e-6, kv_heads=4)
-    usual = tuple(pattern[layer % len(pattern)] for layer in range(sizes["layers"]))
-    kinds = config.layer_types(sizes["layers"]) or usual
+    default_kinds = tuple(pattern[layer % len(pattern)] for layer in range(sizes["layers"]))
+    kinds = config.layer_types(sizes["layers"]) or default_kinds
     window = SlidingWindow(
         size=min(config.get_positive("sliding_window", 4096), sizes["positions"]),
         pattern=tuple("local" if kind == "sliding_attention" else "global" for kind in kinds),
@@ -169,13 +169,13 @@ def _read_gemma3(config: mapping.HubConfig) -> DecoderConfig:
             mapping.HubConfig({"rope_parameters": kinds[LOCAL]}, config.path), None, LOCAL_THETA
         )
         table = mapping.HubConfig({"rope_parameters": kinds[GLOBAL]}, config.path)
-        turned = rope_tables.read_rope(table, None, GLOBAL_THETA)
+        global_rope = rope_tables.read_rope(table, None, GLOBAL_THETA)
     else:
         local = Rope(theta=config.get("rope_local_base_freq", LOCAL_THETA))
-        turned = rope_tables.read_rope(config, None, GLOBAL_THETA)
+        global_rope = rope_tables.read_rope(config, None, GLOBAL_THETA)
     settings = read_settings(config, 131_072, pattern, local)
     attention = settings["attention"].model_copy(update={"qk_norm": "head"})
-    return config.build(**settings | {"attention": attention}, position_embedding=turned)
+    return config.build(**settings | {"attention": attention}, position_embedding=global_rope)
 
 
 def _write_gemma3(config: DecoderConfig) -> dict[str, Any] | None:

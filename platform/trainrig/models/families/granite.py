@@ -27,9 +27,9 @@ def read_factors(config: HubConfig) -> dict[str, Any]:
 
 def write_factors(config: DecoderConfig) -> dict[str, Any]:
     """Return the config.json keys that `read_factors` reads."""
-    usual = config.shape.head_channels**-0.5
+    default_scale = config.shape.head_channels**-0.5
     return {
-        "attention_multiplier": config.attention.query_scale or usual,
+        "attention_multiplier": config.attention.query_scale or default_scale,
         "embedding_multiplier": config.embedding_multiplier,
         "residual_multiplier": config.residual_multiplier,
         "logits_scaling": _invert(config.logit_multiplier),

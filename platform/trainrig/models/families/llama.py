@@ -142,13 +142,13 @@ LLAMA = mapping.Family("llama", "LlamaForCausalLM", TENSORS, _read_llama, _write
 
 
 def read_window(
-    config: mapping.HubConfig, sizes: dict[str, Any], usual: int | None = None
+    config: mapping.HubConfig, sizes: dict[str, Any], default: int | None = None
 ) -> AttentionSettings:
     """Return attention with the window of all layers, or none if it covers every position.
 
-    `usual` is the window that Transformers assumes for the family if the key is missing.
+    `default` is the window that Transformers assumes for the family if the key is missing.
     """
-    window = config.take_positive("sliding_window", usual)
+    window = config.take_positive("sliding_window", default)
     if window is None or window >= sizes["positions"]:
         return AttentionSettings()
     return AttentionSettings(window=SlidingWindow(size=window))
@@ -171,7 +171,7 @@ def _read_mistral(config: mapping.HubConfig) -> DecoderConfig:
     return config.build(
         **sizes,
         position_embedding=rope_tables.read_rope(config),
-        attention=read_window(config, sizes, usual=4096),
+        attention=read_window(config, sizes, default=4096),
     )
 
 

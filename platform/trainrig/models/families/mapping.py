@@ -148,7 +148,7 @@ def strip_config(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _write_out_layers(config: DecoderConfig, written: dict[str, Any]) -> None:
-    """Replace patterns of layers by one entry a layer, and the usual query scale by its number."""
+    """Write out patterns of layers as one entry a layer, and the default query scale."""
     attention = written["attention"]
     attention["query_scale"] = attention["query_scale"] or config.shape.head_channels**-0.5
     window = config.attention.window
@@ -156,8 +156,8 @@ def _write_out_layers(config: DecoderConfig, written: dict[str, Any]) -> None:
         attention["window"]["pattern"] = [window.is_local(n) for n in range(config.layers)]
     rope = config.position_embedding
     if isinstance(rope, layer_settings.Rope):
-        turned = [rope.is_rotated(layer) for layer in range(config.layers)]
-        written["position_embedding"]["pattern"] = turned
+        rotated = [rope.is_rotated(layer) for layer in range(config.layers)]
+        written["position_embedding"]["pattern"] = rotated
 
 
 class HubConfig:

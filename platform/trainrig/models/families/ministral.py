@@ -15,8 +15,8 @@ def _read(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     sizes = llama.read_sizes(config, positions=4096 * 32, epsilon=1e-6, kv_heads=8)
     size = config.take_positive("sliding_window", 4096)
-    usual = (GLOBAL if size is None else LOCAL,) * sizes["layers"]
-    kinds = config.layer_types(sizes["layers"]) or usual
+    default_kinds = (GLOBAL if size is None else LOCAL,) * sizes["layers"]
+    kinds = config.layer_types(sizes["layers"]) or default_kinds
     return config.build(
         **sizes,
         position_embedding=read_rope(config),

@@ -23,8 +23,8 @@ def _read_olmo3(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     sizes = llama.read_sizes(config, positions=2048, epsilon=1e-5)
     layers = sizes["layers"]
-    usual = tuple(GLOBAL if (layer + 1) % 4 == 0 else LOCAL for layer in range(layers))
-    kinds = config.layer_types(layers) or usual
+    default_kinds = tuple(GLOBAL if (layer + 1) % 4 == 0 else LOCAL for layer in range(layers))
+    kinds = config.layer_types(layers) or default_kinds
     rope, of_windows = _read_ropes(config)
     size = config.take_positive("sliding_window", 4096)
     window = build_window(kinds, size, sizes["positions"], of_windows)

@@ -24,10 +24,12 @@ def _read(config: HubConfig) -> DecoderConfig:
     rotated = _read_rotated(config, layers)
     uses_window = config.get("use_sliding_window", False)
     size = config.take_positive("sliding_window", None) if uses_window else None
-    usual = tuple(LOCAL if size is not None and not turned else GLOBAL for turned in rotated)
-    kinds = config.layer_types(layers) or usual
+    default_kinds = tuple(
+        LOCAL if size is not None and not is_rotated else GLOBAL for is_rotated in rotated
+    )
+    kinds = config.layer_types(layers) or default_kinds
     rope = read_rope(config, theta=THETA)
-    pattern = tuple("rotated" if turned else "unrotated" for turned in rotated)
+    pattern = tuple("rotated" if is_rotated else "unrotated" for is_rotated in rotated)
     attention = config.get("attention_bias", False)
     changed = {
         "tie_embeddings": config.get("tie_word_embeddings", True),
@@ -51,7 +53,7 @@ def _read_rotated(config: HubConfig, layers: int) -> tuple[bool, ...]:
             f"{config.path}: no_rope_layers has {len(given)} entries for {layers} layers; save "
             "the model again"
         )
-    return tuple(bool(turned) for turned in given[:layers])
+    return tuple(bool(value) for value in given[:layers])
 
 
 def _write(config: DecoderConfig) -> dict[str, Any] | None:
