@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from trainrig import config, storage
 from trainrig.config import NOT_IDENTITY, RunFile, Settings
+from trainrig.config.field_marks import ADDED_LATER
 from trainrig.errors import ConfigError
 
 
@@ -427,6 +428,22 @@ def test_identity_leaves_places_out_at_any_depth() -> None:
         "share": 0.5,
         "lists": {},
     }
+
+
+class Older(Settings):
+    kept: int = 1
+
+
+class Newer(Older):
+    added: Annotated[tuple[int, ...] | None, ADDED_LATER] = None
+    made: Annotated[dict[str, int], ADDED_LATER] = Field(default_factory=dict)
+
+
+def test_a_field_added_later_changes_no_identity_while_it_has_its_default() -> None:
+    assert config.extract_identity(Newer()) == config.extract_identity(Older())
+    assert config.extract_identity(Newer(kept=2, added=None, made={})) == {"kept": 2}
+    assert config.extract_identity(Newer(added=(1,))) == {"kept": 1, "added": [1]}
+    assert config.extract_identity(Newer(made={"a": 1})) == {"kept": 1, "made": {"a": 1}}
 
 
 @pytest.mark.parametrize(

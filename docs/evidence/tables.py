@@ -473,6 +473,26 @@ def draw_index() -> str:
     return format_table(["page", "what it holds"], rows)
 
 
+def draw_families() -> str:
+    """Return the largest differences of logits from Transformers', by family."""
+    path = "tests/models/families/results/families.json"
+    found = read(path)
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for model in found["models"].values():
+        kinds.setdefault(model["model_type"], []).append(model)
+    rows = [
+        [
+            f"`{kind}`",
+            str(len(models)),
+            f"{max(model['imported'] / model['spread'] for model in models):.1e}",
+            f"{max(model['exported'] for model in models):.1e}",
+        ]
+        for kind, models in sorted(kinds.items())
+    ]
+    head = ["family", "models", "imported, relative", "exported again"]
+    return format_table(head, rows) + format_source(path)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "storage-clients": draw_storage_clients,
     "approach-coverage": draw_approach_coverage,
@@ -483,6 +503,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layouts": draw_gpu_layouts,
     "gpu-steps": draw_gpu_steps,
     "grpo-shares": draw_grpo_shares,
+    "families": draw_families,
     "index": draw_index,
     "kills": draw_kills,
     "layout-kills": draw_layout_kills,

@@ -54,6 +54,7 @@ VARIANTS = {
     "gated attention": {"attention": GatedAttention(sinks=True, qk_norm="head")},
     "no positions": {"position_embedding": NoPositions(), "feedforward": GEGLU()},
     "partial rotation": {"position_embedding": Rope(rotated_share=0.6), "head_channels": 10},
+    "a layer without rotation": {"position_embedding": Rope(pattern=("rotated", "unrotated"))},
     "YaRN": {"position_embedding": Rope(scaling=YaRN(factor=4, original_positions=8))},
     "Llama 3": {"position_embedding": Rope(scaling=Llama3Scaling(original_positions=8))},
     "heads that do not divide": {"heads": 3, "kv_heads": 1, "head_channels": 14},
@@ -134,6 +135,18 @@ def test_padding_before_a_prompt_changes_nothing_that_follows(build, name):
         (
             {"attention": {"window": {"size": 4, "pattern": ["local"] * 3}}},
             "has 3 entries, but the model has 2 layers",
+        ),
+        (
+            {"position_embedding": {"kind": "Rope", "pattern": ["rotated"] * 3}},
+            "position_embedding.pattern has 3 entries, but the model has 2 layers",
+        ),
+        (
+            {"position_embedding": {"kind": "Rope", "pattern": ["unrotated"]}},
+            "choose NoPositions",
+        ),
+        (
+            {"attention": {"window": {"size": 4, "rope": {"pattern": ["rotated", "unrotated"]}}}},
+            "attention.window.rope.pattern does nothing",
         ),
         (
             {

@@ -165,6 +165,18 @@ GPT2 = {
 }
 
 
+NEOX = GPT2 | {
+    "position_embedding": {"kind": "Rope", "rotated_share": 0.5},
+    "block": {"kind": "ParallelBlock", "shared_norm": False},
+}
+GLM = {
+    "position_embedding": {"kind": "Rope", "rotated_share": 0.5},
+    "block": {"kind": "SandwichNorm"},
+    "kv_heads": 2,
+}
+
+
+@pytest.mark.parametrize("family", [GPT2, NEOX, GLM], ids=["gpt2", "gpt_neox", "glm4"])
 @pytest.mark.parametrize(
     "lora",
     [
@@ -174,14 +186,18 @@ GPT2 = {
     ],
     ids=["all", "some", "dora"],
 )
-def test_adapters_of_matrices_with_inputs_first_go_to_peft_and_back(
-    lora, encoder, write_trained, tmp_path
+def test_adapters_of_matrices_that_are_stored_differently_go_to_peft_and_back(
+    lora, family, encoder, write_trained, tmp_path
 ):
-    """GPT-2 has one matrix for queries, keys and values."""
+    """Compare matrices with inputs first, several in one, and rows in another order.
+
+    GPT-2 has one matrix for queries, keys and values, GPT-NeoX one whose rows are ordered by head,
+    and GLM rotates neighbouring rows.
+    """
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
     sizes = {"layers": 2, "channels": 32, "heads": 4, "positions": 48, "vocabulary": 320}
-    config = DecoderConfig.model_validate({**sizes, **GPT2})
+    config = DecoderConfig.model_validate({**sizes, **family})
     model = Decoder(config)
     initialise(model, seed=1)
     base = str(tmp_path / "base")
@@ -190,7 +206,7 @@ def test_adapters_of_matrices_with_inputs_first_go_to_peft_and_back(
     export_checkpoint(base, str(tmp_path / "hub"), HubFolder())
     export_adapter(ours, str(tmp_path / "peft"))
     theirs = peft.PeftModel.from_pretrained(
-        transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hub"), tmp_path / "peft"
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hub"), tmp_path / "peft"
     ).eval()
     ids = torch.arange(20, 40)[None]
     with torch.inference_mode():

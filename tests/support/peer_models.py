@@ -64,16 +64,115 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "tie_word_embeddings": True,
         },
     ),
+    "gpt_neox": ("GPTNeoX", {"hidden_act": "gelu"}),
+    "pythia": ("GPTNeoX", {"rotary_pct": 0.5, "rotary_emb_base": 5e3, "attention_bias": False}),
+    "neox-serial": (
+        "GPTNeoX",
+        {
+            "use_parallel_residual": False, "hidden_act": "gelu_new", "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    ),
+    "starcoder2": ("Starcoder2", {"sliding_window": 7}),
+    "starcoder2-plain": ("Starcoder2", {"use_bias": False, "tie_word_embeddings": True}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm-parallel": (
+        "StableLm", {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
+    ),
+    "granite": (
+        "Granite",
+        {
+            "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "logits_scaling": 1.7,
+            "residual_multiplier": 0.6, "tie_word_embeddings": True,
+        },
+    ),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0, "logits_scaling": 7.0, "residual_multiplier": 0.6,
+        },
+    ),
+    "gemma": ("Gemma", {"tie_word_embeddings": True, "head_dim": 12}),
+    "seed_oss": ("SeedOss", {"head_dim": 12, "attention_dropout": 0.0, "residual_dropout": 0.0}),
+    "ministral": (
+        "Ministral",
+        {
+            "sliding_window": 5, "head_dim": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": 9}),
+    "phi4": (
+        "Phi3",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.75,
+            },
+        },
+    ),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 6, "rope_scaling": {key: YARN[key] for key in YARN},
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 5, "num_experts_per_tok": 2, "num_local_experts": 5}),
+    "glm": ("Glm", {"head_dim": 12}),
+    "glm4": ("Glm4", {"partial_rotary_factor": 0.25, "head_dim": 16, "attention_bias": False}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 5},
+    ),
+    "cohere": ("Cohere", {"logit_scale": 0.3, "tie_word_embeddings": True}),
+    "cohere2": (
+        "Cohere2",
+        {
+            "sliding_window": 6, "logit_scale": 0.3, "tie_word_embeddings": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "exaone4": (
+        "Exaone4",
+        {
+            "sliding_window": 6, "head_dim": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "exaone4-small": (
+        "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "phi": ("Phi", {}),
+    "ernie4_5": ("Ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
+    "ernie4_5-wide": ("Ernie4_5", {"head_dim": 12, "rope_parameters": LLAMA_3_1}),
 }  # fmt: skip
+# Keys of `SMALL` that a family doesn't have.
+WITHOUT: dict[str, tuple[str, ...]] = {
+    "GPTNeoX": ("num_key_value_heads", "head_dim"),
+    "StableLm": ("head_dim",),
+    "Phi3": ("head_dim",),
+    "Olmoe": ("head_dim",),
+    "Cohere2": ("head_dim",),
+}
 ARCHITECTURES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
+
+
+def choose_settings(name: str, vocabulary: int = 331) -> dict[str, Any]:
+    """Return the arguments of Transformers' class of settings for the model `name`."""
+    kind, settings = FAMILIES[name]
+    left_out = SMALL if kind == "GPT2" else WITHOUT.get(kind, ())
+    small = {key: value for key, value in SMALL.items() if key not in left_out}
+    return small | settings | {"vocab_size": vocabulary, "pad_token_id": None}
 
 
 def make(transformers: Any, name: str, folder: Path, vocabulary: int = 331) -> Any:
     """Return a random model of the family, saved to `folder`."""
-    kind, settings = FAMILIES[name]
-    small = {} if kind == "GPT2" else SMALL
+    kind, _ = FAMILIES[name]
+    settings = choose_settings(name, vocabulary)
     config_class = getattr(transformers, f"{kind}Config")
-    settings = small | settings | {"vocab_size": vocabulary, "pad_token_id": None}
     config = config_class(bos_token_id=None, eos_token_id=1, **settings)
     config._attn_implementation = "eager"
     torch.manual_seed(7)

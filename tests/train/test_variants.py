@@ -15,6 +15,7 @@ from trainrig.models.architecture.layer_settings import (
     LearnedPositions,
     MixtureOfExperts,
     ParallelBlock,
+    Rope,
 )
 from trainrig.parallel.precision import Precision
 
@@ -37,6 +38,10 @@ VARIANTS = {
         "position_embedding": LearnedPositions(),
         "block": ParallelBlock(),
         "tie_embeddings": False,
+    },
+    "SmolLM 3 and Command R7B": {
+        "attention": AttentionSettings(window=SlidingWindow(size=7, pattern=("local", "global"))),
+        "position_embedding": Rope(pattern=("rotated", "unrotated")),
     },
 }
 

@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from trainrig import storage
 from trainrig.config.field_marks import (
+    ADDED_LATER,
     CACHE,
     EXTENDABLE,
     NOT_IDENTITY,
@@ -33,6 +34,7 @@ from trainrig.config.resource_request import ResourceRequest
 from trainrig.config.run_file_text import (
     Location,
     describe_places,
+    equals_default,
     find_line,
     format_location,
     format_toml_value,
@@ -82,7 +84,9 @@ class Settings(BaseModel):
     does not depend on its value. Such fields are paths, whose contents are fingerprinted instead,
     and numbers of workers. Mark a path that the run writes as `OUTPUT` or `CACHE` instead. Annotate
     a field with `EXTENDABLE` if an unfinished run may resume with another value, provided that its
-    stage finds that nothing done so far depends on the change.
+    stage finds that nothing done so far depends on the change. Annotate a field that a released
+    version lacks with `ADDED_LATER` (in `field_marks`), with a default that computes the same as
+    that version.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -340,13 +344,15 @@ def extract_identity(settings: Settings, extendable: bool = True) -> dict[str, A
 
     These are all fields that are not marked NOT_IDENTITY, OUTPUT, CACHE or SHIPPED. If `extendable`
     is false, fields marked EXTENDABLE are left out too, and only fields remain that must not change
-    before the run is finished.
+    before the run is finished. Fields marked ADDED_LATER are left out while they have their
+    default.
     """
     left_out = NotIdentity if extendable else (NotIdentity, Extendable)
     return {
         name: _extract_identity_of_value(getattr(settings, name), extendable)
         for name, field in type(settings).model_fields.items()
         if not any(isinstance(mark, left_out) for mark in field.metadata)
+        if ADDED_LATER not in field.metadata or not equals_default(settings, name)
     }
 
 

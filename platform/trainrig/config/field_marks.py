@@ -36,6 +36,21 @@ SHIPPED = NotIdentity("SHIPPED")  # a file that `submit` copies to where the clu
 
 
 @dataclass(frozen=True)
+class AddedLater:
+    """Mark on a field that an older version lacks and computes the default of.
+
+    While the field has its default, it is left out of what identifies a run. So a run that an older
+    version began can be resumed.
+    """
+
+    def __repr__(self) -> str:
+        return "ADDED_LATER"
+
+
+ADDED_LATER = AddedLater()
+
+
+@dataclass(frozen=True)
 class FitsSeveral:
     """Mark on a union whose tables may leave `kind` out.
 

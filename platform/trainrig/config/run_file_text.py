@@ -181,7 +181,7 @@ def _format_table_lines(
         defaults = set(items) if default else set()
     lines, below = [], []
     for name, value in items.items():
-        if value is None or (changed and _equals_default(table, name)):
+        if value is None or (changed and equals_default(table, name)):
             continue
         inner = (*path, _format_key(name))
         unset = name in defaults
@@ -204,7 +204,7 @@ def _format_table_lines(
     return lines + below
 
 
-def _equals_default(table: BaseModel | Mapping[str, Any], name: str) -> bool:
+def equals_default(table: BaseModel | Mapping[str, Any], name: str) -> bool:
     """Return whether the key `name` of `table` has its default; `kind` chooses and never has."""
     if not isinstance(table, BaseModel) or name in ("kind", "stage"):
         return False

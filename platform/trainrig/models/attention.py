@@ -160,9 +160,12 @@ class Attention(nn.Module):
         norm: Normalisation,
         settings: AttentionSettings,
         alibi: bool = False,
+        rotated: bool = True,
     ) -> None:
         super().__init__()
         self.head_channels = head_channels
+        # A model with rotary positions may leave them out in some layers.
+        self.rotated = rotated
         self.settings = settings
         self.alibi = alibi
         self.query_scale = settings.query_scale
@@ -194,7 +197,7 @@ class Attention(nn.Module):
         query_BTE, key_BTE, value_BTE = self.multiply(x_BTC, (self.query, self.key, self.value))
         query_BHTD = self._split_heads(query_BTE, self.query_norm)
         key_BKSD = self._split_heads(key_BTE, self.key_norm)
-        if sight.rotation is not None:
+        if self.rotated and sight.rotation is not None:
             query_BHTD = sight.rotation(query_BHTD)
             key_BKSD = sight.rotation(key_BKSD)
         value_BKSD = self._split_heads(value_BTE, None)

@@ -43,7 +43,11 @@ from trainrig.models.output import Head, ModelOutput, build_output_projection, r
 class Layer(nn.Module):
     """One Transformer layer: attention and a feed-forward network, in sequence or in parallel."""
 
-    def __init__(self, shape: LayerShape, config: DecoderConfig) -> None:
+    def __init__(self, shape: LayerShape, config: DecoderConfig, rotated: bool = True) -> None:
+        """Build the parts of a layer of `shape`.
+
+        `rotated` says whether the layer rotates queries and keys in a model with rotary positions.
+        """
         super().__init__()
         self.block = config.block
         self.residual_multiplier = config.residual_multiplier
@@ -58,6 +62,7 @@ class Layer(nn.Module):
             config.norm,
             config.plain.attention,
             isinstance(config.position_embedding, Alibi),
+            rotated,
         )
         self.attention_output_norm = norm(shape.attention_output_norm)
         self.feedforward_norm = norm(shape.feedforward_norm)
@@ -117,7 +122,12 @@ class Decoder(nn.Module):
         self.position_embedding = (
             None if learnt is None else nn.Embedding(learnt.entries, learnt.channels)
         )
-        self.layers = nn.ModuleList(Layer(shape, config) for shape in shapes.layers)
+        rope = config.position_embedding
+        self.layers = nn.ModuleList(
+            Layer(shape, config, not isinstance(rope, Rope) or rope.is_rotated(index))
+            for index, shape in enumerate(shapes.layers)
+        )
+        # The pattern of rotated layers ends with the layers above: these are always rotated.
         self.further_layers = nn.ModuleList(Layer(shape, config) for shape in shapes.further_layers)
         # Whether each layer has a sliding window.
         self._local = [window is not None and window.is_local(n) for n in range(config.layers)]

@@ -29,12 +29,12 @@ def fuse_projections(model: Decoder) -> None:
     and sampling, the matrices are multiplied one by one as before.
     """
     # The setting is the same for all layers.
-    turned = isinstance(model.config.position_embedding, Rope)
+    has_rope = isinstance(model.config.position_embedding, Rope)
     for module in itertools.chain.from_iterable(layer.modules() for layer in model.every_layer):
         if isinstance(module, Attention):
             # A norm saves its input for the backward pass, so copying a part of it would save no
             # memory.
-            copies = turned and module.query_norm is None
+            copies = has_rope and module.rotated and module.query_norm is None
             module.multiply = _multiply_with_values_apart if copies else multiply_together
         elif isinstance(module, DenseFeedForward):
             module.multiply = multiply_together

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from trainrig.config import extract_identity
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.lora_settings import LoRA
 from trainrig.models.kernels.kernel_choice import describe_choice
@@ -222,7 +223,7 @@ class TrainingJob:
             {
                 "from_step": step,
                 "positions": model.positions,
-                "position_embedding": model.position_embedding.model_dump(mode="json"),
+                "position_embedding": extract_identity(model.position_embedding),
             }
             for step, model in stages
             if step < max(data_step, 1)

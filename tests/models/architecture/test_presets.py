@@ -6,6 +6,7 @@ import torch
 from trainrig import config as run_files
 from trainrig.errors import ConfigError
 from trainrig.estimate.step_memory import estimate_cache_memory
+from trainrig.manifest.stage_records import digest
 from trainrig.models import find_model_class
 from trainrig.models.architecture.attention_settings import GatedAttention
 from trainrig.models.architecture.decoder_config import DecoderConfig, count_parameters
@@ -187,3 +188,16 @@ def test_a_cache_holds_no_more_of_a_local_layer_than_its_window():
     local = 22
     far = 4
     assert estimate_cache_memory(config, 4096) == 2 * 2 * 256 * (local * 512 + far * 4096)
+
+
+@pytest.mark.parametrize(
+    ("preset", "identity"),
+    [
+        ("llama-3.1-8b", "543ce42e642380177bcb123a9715d97fe919910e734b6e1e202beb9998b9c676"),
+        ("gemma-3-1b", "e51a7f995164446378331934a79c9e9f1be59d2bd5bbff79b845c9c9593a6755"),
+    ],
+)
+def test_the_identity_of_a_model_is_that_of_older_versions(preset, identity):
+    """A new field that changes these sums would refuse older runs: mark it ADDED_LATER."""
+    model = run_files.build(DecoderConfig, {"preset": preset}, "run.toml")
+    assert digest(run_files.extract_identity(model)) == identity

@@ -9,7 +9,8 @@ from support import brought, peer_models
 from trainrig.errors import DataError
 from trainrig.models.decoder import Decoder, DecoderConfig, initialise
 from trainrig.models.families import FAMILIES, find_family, read_config, strip_config
-from trainrig.models.families.mapping import HubConfig, read_rope
+from trainrig.models.families.mapping import HubConfig
+from trainrig.models.families.rope_tables import read_rope
 from trainrig.models.generation import Request, generate, generate_batch
 from trainrig.models.huggingface import HubFolder, open_folder, write_folder
 from trainrig.models.layer_parts import compute_rotation_rates
@@ -122,6 +123,33 @@ def test_settings_that_were_written_are_read_as_they_were(pair):
     assert strip_config(read_config(written, "config.json")[1]) == strip_config(hub.config)
 
 
+@pytest.mark.soak
+@torch.no_grad()
+def test_differences_from_transformers_by_family(transformers, tmp_path, write_result):
+    """Measure the largest difference of logits of every model, imported and exported again."""
+    found = {}
+    for name in NAMES:
+        folder = tmp_path / name
+        theirs = peer_models.make(transformers, name, folder)
+        brought.write("llama3", folder)
+        hub = open_folder(str(folder))
+        ours = Decoder(hub.config)
+        ours.load_state_dict(hub.read_state())
+        expected = theirs(IDS).logits
+        out = tmp_path / f"{name}-back"
+        write_folder(str(out), hub.config, ours.state_dict().__getitem__, hub.files)
+        back = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager")
+        found[name] = {
+            "model_type": theirs.config.model_type,
+            "spread": expected.std().item(),
+            "imported": (expected - ours(IDS).logits).abs().max().item(),
+            "exported": (expected - back(IDS).logits).abs().max().item(),
+        }
+    write_result("families.json", {"transformers": transformers.__version__, "models": found})
+    assert max(model["imported"] for model in found.values()) <= BOUND
+    assert max(model["exported"] for model in found.values()) <= BOUND
+
+
 SMALL = {"layers": 2, "channels": 32, "heads": 4, "vocabulary": 320, "positions": 32}
 OWN = {
     "llama": {},
@@ -163,6 +191,14 @@ REFUSED = {
     "auto_map": ({"auto_map": {"AutoModel": "x.Y"}}, "needs custom code"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
     "unknown": ({"model_type": "mamba"}, "model_type 'mamba' .*supported: llama, mistral"),
+    "missing part": (
+        {"model_type": "deepseek_v3"},
+        "'deepseek_v3' needs multi-head latent attention, which trainrig lacks; supported: llama",
+    ),
+    "images": (
+        {"model_type": "gemma3", "text_config": {}},
+        "'gemma3' reads more than text; save its language model alone .*gemma3_text",
+    ),
     "classifier": ({"architectures": ["LlamaForTokenClassification"]}, "TokenClassification"),
     "rope": ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' cannot be imported"),
     "factor": ({"rope_parameters": {"rope_type": "linear"}}, "type 'linear' lack the key 'factor'"),

@@ -116,7 +116,8 @@ class DecoderConfig(DecoderFields):
     def with_head(self, head: Head, labels: tuple[str, ...] = ()) -> Self:
         """Return these settings with a head of another kind."""
         update: dict[str, Any] = {"head": head, "labels": labels}
-        if not self.bidirectional:  # An encoder's setting applies only to its token logits.
+        # An encoder's setting applies only to its token logits.
+        if not self.bidirectional and head != "tokens":
             update["biases"] = self.biases.model_copy(update={"head": False})
         return self.model_copy(update=update)
 

@@ -119,16 +119,29 @@ class DecoderFields(Settings):
     def _check_positions(self) -> Self:
         width = self.head_channels or self.channels // self.heads
         for rope in self.ropes:
-            turned = rope.count_rotated_channels(width)
-            if turned % 2 or turned == 0:
-                share = "" if rope.rotated_share == 1 else f" {turned} rotated channels of"
+            rotated = rope.count_rotated_channels(width)
+            if rotated % 2 or rotated == 0:
+                share = "" if rope.rotated_share == 1 else f" {rotated} rotated channels of"
                 raise ValueError(
                     f"a head has{share} {width} channels, but rotary positions rotate pairs; "
                     "set head_channels to an even number"
                 )
+        pattern = self.ropes[0].pattern if self.ropes else None
+        if pattern is not None:
+            self._check_pattern("position_embedding.pattern", len(pattern))
+        if pattern is not None and "rotated" not in pattern:
+            raise ValueError(
+                "position_embedding.pattern leaves out rotary positions in every layer; choose "
+                "NoPositions as the position_embedding"
+            )
         window = self.attention.window
         if window is not None:
             self._check_window(window)
+            if window.rope is not None and window.rope.pattern is not None:
+                raise ValueError(
+                    "attention.window.rope.pattern does nothing; set position_embedding.pattern, "
+                    "which is for all layers"
+                )
             if window.rope is not None and not isinstance(
                 self.position_embedding, layer_settings.Rope
             ):
@@ -136,12 +149,14 @@ class DecoderFields(Settings):
                     "attention.window.rope is set, but the position_embedding is "
                     f"{self.position_embedding.kind}; leave it out, or choose Rope"
                 )
-            if len(window.pattern) > self.layers:
-                raise ValueError(
-                    f"attention.window.pattern has {len(window.pattern)} entries, but the model "
-                    f"has {self.layers} layers; shorten it"
-                )
+            self._check_pattern("attention.window.pattern", len(window.pattern))
         return self
+
+    def _check_pattern(self, name: str, entries: int) -> None:
+        if entries > self.layers:
+            raise ValueError(
+                f"{name} has {entries} entries, but the model has {self.layers} layers; shorten it"
+            )
 
     def _check_window(self, window: attention_settings.SlidingWindow) -> None:
         if window.size > self.positions:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
+from trainrig.config.field_marks import ADDED_LATER
 
 
 class SwiGLU(Settings):
@@ -248,6 +249,16 @@ class Rope(Settings):
     scaling: RopeScaling | None = None
     # Fraction of each head's channels that are rotated, from the first on; GPT-NeoX has 0.25.
     rotated_share: float = Field(default=1.0, gt=0, le=1)
+    # Pattern of layers with and without rotary positions, repeated from the first layer on. SmolLM3
+    # leaves them out in every fourth layer (NoPE; Yang et al. 2025, arXiv:2501.18795). None: every
+    # layer has them. The layers of further heads always have them.
+    pattern: Annotated[tuple[Literal["rotated", "unrotated"], ...] | None, ADDED_LATER] = Field(
+        default=None, min_length=1
+    )
+
+    def is_rotated(self, layer: int) -> bool:
+        """Return whether layer `layer`, counted from 0, rotates queries and keys."""
+        return self.pattern is None or self.pattern[layer % len(self.pattern)] == "rotated"
 
     def count_rotated_channels(self, head_channels: int) -> int:
         """Return how many of `head_channels` are rotated."""
@@ -294,5 +305,6 @@ class ContextStage(Settings):
     from_step: int = Field(ge=0)
     # Longest sequence from then on, in tokens; None: as before.
     positions: int | None = Field(default=None, ge=1)
-    # Rotary positions (`model.position_embedding`) from then on; None: as before.
+    # Rotary positions (`model.position_embedding`) from then on; None: as before. The layers that
+    # rotate stay the same, so leave `pattern` out.
     rope: Rope | None = None

@@ -7,16 +7,40 @@ directions, and add it to FAMILIES.
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from trainrig.errors import DataError
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.decoder_fields import Head
 from trainrig.models.families.bert import BERT, ELECTRA, ROBERTA
-from trainrig.models.families.gemma import GEMMA2, GEMMA3
+from trainrig.models.families.cohere import COHERE, COHERE2
+from trainrig.models.families.ernie import ERNIE4_5
+from trainrig.models.families.exaone4 import EXAONE4
+from trainrig.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from trainrig.models.families.glm import GLM, GLM4
 from trainrig.models.families.gpt2 import GPT2
+from trainrig.models.families.gpt_neox import GPT_NEOX
+from trainrig.models.families.granite import GRANITE, GRANITE_MOE
 from trainrig.models.families.llama import LLAMA, MISTRAL, MIXTRAL
-from trainrig.models.families.mapping import ENDINGS, Family, HubConfig, read_labels, strip_config
+from trainrig.models.families.mapping import (
+    ENDINGS,
+    Family,
+    HubConfig,
+    describe_invalid,
+    read_labels,
+    strip_config,
+)
+from trainrig.models.families.ministral import MINISTRAL
+from trainrig.models.families.missing_parts import explain_refusal
 from trainrig.models.families.modernbert import MODERNBERT
+from trainrig.models.families.olmo import OLMO3, OLMOE
+from trainrig.models.families.phi import PHI
+from trainrig.models.families.phi3 import PHI3
 from trainrig.models.families.qwen_olmo import OLMO2, QWEN2, QWEN3, QWEN3_MOE
+from trainrig.models.families.seed_oss import SEED_OSS
+from trainrig.models.families.smollm3 import SMOLLM3
+from trainrig.models.families.stablelm import STABLELM
+from trainrig.models.families.starcoder2 import STARCODER2
 from trainrig.models.families.t5 import T5
 
 __all__ = [
@@ -33,6 +57,8 @@ __all__ = [
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, GEMMA2, GEMMA3, GPT2,
     BERT, ELECTRA, ROBERTA, MODERNBERT, T5,
+    GRANITE, SEED_OSS, MINISTRAL, PHI3, OLMO3, OLMOE, GPT_NEOX, STARCODER2, STABLELM, GLM, GLM4,
+    ERNIE4_5, SMOLLM3, COHERE, COHERE2, GRANITE_MOE, GEMMA, EXAONE4, PHI,
 )  # fmt: skip
 NAMES = ", ".join(family.model_type for family in FAMILIES)
 
@@ -41,8 +67,21 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
     """Return the family and the settings of the model whose config.json, at `path`, is `given`.
 
     Missing keys have Transformers' defaults. Raises DataError for a model that trainrig would
-    compute differently than Transformers.
+    compute differently than Transformers, and for values of a wrong type or size.
     """
+    try:
+        return _read_config(given, path)
+    except ValidationError as error:
+        raise DataError(f"{path}: {describe_invalid(error)}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A family reads dozens of keys; whichever is wrong, the file is.
+        raise DataError(
+            f"{path}: a value has a wrong type or size ({type(error).__name__}: {error}); "
+            "correct it, or save the model again with Transformers"
+        ) from error
+
+
+def _read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderConfig]:
     if "auto_map" in given:
         raise DataError(
             f"{path}: needs custom code (auto_map, trust_remote_code), which is never run; only "
@@ -65,10 +104,7 @@ def read_config(given: Mapping[str, Any], path: str) -> tuple[Family, DecoderCon
         for head in ENDINGS:
             if architectures == [family.find_architecture(config.with_head(head))]:
                 return family, _add_head(config, head, given, path)
-    raise DataError(
-        f"{path}: cannot import model_type {kind!r} with architectures {architectures!r}; "
-        f"supported: {NAMES}"
-    )
+    raise DataError(f"{path}: {explain_refusal(given, NAMES)}")
 
 
 def _add_head(

@@ -1,5 +1,6 @@
-"""Gemma 2 and Gemma 3 (text): norms around each part, local and global layers.
+"""Gemma 1, and Gemma 2 and 3 (text), which have norms around each part, local and global layers.
 
+Gemma 1 is Llama with GELU, a scaled embedding and gains stored minus 1 (arXiv:2403.08295).
 Gemma 2 soft-caps its logits and alternates windows (arXiv:2408.00118). Gemma 3 has query and key
 norms, and five local layers for each global one (arXiv:2503.19786).
 """
@@ -10,7 +11,7 @@ from typing import Any
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import GEGLU, RMSNorm, Rope, SandwichNorm
-from trainrig.models.families import llama, mapping
+from trainrig.models.families import llama, mapping, rope_tables
 from trainrig.models.families.qwen_olmo import QK_NORMS
 
 NORMS = tuple(
@@ -36,10 +37,11 @@ def read_settings(
     of all layers.
     """
     config.check_only("hidden_activation", ACTIVATION, None)
-    sizes = llama.read_sizes(config, positions=positions, epsilon=1e-6)
-    kinds = config.layer_types(sizes["layers"]) or pattern
+    sizes = llama.read_sizes(config, positions=positions, epsilon=1e-6, kv_heads=4)
+    default_kinds = tuple(pattern[layer % len(pattern)] for layer in range(sizes["layers"]))
+    kinds = config.layer_types(sizes["layers"]) or default_kinds
     window = SlidingWindow(
-        size=min(config.get("sliding_window", 4096), sizes["positions"]),
+        size=min(config.get_positive("sliding_window", 4096), sizes["positions"]),
         pattern=tuple("local" if kind == "sliding_attention" else "global" for kind in kinds),
         rope=rope,
     )
@@ -99,7 +101,7 @@ def _read_gemma2(config: mapping.HubConfig) -> DecoderConfig:
     given.setdefault("final_logit_softcapping", 30.0)
     config = mapping.HubConfig(given, config.path)
     return config.build(
-        **read_settings(config, 8192, pattern), position_embedding=mapping.read_rope(config)
+        **read_settings(config, 8192, pattern), position_embedding=rope_tables.read_rope(config)
     )
 
 
@@ -107,13 +109,50 @@ def _write_gemma2(config: DecoderConfig) -> dict[str, Any] | None:
     settings = write_settings(config)
     if settings is None or not isinstance(config.position_embedding, Rope):
         return None
-    return {**settings, **mapping.write_rope(config.position_embedding)}
+    return {**settings, **rope_tables.write_rope(config.position_embedding)}
 
 
 GEMMA2 = mapping.Family("gemma2", "Gemma2ForCausalLM", TENSORS, _read_gemma2, _write_gemma2)
 
 
 GEMMA3_TENSORS = (*TENSORS, *QK_NORMS)
+
+
+def _read_gemma(config: mapping.HubConfig) -> DecoderConfig:
+    config.check_only("hidden_act", ACTIVATION, "gelu")  # Transformers takes both for the former
+    config.check_only("use_bidirectional_attention", False, None)
+    sizes = llama.read_sizes(config, positions=8192, epsilon=1e-6, kv_heads=16)
+    biased = config.get("attention_bias", False)
+    changed = {
+        "head_channels": config.get("head_dim", 256),
+        "norm": RMSNorm(epsilon=sizes["norm"].epsilon, unit_offset=True),
+        "tie_embeddings": config.get("tie_word_embeddings", True),
+    }
+    return config.build(
+        **sizes | changed,
+        position_embedding=rope_tables.read_rope(config),
+        feedforward=GEGLU(),
+        biases=Biases(qkv=biased, output=biased),
+        embedding_multiplier=math.sqrt(sizes["channels"]),
+    )
+
+
+def _write_gemma(config: DecoderConfig) -> dict[str, Any] | None:
+    rope = config.position_embedding
+    if not isinstance(config.feedforward, GEGLU) or not isinstance(rope, Rope):
+        return None
+    return {
+        **llama.write_sizes(config),
+        "hidden_act": ACTIVATION,
+        "hidden_activation": ACTIVATION,
+        **rope_tables.write_rope(rope),
+        "attention_bias": config.biases.qkv,
+    }
+
+
+GEMMA = mapping.Family("gemma", "GemmaForCausalLM", llama.TENSORS, _read_gemma, _write_gemma)
+
+
 LOCAL = "sliding_attention"
 GLOBAL = "full_attention"
 LOCAL_THETA = 10_000.0
@@ -122,21 +161,21 @@ GLOBAL_THETA = 1_000_000.0
 
 def _read_gemma3(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("use_bidirectional_attention", False, None)
-    every = config.get("sliding_window_pattern", 6)
+    every = config.get_positive("sliding_window_pattern", 6)
     pattern = (*[LOCAL] * (every - 1), GLOBAL)
-    kinds = config.get("rope_parameters", {})
+    kinds = config.get_table("rope_parameters")
     if LOCAL in kinds:
-        local = mapping.read_rope(
+        local = rope_tables.read_rope(
             mapping.HubConfig({"rope_parameters": kinds[LOCAL]}, config.path), None, LOCAL_THETA
         )
         table = mapping.HubConfig({"rope_parameters": kinds[GLOBAL]}, config.path)
-        turned = mapping.read_rope(table, None, GLOBAL_THETA)
+        global_rope = rope_tables.read_rope(table, None, GLOBAL_THETA)
     else:
         local = Rope(theta=config.get("rope_local_base_freq", LOCAL_THETA))
-        turned = mapping.read_rope(config, None, GLOBAL_THETA)
+        global_rope = rope_tables.read_rope(config, None, GLOBAL_THETA)
     settings = read_settings(config, 131_072, pattern, local)
     attention = settings["attention"].model_copy(update={"qk_norm": "head"})
-    return config.build(**settings | {"attention": attention}, position_embedding=turned)
+    return config.build(**settings | {"attention": attention}, position_embedding=global_rope)
 
 
 def _write_gemma3(config: DecoderConfig) -> dict[str, Any] | None:
@@ -148,11 +187,11 @@ def _write_gemma3(config: DecoderConfig) -> dict[str, Any] | None:
     return {
         **settings,
         "rope_theta": rope.theta,
-        "rope_scaling": None if rope.scaling is None else mapping.write_rope_table(rope),
+        "rope_scaling": None if rope.scaling is None else rope_tables.write_rope_table(rope),
         "rope_local_base_freq": window.rope.theta,
         "rope_parameters": {
-            GLOBAL: {"rope_theta": rope.theta, **mapping.write_rope_table(rope)},
-            LOCAL: {"rope_theta": window.rope.theta, **mapping.write_rope_table(window.rope)},
+            GLOBAL: {"rope_theta": rope.theta, **rope_tables.write_rope_table(rope)},
+            LOCAL: {"rope_theta": window.rope.theta, **rope_tables.write_rope_table(window.rope)},
         },
     }
 

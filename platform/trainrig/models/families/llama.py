@@ -12,7 +12,7 @@ from typing import Any
 from trainrig.models.architecture.attention_settings import AttentionSettings, Biases, SlidingWindow
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts, RMSNorm, Rope, SwiGLU
-from trainrig.models.families import mapping
+from trainrig.models.families import mapping, rope_tables
 
 EMBEDDINGS = (mapping.map_one("embedding.weight", "model.embed_tokens.weight"),)
 HEAD = (
@@ -60,16 +60,19 @@ GATED = list_projections(
 TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *GATED, *HEAD)
 
 
-def read_sizes(config: mapping.HubConfig, positions: int, epsilon: float) -> dict[str, Any]:
+def read_sizes(
+    config: mapping.HubConfig, positions: int, epsilon: float, kv_heads: int | None = None
+) -> dict[str, Any]:
     """Return the settings that all families with Llama's key names share.
 
-    `positions` and `epsilon` are Transformers' defaults for the family.
+    `positions`, `epsilon` and `kv_heads` are what Transformers assumes for missing keys of the
+    family; None: as many key heads as heads.
     """
     return {
         "layers": config.need("num_hidden_layers"),
         "channels": config.need("hidden_size"),
         "heads": config.need("num_attention_heads"),
-        "kv_heads": config.get("num_key_value_heads"),
+        "kv_heads": config.take("num_key_value_heads", kv_heads),
         "head_channels": config.get("head_dim"),
         "feedforward_channels": config.need("intermediate_size"),
         "vocabulary": config.need("vocab_size"),
@@ -99,13 +102,24 @@ def write_sizes(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def write_layer_norm_sizes(config: DecoderConfig, epsilon: str) -> dict[str, Any]:
+    """Return the keys of `write_sizes` for a family with layer norms; `epsilon` is their key."""
+    keys = write_sizes(config)
+    return {**keys, epsilon: keys.pop("rms_norm_eps")}
+
+
+def is_gated_with_rope(config: DecoderConfig) -> bool:
+    """Return whether a model of `config` has SwiGLU and rotary positions, as Llama has."""
+    return isinstance(config.position_embedding, Rope) and isinstance(config.feedforward, SwiGLU)
+
+
 def _read_llama(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
     attention = config.get("attention_bias", False)
     biases = Biases(qkv=attention, output=attention, feedforward=config.get("mlp_bias", False))
     return config.build(
         **read_sizes(config, positions=2048, epsilon=1e-6),
-        position_embedding=mapping.read_rope(config),
+        position_embedding=rope_tables.read_rope(config),
         biases=biases,
     )
 
@@ -118,7 +132,7 @@ def _write_llama(config: DecoderConfig) -> dict[str, Any] | None:
     return {
         **write_sizes(config),
         "hidden_act": "silu",
-        **mapping.write_rope(config.position_embedding),
+        **rope_tables.write_rope(config.position_embedding),
         "attention_bias": config.biases.qkv,
         "mlp_bias": config.biases.feedforward,
     }
@@ -127,9 +141,14 @@ def _write_llama(config: DecoderConfig) -> dict[str, Any] | None:
 LLAMA = mapping.Family("llama", "LlamaForCausalLM", TENSORS, _read_llama, _write_llama)
 
 
-def read_window(config: mapping.HubConfig, sizes: dict[str, Any]) -> AttentionSettings:
-    """Return attention with the window of all layers, or none if it covers every position."""
-    window = config.get("sliding_window")
+def read_window(
+    config: mapping.HubConfig, sizes: dict[str, Any], default: int | None = None
+) -> AttentionSettings:
+    """Return attention with the window of all layers, or none if it covers every position.
+
+    `default` is the window that Transformers assumes for the family if the key is missing.
+    """
+    window = config.take_positive("sliding_window", default)
     if window is None or window >= sizes["positions"]:
         return AttentionSettings()
     return AttentionSettings(window=SlidingWindow(size=window))
@@ -148,9 +167,11 @@ def write_window(config: DecoderConfig) -> dict[str, Any] | None:
 
 def _read_mistral(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-6)
+    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-6, kv_heads=8)
     return config.build(
-        **sizes, position_embedding=mapping.read_rope(config), attention=read_window(config, sizes)
+        **sizes,
+        position_embedding=rope_tables.read_rope(config),
+        attention=read_window(config, sizes, default=4096),
     )
 
 
@@ -162,7 +183,7 @@ def _write_mistral(config: DecoderConfig) -> dict[str, Any] | None:
         or not isinstance(config.feedforward, SwiGLU)
     ):
         return None
-    rope = mapping.write_rope(config.position_embedding)
+    rope = rope_tables.write_rope(config.position_embedding)
     return {**write_sizes(config), "hidden_act": "silu", **rope, **window}
 
 
@@ -188,8 +209,9 @@ MIXTRAL_TENSORS = (*EMBEDDINGS, *NORMS, *ATTENTION, *EXPERTS, *HEAD)
 
 def _read_mixtral(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-5)
-    experts = MixtureOfExperts(
+    sizes = read_sizes(config, positions=4096 * 32, epsilon=1e-5, kv_heads=8)
+    experts = config.make(
+        MixtureOfExperts,
         experts=config.get("num_local_experts", 8),
         active=config.get("num_experts_per_tok", 2),
         balance_loss=config.get("router_aux_loss_coef", 0.001),
@@ -197,7 +219,7 @@ def _read_mixtral(config: mapping.HubConfig) -> DecoderConfig:
     )
     return config.build(
         **sizes,
-        position_embedding=mapping.read_rope(config),
+        position_embedding=rope_tables.read_rope(config, theta=1_000_000.0),
         attention=read_window(config, sizes),
         feedforward=experts,
     )
@@ -217,7 +239,7 @@ def _write_mixtral(config: DecoderConfig) -> dict[str, Any] | None:
         **write_sizes(config),
         "intermediate_size": experts.expert_channels or config.shape.feedforward_channels,
         "hidden_act": "silu",
-        **mapping.write_rope(config.position_embedding),
+        **rope_tables.write_rope(config.position_embedding),
         **window,
         "num_local_experts": experts.experts,
         "num_experts_per_tok": experts.active,

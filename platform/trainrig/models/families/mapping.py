@@ -3,14 +3,14 @@
 "Ours" are trainrig's names and settings, "theirs" those of Transformers.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
+from trainrig.config import Settings
 from trainrig.errors import ConfigError, DataError
 from trainrig.models.architecture import layer_settings
 from trainrig.models.architecture.decoder_config import DecoderConfig
@@ -29,6 +29,7 @@ ENDINGS: Mapping[Head, str] = {
     "replaced": "ForPreTraining",
 }
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
+Part = TypeVar("Part", bound=Settings)
 # Buffers in old checkpoints (rotary rates, causal masks, position ids) that follow from settings.
 DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|position_ids)")
 
@@ -37,13 +38,21 @@ DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|po
 class TensorName:
     """One or several tensors of ours, and the tensor of theirs that holds them.
 
-    Several of ours are concatenated in theirs along the outputs. With `EXPERT` in `theirs`, each
-    expert has a tensor of theirs, and ours is the stack of them.
+    Several of ours are concatenated in theirs along `dim`. With `EXPERT` in `theirs`, each expert
+    has a tensor of theirs, and ours is the stack of them.
     """
 
     ours: tuple[str, ...]
     theirs: str
     transposed: bool = False  # theirs is stored as [inputs, outputs]
+    dim: int = 0  # dimension of ours along which several are concatenated
+    # Function that returns the order of the outputs in theirs (see row_orders.py); None: as ours.
+    arrange: Callable[[DecoderConfig], tuple[int, ...]] | None = None
+    order: tuple[int, ...] | None = None  # order that `arrange` returned for one model
+
+    def resolve_order(self, config: DecoderConfig) -> Self:
+        """Return this entry with the order of the outputs in a model of `config`."""
+        return self if self.arrange is None else replace(self, order=self.arrange(config))
 
 
 def map_one(ours: str, theirs: str, transposed: bool = False) -> TensorName:
@@ -127,6 +136,7 @@ def strip_config(config: DecoderConfig) -> dict[str, Any]:
     written = config.model_dump(mode="json", exclude=left_out)
     if "embedding_channels" in written:
         written["embedding_channels"] = written["embedding_channels"] or config.channels
+    _write_out_layers(config, written)
     network = written["feedforward"]
     for key in ("balance_loss", "router_z_loss"):
         network.pop(key, None)
@@ -135,6 +145,19 @@ def strip_config(config: DecoderConfig) -> dict[str, Any]:
         network["expert_channels"] = written["feedforward_channels"] = width
         return written | vars(config.shape) | {"feedforward_channels": width}
     return written | vars(config.shape)
+
+
+def _write_out_layers(config: DecoderConfig, written: dict[str, Any]) -> None:
+    """Write out patterns of layers as one entry a layer, and the default query scale."""
+    attention = written["attention"]
+    attention["query_scale"] = attention["query_scale"] or config.shape.head_channels**-0.5
+    window = config.attention.window
+    if window is not None:
+        attention["window"]["pattern"] = [window.is_local(n) for n in range(config.layers)]
+    rope = config.position_embedding
+    if isinstance(rope, layer_settings.Rope):
+        rotated = [rope.is_rotated(layer) for layer in range(config.layers)]
+        written["position_embedding"]["pattern"] = rotated
 
 
 class HubConfig:
@@ -155,6 +178,43 @@ class HubConfig:
         """Return the value of `key`, or Transformers' `default` if it is missing or null."""
         value = self.given.get(key)
         return default if value is None else value
+
+    def take(self, key: str, default: Any) -> Any:
+        """Return the value of `key`, `default` if the key is missing, and None if it is null."""
+        return self.given.get(key, default)
+
+    def get_positive(self, key: str, default: float) -> Any:
+        """Return the value of `key`, or `default` if it is missing or null.
+
+        Raises DataError if the value is not a number above 0.
+        """
+        value = self.take_positive(key, default)
+        return default if value is None else value
+
+    def take_positive(self, key: str, default: float | None) -> Any:
+        """Return the value of `key`, `default` if the key is missing, and None if it is null.
+
+        Raises DataError if the value is not a number above 0.
+        """
+        value = self.take(key, default)
+        if value is not None and (type(value) not in (int, float) or value <= 0):
+            raise DataError(f"{self.path}: {key} is {value!r}; it must be a number above 0")
+        return value
+
+    def get_table(self, key: str) -> dict[str, Any]:
+        """Return the table `key`, empty if it is missing or null.
+
+        Raises DataError if the value is not a table.
+        """
+        value = self.get(key, {})
+        if not isinstance(value, dict):
+            raise DataError(f"{self.path}: {key} is {value!r}; it must be a table")
+        return value
+
+    def with_defaults(self, **defaults: Any) -> "HubConfig":
+        """Return these keys, with `defaults` for keys that are missing or null."""
+        given = {key: value for key, value in self.given.items() if value is not None}
+        return HubConfig({**defaults, **given}, self.path)
 
     def check_only(self, key: str, *wanted: Any) -> None:
         """Raise DataError if `key` has a value not in `wanted`; the first is its default."""
@@ -183,13 +243,22 @@ class HubConfig:
 
     def build(self, model: type[DecoderConfig] = DecoderConfig, **settings: Any) -> DecoderConfig:
         """Return the `model` with these settings. Raises DataError if sizes do not fit."""
+        return self.make(model, **settings, initial_std=self.get("initializer_range", 0.02))
+
+    def make(self, part: type[Part], **settings: Any) -> Part:
+        """Return the `part` of a model with these settings. Raises DataError if they do not fit."""
         try:
-            return model(**settings, initial_std=self.get("initializer_range", 0.02))
+            return part(**settings)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            what = first["msg"].removeprefix("Value error, ")
-            raise DataError(f"{self.path}: invalid {where or 'sizes'}: {what}") from None
+            raise DataError(f"{self.path}: {describe_invalid(error)}") from None
+
+
+def describe_invalid(error: ValidationError) -> str:
+    """Return which setting of trainrig is invalid, and why, on one line."""
+    first = error.errors()[0]
+    where = ".".join(str(name) for name in first["loc"])
+    what = first["msg"].removeprefix("Value error, ")
+    return f"invalid {where or 'sizes'}: {what}"
 
 
 def find_dropouts(given: Mapping[str, Any]) -> dict[str, float]:
@@ -221,151 +290,3 @@ def write_labels(labels: tuple[str, ...]) -> dict[str, Any]:
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
     }
-
-
-def read_rope(
-    config: HubConfig, kind: str | None = None, theta: float = 10_000.0
-) -> layer_settings.Rope:
-    """Return the rotary positions, under newer (`rope_parameters`) and older names.
-
-    `kind` selects layers where `rope_parameters` has a table for each kind of layer; `theta` is the
-    default base. Raises DataError for an unsupported type, and for two different bases.
-    """
-    table = config.get("rope_parameters", {})
-    if kind is not None and kind in table:
-        table = table[kind]
-    old = config.get("rope_scaling", {})
-    kinds = {
-        _read_rope_type(settings)
-        for settings in (table, old)
-        if "rope_type" in settings or "type" in settings
-    }
-    if len(kinds) > 1:
-        raise DataError(
-            f"{config.path}: rope_parameters and rope_scaling ask for different types of rotary "
-            f"positions: {' and '.join(sorted(kinds))}; leave one of the two out"
-        )
-    table = {**old, **table}
-    thetas = [float(base) for base in (table.get("rope_theta"), config.get("rope_theta")) if base]
-    if kind is None and len(set(thetas)) > 1:
-        raise DataError(
-            f"{config.path}: rope_theta is {thetas[1]}, but {thetas[0]} in rope_parameters; make "
-            "both equal"
-        )
-    share = table.get("partial_rotary_factor") or config.get("partial_rotary_factor", 1.0)
-    return layer_settings.Rope(
-        theta=thetas[0] if thetas else theta,
-        scaling=_read_scaling(config, table),
-        rotated_share=float(share),
-    )
-
-
-def _read_rope_type(table: Mapping[str, Any]) -> str:
-    return str(table.get("rope_type", table.get("type", "default")))
-
-
-def _read_scaling(config: HubConfig, table: Mapping[str, Any]) -> layer_settings.RopeScaling | None:
-    kind = _read_rope_type(table)
-    original = table.get("original_max_position_embeddings")
-    original = original or config.get("max_position_embeddings", 2048)
-    try:
-        match kind:
-            case "default":
-                return None
-            case "linear":
-                return layer_settings.LinearInterpolation(factor=table["factor"])
-            case "llama3":
-                return layer_settings.Llama3Scaling(
-                    factor=table["factor"],
-                    original_positions=original,
-                    slow_turns=table["low_freq_factor"],
-                    fast_turns=table["high_freq_factor"],
-                )
-            case "yarn":
-                factor = table["factor"]
-                if factor is None:
-                    factor = config.get("max_position_embeddings", 2048) / original
-                return layer_settings.YaRN(
-                    factor=factor,
-                    original_positions=original,
-                    fast_turns=table.get("beta_fast") or 32.0,
-                    slow_turns=table.get("beta_slow") or 1.0,
-                    attention_factor=_read_yarn_attention(table, factor),
-                    whole_channels=table.get("truncate", True),
-                )
-    except KeyError as error:
-        raise DataError(
-            f"{config.path}: rotary positions of type {kind!r} lack the key {error}"
-        ) from None
-    except ValidationError as error:
-        raise DataError(
-            f"{config.path}: rotary positions of type {kind!r}: {error.errors()[0]['msg']}"
-        ) from None
-    raise DataError(
-        f"{config.path}: rotary positions of type {kind!r} cannot be imported; supported: default, "
-        "linear, llama3, yarn"
-    )
-
-
-def _read_yarn_attention(table: Mapping[str, Any], factor: float) -> float | None:
-    """Return the attention factor of YaRN, or None for the usual one.
-
-    That is `attention_factor` if the file has it, otherwise the ratio that DeepSeek's `mscale` and
-    `mscale_all_dim` give. Transformers looks them up in this order.
-    """
-    given: float | None = table.get("attention_factor")
-    over = table.get("mscale")
-    under = table.get("mscale_all_dim")
-    if given is not None or not (over and under):
-        return given
-    growth = 0.1 * math.log(factor)
-    return float((growth * over + 1) / (growth * under + 1))
-
-
-def write_rope(rope: layer_settings.Rope) -> dict[str, Any]:
-    """Return the config.json keys for rotary positions, under older and newer names."""
-    table = {"rope_theta": rope.theta, **write_rope_table(rope)}
-    scaled = rope.scaling is not None
-    return {
-        "rope_theta": rope.theta,
-        "rope_scaling": write_rope_table(rope) if scaled else None,
-        "rope_parameters": table,
-    }
-
-
-def write_rope_table(rope: layer_settings.Rope) -> dict[str, Any]:
-    """Return the type and the parameters of rotary positions.
-
-    Raises DataError for NTK-aware scaling, which Transformers has no name for.
-    """
-    share = {} if rope.rotated_share == 1 else {"partial_rotary_factor": rope.rotated_share}
-    match rope.scaling:
-        case None:
-            return {"rope_type": "default", **share}
-        case layer_settings.LinearInterpolation(factor=factor):
-            return {"rope_type": "linear", "factor": factor, **share}
-        case layer_settings.Llama3Scaling() as scaling:
-            return {
-                "rope_type": "llama3",
-                "factor": scaling.factor,
-                "original_max_position_embeddings": scaling.original_positions,
-                "low_freq_factor": scaling.slow_turns,
-                "high_freq_factor": scaling.fast_turns,
-                **share,
-            }
-        case layer_settings.YaRN() as scaling:
-            return {
-                "rope_type": "yarn",
-                "factor": scaling.factor,
-                "original_max_position_embeddings": scaling.original_positions,
-                "beta_fast": scaling.fast_turns,
-                "beta_slow": scaling.slow_turns,
-                "attention_factor": scaling.attention_factor,
-                "truncate": scaling.whole_channels,
-                **share,
-            }
-    # Transformers expresses an NTK-aware base as a plain theta.
-    raise DataError(
-        f"rotary scaling {rope.scaling.kind} has no equivalent in Transformers, so it cannot be "
-        "exported"
-    )

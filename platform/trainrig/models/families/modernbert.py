@@ -10,7 +10,7 @@ from trainrig.models.architecture.attention_settings import AttentionSettings, B
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.encoder_configs import EncoderConfig, HeadTransform
 from trainrig.models.architecture.layer_settings import GEGLU, LayerNorm, Rope
-from trainrig.models.families import mapping
+from trainrig.models.families import mapping, rope_tables
 from trainrig.models.families.bert import PARTS
 
 LAYERS = "layers.{layer}"
@@ -52,13 +52,13 @@ def _read(config: mapping.HubConfig) -> DecoderConfig:
     config.check_only("tie_word_embeddings", True)
     layers = config.need("num_hidden_layers")
     positions = config.get("max_position_embeddings", 8192)
-    every = config.get("global_attn_every_n_layers", 3)
+    every = config.get_positive("global_attn_every_n_layers", 3)
     kinds = config.layer_types(layers) or tuple(
         LOCAL if layer % every else GLOBAL for layer in range(layers)
     )
     reach = min(config.get("local_attention", 128) // 2, positions - 1)
-    far = mapping.read_rope(config, GLOBAL, config.get("global_rope_theta", THETA))
-    near = mapping.read_rope(config, LOCAL, config.get("local_rope_theta", LOCAL_THETA))
+    far = rope_tables.read_rope(config, GLOBAL, config.get("global_rope_theta", THETA))
+    near = rope_tables.read_rope(config, LOCAL, config.get("local_rope_theta", LOCAL_THETA))
     window = SlidingWindow(
         size=2 * reach + 1,
         pattern=tuple("local" if kind == LOCAL else "global" for kind in _find_shortest(kinds)),
@@ -130,8 +130,8 @@ def _write(config: DecoderConfig) -> dict[str, Any] | None:
         "global_rope_theta": rope.theta,
         "local_rope_theta": local.theta,
         "rope_parameters": {
-            GLOBAL: {"rope_theta": rope.theta, **mapping.write_rope_table(rope)},
-            LOCAL: {"rope_theta": local.theta, **mapping.write_rope_table(local)},
+            GLOBAL: {"rope_theta": rope.theta, **rope_tables.write_rope_table(rope)},
+            LOCAL: {"rope_theta": local.theta, **rope_tables.write_rope_table(local)},
         },
         "initializer_range": config.initial_std,
         "attention_dropout": 0.0,

@@ -13,7 +13,8 @@ from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts, OutputNorm, Rope, SwiGLU
 from trainrig.models.families import llama
 from trainrig.models.families.llama import TENSORS as LLAMA_TENSORS
-from trainrig.models.families.mapping import Family, HubConfig, map_one, read_rope, write_rope
+from trainrig.models.families.mapping import Family, HubConfig, map_one
+from trainrig.models.families.rope_tables import read_rope, write_rope
 
 
 def read_window_of_upper_layers(config: HubConfig, sizes: dict[str, Any]) -> SlidingWindow | None:
@@ -56,7 +57,7 @@ def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
 
 def _read_qwen2(config: HubConfig) -> DecoderConfig:
     config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=32768, epsilon=1e-6)
+    sizes = llama.read_sizes(config, positions=32768, epsilon=1e-6, kv_heads=32)
     return config.build(
         **sizes,
         position_embedding=read_rope(config),
@@ -91,10 +92,13 @@ QK_NORMS = tuple(
 QWEN3_TENSORS = (*LLAMA_TENSORS, *QK_NORMS)
 
 
-def read_settings(config: HubConfig) -> dict[str, Any]:
-    """Return all settings except the feed-forward network, from a config.json."""
+def read_settings(config: HubConfig, kv_heads: int = 32) -> dict[str, Any]:
+    """Return all settings except the feed-forward network, from a config.json.
+
+    `kv_heads` is what Transformers assumes for a missing key.
+    """
     config.check_only("hidden_act", "silu")
-    sizes = llama.read_sizes(config, positions=32768, epsilon=1e-6)
+    sizes = llama.read_sizes(config, positions=32768, epsilon=1e-6, kv_heads=kv_heads)
     biased = config.get("attention_bias", False)
     sizes["head_channels"] = config.get("head_dim", 128)
     return {
@@ -148,7 +152,8 @@ MOE_TENSORS = (*llama.EMBEDDINGS, *llama.NORMS, *llama.ATTENTION, *QK_NORMS, *EX
 def _read_qwen3_moe(config: HubConfig) -> DecoderConfig:
     config.check_only("decoder_sparse_step", 1)
     config.check_only("mlp_only_layers", None, [])
-    experts = MixtureOfExperts(
+    experts = config.make(
+        MixtureOfExperts,
         experts=config.get("num_experts", config.get("num_local_experts", 128)),
         active=config.get("num_experts_per_tok", 8),
         expert_channels=config.get("moe_intermediate_size", 768),
@@ -156,7 +161,7 @@ def _read_qwen3_moe(config: HubConfig) -> DecoderConfig:
         balance_loss=config.get("router_aux_loss_coef", 0.001),
         router_z_loss=0.0,
     )
-    return config.build(**read_settings(config), feedforward=experts)
+    return config.build(**read_settings(config, kv_heads=4), feedforward=experts)
 
 
 def _write_qwen3_moe(config: DecoderConfig) -> dict[str, Any] | None:

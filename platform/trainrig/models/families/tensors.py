@@ -40,7 +40,7 @@ def list_tensors(
         table = (*(entry for entry in table if entry.ours not in taken), *own)
     for entry in _expand_layers(table, config):
         if all(name in shapes for name in entry.ours):
-            found.append(entry)
+            found.append(entry.resolve_order(config))
             covered.update(entry.ours)
     if missing := sorted(shapes.keys() - covered):
         raise DataError(
@@ -83,7 +83,8 @@ def list_their_shapes(entry: mapping.TensorName, shapes: Mapping[str, Size]) -> 
         (size,) = sizes
         one = size[:0:-1] if entry.transposed else size[1:]
         return {entry.theirs.replace(mapping.EXPERT, str(expert)): one for expert in range(size[0])}
-    joined = (sum(size[0] for size in sizes), *sizes[0][1:])
+    length = sum(size[entry.dim] for size in sizes)
+    joined = (*sizes[0][: entry.dim], length, *sizes[0][entry.dim + 1 :])
     return {entry.theirs: joined[::-1] if entry.transposed else joined}
 
 
@@ -107,11 +108,12 @@ def read_ours(
         return stack
     tensor = stored[entry.theirs].read()
     tensor = tensor.T if entry.transposed else tensor
+    if entry.order is not None:
+        tensor = tensor[torch.tensor(entry.order).argsort()]
     if len(entry.ours) == 1:
         return tensor.contiguous()
-    lengths = [shapes[name][0] for name in entry.ours]
-    begin = sum(lengths[:part])
-    return tensor[begin : begin + lengths[part]].clone()
+    lengths = [shapes[name][entry.dim] for name in entry.ours]
+    return tensor.narrow(entry.dim, sum(lengths[:part]), lengths[part]).clone()
 
 
 def read_theirs(
@@ -124,7 +126,9 @@ def read_theirs(
     elif len(entry.ours) == 1:
         tensor = read(entry.ours[0])
     else:
-        tensor = torch.cat([read(ours) for ours in entry.ours])
+        tensor = torch.cat([read(ours) for ours in entry.ours], dim=entry.dim)
+    if entry.order is not None:
+        tensor = tensor[torch.tensor(entry.order, device=tensor.device)]
     return tensor.T if entry.transposed else tensor
 
 

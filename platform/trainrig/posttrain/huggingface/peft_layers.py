@@ -56,6 +56,11 @@ class LowRank:
         """Return this adapter multiplied by `factor`."""
         return replace(self, b_OR=self.b_OR * factor)
 
+    def reorder(self, order_O: Tensor) -> "LowRank":
+        """Return this adapter with its outputs in another order: first number `order_O[0]`."""
+        magnitude_O = None if self.magnitude_O is None else self.magnitude_O[order_O]
+        return replace(self, b_OR=self.b_OR[order_O], magnitude_O=magnitude_O)
+
     def pad(self, rank: int) -> "LowRank":
         """Return this adapter with a higher `rank`, padded with zeros."""
         (outputs, own), inputs = self.b_OR.shape, self.a_RI.shape[1]
@@ -72,6 +77,13 @@ def join_parts(
     At least one part has an adapter. `weights`, by our names, give DoRA the row norms of parts
     without one.
     """
+    joined = _stack_parts(layer, parts, weights)
+    return joined if layer.order is None else joined.reorder(torch.tensor(layer.order))
+
+
+def _stack_parts(
+    layer: TheirLayer, parts: Sequence[LowRank | None], weights: Mapping[str, Tensor]
+) -> LowRank:
     chosen = [part for part in parts if part is not None]
     if len(parts) == 1:
         return chosen[0]
@@ -95,6 +107,8 @@ def split_parts(layer: TheirLayer, whole: LowRank) -> dict[str, LowRank]:
 
     Parts that `whole` leaves unchanged are omitted.
     """
+    if layer.order is not None:
+        whole = whole.reorder(torch.tensor(layer.order).argsort())
     if len(layer.parts) == 1:
         return {layer.parts[0]: whole}
     changes = bool(whole.b_OR.any())

@@ -33,6 +33,8 @@ class TheirLayer:
     outputs: tuple[int, ...]  # Number of outputs of each part.
     # Whether the matrix is stored as [inputs, outputs], as in `Conv1D`. Adapters are the same.
     inputs_first: bool = False
+    # Number of each output of theirs among the stacked outputs here; None: the same order.
+    order: tuple[int, ...] | None = None
 
 
 def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
@@ -50,15 +52,19 @@ def find_layers(path: str, config: DecoderConfig) -> dict[str, TheirLayer]:
         name = entry.theirs.removesuffix(".weight")
         parts = tuple(name.removesuffix(".weight") for name in entry.ours)
         outputs = tuple(size[0] for size in sizes)
-        found[name] = TheirLayer(name, parts, outputs, entry.transposed)
+        found[name] = TheirLayer(name, parts, outputs, entry.transposed, entry.order)
     return found
 
 
 def find_tensors(path: str, config: DecoderConfig) -> dict[str, str]:
-    """Return the Transformers name of each tensor that is a single tensor in both, by our name."""
+    """Return the Transformers name of each tensor that is the same tensor in both, by our name."""
     family = find_family(config, checkpoint.read_tokenizer_files(path).parse_json("config.json"))
     table = list_tensors(family, config, list_tensor_shapes(config))
-    return {e.ours[0]: e.theirs for e in table if len(e.ours) == 1 and not e.transposed}
+    return {
+        e.ours[0]: e.theirs
+        for e in table
+        if len(e.ours) == 1 and not e.transposed and e.order is None
+    }
 
 
 def name_saved_module(tensor: str) -> str:

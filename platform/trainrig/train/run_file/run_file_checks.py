@@ -60,8 +60,24 @@ def _find_changes(model: DecoderConfig, stage: ContextStage) -> dict[str, Any]:
         )
     if stage.rope is None and stage.positions is None:
         raise ValueError(f"{where}: nothing changes; give positions, rope, or both")
-    positions = {} if stage.positions is None else {"positions": stage.positions}
-    return positions | ({} if stage.rope is None else {"position_embedding": stage.rope})
+    changed: dict[str, Any] = {} if stage.positions is None else {"positions": stage.positions}
+    if stage.rope is not None and isinstance(embedding, Rope):
+        changed["position_embedding"] = _keep_pattern(stage.rope, embedding, model.layers, where)
+    return changed
+
+
+def _keep_pattern(rope: Rope, before: Rope, layers: int, where: str) -> Rope:
+    """Return `rope` with the pattern of `before`, which is fixed when a model is built.
+
+    Raises ValueError if `rope` has a pattern that rotates other layers.
+    """
+    rotated = [before.is_rotated(layer) for layer in range(layers)]
+    if rope.pattern and rotated != [rope.is_rotated(layer) for layer in range(layers)]:
+        raise ValueError(
+            f"{where}: rope.pattern rotates other layers than model.position_embedding.pattern, "
+            "which must stay the same during a run; leave it out"
+        )
+    return rope.model_copy(update={"pattern": before.pattern})
 
 
 def find_model(stages: ModelStages, data_step: int) -> DecoderConfig:

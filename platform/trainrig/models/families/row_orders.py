@@ -1,0 +1,54 @@
+"""Orders of the rows of projections in Transformers' files that differ from trainrig's.
+
+Each function returns, for each row of a tensor of theirs, the number of the row among those of
+trainrig's tensors, stacked in the order of the tensor table.
+"""
+
+import functools
+
+from trainrig.models.architecture.decoder_config import DecoderConfig
+from trainrig.models.architecture.layer_settings import Rope
+
+
+def order_query_pairs(config: DecoderConfig) -> tuple[int, ...]:
+    """Return the order of query rows in files that rotate neighbouring channels together.
+
+    trainrig rotates channel i of the first half of a head together with channel i of the second
+    half. Products of queries and keys stay the same if both are reordered.
+    """
+    return _order_pairs(config, config.shape.heads)
+
+
+def order_key_pairs(config: DecoderConfig) -> tuple[int, ...]:
+    """Return the order of key rows in files that rotate neighbouring channels together."""
+    return _order_pairs(config, config.shape.kv_heads)
+
+
+def _order_pairs(config: DecoderConfig, heads: int) -> tuple[int, ...]:
+    width = config.shape.head_channels
+    rope = config.position_embedding
+    rotated = rope.count_rotated_channels(width) if isinstance(rope, Rope) else 0
+    return _interleave_halves(heads, width, rotated)
+
+
+@functools.lru_cache(maxsize=16)  # All layers of a model share one order.
+def _interleave_halves(heads: int, width: int, rotated: int) -> tuple[int, ...]:
+    half = rotated // 2
+    pairs = [channel for first in range(half) for channel in (first, first + half)]
+    inside = (*pairs, *range(rotated, width))
+    return tuple(head * width + channel for head in range(heads) for channel in inside)
+
+
+def order_by_head(config: DecoderConfig) -> tuple[int, ...]:
+    """Return the order of rows that hold the query, key and value of one head after another."""
+    return _stack_heads(config.shape.heads, config.shape.head_channels)
+
+
+@functools.lru_cache(maxsize=16)
+def _stack_heads(heads: int, width: int) -> tuple[int, ...]:
+    return tuple(
+        (part * heads + head) * width + channel
+        for head in range(heads)
+        for part in range(3)
+        for channel in range(width)
+    )
