@@ -1,0 +1,35 @@
+"""The run file of `trainrig index`."""
+
+from typing import Annotated, ClassVar, Literal
+
+from trainrig.config import NOT_IDENTITY, OUTPUT, Field, ProgressUnit, ResourceRequest, RunFile
+
+# 67 million tokens: sorting them takes about 0.8 GB with ids of 16 bits, and 1.3 GB with wider ids.
+PARTITION_TOKENS = 2**26
+# The sorting library numbers bytes by 31 bits, and a token has up to 3 bytes there.
+MOST_PARTITION_TOKENS = 2**29
+
+
+class CorpusIndexing(RunFile):
+    """Run file of `trainrig index`, which sorts training tokens so that texts can be found."""
+
+    verb: ClassVar[str] = "index"
+    resumes: ClassVar[bool] = True
+    extends_finished: ClassVar[bool] = True
+    progress: ClassVar[ProgressUnit] = "splits"
+
+    stage: Literal["index"] = "index"
+    # Folders that `tokenize` or `conversations` wrote, all with one tokenizer. Their training shards
+    # are indexed. A folder may be added to a finished index: what is indexed is not sorted again.
+    tokens: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
+    output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
+    # Most tokens in a partition, which one worker sorts in memory. Sorting takes 12 bytes of memory
+    # a token, or 19 if the vocabulary has more than 65,535 entries. Searches take longer with more
+    # partitions. A document with more tokens is a partition of its own.
+    partition_tokens: int = Field(default=PARTITION_TOKENS, ge=1, le=MOST_PARTITION_TOKENS)
+    # Number of worker processes; 0: work in this process, without Ray.
+    workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)
+
+    def request_resources(self, there_are_gpus: bool) -> ResourceRequest:
+        """Return a request for CPU cores, one for each worker."""
+        return ResourceRequest.on_cores(self.workers)
