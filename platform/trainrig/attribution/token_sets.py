@@ -132,6 +132,10 @@ def open_tokens(folders: Sequence[str]) -> list[OpenedTokens]:
         text = manifest.read_file(folder, TOKENIZER_FILE).decode()
         encoder = Encoder(text, storage.join(folder, TOKENIZER_FILE))
         shards = TokenShards.open(storage.join(folder, TRAIN))
+        if shards.vocabulary.fingerprint != encoder.fingerprint:
+            raise DataError(
+                f"{folder}: its {TOKENIZER_FILE} does not belong to its shards; tokenize again"
+            )
         for other in opened:
             if encoder.fingerprint != other.encoder.fingerprint:
                 raise DataError(
