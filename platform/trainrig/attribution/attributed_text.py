@@ -13,9 +13,11 @@ from trainrig.attribution.verbatim_spans import count_covered, decode_with_place
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.report.number_formats import escape_invisible, format_count
-from trainrig.tokens.shards.token_shards import IndexedDocument
+from trainrig.tokens.document_formats import name_place
 
 COLOURS = ("cyan", "yellow", "green", "magenta")  # spans use them in rotation
+# Signals in the terminal; JSON and the page have all.
+SHOWN = ("language", "language_score", "words", "stop_words", "duplicate_lines")
 SHOWN_STEPS = 8  # steps of a run in the terminal; JSON and the page have all
 
 
@@ -47,6 +49,11 @@ class SourceDocument:
     def title(self) -> str:
         """The URL of the page, or the id of a document that has none."""
         return self.url or self.id
+
+    @property
+    def place(self) -> str:
+        """The file of the corpus, and the row or byte of the document in it."""
+        return name_place(self.corpus_file, self.corpus_row)
 
 
 @dataclass(frozen=True)
@@ -139,14 +146,15 @@ def choose_colour(number: int) -> str:
 def _render_document(document: SourceDocument, span: AttributedSpan) -> Text:
     shown = Text("    ")
     shown.append(escape_invisible(document.title), style="bold")
-    shown.append(f" · {escape_invisible(document.source)} · {document.corpus_file}, ")
-    shown.append(f"row {document.corpus_row:,}\n      ")
+    shown.append(f" · {escape_invisible(document.source)} · {escape_invisible(document.place)}\n")
+    shown.append("      ")
     for text, style in ((document.before, "dim"), (span.text, "bold"), (document.after, "dim")):
         shown.append(escape_invisible(" ".join(text.split(" "))).replace("\n", " "), style=style)
     for learned in document.steps:
         shown.append(f"\n      learned by {learned.run}: {describe_steps(learned, SHOWN_STEPS)}")
-    if document.signals is not None:
-        values = ", ".join(f"{name} {value}" for name, value in document.signals.items())
+    if document.signals:
+        told = {name: document.signals[name] for name in SHOWN if name in document.signals}
+        values = ", ".join(f"{name} {value}" for name, value in told.items())
         shown.append(f"\n      {escape_invisible(values)}")
     return shown
 
@@ -254,7 +262,6 @@ def _add_facts(
 
 
 def _read_document(index: CorpusIndex, found: Occurrence, context: int) -> SourceDocument:
-    entry: IndexedDocument
     entry, ids = index.read_document(found)
     special = set(index.encoder.special_ids.values())
 

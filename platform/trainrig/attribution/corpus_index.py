@@ -127,7 +127,11 @@ class CorpusIndex:
     """
 
     def __init__(
-        self, folder: str, encoder: Encoder, sets: Sequence[TokenSet], partitions: Sequence[Partition]
+        self,
+        folder: str,
+        encoder: Encoder,
+        sets: Sequence[TokenSet],
+        partitions: Sequence[Partition],
     ) -> None:
         self.folder = folder
         self.encoder = encoder
@@ -200,8 +204,8 @@ class CorpusIndex:
     def predict_next(self, ids: Sequence[int]) -> NextTokens:
         """Return the ids that follow the longest end of the context `ids` that the corpus has.
 
-        The ∞-gram model of Liu et al. 2024 (arXiv:2401.17377). The empty context gives the counts of
-        single ids. Raises ConfigError for an id outside the vocabulary.
+        The ∞-gram model of Liu et al. 2024 (arXiv:2401.17377). The empty context gives the counts
+        of single ids. Raises ConfigError for an id outside the vocabulary.
         """
         query = self._check(ids) if len(ids) else np.empty(0, np.int64)
         low = 0  # the whole context; if a context is found, so are its shorter ends
@@ -214,9 +218,7 @@ class CorpusIndex:
                 low = middle + 1
         counts = self._count_next(query[low:])
         found = np.flatnonzero(counts)
-        return NextTokens(
-            len(query) - low, tuple(found.tolist()), tuple(counts[found].tolist())
-        )
+        return NextTokens(len(query) - low, tuple(found.tolist()), tuple(counts[found].tolist()))
 
     def compute_log_probability(self, ids: Sequence[int]) -> float:
         """Return the sum of the logarithms of the shares of single `ids` in the corpus.
@@ -290,8 +292,8 @@ class CorpusIndex:
 def open_index(folder: str | os.PathLike[str], verify: bool = False) -> CorpusIndex:
     """Open the index that `trainrig index` wrote in `folder`, on disk or in a bucket.
 
-    `verify` reads all files of the index and of its token shards, and compares their SHA-256. Raises
-    DataError if the index is unfinished, damaged or of another format.
+    `verify` reads all files of the index and of its token shards, and compares their SHA-256.
+    Raises DataError if the index is unfinished, damaged or of another format.
 
     >>> index = trainrig.open_index("quickstart/index")
     >>> index.predict_next(index.encode("import")).total

@@ -19,8 +19,8 @@ class CorpusIndexing(RunFile):
     progress: ClassVar[ProgressUnit] = "splits"
 
     stage: Literal["index"] = "index"
-    # Folders that `tokenize` or `conversations` wrote, all with one tokenizer. Their training shards
-    # are indexed. A folder may be added to a finished index: what is indexed is not sorted again.
+    # Folders that `tokenize` or `conversations` wrote, all with one tokenizer. Their training
+    # shards are indexed. A folder may be added to a finished index, which sorts only that folder.
     tokens: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
     output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
     # Most tokens in a partition, which one worker sorts in memory. Sorting takes 12 bytes of memory

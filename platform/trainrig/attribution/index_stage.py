@@ -163,8 +163,6 @@ def read_documents(
 
 def _cut_range(part: DocumentRange) -> list[DocumentRange]:
     return [
-        DocumentRange(
-            source=part.source, first=first, past=min(first + CHUNK_DOCUMENTS, part.past)
-        )
+        DocumentRange(source=part.source, first=first, past=min(first + CHUNK_DOCUMENTS, part.past))
         for first in range(part.first, part.past, CHUNK_DOCUMENTS)
     ]

@@ -1,10 +1,11 @@
 """The training steps that learned from a part of a document, for a checkpoint and its ancestors.
 
 The batch of a step is a function of the run file and the shards, so the steps are computed. Where
-rows are cut from the documents in the order of the shards, the rows that hold a token are known, and
-no token is read. In other packings the batches are computed again and searched.
+rows are cut from the documents in the order of the shards, the rows that hold a token are known
+without reading tokens. In other packings the batches are computed again and searched.
 """
 
+import itertools
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from trainrig.tokens.batches import MicroBatch
 from trainrig.tokens.permutation import Integers
 from trainrig.tokens.rows.packing import Concatenate
 from trainrig.tokens.rows.pretraining import PretrainBatches
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 from trainrig.train.run import metrics
 from trainrig.train.run_file.run_files import Pretraining
@@ -67,13 +69,7 @@ def open_family(path: str, index: CorpusIndex) -> list[LearningRun]:
     Raises ConfigError if no run of the family learned from the shards of `index`, or if the
     checkpoint has another tokenizer, and DataError if there is no checkpoint.
     """
-    resolved = checkpoint.resolve(path)
-    tokenizer = checkpoint.describe(resolved)[1]
-    if index.encoder.fingerprint != type(index.encoder)(tokenizer, resolved).fingerprint:
-        raise ConfigError(
-            f"{path}: its tokenizer is not that of {index.folder}; name an index of the tokens that "
-            "it learned from"
-        )
+    resolved = check_tokenizer(path, index)
     runs = list(_iterate_family(resolved))
     learning = []
     untraced = []
@@ -93,14 +89,26 @@ def open_family(path: str, index: CorpusIndex) -> list[LearningRun]:
     if not learning:
         reasons = "; ".join(untraced) or "it has no training run"
         raise ConfigError(
-            f"{index.folder}: an index of other shards than {path} learned from ({reasons}); name an "
-            "index of those shards"
+            f"{index.folder}: an index of other shards than {path} learned from ({reasons}); name "
+            "an index of those shards"
         )
     return learning
 
 
+def check_tokenizer(path: str, index: CorpusIndex) -> str:
+    """Return the checkpoint at `path`; raise ConfigError if its tokenizer is not the index's."""
+    resolved = checkpoint.resolve(path)
+    tokenizer = checkpoint.describe(resolved)[1]
+    if Encoder(tokenizer, resolved).fingerprint != index.encoder.fingerprint:
+        raise ConfigError(
+            f"{path}: its tokenizer is not that of {index.folder}; name an index of the tokens "
+            "that it learned from"
+        )
+    return resolved
+
+
 def _iterate_family(resolved: str) -> Iterator[tuple[str, int]]:
-    """Yield the run folder of a checkpoint and the checkpoint's step, then those of its ancestors."""
+    """Yield the run folder and the step of a checkpoint, then those of its ancestors."""
     resolved = storage.make_absolute(resolved)
     seen = set()
     while resolved not in seen:
@@ -130,7 +138,9 @@ def _list_updates(traced: TracedRun, last: int) -> dict[int, int]:
     """Return the update of each batch that was trained on, up to update `last`."""
     found = {}
     logged = metrics.read_series(traced.folder) if traced.folder else ()
-    by_step = {line["step"]: line["train/data_step"] for line in logged if "train/data_step" in line}
+    by_step = {
+        line["step"]: line["train/data_step"] for line in logged if "train/data_step" in line
+    }
     skipped = traced.settings.training.skip_data
     planned = -1
     for step in range(1, last + 1):
@@ -168,12 +178,12 @@ def find_plain_steps(
 def iterate_windows(
     batches: PretrainBatches, wanted: Mapping[str, Mapping[int, object]], updates: Mapping[int, int]
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield (source, base window, update) where an update trained on one of the `wanted` windows."""
+    """Yield (source, base window, update) for each update that trained on a `wanted` window."""
     timeline = batches.timeline
     past = timeline.find_first_sample(max(updates, default=-1) + 1)
     bounds = [*(s.first_sample for s in timeline.stages if s.first_sample < past), past]
     asked = {source: np.array(sorted(own), np.int64) for source, own in wanted.items()}
-    for stage_begin, stage_end in zip(bounds, bounds[1:], strict=False):
+    for stage_begin, stage_end in itertools.pairwise(bounds):
         for begin in range(stage_begin, stage_end, CHUNK):
             samples = np.arange(begin, min(begin + CHUNK, stage_end), dtype=np.int64)
             places = timeline.find_places(samples)
@@ -239,5 +249,3 @@ def _row_holds(micro: MicroBatch, row: int, ids: bytes) -> bool:
         if at >= 0:
             return True
     return False
-
-

@@ -8,7 +8,7 @@ from trainrig.corpus.documents import KEPT, read_column_names, read_columns
 from trainrig.errors import DataError
 
 # Columns that are the page itself or its origin, which an attribution shows elsewhere.
-NOT_SIGNALS = {"text", "html", "url", "id", "source", "metadata"}
+NOT_SIGNALS = {"text", "html", "url", "id", "source", "metadata", "row"}
 
 
 def read_signals(corpus: str, rows: Sequence[tuple[str, int]]) -> list[Mapping[str, Any]]:

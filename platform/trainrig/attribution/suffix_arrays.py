@@ -92,9 +92,7 @@ def join_documents(ids: Ids, begins: Lengths, separator: int, out: Ids) -> None:
 
 
 @compile_nogil
-def find_range(
-    ids: Ids, order: Places, heads: Heads, query: Lengths
-) -> tuple[int, int]:
+def find_range(ids: Ids, order: Places, heads: Heads, query: Lengths) -> tuple[int, int]:
     """Return the first and the past rank of the positions at which `query` [T] stands.
 
     They are equal if the query occurs nowhere. The empty query stands everywhere.

@@ -114,8 +114,7 @@ def read_token_stage(folder: str) -> str:
     stage = manifest.read_manifest(folder).stage
     if stage not in ("tokenize", "conversations"):
         raise DataError(
-            f"{folder}: is the output of `{stage}`; name an output of `tokenize` or "
-            "`conversations`"
+            f"{folder}: is the output of `{stage}`; name an output of `tokenize` or `conversations`"
         )
     return stage
 
