@@ -9,7 +9,12 @@ from rich.text import Text
 from trainrig.attribution.corpus_index import CorpusIndex, Occurrence
 from trainrig.attribution.learned_steps import LearnedSteps, LearningRun
 from trainrig.attribution.page_signals import read_signals
-from trainrig.attribution.verbatim_spans import count_covered, decode_with_places, find_spans
+from trainrig.attribution.verbatim_spans import (
+    VerbatimSpan,
+    count_covered,
+    decode_with_places,
+    find_spans,
+)
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
 from trainrig.report.number_formats import escape_invisible, format_count
@@ -18,6 +23,8 @@ from trainrig.tokens.document_formats import name_place
 COLOURS = ("cyan", "yellow", "green", "magenta")  # spans use them in rotation
 # Signals in the terminal; JSON and the page have all.
 SHOWN = ("language", "language_score", "words", "stop_words", "duplicate_lines")
+# Occurrences of a span whose steps are looked up, for each document that is shown.
+CANDIDATES = 8
 SHOWN_STEPS = 8  # steps of a run in the terminal; JSON and the page have all
 
 
@@ -195,28 +202,23 @@ def attribute_ids(
     if not len(ids):
         raise ConfigError("the text is empty, so no part of it can be found; give some text")
     found = find_spans(index, ids, limits.minimum)
+    shown = found[: limits.spans]
     text, places = decode_with_places(index.encoder, ids)
-    spans: list[AttributedSpan] = []
-    occurrences: list[Occurrence] = []
-    for number, span in enumerate(found[: limits.spans], 1):
-        own = list(ids[span.begin : span.end])
-        here = index.find(own, limits.documents) if limits.documents else []
-        begin = places[span.begin]
-        end = places[span.end]
-        documents = tuple(_read_document(index, occurrence, limits.context) for occurrence in here)
-        occurrences += here
-        spans.append(
-            AttributedSpan(
-                number=number,
-                text=text[begin:end],
-                begin=begin,
-                end=end,
-                tokens=len(own),
-                rarity=round(span.rarity, 4),
-                count=index.count(own),
-                documents=documents,
-            )
+    spans = [
+        AttributedSpan(
+            number=number,
+            text=text[places[span.begin] : places[span.end]],
+            begin=places[span.begin],
+            end=places[span.end],
+            tokens=span.end - span.begin,
+            rarity=round(span.rarity, 4),
+            count=index.count(ids[span.begin : span.end]),
+            documents=documents,
         )
+        for number, (span, documents) in enumerate(
+            zip(shown, _read_sources(index, ids, shown, limits, runs, corpus), strict=True), 1
+        )
+    ]
     return AttributedText(
         text=text,
         index=index.folder,
@@ -224,41 +226,45 @@ def attribute_ids(
         covered=count_covered(found),
         found=len(found),
         minimum=limits.minimum,
-        spans=_add_facts(spans, index, occurrences, runs, corpus),
+        spans=tuple(spans),
     )
 
 
-def _add_facts(
-    spans: Sequence[AttributedSpan],
+def _read_sources(
     index: CorpusIndex,
-    occurrences: Sequence[Occurrence],
+    ids: Sequence[int],
+    spans: Sequence[VerbatimSpan],
+    limits: AttributionLimits,
     runs: Sequence[LearningRun],
     corpus: str | None,
-) -> tuple[AttributedSpan, ...]:
-    """Add the steps and the signals to all documents, whose occurrences are in the same order."""
-    steps = [run.find_steps(index, occurrences) for run in runs]
-    documents = [document for span in spans for document in span.documents]
-    signals: list[Mapping[str, Any]] | None = None
+) -> list[tuple[SourceDocument, ...]]:
+    """Return the documents of each span, those that a run learned from first."""
+    most = limits.documents * (CANDIDATES if runs else 1)
+    found = [
+        (number, occurrence)
+        for number, span in enumerate(spans if most else ())
+        for occurrence in index.find(ids[span.begin : span.end], most)
+    ]
+    occurrences = [occurrence for _, occurrence in found]
+    by_run = [(run.token_set, run.find_steps(index, occurrences)) for run in runs]
+    steps = [
+        tuple(own[place] for token_set, own in by_run if token_set == occurrence.token_set)
+        for place, occurrence in enumerate(occurrences)
+    ]
+    chosen: list[tuple[int, SourceDocument]] = []
+    for number in range(len(spans)):
+        places = [place for place, (owner, _) in enumerate(found) if owner == number]
+        places.sort(key=lambda place: not any(learned.steps for learned in steps[place]))
+        for place in places[: limits.documents]:
+            document = _read_document(index, occurrences[place], limits.context)
+            chosen.append((number, replace(document, steps=steps[place])))
     if corpus is not None:
-        signals = read_signals(corpus, [(d.corpus_file, d.corpus_row) for d in documents])
-    changed = []
-    for number, document in enumerate(documents):
-        own = [of_run[number] for of_run in steps]
-        learned = tuple(
-            found
-            for run, found in zip(runs, own, strict=True)
-            if run.token_set == occurrences[number].token_set
-        )
-        changed.append(
-            replace(document, steps=learned, signals=None if signals is None else signals[number])
-        )
-    filled = []
-    at = 0
-    for span in spans:
-        past = at + len(span.documents)
-        filled.append(replace(span, documents=tuple(changed[at:past])))
-        at = past
-    return tuple(filled)
+        rows = [(document.corpus_file, document.corpus_row) for _, document in chosen]
+        chosen = [
+            (number, replace(document, signals=own))
+            for (number, document), own in zip(chosen, read_signals(corpus, rows), strict=True)
+        ]
+    return [tuple(d for owner, d in chosen if owner == number) for number in range(len(spans))]
 
 
 def _read_document(index: CorpusIndex, found: Occurrence, context: int) -> SourceDocument:

@@ -213,14 +213,15 @@ def search_batches(
     every update again, so it takes as long as reading the training data.
     """
     wanted: dict[tuple[str, int], list[int]] = {}
-    halves: dict[int, tuple[bytes, bytes]] = {}
+    halves: dict[int, tuple[bytes, ...]] = {}
     for number, occurrence in found.items():
         wanted.setdefault((occurrence.source, occurrence.number), []).append(number)
         begin = index.find_position(occurrence)
         shards = index.open_shards(occurrence.token_set)
         ids = shards.read_window(occurrence.source, begin, occurrence.end - occurrence.begin)
         middle = len(ids) // 2
-        halves[number] = (_encode_ids(ids[:middle]), _encode_ids(ids[middle:]))
+        parts = (ids[:middle], ids[middle:]) if middle else (ids,)
+        halves[number] = tuple(map(_encode_ids, parts))
     steps: dict[int, set[int]] = {}
     for data_step, step in updates.items() if wanted else ():
         for micro in batches.at(data_step):

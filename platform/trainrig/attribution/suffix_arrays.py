@@ -36,8 +36,8 @@ def sort_suffixes(ids: Ids) -> Places:
     """Return the suffix array of `ids` [N].
 
     The ids are sorted as big-endian bytes by divsufsort, in time O(N log N) for any text: the order
-    of the bytes from an id's first byte on is the order of the ids. Takes 4 bytes of memory for each
-    byte of an id, besides the bytes. Raises DataError for more than 2^31 - 1 bytes.
+    of the bytes from an id's first byte on is the order of the ids. Takes 5 bytes of memory for
+    each byte of an id. Raises DataError for more than 2^31 - 1 bytes.
     """
     import pydivsufsort  # imported here: slow to import, and searches do not need it
 

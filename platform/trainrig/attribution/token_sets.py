@@ -48,7 +48,7 @@ class PartitionPlan(BaseModel):
 
 
 class TokenSet(BaseModel):
-    """One folder of token shards in an index, and its partitions; the content of `sets/NAME.json`."""
+    """One folder of token shards in an index, with its partitions: `sets/NAME.json`."""
 
     model_config = ConfigDict(frozen=True)
 

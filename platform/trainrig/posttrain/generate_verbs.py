@@ -95,7 +95,7 @@ GpuMemory = Annotated[
 
 
 def build_sampling(where: str, **given: Any) -> Any:
-    """Build the sampling settings from options; raise ConfigError that names the command `where`."""
+    """Build sampling settings from options; `where` is the command that errors name."""
     from trainrig import config
     from trainrig.models.token_sampling import Sampling
 
