@@ -299,6 +299,12 @@ command_line.command(
     "trainrig attribute quickstart/tuned --index quickstart/index "
     "--prompt 'What does json.dumps do?' --chat --minimum 4",
 )(attribution_verbs.attribute)
+command_line.command(
+    app,
+    command_line.MODELS,
+    "trainrig memorisation --index quickstart/index "
+    "--generations quickstart/pages/instructions-held-out.jsonl --tokens 8",
+)(attribution_verbs.memorisation)
 
 
 @command_line.command(app, command_line.MODELS, "trainrig report quickstart/model")

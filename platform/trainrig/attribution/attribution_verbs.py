@@ -1,8 +1,10 @@
-"""Command-line verbs that name the pages of a text: attribute, and chat with its sources."""
+"""Command-line verbs on the training data of answers: attribute, chat, memorisation."""
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -228,3 +230,103 @@ def _show_sources(answer: str, index: "CorpusIndex", limits: "AttributionLimits"
         pages = ", ".join(document.title for document in span.documents)
         console.print(f"[{span.number}] {pages}", style=choose_colour(span.number), markup=False)
     console.print(attributed.verdict, style="dim")
+
+
+def memorisation(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CKPT",
+            help="Run folder or checkpoint that --canaries are scored by.  [default: none]",
+        ),
+    ] = None,
+    index: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder that `trainrig index` wrote, for --generations.  [default: none]",
+        ),
+    ] = None,
+    generations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL file of generated texts, as `generate --prompts` writes it.  "
+            "[default: none]",
+        ),
+    ] = None,
+    tokens: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of tokens in a row that make a copy; repeatable.  [default: 16, 32, 50]",
+        ),
+    ] = None,
+    canaries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL file of texts that were injected into the training data.  [default: none]",
+        ),
+    ] = None,
+    references: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL file of texts of the same form that were not.  [default: none]",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how much generations copy training pages, and how exposed injected texts are.
+
+    Copies need --generations and --index. Exposure needs CKPT, --canaries and --references: log2 of
+    the number of references, minus log2 of the canary's rank among them by loss.
+    """
+    copies = (generations, index)
+    exposure = (checkpoint, canaries, references)
+    asked = [any(group) for group in (copies, exposure)]
+    if not any(asked) or any(any(group) != all(group) for group in (copies, exposure)):
+        raise ConfigError(
+            "memorisation: give --generations FILE with --index DIR, or CKPT with --canaries FILE "
+            "and --references FILE, or all of them"
+        )
+    from trainrig.attribution import memorisation as measures
+
+    result: dict[str, Any] = {}
+    if generations is not None and index is not None:
+        from trainrig.attribution.corpus_index import open_index
+
+        lengths = sorted(set(tokens or (16, 32, 50)))
+        texts = measures.read_texts(generations)
+        shares = measures.count_copies(open_index(index), texts, lengths)
+        result["copies"] = [share.to_json() for share in shares]
+    if checkpoint is not None and canaries is not None and references is not None:
+        from trainrig.attribution.canary_losses import TextLosses
+
+        injected = measures.read_texts(canaries)
+        others = measures.read_texts(references)
+        exposures = measures.compute_exposures(TextLosses(checkpoint), injected, others)
+        result["exposure"] = {
+            "references": len(others),
+            "bits": measures.summarise_exposures(exposures),
+            "canaries": [asdict(exposure) for exposure in exposures],
+        }
+    print(json.dumps(result) if as_json else "\n".join(_describe_memorisation(result)))
+
+
+def _describe_memorisation(result: Mapping[str, Any]) -> Iterator[str]:
+    for found in result.get("copies", ()):
+        sources = ", ".join(f"{name} {count:,}" for name, count in found["by_source"].items())
+        yield (
+            f"{found['copies']:,} of {found['generations']:,} generations ({found['share']:.1%}) "
+            f"copy {found['tokens']} tokens or more" + (f": {sources}" if sources else "")
+        )
+    if exposure := result.get("exposure"):
+        bits = exposure["bits"]
+        yield (
+            f"exposure of {len(exposure['canaries']):,} canaries among {exposure['references']:,} "
+            f"references: mean {bits['mean']:.2f} bits, {bits['least']:.2f} to "
+            f"{bits['largest']:.2f}; below about 1.4 on average if never seen"
+        )

@@ -148,8 +148,8 @@ def find_match_lengths(ids: Ids, order: Places, heads: Heads, query: Lengths) ->
         while low < high:
             middle = (low + high) // 2
             place = np.int64(order[middle])
-            shared = min(shared_low, shared_high)  # all ranks between share as much
-            most = min(len(query) - begin, len(ids) - place)
+            shared: int = min(shared_low, shared_high)  # all ranks between share as much
+            most: int = min(len(query) - begin, len(ids) - place)
             while shared < most and np.int64(ids[place + shared]) == query[begin + shared]:
                 shared += 1
             longest = max(longest, shared)
