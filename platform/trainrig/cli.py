@@ -305,6 +305,9 @@ command_line.command(
     "trainrig memorisation --index quickstart/index "
     "--generations quickstart/pages/instructions-held-out.jsonl --tokens 8",
 )(attribution_verbs.memorisation)
+command_line.command(app, command_line.MODELS, "trainrig lineage quickstart/aligned")(
+    attribution_verbs.lineage
+)
 
 
 @command_line.command(app, command_line.MODELS, "trainrig report quickstart/model")

@@ -1,4 +1,4 @@
-"""Command-line verbs on the training data of answers: attribute, chat, memorisation."""
+"""Command-line verbs on the training data of answers: attribute, chat, memorisation, lineage."""
 
 import json
 import sys
@@ -330,3 +330,32 @@ def _describe_memorisation(result: Mapping[str, Any]) -> Iterator[str]:
             f"references: mean {bits['mean']:.2f} bits, {bits['least']:.2f} to "
             f"{bits['largest']:.2f}; below about 1.4 on average if never seen"
         )
+
+
+def lineage(
+    checkpoint: Checkpoint,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Further folder to search for inputs, with the folders in it; repeatable.  "
+            "[default: none]",
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Read all files that are found, and compare them with their sums."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a checkpoint was made from: runs, shards, documents and sources, with their sums.
+
+    Inputs are recognised by the fingerprints in manifests. They are looked for at the paths in run
+    files, beside the run, and in --search.
+    """
+    from trainrig.evaluate.data_lineage import render_lineage, trace_lineage
+
+    root = trace_lineage(checkpoint, search or (), verify)
+    print(json.dumps(root.to_json()) if as_json else "\n".join(render_lineage(root)))
