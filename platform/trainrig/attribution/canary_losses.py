@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from trainrig.evaluate.engine.batched_reading import score_continuations
 from trainrig.evaluate.engine.request_encoding import RequestEncoder
-from trainrig.posttrain.text_generator import TextGenerator
+from trainrig.posttrain.text_generator import check_speaks
+from trainrig.tokens.tokenizers.encode import Encoder
 from trainrig.train import checkpoint
 
 BATCH_TOKENS = 4_096  # tokens in a forward pass, padding included
@@ -16,11 +17,10 @@ class TextLosses:
     def __init__(self, path: str) -> None:
         """Open the newest checkpoint at `path`; raise DataError if it is no language model."""
         opened = checkpoint.open_model(path)
-        generator = TextGenerator.load(opened)
-        self._model = generator.model
-        self._requests = RequestEncoder(
-            generator.encoder, opened.config.positions, document_start=True
-        )
+        check_speaks(opened.path, opened.config)
+        self._model = opened.build()
+        encoder = Encoder(opened.tokenizer, opened.path, opened.beside)
+        self._requests = RequestEncoder(encoder, opened.config.positions, document_start=True)
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
         """Return the loss of each text in nats, summed over its tokens, after an end-of-text."""

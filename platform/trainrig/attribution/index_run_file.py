@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from trainrig.config import NOT_IDENTITY, OUTPUT, Field, ProgressUnit, ResourceRequest, RunFile
 
-# 67 million tokens: sorting them takes about 0.8 GB with ids of 16 bits, and 1.3 GB with wider ids.
+# 67 million tokens: sorting them takes about 0.9 GB with ids of 16 bits, and 1.4 GB with wider ids.
 PARTITION_TOKENS = 2**26
 # The sorting library numbers bytes by 31 bits, and a token has up to 3 bytes there.
 MOST_PARTITION_TOKENS = 2**29
@@ -23,8 +23,8 @@ class CorpusIndexing(RunFile):
     # shards are indexed. A folder may be added to a finished index, which sorts only that folder.
     tokens: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
     output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
-    # Most tokens in a partition, which one worker sorts in memory. Sorting takes 12 bytes of memory
-    # a token, or 19 if the vocabulary has more than 65,535 entries. Searches take longer with more
+    # Most tokens in a partition, which one worker sorts in memory. Sorting takes 14 bytes of memory
+    # a token, or 21 if the vocabulary has more than 65,535 entries. Searches take longer with more
     # partitions. A document with more tokens is a partition of its own.
     partition_tokens: int = Field(default=PARTITION_TOKENS, ge=1, le=MOST_PARTITION_TOKENS)
     # Number of worker processes; 0: work in this process, without Ray.

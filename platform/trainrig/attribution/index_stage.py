@@ -126,7 +126,7 @@ def _make_work(output: str) -> Work:
         for ending, array in arrays.items():
             name = f"{PARTITIONS}/{plan.name}{ending}"
             path = storage.join(output, name)
-            storage.write(path, memoryview(np.ascontiguousarray(array)).cast("B"))
+            storage.write(path, memoryview(np.ascontiguousarray(array).data).cast("B"))
             files[name] = manifest.compute_file_sum(path)
         documents = plan.documents
         return {"documents": documents, "tokens": plan.tokens - documents}, files

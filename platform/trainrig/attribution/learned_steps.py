@@ -9,8 +9,10 @@ import itertools
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainrig import storage
 from trainrig.attribution.corpus_index import CorpusIndex, Occurrence
@@ -233,7 +235,7 @@ def search_batches(
     return steps
 
 
-def _encode_ids(ids: Integers) -> bytes:
+def _encode_ids(ids: NDArray[np.integer[Any]]) -> bytes:
     return ids.astype(np.int64).tobytes()
 
 

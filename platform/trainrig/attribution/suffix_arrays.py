@@ -147,15 +147,16 @@ def find_match_lengths(ids: Ids, order: Places, heads: Heads, query: Lengths) ->
         longest = 0
         while low < high:
             middle = (low + high) // 2
-            place = np.int64(order[middle])
+            place: Any = np.int64(order[middle])
             shared: int = min(shared_low, shared_high)  # all ranks between share as much
-            most: int = min(len(query) - begin, len(ids) - place)
+            rest = len(ids) - place
+            most = min(len(query) - begin, rest)
             while shared < most and np.int64(ids[place + shared]) == query[begin + shared]:
                 shared += 1
             longest = max(longest, shared)
             if shared == len(query) - begin:
                 break
-            if shared == len(ids) - place or np.int64(ids[place + shared]) < query[begin + shared]:
+            if shared == rest or np.int64(ids[place + shared]) < query[begin + shared]:
                 low = middle + 1
                 shared_low = shared
             else:

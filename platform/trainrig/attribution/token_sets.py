@@ -18,7 +18,6 @@ from trainrig.errors import ConfigError, DataError
 from trainrig.tokens.shards.token_shards import TRAIN, TokenShards
 from trainrig.tokens.tokenizers.encode import Encoder
 
-FORMAT = 1  # incremented when an older reader could misread a newer index
 TOKENIZER_FILE = "tokenizer.json"
 
 
@@ -52,7 +51,7 @@ class TokenSet(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1  # another number when an older reader could misread a newer index
     folder: str  # folder that `tokenize` or `conversations` wrote, when it was indexed
     index: str  # folder of the index then, to find shards that were moved together with it
     fingerprint: str  # of the training shards

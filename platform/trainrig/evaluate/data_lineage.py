@@ -233,7 +233,7 @@ def render_lineage(root: LineageNode) -> Iterator[str]:
 def _render_node(node: LineageNode, indent: str, shown: set[str]) -> Iterator[str]:
     where = node.folder or "not in the searched folders"
     made = f", made by `{node.stage}` of trainrig {node.trainrig}" if node.stage else ""
-    again = node.fingerprint in shown and bool(node.inputs)
+    again = node.fingerprint in shown and node.folder is not None
     shown.add(node.fingerprint)
     yield f"{indent}{node.role}: {where}{made} ({node.fingerprint[:12]})" + (
         ", as above" if again else ""
