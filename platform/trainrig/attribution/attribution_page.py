@@ -3,8 +3,6 @@
 from trainrig.attribution.attributed_text import AttributedText, describe_steps
 from trainrig.report.page_rendering import render_page
 
-COLOURS = 4  # the series of the style sheet, used in rotation
-
 
 def render_attribution_page(attributed: AttributedText) -> str:
     """Return the page as HTML."""

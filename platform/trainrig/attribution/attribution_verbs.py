@@ -353,7 +353,7 @@ def lineage(
     """Show what a checkpoint was made from: runs, shards, documents and sources, with their sums.
 
     Inputs are recognised by the fingerprints in manifests. They are looked for at the paths in run
-    files, beside the run, and in --search.
+    files, next to the run, and in --search.
     """
     from trainrig.evaluate.data_lineage import render_lineage, trace_lineage
 

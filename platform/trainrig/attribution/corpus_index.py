@@ -155,11 +155,6 @@ class CorpusIndex:
         """Number of tokens in the corpus, without separators."""
         return int(self.unigram_counts.sum())
 
-    @property
-    def partitions(self) -> int:
-        """Number of partitions."""
-        return len(self._partitions)
-
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, by the tokenizer of the corpus."""
         return list(map(int, self.encoder.encode_batch([text])[0]))

@@ -25,6 +25,7 @@ from trainrig.attribution.index_run_file import CorpusIndexing
 from trainrig.attribution.token_sets import (
     TOKENIZER_FILE,
     DocumentRange,
+    OpenedTokens,
     PartitionPlan,
     TokenSet,
     describe_set,
@@ -86,7 +87,7 @@ def index_tokens(run: CorpusIndexing, progress: Progress | None = None) -> Manif
     return finished
 
 
-def _keep_set(run: CorpusIndexing, tokens: Any) -> tuple[TokenSet, str]:
+def _keep_set(run: CorpusIndexing, tokens: OpenedTokens) -> tuple[TokenSet, str]:
     """Return the description of a set and its file, which is written unless it is there."""
     name = f"{SETS}/{tokens.shards.fingerprint[:12]}.json"
     path = storage.join(run.output, name)
