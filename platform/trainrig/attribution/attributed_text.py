@@ -49,7 +49,7 @@ class SourceDocument:
     begin: int  # first token of the span in the document
     before: str
     after: str
-    steps: tuple[LearnedSteps, ...] = ()  # of each run of the checkpoint's family
+    steps: tuple[LearnedSteps, ...] = ()  # one entry for each run of the checkpoint's family
     signals: Mapping[str, Any] | None = None  # None: the curated corpus was not named
 
     @property
@@ -67,7 +67,7 @@ class SourceDocument:
 class AttributedSpan:
     """A part of the text that stands verbatim in the corpus."""
 
-    number: int  # from 1, the rarest first
+    number: int  # rank by rarity; 1 is the rarest
     text: str
     begin: int  # first character in the text
     end: int

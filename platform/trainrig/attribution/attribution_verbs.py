@@ -350,7 +350,7 @@ def lineage(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a checkpoint was made from: runs, shards, documents and sources, with their sums.
+    """Show the runs, shards, documents and sources behind a checkpoint, with their sums.
 
     Inputs are recognised by the fingerprints in manifests. They are looked for at the paths in run
     files, next to the run, and in --search.

@@ -25,7 +25,7 @@ class CorpusIndexing(RunFile):
     output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
     # Most tokens in a partition, which one worker sorts in memory. Sorting takes 14 bytes of memory
     # a token, or 21 if the vocabulary has more than 65,535 entries. Searches take longer with more
-    # partitions. A document with more tokens is a partition of its own.
+    # partitions. A document with more tokens fills a partition alone.
     partition_tokens: int = Field(default=PARTITION_TOKENS, ge=1, le=MOST_PARTITION_TOKENS)
     # Number of worker processes; 0: work in this process, without Ray.
     workers: Annotated[int, NOT_IDENTITY] = Field(default=2, ge=0)

@@ -25,7 +25,7 @@ from trainrig.attribution.index_run_file import CorpusIndexing
 from trainrig.attribution.token_sets import (
     TOKENIZER_FILE,
     DocumentRange,
-    OpenedTokens,
+    TokenFolder,
     PartitionPlan,
     TokenSet,
     describe_set,
@@ -87,11 +87,11 @@ def index_tokens(run: CorpusIndexing, progress: Progress | None = None) -> Manif
     return finished
 
 
-def _keep_set(run: CorpusIndexing, tokens: OpenedTokens) -> tuple[TokenSet, str]:
+def _keep_set(run: CorpusIndexing, tokens: TokenFolder) -> tuple[TokenSet, str]:
     """Return the description of a set and its file, which is written unless it is there."""
     name = f"{SETS}/{tokens.shards.fingerprint[:12]}.json"
     path = storage.join(run.output, name)
-    if storage.exists(path):  # as an earlier call wrote it, perhaps with another path of the shards
+    if storage.exists(path):  # An earlier call wrote it, perhaps with another path.
         return TokenSet.read(path), name
     described = describe_set(tokens, run.output, run.partition_tokens)
     storage.write(path, encode_set(described))

@@ -51,7 +51,7 @@ class LearningRun:
         """Return the updates that had a token of each of `found` as a target, in the same order."""
         own = {n: o for n, o in enumerate(found) if o.token_set == self.token_set}
         batches = self.traced.batches
-        if self._has_plain_rows():
+        if self._reads_plain_rows():
             steps = find_plain_steps(batches, index, own, self.updates)
         else:
             steps = search_batches(batches, index, own, self.updates)
@@ -59,7 +59,7 @@ class LearningRun:
             LearnedSteps(self.folder, tuple(sorted(steps.get(n, ())))) for n in range(len(found))
         ]
 
-    def _has_plain_rows(self) -> bool:
+    def _reads_plain_rows(self) -> bool:
         packing = self.traced.batches.settings.packing
         plain = isinstance(packing, Concatenate) and not packing.shuffle_documents
         return plain and isinstance(self.traced.settings, Pretraining)
@@ -103,14 +103,14 @@ def check_tokenizer(path: str, index: CorpusIndex) -> str:
     tokenizer = checkpoint.describe(resolved)[1]
     if Encoder(tokenizer, resolved).fingerprint != index.encoder.fingerprint:
         raise ConfigError(
-            f"{path}: its tokenizer is not that of {index.folder}; name an index of the tokens "
-            "that it learned from"
+            f"{path}: its tokenizer differs from the tokenizer of {index.folder}; name an index "
+            "of the tokens that it learned from"
         )
     return resolved
 
 
 def _iterate_family(resolved: str) -> Iterator[tuple[str, int]]:
-    """Yield the run folder and the step of a checkpoint, then those of its ancestors."""
+    """Yield the run folder and the step of a checkpoint, then of each ancestor."""
     resolved = storage.make_absolute(resolved)
     seen = set()
     while resolved not in seen:

@@ -122,7 +122,7 @@ class Exposure:
 
     text: str
     loss: float  # nats, summed over the tokens of the text
-    rank: int  # from 1: its place among itself and the references, by loss
+    rank: int  # place among itself and the references, by loss; 1 is the lowest loss
     bits: float
 
 

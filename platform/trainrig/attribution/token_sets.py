@@ -54,7 +54,7 @@ class TokenSet(BaseModel):
     format: Literal[1] = 1  # another number when an older reader could misread a newer index
     folder: str  # folder that `tokenize` or `conversations` wrote, when it was indexed
     index: str  # folder of the index then, to find shards that were moved together with it
-    fingerprint: str  # of the training shards
+    fingerprint: str  # fingerprint of the training shards
     vocabulary: int
     partitions: tuple[PartitionPlan, ...]
 
@@ -97,7 +97,7 @@ class TokenSet(BaseModel):
 
 
 @dataclass(frozen=True)
-class OpenedTokens:
+class TokenFolder:
     """A folder of token shards to index, with its tokenizer."""
 
     folder: str
@@ -118,13 +118,13 @@ def read_token_stage(folder: str) -> str:
     return stage
 
 
-def open_tokens(folders: Sequence[str]) -> list[OpenedTokens]:
+def open_tokens(folders: Sequence[str]) -> list[TokenFolder]:
     """Open the training shards of `folders`.
 
     Raises DataError if one is unfinished or damaged, or if their tokenizers differ, and ConfigError
     if two folders have the same shards.
     """
-    opened: list[OpenedTokens] = []
+    opened: list[TokenFolder] = []
     for folder in map(storage.make_absolute, folders):
         manifest.read_input(folder, read_token_stage(folder))
         text = manifest.read_file(folder, TOKENIZER_FILE).decode()
@@ -144,7 +144,7 @@ def open_tokens(folders: Sequence[str]) -> list[OpenedTokens]:
                 raise ConfigError(
                     f"tokens: {folder} holds the same shards as {other.folder}; name one of them"
                 )
-        opened.append(OpenedTokens(folder, shards, encoder))
+        opened.append(TokenFolder(folder, shards, encoder))
     return opened
 
 
@@ -185,7 +185,7 @@ def plan_partitions(shards: TokenShards, most: int) -> tuple[PartitionPlan, ...]
     return tuple(plans)
 
 
-def describe_set(tokens: OpenedTokens, index: str, most: int) -> TokenSet:
+def describe_set(tokens: TokenFolder, index: str, most: int) -> TokenSet:
     """Return the description of `tokens` in the index at `index`."""
     return TokenSet(
         folder=tokens.folder,

@@ -33,12 +33,12 @@ TOLD_COUNTS = (
 class LineageNode:
     """An output of a stage, or an input that no known folder holds."""
 
-    role: str  # what it is to the stage that reads it
-    fingerprint: str  # as the reading stage recorded it
+    role: str  # input name in the stage that reads it
+    fingerprint: str  # content fingerprint, recorded by the stage that reads it
     folder: str | None  # None: in no folder that was searched
     stage: str | None = None
     trainrig: str | None = None  # version that made it
-    verified: bool = False  # whether all its files were compared with their SHA-256
+    verified: bool = False  # True if all files were compared with their SHA-256
     counts: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(
         default_factory=dict
