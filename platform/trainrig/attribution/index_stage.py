@@ -25,8 +25,8 @@ from trainrig.attribution.index_run_file import CorpusIndexing
 from trainrig.attribution.token_sets import (
     TOKENIZER_FILE,
     DocumentRange,
-    TokenFolder,
     PartitionPlan,
+    TokenFolder,
     TokenSet,
     describe_set,
     encode_set,
