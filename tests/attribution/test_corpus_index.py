@@ -218,7 +218,7 @@ def test_an_index_in_a_bucket_is_the_same(
         if path.is_file():
             storage.write(f"{s3}/tokens/{path.relative_to(tokens)}", path.read_bytes())
     index_tokens(make_run(tmp_path, [f"{s3}/tokens"], output=f"{s3}/index"))
-    local = build_index(PLAIN, tmp_path, 6)
+    local = build_index(PLAIN, tmp_path / "local", 6)
     remote = open_index(f"{s3}/index", verify=True)
     assert remote.unigram_counts.tolist() == local.unigram_counts.tolist()
     for query in ([1, 2], [3, 4, 1], [9]):

@@ -27,7 +27,7 @@ from trainrig.attribution.index_stage import (
 )
 from trainrig.attribution.token_sets import (
     TOKENIZER_FILE,
-    PartitionPlan,
+    IndexPartitionPlan,
     TokenSet,
 )
 from trainrig.errors import ConfigError, DataError
@@ -70,10 +70,10 @@ class NextTokens:
 
 
 @dataclass(frozen=True)
-class Partition:
+class IndexPartition:
     """A memory-mapped partition."""
 
-    plan: PartitionPlan
+    plan: IndexPartitionPlan
     token_set: int
     ids: suffix_arrays.Ids
     suffixes: suffix_arrays.Places
@@ -81,7 +81,9 @@ class Partition:
     begins: Lengths
 
     @classmethod
-    def open(cls, folder: str, plan: PartitionPlan, token_set: int, vocabulary: int) -> "Partition":
+    def open(
+        cls, folder: str, plan: IndexPartitionPlan, token_set: int, vocabulary: int
+    ) -> "IndexPartition":
         """Map the files of the partition `plan` of the index in `folder`."""
 
         def map_array(ending: str, dtype: Any, length: int) -> NDArray[Any]:
@@ -131,7 +133,7 @@ class CorpusIndex:
         folder: str,
         encoder: Encoder,
         sets: Sequence[TokenSet],
-        partitions: Sequence[Partition],
+        partitions: Sequence[IndexPartition],
     ) -> None:
         self.folder = folder
         self.encoder = encoder
@@ -189,7 +191,7 @@ class CorpusIndex:
         """
         query = self._check(ids)
 
-        def search(partition: Partition) -> Lengths:
+        def search(partition: IndexPartition) -> Lengths:
             return suffix_arrays.find_match_lengths(
                 partition.ids, partition.suffixes, partition.heads, query
             )
@@ -276,7 +278,7 @@ class CorpusIndex:
             )
         return counts[: self.vocabulary]
 
-    def _map(self, search: Callable[[Partition], Result]) -> list[Result]:
+    def _map(self, search: Callable[[IndexPartition], Result]) -> list[Result]:
         if len(self._partitions) < 2:
             return [search(partition) for partition in self._partitions]
         threads = min(THREADS, len(self._partitions), 2 * (os.cpu_count() or 1))
@@ -304,7 +306,7 @@ def open_index(folder: str | os.PathLike[str], verify: bool = False) -> CorpusIn
     if verify:
         _verify_tokens(path, sets)
     partitions = [
-        Partition.open(path, plan, number, described.vocabulary)
+        IndexPartition.open(path, plan, number, described.vocabulary)
         for number, described in enumerate(sets)
         for plan in described.partitions
     ]

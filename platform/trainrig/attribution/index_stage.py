@@ -25,7 +25,7 @@ from trainrig.attribution.index_run_file import CorpusIndexing
 from trainrig.attribution.token_sets import (
     TOKENIZER_FILE,
     DocumentRange,
-    PartitionPlan,
+    IndexPartitionPlan,
     TokenFolder,
     TokenSet,
     describe_set,
@@ -115,7 +115,7 @@ def _make_work(output: str) -> Work:
         if folder not in opened:
             opened[folder] = TokenShards.open(storage.join(folder, TRAIN))
         shards = opened[folder]
-        plan = PartitionPlan.model_validate(task["plan"])
+        plan = IndexPartitionPlan.model_validate(task["plan"])
         ids, begins = read_documents(shards, plan)
         arrays: dict[str, NDArray[Any]] = {
             IDS: ids,
@@ -136,7 +136,7 @@ def _make_work(output: str) -> Work:
 
 
 def read_documents(
-    shards: TokenShards, plan: PartitionPlan
+    shards: TokenShards, plan: IndexPartitionPlan
 ) -> tuple[suffix_arrays.Ids, NDArray[np.int64]]:
     """Return the ids of a partition with separators, and [documents + 1] where documents begin."""
     vocabulary = shards.vocabulary.size

@@ -31,7 +31,7 @@ class DocumentRange(BaseModel):
     past: int
 
 
-class PartitionPlan(BaseModel):
+class IndexPartitionPlan(BaseModel):
     """A partition: its name, its documents in order, and its tokens with the separators."""
 
     model_config = ConfigDict(frozen=True)
@@ -56,7 +56,7 @@ class TokenSet(BaseModel):
     index: str  # folder of the index then, to find shards that were moved together with it
     fingerprint: str  # fingerprint of the training shards
     vocabulary: int
-    partitions: tuple[PartitionPlan, ...]
+    partitions: tuple[IndexPartitionPlan, ...]
 
     @classmethod
     def read(cls, path: str) -> "TokenSet":
@@ -148,19 +148,19 @@ def open_tokens(folders: Sequence[str]) -> list[TokenFolder]:
     return opened
 
 
-def plan_partitions(shards: TokenShards, most: int) -> tuple[PartitionPlan, ...]:
+def plan_partitions(shards: TokenShards, most: int) -> tuple[IndexPartitionPlan, ...]:
     """Divide the documents of `shards` into partitions of at most `most` tokens with separators.
 
     Depends on the shards and on `most` alone. A larger document gets a partition of its own.
     """
-    plans: list[PartitionPlan] = []
+    plans: list[IndexPartitionPlan] = []
     ranges: list[DocumentRange] = []
     held = 0
 
     def close() -> None:
         nonlocal held
         name = f"{shards.fingerprint[:12]}-{len(plans):05d}"
-        plans.append(PartitionPlan(name=name, ranges=tuple(ranges), tokens=held))
+        plans.append(IndexPartitionPlan(name=name, ranges=tuple(ranges), tokens=held))
         ranges.clear()
         held = 0
 
