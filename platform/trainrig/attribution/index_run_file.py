@@ -2,7 +2,15 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from trainrig.config import NOT_IDENTITY, OUTPUT, Field, ProgressUnit, ResourceRequest, RunFile
+from trainrig.config import (
+    EXTENDABLE,
+    NOT_IDENTITY,
+    OUTPUT,
+    Field,
+    ProgressUnit,
+    ResourceRequest,
+    RunFile,
+)
 
 # 67 million tokens: sorting them takes about 0.9 GB with ids of 16 bits, and 1.4 GB with wider ids.
 PARTITION_TOKENS = 2**26
@@ -21,7 +29,7 @@ class CorpusIndexing(RunFile):
     stage: Literal["index"] = "index"
     # Folders that `tokenize` or `conversations` wrote, all with one tokenizer. Their training
     # shards are indexed. A folder may be added to a finished index, which sorts only that folder.
-    tokens: Annotated[tuple[str, ...], NOT_IDENTITY] = Field(min_length=1)
+    tokens: Annotated[tuple[str, ...], NOT_IDENTITY, EXTENDABLE] = Field(min_length=1)
     output: Annotated[str, OUTPUT]  # folder to write, on disk or in a bucket
     # Most tokens in a partition, which one worker sorts in memory. Sorting takes 14 bytes of memory
     # a token, or 21 if the vocabulary has more than 65,535 entries. Searches take longer with more
