@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.token_folders import make_encoder
 from typer.testing import CliRunner
 
-from trainrig import manifest
+from trainrig import manifest, storage
 from trainrig.cli import app
 from trainrig.errors import DataError
+from trainrig.evaluate import data_lineage
 from trainrig.evaluate.data_lineage import (
     LineageNode,
     format_value,
@@ -17,6 +19,7 @@ from trainrig.evaluate.data_lineage import (
     trace_lineage,
 )
 from trainrig.evaluate.model_card import describe_checkpoint
+from trainrig.train import checkpoint
 from trainrig.train.pretrain import pretrain
 from trainrig.train.run_file.run_files import Pretraining
 
@@ -92,3 +95,92 @@ def test_values_are_shown_in_words() -> None:
 def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere"):
         trace_lineage(str(tmp_path / "nowhere"))
+
+
+def write_base(folder: Path) -> str:
+    """Write a model that no run made, as an import does, and return its checkpoint."""
+    from trainrig.models.decoder import Decoder, DecoderConfig, initialise
+
+    encoder = make_encoder()
+    sizes = DecoderConfig(
+        layers=1, channels=16, heads=2, positions=32, vocabulary=encoder.vocabulary_size
+    )
+    model = Decoder(sizes)
+    initialise(model, seed=1)
+    return checkpoint.write_model(str(folder), sizes, encoder.text, model.state_dict())
+
+
+def flip_byte(path: Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+
+
+def find_weights(path: str) -> Path:
+    return max(
+        (file for file in Path(path).rglob("*") if file.is_file()),
+        key=lambda file: file.stat().st_size,
+    )
+
+
+def test_damaged_weights_of_a_model_without_a_run_are_not_verified(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    assert trace_lineage(base, verify=True).verified
+    resolved = checkpoint.resolve(base)
+    key = checkpoint.compute_content_key(resolved)
+    flip_byte(find_weights(base))
+    catalogue = data_lineage._Catalogue([str(tmp_path)])
+    with pytest.raises(DataError, match="damaged"):
+        data_lineage._describe_input("base", key, catalogue, True, frozenset())
+    # without --verify, its weights are not read
+    found = data_lineage._describe_input("base", key, catalogue, False, frozenset())
+    assert (found.fingerprint, found.verified) == (key, False)
+
+
+@pytest.mark.slow
+def test_a_damaged_input_does_not_stop_the_card_of_a_checkpoint(
+    model: str, tmp_path: Path
+) -> None:
+    resolved = checkpoint.resolve(model)
+    key = checkpoint.compute_content_key(resolved)
+    catalogue = data_lineage._Catalogue([str(tmp_path / "data")])
+    flip_byte(find_weights(resolved))
+    found = data_lineage._describe_input("checkpoint", key, catalogue, False, frozenset())
+    assert (found.folder, found.stage) == (resolved, "pretrain")
+    with pytest.raises(DataError, match="damaged"):
+        data_lineage._describe_input("checkpoint", key, catalogue, True, frozenset())
+    flip_byte(find_weights(resolved))  # whole again
+
+    run_file = Path(model, "run.toml")
+    run_file.write_bytes(b"[" + run_file.read_bytes())
+    lost = data_lineage._describe_input("checkpoint", key, catalogue, False, frozenset())
+    assert (lost.folder, lost.fingerprint) == (None, key)
+    with pytest.raises(DataError, match="not TOML"):
+        data_lineage._describe_input("checkpoint", key, catalogue, True, frozenset())
+    card = describe_checkpoint(model)
+    assert "## Data" in card and "not found" in card
+
+
+def test_folders_of_other_users_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = write_base(tmp_path / "base")
+    (tmp_path / "private").mkdir()
+    list_folders = storage.list_folders
+    read = storage.read
+
+    def refuse(path: str) -> None:
+        if "private" in path:  # as the system does for a folder of mode 0700 of another user
+            raise PermissionError(13, "Permission denied", path)
+
+    def list_own(folder: str) -> list[str]:
+        refuse(folder)
+        return list_folders(folder)
+
+    def read_own(path: str) -> bytes:
+        refuse(path)
+        return read(path)
+
+    monkeypatch.setattr(storage, "list_folders", list_own)
+    monkeypatch.setattr(storage, "read", read_own)
+    assert trace_lineage(base, [str(tmp_path / "private")]).folder == checkpoint.resolve(base)

@@ -38,7 +38,7 @@ class LineageNode:
     folder: str | None  # None: in no folder that was searched
     stage: str | None = None
     trainrig: str | None = None  # version that made it
-    verified: bool = False  # True if all files were compared with their SHA-256
+    verified: bool = False  # True if the files were compared with their SHA-256
     counts: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(
         default_factory=dict
@@ -60,8 +60,9 @@ def trace_lineage(path: str, search: Iterable[str] = (), verify: bool = False) -
     """Return the family tree of the checkpoint at `path`.
 
     `search` are further folders, in which and below which inputs may lie. `verify` reads all files
-    of each folder that is found and compares their SHA-256. Raises DataError if there is no
-    checkpoint, or if a file of a folder differs from its manifest.
+    of each folder that is found and compares their SHA-256; without it, a damaged input counts as
+    not found. Raises DataError if there is no checkpoint, or if a file that `verify` reads differs
+    from its manifest.
     """
     resolved = storage.make_absolute(checkpoint.resolve(path))
     catalogue = _Catalogue([_find_parent(find_run_folder(resolved)), *search])
@@ -91,25 +92,30 @@ class _Catalogue:
 
     def add(self, place: str) -> None:
         """Add the folder `place` and those directly in it."""
-        for folder in (place, *storage.list_folders(place)):
+        try:
+            folders = storage.list_folders(place)
+        except OSError:  # a folder that only its owner may list
+            folders = []
+        for folder in (place, *folders):
             folder = folder.rstrip("/")
             if folder in self._seen:
                 continue
             self._seen.add(folder)
             try:
                 made = manifest.find_manifest(folder)
-            except DataError:  # a folder of other software
+                steps = storage.list_folders(storage.join(folder, CHECKPOINTS))
+            except (DataError, OSError):  # a folder of other software, or of another user
                 continue
             if made is not None:
                 self._manifests.setdefault(made.content, folder)
-            if storage.list_folders(storage.join(folder, CHECKPOINTS)):
+            if steps:
                 self._add_checkpoint(folder)
 
     def _add_checkpoint(self, run_folder: str) -> None:
         try:
             resolved = checkpoint.resolve(run_folder, verify=False)
             self._checkpoints.setdefault(checkpoint.compute_content_key(resolved), resolved)
-        except InputError:  # a run that has no whole checkpoint yet
+        except (InputError, OSError):  # no whole checkpoint yet, or not readable for this user
             return
 
     def add_paths(self, run_folder: str) -> None:
@@ -117,7 +123,10 @@ class _Catalogue:
         file = storage.join(run_folder, RUN_FILE)
         if not storage.exists(file):
             return
-        settings = tomllib.loads(storage.read(file).decode())
+        try:
+            settings = tomllib.loads(storage.read(file).decode())
+        except ValueError as error:
+            raise DataError(f"{file}: not TOML ({error}); restore it") from None
         for path in (settings.get(key) for key in PATH_KEYS):
             if isinstance(path, str) and storage.find_first(path):
                 folder = find_run_folder(storage.make_absolute(path.rstrip("/")))
@@ -142,7 +151,9 @@ def _describe_checkpoint(
     verify: bool,
     above: frozenset[str],
 ) -> LineageNode:
-    """Describe a checkpoint, whose files `checkpoint.resolve` has verified, and its inputs."""
+    """Describe a checkpoint and its inputs. Raises DataError if `verify` finds damage."""
+    if verify and (damage := checkpoint.find_damage(resolved)):
+        raise DataError(f"{resolved}: the checkpoint is damaged ({damage}); restore it")
     folder = find_run_folder(resolved)
     catalogue.add_paths(folder)
     try:
@@ -151,7 +162,6 @@ def _describe_checkpoint(
         claim = None
     if claim is None:  # an imported or merged model, which no run made
         return LineageNode(role, key, resolved, verified=verify)
-    checkpoint.resolve(resolved)  # compares the weights with their sums
     made = manifest.find_manifest(folder)
     return _build_node(role, key, resolved, claim, made, catalogue, verify, above)
 
@@ -159,13 +169,26 @@ def _describe_checkpoint(
 def _describe_input(
     role: str, fingerprint: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
 ) -> LineageNode:
+    lost = LineageNode(role, fingerprint, None)
     if fingerprint in above:  # no stage reads its own output; a damaged folder may say so
-        return LineageNode(role, fingerprint, None)
+        return lost
+    try:
+        found = _describe_found(role, fingerprint, catalogue, verify, above)
+    except DataError:  # a damaged input; the checkpoint itself can be used without it
+        if verify:
+            raise
+        return lost
+    return found or lost
+
+
+def _describe_found(
+    role: str, fingerprint: str, catalogue: _Catalogue, verify: bool, above: frozenset[str]
+) -> LineageNode | None:
     if resolved := catalogue.find_checkpoint(fingerprint):
         return _describe_checkpoint(role, fingerprint, resolved, catalogue, verify, above)
     folder = catalogue.find_folder(fingerprint)
     if folder is None:
-        return LineageNode(role, fingerprint, None)
+        return None
     made = manifest.read_manifest(folder)
     if verify:
         manifest.verify_files(folder, made)

@@ -95,8 +95,16 @@ def _describe_training(resolved: str) -> list[str]:
         settings,
         "```",
         "",
-        *render_card_section(trace_lineage(resolved)),
+        *_describe_data(resolved),
     ]
+
+
+def _describe_data(resolved: str) -> list[str]:
+    """Return the section on data; it says so if damage hides the inputs of the checkpoint."""
+    try:
+        return render_card_section(trace_lineage(resolved))
+    except DataError as error:
+        return ["## Data", "", f"The inputs were not found: {error}.", ""]
 
 
 def _format_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
