@@ -91,6 +91,54 @@ def test_texts_are_read_from_rows_of_several_forms(tmp_path: Path) -> None:
             read_texts(str(file))
 
 
+def test_line_separators_of_unicode_stand_inside_texts(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    texts = ["one\u2028line", "a\x85b", "c\x0cd"]
+    rows = [json.dumps(text, ensure_ascii=False) for text in texts]
+    file.write_text("\r\n".join(rows), encoding="utf-8", newline="")
+    assert read_texts(str(file)) == texts
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"messages": ["hi"]}', "has no text"),
+        ('{"messages": [null]}', "has no text"),
+        ('{"messages": [["role", "user"]]}', "has no text"),
+        ('{"messages": [{"content": null}]}', "has no text"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_rows_without_a_text_are_refused_in_one_line(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'"whole"\n{line}\n')
+    with pytest.raises(DataError, match=f"line 2: .*{message}") as caught:
+        read_texts(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_texts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a folder; name a JSONL file"):
+        read_texts(str(tmp_path))
+
+
+def test_texts_that_cannot_be_ranked_are_refused() -> None:
+    def score(texts: Any) -> list[float]:
+        return [float(text) if text else 0.0 for text in texts]
+
+    with pytest.raises(DataError, match="canary 2 is empty"):
+        compute_exposures(score, ["1", ""], ["2", "3"])
+    with pytest.raises(DataError, match="reference 1 is empty"):
+        compute_exposures(score, ["1"], ["", "3"])
+    for loss in ("nan", "inf"):
+        with pytest.raises(DataError, match=f"a loss is {loss}"):
+            compute_exposures(score, [loss], ["2", "3"])
+        with pytest.raises(DataError, match=f"a loss is {loss}"):
+            compute_exposures(score, ["1"], ["2", loss])
+
+
 def write_fresh_model(folder: Path) -> str:
     """Write a checkpoint of a small model that has learned nothing."""
     from trainrig.models.decoder import Decoder, DecoderConfig, initialise

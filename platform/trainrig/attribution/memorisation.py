@@ -87,9 +87,12 @@ def read_texts(path: str) -> list[str]:
 
 def _iterate_texts(path: str) -> Iterator[str]:
     try:
-        lines = storage.decode_utf8(storage.read(path)).splitlines()
+        # JSON strings may hold other separators of lines than these, such as U+2028.
+        lines = storage.decode_utf8(storage.read(path)).split("\n")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: is a folder; name a JSONL file in it") from None
     except storage.NotUtf8 as error:
         raise DataError(f"{path}: {error}; save the file as UTF-8") from None
     for number, line in enumerate(lines, 1):
@@ -99,6 +102,10 @@ def _iterate_texts(path: str) -> Iterator[str]:
             row = json.loads(line)
         except ValueError as error:
             raise DataError(f"{path}: line {number}: not JSON ({error})") from None
+        except RecursionError:
+            raise DataError(
+                f"{path}: line {number}: brackets are nested too deeply; give a JSON string"
+            ) from None
         if (text := _find_text(row)) is None:
             raise DataError(
                 f"{path}: line {number}: has no text; give a JSON string, or an object with one of "
@@ -111,7 +118,9 @@ def _find_text(row: Any) -> str | None:
     """Return the text of a row, or the last message of a conversation."""
     if isinstance(row, Mapping):
         if isinstance(messages := row.get("messages"), list) and messages:
-            return _find_text({FIELDS[0]: dict(messages[-1]).get("content")})
+            last = messages[-1]
+            content = last.get("content") if isinstance(last, Mapping) else None
+            return content if isinstance(content, str) else None
         row = next((row[name] for name in FIELDS if isinstance(row.get(name), str)), None)
     return row if isinstance(row, str) else None
 
@@ -134,14 +143,26 @@ def compute_exposures(
     """Return the exposure [C] of `canaries` among the `references` [R], which were never seen.
 
     `score` returns the loss of each text. Of equal losses, half of the references count as lower,
-    so that a model that knows nothing gives no exposure. Raises DataError for too few references.
+    so a model that gives all texts one loss gives each about 1 bit. Raises DataError for too few
+    references, an empty text, or a loss that is no finite number.
     """
     if len(references) < 2 or not canaries:
         raise DataError(
             f"{len(canaries)} canaries and {len(references)} references; give at least one canary, "
             "and two references of the same form that were never in the training data"
         )
+    for name, texts in (("canary", canaries), ("reference", references)):
+        if "" in texts:
+            raise DataError(
+                f"{name} {texts.index('') + 1} is empty, so it has no loss; give it some text"
+            )
     losses = list(score([*canaries, *references]))
+    if not all(map(math.isfinite, losses)):
+        wrong = next(loss for loss in losses if not math.isfinite(loss))
+        raise DataError(
+            f"a loss is {wrong}, so texts cannot be ranked; name a checkpoint whose weights are "
+            "finite numbers"
+        )
     of_references = losses[len(canaries) :]
     found = []
     for text, loss in zip(canaries, losses[: len(canaries)], strict=True):
