@@ -241,6 +241,23 @@ def test_an_index_and_its_tokens_are_moved_together(tmp_path: Path) -> None:
         alone.read_document(occurrence)
 
 
+@pytest.mark.parametrize("also", [[], ["tokens-1"]])
+def test_tokens_that_were_moved_are_found_after_indexing_again(
+    tmp_path: Path, also: list[str]
+) -> None:
+    tokens = write_corpus(MORE, tmp_path)
+    index_tokens(make_run(tmp_path, tokens[:1]))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index/partitions").iterdir()}
+    (tmp_path / "away").mkdir()
+    Path(tokens[0]).rename(tmp_path / "away/tokens")
+    others = [str(tmp_path / name) for name in also]
+    index_tokens(make_run(tmp_path, [str(tmp_path / "away/tokens"), *others]))
+    index = open_index(tmp_path / "index", verify=True)
+    (occurrence,) = index.find([1, 2, 9], 5)
+    assert index.read_document(occurrence)[0].url == "https://web.example/0/1"
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
 def test_shards_that_changed_since_they_were_indexed_are_refused(tmp_path: Path) -> None:
     index = build_index(PLAIN, tmp_path, 1_000)
     (occurrence,) = index.find([1, 2, 9], 5)

@@ -32,7 +32,7 @@ from trainrig.attribution.token_sets import (
     encode_set,
     open_tokens,
 )
-from trainrig.manifest import FileSum, Manifest
+from trainrig.manifest import FileSum, Manifest, Stage
 from trainrig.ray_runtime.ray_session import connect
 from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
@@ -59,7 +59,7 @@ def index_tokens(run: CorpusIndexing, progress: Progress | None = None) -> Manif
     }
     stage = manifest.claim(run.output, run, {"tokenizer": encoder.fingerprint}, shards)
     if stage.finished:
-        return stage.finished
+        return _update_places(stage, stage.finished, run, opened)
     with stage.undo_if_refused():
         described = [_keep_set(run, tokens) for tokens in opened]
         splits = [
@@ -88,14 +88,36 @@ def index_tokens(run: CorpusIndexing, progress: Progress | None = None) -> Manif
 
 
 def _keep_set(run: CorpusIndexing, tokens: TokenFolder) -> tuple[TokenSet, str]:
-    """Return the description of a set and its file, which is written unless it is there."""
+    """Return the description of a set and its file, which is written unless it is up to date.
+
+    The partitions are those that were planned first; the folder is where the tokens lie now.
+    """
     name = f"{SETS}/{tokens.shards.fingerprint[:12]}.json"
     path = storage.join(run.output, name)
-    if storage.exists(path):  # An earlier call wrote it, perhaps with another path.
-        return TokenSet.read(path), name
-    described = describe_set(tokens, run.output, run.partition_tokens)
+    if storage.exists(path):  # an earlier call wrote it
+        before = TokenSet.read(path)
+        if before.find_folder(storage.make_absolute(run.output)) == tokens.folder:
+            return before, name
+        here = {"folder": tokens.folder, "index": storage.make_absolute(run.output)}
+        described = before.model_copy(update=here)
+    else:
+        described = describe_set(tokens, run.output, run.partition_tokens)
     storage.write(path, encode_set(described))
     return described, name
+
+
+def _update_places(
+    stage: Stage, made: Manifest, run: CorpusIndexing, opened: Iterable[TokenFolder]
+) -> Manifest:
+    """Write to a finished index where its tokens lie now; return its manifest."""
+    files = dict(made.files)
+    for tokens in opened:
+        name = _keep_set(run, tokens)[1]
+        files[name] = manifest.compute_file_sum(stage.build_path(name))
+    if files == made.files:
+        return made
+    size = sum(entry.bytes for entry in files.values())
+    return stage.finish({**made.counts, "bytes": size}, files)
 
 
 def _delete_others(folder: str, files: Iterable[str]) -> None:
