@@ -8,7 +8,7 @@ from rich.text import Text
 
 from trainrig.attribution.corpus_index import CorpusIndex, Occurrence
 from trainrig.attribution.learned_steps import LearnedSteps, LearningRun
-from trainrig.attribution.page_signals import read_signals
+from trainrig.attribution.page_signals import CorpusRow, read_signals
 from trainrig.attribution.verbatim_spans import (
     VerbatimSpan,
     count_covered,
@@ -156,7 +156,7 @@ def _render_document(document: SourceDocument, span: AttributedSpan) -> Text:
     shown.append(f" · {escape_invisible(document.source)} · {escape_invisible(document.place)}\n")
     shown.append("      ")
     for text, style in ((document.before, "dim"), (span.text, "bold"), (document.after, "dim")):
-        shown.append(escape_invisible(" ".join(text.split(" "))).replace("\n", " "), style=style)
+        shown.append(escape_invisible(text).replace("\n", " "), style=style)
     for learned in document.steps:
         shown.append(f"\n      learned by {learned.run}: {describe_steps(learned, SHOWN_STEPS)}")
     if document.signals:
@@ -259,7 +259,10 @@ def _read_sources(
             document = _read_document(index, occurrences[place], limits.context)
             chosen.append((number, replace(document, steps=steps[place])))
     if corpus is not None:
-        rows = [(document.corpus_file, document.corpus_row) for _, document in chosen]
+        rows = [
+            CorpusRow(document.corpus_file, document.corpus_row, document.id)
+            for _, document in chosen
+        ]
         chosen = [
             (number, replace(document, signals=own))
             for (number, document), own in zip(chosen, read_signals(corpus, rows), strict=True)
