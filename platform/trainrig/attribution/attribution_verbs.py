@@ -219,6 +219,7 @@ def _show_sources(answer: str, index: "CorpusIndex", limits: "AttributionLimits"
     from rich.console import Console
 
     from trainrig.attribution.attributed_text import attribute_text, choose_colour
+    from trainrig.report.number_formats import escape_invisible
 
     if not index.encode(answer):
         return
@@ -227,7 +228,7 @@ def _show_sources(answer: str, index: "CorpusIndex", limits: "AttributionLimits"
     if attributed.spans:
         console.print(attributed.render_marked())
     for span in attributed.spans:
-        pages = ", ".join(document.title for document in span.documents)
+        pages = ", ".join(escape_invisible(document.title) for document in span.documents)
         console.print(f"[{span.number}] {pages}", style=choose_colour(span.number), markup=False)
     console.print(attributed.verdict, style="dim")
 
@@ -282,7 +283,7 @@ def memorisation(
     """Measure how much generations copy training pages, and how exposed injected texts are.
 
     Copies need --generations and --index. Exposure needs CKPT, --canaries and --references: log2 of
-    the number of references, minus log2 of the canary's rank among them by loss.
+    the number of references and the canary, minus log2 of the canary's rank among them by loss.
     """
     copies = (generations, index)
     exposure = (checkpoint, canaries, references)
