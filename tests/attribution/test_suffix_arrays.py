@@ -1,6 +1,9 @@
+import inspect
+import time
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainrig.attribution import suffix_arrays
@@ -22,6 +25,58 @@ def test_suffixes_are_in_the_order_of_their_ids(data: st.DataObject, vocabulary:
     ids = np.array(listed, suffix_arrays.choose_dtype(vocabulary))
     order = suffix_arrays.sort_suffixes(ids).tolist()
     assert order == sorted(range(len(listed)), key=lambda place: listed[place:])
+
+
+def find_plainly(ids: list[int], query: list[int]) -> list[int]:
+    """Return the longest match from each position, by trying all lengths and places."""
+    return [
+        max(
+            length
+            for length in range(len(query) - begin + 1)
+            if any(
+                ids[at : at + length] == query[begin : begin + length] for at in range(len(ids) + 1)
+            )
+        )
+        for begin in range(len(query))
+    ]
+
+
+@pytest.mark.parametrize("long_match", [1, 3, suffix_arrays.LONG_MATCH])
+@settings(max_examples=100)
+@given(
+    ids=id_lists(vocabulary=3), parts=st.lists(st.tuples(st.integers(0, 59), st.integers(1, 60)))
+)
+def test_matches_are_as_long_as_a_plain_search_finds(
+    long_match: int, ids: list[int], parts: list[tuple[int, int]]
+) -> None:
+    """The query is pieces of the text, so that long matches overlap and end at several places."""
+    query = [id_ for begin, length in parts for id_ in ids[begin : begin + length]][:60] or [0]
+    array = np.array([*ids, 4], "<u2")
+    order = suffix_arrays.sort_suffixes(array)
+    heads = suffix_arrays.count_heads(array, 4)
+    find = inspect.unwrap(suffix_arrays.find_match_lengths)  # compiled code keeps its constants
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suffix_arrays, "LONG_MATCH", long_match)
+        found = find(array, order, heads, np.array(query, np.int64))
+    assert found.tolist() == find_plainly(ids, query)
+    compiled = suffix_arrays.find_match_lengths(array, order, heads, np.array(query, np.int64))
+    assert compiled.tolist() == found.tolist()
+
+
+def test_a_copied_document_takes_time_in_proportion_to_its_length() -> None:
+    """Ten times the text must not take a hundred times as long."""
+    ids = np.random.default_rng(0).integers(0, 1_000, 200_000).astype("<u2")
+    order = suffix_arrays.sort_suffixes(ids)
+    heads = suffix_arrays.count_heads(ids, 1_000)
+    seconds = []
+    for length in (16_000, 160_000):
+        query = ids[:length].astype(np.int64)
+        suffix_arrays.find_match_lengths(ids, order, heads, query[:10])
+        began = time.process_time()
+        found = suffix_arrays.find_match_lengths(ids, order, heads, query)
+        seconds.append(time.process_time() - began)
+        assert found.tolist() == list(range(length, 0, -1))
+    assert seconds[1] < 40 * max(seconds[0], 0.01)
 
 
 def test_the_separator_fits_the_ids_of_any_vocabulary() -> None:

@@ -17,7 +17,6 @@ def render_attribution_page(attributed: AttributedText) -> str:
         segments=attributed.cut_segments(),
         documents=len(documents),
         longest=max((span.tokens for span in attributed.spans), default=0),
-        rarest=attributed.spans[0] if attributed.spans else None,
         describe=lambda learned: describe_steps(learned, len(learned.steps)),
         warnings=warnings,
         state="done",
