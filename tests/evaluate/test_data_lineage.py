@@ -138,9 +138,7 @@ def test_damaged_weights_of_a_model_without_a_run_are_not_verified(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_damaged_input_does_not_stop_the_card_of_a_checkpoint(
-    model: str, tmp_path: Path
-) -> None:
+def test_a_damaged_input_does_not_stop_the_card_of_a_checkpoint(model: str, tmp_path: Path) -> None:
     resolved = checkpoint.resolve(model)
     key = checkpoint.compute_content_key(resolved)
     catalogue = data_lineage._Catalogue([str(tmp_path / "data")])
