@@ -338,6 +338,12 @@ tokens = "{at}/tokens"
 output = "{at}/scores"
 sequence_length = 32
 """,
+    "index": """
+stage = "index"
+tokens = ["{at}/tokens"]
+output = "{at}/index"
+workers = 0
+""",
     "teacher": """
 stage = "teacher"
 checkpoint = "{at}/fresh"

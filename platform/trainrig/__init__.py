@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         OpenedDocuments,
         OpenedTokens,
         open_documents,
+        open_index,
         open_tokens,
     )
     from trainrig.python_api.opened_run import OpenedRun, open_run
@@ -79,6 +80,7 @@ __all__ = [
     "import_model",
     "load",
     "open_documents",
+    "open_index",
     "open_run",
     "open_tokens",
     "plan",
@@ -100,7 +102,7 @@ _MODULES = {
     "python_api.laws_and_plans": ("FitResult", "PlanResult", "fit", "plan"),
     "python_api.loaded_model": ("LoadedModel", "load"),
     "python_api.opened_data": (
-        *("OpenedDocuments", "OpenedTokens", "open_documents", "open_tokens"),
+        *("OpenedDocuments", "OpenedTokens", "open_documents", "open_index", "open_tokens"),
     ),
     "python_api.opened_run": ("OpenedRun", "open_run"),
     "python_api.stages": (

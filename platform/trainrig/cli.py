@@ -15,13 +15,14 @@ from typing import Annotated, Any
 import typer
 
 from trainrig import command_line, config, job, storage
+from trainrig.attribution import attribution_verbs
 from trainrig.config import RunFile
 from trainrig.errors import ConfigError
 from trainrig.evaluate import evaluation_verbs
 from trainrig.job import exit_codes
 from trainrig.launch import launch_verbs
 from trainrig.launch.cluster_verbs import cluster_app
-from trainrig.posttrain.generate_verbs import chat, generate
+from trainrig.posttrain.generate_verbs import generate
 from trainrig.posttrain.huggingface.huggingface_verbs import export, import_folder
 from trainrig.projects import project_verbs
 from trainrig.runs import run_verbs
@@ -286,7 +287,27 @@ def schema(verb: command_line.Verb) -> None:
 
 GENERATE = "trainrig generate quickstart/tuned --chat --prompt 'What does json.dumps do?'"
 command_line.command(app, command_line.MODELS, GENERATE)(generate)
-command_line.command(app, command_line.MODELS, "trainrig chat quickstart/tuned")(chat)
+command_line.command(
+    app,
+    command_line.MODELS,
+    "trainrig chat quickstart/tuned",
+    "trainrig chat quickstart/tuned --sources quickstart/index",
+)(attribution_verbs.chat)
+command_line.command(
+    app,
+    command_line.MODELS,
+    "trainrig attribute quickstart/tuned --index quickstart/index "
+    "--prompt 'What does json.dumps do?' --chat --minimum 4",
+)(attribution_verbs.attribute)
+command_line.command(
+    app,
+    command_line.MODELS,
+    "trainrig memorisation --index quickstart/index "
+    "--generations quickstart/pages/instructions-held-out.jsonl --tokens 8",
+)(attribution_verbs.memorisation)
+command_line.command(app, command_line.MODELS, "trainrig lineage quickstart/aligned")(
+    attribution_verbs.lineage
+)
 
 
 @command_line.command(app, command_line.MODELS, "trainrig report quickstart/model")

@@ -99,6 +99,12 @@ VERBS = {
         "data",
         "Encode documents into token shards, holding some of them out for evaluation.",
     ),
+    "index": Verb(
+        "trainrig.attribution.index_stage:index_tokens",
+        "trainrig.attribution.index_run_file:CorpusIndexing",
+        "data",
+        "Sort training tokens into an index, to find the pages that a text stands in.",
+    ),
     "conversations": Verb(
         "trainrig.posttrain.conversations:encode_conversations",
         "trainrig.posttrain.row_run_files:ConversationEncoding",

@@ -6,6 +6,7 @@ import pytest
 
 from trainrig import manifest, storage
 from trainrig.evaluate import model_card
+from trainrig.evaluate.data_lineage import LineageNode
 from trainrig.evaluate.scorecards import MetricScore, RowsSeen, Scorecard, SourceScore, TaskScore
 
 
@@ -20,8 +21,11 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         environment={},
     )
     storage.write(str(tmp_path / "run" / manifest.CLAIM), claim.model_dump_json().encode())
-    path = str(tmp_path / "run" / "checkpoints" / "step-300")
+    path = str(tmp_path / "run/checkpoints/step_00000300/attempt-0001")
     monkeypatch.setattr(model_card.checkpoint, "resolve", lambda given: path)
+    tokens = LineageNode("tokens", "0123456789abcdef01", "t", "tokenize", counts={"documents": 9})
+    root = LineageNode("checkpoint", "c", path, "pretrain", inputs=(tokens,))
+    monkeypatch.setattr(model_card, "trace_lineage", lambda given: root)
     return path
 
 
@@ -43,6 +47,7 @@ def test_the_card_has_tasks_text_and_the_run(
     assert "Made by `trainrig pretrain`, from inputs with these fingerprints:" in lines
     assert "| tokens | `0123456789abcdef` |" in lines
     assert '    "steps": 300' in lines
+    assert "| tokens | tokenize | `0123456789abcdef` | documents: 9 |" in lines
 
 
 def test_a_model_that_no_run_made_has_no_training_section(

@@ -2,11 +2,13 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support.tuning_fixtures import encoder, fresh
 
 import trainrig
+from trainrig.attribution import attribution_verbs
 from trainrig.models.huggingface import HubFolder
 from trainrig.posttrain import generate_verbs
 from trainrig.posttrain.huggingface.model_folders import export_checkpoint, import_checkpoint
@@ -37,13 +39,15 @@ def test_texts_are_those_of_the_command(
     assert loaded.chat("two cats", tokens=5) == answer
 
 
-@pytest.mark.parametrize("name", ["generate", "chat"])
-def test_options_and_defaults_are_those_of_the_command(name: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "name"), [(generate_verbs, "generate"), (attribution_verbs, "chat")]
+)
+def test_options_and_defaults_are_those_of_the_command(module: ModuleType, name: str) -> None:
     def find_defaults(function: Callable[..., object]) -> dict[str, object]:
         found = inspect.signature(function).parameters.values()
         return {p.name: p.default or None for p in found if p.kind is p.KEYWORD_ONLY}
 
-    command = inspect.signature(getattr(generate_verbs, name)).parameters
+    command = inspect.signature(getattr(module, name)).parameters
     ours = find_defaults(getattr(trainrig.LoadedModel, name))
     assert ours == {option: command[option].default or None for option in ours}
     assert len(ours) >= 7

@@ -1,4 +1,4 @@
-"""The sections of a model card on training and scores, in Markdown."""
+"""The sections of a model card on scores, training and data, in Markdown."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainrig import storage
 from trainrig.errors import ConfigError, DataError
+from trainrig.evaluate.data_lineage import find_run_folder, render_card_section, trace_lineage
 from trainrig.evaluate.scorecards import Scorecard, TaskScore, read_scorecard
 from trainrig.manifest import read_claim
 from trainrig.train import checkpoint
@@ -17,9 +18,10 @@ TEXT_COLUMNS = ("source", "bits per byte", "perplexity", "tokens")
 def describe_checkpoint(path: str, evaluations: Sequence[str] = ()) -> str:
     """Return the sections of a model card for the newest checkpoint at `path`.
 
-    They have the scores in the folders `evaluations`; then the settings and the fingerprints of the
-    data of the run that made the checkpoint. Raises ConfigError for scores of another checkpoint,
-    and DataError for a folder without scores.
+    They have the scores in the folders `evaluations`, the settings of the run that made the
+    checkpoint, and the data of this run and of those before it, as far as the folders beside them
+    show. Raises ConfigError for scores of another checkpoint, and DataError for a folder without
+    scores.
     """
     resolved = checkpoint.resolve(path)
     sections = list[str]()
@@ -73,7 +75,7 @@ def _format_task_row(name: str, score: TaskScore) -> tuple[str, ...]:
 def _describe_training(resolved: str) -> list[str]:
     """Return the lines on the training run, or [] for an imported model, which has no run."""
     try:  # the claim records the run's settings and inputs
-        claim = read_claim(resolved.rsplit("/", 2)[0])  # RUN/checkpoints/NAME
+        claim = read_claim(find_run_folder(resolved))
     except DataError:
         return []
     if claim is None:
@@ -93,7 +95,16 @@ def _describe_training(resolved: str) -> list[str]:
         settings,
         "```",
         "",
+        *_describe_data(resolved),
     ]
+
+
+def _describe_data(resolved: str) -> list[str]:
+    """Return the section on data; it says so if damage hides the inputs of the checkpoint."""
+    try:
+        return render_card_section(trace_lineage(resolved))
+    except DataError as error:
+        return ["## Data", "", f"The inputs were not found: {error}.", ""]
 
 
 def _format_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

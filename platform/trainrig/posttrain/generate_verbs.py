@@ -1,4 +1,4 @@
-"""The commands `generate` and `chat`.
+"""The command `generate`, and the conversation of the command `chat`.
 
 They import their dependencies when they run.
 """
@@ -6,6 +6,7 @@ They import their dependencies when they run.
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import typer
@@ -72,6 +73,12 @@ Prefix = Annotated[
     ),
 ]
 Suffix = Annotated[str | None, typer.Option(metavar="TEXT", help="Text after the gap of --prefix.")]
+System = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="System message that begins the conversation.  [default: none]"
+    ),
+]
 Engine = Annotated[
     Literal["trainrig", "vllm"],
     typer.Option(
@@ -87,7 +94,8 @@ GpuMemory = Annotated[
 ]
 
 
-def _build_sampling(where: str, **given: Any) -> Any:
+def build_sampling(where: str, **given: Any) -> Any:
+    """Build sampling settings from options; `where` is the command that errors name."""
     from trainrig import config
     from trainrig.models.token_sampling import Sampling
 
@@ -146,7 +154,7 @@ def generate(
     """Generate text with a checkpoint, from a prompt or a file of prompts."""
     from trainrig.posttrain.text_generator import TextGenerator
 
-    sampling = _build_sampling(
+    sampling = build_sampling(
         "generate",
         temperature=temperature,
         top_k=top_k,
@@ -208,39 +216,20 @@ def _answer_file(
     print(json.dumps({"output": out, **counts}) if as_json else f"{out}: {counts['rows']} rows")
 
 
-def chat(
-    checkpoint: Checkpoint,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="System message that begins the conversation.  [default: none]"
-        ),
-    ] = None,
-    tokens: Tokens = 512,
-    temperature: Temperature = 0.8,
-    top_k: TopK = 50,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: Penalty = 1.0,
-    seed: Seed = 0,
+def hold_chat(
+    checkpoint: str,
+    system: str | None,
+    sampling: Any,
+    after_answer: Callable[[str], None] | None = None,
 ) -> None:
-    """Chat with a checkpoint: type a line and read the answer as it is written.
+    """Answer the lines of stdin with a checkpoint, until the input ends.
 
-    An empty line starts a new conversation. The end of the input (Ctrl-D) ends the chat.
+    An empty line starts a new conversation. `system` is the message that begins each one.
+    `after_answer` is called with each answer, once it is printed.
     """
     from trainrig.posttrain.text_generator import TextGenerator
     from trainrig.tokens.chat.chat_messages import Message
 
-    sampling = _build_sampling(
-        "chat",
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        maximum_tokens=tokens,
-    )
     generator = TextGenerator.open(checkpoint)
     _warn_if_untaught(checkpoint, generator, chatting=True)
     beginning = [Message("system", system)] if system else []
@@ -260,6 +249,8 @@ def chat(
             continue
         print(flush=True)
         messages.append(Message("assistant", answer.text))
+        if after_answer is not None:
+            after_answer(answer.text)
 
 
 def _read_line() -> str | None:

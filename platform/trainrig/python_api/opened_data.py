@@ -1,4 +1,4 @@
-"""Opened data: the documents that `curate` wrote, and token shards, as tables and arrays."""
+"""Opened data: documents of `curate`, token shards, and the index of `trainrig index`."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trainrig import storage
+from trainrig.attribution import corpus_index
+from trainrig.attribution.corpus_index import CorpusIndex
 from trainrig.config import suggest_choice
 from trainrig.corpus.documents import DROPPED, KEPT, read_column_names, read_columns
 from trainrig.errors import ConfigError
@@ -156,3 +158,16 @@ def open_tokens(path: str | os.PathLike[str]) -> OpenedTokens:
     """
     folder = os.fspath(path).rstrip("/")
     return OpenedTokens(folder, Inspection.open(folder))
+
+
+def open_index(path: str | os.PathLike[str], verify: bool = False) -> CorpusIndex:
+    """Open the index that `trainrig index` wrote, to find the training documents of a text.
+
+    `verify` reads all files of the index and of its tokens, and compares them with their sums.
+    Raises DataError if the index is unfinished or damaged. `trainrig.attribution` has its classes.
+
+    >>> index = trainrig.open_index("quickstart/index")
+    >>> index.count(index.encode("the standard library"))
+    >>> index.predict_next(index.encode("import")).total
+    """
+    return corpus_index.open_index(path, verify)

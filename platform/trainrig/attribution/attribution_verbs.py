@@ -1,0 +1,362 @@
+"""Command-line verbs on the training data of answers: attribute, chat, memorisation, lineage."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainrig import storage
+from trainrig.command_line import Checkpoint, Json
+from trainrig.errors import ConfigError
+from trainrig.posttrain import generate_verbs
+from trainrig.posttrain.generate_verbs import (
+    MinP,
+    Penalty,
+    Seed,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+)
+
+if TYPE_CHECKING:
+    from trainrig.attribution.attributed_text import AttributionLimits
+    from trainrig.attribution.corpus_index import CorpusIndex
+
+Index = Annotated[
+    str,
+    typer.Option("--index", metavar="DIR", help="Folder that `trainrig index` wrote."),
+]
+Minimum = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Number of tokens of the shortest span.")
+]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Read the whole index and its tokens first, and compare them with their sums.",
+    ),
+]
+
+
+def attribute(
+    index: Index,
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CKPT",
+            help="Run folder or checkpoint: its steps are named, and it answers --prompt.  "
+            "[default: none]",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text to look for.  [default: none]")
+    ] = None,
+    text_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="File with the text to look for; - is stdin.  [default: none]"
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Prompt that CKPT answers; the answer is looked for.  [default: none]",
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the prompt as a chat assistant.")
+    ] = False,
+    tokens: Tokens = 64,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = 0,
+    minimum: Minimum = 8,
+    spans: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most spans to show, the rarest ones.")
+    ] = 10,
+    documents: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Most documents to show of a span.")
+    ] = 3,
+    context: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Number of tokens to show around a span."),
+    ] = 30,
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of `curate` that the tokens were made of: adds each page's signals.  "
+            "[default: none]",
+        ),
+    ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Page to write, with spans to click.  [default: none]"),
+    ] = None,
+    verify: Verify = False,
+    as_json: Json = False,
+) -> None:
+    """Find the training pages that parts of a text stand in, word for word.
+
+    The text is --text, --text-file, or the answer of CKPT to --prompt. With CKPT, the steps that
+    learned from each page are listed, of its run and of the runs that it was tuned from.
+    """
+    if sum(given is not None for given in (text, text_file, prompt)) != 1:
+        raise ConfigError("attribute: give exactly one of --text, --text-file and --prompt")
+    if prompt is not None and checkpoint is None:
+        raise ConfigError("attribute --prompt: name the checkpoint that answers it")
+    from trainrig.attribution.attributed_text import AttributionLimits, attribute_text
+    from trainrig.attribution.corpus_index import open_index
+    from trainrig.attribution.learned_steps import open_family
+
+    limits = AttributionLimits(minimum=minimum, spans=spans, documents=documents, context=context)
+    opened = open_index(index, verify)
+    runs = [] if checkpoint is None else open_family(checkpoint, opened)
+    if prompt is not None and checkpoint is not None:
+        from trainrig.posttrain.text_generator import TextGenerator
+
+        sampling = generate_verbs.build_sampling(
+            "attribute",
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            maximum_tokens=tokens,
+        )
+        sought = TextGenerator.open(checkpoint).speak(prompt, sampling, chat=chat).text
+    else:
+        sought = text if text is not None else _read_text(text_file or "-")
+    attributed = attribute_text(opened, sought, limits, runs, corpus)
+    if html is not None:
+        from trainrig.attribution.attribution_page import render_attribution_page
+
+        storage.write(html, render_attribution_page(attributed).encode())
+    if as_json:
+        print(json.dumps(attributed.to_json()))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for line in attributed.render():
+        console.print(line)
+    if html is not None:
+        print(html)
+
+
+def _read_text(path: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else storage.read(path)
+        return storage.decode_utf8(data)
+    except FileNotFoundError:
+        raise ConfigError(f"--text-file {path}: no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"--text-file {path}: is a folder; name a file of text in it") from None
+    except storage.NotUtf8 as error:
+        raise ConfigError(f"--text-file {path}: {error}; save the text as UTF-8") from None
+
+
+def chat(
+    checkpoint: Checkpoint,
+    system: generate_verbs.System = None,
+    sources: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder that `trainrig index` wrote: parts of answers that stand in the training "
+            "pages are marked, with their pages.  [default: none]",
+        ),
+    ] = None,
+    minimum: Minimum = 8,
+    tokens: Tokens = 512,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = 0,
+) -> None:
+    """Chat with a checkpoint: type a line and read the answer as it is written.
+
+    An empty line starts a new conversation. The end of the input (Ctrl-D) ends the chat.
+    """
+    sampling = generate_verbs.build_sampling(
+        "chat",
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        maximum_tokens=tokens,
+    )
+    if sources is None:
+        generate_verbs.hold_chat(checkpoint, system, sampling)
+        return
+    from trainrig.attribution.attributed_text import AttributionLimits
+    from trainrig.attribution.corpus_index import open_index
+    from trainrig.attribution.learned_steps import check_tokenizer
+
+    index = open_index(sources)
+    check_tokenizer(checkpoint, index)
+    limits = AttributionLimits(minimum=minimum, spans=5, documents=1, context=10)
+    generate_verbs.hold_chat(
+        checkpoint, system, sampling, lambda answer: _show_sources(answer, index, limits)
+    )
+
+
+def _show_sources(answer: str, index: "CorpusIndex", limits: "AttributionLimits") -> None:
+    """Print the answer again with its spans marked, and a page of each."""
+    from rich.console import Console
+
+    from trainrig.attribution.attributed_text import attribute_text, choose_colour
+    from trainrig.report.number_formats import escape_invisible
+
+    if not index.encode(answer):
+        return
+    attributed = attribute_text(index, answer, limits)
+    console = Console(highlight=False, soft_wrap=True)
+    if attributed.spans:
+        console.print(attributed.render_marked())
+    for span in attributed.spans:
+        pages = ", ".join(escape_invisible(document.title) for document in span.documents)
+        console.print(f"[{span.number}] {pages}", style=choose_colour(span.number), markup=False)
+    console.print(attributed.verdict, style="dim")
+
+
+def memorisation(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CKPT",
+            help="Run folder or checkpoint that --canaries are scored by.  [default: none]",
+        ),
+    ] = None,
+    index: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder that `trainrig index` wrote, for --generations.  [default: none]",
+        ),
+    ] = None,
+    generations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL file of generated texts, as `generate --prompts` writes it.  "
+            "[default: none]",
+        ),
+    ] = None,
+    tokens: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of tokens in a row that make a copy; repeatable.  [default: 16, 32, 50]",
+        ),
+    ] = None,
+    canaries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL file of texts that were injected into the training data.  [default: none]",
+        ),
+    ] = None,
+    references: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL file of texts of the same form that were not.  [default: none]",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how much generations copy training pages, and how exposed injected texts are.
+
+    Copies need --generations and --index. Exposure needs CKPT, --canaries and --references: log2 of
+    the number of references and the canary, minus log2 of the canary's rank among them by loss.
+    """
+    copies = (generations, index)
+    exposure = (checkpoint, canaries, references)
+    asked = [any(group) for group in (copies, exposure)]
+    if not any(asked) or any(any(group) != all(group) for group in (copies, exposure)):
+        raise ConfigError(
+            "memorisation: give --generations FILE with --index DIR, or CKPT with --canaries FILE "
+            "and --references FILE, or all of them"
+        )
+    from trainrig.attribution import memorisation as measures
+
+    result: dict[str, Any] = {}
+    if generations is not None and index is not None:
+        from trainrig.attribution.corpus_index import open_index
+
+        lengths = sorted(set(tokens or (16, 32, 50)))
+        texts = measures.read_texts(generations)
+        shares = measures.count_copies(open_index(index), texts, lengths)
+        result["copies"] = [share.to_json() for share in shares]
+    if checkpoint is not None and canaries is not None and references is not None:
+        from trainrig.attribution.canary_losses import TextLosses
+
+        injected = measures.read_texts(canaries)
+        others = measures.read_texts(references)
+        exposures = measures.compute_exposures(TextLosses(checkpoint), injected, others)
+        result["exposure"] = {
+            "references": len(others),
+            "bits": measures.summarise_exposures(exposures),
+            "canaries": [asdict(exposure) for exposure in exposures],
+        }
+    print(json.dumps(result) if as_json else "\n".join(_describe_memorisation(result)))
+
+
+def _describe_memorisation(result: Mapping[str, Any]) -> Iterator[str]:
+    for found in result.get("copies", ()):
+        sources = ", ".join(f"{name} {count:,}" for name, count in found["by_source"].items())
+        yield (
+            f"{found['copies']:,} of {found['generations']:,} generations ({found['share']:.1%}) "
+            f"copy {found['tokens']} tokens or more" + (f": {sources}" if sources else "")
+        )
+    if exposure := result.get("exposure"):
+        bits = exposure["bits"]
+        yield (
+            f"exposure of {len(exposure['canaries']):,} canaries among {exposure['references']:,} "
+            f"references: mean {bits['mean']:.2f} bits, {bits['least']:.2f} to "
+            f"{bits['largest']:.2f}; below about 1.4 on average if never seen"
+        )
+
+
+def lineage(
+    checkpoint: Checkpoint,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Further folder to search for inputs, with the folders in it; repeatable.  "
+            "[default: none]",
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Read all files that are found, and compare them with their sums."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the runs, shards, documents and sources behind a checkpoint, with their sums.
+
+    Inputs are recognised by the fingerprints in manifests. They are looked for at the paths in run
+    files, next to the run, and in --search.
+    """
+    from trainrig.evaluate.data_lineage import render_lineage, trace_lineage
+
+    root = trace_lineage(checkpoint, search or (), verify)
+    print(json.dumps(root.to_json()) if as_json else "\n".join(render_lineage(root)))
