@@ -2,7 +2,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,13 @@ def make_phase(folder: Path, done: Counter[str]) -> Phase:
     return Phase(str(folder / "records"), make_work)
 
 
-def do(phase: Phase) -> None:
+def do(phase: Phase, splits: Sequence[Split] = SPLITS) -> None:
+    """Process the splits that have no record, as the runner does."""
     work = phase.make_work()
-    for split in phase.find_unfinished(SPLITS):
-        phase.do(work, split)
+    left, records = phase.open_records(splits)
+    with records:
+        for split in left:
+            records.add(phase.do(work, split).to_row())
 
 
 def test_each_split_is_done_once_and_leaves_its_record(tmp_path: Path) -> None:
@@ -59,7 +62,7 @@ def test_only_what_has_no_record_is_done_again(tmp_path: Path) -> None:
     done: Counter[str] = Counter()
     phase = make_phase(tmp_path, done)
     do(phase)
-    storage.delete(phase.record_path(SPLITS[1]))
+    phase.tables.forget([SPLITS[1].name])
     assert phase.find_unfinished(SPLITS) == [SPLITS[1]]
     do(phase)
     assert done == {"aaa": 2, "bbb": 1, "ccc": 1}
@@ -67,7 +70,7 @@ def test_only_what_has_no_record_is_done_again(tmp_path: Path) -> None:
 
 def test_records_may_lie_in_a_bucket(s3: str) -> None:
     phase = Phase(f"{s3}/out/scratch/records", lambda: lambda task: ({}, {}))
-    phase.do(phase.make_work(), SPLITS[0])
+    do(phase, SPLITS[:1])
     assert phase.find_unfinished(SPLITS) == SPLITS[1:]
     assert phase.read_results(SPLITS[:1]) == [SplitRecord(name="b", counts={}, files={})]
 
@@ -76,12 +79,12 @@ def test_records_in_a_bucket_are_read_side_by_side(proxy: Proxy, s3: str) -> Non
     many = [Split(f"{number:02}", {}) for number in range(40)]
     phase = Phase(f"{s3}/records", lambda: lambda task: ({}, {}))
     for split in many:
-        phase.do(phase.make_work(), split)
+        do(phase, [split])
     proxy.delay = 0.02
     proxy.count()
     assert [record.name for record in phase.read_results(many)] == [split.name for split in many]
     assert proxy.most_at_once > 4
-    assert proxy.count() == {"GET": 40}
+    assert proxy.count() == {"LIST": 1, "GET": 40}  # the tables of 40 runs
 
 
 def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:
@@ -90,7 +93,7 @@ def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:
 
     phase = Phase(str(tmp_path), lambda: work)
     with pytest.raises(ZeroDivisionError):
-        phase.do(work, SPLITS[0])
+        do(phase)
     assert phase.find_unfinished(SPLITS) == SPLITS
 
 
@@ -105,7 +108,9 @@ def stop(path, data):
     print("worked, not yet recorded", flush=True)
     signal.pause()
 storage.write = stop
-Phase(sys.argv[1] + "/records", lambda: work).do(work, Split("a", {"letters": "aaa"}))
+phase = Phase(sys.argv[1] + "/records", lambda: work)
+_, records = phase.open_records([])
+records.add(phase.do(work, Split("a", {"letters": "aaa"})).to_row())
 """
 
 

@@ -91,6 +91,7 @@ REPORT_PAGE = "report.html"
 # A run that another version began then continues from the pages read.
 PASSES_FORMAT = 5
 READ = "read"  # folder of the first pass's records; other passes' records belong to a decision
+TITLES = {READ: "read pages", "judge": "apply rules", "write": "write documents"}
 
 # splits; up to this many, rules are applied in this process, as workers take time to start
 JUDGED_HERE = 500
@@ -262,10 +263,11 @@ class _Passes:
 
     def _step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
         """Run one pass of the search for duplicates; each pass counts as one split of progress."""
-        phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
+        done = _name_done_folder(self.run, self.decision, name)
+        phase = Phase(done, make_work, title=_title(name))
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
-        done = find_step_number(name, self.run.url_duplicates)
-        self._report_progress(3 * len(self.splits) + done)
+        nth = find_step_number(name, self.run.url_duplicates)
+        self._report_progress(3 * len(self.splits) + nth)
         return phase
 
     def remove_spans(self, pool: MeasuredDocuments, search: DuplicateSearch) -> RemovalCounts:
@@ -283,7 +285,8 @@ class _Passes:
         self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]
     ) -> Phase:
         """Run one pass of span removal; each pass counts as one split of progress."""
-        phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
+        done = _name_done_folder(self.run, self.decision, name)
+        phase = Phase(done, make_work, title=_title(name))
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
         nth = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
         self._report_progress(3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + nth)
@@ -354,7 +357,7 @@ class _Passes:
         def run_tasks(level: int, tasks: Sequence[Split]) -> None:
             done = _name_done_folder(self.run, self.decision, "tallies", str(level))
             work = functools.partial(tally_sums.sum_tallies, self.path_of, level)
-            map_splits(Phase(done, work), tasks, workers, brief=True)
+            map_splits(Phase(done, work, title=_title("tallies")), tasks, workers, brief=True)
 
         with self._time_phase("write"):
             summed = tally_sums.add_up([split.name for split in self.splits], run_tasks)
@@ -388,7 +391,7 @@ class _Passes:
         """Run one pass, reporting its progress as a part of the whole; None: with all workers."""
         records = (name,) if name == READ else (self.decision, name)
         done = _name_done_folder(self.run, *records)
-        phase = Phase(done, make_work, divisible=name == READ)
+        phase = Phase(done, make_work, name == READ, _title(TITLES.get(name, name)))
         workers = self.run.workers if workers is None else workers
         map_splits(phase, splits, workers, lambda done, _: self._report_progress(before + done))
         return phase
@@ -397,6 +400,11 @@ class _Passes:
         if self.progress:
             passes = len(list_steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
             self.progress(done, 4 * len(self.splits) + passes)
+
+
+def _title(name: str) -> str:
+    """Return the name of a pass as Ray shows it."""
+    return f"curate: {name.replace('-', ' ')}"
 
 
 def _name_done_folder(run: Curation, *names: str) -> str:

@@ -78,7 +78,8 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         log.info("%s: encoding with %s", files.where, encoder.engine)
         splits = documents.cut_splits(run.shard_bytes)
         work = functools.partial(_make_work, run, documents, encoder)
-        phase = Phase(stage.build_path(manifest.SCRATCH), work, divisible=True)
+        scratch = stage.build_path(manifest.SCRATCH)
+        phase = Phase(scratch, work, divisible=True, title="tokenize: encode")
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)

@@ -116,7 +116,7 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
     done = [split for split in splits if split.name not in left]
     there = storage.list_sizes(folder) if done else {}
     torn = []
-    for record in phase.read_results(done):
+    for record in phase.iterate_results(done):
         for part in ("documents", "signatures"):
             path = build_paths(folder, record.name)[part]
             wanted = record.counts[f"{part}_bytes"]
@@ -127,9 +127,10 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
                     there.get(path, 0),
                     wanted,
                 )
-                torn.append(storage.join(phase.records, f"{record.name}.json"))
+                torn.append(record.name)
                 break
-    storage.delete_files(torn)
+    if torn:
+        phase.tables.forget(torn)
 
 
 def search_for(
