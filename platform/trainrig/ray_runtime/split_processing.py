@@ -281,7 +281,7 @@ def _run_by_ray_data(
             # With a prefetched batch, each record would wait for the next one.
             batches = done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
             for batch in batches:
-                yield from batch.to_pylist()
+                yield from batch.to_pylist()  # type: ignore[union-attr] # by the format
         finally:
             rays.setLevel(level)
 
@@ -353,9 +353,11 @@ def _run_by_tasks(
 def _iterate_records(done: Iterable[Mapping[str, Any] | None]) -> Iterator[RecordRow | None]:
     """Yield the records of the splits that are done; raise the first error among them."""
     for row in done:
-        if row is not None:
+        if row is None:
+            yield None
+        else:
             split_workers.raise_error(row)
-        yield row and RecordRow(row["name"], row["counts"], row["files"])
+            yield RecordRow(row["name"], row["counts"], row["files"])
 
 
 def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row | None]:

@@ -233,19 +233,18 @@ def write_index(
 
 
 def keep_files(
-    run: Curation, split_index: SplitIndex, path_of: PathBuilder, folder: str
+    run: Curation, split: str, searched: str, path_of: PathBuilder, folder: str
 ) -> dict[str, str]:
     """Copy the files of a split that are kept into the output.
 
-    Returns their paths, keyed by their name below the output.
+    `searched` is the folder of the files of the search. Returns the paths of the copies, keyed by
+    their name below the output.
     """
-    sources = {
-        "documents": path_of("decided", f"{split_index.name}.npz"),
-        "pairs": split_index.pairs,
-    }
+    found = build_paths(searched, split)
+    sources = {"documents": path_of("decided", f"{split}.npz"), "pairs": found["pairs"]}
     if run.index:
-        sources["signatures"] = split_index.signatures
-    targets = build_paths(storage.join(folder, FOLDER), split_index.name)
+        sources["signatures"] = found["signatures"]
+    targets = build_paths(storage.join(folder, FOLDER), split)
     files = {}
     for part, source in sources.items():
         with storage.atomic_file(targets[part]) as temporary:
