@@ -27,7 +27,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainrig import storage
 from trainrig.corpus.removed_spans import Removed, restore
 from trainrig.errors import DataError
-from trainrig.manifest import MANIFEST, SCRATCH, Below, Manifest
+from trainrig.manifest import (
+    MANIFEST,
+    SCRATCH,
+    Below,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
 from trainrig.splits import Split, Task
 
 if TYPE_CHECKING:
@@ -287,7 +294,7 @@ class Replacement:
 
         The new files are those of `manifest` and the `unlisted` ones.
         """
-        old = Manifest.model_validate_json(storage.read(storage.join(self.output, MANIFEST)))
+        old = read_manifest(self.output)
         note = _ReplacementNote(
             new=new.removeprefix(f"{self.output}/"),
             old=sorted(set(old.files) - set(manifest.files)),
@@ -320,6 +327,5 @@ class Replacement:
         fresh = storage.measure_sizes(targets)
         storage.move_files({path: targets[path] for path in fresh})
         storage.delete_files(storage.join(self.output, name) for name in note.old)
-        data = note.manifest.model_dump_json(indent=1).encode()
-        storage.write(storage.join(self.output, MANIFEST), data)
+        write_manifest(self.output, note.manifest)
         storage.delete_folder(storage.join(self.output, SCRATCH))

@@ -31,6 +31,7 @@ from trainrig.manifest.stage_records import (
     read_input,
     read_manifest,
     verify_files,
+    write_manifest,
 )
 
 __all__ = [
@@ -57,4 +58,5 @@ __all__ = [
     "read_input",
     "read_manifest",
     "verify_files",
+    "write_manifest",
 ]

@@ -136,9 +136,7 @@ class Stage:
     ) -> stage_records.Manifest:
         """Write the manifest, which marks the folder as finished, and delete SCRATCH."""
         manifest = self.build_manifest(counts, files, cost)
-        storage.write(
-            self.build_path(stage_records.MANIFEST), manifest.model_dump_json(indent=1).encode()
-        )
+        stage_records.write_manifest(self.folder, manifest)
         storage.delete_folder(self.build_path(SCRATCH))
         return manifest
 
