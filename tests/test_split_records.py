@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.s3_proxy import Proxy
 
-from trainrig import split_records, storage
-from trainrig.split_records import RecordRow, RecordTables, RecordWriter, iterate_rows
+from trainrig import storage
+from trainrig.manifest import split_records
+from trainrig.manifest.split_records import RecordRow, RecordTables, RecordWriter, iterate_rows
 
 
 def make_row(name: str, count: int = 1) -> RecordRow:

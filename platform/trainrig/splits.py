@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from trainrig import storage
 from trainrig.manifest import Below, FileSum
-from trainrig.split_records import RecordRow, RecordTables, RecordWriter, iterate_rows
+from trainrig.manifest.split_records import RecordRow, RecordTables, RecordWriter, iterate_rows
 
 # Key of a task: process only the records from the first number to before the last, write nothing.
 PROBED = "probed"

@@ -14,7 +14,7 @@ from support.s3_proxy import Proxy
 from trainrig import manifest, storage
 from trainrig.config import OUTPUT, RunFile
 from trainrig.corpus.models.training import TextFiles
-from trainrig.split_records import RecordWriter
+from trainrig.manifest.split_records import RecordWriter
 from trainrig.splits import Phase, Split, SplitRecord
 
 pytestmark = pytest.mark.bench

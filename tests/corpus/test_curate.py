@@ -31,7 +31,7 @@ from trainrig.corpus.row_schema import build_row_schema
 from trainrig.corpus.signatures.shingles import jaccard, shingle
 from trainrig.errors import ConfigError, DataError, OutputTaken
 from trainrig.manifest import CLAIM, MANIFEST
-from trainrig.split_records import RecordRow, RecordTables, RecordWriter
+from trainrig.manifest.split_records import RecordRow, RecordTables, RecordWriter
 
 NOUNS = ["river", "bridge", "garden", "window", "letter", "market", "summer", "engine", "valley"]
 VERBS = ["keeps", "follows", "changes", "reaches", "carries", "opens", "watches", "remembers"]
@@ -368,7 +368,8 @@ def test_the_output_does_not_depend_on_the_archives_folder(archives: str, tmp_pa
 
 CURATE_UNTIL_KILLED = """
 import os, signal, sys
-from trainrig import config, split_records
+from trainrig import config
+from trainrig.manifest import split_records
 from trainrig.corpus.curate import Curation, curate
 
 split_records.COMMIT_SECONDS = 0.0  # the record of a split is written before its progress is told

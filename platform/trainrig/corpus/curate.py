@@ -176,7 +176,7 @@ class _Passes:
 
     @functools.cached_property
     def pairs_are_known(self) -> bool:
-        """Whether a finished output holds the pairs of near-duplicates that the run needs."""
+        """True if a finished output holds the pairs of near-duplicates that the run needs."""
         return self.stage.before is not None and pairs_are_known(self.run)
 
     @functools.cached_property

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from trainrig.errors import ClusterError, ClusterLost, Unfinished
+from trainrig.manifest.split_records import RecordRow
 from trainrig.ray_runtime import ray_local, ray_progress, split_workers, worker_space
 from trainrig.ray_runtime.ray_session import join
-from trainrig.split_records import RecordRow
 from trainrig.splits import Phase, Split
 
 log = logging.getLogger(__name__)

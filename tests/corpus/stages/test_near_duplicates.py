@@ -289,7 +289,8 @@ def written(run: Curation, folder: Path) -> Path:
 KILLED = """
 import os, signal, sys
 from unittest import mock
-from trainrig import config, split_records, storage
+from trainrig import config, storage
+from trainrig.manifest import split_records
 from trainrig.corpus.curate import Curation, curate
 from trainrig.corpus.dedup.duplicate_search import PartitionPlan
 

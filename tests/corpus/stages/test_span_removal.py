@@ -19,7 +19,7 @@ from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
 from trainrig.corpus.stages.span_removal import list_removal_passes
 from trainrig.errors import DataError
 from trainrig.manifest import read_manifest
-from trainrig.split_records import RecordRow, RecordWriter
+from trainrig.manifest.split_records import RecordRow, RecordWriter
 
 NOTICE = "Subscribe to our newsletter today!"
 QUESTION = "How many ducks can Janet feed with sixteen eggs a day if each of them needs three?"
