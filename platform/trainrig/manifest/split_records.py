@@ -49,7 +49,7 @@ class RecordTables:
         return self.select_paths(storage.list_files(self.folder))
 
     def select_paths(self, paths: Sequence[str]) -> list[str]:
-        """Return those of the listed files below the folder that are tables, the oldest first."""
+        """Select the tables among the listed files below the folder, the oldest first."""
         prefix = storage.join(self.folder, "")
         own = [path for path in paths if path.startswith(prefix)]
         names = {path.removeprefix(prefix): path for path in own}
@@ -108,11 +108,13 @@ class RecordWriter:
     """
 
     folder: str
-    number: int  # of the next batch
+    number: int  # number of the next batch
     _id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     _waiting: list[RecordRow] = field(default_factory=list)
     _written: float = float("-inf")  # time of the last batch
-    _batches: dict[str, "pa.Table"] = field(default_factory=dict)  # those that become one
+    _batches: dict[str, "pa.Table"] = field(
+        default_factory=dict
+    )  # written batches, which become one
 
     def __enter__(self) -> "RecordWriter":
         return self

@@ -237,9 +237,8 @@ def _run_by_ray_data(
     # With resource reservation, Ray Data would submit only the tasks that fit the live nodes.
     context.op_resource_reservation_enabled = False
     context.max_errored_blocks = -1  # `do_split` returns its errors: only killed splits remain
-    context.target_max_block_size = (
-        1  # in bytes: a record is a block, which arrives when it is done
-    )
+    # Bytes. Each record is then a block, which arrives as soon as its split is done.
+    context.target_max_block_size = 1
     with ray.data.DataContext.current(context):
         rows = ray.data.from_items(
             [split_workers.make_row(split) for split in left],
