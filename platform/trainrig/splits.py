@@ -168,8 +168,8 @@ class Phase:
     def iterate_results(self, splits: Sequence[Split]) -> Iterator[SplitRecord]:
         """Yield the records of `splits`, in the same order.
 
-        The table of all records stays in memory, at some hundred bytes for each split. Raises
-        FileNotFoundError if a split has no record.
+        The table of all records stays in memory, with their JSON: up to 8 kB for each split in a
+        pass of `curate`. Raises FileNotFoundError if a split has no record.
         """
         table = self.tables.read(self.tables.list_paths())
         for row in iterate_rows(table, [split.name for split in splits]):

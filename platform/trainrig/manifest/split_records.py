@@ -17,6 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from trainrig import storage
 
 if TYPE_CHECKING:
@@ -24,8 +27,9 @@ if TYPE_CHECKING:
 
 COMMIT_SECONDS = 1.0  # s between two batches, unless no split finishes meanwhile
 BATCHES_TOGETHER = 256  # batches that become one: at most about as many files are left
-_ROWS_HELD = 50_000  # records of batches that wait to become one: about 30 MB
+_BYTES_HELD = 32 * 2**20  # of batches that wait to become one; a record of curate may have 8 kB
 _ROW_GROUP = 10_000  # records per row group of a table
+_ROWS_TOGETHER = 1_000  # records that become Python objects together
 _WHOLE = "records.parquet"
 _BATCH = re.compile(r"records-(\d{8})-[0-9a-f]{8}\.parquet")
 
@@ -36,6 +40,9 @@ class RecordRow(NamedTuple):
     name: str
     counts: str  # JSON
     files: str  # JSON
+
+
+_COLUMNS = RecordRow._fields
 
 
 @dataclass(frozen=True)
@@ -51,17 +58,18 @@ class RecordTables:
     def select_paths(self, paths: Sequence[str]) -> list[str]:
         """Select the tables among the listed files below the folder, the oldest first."""
         prefix = storage.join(self.folder, "")
-        own = [path for path in paths if path.startswith(prefix)]
-        names = {path.removeprefix(prefix): path for path in own}
+        below = [path for path in paths if path.startswith(prefix)]
+        names = {path.removeprefix(prefix): path for path in below}
         batches = sorted(name for name in names if _BATCH.fullmatch(name))
         return [names[name] for name in ([_WHOLE] if _WHOLE in names else []) + batches]
 
-    def read(self, paths: Sequence[str], columns: Sequence[str] = RecordRow._fields) -> "pa.Table":
+    def read(self, paths: Sequence[str], columns: Sequence[str] = _COLUMNS) -> "pa.Table":
         """Return the rows of the tables `paths`, one for each split: the newest."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        tables = [pa.schema([(name, pa.string()) for name in columns]).empty_table()]
+        # The texts of a large column may have more than the 2 GiB that a `pa.string` can hold.
+        tables = [pa.schema([(name, pa.large_string()) for name in columns]).empty_table()]
         for data in storage.read_files(paths):
             tables.append(_parse(data, columns))
         together = pa.concat_tables(tables)
@@ -69,7 +77,9 @@ class RecordTables:
         if pc.count_distinct(names).as_py() == len(together):
             return together
         newest = {name: number for number, name in enumerate(names.to_pylist())}
-        return together.take(sorted(newest.values()))
+        chosen = np.zeros(len(together), bool)
+        chosen[list(newest.values())] = True
+        return together.filter(pa.array(chosen))
 
     def merge(self) -> None:
         """Put all tables together in one, if there are several."""
@@ -84,7 +94,7 @@ class RecordTables:
 
         paths = self.list_paths()
         rows = self.read(paths)
-        forgotten = pc.is_in(rows["name"], value_set=pa.array(names, pa.string()))
+        forgotten = pc.is_in(rows["name"], value_set=pa.array(names, pa.large_string()))
         self._replace(paths, rows.filter(pc.invert(forgotten)))
 
     def _replace(self, paths: Sequence[str], rows: "pa.Table") -> None:
@@ -135,39 +145,58 @@ class RecordWriter:
         if not self._waiting:
             return
         columns = list(zip(*self._waiting, strict=True))
-        rows = pa.table([pa.array(column, pa.string()) for column in columns], RecordRow._fields)
+        rows = pa.table([pa.array(column, pa.large_string()) for column in columns], _COLUMNS)
         path = storage.join(self.folder, f"records-{self.number:08d}-{self._id}.parquet")
-        self._batches[path] = rows
+        batches = {**self._batches, path: rows}
+        held = sum(batch.nbytes for batch in batches.values())
+        together = len(batches) >= BATCHES_TOGETHER or held >= _BYTES_HELD
+        storage.write(path, _format(pa.concat_tables(batches.values()) if together else rows))
+        # If the write failed, the records still wait, and the next write repeats it.
         self._waiting = []
-        held = sum(len(batch) for batch in self._batches.values())
-        if len(self._batches) < BATCHES_TOGETHER and held < _ROWS_HELD:
-            storage.write(path, _format(rows))
-        else:
-            # The newest batch takes the rows of the others, which are then removed.
-            storage.write(path, _format(pa.concat_tables(self._batches.values())))
-            storage.delete_files(other for other in self._batches if other != path)
-            self._batches = {}
+        self._batches = {} if together else batches
         self.number += 1
         self._written = time.monotonic()
+        if together:
+            # The newest batch took the rows of the others.
+            storage.delete_files(other for other in batches if other != path)
 
 
 def iterate_rows(table: "pa.Table", names: Sequence[str]) -> Iterator[RecordRow]:
     """Yield the rows of the splits `names`, in this order.
 
-    Some rows at a time become Python objects. Raises FileNotFoundError if one is missing.
+    Some rows at a time are copied and become Python objects, so the time is linear in their number.
+    Raises FileNotFoundError if one is missing.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    wanted = pa.array(names, pa.string())
-    places = pc.index_in(wanted, value_set=table["name"].combine_chunks())
+    known = pc.cast(table["name"], pa.large_string()).combine_chunks()
+    wanted = pa.array(names, pa.large_string())
+    places = pc.index_in(wanted, value_set=known)
     if places.null_count:
         missing = wanted.filter(pc.is_null(places))[0].as_py()
         raise FileNotFoundError(f"no record of the split {missing}")
-    for begin in range(0, len(names), _ROW_GROUP):
-        rows = table.take(places.slice(begin, _ROW_GROUP))
-        columns = [rows[name].to_pylist() for name in RecordRow._fields]
-        yield from map(RecordRow._make, zip(*columns, strict=True))
+    chunks = table.to_batches()
+    firsts = np.cumsum([0, *map(len, chunks)])
+    for begin in range(0, len(names), _ROWS_TOGETHER):
+        yield from _take_rows(chunks, firsts, places.slice(begin, _ROWS_TOGETHER).to_numpy())
+
+
+def _take_rows(
+    chunks: Sequence["pa.RecordBatch"], firsts: npt.NDArray[np.int64], places: npt.NDArray[np.int32]
+) -> list[RecordRow]:
+    """Return the rows at `places`, of chunks whose first rows are at `firsts`.
+
+    `Table.take` would first copy whole columns together, for the few rows of a call too.
+    """
+    owners = np.searchsorted(firsts, places, side="right") - 1
+    rows: dict[int, RecordRow] = {}
+    for owner in np.unique(owners):
+        (inside,) = np.nonzero(owners == owner)
+        taken = chunks[owner].take(places[inside] - firsts[owner])
+        columns = [taken[name].to_pylist() for name in _COLUMNS]
+        rows.update(zip(inside.tolist(), map(RecordRow, *columns), strict=True))
+    return [rows[number] for number in range(len(places))]
 
 
 def _format(rows: "pa.Table") -> memoryview:
