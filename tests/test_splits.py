@@ -13,6 +13,7 @@ from support.s3_proxy import Proxy
 
 from trainrig import manifest, splits, storage
 from trainrig.manifest import FileSum
+from trainrig.ray_runtime.split_processing import map_splits
 from trainrig.splits import Phase, RecordSelection, Split, SplitRecord, Work
 
 SPLITS = [Split(name, {"letters": name * 3}) for name in ("b", "a", "c")]
@@ -68,6 +69,45 @@ def test_only_what_has_no_record_is_done_again(tmp_path: Path) -> None:
     assert done == {"aaa": 2, "bbb": 1, "ccc": 1}
 
 
+def write_old_record(phase: Phase, record: SplitRecord) -> Path:
+    """Write a record as trainrig 0.1 did, in a file of its own."""
+    path = Path(phase.records, f"{record.name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(record.model_dump_json())
+    return path
+
+
+def test_records_of_an_older_version_are_kept(tmp_path: Path) -> None:
+    done: Counter[str] = Counter()
+    phase = make_phase(tmp_path, done)
+    old = SplitRecord(name="a", counts={"letters": 3, "by": {"x": 1}}, files={})
+    path = write_old_record(phase, old)
+    other = path.with_name("decision.json")
+    other.write_text("[]")
+    do(phase)
+    assert done == {"bbb": 1, "ccc": 1}
+    assert phase.read_results(SPLITS[1:2]) == [old]
+    assert not path.exists() and other.exists()
+
+
+def test_a_phase_whose_records_are_all_of_an_older_version_is_finished(tmp_path: Path) -> None:
+    phase = make_phase(tmp_path, Counter())
+    for split in SPLITS:
+        write_old_record(phase, SplitRecord(name=split.name, counts={}, files={}))
+    map_splits(phase, SPLITS, workers=0)
+    assert [record.name for record in phase.read_results(SPLITS)] == ["b", "a", "c"]
+    assert [path.name for path in Path(phase.records).iterdir()] == ["records.parquet"]
+
+
+def test_a_newer_record_counts_before_one_of_an_older_version(tmp_path: Path) -> None:
+    phase = make_phase(tmp_path, Counter())
+    do(phase)
+    path = write_old_record(phase, SplitRecord(name="a", counts={"letters": 9}, files={}))
+    assert phase.find_unfinished(SPLITS) == []
+    assert phase.read_results(SPLITS[1:2])[0].counts == {"letters": 3}
+    assert path.exists()
+
+
 def test_records_may_lie_in_a_bucket(s3: str) -> None:
     phase = Phase(f"{s3}/out/scratch/records", lambda: lambda task: ({}, {}))
     do(phase, SPLITS[:1])
@@ -100,6 +140,7 @@ def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:
 STOPPED_BEFORE_ITS_RECORD = """
 import signal, sys
 from pathlib import Path
+from trainrig.ray_runtime.split_processing import map_splits
 from trainrig.splits import Phase, Split, storage
 def work(task):
     Path(sys.argv[1], "aaa.txt").write_text("aaa")

@@ -9,7 +9,7 @@ record that kills its process, and have the work leave it out: see `RecordSelect
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -130,20 +130,39 @@ class Phase:
         """Return the splits that have no record yet, and a writer of their records.
 
         Records that kill their process are left out of these splits. They were found by an earlier
-        run, and noted by `note_crashed`.
+        run, and noted by `note_crashed`. Records in files of their own, which trainrig before 0.2
+        left, are moved into a table.
         """
         listed = storage.list_files(self.records)
         paths = self.tables.select_paths(listed)
         done = set(self.tables.read(paths, ["name"])["name"].to_pylist()) if paths else set()
         there = set(listed)
+        writer = self.tables.open_writer(paths)
+        left = [split for split in splits if split.name not in done]
+        done |= self._adopt_files(left, there, writer)
         left = [
             Split(split.name, {**split.task, CRASHED: json.loads(storage.read(path))})
             if (path := self._crashed_path(split)) in there
             else split
-            for split in splits
+            for split in left
             if split.name not in done
         ]
-        return left, self.tables.open_writer(paths)
+        return left, writer
+
+    def _adopt_files(
+        self, splits: Sequence[Split], there: Collection[str], writer: RecordWriter
+    ) -> set[str]:
+        """Move records in files of their own into a table, and return the names of their splits."""
+        paths = [storage.join(self.records, f"{split.name}.json") for split in splits]
+        found = [path for path in paths if path in there]
+        names = set[str]()
+        for data in storage.read_files(found):
+            record = SplitRecord.model_validate_json(data)
+            writer.add(record.to_row())
+            names.add(record.name)
+        writer.write()
+        storage.delete_files(found)
+        return names
 
     def find_unfinished(self, splits: Sequence[Split]) -> list[Split]:
         """Return the splits that have no record yet, as `open_records` does."""
