@@ -13,15 +13,7 @@ from support.s3_proxy import Proxy
 from trainrig import manifest, storage
 from trainrig.config import EXTENDABLE, NOT_IDENTITY, RunFile, Settings
 from trainrig.errors import DataError, OutputTaken
-from trainrig.manifest import (
-    CLAIM,
-    MANIFEST,
-    FileSum,
-    Manifest,
-    Stage,
-    stage_folder,
-    stage_records,
-)
+from trainrig.manifest import CLAIM, MANIFEST, FileSum, Manifest, Stage, stage_folder
 
 
 class Pile(Settings):
@@ -414,11 +406,11 @@ def test_keys_that_a_later_version_added_are_passed_over(out: str) -> None:
 @pytest.mark.parametrize("name", [CLAIM, MANIFEST])
 def test_a_newer_format_asks_for_an_upgrade_whatever_else_it_holds(out: str, name: str) -> None:
     finish(begin(out))
-    storage.write(f"{out}/{name}", b'{"format": 3, "files": 7}')
+    storage.write(f"{out}/{name}", b'{"format": 2, "files": 7}')
     with pytest.raises(DataError) as caught:
         begin(out)
     assert str(caught.value) == (
-        f"{out}/{name}: has format 3, but this trainrig reads up to 2; upgrade trainrig"
+        f"{out}/{name}: has format 2, but this trainrig reads up to 1; upgrade trainrig"
     )
 
 
@@ -555,55 +547,3 @@ def test_a_manifest_holds_the_format_that_it_was_made_in(out: str) -> None:
     written = finish(manifest.claim(out, Restacking(output=out), INPUTS))
     assert written.output_format == 2
     assert manifest.claim(out, Restacking(output=out), INPUTS).finished == written
-
-
-def list_numbered_files(count: int) -> dict[str, FileSum]:
-    return {
-        f"kept/{number}.parquet": FileSum(bytes=number, sha256=f"{number:064x}")
-        for number in range(count)
-    }
-
-
-def finish_with_table(folder: str, monkeypatch: pytest.MonkeyPatch) -> Manifest:
-    """Finish a stage whose manifest has a table of its files."""
-    monkeypatch.setattr(stage_records, "FILES_LISTED", 3)
-    return begin(folder).finish({"documents": 4}, list_numbered_files(4))
-
-
-def test_many_files_are_a_table_with_the_same_content(
-    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = str(tmp_path / "listed")
-    plain = begin(listed).finish({"documents": 4}, list_numbered_files(4))
-    made = finish_with_table(out, monkeypatch)
-    found = manifest.read_manifest(out)
-    assert found == made
-    assert (found.files, found.content, found.counts) == (plain.files, plain.content, plain.counts)
-    text = json.loads(Path(out, MANIFEST).read_text())
-    assert (text["files"], text["format"]) == ({}, 2)
-    assert json.loads(Path(listed, MANIFEST).read_text())["format"] == 1
-    assert "file_table" not in Path(listed, MANIFEST).read_text()
-
-
-@pytest.mark.parametrize("how", ["missing", "damaged"])
-def test_a_manifest_that_lost_its_table_is_named(
-    out: str, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    finish_with_table(out, monkeypatch)
-    table = Path(out, stage_records.FILE_TABLE)
-    if how == "missing":
-        table.unlink()
-    else:
-        table.write_bytes(table.read_bytes()[:-1])
-    with pytest.raises(DataError, match=stage_records.FILE_TABLE):
-        manifest.read_manifest(out)
-
-
-def test_a_table_that_names_a_file_elsewhere_is_refused(
-    out: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finish_with_table(out, monkeypatch)
-    table = stage_records._write_table(out, {"../other": FileSum(bytes=1, sha256="0" * 64)})
-    rewrite(f"{out}/{MANIFEST}", file_table=table.model_dump())
-    with pytest.raises(DataError, match="is not the name of a file below the folder"):
-        manifest.read_manifest(out)

@@ -27,14 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainrig import storage
 from trainrig.corpus.removed_spans import Removed, restore
 from trainrig.errors import DataError
-from trainrig.manifest import (
-    MANIFEST,
-    SCRATCH,
-    Below,
-    Manifest,
-    read_manifest,
-    write_manifest,
-)
+from trainrig.manifest import MANIFEST, SCRATCH, Below, Manifest
 from trainrig.splits import Split, Task
 
 if TYPE_CHECKING:
@@ -294,7 +287,7 @@ class Replacement:
 
         The new files are those of `manifest` and the `unlisted` ones.
         """
-        old = read_manifest(self.output)
+        old = Manifest.model_validate_json(storage.read(storage.join(self.output, MANIFEST)))
         note = _ReplacementNote(
             new=new.removeprefix(f"{self.output}/"),
             old=sorted(set(old.files) - set(manifest.files)),
@@ -327,5 +320,6 @@ class Replacement:
         fresh = storage.measure_sizes(targets)
         storage.move_files({path: targets[path] for path in fresh})
         storage.delete_files(storage.join(self.output, name) for name in note.old)
-        write_manifest(self.output, note.manifest)
+        data = note.manifest.model_dump_json(indent=1).encode()
+        storage.write(storage.join(self.output, MANIFEST), data)
         storage.delete_folder(storage.join(self.output, SCRATCH))

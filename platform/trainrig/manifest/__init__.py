@@ -31,7 +31,6 @@ from trainrig.manifest.stage_records import (
     read_input,
     read_manifest,
     verify_files,
-    write_manifest,
 )
 
 __all__ = [
@@ -58,5 +57,4 @@ __all__ = [
     "read_input",
     "read_manifest",
     "verify_files",
-    "write_manifest",
 ]

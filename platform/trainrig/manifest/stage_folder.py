@@ -136,7 +136,9 @@ class Stage:
     ) -> stage_records.Manifest:
         """Write the manifest, which marks the folder as finished, and delete SCRATCH."""
         manifest = self.build_manifest(counts, files, cost)
-        stage_records.write_manifest(self.folder, manifest)
+        storage.write(
+            self.build_path(stage_records.MANIFEST), manifest.model_dump_json(indent=1).encode()
+        )
         storage.delete_folder(self.build_path(SCRATCH))
         return manifest
 

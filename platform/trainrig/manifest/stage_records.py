@@ -17,12 +17,9 @@ from trainrig import storage
 from trainrig.errors import DataError
 from trainrig.storage.missing_folders import describe_origin, is_missing
 
-FORMAT = 2  # the newest that can be read; only manifests with a table of files have it
-_PLAIN = 1
+FORMAT = 1
 MANIFEST = "manifest.json"
 CLAIM = "stage.json"
-FILE_TABLE = "manifest-files.parquet"  # the files of a manifest that lists more than FILES_LISTED
-FILES_LISTED = 50_000  # about 8 MB of JSON
 
 Record = TypeVar("Record", bound="_Record")
 
@@ -62,7 +59,7 @@ class FileSum(_Record):
 class Claim(_Versioned):
     """Record of the stage, settings and inputs that a folder is claimed for."""
 
-    format: int = _PLAIN
+    format: int = FORMAT
     stage: str
     fingerprint: str
     config: dict[str, Any]
@@ -72,16 +69,12 @@ class Claim(_Versioned):
 
 
 class Manifest(Claim):
-    """Record of a finished folder: its claim, its files and the stage's summary `counts`.
-
-    In `manifest.json`, a table stands for the files if there are many: see `write_manifest`.
-    """
+    """Record of a finished folder: its claim, its files and the stage's summary `counts`."""
 
     counts: dict[str, Any]
     seconds: float  # duration in the process that finished the stage
     files: dict[Below, FileSum]
     cost: dict[str, float] = {}  # other costs, which differ between equal runs
-    file_table: FileSum | None = None  # the table with the `files`, if they are not listed here
 
     @property
     def content(self) -> str:
@@ -100,75 +93,8 @@ def read_claim(folder: str) -> Claim | None:
 
 
 def find_manifest(folder: str) -> Manifest | None:
-    """Read the manifest of `folder`; return None if its stage is not finished.
-
-    Raises DataError if it is damaged, or its table of files.
-    """
-    found = _find_record(Manifest, storage.join(folder, MANIFEST))
-    if found is None or found.file_table is None:
-        return found
-    files = _read_table(folder, found.file_table)
-    return found.model_copy(update={"files": files, "file_table": None, "format": _PLAIN})
-
-
-def write_manifest(folder: str, manifest: Manifest) -> None:
-    """Write the manifest of `folder`, which marks the folder as finished.
-
-    More than FILES_LISTED files are written as a table, which a reader parses at a tenth of the
-    cost of JSON.
-    """
-    if len(manifest.files) > FILES_LISTED:
-        update = {"files": {}, "file_table": _write_table(folder, manifest.files), "format": FORMAT}
-        manifest = manifest.model_copy(update=update)
-    left_out = None if manifest.file_table else {"file_table"}
-    data = manifest.model_dump_json(indent=1, exclude=left_out).encode()
-    storage.write(storage.join(folder, MANIFEST), data)
-
-
-def _write_table(folder: str, files: Mapping[str, FileSum]) -> FileSum:
-    """Write the table of `files`, and return its sum."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    stream = pa.BufferOutputStream()
-    table = pa.table(
-        {
-            "path": list(files),
-            "bytes": [entry.bytes for entry in files.values()],
-            "sha256": [bytes.fromhex(entry.sha256) for entry in files.values()],
-        },
-        pa.schema([("path", pa.string()), ("bytes", pa.int64()), ("sha256", pa.binary(32))]),
-    )
-    pq.write_table(table, stream, compression="zstd")
-    data = stream.getvalue()
-    storage.write(storage.join(folder, FILE_TABLE), memoryview(data))
-    return FileSum(bytes=data.size, sha256=hashlib.sha256(data).hexdigest())
-
-
-def _read_table(folder: str, wanted: FileSum) -> dict[str, FileSum]:
-    """Read the table of the files of `folder`. Raises DataError if it is missing or damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = storage.join(folder, FILE_TABLE)
-    try:
-        data = storage.read(path)
-    except FileNotFoundError:
-        raise DataError(
-            f"{path}: missing, though {MANIFEST} names it; delete {folder} and run its stage again"
-        ) from None
-    check_sum(path, hashlib.sha256(data).hexdigest(), wanted)
-    files = {}
-    for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches():
-        columns = (batch[name].to_pylist() for name in ("path", "bytes", "sha256"))
-        for name, size, sha256 in zip(*columns, strict=True):
-            files[name] = FileSum(bytes=size, sha256=sha256.hex())
-    try:
-        for name in files:
-            _check_below(name)
-    except ValueError as error:
-        raise DataError(f"{path}: damaged, or not written by trainrig: {error}") from None
-    return files
+    """Read the manifest of `folder`; return None if its stage is not finished."""
+    return _find_record(Manifest, storage.join(folder, MANIFEST))
 
 
 def read_manifest(folder: str) -> Manifest:
