@@ -292,8 +292,8 @@ class _Passes:
         done = _name_done_folder(self.run, self.decision, name)
         phase = Phase(done, make_work, title=_title(name))
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
-        nth = find_step_number(name, self.run.url_duplicates)
-        self._report_progress(3 * len(self.splits) + nth)
+        number = find_step_number(name, self.run.url_duplicates)
+        self._report_progress(3 * len(self.splits) + number)
         return phase
 
     def remove_spans(self, pool: MeasuredDocuments, search: DuplicateSearch) -> RemovalCounts:
@@ -315,8 +315,10 @@ class _Passes:
         done = _name_done_folder(self.run, self.decision, name)
         phase = Phase(done, make_work, title=_title(name))
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
-        nth = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
-        self._report_progress(3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + nth)
+        number = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
+        self._report_progress(
+            3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + number
+        )
         return phase
 
     def write(
