@@ -130,8 +130,8 @@ class Phase:
         """Return the splits that have no record yet, and a writer of their records.
 
         Records that kill their process are left out of these splits. They were found by an earlier
-        run, and noted by `note_crashed`. Records in one file for each split, which trainrig before 0.2
-        left, are moved into a table.
+        run, and noted by `note_crashed`. Records in one file for each split, which trainrig before
+        0.2 left, are moved into a table.
         """
         listed = storage.list_files(self.records)
         paths = self.tables.select_paths(listed)
@@ -152,7 +152,7 @@ class Phase:
     def _adopt_files(
         self, splits: Sequence[Split], there: Collection[str], writer: RecordWriter
     ) -> set[str]:
-        """Move the record files of an older version into a table; return the names of their splits."""
+        """Move record files of an older version into a table; return the names of the splits."""
         paths = [storage.join(self.records, f"{split.name}.json") for split in splits]
         found = [path for path in paths if path in there]
         names = set[str]()

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 COMMIT_SECONDS = 1.0  # s between two batches, unless no split finishes meanwhile
 BATCHES_TOGETHER = 256  # batches that become one: at most about as many files are left
-_BYTES_HELD = (
-    32 * 2**20
-)  # bytes of batches that wait to become one; curate writes up to 8 kB a split
+_BYTES_HELD = 32 * 2**20  # bytes of batches that wait to become one, at 8 kB a split in curate
 _ROW_GROUP = 10_000  # records per row group of a table
 _ROWS_TOGETHER = 1_000  # records that become Python objects together
 _WHOLE = "records.parquet"
