@@ -2,7 +2,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from support.s3_proxy import Proxy
 
 from trainrig import manifest, splits, storage
 from trainrig.manifest import FileSum
+from trainrig.ray_runtime.split_processing import map_splits
 from trainrig.splits import Phase, RecordSelection, Split, SplitRecord, Work
 
 SPLITS = [Split(name, {"letters": name * 3}) for name in ("b", "a", "c")]
@@ -33,10 +34,13 @@ def make_phase(folder: Path, done: Counter[str]) -> Phase:
     return Phase(str(folder / "records"), make_work)
 
 
-def do(phase: Phase) -> None:
+def do(phase: Phase, splits: Sequence[Split] = SPLITS) -> None:
+    """Process the splits that have no record, as the runner does."""
     work = phase.make_work()
-    for split in phase.find_unfinished(SPLITS):
-        phase.do(work, split)
+    left, records = phase.open_records(splits)
+    with records:
+        for split in left:
+            records.add(phase.do(work, split).to_row())
 
 
 def test_each_split_is_done_once_and_leaves_its_record(tmp_path: Path) -> None:
@@ -59,15 +63,54 @@ def test_only_what_has_no_record_is_done_again(tmp_path: Path) -> None:
     done: Counter[str] = Counter()
     phase = make_phase(tmp_path, done)
     do(phase)
-    storage.delete(phase.record_path(SPLITS[1]))
+    phase.tables.forget([SPLITS[1].name])
     assert phase.find_unfinished(SPLITS) == [SPLITS[1]]
     do(phase)
     assert done == {"aaa": 2, "bbb": 1, "ccc": 1}
 
 
+def write_old_record(phase: Phase, record: SplitRecord) -> Path:
+    """Write a record as trainrig 0.1 did, in a file of its own."""
+    path = Path(phase.records, f"{record.name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(record.model_dump_json())
+    return path
+
+
+def test_records_of_an_older_version_are_kept(tmp_path: Path) -> None:
+    done: Counter[str] = Counter()
+    phase = make_phase(tmp_path, done)
+    old = SplitRecord(name="a", counts={"letters": 3, "by": {"x": 1}}, files={})
+    path = write_old_record(phase, old)
+    other = path.with_name("decision.json")
+    other.write_text("[]")
+    do(phase)
+    assert done == {"bbb": 1, "ccc": 1}
+    assert phase.read_results(SPLITS[1:2]) == [old]
+    assert not path.exists() and other.exists()
+
+
+def test_a_phase_whose_records_are_all_of_an_older_version_is_finished(tmp_path: Path) -> None:
+    phase = make_phase(tmp_path, Counter())
+    for split in SPLITS:
+        write_old_record(phase, SplitRecord(name=split.name, counts={}, files={}))
+    map_splits(phase, SPLITS, workers=0)
+    assert [record.name for record in phase.read_results(SPLITS)] == ["b", "a", "c"]
+    assert [path.name for path in Path(phase.records).iterdir()] == ["records.parquet"]
+
+
+def test_a_newer_record_counts_before_one_of_an_older_version(tmp_path: Path) -> None:
+    phase = make_phase(tmp_path, Counter())
+    do(phase)
+    path = write_old_record(phase, SplitRecord(name="a", counts={"letters": 9}, files={}))
+    assert phase.find_unfinished(SPLITS) == []
+    assert phase.read_results(SPLITS[1:2])[0].counts == {"letters": 3}
+    assert path.exists()
+
+
 def test_records_may_lie_in_a_bucket(s3: str) -> None:
     phase = Phase(f"{s3}/out/scratch/records", lambda: lambda task: ({}, {}))
-    phase.do(phase.make_work(), SPLITS[0])
+    do(phase, SPLITS[:1])
     assert phase.find_unfinished(SPLITS) == SPLITS[1:]
     assert phase.read_results(SPLITS[:1]) == [SplitRecord(name="b", counts={}, files={})]
 
@@ -76,12 +119,12 @@ def test_records_in_a_bucket_are_read_side_by_side(proxy: Proxy, s3: str) -> Non
     many = [Split(f"{number:02}", {}) for number in range(40)]
     phase = Phase(f"{s3}/records", lambda: lambda task: ({}, {}))
     for split in many:
-        phase.do(phase.make_work(), split)
+        do(phase, [split])
     proxy.delay = 0.02
     proxy.count()
     assert [record.name for record in phase.read_results(many)] == [split.name for split in many]
     assert proxy.most_at_once > 4
-    assert proxy.count() == {"GET": 40}
+    assert proxy.count() == {"LIST": 1, "GET": 40}  # the tables of 40 runs
 
 
 def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:
@@ -90,13 +133,14 @@ def test_work_that_fails_leaves_no_record(tmp_path: Path) -> None:
 
     phase = Phase(str(tmp_path), lambda: work)
     with pytest.raises(ZeroDivisionError):
-        phase.do(work, SPLITS[0])
+        do(phase)
     assert phase.find_unfinished(SPLITS) == SPLITS
 
 
 STOPPED_BEFORE_ITS_RECORD = """
 import signal, sys
 from pathlib import Path
+from trainrig.ray_runtime.split_processing import map_splits
 from trainrig.splits import Phase, Split, storage
 def work(task):
     Path(sys.argv[1], "aaa.txt").write_text("aaa")
@@ -105,7 +149,9 @@ def stop(path, data):
     print("worked, not yet recorded", flush=True)
     signal.pause()
 storage.write = stop
-Phase(sys.argv[1] + "/records", lambda: work).do(work, Split("a", {"letters": "aaa"}))
+phase = Phase(sys.argv[1] + "/records", lambda: work)
+_, records = phase.open_records([])
+records.add(phase.do(work, Split("a", {"letters": "aaa"})).to_row())
 """
 
 

@@ -126,6 +126,54 @@ def test_no_color_is_obeyed() -> None:
     assert "curate" in shown.err
 
 
+STAGE_ON_RAY = """
+    import sys, tempfile, time
+    from trainrig.ray_runtime import ray_session
+    from trainrig.ray_runtime.split_processing import map_splits
+    from trainrig.splits import Phase, Split
+    from trainrig.terminal import Terminal
+
+    def make_work():
+        def work(task):
+            time.sleep(0.2)
+            return {}, {}
+        return work
+
+    terminal = Terminal()
+    terminal.listen()
+    ray_session.connect(1, "workers")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        terminal.only_results_on_stdout(),
+        terminal.stage("our own line", "splits") as advance,
+    ):
+        splits = [Split(f"s{number}", {}) for number in range(12)]
+        map_splits(Phase(folder, make_work, title="curate: read pages"), splits, 1, advance)
+    print("the result")
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_in_a_terminal_ray_shows_the_operators_of_a_pipeline_under_their_names() -> None:
+    shown = run_in_terminal(STAGE_ON_RAY, COLUMNS="120", RAY_ADDRESS="local")
+    assert "MapBatches(curate: read pages)" in shown.err
+    assert shown.out == "the result\n"
+    bars = shown.err.partition("MapBatches")[2].rpartition("MapBatches")[0]
+    assert "our own line" not in bars
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_off_a_terminal_ray_shows_no_bars() -> None:
+    shown = run_off_terminal(STAGE_ON_RAY, RAY_ADDRESS="local")
+    assert shown.out == "the result\n"
+    lines = shown.err.splitlines()
+    assert lines == [
+        f"our own line: {done} of 12 splits" for done in (0, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12)
+    ]
+
+
 # --- in this process, without a terminal
 
 

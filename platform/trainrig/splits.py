@@ -1,4 +1,4 @@
-"""Stages divided into splits, each of which writes a record once its outputs are complete.
+"""Stages divided into splits, each of which gets a record once its outputs are complete.
 
 The outputs of a split are named after the split, so they do not depend on the worker, the time or
 the number of workers. A killed stage resumes with the splits that have no record.
@@ -9,14 +9,15 @@ record that kills its process, and have the work leave it out: see `RecordSelect
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from trainrig import storage
 from trainrig.manifest import Below, FileSum
+from trainrig.manifest.split_records import RecordRow, RecordTables, RecordWriter, iterate_rows
 
 # Key of a task: process only the records from the first number to before the last, write nothing.
 PROBED = "probed"
@@ -57,6 +58,20 @@ class SplitRecord(BaseModel):
     counts: dict[str, Any]
     files: dict[Below, FileSum]  # files by their path in the stage's folder
 
+    def to_row(self) -> RecordRow:
+        """Return the record as a row of a table."""
+        files = _FILES.dump_json(self.files).decode()
+        return RecordRow(self.name, _COUNTS.dump_json(self.counts).decode(), files)
+
+    @classmethod
+    def from_row(cls, row: RecordRow) -> "SplitRecord":
+        """Return the record in a row of a table."""
+        files = _FILES.validate_json(row.files)
+        return cls(name=row.name, counts=json.loads(row.counts), files=files)
+
+
+_COUNTS = TypeAdapter(dict[str, Any])
+_FILES = TypeAdapter(dict[Below, FileSum])
 
 Task = Mapping[str, Any]
 Done = tuple[dict[str, Any], dict[str, FileSum]]
@@ -104,24 +119,54 @@ class Phase:
     records: str
     make_work: Callable[[], Work]  # called once in each worker, to load models and open tables
     divisible: bool = False  # Whether the work obeys PROBED and CRASHED.
+    title: str = "splits"  # Name in Ray's progress and dashboard, such as "curate: read pages".
 
-    def record_path(self, split: Split) -> str:
-        """Return the location of the record of `split`."""
-        return storage.join(self.records, f"{split.name}.json")
+    @property
+    def tables(self) -> RecordTables:
+        """The tables of the records of finished splits."""
+        return RecordTables(self.records)
 
-    def find_unfinished(self, splits: Sequence[Split]) -> list[Split]:
-        """Return the splits that have no record yet, without the records that kill their process.
+    def open_records(self, splits: Sequence[Split]) -> tuple[list[Split], RecordWriter]:
+        """Return the splits that have no record yet, and a writer of their records.
 
-        Those were found by an earlier run, and noted by `note_crashed`.
+        Records that kill their process are left out of these splits. They were found by an earlier
+        run, and noted by `note_crashed`. Records in one file for each split, which trainrig before
+        0.2 left, are moved into a table.
         """
-        there = set(storage.list_files(self.records))
-        left = [split for split in splits if self.record_path(split) not in there]
-        return [
+        listed = storage.list_files(self.records)
+        paths = self.tables.select_paths(listed)
+        done = set(self.tables.read(paths, ["name"])["name"].to_pylist()) if paths else set()
+        there = set(listed)
+        writer = self.tables.open_writer(paths)
+        left = [split for split in splits if split.name not in done]
+        done |= self._adopt_files(left, there, writer)
+        left = [
             Split(split.name, {**split.task, CRASHED: json.loads(storage.read(path))})
             if (path := self._crashed_path(split)) in there
             else split
             for split in left
+            if split.name not in done
         ]
+        return left, writer
+
+    def _adopt_files(
+        self, splits: Sequence[Split], there: Collection[str], writer: RecordWriter
+    ) -> set[str]:
+        """Move record files of an older version into a table; return the names of the splits."""
+        paths = [storage.join(self.records, f"{split.name}.json") for split in splits]
+        found = [path for path in paths if path in there]
+        names = set[str]()
+        for data in storage.read_files(found):
+            record = SplitRecord.model_validate_json(data)
+            writer.add(record.to_row())
+            names.add(record.name)
+        writer.write()
+        storage.delete_files(found)
+        return names
+
+    def find_unfinished(self, splits: Sequence[Split]) -> list[Split]:
+        """Return the splits that have no record yet, as `open_records` does."""
+        return self.open_records(splits)[0]
 
     def note_crashed(self, split: Split) -> None:
         """Keep the numbers of the records that are left out of `split`, for later runs."""
@@ -130,16 +175,24 @@ class Phase:
     def _crashed_path(self, split: Split) -> str:
         return storage.join(self.records, f"{split.name}.{CRASHED}")
 
-    def do(self, work: Work, split: Split) -> None:
-        """Perform the task of one split, then write its record."""
+    def do(self, work: Work, split: Split) -> SplitRecord:
+        """Perform the task of one split, and return its record, which the driver keeps."""
         counts, files = work(split.task)
-        record = SplitRecord(name=split.name, counts=counts, files=files)
-        storage.write(self.record_path(split), record.model_dump_json().encode())
+        return SplitRecord(name=split.name, counts=counts, files=files)
 
     def read_results(self, splits: Sequence[Split]) -> list[SplitRecord]:
         """Read the records of `splits`, in the same order."""
-        paths = [self.record_path(split) for split in splits]
-        return [SplitRecord.model_validate_json(data) for data in storage.read_files(paths)]
+        return list(self.iterate_results(splits))
+
+    def iterate_results(self, splits: Sequence[Split]) -> Iterator[SplitRecord]:
+        """Yield the records of `splits`, in the same order.
+
+        The table of all records stays in memory, with their JSON: up to 8 kB for each split in a
+        pass of `curate`. Raises FileNotFoundError if a split has no record.
+        """
+        table = self.tables.read(self.tables.list_paths())
+        for row in iterate_rows(table, [split.name for split in splits]):
+            yield SplitRecord.from_row(row)
 
 
 def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

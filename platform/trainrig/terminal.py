@@ -5,6 +5,7 @@ metrics.
 """
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -32,6 +33,7 @@ from trainrig import job, storage
 from trainrig.config import RunFile
 from trainrig.errors import ClusterError
 from trainrig.manifest import Manifest
+from trainrig.ray_runtime import ray_progress
 from trainrig.train.run.progress import ProgressFollower
 from trainrig.train.run.progress import TrainingProgress as RunProgress
 
@@ -109,9 +111,10 @@ class Terminal:
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(title, total=None, note=unit)
-            yield lambda done, of, note=unit: progress.update(  # type: ignore[misc]
-                task, completed=done, total=of, note=note
-            )
+            with ray_progress.share_terminal(functools.partial(_hide, progress)):
+                yield lambda done, of, note=unit: progress.update(  # type: ignore[misc]
+                    task, completed=done, total=of, note=note
+                )
 
     @contextlib.contextmanager
     def show_trials(self, title: str) -> Iterator[Trials]:
@@ -165,6 +168,16 @@ class Terminal:
             yield lambda done, of, note: progress.update(task, completed=done, total=of, note=note)
 
 
+@contextlib.contextmanager
+def _hide(progress: Progress) -> Iterator[None]:
+    """Hide the line of a stage in the block."""
+    progress.stop()
+    try:
+        yield
+    finally:
+        progress.start()
+
+
 def _build_table(title: str, done: int, of: int, rows: Sequence[Mapping[str, str]]) -> Group:
     table = Table(box=None)
     for name in rows[0] if rows else ():
@@ -186,6 +199,10 @@ class _Talk(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
+
+    def isatty(self) -> bool:
+        """Return whether there is a live terminal, where Ray then shows its progress bars."""
+        return self._terminal.live
 
     def write(self, text: str) -> int:
         for line in text.splitlines():

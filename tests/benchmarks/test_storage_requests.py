@@ -14,6 +14,7 @@ from support.s3_proxy import Proxy
 from trainrig import manifest, storage
 from trainrig.config import OUTPUT, RunFile
 from trainrig.corpus.models.training import TextFiles
+from trainrig.manifest.split_records import RecordWriter
 from trainrig.splits import Phase, Split, SplitRecord
 
 pytestmark = pytest.mark.bench
@@ -43,9 +44,10 @@ def fill(folder: str, names: list[str], data: bytes = b"x") -> None:
 def fill_stage(folder: str) -> list[Split]:
     """Put the records and files of a stage that was killed before its end."""
     splits = [Split(f"s-{number:05d}", {}) for number in range(SPLITS)]
+    with RecordWriter(f"{folder}/scratch/done", 0) as records:
+        for split in splits:
+            records.add(SplitRecord(name=split.name, counts={"documents": 1}, files={}).to_row())
     for split in splits:
-        record = SplitRecord(name=split.name, counts={"documents": 1}, files={})
-        fill(f"{folder}/scratch/done", [f"{split.name}.json"], record.model_dump_json().encode())
         fill(f"{folder}/scratch", [f"{kind}/{split.name}" for kind in KINDS])
     return splits
 

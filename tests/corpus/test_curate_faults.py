@@ -73,7 +73,8 @@ def test_a_process_killed_inside_a_file_costs_a_part_at_most(
             driver.kill()
         else:
             family = psutil.Process(driver.pid).children(recursive=True)
-            workers = [process for process in family if "_do_split" in " ".join(process.cmdline())]
+            title = "curate: read pages"
+            workers = [process for process in family if title in " ".join(process.cmdline())]
             assert workers
             for worker in workers:
                 worker.kill()

@@ -16,6 +16,7 @@ from trainrig.errors import ClusterError, DataError
 from trainrig.manifest import FileSum
 from trainrig.ray_runtime import ray_session, split_processing
 from trainrig.ray_runtime.split_processing import find_crashing_record, map_splits
+from trainrig.ray_runtime.split_workers import SharedPhase
 from trainrig.ray_runtime.worker_space import WorkerPlace
 from trainrig.splits import Phase, RecordSelection, Split, Work
 
@@ -224,18 +225,19 @@ def search(
     runs = []
 
     def run(
-        phase: Phase, left: list[Split], place: Any, call: str, tries: int, killed: list[Split]
+        shared: SharedPhase, left: list[Split], place: Any, tries: int, killed: list[Split]
     ) -> Iterator[dict[str, Any]]:
         assert place.most == 1
         (split,) = left
         runs.append(split)
         if not dies(split):
-            yield {"name": split.name, "error": b"", "records": 40}
+            yield {"name": split.name, "error": b"", "records": 40, "counts": "{}", "files": "{}"}
 
     monkeypatch.setattr(split_processing, "_run_by_tasks", run)
     place = WorkerPlace({"CPU": 1}, {}, 2)
     finish = split_processing._finish_without_crashing_records
-    return finish(phase, Split("s", {}), place, "call"), runs
+    shared = SharedPhase("call", None, phase.title)
+    return finish(phase, shared, Split("s", {}), place).name, runs
 
 
 def list_probed(split: Split) -> set[int]:

@@ -13,6 +13,7 @@ with other rules starts at *judge*, from the documents that it kept and dropped.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
@@ -67,6 +68,7 @@ from trainrig.manifest import Manifest, Stage
 from trainrig.ray_runtime.ray_session import connect
 from trainrig.ray_runtime.split_processing import Progress, map_splits
 from trainrig.splits import Phase, Split, Work, sum_counts
+from trainrig.storage.concurrent_requests import map_concurrently
 
 __all__ = [
     "DROPPED",
@@ -91,6 +93,7 @@ REPORT_PAGE = "report.html"
 # A run that another version began then continues from the pages read.
 PASSES_FORMAT = 5
 READ = "read"  # folder of the first pass's records; other passes' records belong to a decision
+TITLES = {READ: "read pages", "judge": "apply rules", "write": "write documents"}
 
 # splits; up to this many, rules are applied in this process, as workers take time to start
 JUDGED_HERE = 500
@@ -118,6 +121,7 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
         if run.workers:
             connect(run.workers, "workers")
         pool, cost = _read_finished(run, stage.before) if stage.before else passes.read()
+    passes = dataclasses.replace(passes, splits=pool.add_to_tasks(splits))
     passes.check_columns(pool)
     passes.judge(pool)
     search, found = passes.find_duplicates(pool)
@@ -170,19 +174,36 @@ class _Passes:
         folder = storage.join(self.run.output, manifest.SCRATCH, self.decision)
         return functools.partial(storage.join, folder)
 
+    @functools.cached_property
+    def pairs_are_known(self) -> bool:
+        """True if a finished output holds the pairs of near-duplicates that the run needs."""
+        return self.stage.before is not None and pairs_are_known(self.run)
+
+    @functools.cached_property
+    def searched(self) -> str:
+        """The folder of the files of the search for duplicates."""
+        if self.pairs_are_known:
+            return storage.join(self.run.output, near_duplicates.FOLDER)
+        return self.path_of()
+
     def read(self) -> tuple[MeasuredDocuments, dict[str, float]]:
         """Read pages into measured documents; return these and the cost of reading."""
         work = functools.partial(read_all_pages, self.run)
         with self._time_phase("read"):
-            records = self._map(READ, work, self.splits, before=0).read_results(self.splits)
-        counts = sum_counts(record.counts["found"] for record in records)
+            phase = self._map(READ, work, self.splits, before=0)
+        parts = dict[str, int]()
+        peak = 0
+        for record in phase.iterate_results(self.splits):
+            parts[record.name] = record.counts["parts"]
+            peak = max(peak, record.counts["peak_bytes"])
+        results = functools.partial(phase.iterate_results, self.splits)
+        counts = sum_counts(record.counts["found"] for record in results())
         if not counts["documents"]:
             raise DataError(f"{self.run.output}: nothing to curate; {explain_nothing_read(counts)}")
         cost = {
-            **sum_counts(record.counts["cost"] for record in records),
-            "peak_bytes": max(record.counts["peak_bytes"] for record in records),
+            **sum_counts(record.counts["cost"] for record in results()),
+            "peak_bytes": peak,
         }
-        parts = {record.name: record.counts["parts"] for record in records}
         return Parts(self.run.output, parts), cost
 
     def check_columns(self, pool: MeasuredDocuments) -> None:
@@ -190,7 +211,8 @@ class _Passes:
 
         Columns that no rule needs may be missing, such as signals of newer versions.
         """
-        there = set().union(*(pool.list_columns(split.name) for split in self.splits))
+        names = [split.name for split in self.splits]
+        there = set().union(*map_concurrently(pool.list_columns, names))
         missing = sorted(apply_rules.list_deciding_columns(self.run) - there)
         if missing:
             raise DataError(
@@ -208,29 +230,33 @@ class _Passes:
             if not storage.exists(self.path_of(name)):
                 found = find(self.run, pool, self.splits)
                 storage.write(self.path_of(name), json.dumps(found).encode())
-        work = functools.partial(apply_rules.apply_rules_to_split, self.run, pool, self.path_of)
+        shared = pool.without_splits()
+        work = functools.partial(apply_rules.apply_rules_to_split, self.run, shared, self.path_of)
         here = len(self.splits) <= JUDGED_HERE
         workers = 0 if here else self.run.workers
         with self._time_phase("judge"):
             phase = self._map("judge", work, self.splits, len(self.splits), workers)
-            counts = sum_counts(record.counts for record in phase.read_results(self.splits))
+            counts = sum_counts(record.counts for record in phase.iterate_results(self.splits))
         storage.write(self.path_of(tally_sums.RULES_TALLY), json.dumps(counts).encode())
         apply_rules.refuse_rules_that_wipe_out(self.run, counts["tally"])
 
     def find_duplicates(self, pool: MeasuredDocuments) -> tuple[DuplicateSearch, DuplicatesFound]:
         """Find duplicates among the documents that passed; return the search and its result."""
-        known = self.stage.before is not None and pairs_are_known(self.run)
+        known = self.pairs_are_known
         if known:
-            folder = storage.join(self.run.output, near_duplicates.FOLDER)
             counts = read_known_splits(self.run)
             self._report_progress(3 * len(self.splits))
         else:
-            folder = self.path_of()
             with self._time_phase("sign"):
                 counts = self._sign(pool)
         own = [
             SplitIndex(
-                name, len(self.run.against), False, **build_paths(folder, name), count=n, shingles=m
+                name,
+                len(self.run.against),
+                False,
+                **build_paths(self.searched, name),
+                count=n,
+                shingles=m,
             )
             for name, (n, m) in counts.items()
         ]
@@ -250,11 +276,12 @@ class _Passes:
 
     def _sign(self, pool: MeasuredDocuments) -> dict[str, tuple[int, int]]:
         """Sign the texts that passed; return the numbers of documents and shingles by split."""
-        work = functools.partial(write_documents.write_signatures, self.run, pool, self.path_of)
+        shared = pool.without_splits()
+        work = functools.partial(write_documents.write_signatures, self.run, shared, self.path_of)
         before = 2 * len(self.splits)
         phase = Phase(_name_done_folder(self.run, self.decision, "sign"), work)
         forget_torn(phase, self.splits, self.path_of())
-        records = self._map("sign", work, self.splits, before).read_results(self.splits)
+        records = self._map("sign", work, self.splits, before).iterate_results(self.splits)
         return {
             record.name: (record.counts["documents"], record.counts["shingles"])
             for record in records
@@ -262,16 +289,18 @@ class _Passes:
 
     def _step(self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]) -> Phase:
         """Run one pass of the search for duplicates; each pass counts as one split of progress."""
-        phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
+        done = _name_done_folder(self.run, self.decision, name)
+        phase = Phase(done, make_work, title=_title(name))
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
-        done = find_step_number(name, self.run.url_duplicates)
-        self._report_progress(3 * len(self.splits) + done)
+        number = find_step_number(name, self.run.url_duplicates)
+        self._report_progress(3 * len(self.splits) + number)
         return phase
 
     def remove_spans(self, pool: MeasuredDocuments, search: DuplicateSearch) -> RemovalCounts:
         """Find the spans to remove from the surviving documents; return their counts."""
         own = [split_index for split_index in search.split_indexes if not split_index.earlier]
-        surviving = SurvivingDocuments(pool, self.path_of, list_removal_steps(self.run))
+        steps = list_removal_steps(self.run)
+        surviving = SurvivingDocuments(pool.without_splits(), self.path_of, steps)
         with self._time_phase("cut"):
             counts = SpanRemoval(
                 self.run, surviving, self.splits, self._run_removal_pass
@@ -283,10 +312,13 @@ class _Passes:
         self, name: str, make_work: Callable[[], Work], tasks: Sequence[Split]
     ) -> Phase:
         """Run one pass of span removal; each pass counts as one split of progress."""
-        phase = Phase(_name_done_folder(self.run, self.decision, name), make_work)
+        done = _name_done_folder(self.run, self.decision, name)
+        phase = Phase(done, make_work, title=_title(name))
         map_splits(phase, tasks, self.run.workers if len(tasks) > 1 else 0, brief=True)
-        nth = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
-        self._report_progress(3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + nth)
+        number = list_removal_passes(self.run).index(name.rstrip("-0123456789")) + 1
+        self._report_progress(
+            3 * len(self.splits) + len(list_steps(self.run.url_duplicates)) + number
+        )
         return phase
 
     def write(
@@ -300,19 +332,16 @@ class _Passes:
         """Write each document to its folder; return the manifest."""
         # A finished output stays complete until all of its replacement is written.
         folder = self.path_of("new") if self.stage.before else self.run.output
-        split_indexes = {
-            split_index.name: split_index
-            for split_index in search.split_indexes
-            if not split_index.earlier
-        }
+        shared = pool.without_splits()
         work = functools.partial(
-            write_documents.write_split, self.run, pool, self.path_of, folder, split_indexes
+            write_documents.write_split, self.run, shared, self.path_of, folder, self.searched
         )
         passes = len(list_steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
         before = 3 * len(self.splits) + passes
         with self._time_phase("write"):
-            records = self._map("write", work, self.splits, before).read_results(self.splits)
-        counts = sum_counts(record.counts for record in records) | cut.compute_counts()
+            phase = self._map("write", work, self.splits, before)
+        written = sum_counts(record.counts for record in phase.iterate_results(self.splits))
+        counts = written | cut.compute_counts()
         counts["pairs"] = {
             "compared": found.candidates,
             "verified": found.verified,
@@ -320,7 +349,11 @@ class _Passes:
         }
         if not counts["documents_kept"]:
             raise DataError(f"{self.run.output}: nothing was kept; {explain_nothing_kept(counts)}")
-        files = {name: entry for record in records for name, entry in record.files.items()}
+        files = {
+            name: entry
+            for record in phase.iterate_results(self.splits)
+            for name, entry in record.files.items()
+        }
         files |= near_duplicates.write_index(self.run, folder, search, found)
         tallies = self._sum_tallies()
         if thin := describe_doubtful(tallies.hosts):
@@ -354,7 +387,7 @@ class _Passes:
         def run_tasks(level: int, tasks: Sequence[Split]) -> None:
             done = _name_done_folder(self.run, self.decision, "tallies", str(level))
             work = functools.partial(tally_sums.sum_tallies, self.path_of, level)
-            map_splits(Phase(done, work), tasks, workers, brief=True)
+            map_splits(Phase(done, work, title=_title("tallies")), tasks, workers, brief=True)
 
         with self._time_phase("write"):
             summed = tally_sums.add_up([split.name for split in self.splits], run_tasks)
@@ -388,7 +421,7 @@ class _Passes:
         """Run one pass, reporting its progress as a part of the whole; None: with all workers."""
         records = (name,) if name == READ else (self.decision, name)
         done = _name_done_folder(self.run, *records)
-        phase = Phase(done, make_work, divisible=name == READ)
+        phase = Phase(done, make_work, name == READ, _title(TITLES.get(name, name)))
         workers = self.run.workers if workers is None else workers
         map_splits(phase, splits, workers, lambda done, _: self._report_progress(before + done))
         return phase
@@ -397,6 +430,11 @@ class _Passes:
         if self.progress:
             passes = len(list_steps(self.run.url_duplicates)) + len(list_removal_passes(self.run))
             self.progress(done, 4 * len(self.splits) + passes)
+
+
+def _title(name: str) -> str:
+    """Return the name of a pass as Ray shows it."""
+    return f"curate: {name.replace('-', ' ')}"
 
 
 def _name_done_folder(run: Curation, *names: str) -> str:

@@ -28,6 +28,7 @@ from trainrig import storage
 from trainrig.corpus.removed_spans import Removed, restore
 from trainrig.errors import DataError
 from trainrig.manifest import MANIFEST, SCRATCH, Below, Manifest
+from trainrig.splits import Split, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,8 +126,20 @@ PAGES = "pages"
 ROW = "row"  # column with a record's position among all records read of its split
 
 
+PAGE_FILES = "page_files"  # key of a task: number of parts of its split
+
+
 class MeasuredDocuments(Protocol):
     """Source of measured documents, by split."""
+
+    def add_to_tasks(self, splits: Sequence[Split]) -> list[Split]:
+        """Return `splits` with what `select` needs to know of each one in its task."""
+
+    def without_splits(self) -> MeasuredDocuments:
+        """Return the source for all tasks of a pass, without a row for each split."""
+
+    def select(self, task: Task) -> MeasuredDocuments:
+        """Return the documents of the split of `task`, which `add_to_tasks` returned."""
 
     def iterate_chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the rows of `split` in reading order, as tables of moderate size."""
@@ -144,6 +157,21 @@ class Parts:
 
     output: str
     numbers: Mapping[str, int]  # number of parts, by split; empty while pages are being read
+
+    def add_to_tasks(self, splits: Sequence[Split]) -> list[Split]:
+        """Return `splits` with the number of its parts in each task."""
+        return [
+            Split(split.name, {**split.task, PAGE_FILES: self.numbers[split.name]})
+            for split in splits
+        ]
+
+    def without_splits(self) -> Parts:
+        """Return the source without the numbers of parts."""
+        return Parts(self.output, {})
+
+    def select(self, task: Task) -> Parts:
+        """Return the documents of the split of `task`."""
+        return Parts(self.output, {task["name"]: task[PAGE_FILES]})
 
     def name_page_file(self, split: str, number: int) -> str:
         """Return the path of the rows of part `number`."""
@@ -179,6 +207,18 @@ class DecidedDocuments:
     """Measured documents of a finished curation: kept and dropped documents together."""
 
     output: str
+
+    def add_to_tasks(self, splits: Sequence[Split]) -> list[Split]:
+        """Return `splits`: the names of their files suffice."""
+        return list(splits)
+
+    def without_splits(self) -> DecidedDocuments:
+        """Return this source, which holds nothing of a split."""
+        return self
+
+    def select(self, task: Task) -> DecidedDocuments:
+        """Return this source, which reads files by name."""
+        return self
 
     def iterate_chunks(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield all rows of the split as one table.

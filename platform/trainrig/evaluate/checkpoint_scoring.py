@@ -57,12 +57,13 @@ class CheckpointScoring:
         plan = TaskPlan(self._run, load_task_runs(self._run))
         splits = plan.list_splits()[rank::world]
         phase = Phase(storage.join(self._run.output, manifest.SCRATCH, "tasks"), plan.make_work)
-        left = phase.find_unfinished(splits)
+        left, records = phase.open_records(splits)
         work = phase.make_work() if left else None
-        for split in left:
-            assert work is not None
-            phase.do(work, split)
-            yield
+        with records:
+            for split in left:
+                assert work is not None
+                records.add(phase.do(work, split).to_row())
+                yield
 
     def finish(self) -> Mapping[str, CheckpointScore]:
         """Score the shards that are left, write the scorecard and return its scores.

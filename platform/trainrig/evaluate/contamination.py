@@ -43,7 +43,8 @@ def find_seen(
     files = storage.list_files(storage.join(corpus, KEPT), ".parquet")
     splits = [Split(f"{n:05d}", {"number": n, "file": file}) for n, file in enumerate(files)]
     matches = [storage.join(scratch, "matches", f"{split.name}.npz") for split in splits]
-    phase = Phase(storage.join(scratch, "matched"), functools.partial(_make_work, path, matches))
+    work = functools.partial(_make_work, path, matches)
+    phase = Phase(storage.join(scratch, "matched"), work, title="evaluate: search the corpus")
     do(phase, splits)
     index = Index.load(path)
     found = merge(index, matches).unit_documents > 0

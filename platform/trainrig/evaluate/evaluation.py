@@ -191,7 +191,8 @@ def _score_held_out(run: Evaluation, stage: Stage) -> dict[str, SourceScore]:
     """Compute the held-out scores of each source, then of the conversations."""
     plan = HeldOutPlan(run)
     splits = plan.list_splits()
-    phase = Phase(stage.build_path(manifest.SCRATCH, "held_out"), plan.make_work)
+    scratch = stage.build_path(manifest.SCRATCH, "held_out")
+    phase = Phase(scratch, plan.make_work, title="evaluate: score held-out text")
     _map(run, phase, splits)
     return {
         record.name.removeprefix("held-out-"): SourceScore(**record.counts)
@@ -204,7 +205,8 @@ def _ask(
 ) -> dict[str, FileSum]:
     """Evaluate all tasks of `plan`, and return the checksums of the files of scored rows."""
     splits = plan.list_splits()
-    phase = Phase(stage.build_path(manifest.SCRATCH, records), plan.make_work)
+    scratch = stage.build_path(manifest.SCRATCH, records)
+    phase = Phase(scratch, plan.make_work, title=f"evaluate: score {records}")
     _map(run, phase, splits)
     return {
         name: entry for record in phase.read_results(splits) for name, entry in record.files.items()

@@ -92,6 +92,7 @@ def encode_conversations(run: ConversationEncoding, progress: Progress | None = 
             stage.build_path(manifest.SCRATCH),
             functools.partial(_make_work, run, sources, chat, labels),
             divisible=True,
+            title="conversations: encode",
         )
         map_splits(phase, splits, run.workers, progress)
         records = phase.read_results(splits)
@@ -133,7 +134,8 @@ def _find_labels(
     """Return the class names from the run file, or collect them in a pass over all rows."""
     if run.labels or run.rows != "classified":
         return run.labels
-    phase = Phase(storage.join(scratch, "labels"), functools.partial(count_labels, sources))
+    work = functools.partial(count_labels, sources)
+    phase = Phase(storage.join(scratch, "labels"), work, title="conversations: count labels")
     map_splits(phase, splits, run.workers, None)
     counts = sum_counts(record.counts for record in phase.read_results(splits))
     return settle_labels(counts.get("numbers", {}), counts.get("names", {}))

@@ -234,7 +234,8 @@ def generate_file(
     make = functools.partial(_make_work, checkpoint, sampling, scratch, vllm_memory)
     if workers:
         connect(workers, "workers", models=True)
-    map_splits(Phase(storage.join(scratch, "done"), make), splits, workers, models=True)
+    phase = Phase(storage.join(scratch, "done"), make, title="generate: answer prompts")
+    map_splits(phase, splits, workers, models=True)
     parts = [storage.join(scratch, f"{split.name}.jsonl") for split in splits]
     lines = b"".join(storage.read_files(parts))
     storage.write(out, lines)

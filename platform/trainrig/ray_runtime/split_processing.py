@@ -1,37 +1,38 @@
 """Processing of the splits of a stage, on Ray Data or in this process.
 
 The stages that divide their work into splits (curate, tokenize) share this code. Only the name and
-task of a split are sent to a worker, and only its name comes back: pages and tokens never enter the
-object store. A split whose process is killed is tried again, and then the record that kills it is
-searched for.
+task of a split are sent to a worker, and only its record comes back, which the driver writes with
+others: pages and tokens never enter the object store. A task gets a few splits and a reference to
+the phase, so its size does not depend on the number of splits. A split whose process is killed is
+tried again, and then the record that kills it is searched for.
 """
 
 import collections
 import contextlib
 import dataclasses
-import json
 import logging
-import pickle
 import queue
 import sys
 import threading
-import traceback
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from trainrig import errors
 from trainrig.errors import ClusterError, ClusterLost, Unfinished
-from trainrig.ray_runtime import ray_local, worker_space
+from trainrig.manifest.split_records import RecordRow
+from trainrig.ray_runtime import ray_local, ray_progress, split_workers, worker_space
 from trainrig.ray_runtime.ray_session import join
-from trainrig.splits import PROBED, Phase, Split, Work
+from trainrig.splits import Phase, Split
 
 log = logging.getLogger(__name__)
 TRIES = 3  # times that the process of a split may be killed before the reason is searched for
 NODES = 5  # nodes that a split may lose before it counts as the reason
 MOST_CRASHED = 10  # records of a split that are left out; more of them point to the machine
 SPLITS_THREAD = "splits"  # name of the thread that waits for splits
+# Ray Data takes 10 ms of the driver for a task, so a task gets up to MOST_TOGETHER splits, but a
+# worker gets TASKS_EACH tasks at least: at the end of a phase, it waits for one task of another.
+MOST_TOGETHER = 16
+TASKS_EACH = 16
 
 _Row = TypeVar("_Row")
 
@@ -52,6 +53,7 @@ def map_splits(
     Splits run on Ray Data, or in this process if `workers` is 0. A `brief` phase takes tenths of a
     second, less than the setup of Ray Data, and runs as plain Ray tasks instead. The first error of
     a split ends the phase; splits that are done stay done. `progress` is called after each split.
+    The record of a split is written within a second, together with those of others.
     `models`: whether the workers load a model; they then run as `worker_space.find_place` says.
 
     A split whose process is killed is tried TRIES times. In a divisible phase, the record that
@@ -62,13 +64,21 @@ def map_splits(
     if a joined cluster is lost.
     """
     advance = progress or (lambda done, all_: None)
-    while left := phase.find_unfinished(splits):
+    while True:
+        left, records = phase.open_records(splits)
+        if not left:
+            break
         done = len(splits) - len(left)
         advance(done, len(splits))
         try:
-            for _ in _wait_for_splits(phase, left, workers, brief, models):
-                done += 1
-                advance(done, len(splits))
+            with records:
+                for row in _wait_for_splits(phase, left, workers, brief, models):
+                    if row is None:
+                        records.write()
+                        continue
+                    records.add(row)
+                    done += 1
+                    advance(done, len(splits))
         except ClusterLost as lost:
             if not ray_local.end_own():
                 again = "finished work is kept; run the same command to continue"
@@ -76,74 +86,82 @@ def map_splits(
             log.warning("%s; starting another one for the remaining work", lost)
             join()
         else:
-            return
-    advance(len(splits), len(splits))
+            break
+    phase.tables.merge()
+    if not left:
+        advance(len(splits), len(splits))
 
 
 def _wait_for_splits(
     phase: Phase, left: Sequence[Split], workers: int, brief: bool, models: bool
-) -> Iterator[str]:
-    """Process the splits in `left` and yield the name of each one when it is done."""
+) -> Iterator[RecordRow | None]:
+    """Process the splits in `left` and yield the record of each one when it is done.
+
+    Yields None when no split is done for a while.
+    """
     if not workers:
         return _run_in_process(phase, left)
     return _run_by_ray(phase, left, worker_space.find_place(workers, models), brief)
 
 
-def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[str]:
-    if left:
-        work = phase.make_work()
-        for split in left:
-            phase.do(work, split)
-            yield split.name
+def _run_in_process(phase: Phase, left: Sequence[Split]) -> Iterator[RecordRow]:
+    work = phase.make_work()
+    for split in left:
+        yield phase.do(work, split).to_row()
 
 
 def _run_by_ray(
     phase: Phase, left: Sequence[Split], place: worker_space.WorkerPlace, brief: bool
-) -> Iterator[str]:
+) -> Iterator[RecordRow | None]:
     """Process the splits by Ray Data or by tasks, and search for the records that kill."""
-    call = uuid.uuid4().hex
+    shared = split_workers.SharedPhase.put(phase)
     tries = TRIES
     if not brief:
         from ray.exceptions import ObjectLostError
 
         done = set()
-        with contextlib.suppress(ObjectLostError):  # a node was lost that held the name of a split
-            for name in _run_by_ray_data(phase, left, place, call):
-                done.add(name)
-                yield name
+        with contextlib.suppress(ObjectLostError):  # a node was lost that held a large record
+            for row in _run_by_ray_data(shared, left, place):
+                if row is not None:
+                    done.add(row.name)
+                yield row
         # Ray Data passed over these: their processes were killed, or their nodes were lost.
         left = [split for split in left if split.name not in done]
         tries -= 1
     killed = list[Split]()
-    yield from _iterate_names(_run_by_tasks(phase, left, place, call, tries, killed))
+    yield from _iterate_records(_run_by_tasks(shared, left, place, tries, killed))
+    yield None  # the search may take long
     for number, split in enumerate(killed, 1):
         log.warning(
             "%s: its process was killed %d times (split %d of %d such)",
             *(split.name, TRIES, number, len(killed)),
         )
-        yield _finish_without_crashing_records(phase, split, place, call)
+        yield _finish_without_crashing_records(phase, shared, split, place)
+        yield None
 
 
 def _finish_without_crashing_records(
-    phase: Phase, split: Split, place: worker_space.WorkerPlace, call: str
-) -> str:
+    phase: Phase, shared: split_workers.SharedPhase, split: Split, place: worker_space.WorkerPlace
+) -> RecordRow:
     """Put the records that kill their process in quarantine, and process the rest of `split`.
 
-    One process works at a time, so that memory is not short because of others. Returns the name of
-    the split. Raises ClusterError if no single record kills, or if MOST_CRASHED are not all.
+    One process works at a time, so that memory is not short because of others. Returns the record
+    of the split. Raises ClusterError if no single record kills, or if MOST_CRASHED are not all.
     """
     alone = dataclasses.replace(place, most=1)
 
     def probe(begin: int, end: int) -> int | None:
-        for row in _run_by_tasks(phase, [split.probe(begin, end)], alone, call, 1, []):
-            _raise_error(row)
-            return int(row["records"])
+        for row in _run_by_tasks(shared, [split.probe(begin, end)], alone, 1, []):
+            if row is not None:
+                split_workers.raise_error(row)
+                return int(row["records"])
         return None
 
     for left_out in range(MOST_CRASHED + 1):
         tries = TRIES if left_out else 1
-        for name in _iterate_names(_run_by_tasks(phase, [split], alone, call, tries, [])):
-            return name
+        for record in _iterate_records(_run_by_tasks(shared, [split], alone, tries, [])):
+            if record is not None:
+                return record
         if not phase.divisible:
             raise _explain_killed(split, "finished splits are kept")
         if left_out == MOST_CRASHED:
@@ -197,9 +215,9 @@ def _explain_killed(split: Split, why: str) -> ClusterError:
 
 
 def _run_by_ray_data(
-    phase: Phase, left: Sequence[Split], place: worker_space.WorkerPlace, call: str
-) -> Iterator[str]:
-    """Process the splits and yield the names of those that are done.
+    shared: split_workers.SharedPhase, left: Sequence[Split], place: worker_space.WorkerPlace
+) -> Iterator[RecordRow | None]:
+    """Process the splits and yield the records of those that are done.
 
     A split whose process is killed is passed over. Its other tries are plain tasks, which tell a
     killed process from a lost node.
@@ -207,64 +225,81 @@ def _run_by_ray_data(
     import ray.data
     from ray.util.annotations import RayDeprecationWarning
 
+    size = min(place.most, len(left))
     # A copy, because datasets of the caller must not lose blocks with errors.
     context = ray.data.DataContext.get_current().copy()
-    context.enable_progress_bars = False
+    context.enable_progress_bars = ray_progress.is_shown()
+    context.enable_rich_progress_bars = True
+    context.use_ray_tqdm = False
     context.print_on_execution_start = False
     context.execution_options.label_selector = dict(place.selector) or None
     # All tasks are submitted at once, because Ray's autoscaler starts nodes only for waiting tasks.
     # With resource reservation, Ray Data would submit only the tasks that fit the live nodes.
     context.op_resource_reservation_enabled = False
-    context.max_errored_blocks = -1  # `_do_split` returns its errors: only killed splits remain
+    context.max_errored_blocks = -1  # `do_split` returns its errors: only killed splits remain
+    # Bytes. Each record is then a block, which arrives as soon as its split is done.
+    context.target_max_block_size = 1
     with ray.data.DataContext.current(context):
         rows = ray.data.from_items(
-            [_make_row(split) for split in left], override_num_blocks=len(left)
+            [split_workers.make_row(split) for split in left],
+            override_num_blocks=-(-len(left) // count_together(len(left), size)),
         )
-    size = min(place.most, len(left))
-    shared = phase, call
+    options: dict[str, Any] = {
+        "batch_size": None,
+        "batch_format": "pyarrow",
+        "num_cpus": place.need["CPU"],
+    }
     with warnings.catch_warnings():
         # Ray 2.64 will take no options for retries, and names no other way to limit them.
         warnings.simplefilter("ignore", RayDeprecationWarning)
         if place.gpus:
             # Ray ends the process of a task on a GPU with the task: the next one would load again.
-            done = rows.map(
-                _SplitActor,  # type: ignore[arg-type] # a class, which Ray makes callable
-                fn_constructor_args=shared,
+            done = rows.map_batches(
+                split_workers.name_actor(shared.title),
+                fn_constructor_args=(shared,),
                 compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
-                num_cpus=place.need["CPU"],
                 num_gpus=place.gpus,
                 max_task_retries=0,  # the actor starts again, and the next tries are plain tasks
+                **options,
             )
         else:
             # Otherwise tasks: their worker processes, with all imports, live on between phases.
-            done = rows.map(
-                _do_split,  # type: ignore[arg-type] # a function with more arguments, which follow
-                fn_args=shared,
+            done = rows.map_batches(
+                split_workers.name_function(shared),
                 compute=ray.data.TaskPoolStrategy(size=size),
-                num_cpus=place.need["CPU"],
                 max_retries=0,  # otherwise Ray retries for ever what its memory monitor killed
+                **options,
             )
+    done.set_name(shared.title)
 
     def iterate() -> Iterator[dict[str, Any]]:
         rays = logging.getLogger("ray.data")
         level = rays.level
         rays.setLevel(logging.CRITICAL)  # errors are raised by the caller of this function
         try:
-            yield from done.iter_rows()
+            # With a prefetched batch, each record would wait for the next one.
+            batches = done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+            for batch in batches:
+                yield from batch.to_pylist()  # type: ignore[union-attr] # by the format
         finally:
             rays.setLevel(level)
 
-    yield from _iterate_names(_iterate_in_thread(iterate))
+    with ray_progress.suspend_own():
+        yield from _iterate_records(_iterate_in_thread(iterate))
+
+
+def count_together(splits: int, workers: int) -> int:
+    """Return the number of splits in a task."""
+    return max(1, min(MOST_TOGETHER, splits // (TASKS_EACH * workers)))
 
 
 def _run_by_tasks(
-    phase: Phase,
+    shared: split_workers.SharedPhase,
     left: Sequence[Split],
     place: worker_space.WorkerPlace,
-    call: str,
     tries: int,
     killed: list[Split],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Any] | None]:
     """Process the splits by plain Ray tasks, and yield the rows of those that are done.
 
     Splits whose process is killed on `tries` tries are added to `killed`. A split whose node is
@@ -275,13 +310,13 @@ def _run_by_tasks(
     import ray
     from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
-    do: Any = ray.remote(_do_split).options(
+    do: Any = ray.remote(split_workers.do_split).options(
+        name=shared.title,
         num_cpus=place.need["CPU"],
         num_gpus=place.gpus,
         label_selector=dict(place.selector),
         max_retries=0,
     )
-    shared = ray.put(phase)
 
     def rows() -> Iterator[dict[str, Any]]:
         to_go = collections.deque((split, tries) for split in left)
@@ -290,7 +325,7 @@ def _run_by_tasks(
         while to_go or running:
             while to_go and len(running) < place.most:
                 split, tries_left = to_go.popleft()
-                running[do.remote(_make_row(split), shared, call)] = split, tries_left
+                running[do.remote(split_workers.make_row(split), shared)] = split, tries_left
             (done,), _ = ray.wait(list(running))
             split, tries_left = running.pop(done)
             try:
@@ -314,26 +349,20 @@ def _run_by_tasks(
     yield from _iterate_in_thread(rows)
 
 
-def _make_row(split: Split) -> dict[str, Any]:
-    """Convert a split to the row that is sent to a worker."""
-    return {"name": split.name, "task": json.dumps(dict(split.task))}
-
-
-def _iterate_names(done: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the names of the splits that are done; raise the first error among them."""
+def _iterate_records(done: Iterable[Mapping[str, Any] | None]) -> Iterator[RecordRow | None]:
+    """Yield the records of the splits that are done; raise the first error among them."""
     for row in done:
-        _raise_error(row)
-        yield row["name"]
+        if row is None:
+            yield None
+        else:
+            split_workers.raise_error(row)
+            yield RecordRow(row["name"], row["counts"], row["files"])
 
 
-def _raise_error(row: Mapping[str, Any]) -> None:
-    """Raise the error that `_do_split` returned, if any."""
-    if row["error"]:
-        raise pickle.loads(row["error"])
-
-
-def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
+def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row | None]:
     """Yield the items of `iterate()`, which runs in a separate thread; raise its error here.
+
+    Yields None when there is no item for LOOK_AT_RAY seconds.
 
     A signal handler's exception is raised in the main thread, and Ray's code swallows some of these
     exceptions. With Ray's code in the main thread, a driver that received a stop signal then waited
@@ -362,6 +391,7 @@ def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
                 row, error = results.get(timeout=ray_local.LOOK_AT_RAY)
             except queue.Empty:
                 ray_local.raise_if_lost()
+                yield None
                 continue
             if error is not None:
                 ray_local.raise_if_lost(surely=True)
@@ -371,57 +401,3 @@ def _iterate_in_thread(iterate: Callable[[], Iterable[_Row]]) -> Iterator[_Row]:
             yield row
     finally:
         ended.set()
-
-
-_loaded: dict[str, Work] = {}  # loaded work of the latest `map_splits` call, in a Ray worker
-
-
-def _load_work(call: str, make_work: Callable[[], Work]) -> Work:
-    """Return the result of `make_work`, cached for all splits of the `map_splits` call `call`."""
-    if call not in _loaded:
-        _loaded.clear()  # before loading, because both may be too large for the memory together
-        _loaded[call] = make_work()
-    return _loaded[call]
-
-
-def _do_split(row: Mapping[str, Any], phase: Phase, call: str) -> dict[str, Any]:
-    """Process one split of a phase; `call` is the id of the call of `map_splits`.
-
-    An error is returned as a part of the row. Ray would wrap it in pages of traceback, and Ray Data
-    would pass over it.
-    """
-    split = Split(name=row["name"], task=json.loads(row["task"]))
-    done: dict[str, Any] = {"name": split.name, "error": b"", "records": 0}
-    try:
-        work = _load_work(call, phase.make_work)  # may raise TrainrigError as well
-        if PROBED in split.task:
-            done["records"] = work(split.task)[0]["records"]
-        else:
-            phase.do(work, split)
-    except Exception as error:
-        done["error"] = _pickle_error(error)
-    return done
-
-
-def _pickle_error(error: Exception) -> bytes:
-    """Return `error` as the driver can raise it; a bug keeps its traceback as a note."""
-    told = traceback.format_exc()
-    if not isinstance(error, errors.TrainrigError):
-        error.add_note(told)
-    try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)
-    except Exception:  # some classes of libraries cannot be pickled
-        return pickle.dumps(RuntimeError(told))
-    return pickled
-
-
-class _SplitActor:
-    """Worker with a GPU, which loads its work once for all splits that it processes."""
-
-    def __init__(self, phase: Phase, call: str) -> None:
-        self._phase = phase
-        self._call = call
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        return _do_split(row, self._phase, self._call)

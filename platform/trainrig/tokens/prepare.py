@@ -78,16 +78,20 @@ def tokenize(run: Tokenization, progress: Progress | None = None) -> Manifest:
         log.info("%s: encoding with %s", files.where, encoder.engine)
         splits = documents.cut_splits(run.shard_bytes)
         work = functools.partial(_make_work, run, documents, encoder)
-        phase = Phase(stage.build_path(manifest.SCRATCH), work, divisible=True)
+        scratch = stage.build_path(manifest.SCRATCH)
+        phase = Phase(scratch, work, divisible=True, title="tokenize: encode")
         if run.workers:
             connect(run.workers, "workers")
         map_splits(phase, splits, run.workers, progress)
-        records = phase.read_results(splits)
-        counts = sum_counts(record.counts for record in records)
+        counts = sum_counts(record.counts for record in phase.iterate_results(splits))
+        sums = {
+            name: entry
+            for record in phase.iterate_results(splits)
+            for name, entry in record.files.items()
+        }
         _check_counts(counts, run)
         plan_counts, plan_files = _plan_shards(run, encoder)
     storage.write(stage.build_path(TOKENIZER_FILE), encoder.text.encode())
-    sums = {name: entry for record in records for name, entry in record.files.items()}
     sums |= plan_files
     sums[TOKENIZER_FILE] = manifest.compute_file_sum(stage.build_path(TOKENIZER_FILE))
     if files.beside:

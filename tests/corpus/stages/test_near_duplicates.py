@@ -290,6 +290,7 @@ KILLED = """
 import os, signal, sys
 from unittest import mock
 from trainrig import config, storage
+from trainrig.manifest import split_records
 from trainrig.corpus.curate import Curation, curate
 from trainrig.corpus.dedup.duplicate_search import PartitionPlan
 
@@ -297,6 +298,7 @@ def apart(split_indexes, bands, memory):
     return PartitionPlan(tuple((n, n + 1) for n in range(len(split_indexes))), 3, 40, 40, 0)
 
 left, write = int(sys.argv[2]), storage.write
+split_records.COMMIT_SECONDS = 0.0
 
 def dying(path, data):
     global left

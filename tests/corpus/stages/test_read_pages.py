@@ -129,7 +129,7 @@ def test_a_part_of_which_a_file_is_missing_is_done_again(
     pages = storage.list_files(f"{begun}/scratch/pages")
     assert len(pages) == 10
     storage.delete(pages[3])
-    storage.delete(storage.list_files(f"{begun}/scratch/done/read")[0])
+    storage.delete_folder(f"{begun}/scratch/done/read")
     curate(make_run(archive, begun))
     assert read_content(begun) == read_content(tmp_path / "whole")
 

@@ -19,7 +19,7 @@ from trainrig.corpus.repeated_text.exact_substrings import ExactSubstrings
 from trainrig.corpus.stages.span_removal import list_removal_passes
 from trainrig.errors import DataError
 from trainrig.manifest import read_manifest
-from trainrig.splits import Phase, Split, Work
+from trainrig.manifest.split_records import RecordRow, RecordWriter
 
 NOTICE = "Subscribe to our newsletter today!"
 QUESTION = "How many ducks can Janet feed with sixteen eggs a day if each of them needs three?"
@@ -168,15 +168,15 @@ def test_a_run_stopped_after_every_split_of_every_pass_ends_as_one_that_was_not(
     whole = make_run(name="whole", **STEPS, decontamination=ducks)
     curate(whole)
     run = make_run(**STEPS, decontamination=ducks)
-    do = Phase.do
+    add = RecordWriter.add
     done = []
 
-    def do_one(phase: Phase, work: Work, split: Split) -> None:
-        do(phase, work, split)
-        done.append(phase.record_path(split))
+    def add_one(records: RecordWriter, row: RecordRow) -> None:
+        add(records, row)
+        done.append((records.folder, row.name))
         raise Stopped
 
-    monkeypatch.setattr(Phase, "do", do_one)
+    monkeypatch.setattr(RecordWriter, "add", add_one)
     while True:
         try:
             curate(run)

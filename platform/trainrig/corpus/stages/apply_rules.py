@@ -101,7 +101,8 @@ def apply_rules_to_split(run: Curation, pool: MeasuredDocuments, path_of: PathBu
             list_source_rules(run, source), thresholds.get(source.name, {})
         )
         names = rule_verdicts.list_columns(rules)
-        table = _concatenate(run, names, pool.iterate_chunks(task["name"], names))
+        chunks = pool.select(task).iterate_chunks(task["name"], names)
+        table = _concatenate(run, names, chunks)
         columns = {name: convert_to_numpy(table[name]) for name in names}
         verdicts = rule_verdicts.decide(rules, columns, len(table))
         save_arrays(path_of("verdicts", f"{task['name']}.npz"), {"first": verdicts.first})

@@ -116,7 +116,7 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
     done = [split for split in splits if split.name not in left]
     there = storage.list_sizes(folder) if done else {}
     torn = []
-    for record in phase.read_results(done):
+    for record in phase.iterate_results(done):
         for part in ("documents", "signatures"):
             path = build_paths(folder, record.name)[part]
             wanted = record.counts[f"{part}_bytes"]
@@ -127,9 +127,10 @@ def forget_torn(phase: Phase, splits: Sequence[Split], folder: str) -> None:
                     there.get(path, 0),
                     wanted,
                 )
-                torn.append(storage.join(phase.records, f"{record.name}.json"))
+                torn.append(record.name)
                 break
-    storage.delete_files(torn)
+    if torn:
+        phase.tables.forget(torn)
 
 
 def search_for(
@@ -232,19 +233,18 @@ def write_index(
 
 
 def keep_files(
-    run: Curation, split_index: SplitIndex, path_of: PathBuilder, folder: str
+    run: Curation, split: str, searched: str, path_of: PathBuilder, folder: str
 ) -> dict[str, str]:
     """Copy the files of a split that are kept into the output.
 
-    Returns their paths, keyed by their name below the output.
+    `searched` is the folder of the files of the search. Returns the paths of the copies, keyed by
+    their name below the output.
     """
-    sources = {
-        "documents": path_of("decided", f"{split_index.name}.npz"),
-        "pairs": split_index.pairs,
-    }
+    found = build_paths(searched, split)
+    sources = {"documents": path_of("decided", f"{split}.npz"), "pairs": found["pairs"]}
     if run.index:
-        sources["signatures"] = split_index.signatures
-    targets = build_paths(storage.join(folder, FOLDER), split_index.name)
+        sources["signatures"] = found["signatures"]
+    targets = build_paths(storage.join(folder, FOLDER), split)
     files = {}
     for part, source in sources.items():
         with storage.atomic_file(targets[part]) as temporary:

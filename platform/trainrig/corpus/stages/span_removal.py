@@ -72,7 +72,9 @@ def match_documents(surviving: SurvivingDocuments, path: str) -> Work:
     def match_split(task: Task) -> Done:
         name = task["name"]
         texts = (
-            text for batch in surviving.iterate_texts_before(CONTAMINATED, name) for text in batch
+            text
+            for batch in surviving.select(task).iterate_texts_before(CONTAMINATED, name)
+            for text in batch
         )
         match(index, texts).save(surviving.path_of("matches", f"{name}.npz"))
         return {}, {}
@@ -103,7 +105,10 @@ def decontaminate(surviving: SurvivingDocuments, path: str, totals_path: str) ->
         fallen = np.array(sorted(decision.fallen), np.int64)
         save_arrays(surviving.name_fallen_file(name), {"fallen": fallen})
         told = json.dumps(
-            [dataclasses.asdict(found) for found in _collect_samples(surviving, name, decision)]
+            [
+                dataclasses.asdict(found)
+                for found in _collect_samples(surviving.select(task), name, decision)
+            ]
         )
         storage.write(surviving.path_of("touched", f"{name}.json"), told.encode())
         counts = {"documents": decision.documents, "characters": int(matches.lengths.sum())}
@@ -322,7 +327,7 @@ def _number_documents(
 def _count_line_keys(surviving: SurvivingDocuments, settings: common_lines.CommonLines) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.read_numbered(common_lines.COMMON_LINES, name)
+        batches = surviving.select(task).read_numbered(common_lines.COMMON_LINES, name)
         return common_lines.count_lines(
             batches, settings, surviving.path_of("lines", f"{name}.keys")
         ), {}
@@ -347,7 +352,7 @@ def _cut_lines(
 ) -> Work:
     def cut_split(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.read_numbered(common_lines.COMMON_LINES, name)
+        batches = surviving.select(task).read_numbered(common_lines.COMMON_LINES, name)
         path = surviving.name_spans_file(common_lines.COMMON_LINES, name)
         return common_lines.cut_lines(batches, common, settings, path), {}
 
@@ -359,7 +364,9 @@ def _count_anchors(
 ) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.iterate_texts_before(exact_substrings.EXACT_SUBSTRINGS, name)
+        batches = surviving.select(task).iterate_texts_before(
+            exact_substrings.EXACT_SUBSTRINGS, name
+        )
         return exact_substrings.count_anchors(
             batches, settings, surviving.path_of("anchors", f"{name}.keys")
         ), {}
@@ -385,7 +392,7 @@ def _gather_pieces(
 ) -> Work:
     def gather(task: Task) -> Done:
         name = task["name"]
-        batches = surviving.read_numbered(exact_substrings.EXACT_SUBSTRINGS, name)
+        batches = surviving.select(task).read_numbered(exact_substrings.EXACT_SUBSTRINGS, name)
         path = surviving.path_of("pieces", f"{name}.pieces")
         return exact_substrings.gather_pieces(batches, repeated, partitions, settings, path), {}
 
@@ -410,7 +417,7 @@ def _cut_substrings(
     def cut_split(task: Task) -> Done:
         name = task["name"]
         counts = exact_substrings.cut_substrings(
-            surviving.iterate_texts_before(exact_substrings.EXACT_SUBSTRINGS, name),
+            surviving.select(task).iterate_texts_before(exact_substrings.EXACT_SUBSTRINGS, name),
             repeats,
             nth[name],
             surviving.name_spans_file(exact_substrings.EXACT_SUBSTRINGS, name),

@@ -1,5 +1,6 @@
 """Documents that passed the rules and deduplication, and the spans that later steps remove."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from trainrig.corpus.repeated_text.common_lines import COMMON_LINES
 from trainrig.corpus.repeated_text.exact_substrings import EXACT_SUBSTRINGS
 from trainrig.corpus.repeated_text.record_files import load_spans
 from trainrig.corpus.stages.apply_rules import PathBuilder, read_verdicts
+from trainrig.splits import Task
 
 CUT_STEPS = (COMMON_LINES, EXACT_SUBSTRINGS, CONTAMINATED)  # removal steps, in order
 
@@ -36,6 +38,10 @@ class SurvivingDocuments:
     pool: MeasuredDocuments
     path_of: PathBuilder
     steps: tuple[str, ...]
+
+    def select(self, task: Task) -> "SurvivingDocuments":
+        """Return the surviving documents of the split of `task`."""
+        return dataclasses.replace(self, pool=self.pool.select(task))
 
     def iterate_rows(self, split: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the surviving rows of a split, in chunks."""

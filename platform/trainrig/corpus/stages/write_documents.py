@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from trainrig import manifest, storage
 from trainrig.corpus.curation_settings import Curation
-from trainrig.corpus.dedup.document_refs import SplitIndex
 from trainrig.corpus.dedup.documents import COPIES, DedupDecisions
 from trainrig.corpus.documents import DROPPED, KEPT, QUARANTINE, MeasuredDocuments, writing
 from trainrig.corpus.filters.rule_verdicts import NO_LANGUAGE
@@ -45,7 +44,8 @@ def write_signatures(run: Curation, pool: MeasuredDocuments, place: PathBuilder)
         needed = run.keep_rule.columns
         parts = [Signatures.of([], run.near_duplicates)]
         ranking = []
-        for rows, first in read_verdicts(pool, place, name, ["id", "url", "text", *needed]):
+        columns = ["id", "url", "text", *needed]
+        for rows, first in read_verdicts(pool.select(task), place, name, columns):
             passed = rows.filter(pa.array(first < 0))
             parts.append(Signatures.from_table(passed, run.near_duplicates))
             ranking.append(passed.select(list(needed)))
@@ -58,13 +58,12 @@ def write_signatures(run: Curation, pool: MeasuredDocuments, place: PathBuilder)
 
 
 def write_split(
-    run: Curation,
-    pool: MeasuredDocuments,
-    place: PathBuilder,
-    folder: str,
-    split_indexes: Mapping[str, SplitIndex],
+    run: Curation, documents: MeasuredDocuments, place: PathBuilder, folder: str, searched: str
 ) -> Work:
-    """Return the work of the last pass: write each document to its file below `folder`."""
+    """Return the work of the last pass: write each document to its file below `folder`.
+
+    `searched` is the folder of the files of the search for duplicates.
+    """
     cuts = json.loads(storage.read(place("bucket_cuts.json")))
     schema = build_pool_schema(run)
     whole = build_row_schema(run)
@@ -73,6 +72,7 @@ def write_split(
 
     def write(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, FileSum]]:
         name = task["name"]
+        pool = documents.select(task)
         rules = [rule.name for rule in list_source_rules(run, run.sources[task["source"]])]
         decisions = DedupDecisions.load(place("decided", f"{name}.npz")).build_verdicts()
         surviving = surviving_documents.SurvivingDocuments(
@@ -111,7 +111,7 @@ def write_split(
         lines = pool.read_quarantined(name)
         storage.write(target[QUARANTINE], lines)
         files = {f"{part}/{path.rpartition('/')[2]}": path for part, path in target.items()}
-        files |= near_duplicates.keep_files(run, split_indexes[name], place, folder)
+        files |= near_duplicates.keep_files(run, name, searched, place, folder)
         reasons = [json.loads(line)["reason"] for line in lines.splitlines()]
         told = {
             "samples": samples.list_lowest(),

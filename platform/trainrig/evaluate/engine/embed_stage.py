@@ -54,7 +54,8 @@ def embed(run: DocumentEmbedding, progress: Progress | None = None) -> Manifest:
         check_embeds(config, model, run.sequence_length)
         splits = documents.cut_splits(run.shard_bytes)
         work = functools.partial(_make_work, run, model, documents)
-        phase = Phase(stage.build_path(manifest.SCRATCH), work, divisible=True)
+        scratch = stage.build_path(manifest.SCRATCH)
+        phase = Phase(scratch, work, divisible=True, title="embed: embed documents")
         if run.workers:
             connect(run.workers, "workers", models=True)
         map_splits(phase, splits, run.workers, progress, models=True)

@@ -149,7 +149,8 @@ def sample_answers(run: AnswerSampling, progress: Progress | None = None) -> Man
         return stage.finished
     with stage.undo_if_refused():
         splits = asked.build_splits(run.shard_prompts)
-        phase = Phase(stage.build_path(manifest.SCRATCH), functools.partial(_make_work, run, model))
+        make = functools.partial(_make_work, run, model)
+        phase = Phase(stage.build_path(manifest.SCRATCH), make, title="sample: answer prompts")
         if run.workers:
             connect(run.workers, "workers", models=True)
         map_splits(phase, splits, run.workers, progress, models=True)
