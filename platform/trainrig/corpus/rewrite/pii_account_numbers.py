@@ -16,8 +16,6 @@ from stdnum.us import ssn
 
 from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
-_CARD_SHAPE = b"000000000000"
-_CARD_SHAPE_IN_GROUPS = re.compile(rb"0000[ -]0000(?:00)?[ -]0000|000000[ -]0000000000")
 _CARD_BEGIN = re.compile(rb"0(?<![a0_.+-]0)(?=000(?:0{8}|(?:00)?[ -]0000))")
 _CARD = re.compile(
     r"(?<![\w.+-])(?:[2-6][0-9]{11,18}|[2-6][0-9]{3}([ -])[0-9]{4}(?:\1[0-9]{4}){1,2}"
@@ -46,9 +44,7 @@ _LONGEST_BEFORE_CARD = 48  # characters
 
 def find_cards(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of card numbers."""
-    if _CARD_SHAPE not in views.shape and not _CARD_SHAPE_IN_GROUPS.search(views.shape):
-        return
-    for found in views.find_matches(_CARD, _CARD_BEGIN):
+    for found in views.find_numbers(_CARD, _CARD_BEGIN):
         digits = found.group().replace(" ", "").replace("-", "")
         if not luhn.is_valid(digits):
             continue
@@ -99,7 +95,6 @@ def _is_iban(number: str) -> bool:
     return (number.isupper() or 2 * digits >= len(number)) and iban.is_valid(number, False)
 
 
-_SSN_SHAPE = re.compile(rb"000-00-0000|000 00 0000|000000000")
 _SSN_BEGIN = re.compile(rb"0(?<![a0_.+/-]0)(?=00-00-0000|00 00 0000|00000000)")
 _SSN = re.compile(
     r"(?<![\w.+/-])(?<!\+[0-9] )(?<!\+[0-9]{2} )(?<!\+[0-9]{3} )"
@@ -114,9 +109,7 @@ _LONGEST_BEFORE_SSN = 60  # characters
 
 def find_ssns(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of social security numbers."""
-    if not _SSN_SHAPE.search(views.shape):
-        return
-    for found in views.find_matches(_SSN, _SSN_BEGIN):
+    for found in views.find_numbers(_SSN, _SSN_BEGIN):
         start = found.start()
         if not ssn.is_valid(re.sub("[ -]", "", found.group())):
             continue

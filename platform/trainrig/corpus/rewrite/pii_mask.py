@@ -15,7 +15,7 @@ from pydantic import Field
 
 from trainrig.config import EXTENDABLE, Settings
 from trainrig.corpus.limits import Limit
-from trainrig.corpus.rewrite import pii_account_numbers, pii_addresses, pii_phones, pii_secrets
+from trainrig.corpus.rewrite import pii_account_numbers, pii_addresses, pii_emails, pii_phones, pii_secrets
 from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
 Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE"]
@@ -102,11 +102,14 @@ _FINDERS: dict[Kind, tuple[Callable[[Views], Iterator[FindPosition]], ...]] = {
         pii_secrets.find_formed,
         pii_secrets.find_web_tokens,
         pii_secrets.find_assigned,
+        pii_secrets.find_passwords,
     ),
     "EMAIL": (
-        pii_addresses.find_emails,
-        pii_addresses.find_emails_in_words,
-        pii_addresses.find_spelt_emails,
+        pii_emails.find_emails,
+        pii_emails.find_spaced_emails,
+        pii_emails.find_emails_in_signs,
+        pii_emails.find_referred_emails,
+        pii_emails.find_spelt_emails,
     ),
     "IBAN": (pii_account_numbers.find_ibans,),
     "CARD": (pii_account_numbers.find_cards,),

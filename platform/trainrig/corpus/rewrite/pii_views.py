@@ -9,11 +9,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+# Start and end (exclusive) of a find in the text.
+FindPosition = tuple[int, int]
+
 # Digits become "0", ASCII letters "a".
 _SHAPES = bytes(
     ord("0") if chr(code) in "0123456789" else ord("a") if chr(code).isalpha() else code
     for code in range(128)
 ) + bytes(range(128, 256))
+
+# Characters of tokens and of base64 become "x", all others a space.
+_TOKENS = bytes(
+    ord("x") if code < 128 and (chr(code).isalnum() or chr(code) in "_/+-") else ord(" ")
+    for code in range(256)
+)
+SHORTEST_TOKEN = 16  # characters
+# Start of a number of at least seven digits, with up to nine separators between two of them.
+_LONG_NUMBER = re.compile(rb"0(?<![a0]0)(?=(?:[ ()./-]{0,9}0){6})")
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,35 @@ class Views:
         """The `raw` view with digits as "0" and ASCII letters as "a"."""
         return self.raw.translate(_SHAPES)
 
+    @cached_property
+    def tokens(self) -> list[FindPosition]:
+        """Spans of runs of at least SHORTEST_TOKEN letters, digits and signs of base64."""
+        signs = self.raw.translate(_TOKENS)
+        found = []
+        end = 0
+        while (start := signs.find(b"x" * SHORTEST_TOKEN, end)) >= 0:
+            end = signs.find(b" ", start)
+            end = len(signs) if end < 0 else end
+            found.append((start, end))
+        return found
+
+    @cached_property
+    def number_starts(self) -> list[int]:
+        """Positions where a number of at least seven digits begins, with separators or without."""
+        return [found.start() for found in _LONG_NUMBER.finditer(self.shape)]
+
+    def find_numbers(
+        self, pattern: re.Pattern[str], begin: re.Pattern[bytes]
+    ) -> Iterator[re.Match[str]]:
+        """Find the matches that `find_matches` would find, for numbers of seven digits or more."""
+        end = 0
+        for start in self.number_starts:
+            if start >= end and begin.match(self.shape, start):
+                whole = pattern.match(self.text, start)
+                if whole:
+                    end = whole.end()
+                    yield whole
+
     def find_matches(
         self, pattern: re.Pattern[str], begin: re.Pattern[bytes]
     ) -> Iterator[re.Match[str]]:
@@ -51,7 +92,3 @@ class Views:
             if start >= end and (whole := pattern.match(self.text, start)):
                 end = whole.end()
                 yield whole
-
-
-# Start and end (exclusive) of a find in the text.
-FindPosition = tuple[int, int]
