@@ -67,16 +67,15 @@ _IBAN_START = re.compile(r"(?<!\w)(?:[A-Z]{2}|[a-z]{2})[0-9]{2}(?= ?[A-Za-z0-9]{
 def find_ibans(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of IBANs, with or without spaces, in capitals or small letters."""
     text = views.text
-    at = 0
-    while (at := views.shape.find(b"aa00", at)) >= 0:
-        start = at
-        at = at + 1
-        if not _IBAN_START.match(text, start):
+    last = 0
+    for digits, _ in views.digits:
+        start = digits - 2
+        if start < last or views.shape[start:digits] != b"aa" or not _IBAN_START.match(text, start):
             continue
-        pattern = _compile_iban_pattern(text[start : start + 2])
+        pattern = _compile_iban_pattern(text[start:digits])
         whole = pattern.match(text, start) if pattern else None
         if whole and _is_iban(whole.group().replace(" ", "")):
-            at = whole.end()
+            last = whole.end()
             yield whole.span()
 
 

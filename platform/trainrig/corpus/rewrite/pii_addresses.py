@@ -28,6 +28,22 @@ _COUNTED = (
 _BEFORE_A_VERSION = re.compile(
     rb"(?:(?<![a-z0-9])(?:" + _COUNTED + rb")[.:]?\s{0,3}[(\"']?|[=~<>^]=?\s{0,2}|[a-z0-9_]/)\Z"
 )
+# A key or an element whose value is an address ("client_ip=", `"host": "`, "<ip>"), or a version.
+_BEFORE_A_VALUE = rb"[\"'`]?\s{0,2}(?::=|=>|[=:>])\s{0,2}[\"'`\[(]?\Z"
+_AFTER_ADDRESS_KEY = re.compile(
+    rb"(?:(?<![a-z])(?:src|dst|source|dest(?:ination)?|from|to|by|for|peer|client|server|host(?:name)?"
+    rb"|remote|local|gateway|origin|endpoint|node|listen|bind|dns|proxy|router|target|sender|inet)"
+    rb"|(?<![a-z])ip(?:v?4)?|(?:[_.-]|client|user|remote|source|host|server|peer|src|dst|local|public"
+    rb"|external|x-real|forwarded)ip|addr(?:ess(?:es)?)?|forwarded-for)" + _BEFORE_A_VALUE
+)
+_AFTER_VERSION_KEY = re.compile(
+    rb"(?:version|(?<![a-z])ver|release|build|revision|(?<![a-z])rev|firmware|firmwareversion|driver"
+    rb"|section|(?<![a-z])v)(?:[_-]?(?:number|no|id|string))?" + _BEFORE_A_VALUE
+)
+# An element of markup such as "<td>": what follows is its text, not the right side of a comparison.
+_AFTER_ELEMENT = re.compile(rb"<[a-z][a-z0-9:_-]{0,24}(?: [^<>]{0,24})?>\s{0,2}\Z")
+# A mask, or the spaces in its place while the search goes on.
+_AFTER_MASK = re.compile(rb"(?:<[A-Z_]{2,11}(?:_[0-9]{1,9})?|(?:<|\A) *)>\s{0,2}\Z")
 _AND_ANOTHER_ADDRESS = re.compile(rb"\s{0,3}(?:,|;|and|or|to|through|und|-|/|\xe2)?\s{1,3}|-")
 # The numbers of sections and versions are small; all four are in only one address of 250. Such
 # numbers count as an address only if the context says so.
@@ -68,7 +84,11 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
         start, end = found.span()
         before = views.lower[max(0, start - _LONGEST_BEFORE_ADDRESS) : start]
         follows = last >= 0 and _AND_ANOTHER_ADDRESS.fullmatch(views.lower, last, start)
-        if _BEFORE_A_VERSION.search(before):
+        if _AFTER_VERSION_KEY.search(before) or _is_after_mask(views, start, end):
+            is_address = False
+        elif _AFTER_ADDRESS_KEY.search(before):
+            is_address = True
+        elif _BEFORE_A_VERSION.search(before) and not _AFTER_ELEMENT.search(before):
             is_address = False
         elif follows:
             is_address = was_address
@@ -80,6 +100,15 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
         was_address = is_address
         if is_address and _is_public(found.group()):
             yield start, end
+
+
+def _is_after_mask(views: Views, start: int, end: int) -> bool:
+    """Return whether a masked find comes before, which is no element of markup.
+
+    An element that is named like a mask, such as <IP>, is also closed.
+    """
+    before = views.raw[max(0, start - _LONGEST_BEFORE_ADDRESS) : start]
+    return _AFTER_MASK.search(before) is not None and not views.text.startswith("</", end)
 
 
 def _is_small(address: str) -> bool:

@@ -51,7 +51,7 @@ _LOCAL_IN_WORDS = re.compile(
 )
 # In this view, each sign that may enclose an "at" is a bar.
 _BARS = bytes(ord("|") if chr(code) in "[](){}<>*_-" else code for code in range(256))
-_AT_IN_BARS = re.compile(rb"\|(?= ?(?:at|@|\xe4t|arroba|a) ?\|) ?([a-z\xe4@]+) ?\|")
+_AT_IN_BARS = re.compile(rb"\| ?(at|@|\xe4t|arroba|a) ?\|")
 _BRACKETS = "[({<"
 _DASHED = {
     sign: (
@@ -170,7 +170,7 @@ def find_referred_emails(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of addresses with character references or "%40": "ann&#64;example.com"."""
     text = views.text
     raw = views.raw
-    if b"&" in raw:
+    if b"&" in raw and (b"&#" in raw or b"&commat;" in raw):
         end = 0
         for found in _AT_REFERENCE.finditer(views.lower):
             start = found.start()
@@ -186,7 +186,7 @@ def find_referred_emails(views: Views) -> Iterator[FindPosition]:
         if local and plain and "%" not in local.group():
             yield at - local.end(), plain.end()
         at = raw.find(b"%40", at + 1 if not plain else plain.end())
-    at = text.find("＠")
+    at = -1 if text.isascii() else text.find("＠")
     while at >= 0:
         local = _LOCAL.match(text[max(0, at - _LOCAL_LENGTH - 1) : at][::-1])
         plain = _DOMAIN.match(text, at + 1)

@@ -15,10 +15,17 @@ from pydantic import Field
 
 from trainrig.config import EXTENDABLE, Settings
 from trainrig.corpus.limits import Limit
-from trainrig.corpus.rewrite import pii_account_numbers, pii_addresses, pii_emails, pii_phones, pii_secrets
+from trainrig.corpus.rewrite import (
+    pii_account_numbers,
+    pii_addresses,
+    pii_emails,
+    pii_national_ids,
+    pii_phones,
+    pii_secrets,
+)
 from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
-Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE"]
+Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "NATIONAL_ID", "IP", "PHONE"]
 
 
 class PII(Settings):
@@ -26,7 +33,16 @@ class PII(Settings):
 
     kind: Literal["PII"] = "PII"
     # Kinds of personal data to mask.
-    kinds: tuple[Kind, ...] = ("KEY", "EMAIL", "IBAN", "CARD", "SSN", "IP", "PHONE")
+    kinds: tuple[Kind, ...] = (
+        "KEY",
+        "EMAIL",
+        "IBAN",
+        "CARD",
+        "SSN",
+        "NATIONAL_ID",
+        "IP",
+        "PHONE",
+    )
     # Most finds in a document; with more it is dropped. None: no limit.
     max_per_document: Annotated[int | None, EXTENDABLE] = Field(default=None, ge=0)
 
@@ -34,6 +50,9 @@ class PII(Settings):
         """Yield the limit on the number of finds in a document."""
         if self.max_per_document is not None:
             yield Limit("too_many", "pii_finds", most=self.max_per_document)
+
+
+_Finder = Callable[[Views], Iterator[FindPosition]]
 
 
 @dataclass(frozen=True)
@@ -61,14 +80,15 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedS
     # One find can hide another ("1.2.3.4@x.org"), so the search repeats until it finds nothing. A
     # found span is replaced by "<", spaces and ">", which no pattern matches, as in its mask.
     views = Views(text)
-    seen = -1
-    while len(spans) > seen:
-        seen = len(spans)
-        for kind, finders in _FINDERS.items():
-            for find in finders if kind in settings.kinds else ():
-                if found := sorted(find(views)):
-                    spans += [_build_span(kind, text, start, end, key) for start, end in found]
-                    views = Views(_blot_spans(views.text, found))
+    again = True
+    while again:
+        places: list[FindPosition] = []
+        for kind, find in _list_finders(settings):
+            if found := _keep_disjoint(sorted(find(views))):
+                spans += [_build_span(kind, text, start, end, key) for start, end in found]
+                places += found
+                views = views.blot(found)
+        again = bool(places) and _may_find_more(views, sorted(places), settings)
     if not spans:
         return text, ()
     spans.sort(key=lambda span: span.start)
@@ -80,23 +100,55 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedS
     return "".join([*pieces, text[at:]]), tuple(spans)
 
 
+def _list_finders(settings: PII) -> list[tuple[Kind, _Finder]]:
+    return [
+        (kind, find)
+        for kind, finders in _FINDERS.items()
+        if kind in settings.kinds
+        for find in finders
+    ]
+
+
+def _keep_disjoint(found: list[FindPosition]) -> list[FindPosition]:
+    """Return the sorted spans of `found` without those that overlap an earlier one."""
+    disjoint: list[FindPosition] = []
+    for start, end in found:
+        if not disjoint or start >= disjoint[-1][1]:
+            disjoint.append((start, end))
+    return disjoint
+
+
+def _may_find_more(views: Views, places: list[FindPosition], settings: PII) -> bool:
+    """Return whether the text around `places`, which were just masked, may have more to mask.
+
+    Elsewhere nothing has changed. If the text around them is not much shorter than the text, it is
+    not looked at.
+    """
+    text = views.text
+    around: list[FindPosition] = []
+    for start, end in places:
+        first = max(0, start - _REACH)
+        if around and first <= around[-1][1]:
+            first = around.pop()[0]
+        around.append((first, end + _REACH))
+    if 2 * sum(end - start for start, end in around) > len(text):
+        return True
+    finders = _list_finders(settings)
+    parts = [Views(text[start:end]) for start, end in around]
+    return any(next(iter(find(part)), None) for part in parts for _, find in finders)
+
+
 def _build_span(kind: Kind, text: str, start: int, end: int, key: bytes) -> MaskedSpan:
     value = text[start:end].encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(value, digest_size=8, key=key).hexdigest()
     return MaskedSpan(kind, start, end - start, digest)
 
 
-def _blot_spans(text: str, found: list[tuple[int, int]]) -> str:
-    pieces = []
-    at = 0
-    for start, end in found:
-        pieces += [text[at:start], "<", " " * (end - start - 2), ">"]
-        at = end
-    return "".join([*pieces, text[at:]])
-
-
+# Characters around a find, which may change what other patterns match: the longest context that a
+# pattern reads has 160, and the longest token 2,000.
+_REACH = 2_048
 # In order of precedence: a span that fits two kinds is masked as the first.
-_FINDERS: dict[Kind, tuple[Callable[[Views], Iterator[FindPosition]], ...]] = {
+_FINDERS: dict[Kind, tuple[_Finder, ...]] = {
     "KEY": (
         pii_secrets.find_private_keys,
         pii_secrets.find_formed,
@@ -114,6 +166,10 @@ _FINDERS: dict[Kind, tuple[Callable[[Views], Iterator[FindPosition]], ...]] = {
     "IBAN": (pii_account_numbers.find_ibans,),
     "CARD": (pii_account_numbers.find_cards,),
     "SSN": (pii_account_numbers.find_ssns,),
+    "NATIONAL_ID": (
+        pii_national_ids.find_national_ids,
+        pii_national_ids.find_national_ids_with_letters,
+    ),
     "IP": (pii_addresses.find_ipv4, pii_addresses.find_ipv6),
     "PHONE": (
         pii_phones.find_international,

@@ -53,7 +53,9 @@ _LEAST_DIGITS = 3  # names of variables have fewer
 _WORDS = re.compile(r"(?:[A-Za-z][a-z]*[_/-]){1,40}[A-Za-z]*[_-]?[0-9]{0,4}")
 _DIGITS = re.compile("[0-9]+")
 _MIXED_CASE = (0.3, 0.7)  # share of capitals among random letters; names of variables have fewer
-_LETTERS_ALONE = (b"hf_", b"api_org_", b"AKIA", b"ASIA")  # tokens that may have no digit
+_INSIDE_TOKENS = (b".", b":", b"~")
+_WORD_STARTS = re.compile(rb"(?<![A-Za-z0-9_-])[A-Za-z0-9]")
+_LETTERS_ALONE = (b"hf_", b"api_org_", b"AKIA", b"ASIA", b"gl", b"GOCSPX-")  # tokens that may have no digit
 _PASSWORD_NAME = re.compile(rb"passw(?:or)?d|passphrase|pwd")
 _PASSWORD = re.compile(
     r"[\"']?\s{0,3}(?:=>|[:=])\s{0,3}([\"'])(?=[^\"'\s]{0,63}[0-9])(?=[^\"'\s]{0,63}[A-Za-z])"
@@ -65,17 +67,21 @@ _LONGEST_CREDENTIALS = 160  # characters of a scheme, a user and a password
 
 def find_formed(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of tokens of published formats."""
+    raw = views.raw
     end = 0
     for start, stop in views.tokens:
-        if not _has_digit(views, start, stop) and not views.raw.startswith(_LETTERS_ALONE, start):
+        if not _has_digit(views, start, stop) and not raw.startswith(_LETTERS_ALONE, start):
             continue
-        # The token may begin before a dot or a colon, which end a run: "SG.…", "hvs.…", "123:AA…".
-        at = max(end, start - LONGEST_BEFORE_TOKEN)
-        while begin := FORM_BEGINS.search(views.raw, at, stop + 1):
-            at = begin.start() + 1
-            found = FORMS[begin.lastgroup or ""].match(views.text, begin.start())
+        # A token may begin before a dot or a colon, which end a run ("SG.…", "hvs.…", "123:AA…"),
+        # and after a slash, which does not.
+        at = start
+        if raw[start - 1 : start] in _INSIDE_TOKENS:
+            at = max(0, start - LONGEST_BEFORE_TOKEN)
+        for word in _WORD_STARTS.finditer(raw, at, stop):
+            begin = FORM_BEGINS.match(raw, word.start()) if word.start() >= end else None
+            found = begin and FORMS[begin.lastgroup or ""].match(views.text, word.start())
             if found and _is_random(found.group()) and "EXAMPLE" not in found.group():
-                at = end = found.end()
+                end = found.end()
                 yield found.span()
 
 

@@ -92,12 +92,8 @@ _FORMS = {
 FORMS = {
     name: re.compile(rf"{begin}{rest}(?![{_WORD}])") for name, (begin, rest) in _FORMS.items()
 }
-# Finds where a token of one of the formats may begin, and its name as the last group.
+# Matches where a token of one of the formats may begin; the last group is the name of the format.
 FORM_BEGINS = re.compile(
-    (
-        rf"(?<![{_WORD}])(?:"
-        + "|".join(f"(?P<{name}>{begin})" for name, (begin, _) in _FORMS.items())
-        + ")"
-    ).encode()
+    "|".join(f"(?P<{name}>{begin})" for name, (begin, _) in _FORMS.items()).encode()
 )
 LONGEST_BEFORE_TOKEN = 28  # characters of a token before its first long run of letters and digits

@@ -5,6 +5,7 @@ per character; searching for a few bytes takes one.
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,8 @@ _TOKENS = bytes(
 SHORTEST_TOKEN = 16  # characters
 # Start of a number of at least seven digits, with up to nine separators between two of them.
 _LONG_NUMBER = re.compile(rb"0(?<![a0]0)(?=(?:[ ()./-]{0,9}0){6})")
+
+_DIGITS = re.compile(rb"00(?<!000)0*")  # begins with two fixed characters, which are found fast
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,25 @@ class Views:
         """Positions where a number of at least seven digits begins, with separators or without."""
         return [found.start() for found in _LONG_NUMBER.finditer(self.shape)]
 
+    @cached_property
+    def digits(self) -> list[FindPosition]:
+        """Spans of all runs of at least two digits."""
+        return [found.span() for found in _DIGITS.finditer(self.shape)]
+
+    def blot(self, spans: list[FindPosition]) -> "Views":
+        """Return the views of the text in which each of `spans` is "<", spaces and ">"."""
+        blotted = Views(_blot_text(self.text, spans))
+        for name in ("raw", "lower", "shape"):
+            if name in self.__dict__:  # changing a few bytes is faster than encoding the text
+                changed = bytearray(self.__dict__[name])
+                for start, end in spans:
+                    changed[start:end] = b"<" + b" " * (end - start - 2) + b">"
+                blotted.__dict__[name] = bytes(changed)
+        for name, least in (("tokens", SHORTEST_TOKEN), ("digits", 2)):
+            if name in self.__dict__:
+                blotted.__dict__[name] = _cut_runs(self.__dict__[name], spans, least)
+        return blotted
+
     def find_numbers(
         self, pattern: re.Pattern[str], begin: re.Pattern[bytes]
     ) -> Iterator[re.Match[str]]:
@@ -92,3 +114,34 @@ class Views:
             if start >= end and (whole := pattern.match(self.text, start)):
                 end = whole.end()
                 yield whole
+
+
+def _blot_text(text: str, spans: list[FindPosition]) -> str:
+    pieces = []
+    at = 0
+    for start, end in spans:
+        pieces += [text[at:start], "<", " " * (end - start - 2), ">"]
+        at = end
+    return "".join([*pieces, text[at:]])
+
+
+def _cut_runs(
+    runs: list[FindPosition], spans: list[FindPosition], least: int
+) -> list[FindPosition]:
+    """Return the parts of `runs` outside `spans` that have at least `least` characters."""
+    left: list[FindPosition] = []
+    following = iter([*spans, (sys.maxsize, sys.maxsize)])
+    start, end = next(following)
+    for first, last in runs:
+        while end <= first:
+            start, end = next(following)
+        while start < last:
+            if start - first >= least:
+                left.append((first, start))
+            first = end
+            if end >= last:
+                break
+            start, end = next(following)
+        if last - first >= least:
+            left.append((first, last))
+    return left
