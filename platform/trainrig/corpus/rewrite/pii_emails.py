@@ -27,14 +27,14 @@ _KNOWN_ENDINGS = (
     "|ch|at|be|pl|ca|au|in|us|br|ru|jp|cn|kr|mx|se|no|dk|fi|cz|pt|gr|hu|ro|ie|nz|za|ar|cl|co|ua|tr|sk"
     "|si|hr|bg|lt|lv|ee|il|sg|hk|tw|th|vn|id|ph|my|pk|ng|ke|eg|ir)"
 )
-_DOT_WORD = "(?:dot|d0t|punkt|punto|point|ponto|punt)"
-_DOT_IN_SIGNS = rf"\.| ?[\[({{<] ?(?:{_DOT_WORD}|\.) ?[\])}}>] ?"
+DOT_WORD = "(?:dot|d0t|punkt|punto|point|ponto|punt)"
+_DOT_IN_SIGNS = rf"\.| ?[\[({{<] ?(?:{DOT_WORD}|\.) ?[\])}}>] ?"
 _LABEL = r"[^\W_][\w-]{0,62}"
 _DOMAIN_IN_SIGNS = re.compile(
     rf"(?:{_LABEL}(?:{_DOT_IN_SIGNS})){{1,8}}[^\W\d_]{{2,24}}(?![\w@-])", re.IGNORECASE
 )
 _DOMAIN_IN_WORDS = re.compile(
-    rf"(?:{_LABEL}(?:{_DOT_IN_SIGNS}| {_DOT_WORD} | ?\. ?)){{1,8}}{_KNOWN_ENDINGS}(?![\w@-])",
+    rf"(?:{_LABEL}(?:{_DOT_IN_SIGNS}| {DOT_WORD} | ?\. ?)){{1,8}}{_KNOWN_ENDINGS}(?![\w@-])",
     re.IGNORECASE,
 )
 # Matches the reversed text before a disguised "@", where "dot" reads "tod".
@@ -56,7 +56,7 @@ _BRACKETS = "[({<"
 _DASHED = {
     sign: (
         re.compile(
-            rf" ?(?:[a-z0-9]{{1,63}} ?{sign}{_DOT_WORD}{sign} ?){{1,4}}{_KNOWN_ENDINGS}(?![\w@-])",
+            rf" ?(?:[a-z0-9]{{1,63}} ?{sign}{DOT_WORD}{sign} ?){{1,4}}{_KNOWN_ENDINGS}(?![\w@-])",
             re.IGNORECASE,
         ),
         re.compile(
@@ -96,7 +96,7 @@ _LIKE_A_NAME = re.compile(r"[^\W\d_]{2,}[._+][^\W\d_]{2,}|[^\W\d_]{2,}[._]?[0-9]
 _LIKE_A_FILE = re.compile(
     r"\.(?:js|ts|py|md|net|com|org|io|ai|co|html?|pdf|txt|json|exe|zip)$", re.IGNORECASE
 )
-_DOT_WORD_APART = re.compile(rf" {_DOT_WORD} ", re.IGNORECASE)
+_DOT_WORD_APART = re.compile(rf" {DOT_WORD} ", re.IGNORECASE)
 _LONGEST_MARGIN = 12  # characters around an address that is alone on its line
 # Words before "at" or " @ " that begin a sentence about a place, not an address.
 _NO_NAMES = frozenset(

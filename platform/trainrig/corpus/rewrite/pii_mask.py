@@ -7,6 +7,8 @@ combines them.
 """
 
 import hashlib
+import html
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -23,6 +25,7 @@ from trainrig.corpus.rewrite import (
     pii_phones,
     pii_secrets,
 )
+from trainrig.corpus.rewrite.pii_emails import DOT_WORD
 from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
 Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "NATIONAL_ID", "IP", "PHONE"]
@@ -43,6 +46,8 @@ class PII(Settings):
         "IP",
         "PHONE",
     )
+    # Whether masks are numbered, so that equal values of a document have equal masks: <EMAIL_1>.
+    pseudonyms: bool = False
     # Most finds in a document; with more it is dropped. None: no limit.
     max_per_document: Annotated[int | None, EXTENDABLE] = Field(default=None, ge=0)
 
@@ -65,7 +70,40 @@ class MaskedSpan:
     digest: str  # 16 hex digits: keyed BLAKE2b-64 of the value
 
 
-def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedSpan, ...]]:
+class Pseudonyms:
+    """Numbers of the values of a document, by kind, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Kind, dict[str, int]] = {}
+
+    def name(self, kind: Kind, value: str) -> str:
+        """Return the mask of `value`, such as <EMAIL_1>; other spellings have the same mask."""
+        numbers = self._numbers.setdefault(kind, {})
+        return f"<{kind}_{numbers.setdefault(_normalise(kind, value), len(numbers) + 1)}>"
+
+
+_AT_SIGNS = re.compile(
+    r"\s*(?:[\[({<*_-]\s?(?:at|ät|arroba|a|@)\s?[\])}>*_-]|\sat\s|%40|＠|@)\s*", re.IGNORECASE
+)
+_DOT_SIGNS = re.compile(
+    rf"\s*(?:[\[({{<*_-]\s?(?:{DOT_WORD}|\.)\s?[\])}}>*_-]|\s{DOT_WORD}\s|\.)\s*", re.IGNORECASE
+)
+
+
+def _normalise(kind: Kind, value: str) -> str:
+    """Return one spelling of `value`: addresses with "@" and dots, numbers without separators."""
+    if kind == "KEY":
+        return value
+    if kind == "EMAIL":
+        return _DOT_SIGNS.sub(".", _AT_SIGNS.sub("@", html.unescape(value))).lower()
+    if kind == "IP":
+        return value.lower()
+    return "".join(filter(str.isalnum, value)).lower()
+
+
+def mask(
+    text: str, settings: PII, key: bytes = b"", pseudonyms: Pseudonyms | None = None
+) -> tuple[str, tuple[MaskedSpan, ...]]:
     """Replace each find by its kind in angle brackets; return the text and the finds in order.
 
     Idempotent: a masked text has nothing left to mask.
@@ -75,6 +113,8 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedS
         settings: the kinds to mask.
         key: secret key of the digests, at most 64 bytes. Without a key, equal values can still be
         matched, but short values can also be guessed: there are only 2^32 IPv4 addresses.
+        pseudonyms: numbers of the values in other texts of the same document, if the settings
+        number masks. None: the text is the whole document.
     """
     spans: list[MaskedSpan] = []
     # One find can hide another ("1.2.3.4@x.org"), so the search repeats until it finds nothing. A
@@ -92,11 +132,16 @@ def mask(text: str, settings: PII, key: bytes = b"") -> tuple[str, tuple[MaskedS
     if not spans:
         return text, ()
     spans.sort(key=lambda span: span.start)
+    names = pseudonyms or Pseudonyms()
     pieces = []
     at = 0
     for span in spans:
-        pieces += [text[at : span.start], f"<{span.kind}>"]
-        at = span.start + span.length
+        end = span.start + span.length
+        name = f"<{span.kind}>"
+        if settings.pseudonyms:
+            name = names.name(span.kind, text[span.start : end])
+        pieces += [text[at : span.start], name]
+        at = end
     return "".join([*pieces, text[at:]]), tuple(spans)
 
 

@@ -115,7 +115,7 @@ def list_operators(run: Curation, source: CurationSource) -> list[TableOperator]
     if source.rewrites:
         operators.append(Rewrite(rewrites=source.rewrites))
     operators += [
-        MaskPersonalData(kinds=run.pii.kinds),
+        MaskPersonalData(kinds=run.pii.kinds, pseudonyms=run.pii.pseudonyms),
         Language(),
         Measure(datatrove=run.needs_datatrove),
     ]
