@@ -108,7 +108,9 @@ _FODSELSNUMMER = _NationalId(
     fodselsnummer.is_valid, _after(r"f(?:ø|oe|o)dselsn\w+|\bfnr\b|personn\w+|national id")
 )
 _PIN_ALONE = _NationalId(pin.is_valid)
-_PIN = _NationalId(pin.is_valid, _after(r"เลขประจำตัวประชาชน|บัตรประชาชน|thai (?:national )?id|citizen id"))
+_PIN = _NationalId(
+    pin.is_valid, _after(r"เลขประจำตัวประชาชน|บัตรประชาชน|thai (?:national )?id|citizen id")
+)
 _SOUTH_AFRICAN = _NationalId(
     south_african_id.is_valid, _after(r"\bid\b(?: n\w+)?|identity|\bsaid\b|\brsa\b")
 )

@@ -55,7 +55,14 @@ _DIGITS = re.compile("[0-9]+")
 _MIXED_CASE = (0.3, 0.7)  # share of capitals among random letters; names of variables have fewer
 _INSIDE_TOKENS = (b".", b":", b"~")
 _WORD_STARTS = re.compile(rb"(?<![A-Za-z0-9_-])[A-Za-z0-9]")
-_LETTERS_ALONE = (b"hf_", b"api_org_", b"AKIA", b"ASIA", b"gl", b"GOCSPX-")  # tokens that may have no digit
+_LETTERS_ALONE = (
+    b"hf_",
+    b"api_org_",
+    b"AKIA",
+    b"ASIA",
+    b"gl",
+    b"GOCSPX-",
+)  # tokens that may have no digit
 _PASSWORD_NAME = re.compile(rb"passw(?:or)?d|passphrase|pwd")
 _PASSWORD = re.compile(
     r"[\"']?\s{0,3}(?:=>|[:=])\s{0,3}([\"'])(?=[^\"'\s]{0,63}[0-9])(?=[^\"'\s]{0,63}[A-Za-z])"

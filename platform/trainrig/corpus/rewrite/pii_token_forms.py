@@ -34,7 +34,10 @@ _FORMS = {
         r"(?:(?:canary|ptb)\.)?discord(?:app)?\.com/api/webhooks/",
         f"[0-9]{{16,20}}/{_URL}{{60,80}}",
     ),
-    "discord_bot": ("[MNO](?=[A-Za-z0-9_-]{23,27}[.])", rf"{_URL}{{23,27}}\.{_URL}{{6}}\.{_URL}{{27,40}}"),
+    "discord_bot": (
+        "[MNO](?=[A-Za-z0-9_-]{23,27}[.])",
+        rf"{_URL}{{23,27}}\.{_URL}{{6}}\.{_URL}{{27,40}}",
+    ),
     "discord_user": (r"mfa\.", f"{_URL}{{84}}"),
     "telegram": ("[0-9]{8,10}:AA", f"{_URL}{{33}}"),
     "twilio": ("(?:AC|SK)(?=[a-f0-9]{32})", f"{_HEX}{{32}}"),
@@ -89,9 +92,7 @@ _FORMS = {
     "tencent": ("AKID", f"{_ALNUM}{{32}}"),
     "age": ("AGE-SECRET-KEY-1", "[A-Z0-9]{58}"),
 }
-FORMS = {
-    name: re.compile(rf"{begin}{rest}(?![{_WORD}])") for name, (begin, rest) in _FORMS.items()
-}
+FORMS = {name: re.compile(rf"{begin}{rest}(?![{_WORD}])") for name, (begin, rest) in _FORMS.items()}
 # Matches where a token of one of the formats may begin; the last group is the name of the format.
 FORM_BEGINS = re.compile(
     "|".join(f"(?P<{name}>{begin})" for name, (begin, _) in _FORMS.items()).encode()
