@@ -103,15 +103,15 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     of an unknown format, if a step drops nearly all of a source, or if nothing is kept.
     """
     Replacement(run.output).go_on()
-    splits, inputs = plan_splits(run)
-    inputs |= check_earlier(run)
+    plan = plan_splits(run)
+    inputs = plan.inputs | check_earlier(run)
     benchmarks = {"benchmarks": fingerprint(run.decontamination)} if run.decontamination else {}
     stage = manifest.claim(run.output, run, inputs, extendable_inputs=benchmarks)
     if stage.finished:
         return stage.finished
     if stage.before:
         _check_texts_were_kept(run, stage.before)
-    passes = _Passes(run, stage, splits, progress)
+    passes = _Passes(run, stage, plan.splits, progress, plan.passed_over)
     with stage.undo_if_refused():
         if run.decontamination:
             check_examples(run.decontamination)
@@ -147,6 +147,7 @@ class _Passes:
     stage: Stage
     splits: Sequence[Split]
     progress: Progress | None
+    passed_over: Mapping[str, Any] = field(default_factory=dict)  # files that are not read
     seconds: dict[str, float] = field(default_factory=dict)  # seconds of this process, by phase
 
     @contextlib.contextmanager
@@ -318,6 +319,8 @@ class _Passes:
             "verified": found.verified,
             "clusters": found.clusters,
         }
+        if self.passed_over:
+            counts["files_passed_over"] = dict(self.passed_over)
         if not counts["documents_kept"]:
             raise DataError(f"{self.run.output}: nothing was kept; {explain_nothing_kept(counts)}")
         files = {name: entry for record in records for name, entry in record.files.items()}

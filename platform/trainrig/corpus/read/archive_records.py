@@ -151,7 +151,8 @@ def read_archive(
     0.
 
     Pages of a WARC file are `response` records with HTTP status 200 or 203 (or 206, if it has the
-    whole page), `resource` and `conversion` (WET) records. Requests, warcinfo and metadata records are skipped silently.
+    whole page), `resource` and `conversion` (WET) records. Requests, warcinfo and metadata records
+    are skipped silently.
 
     Reasons: "not_an_archive" (no record at all), "not_a_record" (something else between records),
     "bad_head", "revisit", "continuation", "unknown_type", "not_http_200", "not_http", "not_a_page"

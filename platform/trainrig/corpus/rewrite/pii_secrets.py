@@ -30,7 +30,8 @@ _LINES_OF_BASE64 = re.compile(
 # "key" alone may belong to a table, a lock or a song.
 _SECRET_NAME = (
     rb"(?:(?:api|access|secret|private|auth|encryption|signing|client|account|shared|master|app"
-    rb"|application|consumer|service|session|webhook|storage|subscription|admin|deploy|license)[ _-]?key"
+    rb"|application|consumer|service|session|webhook|storage|subscription|admin|deploy|license)"
+    rb"[ _-]?key"
     rb"|secret|token|passw(?:or)?d|passphrase|pwd|credentials?|authorization)"
 )
 _ASSIGNMENT = (
