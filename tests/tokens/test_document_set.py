@@ -212,7 +212,7 @@ LINES = [
     (b'{"from": "d"}', "no_text"),
     (b'{"from": "d", "text": null}', "no_text"),
     (b'{"from": "d", "text": 5}', "text_not_a_string"),
-    (b'{"from": "d", "text": ["x"]}', "text_not_a_string"),
+    (b'{"from": "d", "text": [["x"]]}', "text_not_a_string"),
     (b'{"from": "d", "text": ""}', "empty_text"),
     (b'{"from": "d", "text": " \\n\\t"}', "empty_text"),
     (b'{"from": "d", "text": "\xff"}', "not_utf8"),

@@ -292,7 +292,7 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
         with storage.open_read(piece.path) as packed, unpack_file(piece.path, packed) as stream:
             place = piece.begin
             end = None if stream is not packed else piece.end
-            if piece.whole and _has_values(_peek_head(stream)):
+            if piece.whole and _has_values(_peek_head(stream, packed)):
                 yield from _iterate_whole_values(stream)
                 return
             if place > 0:  # a line that begins before this part belongs to the part before
@@ -317,17 +317,18 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
         raise DataError(f"{piece.path}: deleted since the stage began; restore the file") from None
 
 
-def _peek_head(stream: BinaryIO) -> bytes:
+def _peek_head(stream: BinaryIO, packed: BinaryIO) -> bytes:
     """Return the first bytes of a stream, which stays at its start; b"" if it is damaged there."""
-    try:
+    if stream is packed:
         head = stream.read(_HEAD_BYTES)
         stream.seek(0)
+        return head
+    try:
+        return cast(io.BufferedReader, stream).peek(_HEAD_BYTES)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if getattr(error, "errno", None):
             raise
-        stream.seek(0)
         return b""
-    return head
 
 
 def _iterate_whole_values(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:

@@ -52,7 +52,8 @@ def cut_source(
 ) -> tuple[FoundFiles, list[tuple[str, list[InputPiece]]]]:
     """Return the files of a source, and its splits: the name of each, and its pieces of files.
 
-    Warns of files of its folders that are not read. Raises DataError if a pattern matches no file, or if a file has an unknown format.
+    Warns of files of its folders that are not read. Raises DataError if a pattern matches no file,
+    or if a file has an unknown format.
     """
     found = find_inputs(paths)
     if others := found.describe_passed_over():
