@@ -48,12 +48,13 @@ class InterruptibleCall:
                 errors.append(error)
 
         thread = threading.Thread(target=call, name="interruptible call", daemon=True)
-        thread.start()
         try:
+            thread.start()
             thread.join()
         except BaseException:
             self._stopped.set()
-            thread.join(_LAST_SECONDS)
+            if thread.is_alive():
+                thread.join(_LAST_SECONDS)
             raise
         if errors:
             raise errors[0]

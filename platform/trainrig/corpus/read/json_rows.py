@@ -190,7 +190,7 @@ class _Values:
         if self._length > self._longest:
             yield JSONValue(self._start, None)
         elif self._length:
-            yield JSONValue(self._start, b"".join(self._parts))
+            yield JSONValue(self._start, b"".join(self._parts).rstrip(_SPACE))
         self._parts.clear()
         self._length = 0
 

@@ -104,12 +104,14 @@ def mark_wide(body: bytes, charset: str | None) -> bytes:
 
 
 def _decodes_only_as(body: bytes, encoding: str) -> bool:
-    """Return whether `body` is valid in `encoding`, and is not UTF-8 under a wrong name."""
+    """Return whether `body` is text in `encoding`, and is not text in UTF-8 under a wrong name."""
     try:
-        body[: len(body) & ~1].decode(encoding)
+        wide = body[: len(body) & ~1].decode(encoding)
     except UnicodeDecodeError:
         return False
+    if _CONTROL.search(wide):
+        return False
     try:
-        return b"\0" in body.decode().encode()
+        return _CONTROL.search(body.decode()) is not None
     except UnicodeDecodeError:
         return True

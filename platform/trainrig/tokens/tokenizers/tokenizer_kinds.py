@@ -169,9 +169,10 @@ def serialise_tokenizer(
     return bytes(text, "utf-8")
 
 
-# Bytes after which a word is cut, in training by byte-pair encoding only. Each merge walks all words
-# that contain its pair, so that a word of a megabyte (a protein, base64) costs as much as all others
-# together. The longest words of running text, in scripts without spaces, have some hundred bytes.
+# Bytes after which a word is cut, in training by byte-pair encoding only. Each merge walks all
+# words that contain its pair, so that a word of a megabyte (a protein, base64) costs as much as all
+# others together. The longest words of running text, in scripts without spaces, have some hundred
+# bytes.
 LONGEST_TRAINED_WORD = 1_000
 
 
