@@ -18,7 +18,7 @@ class Interrupted(Exception):
 
 
 class InterruptibleCall:
-    """A call in a thread of its own, for which the caller waits until a signal interrupts the wait.
+    """A call in another thread, for which the caller waits until a signal interrupts the wait.
 
     After that, the thread ends at the next item of `feed`. If the native code asks for none, the
     thread ends with the process.

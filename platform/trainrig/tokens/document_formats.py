@@ -243,7 +243,7 @@ def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[FileP
     size = storage.measure_size(path)
     if path.endswith(PACKED):
         return [FilePart(0, size, size * UNPACKED, whole=True)]
-    if path.endswith(".json") and _has_values(read_first_bytes(path, _HEAD_BYTES)):
+    if path.endswith(".json") and _is_read_by_value(read_first_bytes(path, _HEAD_BYTES)):
         return [FilePart(0, size, size, whole=True)]
     parts = max(1, -(-size // part_bytes))
     ends = [size * number // parts for number in range(parts + 1)]
@@ -278,7 +278,7 @@ def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
             yield place, "not_json" if row == "bad_json" else row
 
 
-def _has_values(head: bytes) -> bool:
+def _is_read_by_value(head: bytes) -> bool:
     """Return whether a file that begins with `head` has an array, or objects over several lines."""
     return is_array(head) or begins_spread_object(head)
 
@@ -292,7 +292,7 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
         with storage.open_read(piece.path) as packed, unpack_file(piece.path, packed) as stream:
             place = piece.begin
             end = None if stream is not packed else piece.end
-            if piece.whole and _has_values(_peek_head(stream, packed)):
+            if piece.whole and _is_read_by_value(_peek_head(stream, packed)):
                 yield from _iterate_whole_values(stream)
                 return
             if place > 0:  # a line that begins before this part belongs to the part before

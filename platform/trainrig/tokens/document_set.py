@@ -70,7 +70,7 @@ class _Files(Settings):
     # Column with the text, which is a string or a list of strings. Several columns, such as
     # ["instruction", "input", "output"], are joined in this order; empty ones are left out.
     text: str | Annotated[tuple[str, ...], Field(min_length=1)] = "text"
-    join: str = "\n\n"  # what to write between the strings of a list, and between columns
+    join: str = "\n\n"  # separator of the strings of a list, and of several columns
     id: str | None = None  # column with the ids; None: BLAKE2b-128 of source, URL and text
     url: str | None = None  # column with the URLs; None: documents have no URL
     language: str | None = None  # column with the language; None: the language is unknown

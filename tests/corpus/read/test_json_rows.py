@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig.corpus.read import json_rows
-from trainrig.corpus.read.json_rows import find_text, find_value, has_value, iterate_values
+from trainrig.corpus.read.json_rows import contains_value, find_text, find_value, iterate_values
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -66,7 +66,7 @@ ROW = {"a.b": 1, "a": {"b": 2, "c": {"d": "x"}, "n": None}, "t": ["p", None, "q"
     [("a.b", 1, True), ("a.c.d", "x", True), ("a.n", None, True), ("a.z", None, False)],
 )
 def test_a_dotted_name_is_looked_up_whole_first(name: str, value: Any, there: bool):
-    assert (find_value(ROW, name), has_value(ROW, name)) == (value, there)
+    assert (find_value(ROW, name), contains_value(ROW, name)) == (value, there)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def _normalise(pattern: str) -> str:
 
 
 def _find_matching(pattern: str) -> tuple[list[File], list[str]]:
-    """Return the files of a pattern or a folder, and those of the folder that are not read."""
+    """Return the files of a pattern or a folder, and the files of the folder that are not read."""
     wild = min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=None)
     if wild is None:
         return _list_folder(pattern)

@@ -32,21 +32,21 @@ class JSONValue(NamedTuple):
 
 def find_value(row: Mapping[str, Any], name: str) -> Any:
     """Return the row's value of `name`, such as "text" or "meta.url"; None if it is missing."""
-    found = _look_up(row, name)
+    found = _find_or_missing(row, name)
     return None if found is _MISSING else found
 
 
-def has_value(row: Mapping[str, Any], name: str) -> bool:
+def contains_value(row: Mapping[str, Any], name: str) -> bool:
     """Return whether the row has `name`, such as "meta.url", even with the value null."""
-    return _look_up(row, name) is not _MISSING
+    return _find_or_missing(row, name) is not _MISSING
 
 
-def _look_up(row: Mapping[str, Any], name: str) -> Any:
+def _find_or_missing(row: Mapping[str, Any], name: str) -> Any:
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
     below = row.get(outer) if dot else None
-    return _look_up(below, inner) if isinstance(below, Mapping) else _MISSING
+    return _find_or_missing(below, inner) if isinstance(below, Mapping) else _MISSING
 
 
 def find_text(row: Mapping[str, Any], names: str | tuple[str, ...], join: str) -> str | None:
@@ -117,7 +117,7 @@ class _Values:
         self._began = False
 
     def finish(self, end: int) -> Iterator[JSONValue]:
-        """Yield what the stream ends with that is no whole value: a beginning, or a torn array."""
+        """Yield the rest of a torn stream as a value: the beginning of one, or an open array."""
         if not self._length and self._depth == 0:
             return
         if not self._length:

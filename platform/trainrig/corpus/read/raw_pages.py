@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
-from trainrig.corpus.read.json_rows import find_text, find_value, has_value
+from trainrig.corpus.read.json_rows import contains_value, find_text, find_value
 
 LARGEST_BODY = 64 * 2**20  # bytes; Common Crawl truncates bodies at 1 to 5 MiB
 
@@ -57,7 +57,7 @@ class Fields(Settings):
     # Key or column of the text, which is a string or a list of strings. Several, such as
     # ["instruction", "input", "output"], are joined in this order; empty ones are left out.
     text: str | tuple[str, ...] = "text"
-    # What to write between the strings of a list, and between several keys or columns.
+    # Separator of the strings of a list, and of several keys or columns.
     join: str = "\n\n"
     # Key or column of an HTML page to extract; if set, `text` is not read.
     html: str | None = None
@@ -73,7 +73,7 @@ class Fields(Settings):
         return self
 
     def list_bodies(self) -> tuple[str, ...]:
-        """Return the keys or columns of the text, or that of the HTML page."""
+        """Return the keys or columns of the text, or the one of the HTML page."""
         if self.html is not None:
             return (self.html,)
         return (self.text,) if isinstance(self.text, str) else self.text
@@ -139,7 +139,7 @@ def build_page(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | 
         metadata={
             name: _convert_to_text(find_value(row, name))
             for name in fields.metadata
-            if has_value(row, name)
+            if contains_value(row, name)
         },
     )
 

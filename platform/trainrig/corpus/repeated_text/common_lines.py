@@ -64,7 +64,7 @@ class CommonLines(Settings):
     sources: tuple[str, ...] | None = None
 
     def compute_salt(self, source: str) -> int | None:
-        """Return what distinguishes the lines of `source` from those of others, 0 if nothing does.
+        """Return a number that makes the keys of the lines of `source` differ, or 0 for none.
 
         The result is None if the lines of the source stay as they are.
         """

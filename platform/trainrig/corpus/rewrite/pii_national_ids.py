@@ -136,7 +136,7 @@ _NINO = _NationalId(
     _is_insurance_number, _after(r"national insurance|\bnino\b|\bni (?:n|#)\w*|\bNI\b")
 )
 
-# What a number can be by its shape, where digits are "0" and letters "a".
+# Kinds of numbers by their shapes, in which digits are "0" and letters are "a".
 _BY_SHAPE: dict[bytes, tuple[_NationalId, ...]] = {
     b"0000 0000 0000": (_AADHAAR, _MY_NUMBER),
     b"0000-0000-0000": (_AADHAAR, _MY_NUMBER),
@@ -181,8 +181,7 @@ _NOT_BEFORE = re.compile(r"[\w.+/-]\Z")
 _NOT_AFTER = re.compile(r"[\w/-]|[.,][0-9]")
 _LONGEST_ANNOUNCEMENT = 48  # characters
 _MOST_GROUPS = 8
-# A number that contains letters: how the shape around its last digits ends, its whole shape, and
-# what it can be.
+# Kinds of numbers that contain letters: the shape up to the last digits, the whole shape, the kind.
 _WITH_LETTERS: tuple[tuple[re.Pattern[bytes], re.Pattern[bytes], _NationalId], ...] = (
     (re.compile(rb"a000a.?\Z"), re.compile(rb"a{6}00a00a000a"), _CODICE),
     (re.compile(rb"a{4}0{6}aa?\Z"), re.compile(rb"a{4}0{6}a{6}[0a]0"), _CURP),

@@ -78,7 +78,7 @@ def find_formed(views: Views) -> Iterator[FindPosition]:
     raw = views.raw
     end = 0
     for start, stop in views.tokens:
-        if not _has_digit(views, start, stop) and not raw.startswith(_LETTERS_ALONE, start):
+        if not _contains_digit(views, start, stop) and not raw.startswith(_LETTERS_ALONE, start):
             continue
         # A token may begin before a dot or a colon, which end a run ("SG.…", "hvs.…", "123:AA…"),
         # and after a slash, which does not.
@@ -123,7 +123,7 @@ def find_assigned(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of random-looking values that are assigned to the name of a secret."""
     text = views.text
     for start, stop in views.tokens:
-        if not _has_digit(views, start, stop):
+        if not _contains_digit(views, start, stop):
             continue
         before = views.lower[max(0, start - _LONGEST_BEFORE_SECRET) : start]
         if not _BEFORE_SECRET.search(before):
@@ -152,7 +152,7 @@ def find_passwords(views: Views) -> Iterator[FindPosition]:
         at = text.find("@", at + 1)
 
 
-def _has_digit(views: Views, start: int, stop: int) -> bool:
+def _contains_digit(views: Views, start: int, stop: int) -> bool:
     return b"0" in views.shape[start:stop]
 
 
