@@ -126,6 +126,9 @@ MAKERS = {
     "IP": make_address,
     "CARD": make_card,
 }
+WORDS = ("server", "localhost", "phone", "items", "work", "street")
+SENTENCE_STARTS = ("In this", "No such", "It was a", "My", "Be sure. The")
+VERBS = ("register", "donate", "advertise", "handl", "locat", "comment")
 LOOK_ALIKES: tuple[Callable[[Draw], str], ...] = (
     lambda draw: f"commit {take(draw, 40, HEX)}",
     lambda draw: f"sha256:{take(draw, 64, HEX)}",
@@ -147,6 +150,18 @@ LOOK_ALIKES: tuple[Callable[[Draw], str], ...] = (
     lambda draw: f"/blob/{take(draw, 40, HEX)}/x.py",
     lambda draw: f"uuid {take(draw, 8, HEX)}-{take(draw, 4, HEX)}-4{take(draw, 3, HEX)}-a123",
     lambda draw: f"sk-button-with-a-long-class-name-{draw.randrange(9)}",
+    lambda draw: f"ssh root@{draw.choice(WORDS)}. {draw.choice(SENTENCE_STARTS)} case",
+    lambda draw: f"to {draw.choice(VERBS)} at {draw.choice(HOSTS)} dot com",
+    lambda draw: f"Contact us to {draw.choice(VERBS)} at {draw.choice(HOSTS)} dot com",
+    lambda draw: f"by {draw.choice(WORDS)} at {draw.choice(HOSTS)} dot com",
+    lambda draw: f"Mail is {draw.choice(VERBS)}ed at {draw.choice(HOSTS)}.com",
+    lambda draw: f"Contact: Headquarters at {draw.choice(HOSTS)}.com",
+    lambda draw: f"else if (at) this.{draw.choice(WORDS)}.push(at)",
+    lambda draw: f'pwd="/home/u{draw.randrange(9)}/{draw.choice(WORDS)}.y-z"',
+    lambda draw: f"SIN {take(draw, 9, string.digits)} pesos, sin {take(draw, 9, string.digits)}",
+    lambda draw: f"uid: 2{take(draw, 11, string.digits)}",
+    lambda draw: f"serial {take(draw, 15, string.digits)}",
+    lambda draw: f"Upgraded from: {draw.randrange(4, 9)}.8.0.12 to: {draw.randrange(4, 9)}.1.2.7",
 )
 
 
@@ -168,6 +183,64 @@ def test_of_200_look_alikes_at_most_5_are_masked(seed: int):
     texts = [make(draw) for make in LOOK_ALIKES for _ in range(10)]
     masked = [text for text in texts if mask(f"You will see {text} there.", PII())[1]]
     assert len(masked) <= 5, masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("ssh root@server. In this case", "user@localhost. No idea", "P@ssword. My friend"),
+        *(
+            "5@shop. No more",
+            "mail@work. It was",
+            "mail @ work. It was late",
+            "he @ home . It rains",
+        ),
+        *("to register at example dot com", "or donate at patreon dot com"),
+        *("by phone at amazon dot com", "Want to advertise at example dot com"),
+        *("Mail is handled at google.com", "Mail is handled at google dot com"),
+        *("Their address is located at bitcoin.org", "Contact: Headquarters at example.com"),
+        *("Write to customers at amazon.com", "Register at example dot com"),
+        *("else if (at) this.items.push(at)", "return arr[at] foo.bar", "if (at) this.app"),
+        *('pwd="/home/u1/x.y"', 'pwd = "C:/src/x1,y"', "os.chdir(pwd='/usr/lib64/a-b')"),
+        *(r"password = 'C:\src1\x,y'", "export PWD=/home/user1/project22/src3/build"),
+        *("un total de 123 456 782 sin 123456782", "sin 123456782 datos", "NAS 123456782 Bytes"),
+        *("uid: 234567890124", "30-50001091-2", "CUIT 30-50001091-2"),
+        *("Upgraded from: 4.8.0.12 to: 5.1.2.7", "updated from: 64.8.0.12"),
+    ],
+)
+def test_prose_and_code_stay(text: str):
+    assert mask(text, PII()) == (text, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        *((f"{name} 93.184.216.34 is down", "IP") for name in ("<BOB>", "<TD>", "<TD><B>")),
+        ("<TD>93.184.216.34 <BR>", "IP"),
+        ("packets from: 93.184.216.34 to: 94.185.217.35", "IP"),
+        ("write to jane at example dot com", "EMAIL"),
+        ("Contact: sales at example.com", "EMAIL"),
+        ("ann @ example . com", "EMAIL"),
+        ("ann@example dot com", "EMAIL"),
+        ("SIN: 123 456 782", "NATIONAL_ID"),
+        ("Numéro d'assurance sociale (NAS) : 123 456 782", "NATIONAL_ID"),
+        ("CUIT 20-05536168-2", "NATIONAL_ID"),
+        ("2 95 10 99 126 111 93", "NATIONAL_ID"),
+        ("295109912611193", "NATIONAL_ID"),
+        ("password = 'x1;y-Z!w9'", "KEY"),
+    ],
+)
+def test_near_forms_are_masked(text: str, kind: str):
+    masked, spans = mask(text, PII())
+    assert {span.kind for span in spans} == {kind}
+    assert mask(masked, PII()) == (masked, ())
+
+
+def test_few_numbers_of_15_digits_are_masked():
+    draw = random.Random(0)
+    numbers = [take(draw, 15, string.digits) for _ in range(2_000)]
+    found = sum(span.kind == "NATIONAL_ID" for number in numbers for span in mask(number, PII())[1])
+    assert found <= 4
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -14,7 +14,8 @@ from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.models.language_id import identify_all
 from trainrig.corpus.models.scorers import Scorer
 from trainrig.corpus.rewrite import Rewrite as AnyRewrite
-from trainrig.corpus.rewrite.pii_mask import PII, Kind, MaskedSpan, Pseudonyms, mask
+from trainrig.corpus.rewrite.pii_mask import PII, MaskedSpan, Pseudonyms, mask
+from trainrig.corpus.rewrite.pii_views import Kind
 from trainrig.corpus.row_schema import DOCUMENT
 from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import SIGNALS, measure

@@ -9,8 +9,9 @@ of the text.
 import ipaddress
 import re
 from collections.abc import Iterator
+from typing import get_args
 
-from trainrig.corpus.rewrite.pii_views import FindPosition, Views
+from trainrig.corpus.rewrite.pii_views import FindPosition, Kind, Views
 
 _IPV4_SHAPE = re.compile(rb"0\.0{1,3}\.0{1,3}\.0")
 _IPV4_BEGIN = re.compile(rb"0(?<![a0_.-]0)(?=0{0,2}\.0{1,3}\.0{1,3}\.0)")
@@ -40,11 +41,17 @@ _AFTER_VERSION_KEY = re.compile(
     rb"(?:version|(?<![a-z])ver|release|build|revision|(?<![a-z])rev|firmware|firmwareversion|driver"
     rb"|section|(?<![a-z])v)(?:[_-]?(?:number|no|id|string))?" + _BEFORE_A_VALUE
 )
+# "Upgraded from: 4.8.0.12 to: 5.1.2.7".
+_CHANGED_VERSION = re.compile(
+    rb"(?<![a-z0-9])(?:" + _COUNTED + rb"),?(?: from| to)?[:=]\s{0,3}[\"'(]?\Z"
+)
 # An element of markup such as "<td>": what follows is its text, not the right side of a comparison.
 _AFTER_ELEMENT = re.compile(rb"<[a-z][a-z0-9:_-]{0,24}(?: [^<>]{0,24})?>\s{0,2}\Z")
 # A mask, or the spaces in its place while the search goes on.
-_AFTER_MASK = re.compile(rb"(?:<[A-Z_]{2,11}(?:_[0-9]{1,9})?|(?:<|\A) *)>\s{0,2}\Z")
-_AND_ANOTHER_ADDRESS = re.compile(rb"\s{0,3}(?:,|;|and|or|to|through|und|-|/|\xe2)?\s{1,3}|-")
+_AFTER_MASK = re.compile(
+    rb"(?:<(?:" + "|".join(get_args(Kind)).encode() + rb")(?:_[0-9]{1,9})?|(?:<|\A) *)>\s{0,2}\Z"
+)
+_AND_ANOTHER_ADDRESS = re.compile(rb"\s{0,3}(?:,|;|and|or|to[:=]?|through|und|-|/|\xe2)?\s{1,3}|-")
 # The numbers of sections and versions are small; all four are in only one address of 250. Such
 # numbers count as an address only if the context says so.
 _SMALL_NUMBER = 64
@@ -86,12 +93,12 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
         follows = last >= 0 and _AND_ANOTHER_ADDRESS.fullmatch(views.lower, last, start)
         if _AFTER_VERSION_KEY.search(before) or _is_after_mask(views, start, end):
             is_address = False
-        elif _AFTER_ADDRESS_KEY.search(before):
-            is_address = True
-        elif _BEFORE_A_VERSION.search(before) and not _AFTER_ELEMENT.search(before):
-            is_address = False
         elif follows:
             is_address = was_address
+        elif _AFTER_ADDRESS_KEY.search(before):
+            is_address = not _CHANGED_VERSION.search(before)
+        elif _BEFORE_A_VERSION.search(before) and not _AFTER_ELEMENT.search(before):
+            is_address = False
         else:
             is_address = not _is_small(found.group()) or bool(
                 _BEFORE_AN_ADDRESS.search(before) or _AFTER_AN_ADDRESS.match(views.lower, end)

@@ -34,8 +34,12 @@ _DOMAIN_IN_SIGNS = re.compile(
     rf"(?:{_LABEL}(?:{_DOT_IN_SIGNS})){{1,8}}[^\W\d_]{{2,24}}(?![\w@-])", re.IGNORECASE
 )
 _DOMAIN_IN_WORDS = re.compile(
-    rf"(?:{_LABEL}(?:{_DOT_IN_SIGNS}| {DOT_WORD} | ?\. ?)){{1,8}}{_KNOWN_ENDINGS}(?![\w@-])",
+    rf"(?:{_LABEL}(?:{_DOT_IN_SIGNS}| {DOT_WORD} )){{1,8}}{_KNOWN_ENDINGS}(?![\w@-])",
     re.IGNORECASE,
+)
+# After a dot between spaces, most of the other known endings could begin a sentence.
+_DOMAIN_APART = re.compile(
+    rf"(?:{_LABEL} \. ){{1,8}}(?:com|org|net|edu|gov|info|io)(?![\w@-])", re.IGNORECASE
 )
 # Matches the reversed text before a disguised "@", where "dot" reads "tod".
 _REVERSED_DOT = "(?:tod|t0d|tknup|otnup|tniop|otnop|tnup)"
@@ -53,6 +57,8 @@ _LOCAL_IN_WORDS = re.compile(
 _BARS = bytes(ord("|") if chr(code) in "[](){}<>*_-" else code for code in range(256))
 _AT_IN_BARS = re.compile(rb"\| ?(at|@|\xe4t|arroba|a) ?\|")
 _BRACKETS = "[({<"
+# Reversed words of programs before a condition in brackets.
+_IN_CODE = re.compile(r" ?(?:fi|elihw|nruter|esle|rof|hctiws|file|hctac|noitcnuf|dna|ro|ton|ni)")
 _DASHED = {
     sign: (
         re.compile(
@@ -87,9 +93,17 @@ _INTRODUCTION = re.compile(
 # Before a domain with a dot, which prose names much more often, the address must follow at once.
 _LABELLED = re.compile(
     rb"\b(?:e-?mails?|mail(?:to)?|contact|writes?|reach(?:ed)?|address|correo|courriel|kontakt)"
-    rb"(?: (?:me|us|him|her|them|address|is))?(?:[:;=]| to| is)\s{0,2}\Z"
+    rb"(?: (?:me|us|him|her|them|address|is))?[:;=]\s{0,2}\Z"
 )
-_USED = re.compile(rb"\b(?:use|using|via|through|is|to|by|at|or|:) ?\Z")
+_USED = re.compile(rb"(?:\b(?:use|using|via|through|at)|:) ?\Z")
+# After these words a verb may follow: "contact us to register at example dot com".
+_BEFORE_A_VERB = re.compile(
+    rb"\b(?:to|and|or|by|is|are|was|were|be|been|please|can|will|now)\s{1,2}\Z"
+)
+_ADDRESSED = re.compile(
+    rb"\b(?:writes?|e-?mails?|mail|send(?: it| them)?|sent|reach(?: out)?|contact|reply|replies"
+    rb"|forward(?:ed)?|addressed) to\s{1,2}\Z"
+)
 _INFLECTED = re.compile(r"(?:ing|ed|ers|ly)$", re.IGNORECASE)  # "selling at", "based at"
 _LONGEST_INTRODUCTION = 48  # characters
 _LIKE_A_NAME = re.compile(r"[^\W\d_]{2,}[._+][^\W\d_]{2,}|[^\W\d_]{2,}[._]?[0-9]{1,4}\b")
@@ -100,7 +114,7 @@ _DOT_WORD_APART = re.compile(rf" {DOT_WORD} ", re.IGNORECASE)
 _LONGEST_MARGIN = 12  # characters around an address that is alone on its line
 # Words before "at" or " @ " that begin a sentence about a place, not an address.
 _NO_NAME = re.compile(
-    r"a|all|am|and|are|arrive|available|be|been|buy|call|click|dinner|find|found|from|go"
+    r"a|address|all|am|and|are|arrive|available|be|been|buy|call|click|dinner|find|found|from|go"
     r"|here|him|hosted|i|in|is|it|join|live|look|lunch|made|me|meet|met|more|now|of|on"
     r"|online|open|or|order|out|party|people|read|sale|see|shop|show|sign|site|start|stay"
     r"|store|talk|the|them|there|these|they|this|those|time|today|tomorrow|tonight|up|us"
@@ -123,7 +137,7 @@ def find_emails(views: Views) -> Iterator[FindPosition]:
                 if domain.group(1).lower() not in _FILE_ENDINGS:
                     yield at - local.end(), domain.end()
                 end = domain.end()
-            elif disguised := _match_domain(text, at + 1):
+            elif disguised := _match_domain(text, at + 1):  # no dots apart: a sentence may end
                 end = disguised
                 yield at - local.end(), end
         at = text.find("@", max(at + 1, end))
@@ -136,7 +150,9 @@ def find_spaced_emails(views: Views) -> Iterator[FindPosition]:
     at = views.raw.find(b" @") if b"@" in views.raw else -1
     while at >= 0:
         local = _LOCAL_IN_SIGNS.match(text[max(end, at - _LONGEST_LOCAL) : at][::-1])
-        domain = _match_domain(text, at + 3 if text[at + 2 : at + 3] == " " else at + 2)
+        after = at + 3 if text[at + 2 : at + 3] == " " else at + 2
+        apart = _DOMAIN_APART.match(text, after)
+        domain = apart.end() if apart else _match_domain(text, after)
         if local and domain and _is_evident(views, at - local.end(), at, domain):
             end = domain
             yield at - local.end(), end
@@ -155,8 +171,13 @@ def find_emails_in_signs(views: Views) -> Iterator[FindPosition]:
             local = _LOCAL_IN_SIGNS.match(text[max(end, start - _LONGEST_LOCAL) : start][::-1])
             after += text[after : after + 1] == " "
             domain = _match_domain(text, after) if local else None
-            # "(a)" also numbers the parts of a list.
-            if local and domain and (found.group(1) != b"a" or _ends_in_known(text, after, domain)):
+            # "(a)" also numbers the parts of a list, and "(at)" may be a variable in code.
+            if (
+                local
+                and domain
+                and _ends_in_known(text, after, domain)
+                and not _IN_CODE.fullmatch(local.group())
+            ):
                 end = domain
                 yield start - local.end(), end
         elif sign in "-_*" and text[after - 1] == sign:
@@ -239,7 +260,8 @@ def _is_evident(views: Views, start: int, at: int, end: int) -> bool:
     local = text[start:at].strip()
     domain = text[at:end]
     before = max(0, start - _LONGEST_INTRODUCTION)
-    introduced = _INTRODUCTION.search(views.lower, before, start) is not None
+    lower = views.lower
+    introduced = _INTRODUCTION.search(lower, before, start) is not None
     # Prose says "at example.com" often, but seldom " @ " or "dot com".
     unusual = _DOT_WORD_APART.search(domain) is not None or domain.startswith(" @")
     if _DOT_WORD_APART.search(local):
@@ -250,14 +272,19 @@ def _is_evident(views: Views, start: int, at: int, end: int) -> bool:
         return False
     if " AT " in domain and not local.isupper():
         return True
-    if _LABELLED.search(views.lower, before, start):
+    # A sentence may begin with a capital, and a verb may end in "ed".
+    if not local.islower() or _INFLECTED.search(local):
+        return False
+    if _LABELLED.search(lower, before, start):
         return True
     if not unusual:
+        return False
+    if _BEFORE_A_VERB.search(lower, before, start) and not _ADDRESSED.search(lower, before, start):
         return False
     return (
         introduced
         or _is_alone_on_its_line(text, start, end)
-        or (_USED.search(views.lower, before, start) is not None and not _INFLECTED.search(local))
+        or _USED.search(lower, before, start) is not None
     )
 
 

@@ -26,9 +26,7 @@ from trainrig.corpus.rewrite import (
     pii_secrets,
 )
 from trainrig.corpus.rewrite.pii_emails import DOT_WORD
-from trainrig.corpus.rewrite.pii_views import FindPosition, Views
-
-Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "NATIONAL_ID", "IP", "PHONE"]
+from trainrig.corpus.rewrite.pii_views import FindPosition, Kind, Views
 
 
 class PII(Settings):

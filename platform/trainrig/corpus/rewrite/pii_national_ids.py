@@ -64,6 +64,17 @@ def _is_snils(number: str) -> bool:
     return len(digits) == 11 and total % 101 % 100 == 10 * digits[9] + digits[10]
 
 
+def _is_french(number: str) -> bool:
+    """Return whether a French number has a sex, a month and the right check digits."""
+    digits = "".join(filter(str.isdigit, number))
+    return digits[0] in "12" and "01" <= digits[3:5] <= "12" and nir.is_valid(digits)
+
+
+def _is_argentine_person(number: str) -> bool:
+    """Return whether an Argentine tax number is a person's: those of companies begin with 3."""
+    return number[0] == "2" and cuit.is_valid(number)
+
+
 def _is_nigerian(number: str) -> bool:
     return number[0] in "123456789"  # without a check digit
 
@@ -77,9 +88,7 @@ def _is_insurance_number(number: str) -> bool:
 
 _SNILS_ALONE = _NationalId(_is_snils)
 _SNILS = _NationalId(_is_snils, _after("снилс|snils"))
-_AADHAAR = _NationalId(
-    aadhaar.is_valid, _after(r"aad?haa?r|uidai|\buid\b|unique identification|आधार")
-)
+_AADHAAR = _NationalId(aadhaar.is_valid, _after(r"aad?haa?r|uidai|unique identification|आधार"))
 _RIC = _NationalId(ric.is_valid)
 _ITIN = _NationalId(itin.is_valid, _after(r"\bitin|taxpayer|tax id"))
 _NIK = _NationalId(nik.is_valid, _after(r"\bnik\b|\bktp\b|\be-ktp\b|kependudukan"))
@@ -94,7 +103,14 @@ _MY_NUMBER = _NationalId(
     my_number.is_valid, _after("マイナンバー|個人番号|my ?number|individual number")
 )
 _TFN = _NationalId(tfn.is_valid, _after(r"\btfn\b|tax file"))
-_SIN = _NationalId(sin.is_valid, _after(r"social insurance|\bSIN\b|assurance sociale|\bNAS\b"))
+# "sin" and "nas" are also words, and a NAS is a disk.
+_SIN = _NationalId(
+    sin.is_valid,
+    _after(
+        r"social insurance|assurance sociale|(?-i:\bSIN(?:[:#]| (?=[Nn]o|[Nn]um|[Ii]s\b|[Cc]ard)))"
+        r"|(?-i:\bNAS (?=[Nn]o|[Nn]um|[Nn]°))"
+    ),
+)
 _BSN = _NationalId(bsn.is_valid, _after(r"\bbsn\b|burgerservice|sofi-?n"))
 _ISRAELI = _NationalId(israeli_id.is_valid, _after(r"teudat zehut|תעודת זהות|ת\.ז|israeli id"))
 _NHS = _NationalId(nhs.is_valid, _after(r"\bnhs\b"))
@@ -114,11 +130,11 @@ _PIN = _NationalId(
 _SOUTH_AFRICAN = _NationalId(
     south_african_id.is_valid, _after(r"\bid\b(?: n\w+)?|identity|\bsaid\b|\brsa\b")
 )
-_NIR = _NationalId(nir.is_valid)
+_NIR = _NationalId(_is_french)
 _RRN_ALONE = _NationalId(rrn.is_valid)
 _RRN = _NationalId(rrn.is_valid, _after(r"주민등록번호|주민번호|\brrn\b|resident registration"))
-_CUIT_ALONE = _NationalId(cuit.is_valid)
-_CUIT = _NationalId(cuit.is_valid, _after(r"\bcui[tl]\b"))
+_CUIT_ALONE = _NationalId(_is_argentine_person)
+_CUIT = _NationalId(_is_argentine_person, _after(r"\bcui[tl]\b"))
 _DNI = _NationalId(dni.is_valid, _after(r"\bd\.?n\.?i\.?\b|\bnif\b|documento|identidad"))
 _NIE = _NationalId(nie.is_valid, _after(r"\bn\.?i\.?[ef]\.?\b|extranjero|documento|identidad"))
 _HETU = _NationalId(hetu.is_valid)
@@ -147,7 +163,7 @@ _BY_SHAPE: dict[bytes, tuple[_NationalId, ...]] = {
     b"000 00 0000": (_ITIN,),
     b"0000000000000000": (_NIK,),
     b"00000-0000000-0": (_CNIC_ALONE,),
-    b"0000000000000": (_CNIC, _PIN, _SOUTH_AFRICAN, _RRN, _NIR),
+    b"0000000000000": (_CNIC, _PIN, _SOUTH_AFRICAN, _RRN),
     b"000.000.000-00": (_CPF_ALONE,),
     b"00000000000": (_CPF, _GERMAN, _TCKN, _PESEL, _FODSELSNUMMER, _NIN, _CUIT, _SNILS),
     b"000-000-000 00": (_SNILS_ALONE,),
@@ -163,7 +179,6 @@ _BY_SHAPE: dict[bytes, tuple[_NationalId, ...]] = {
     b"000000 0000 000": (_SOUTH_AFRICAN,),
     b"000000000000000": (_NIR,),
     b"0 00 00 00 000 000 00": (_NIR,),
-    b"0 00 00 00 000 000": (_NIR,),
     b"000000-0000000": (_RRN_ALONE,),
     b"00-00000000-0": (_CUIT_ALONE,),
     b"00000000a": (_DNI,),

@@ -51,6 +51,8 @@ _SENTENCE_ENDS = re.compile(r"\.(?=\s|\Z)")
 _LEAST_ENTROPY = 3.0  # bits per character; 20 random hexadecimal digits have 3.5, words have less
 _LEAST_DIGITS = 3  # names of variables have fewer
 # Words joined by signs, with a number at the end: "out_of_the_bag_2020".
+# "pwd" is also the working directory.
+_FOLDER_NAME = re.compile(rb"pwd[\"'`]?\s{0,3}(?:=>|[:=])\s{0,3}[\"'`]?\Z")
 _WORDS = re.compile(r"(?:[A-Za-z][a-z]*[_/-]){1,40}[A-Za-z]*[_-]?[0-9]{0,4}")
 _DIGITS = re.compile("[0-9]+")
 _MIXED_CASE = (0.3, 0.7)  # share of capitals among random letters; names of variables have fewer
@@ -67,7 +69,7 @@ _LETTERS_ALONE = (
 _PASSWORD_NAME = re.compile(rb"passw(?:or)?d|passphrase|pwd")
 _PASSWORD = re.compile(
     r"[\"']?\s{0,3}(?:=>|[:=])\s{0,3}([\"'])(?=[^\"'\s]{0,63}[0-9])(?=[^\"'\s]{0,63}[A-Za-z])"
-    r"(?=[^\"'\s]{0,63}[!#%^&*+=?@~.,;:|-])([^\"'\s<>(){}$\[\]]{8,64})\1"
+    r"(?=[^\"'\s]{0,63}[!#%^&*+=?@~.,;:|-])([^\"'\s<>(){}$\[\]/\\]{8,64})\1"  # no paths
 )
 _USER_AND_PASSWORD = re.compile(r"([^\s/@:\"'<>{}$]{6,64}):[^\s/@:\"'<>{}$]{1,64}//:[a-z+]{2,20}")
 _LONGEST_CREDENTIALS = 160  # characters of a scheme, a user and a password
@@ -127,6 +129,8 @@ def find_assigned(views: Views) -> Iterator[FindPosition]:
             continue
         before = views.lower[max(0, start - _LONGEST_BEFORE_SECRET) : start]
         if not _BEFORE_SECRET.search(before):
+            continue
+        if views.raw[start : start + 1] == b"/" and _FOLDER_NAME.search(before):
             continue
         found = _VALUE.match(text, start)
         if found and _looks_like_secret(found.group()):

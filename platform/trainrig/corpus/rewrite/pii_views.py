@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
+
+Kind = Literal["KEY", "EMAIL", "IBAN", "CARD", "SSN", "NATIONAL_ID", "IP", "PHONE"]
 
 # Start and end (exclusive) of a find in the text.
 FindPosition = tuple[int, int]
