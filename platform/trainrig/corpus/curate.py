@@ -89,7 +89,10 @@ log = logging.getLogger(__name__)
 REPORT_PAGE = "report.html"
 # Version of the files that passes after *read* leave for each other; increase it when they change.
 # A run that another version began then continues from the pages read.
-PASSES_FORMAT = 5
+PASSES_FORMAT = 6
+# Version of the pages and signals that *read* leaves; increase it when they change. A run that
+# another version began then reads its pages again, so that an output has pages of one version.
+READ_FORMAT = 2
 READ = "read"  # folder of the first pass's records; other passes' records belong to a decision
 
 # splits; up to this many, rules are applied in this process, as workers take time to start
@@ -389,7 +392,7 @@ class _Passes:
         workers: int | None = None,
     ) -> Phase:
         """Run one pass, reporting its progress as a part of the whole; None: with all workers."""
-        records = (name,) if name == READ else (self.decision, name)
+        records = (f"{READ}-{READ_FORMAT}",) if name == READ else (self.decision, name)
         done = _name_done_folder(self.run, *records)
         phase = Phase(done, make_work, divisible=name == READ)
         workers = self.run.workers if workers is None else workers

@@ -243,7 +243,7 @@ def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[FileP
     size = storage.measure_size(path)
     if path.endswith(PACKED):
         return [FilePart(0, size, size * UNPACKED, whole=True)]
-    if path.endswith(".json") and _is_read_by_value(read_first_bytes(path, _HEAD_BYTES)):
+    if _may_have_values(path) and _has_values(read_first_bytes(path, _HEAD_BYTES)):
         return [FilePart(0, size, size, whole=True)]
     parts = max(1, -(-size // part_bytes))
     ends = [size * number // parts for number in range(parts + 1)]
@@ -278,7 +278,16 @@ def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
             yield place, "not_json" if row == "bad_json" else row
 
 
-def _is_read_by_value(head: bytes) -> bool:
+def _may_have_values(path: str) -> bool:
+    """Return whether the file may have an array, or objects over several lines: by its name.
+
+    The name .jsonl says that there is a row on each line, so that a torn one is refused alone.
+    """
+    packing = next((ending for ending in PACKED if path.endswith(ending)), "")
+    return path.removesuffix(packing).endswith(".json")
+
+
+def _has_values(head: bytes) -> bool:
     """Return whether a file that begins with `head` has an array, or objects over several lines."""
     return is_array(head) or begins_spread_object(head)
 
@@ -292,9 +301,14 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
         with storage.open_read(piece.path) as packed, unpack_file(piece.path, packed) as stream:
             place = piece.begin
             end = None if stream is not packed else piece.end
-            if piece.whole and _is_read_by_value(_peek_head(stream, packed)):
-                yield from _iterate_whole_values(stream)
-                return
+            if piece.whole and _may_have_values(piece.path):
+                head = _peek_head(stream, packed)
+                if head is None:
+                    yield place, TORN
+                    return
+                if _has_values(head):
+                    yield from _iterate_whole_values(stream)
+                    return
             if place > 0:  # a line that begins before this part belongs to the part before
                 # From the last byte before: if it ends a line, the part's own first line is kept.
                 stream.seek(place - 1)
@@ -317,8 +331,8 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
         raise DataError(f"{piece.path}: deleted since the stage began; restore the file") from None
 
 
-def _peek_head(stream: BinaryIO, packed: BinaryIO) -> bytes:
-    """Return the first bytes of a stream, which stays at its start; b"" if it is damaged there."""
+def _peek_head(stream: BinaryIO, packed: BinaryIO) -> bytes | None:
+    """Return the first bytes of a stream, which stays at its start; None if it is damaged there."""
     if stream is packed:
         head = stream.read(_HEAD_BYTES)
         stream.seek(0)
@@ -328,7 +342,7 @@ def _peek_head(stream: BinaryIO, packed: BinaryIO) -> bytes:
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if getattr(error, "errno", None):
             raise
-        return b""
+        return None
 
 
 def _iterate_whole_values(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:

@@ -9,7 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainrig.corpus.read import RawPage, ReadSettings, Unreadable, cut_pieces, find_inputs, read
+from trainrig.corpus.read import (
+    RawPage,
+    ReadSettings,
+    Unreadable,
+    cut_pieces,
+    find_inputs,
+    page_types,
+    read,
+)
 from trainrig.corpus.read.http_responses import BadBody, parse_response
 from trainrig.corpus.read.page_types import find_wide_encoding, judge_media_type, mark_wide
 from trainrig.corpus.read.raw_pages import Fields
@@ -36,7 +44,12 @@ def read_texts(path: Path, **settings: object) -> list[str]:
         ("application/octet-stream", "", b"Words alone.", "text/plain"),
         ("application/octet-stream", "", b"\x89PNG\r\n\x1a\n", "application/octet-stream"),
         ("application/octet-stream", "text/html", b"<p>a", "text/html"),
-        ("application/xml", "", b'<?xml version="1.0"?>\n<html xmlns="x">', "text/html"),
+        ("application/xml", "", b'<?xml version="1.0"?>\n<html>', "application/xhtml+xml"),
+        ("text/xml", "", b"<html><p/>a", "application/xhtml+xml"),
+        ("application/octet-stream", "text/css", b"p { color: red }", "text/css"),
+        ("application/octet-stream", "application/pdf", b"%PDF-1.4", "application/pdf"),
+        ("application/octet-stream", "application/xml", b"<html>", "text/html"),
+        ("application/octet-stream", "application/octet-stream", b"Words.", "text/plain"),
         ("application/xml", "", b"<rss></rss>", "application/xml"),
         ("", "text/html", b"<p>a", "text/html"),
         ("", "", b"<html>", ""),
@@ -48,6 +61,19 @@ def test_only_vague_types_are_judged_by_the_body(
     stated: str, identified: str, body: bytes, expected: str
 ):
     assert judge_media_type(stated, identified, body) == expected
+
+
+@pytest.mark.parametrize("end", [b"<rss>", b"", b"<!--"])
+def test_comments_before_the_root_take_linear_time(end: bytes):
+    body = b"<!--a--> " * 5_000 + end  # an exponential pattern would never end
+    assert page_types.HTML.match(body) is None
+    assert page_types.HTML.match(b"<!--a--> " * 5_000 + b"<html>")
+
+
+@pytest.mark.parametrize("text", ["A page about 一 and 一.\n" * 9, "Full\u3000width spaces.\n" * 9])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_characters_with_a_zero_on_the_other_side_do_not_hide_utf16(text: str, encoding: str):
+    assert find_wide_encoding(text.encode(encoding)) == encoding
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
@@ -65,6 +91,11 @@ def test_utf16_without_a_mark_is_recognised(encoding: str):
 @pytest.mark.parametrize("body", [b"plain", "café".encode(), b"\1\0\2\0" * 9, b"\x89PNG\0\0\0\r"])
 def test_other_bytes_are_not_taken_for_utf16(body: bytes):
     assert mark_wide(body, "utf-16") == mark_wide(body, None) == body
+
+
+@pytest.mark.parametrize("body", [b"\0\1", b"\0a", b"a\0", b""])
+def test_a_few_bytes_are_not_taken_for_utf16(body: bytes):
+    assert mark_wide(body, None) == body
 
 
 @pytest.mark.parametrize(
@@ -136,3 +167,27 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path):
     assert [Path(path).name for path in found.passed_over] == ["b.csv", "info.json"]
     assert "2 files are passed over" in (found.describe_passed_over() or "")
     assert find_inputs([str(tmp_path / "a.txt")]).describe_passed_over() is None
+
+
+@pytest.mark.parametrize(
+    ("there", "read"),
+    [
+        (["README.md", "c4-0.json.gz"], ["c4-0.json.gz"]),
+        (["README.md", "data.json"], ["data.json"]),
+        (["LICENSE.txt", "a.jsonl", "info.json"], ["a.jsonl"]),
+        (["README.md", "a.txt"], ["README.md", "a.txt"]),
+        (["a.txt", "c4-0.json.gz"], ["a.txt", "c4-0.json.gz"]),
+        (["a.parquet", "b.json.gz"], ["a.parquet"]),
+        (["index.html", "package.json"], ["index.html"]),
+    ],
+)
+def test_notes_and_descriptions_of_a_folder_are_passed_over_beside_data(
+    tmp_path: Path, there: list[str], read: list[str]
+):
+    for name in there:
+        (tmp_path / name).write_text("{}")
+    found = find_inputs([str(tmp_path)])
+    assert [file.name for file in found.files] == read
+    assert sorted(Path(path).name for path in found.passed_over) == sorted({*there} - {*read})
+    message = found.describe_passed_over() or ""
+    assert all(Path(path).name in message for path in found.passed_over)

@@ -1,9 +1,10 @@
 """Finds the input files that a source's paths and patterns name."""
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from trainrig import storage
 from trainrig.errors import DataError
@@ -20,6 +21,15 @@ NAMES = {
     "text": (".txt", ".text", ".md", ".markdown", ".rst"),
     "html": (".html", ".htm", ".xhtml"),
 }
+
+# Names of notes about the data of a folder, without their endings.
+_NOTES = frozenset(
+    {
+        *("readme", "license", "licence", "copying", "notice", "changelog", "changes", "authors"),
+        *("citation", "contributing", "code_of_conduct", "security", "dataset_card"),
+    }
+)
+_ROWS = frozenset({"warc", "arc", "jsonl", "parquet"})  # beside them, .json files describe them
 
 
 @dataclass(frozen=True)
@@ -47,8 +57,9 @@ class FoundFiles:
         folder = self.passed_over[0].rpartition("/")[0]
         ending = self.passed_over[0].rpartition("/")[2].partition(".")[2]
         return (
-            f"{format_files(len(self.passed_over))} passed over, as the ending of the name is not "
-            f"that of a format that is read from a folder: {first}{more}; to read them, name them "
+            f"{format_files(len(self.passed_over))} passed over, as the name is not that of a "
+            f"format that is read from a folder, or the file seems to describe the data beside "
+            f"it: {first}{more}; to read them, name them "
             f"in `paths` (such as {folder}/*{'.' + ending if ending else ''}) and set `format`"
         )
 
@@ -136,9 +147,7 @@ def _list_folder(folder: str) -> tuple[list[File], list[str]]:
         )
     formats = {path: format_by_name(path) for path in sizes}
     found = [path for path, format_ in formats.items() if format_]
-    # Beside files of other formats, .json files describe them: "dataset_info.json".
-    if any(formats[path] != "json" for path in found):
-        found = [path for path in found if formats[path] != "json"]
+    found = _drop_descriptions({path: cast(str, formats[path]) for path in found})
     if not found:
         endings = " ".join(ending for kind_endings in NAMES.values() for ending in kind_endings)
         raise DataError(
@@ -147,6 +156,22 @@ def _list_folder(folder: str) -> tuple[list[File], list[str]]:
         )
     files = [File(path, _strip_folder(folder, path), sizes[path]) for path in found]
     return files, sorted(set(sizes) - set(found))
+
+
+def _drop_descriptions(formats: Mapping[str, str]) -> list[str]:
+    """Return the paths of `formats` without notes and .json files that describe other files."""
+    data = {path: format_ for path, format_ in formats.items() if _name_stem(path) not in _NOTES}
+    kinds = set(data.values())
+    if kinds & _ROWS or kinds == {"json"}:
+        rows = kinds & _ROWS
+        return [path for path, format_ in data.items() if format_ != "json" or not rows]
+    if kinds:  # beside pages and texts, "dataset_info.json" describes them; what is packed is data
+        return [path for path in formats if not path.lower().endswith(".json")]
+    return list(formats)
+
+
+def _name_stem(path: str) -> str:
+    return path.rpartition("/")[2].partition(".")[0].lower()
 
 
 def _list_sizes(folder: str) -> dict[str, int]:

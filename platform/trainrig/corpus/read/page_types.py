@@ -9,7 +9,7 @@ import codecs
 import re
 
 HTML = re.compile(
-    rb"(?:\s|<!--.*?-->|<\?xml[^>]*>)*<(?:!doctype\s+html|html|head|body)\b",
+    rb"(?:\s|<!--.*?-->|<\?xml[^>]*>)*+<(?:!doctype\s+html|html|head|body)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _HEAD_BYTES = 2**14  # bytes at the start that are examined
@@ -39,6 +39,8 @@ _WIDE_NAMES = {
 }
 # Least share of ASCII among the characters of a text whose encoding is recognised by its bytes.
 _LEAST_ASCII = 0.1
+_LEAST_UNITS = 6  # characters; two or four bytes of any file may look like one or two
+_LEAST_RATIO_OF_ZEROS = 8  # between the sides of the units
 
 
 def judge_media_type(stated: str, identified: str, body: bytes) -> str:
@@ -50,11 +52,13 @@ def judge_media_type(stated: str, identified: str, body: bytes) -> str:
         return stated
     if identified in _READ_TYPES:
         return identified
+    if stated in _NO_TYPES and identified and identified not in _NO_TYPES | _XML_TYPES:
+        return identified
     head = body[:_HEAD_BYTES]
     if wide := find_wide_encoding(head):
         head = head.decode(wide, "replace").encode("utf-8", "replace")
     if stated and HTML.match(head.removeprefix(codecs.BOM_UTF8)):
-        return "text/html"
+        return "application/xhtml+xml" if stated in _XML_TYPES else "text/html"
     return "text/plain" if stated in _NO_TYPES and _is_text(head) else stated
 
 
@@ -71,18 +75,24 @@ def _is_text(head: bytes) -> bool:
 def find_wide_encoding(head: bytes) -> str | None:
     """Return "utf-16-le" or "utf-16-be" if bytes without a mark are text in it, else None.
 
-    ASCII characters have a zero byte, always on the same side. The other characters decide only
-    whether the text is valid.
+    ASCII characters have a zero byte, always on the same side. Few others have one on the other
+    side, such as U+4E00 and U+3000.
     """
     head = head[: len(head) & ~1]
     before = head[0::2].count(0)
     after = head[1::2].count(0)
     units = len(head) // 2
-    if bool(before) == bool(after) or before + after < _LEAST_ASCII * units:
+    if units < _LEAST_UNITS or before + after < _LEAST_ASCII * units:
         return None
-    encoding = "utf-16-le" if after else "utf-16-be"
+    if max(before, after) < _LEAST_RATIO_OF_ZEROS * min(before, after) or not max(before, after):
+        return None
+    encoding, decode = (
+        ("utf-16-le", codecs.utf_16_le_decode)
+        if after > before
+        else ("utf-16-be", codecs.utf_16_be_decode)
+    )
     try:
-        text, _ = codecs.getdecoder(encoding)(head[:-2])  # the head may end between surrogates
+        text, _ = decode(head, "strict", False)  # the head may end between surrogates
     except UnicodeDecodeError:
         return None
     return None if _CONTROL.search(text) else encoding
