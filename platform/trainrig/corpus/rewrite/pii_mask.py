@@ -6,6 +6,7 @@ understanding are not found. The kinds of data are in the other modules of this 
 combines them.
 """
 
+import functools
 import hashlib
 import html
 import re
@@ -121,8 +122,9 @@ def mask(
     again = True
     while again:
         places: list[FindPosition] = []
-        for kind, find in _list_finders(settings):
-            if found := _keep_disjoint(sorted(find(views))):
+        for kind, find in _list_finders(settings.kinds):
+            if found := sorted(find(views)):
+                found = _keep_disjoint(found)
                 spans += [_build_span(kind, text, start, end, key) for start, end in found]
                 places += found
                 views = views.blot(found)
@@ -143,13 +145,9 @@ def mask(
     return "".join([*pieces, text[at:]]), tuple(spans)
 
 
-def _list_finders(settings: PII) -> list[tuple[Kind, _Finder]]:
-    return [
-        (kind, find)
-        for kind, finders in _FINDERS.items()
-        if kind in settings.kinds
-        for find in finders
-    ]
+@functools.cache
+def _list_finders(kinds: tuple[Kind, ...]) -> list[tuple[Kind, _Finder]]:
+    return [(kind, find) for kind, finders in _FINDERS.items() if kind in kinds for find in finders]
 
 
 def _keep_disjoint(found: list[FindPosition]) -> list[FindPosition]:
@@ -176,7 +174,7 @@ def _may_find_more(views: Views, places: list[FindPosition], settings: PII) -> b
         around.append((first, end + _REACH))
     if 2 * sum(end - start for start, end in around) > len(text):
         return True
-    finders = _list_finders(settings)
+    finders = _list_finders(settings.kinds)
     parts = [Views(text[start:end]) for start, end in around]
     return any(next(iter(find(part)), None) for part in parts for _, find in finders)
 

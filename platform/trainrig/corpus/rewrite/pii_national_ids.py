@@ -204,7 +204,8 @@ _WITH_LETTERS: tuple[tuple[re.Pattern[bytes], re.Pattern[bytes], _NationalId], .
     (re.compile(rb"a-?0{7}-?a.?\Z"), re.compile(rb"a-?0{7}-?a"), _NIE),
     (re.compile(rb"00 ?00 ?00 ?a.?\Z"), re.compile(rb"aa ?00 ?00 ?00 ?a"), _NINO),
 )
-_LETTER = re.compile(rb"a|-a|(?<=00 00) a(?!a)")
+# The last two digits before a letter; two fixed characters are found fast.
+_BEFORE_LETTER = re.compile(rb"00(?=a|-a|(?<=00 00) a(?!a))")
 _LONGEST_WITH_LETTERS = 18  # characters
 
 
@@ -221,12 +222,10 @@ def find_national_ids(views: Views) -> Iterator[FindPosition]:
 def find_national_ids_with_letters(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of numbers that contain letters, such as Italian tax codes."""
     end = 0
-    for _, at in views.digits:
-        if at > end and _LETTER.match(views.shape, at):
-            span = _match_letters(views, at)
-            if span:
-                end = span[1]
-                yield span
+    for last in _BEFORE_LETTER.finditer(views.shape):
+        if last.end() > end and (span := _match_letters(views, last.end())):
+            end = span[1]
+            yield span
 
 
 def _match_digits(views: Views, start: int, stop: int) -> int | None:

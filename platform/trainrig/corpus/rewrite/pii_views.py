@@ -31,8 +31,6 @@ SHORTEST_TOKEN = 16  # characters
 # Start of a number of at least seven digits, with up to nine separators between two of them.
 _LONG_NUMBER = re.compile(rb"0(?<![a0]0)(?=(?:[ ()./-]{0,9}0){6})")
 
-_DIGITS = re.compile(rb"00(?<!000)0*")  # begins with two fixed characters, which are found fast
-
 
 @dataclass(frozen=True)
 class Views:
@@ -72,11 +70,6 @@ class Views:
         """Positions where a number of at least seven digits begins, with separators or without."""
         return [found.start() for found in _LONG_NUMBER.finditer(self.shape)]
 
-    @cached_property
-    def digits(self) -> list[FindPosition]:
-        """Spans of all runs of at least two digits."""
-        return [found.span() for found in _DIGITS.finditer(self.shape)]
-
     def blot(self, spans: list[FindPosition]) -> "Views":
         """Return the views of the text in which each of `spans` is "<", spaces and ">"."""
         blotted = Views(_blot_text(self.text, spans))
@@ -86,9 +79,8 @@ class Views:
                 for start, end in spans:
                     changed[start:end] = b"<" + b" " * (end - start - 2) + b">"
                 blotted.__dict__[name] = bytes(changed)
-        for name, least in (("tokens", SHORTEST_TOKEN), ("digits", 2)):
-            if name in self.__dict__:
-                blotted.__dict__[name] = _cut_runs(self.__dict__[name], spans, least)
+        if "tokens" in self.__dict__:
+            blotted.__dict__["tokens"] = _cut_runs(self.tokens, spans)
         return blotted
 
     def find_numbers(
@@ -128,10 +120,8 @@ def _blot_text(text: str, spans: list[FindPosition]) -> str:
     return "".join([*pieces, text[at:]])
 
 
-def _cut_runs(
-    runs: list[FindPosition], spans: list[FindPosition], least: int
-) -> list[FindPosition]:
-    """Return the parts of `runs` outside `spans` that have at least `least` characters."""
+def _cut_runs(runs: list[FindPosition], spans: list[FindPosition]) -> list[FindPosition]:
+    """Return the parts of `runs` outside `spans` that are long enough for a token."""
     left: list[FindPosition] = []
     following = iter([*spans, (sys.maxsize, sys.maxsize)])
     start, end = next(following)
@@ -139,12 +129,12 @@ def _cut_runs(
         while end <= first:
             start, end = next(following)
         while start < last:
-            if start - first >= least:
+            if start - first >= SHORTEST_TOKEN:
                 left.append((first, start))
             first = end
             if end >= last:
                 break
             start, end = next(following)
-        if last - first >= least:
+        if last - first >= SHORTEST_TOKEN:
             left.append((first, last))
     return left
