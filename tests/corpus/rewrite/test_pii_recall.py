@@ -91,7 +91,7 @@ def make_id(draw: Draw) -> str:
     person = f"BOXW{draw.randrange(50, 99)}0{draw.randrange(1, 10)}1{draw.randrange(1, 9)}HNERXN0"
     forms = (
         cpf.format(nine + cpf._calc_check_digits(nine)),
-        body + ric.calc_check_digit(body),
+        body + ric.calc_check_digit(f"{body}0"),  # ignores the last digit
         f"Aadhaar {aadhaar.format(resident + verhoeff.calc_check_digit(resident))}",
         f"ИНН {taxpayer + inn.calc_personal_check_digits(taxpayer)}",
         f"個人番号: {take_my_number(draw)}",
