@@ -243,7 +243,7 @@ def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[FileP
     size = storage.measure_size(path)
     if path.endswith(PACKED):
         return [FilePart(0, size, size * UNPACKED, whole=True)]
-    if _may_have_values(path) and _has_values(read_first_bytes(path, _HEAD_BYTES)):
+    if _may_contain_values(path) and _contains_values(read_first_bytes(path, _HEAD_BYTES)):
         return [FilePart(0, size, size, whole=True)]
     parts = max(1, -(-size // part_bytes))
     ends = [size * number // parts for number in range(parts + 1)]
@@ -278,7 +278,7 @@ def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
             yield place, "not_json" if row == "bad_json" else row
 
 
-def _may_have_values(path: str) -> bool:
+def _may_contain_values(path: str) -> bool:
     """Return whether the file may have an array, or objects over several lines: by its name.
 
     The name .jsonl says that there is a row on each line, so that a torn one is refused alone.
@@ -287,7 +287,7 @@ def _may_have_values(path: str) -> bool:
     return path.removesuffix(packing).endswith(".json")
 
 
-def _has_values(head: bytes) -> bool:
+def _contains_values(head: bytes) -> bool:
     """Return whether a file that begins with `head` has an array, or objects over several lines."""
     return is_array(head) or begins_spread_object(head)
 
@@ -301,12 +301,12 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
         with storage.open_read(piece.path) as packed, unpack_file(piece.path, packed) as stream:
             place = piece.begin
             end = None if stream is not packed else piece.end
-            if piece.whole and _may_have_values(piece.path):
+            if piece.whole and _may_contain_values(piece.path):
                 head = _peek_head(stream, packed)
                 if head is None:
                     yield place, TORN
                     return
-                if _has_values(head):
+                if _contains_values(head):
                     yield from _iterate_whole_values(stream)
                     return
             if place > 0:  # a line that begins before this part belongs to the part before

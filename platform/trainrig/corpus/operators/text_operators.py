@@ -58,7 +58,7 @@ class MaskPersonalData(TableOperator):
         """Return `rows` with masked strings."""
         self.require_columns(rows, ["text"], _TEXT)
         settings = PII(kinds=self.kinds, pseudonyms=self.pseudonyms)
-        names = [Pseudonyms() for _ in range(len(rows))]  # those of a row number its URL as well
+        names = [Pseudonyms() for _ in range(len(rows))]  # a row's URL is numbered with its text
         texts = zip(read_strings(rows["text"]), names, strict=True)
         masked = [mask(text, settings, pseudonyms=of_row) for text, of_row in texts]
         rows = put_column(rows, "text", pa.array([text for text, _ in masked], pa.string()))

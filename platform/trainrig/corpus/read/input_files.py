@@ -165,7 +165,7 @@ def _drop_descriptions(formats: Mapping[str, str]) -> list[str]:
     if kinds & _ROWS or kinds == {"json"}:
         rows = kinds & _ROWS
         return [path for path, format_ in data.items() if format_ != "json" or not rows]
-    if kinds:  # beside pages and texts, "dataset_info.json" describes them; what is packed is data
+    if kinds:  # beside pages and texts, "dataset_info.json" describes them
         return [path for path in formats if not path.lower().endswith(".json")]
     return list(formats)
 

@@ -71,7 +71,7 @@ def _is_french(number: str) -> bool:
 
 
 def _is_argentine_person(number: str) -> bool:
-    """Return whether an Argentine tax number is a person's: those of companies begin with 3."""
+    """Return whether an Argentine tax number is a person's. A company's begins with 3."""
     return number[0] == "2" and cuit.is_valid(number)
 
 
