@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from trainrig.corpus.rewrite.pii_mask import PII, Kind, mask
+from trainrig.corpus.rewrite.pii_mask import PII, mask
+from trainrig.corpus.rewrite.pii_views import Kind
 
 pytestmark = [pytest.mark.bench, pytest.mark.data]
 

@@ -83,7 +83,8 @@ def measure(text: str) -> Signals:
         terminal_lines=_share(sum(map(_ends_a_sentence, lines)), len(lines)),
         short_lines=_share(sum(len(line) <= SHORT_LINE for line in lines), len(lines)),
         longest_run_of_equal_lines=max(
-            (sum(1 for _ in run) for _, run in itertools.groupby(lines)), default=0
+            (sum(1 for _ in run) for _, run in itertools.groupby(_list_indented_lines(text))),
+            default=0,
         ),
         duplicate_lines=duplicate_lines,
         duplicate_line_characters=duplicate_line_characters,
@@ -91,6 +92,12 @@ def measure(text: str) -> Signals:
         duplicate_paragraph_characters=duplicate_paragraph_characters,
         **_repetition(words, lengths),
     )
+
+
+def _list_indented_lines(text: str) -> list[tuple[int, str]]:
+    """Return the lines without the white space around them, with the width of their indentation."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    return [(len(line) - len(line.lstrip()), line.strip()) for line in lines]
 
 
 def _share(part: float, whole: int) -> float:

@@ -212,7 +212,7 @@ LINES = [
     (b'{"from": "d"}', "no_text"),
     (b'{"from": "d", "text": null}', "no_text"),
     (b'{"from": "d", "text": 5}', "text_not_a_string"),
-    (b'{"from": "d", "text": ["x"]}', "text_not_a_string"),
+    (b'{"from": "d", "text": [["x"]]}', "text_not_a_string"),
     (b'{"from": "d", "text": ""}', "empty_text"),
     (b'{"from": "d", "text": " \\n\\t"}', "empty_text"),
     (b'{"from": "d", "text": "\xff"}', "not_utf8"),
@@ -269,6 +269,20 @@ def test_of_a_packed_file_that_breaks_off_the_rest_is_refused(tmp_path, name, pa
     documents, refused = read(JSONL(paths=(f"{tmp_path}/{name}",), source="s"))
     assert 10 < len(documents) < 60
     assert [document.reason for document in refused] == ["torn_file"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.ndjson.gz"])
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [(b'{"text":"torn",\n', "not_json"), (b'[{"text":"in an array"}]\n', "not_an_object")],
+)
+def test_a_first_line_that_is_no_row_is_refused_alone(
+    tmp_path: Path, name: str, first: bytes, reason: str
+):
+    storage.write(f"{tmp_path}/{name}", gzip.compress(first + json_lines([{"text": "x"}] * 3)))
+    documents, refused = read(JSONL(paths=(str(tmp_path),), source="s"))
+    assert [document["text"] for document in documents] == ["x"] * 3
+    assert refused == [RefusedRow(name, 0, reason)]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
@@ -329,6 +343,7 @@ def test_an_empty_file_is_no_fault(tmp_path):
         (Arrow, "a.arrow", "not an Arrow stream or file, or damaged"),
         (JSONL, "a.jsonl.gz", r"none of its 1 rows is a usable document \(torn_file 1\)"),
         (JSONL, "a.jsonl.zst", r"none of its 1 rows is a usable document \(torn_file 1\)"),
+        (JSONL, "a.json.zst", r"none of its 1 rows is a usable document \(torn_file 1\)"),
         (JSONL, "a.jsonl", r"none of its 1 rows is a usable document \(not_json 1\)"),
     ],
 )

@@ -91,7 +91,10 @@ log = logging.getLogger(__name__)
 REPORT_PAGE = "report.html"
 # Version of the files that passes after *read* leave for each other; increase it when they change.
 # A run that another version began then continues from the pages read.
-PASSES_FORMAT = 5
+PASSES_FORMAT = 6
+# Version of the pages and signals that *read* leaves; increase it when they change. A run that
+# another version began then reads its pages again, so that an output has pages of one version.
+READ_FORMAT = 2
 READ = "read"  # folder of the first pass's records; other passes' records belong to a decision
 TITLES = {READ: "read pages", "judge": "apply rules", "write": "write documents"}
 
@@ -106,15 +109,15 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
     of an unknown format, if a step drops nearly all of a source, or if nothing is kept.
     """
     Replacement(run.output).go_on()
-    splits, inputs = plan_splits(run)
-    inputs |= check_earlier(run)
+    plan = plan_splits(run)
+    inputs = plan.inputs | check_earlier(run)
     benchmarks = {"benchmarks": fingerprint(run.decontamination)} if run.decontamination else {}
     stage = manifest.claim(run.output, run, inputs, extendable_inputs=benchmarks)
     if stage.finished:
         return stage.finished
     if stage.before:
         _check_texts_were_kept(run, stage.before)
-    passes = _Passes(run, stage, splits, progress)
+    passes = _Passes(run, stage, plan.splits, progress, plan.passed_over)
     with stage.undo_if_refused():
         if run.decontamination:
             check_examples(run.decontamination)
@@ -151,6 +154,7 @@ class _Passes:
     stage: Stage
     splits: Sequence[Split]
     progress: Progress | None
+    passed_over: Mapping[str, Any] = field(default_factory=dict)  # files that are not read
     seconds: dict[str, float] = field(default_factory=dict)  # seconds of this process, by phase
 
     @contextlib.contextmanager
@@ -347,6 +351,8 @@ class _Passes:
             "verified": found.verified,
             "clusters": found.clusters,
         }
+        if self.passed_over:
+            counts["files_passed_over"] = dict(self.passed_over)
         if not counts["documents_kept"]:
             raise DataError(f"{self.run.output}: nothing was kept; {explain_nothing_kept(counts)}")
         files = {
@@ -419,7 +425,7 @@ class _Passes:
         workers: int | None = None,
     ) -> Phase:
         """Run one pass, reporting its progress as a part of the whole; None: with all workers."""
-        records = (name,) if name == READ else (self.decision, name)
+        records = (f"{READ}-{READ_FORMAT}",) if name == READ else (self.decision, name)
         done = _name_done_folder(self.run, *records)
         phase = Phase(done, make_work, name == READ, _title(TITLES.get(name, name)))
         workers = self.run.workers if workers is None else workers

@@ -187,6 +187,17 @@ class Curation(config.RunFile):
         return self
 
     @model_validator(mode="after")
+    def _check_common_lines(self) -> Self:
+        there = [source.name for source in self.sources]
+        for name in (self.common_lines and self.common_lines.sources) or ():
+            if name not in there:
+                raise ValueError(
+                    "common_lines.sources: the run file has no source "
+                    f"'{name}'{config.suggest_choice(name, there)}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_rule_columns(self) -> Self:
         for source in self.sources:
             source.check_rules(self.measured)

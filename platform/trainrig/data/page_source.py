@@ -67,8 +67,8 @@ def read_pages(
         **({} if reading is None else {"reading": reading}),
     }
     given = config.build(_PageSource, keys, "read_pages")
-    files, splits = page_tables.cut_source(given.source, given.paths, given.reading)
-    sizes = {file.path: file.bytes for file in files}
+    found, splits = page_tables.cut_source(given.source, given.paths, given.reading)
+    sizes = {file.path: file.bytes for file in found.files}
     tasks = [
         _build_task(given, name, pieces, _estimate_bytes(pieces, sizes)) for name, pieces in splits
     ]

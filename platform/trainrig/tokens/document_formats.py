@@ -6,10 +6,12 @@ part in batches (`read`), so that no file is ever in memory as a whole.
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import gzip
 import io
 import itertools
-import json
+import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +20,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from trainrig import storage
 from trainrig.config import suggest_choice
+from trainrig.corpus.read.input_files import PACKED, read_first_bytes
+from trainrig.corpus.read.json_rows import (
+    begins_spread_object,
+    is_array,
+    iterate_values,
+    parse_object,
+)
 from trainrig.errors import DataError
 
 if TYPE_CHECKING:
@@ -33,6 +42,7 @@ PEEKED_LINES = 100  # lines of a JSONL file that are read to see which columns e
 # Assumed compression ratio of text: a compressed file counts for this many times its size when the
 # work is divided among workers.
 UNPACKED = 3
+_HEAD_BYTES = 2**14  # bytes at the start of a file that show whether it has a row on each line
 
 Row = Mapping[str, Any] | str  # a row, or the reason why it cannot be read
 Rows = Iterator[tuple[int, Row]]  # (position in the file, row)
@@ -79,15 +89,6 @@ def name_place(file: str, place: int) -> str:
     """Return a row's position for messages, such as "a.jsonl, byte 5,812" or "a.parquet, row 7"."""
     by_byte = file.endswith(JSONL_ENDINGS)
     return f"{file}, {'byte' if by_byte else 'row'} {place:,}"
-
-
-def find_value(row: Mapping[str, Any], column: str) -> Any:
-    """Return the row's value in `column`, such as "text" or "meta.url"; None if it is missing."""
-    if column in row:
-        return row[column]
-    outer, dot, inner = column.partition(".")
-    below = row.get(outer) if dot else None
-    return find_value(below, inner) if isinstance(below, Mapping) else None
 
 
 def _check_columns(path: str, columns: Sequence[str], there: Sequence[str]) -> None:
@@ -237,11 +238,13 @@ def _read_arrow(piece: StagePart, columns: Sequence[str]) -> Rows:
 def _cut_jsonl(path: str, columns: Sequence[str], part_bytes: int) -> list[FilePart]:
     """Return byte ranges of equal size; a part has the lines that begin in its range.
 
-    A compressed file cannot be divided: it is a single part.
+    A compressed file cannot be divided, nor can an array: each is a single part.
     """
     size = storage.measure_size(path)
-    if path.endswith((".gz", ".zst")):
+    if path.endswith(PACKED):
         return [FilePart(0, size, size * UNPACKED, whole=True)]
+    if _may_contain_values(path) and _contains_values(read_first_bytes(path, _HEAD_BYTES)):
+        return [FilePart(0, size, size, whole=True)]
     parts = max(1, -(-size // part_bytes))
     ends = [size * number // parts for number in range(parts + 1)]
     return [
@@ -271,17 +274,22 @@ def _read_jsonl(piece: StagePart, columns: Sequence[str]) -> Rows:
         elif line == TORN:
             yield place, "torn_file"
         elif not line.isspace():
-            yield place, _parse_line(line, first=place == 0)
+            row = parse_object(line.removeprefix(codecs.BOM_UTF8) if place == 0 else line)
+            yield place, "not_json" if row == "bad_json" else row
 
 
-def _parse_line(line: bytes, first: bool) -> Row:
-    try:
-        row = json.loads(line.decode("utf-8-sig" if first else "utf-8"))
-    except UnicodeDecodeError:
-        return "not_utf8"
-    except (ValueError, RecursionError):
-        return "not_json"
-    return row if isinstance(row, dict) else "not_an_object"
+def _may_contain_values(path: str) -> bool:
+    """Return whether the file may have an array, or objects over several lines: by its name.
+
+    The name .jsonl says that there is a row on each line, so that a torn one is refused alone.
+    """
+    packing = next((ending for ending in PACKED if path.endswith(ending)), "")
+    return path.removesuffix(packing).endswith(".json")
+
+
+def _contains_values(head: bytes) -> bool:
+    """Return whether a file that begins with `head` has an array, or objects over several lines."""
+    return is_array(head) or begins_spread_object(head)
 
 
 def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
@@ -293,6 +301,14 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
         with storage.open_read(piece.path) as packed, unpack_file(piece.path, packed) as stream:
             place = piece.begin
             end = None if stream is not packed else piece.end
+            if piece.whole and _may_contain_values(piece.path):
+                head = _peek_head(stream, packed)
+                if head is None:
+                    yield place, TORN
+                    return
+                if _contains_values(head):
+                    yield from _iterate_whole_values(stream)
+                    return
             if place > 0:  # a line that begins before this part belongs to the part before
                 # From the last byte before: if it ends a line, the part's own first line is kept.
                 stream.seek(place - 1)
@@ -300,7 +316,7 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
             while end is None or place < end:
                 try:
                     line = stream.readline(LINE_BYTES)
-                except (EOFError, zlib.error, OSError) as error:
+                except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
                     if getattr(error, "errno", None):  # an error of the disk or the network
                         raise
                     yield place, TORN
@@ -313,6 +329,30 @@ def _read_lines(piece: StagePart) -> Iterator[tuple[int, bytes | None]]:
                 place += length
     except FileNotFoundError:
         raise DataError(f"{piece.path}: deleted since the stage began; restore the file") from None
+
+
+def _peek_head(stream: BinaryIO, packed: BinaryIO) -> bytes | None:
+    """Return the first bytes of a stream, which stays at its start; None if it is damaged there."""
+    if stream is packed:
+        head = stream.read(_HEAD_BYTES)
+        stream.seek(0)
+        return head
+    try:
+        return cast(io.BufferedReader, stream).peek(_HEAD_BYTES)
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
+        return None
+
+
+def _iterate_whole_values(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the objects of an array, or objects over several lines, with their positions."""
+    try:
+        yield from iterate_values(stream, LINE_BYTES)
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
+        yield stream.tell(), TORN
 
 
 def _skip_line(stream: BinaryIO) -> int:
@@ -331,7 +371,13 @@ def unpack_file(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
     if path.endswith(".gz"):
         with gzip.open(packed, "rb") as stream:
             yield cast(BinaryIO, stream)
-    elif path.endswith(".zst"):
+    elif path.endswith(".bz2"):
+        with bz2.open(packed, "rb") as bzip2_stream:
+            yield cast(BinaryIO, bzip2_stream)
+    elif path.endswith(".xz"):
+        with lzma.open(packed, "rb") as xz_stream:
+            yield cast(BinaryIO, xz_stream)
+    elif path.endswith((".zst", ".zstd")):
         import pyarrow as pa
 
         with pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd") as stream:
@@ -341,7 +387,7 @@ def unpack_file(path: str, packed: BinaryIO) -> Iterator[BinaryIO]:
 
 
 JSONL_ENDINGS = tuple(
-    name + packing for name in (".jsonl", ".ndjson", ".json") for packing in ("", ".gz", ".zst")
+    name + packing for name in (".jsonl", ".ndjson", ".json") for packing in ("", *PACKED)
 )
 FORMATS: Mapping[str, Format] = {
     "JSONL": Format(JSONL_ENDINGS, _cut_jsonl, _read_jsonl, _peek),

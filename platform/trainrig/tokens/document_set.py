@@ -13,6 +13,7 @@ import fnmatch
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 from collections import Counter
@@ -28,10 +29,14 @@ from pydantic import BeforeValidator
 from trainrig import manifest, storage
 from trainrig.config import NOT_IDENTITY, Field, Settings
 from trainrig.corpus.documents import KEPT, compute_document_id
+from trainrig.corpus.read.input_files import PASSED_OVER_NAMED, format_files
+from trainrig.corpus.read.json_rows import find_text, find_value
 from trainrig.errors import DataError
 from trainrig.splits import CRASHED, RecordSelection, Split
 from trainrig.storage.missing_folders import describe_origin
-from trainrig.tokens.document_formats import FORMATS, Format, StagePart, find_value
+from trainrig.tokens.document_formats import FORMATS, Format, StagePart
+
+log = logging.getLogger(__name__)
 
 # Default size of a split, in bytes of text. About 16 million tokens, which a worker holds in 32 to
 # 64 MB of memory until their shard is written.
@@ -62,14 +67,20 @@ class _Files(Settings):
     paths: Annotated[tuple[str, ...], NOT_IDENTITY, Field(min_length=1)]
     # Source of the documents in the mixture: a name, or the column that holds the name.
     source: Annotated[str, Field(min_length=1)] | Column
-    text: str = "text"  # column with the text
+    # Column with the text, which is a string or a list of strings. Several columns, such as
+    # ["instruction", "input", "output"], are joined in this order; empty ones are left out.
+    text: str | Annotated[tuple[str, ...], Field(min_length=1)] = "text"
+    join: str = "\n\n"  # separator of the strings of a list, and of several columns
     id: str | None = None  # column with the ids; None: BLAKE2b-128 of source, URL and text
     url: str | None = None  # column with the URLs; None: documents have no URL
     language: str | None = None  # column with the language; None: the language is unknown
 
 
 class JSONL(_Files):
-    """JSON lines (.jsonl, .ndjson, .json), plain or compressed with gzip (.gz) or zstd (.zst)."""
+    """JSON lines or arrays of objects (.jsonl, .ndjson, .json).
+
+    They may be compressed with gzip (.gz), zstd (.zst), bzip2 (.bz2) or xz (.xz).
+    """
 
     kind: Literal["JSONL"] = "JSONL"
 
@@ -216,7 +227,8 @@ _KEPT = Parquet(
 def _list_columns(table: Files) -> tuple[str, ...]:
     """Return the columns to read, the column with the text first."""
     source = table.source.column if isinstance(table.source, Column) else None
-    names = (table.text, source, table.id, table.url, table.language)
+    texts = (table.text,) if isinstance(table.text, str) else table.text
+    names = (*texts, source, table.id, table.url, table.language)
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
@@ -268,11 +280,12 @@ def _read_documents(
 
 def _parse_document(row: Mapping[str, Any], table: Files) -> dict[str, Any] | str:
     """Return the document that `row` holds, or the reason why the row is unusable."""
-    text = find_value(row, table.text)
+    try:
+        text = find_text(row, table.text, table.join)
+    except TypeError:
+        return "text_not_a_string"
     if text is None:
         return "no_text"
-    if not isinstance(text, str):
-        return "text_not_a_string"
     if not text or text.isspace():
         return "empty_text"
     try:
@@ -368,6 +381,15 @@ def _find_matching(format_: Format, pattern: str) -> list[str]:
 def _list_folder(format_: Format, folder: str, names: Sequence[str]) -> list[str]:
     endings = " ".join(f"*{ending}" for ending in format_.endings)
     found = [name for name in names if name.endswith(format_.endings)]
+    if others := sorted(set(names) - set(found)) if found else []:
+        first = ", ".join(others[:PASSED_OVER_NAMED]) + ", …" * (len(others) > PASSED_OVER_NAMED)
+        log.info(
+            "%s: %s passed over, as the name does not end in %s: %s",
+            folder,
+            format_files(len(others)),
+            endings,
+            first,
+        )
     # Leave out the results of past computations that `datasets` caches beside the data.
     found = [name for name in found if not re.search(r"/(cache|tmp)-[^/]*\.arrow$", name)]
     if not found:

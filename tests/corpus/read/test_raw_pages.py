@@ -77,7 +77,6 @@ def test_a_field_of_html_gives_a_page_to_extract():
         (b'{"text": "a", "n": ' + b"9" * 10_000 + b"}", "bad_json"),
         (b"\x89PNG\0\0", "not_utf8"),
         (b'{"text": "caf\xe9"}', "not_utf8"),
-        ('{"text": "a"}'.encode("utf-16"), "not_utf8"),
     ],
 )
 def test_a_line_gives_its_text_or_a_reason(line: bytes, expected: bytes | str):

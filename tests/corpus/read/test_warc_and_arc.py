@@ -17,6 +17,7 @@ from support.archives import read_warc
 
 from trainrig.corpus.read import ReadSettings, cut_pieces, find_files
 from trainrig.corpus.read import read as read_piece
+from trainrig.corpus.read.page_types import mark_wide
 from trainrig.corpus.read.raw_pages import LARGEST_BODY, RawPage, Unreadable
 from trainrig.corpus.read.warc_and_arc import write_warc
 from trainrig.errors import DataError
@@ -86,7 +87,9 @@ def list_outcomes(found: list[RawPage | Unreadable]) -> list[bytes | str]:
 def test_written_archives_are_read_back(folder: Path, written: list[RawPage]) -> None:
     path = str(folder / "round.warc.gz")
     write_warc(path, written)
-    assert list(read_warc(path)) == written
+    # a body that is UTF-16 without a mark gets one
+    marked = [replace(page, body=mark_wide(page.body, page.charset)) for page in written]
+    assert list(read_warc(path)) == marked
 
 
 def test_the_same_pages_give_the_same_bytes_under_any_name(tmp_path: Path) -> None:

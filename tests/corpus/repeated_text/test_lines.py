@@ -40,22 +40,27 @@ def make_batches(split: Split, size: int):
 
 
 def clean(
-    splits: Sequence[Split], rules: CommonLines, parts: int = 1, batch: int = 100
+    splits: Sequence[Split],
+    rules: CommonLines,
+    parts: int = 1,
+    batch: int = 100,
+    sources: Sequence[str] | None = None,  # the source of each split; None: the same for all
 ) -> tuple[list[list[str]], list[dict[str, int]]]:
     """Return the remaining texts of each split, and the summed counts of each phase."""
     counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
+    names = sources or [""] * len(splits)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         counted = [str(place / f"counted-{split}") for split in range(len(splits))]
-        for split, path in zip(splits, counted, strict=True):
-            counts[0].update(count_lines(make_batches(split, batch), rules, path))
+        for split, path, source in zip(splits, counted, names, strict=True):
+            counts[0].update(count_lines(make_batches(split, batch), rules, path, source))
         common = [str(place / f"common-{part}") for part in range(parts)]
         for part, path in enumerate(common):
             counts[1].update(find_common_lines(counted, part, parts, rules, path))
         left = []
-        for split in splits:
+        for split, source in zip(splits, names, strict=True):
             path = str(place / "cuts")
-            counts[2].update(cut_lines(make_batches(split, batch), common, rules, path))
+            counts[2].update(cut_lines(make_batches(split, batch), common, rules, path, source))
             cuts = load_spans(path, COMMON_LINES)
             left.append([remove_spans(t, cuts.get(i, []))[0] for i, (_, t) in enumerate(split)])
     return left, [dict(count) for count in counts]
@@ -174,3 +179,65 @@ def test_more_lines_or_less_memory_make_more_ranges():
     # Two copies of 24 bytes, and 8 bytes to sort by.
     assert choose_line_range_count(10**9, 2**30) == 53
     assert choose_line_range_count(10**15, 2**30) == 1024
+
+
+IMPORT = "import operating_system"
+SOURCES = ("web", "code", "web", "books")
+
+
+def make_sources() -> list[Split]:
+    """Return splits of SOURCES: the line is in 4 pages of the web, 3 programs and 1 book."""
+    counts = (3, 3, 1, 1)
+    first = [sum(counts[:split]) for split in range(len(counts))]
+    return [
+        [(start + n, f"{IMPORT}\nfirst {chr(97 + start + n) * 9}\n") for n in range(count)]
+        for start, count in zip(first, counts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cut"),
+    [
+        ({}, {"web"}),
+        ({"by_source": False}, {"web", "code", "books"}),
+        ({"sources": ("code", "books")}, set()),
+        ({"sources": ("code", "books"), "most": 2}, {"code"}),
+        ({"sources": ("code", "books"), "by_source": False}, {"code", "books"}),
+        ({"sources": ("web",), "by_source": False}, {"web"}),
+    ],
+)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_lines_are_counted_by_source_and_only_in_the_named_ones(
+    changes: dict[str, object], cut: set[str], parts: int
+):
+    rules = CommonLines.model_validate({"most": 3, **changes})
+    splits = make_sources()
+    left, _ = clean(splits, rules, parts, sources=SOURCES)
+    for split, texts, source in zip(splits, left, SOURCES, strict=True):
+        before = [text for _, text in split]
+        gone = [text.removeprefix(f"{IMPORT}\n") for text in before]
+        assert texts == (gone if source in cut else before)
+
+
+@given(
+    splits=st.lists(
+        st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from(range(6)), max_size=5)),
+        max_size=5,
+    ),
+    most=st.integers(1, 3),
+)
+def test_counting_by_source_is_cleaning_sources_one_after_another(
+    splits: list[tuple[str, list[int]]], most: int
+):
+    rules = CommonLines(most=most, min_characters=3)
+    made: list[Split] = [
+        [(9 * n + i, f"line {chr(97 + k) * 3}\n") for i, k in enumerate(lines)]
+        for n, (_, lines) in enumerate(splits)
+    ]
+    names = [source for source, _ in splits]
+    together, _ = clean(made, rules, sources=names)
+    for source in set(names):
+        alone = [split for split, name in zip(made, names, strict=True) if name == source]
+        expected, _ = clean(alone, rules)
+        found = [texts for texts, name in zip(together, names, strict=True) if name == source]
+        assert found == expected

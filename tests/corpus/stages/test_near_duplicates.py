@@ -413,6 +413,19 @@ def test_files_of_passes_in_another_format_are_not_reused(tmp_path: Path) -> Non
     assert not Path(run.output, "scratch").exists()
 
 
+def test_pages_that_a_version_read_otherwise_are_read_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path, FAMILY[:3], FAMILY[3:])
+    with mock.patch("trainrig.corpus.curate.READ_FORMAT", 1), pytest.raises(Stopped):
+        curate(run, until_signed)
+    unused = mock.Mock(side_effect=Stopped)
+    with mock.patch("trainrig.corpus.curate.read_all_pages", unused), pytest.raises(Stopped):
+        curate(run)
+    curate(run)
+    fresh = make_run(tmp_path, FAMILY[:3], FAMILY[3:], name="out2")
+    curate(fresh)
+    assert files(run.output) == files(fresh.output)
+
+
 def test_a_torn_signature_file_is_rebuilt_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrig import manifest, storage
-from trainrig.corpus.curate import curate
+from trainrig.corpus.curate import READ_FORMAT, curate
 from trainrig.corpus.curation_settings import Curation, CurationSource
 from trainrig.corpus.extract import PlainText, extract
 from trainrig.corpus.extract.guard import Guard
@@ -129,7 +129,7 @@ def test_a_part_of_which_a_file_is_missing_is_done_again(
     pages = storage.list_files(f"{begun}/scratch/pages")
     assert len(pages) == 10
     storage.delete(pages[3])
-    storage.delete_folder(f"{begun}/scratch/done/read")
+    storage.delete_folder(f"{begun}/scratch/done/read-{READ_FORMAT}")
     curate(make_run(archive, begun))
     assert read_content(begun) == read_content(tmp_path / "whole")
 

@@ -255,6 +255,28 @@ def test_a_benchmark_that_changed_is_looked_for_again(make_run, ducks, tmp_path)
 
 
 @pytest.mark.slow
+def test_lines_of_one_source_do_not_count_against_another(make_run, tmp_path):
+    (tmp_path / "code.jsonl").write_text(
+        "\n".join(
+            json.dumps({"url": f"http://code.example/c{n}", "text": f"{NOTICE}\n{make_words(n)}"})
+            for n in (14, 15)
+        )
+    )
+    web = make_run().sources[0]
+    code = web.model_copy(update={"name": "code", "paths": (str(tmp_path / "code.jsonl"),)})
+    cut = {}
+    for by_source in (True, False):
+        run = make_run(
+            name=f"out-{by_source}",
+            sources=(web, code),
+            common_lines=CommonLines(most=3, by_source=by_source),
+        )
+        curate(run)
+        cut[by_source] = {url for url, row in read_kept(run).items() if NOTICE not in row["text"]}
+    assert cut[False] - cut[True] == {"c14", "c15"}
+    assert {"0", "1", "2", "3", "4"} <= cut[True]
+
+
 def test_a_document_without_remaining_text_is_dropped(make_run):
     texts = [f"{make_words(n)}.\n{MENU}" for n in range(5)] + [f"{MENU}\n{MENU}"]
     run = make_run(texts, common_lines=CommonLines(most=3))

@@ -1,8 +1,11 @@
 import json
+import random
 
 import pytest
+import tokenizers
 
 from trainrig.errors import DataError
+from trainrig.tokens.tokenizers import tokenizer_kinds
 from trainrig.tokens.tokenizers.tokenizer_kinds import ByteLevelBPE
 
 LEAST = 263  # 256 bytes and 7 special tokens
@@ -50,3 +53,26 @@ def test_without_words_an_entry_may_be_a_phrase_but_no_name_of_a_special_token()
     entries = read_model(ByteLevelBPE(vocabulary=reachable, words="none"), texts)["vocab"]
     assert "toĠbeĠorĠ" in entries and "<|" in entries and "pad|>ĠnotĠtoĠbe" in entries
     assert [entry for entry in entries if "<|" in entry and entries[entry] > 6] == ["<|"]
+
+
+def test_a_word_is_cut_after_1000_bytes_in_training_and_nowhere_else():
+    # "xy" is split over a cut once in 1,000 bytes: an odd start puts each "x" before the cut.
+    long = "z" + "xy" * 1_000 + "é" * 10
+    plain = ["to be or not to be, that is the question"] * 3
+    settings = ByteLevelBPE(vocabulary=LEAST + 9, words="gpt2")
+    cut = [long[:1_000], long[1_000:2_000], long[2_000:]]
+    assert settings.train([*plain, long]) == settings.train([*plain, *cut])
+    tokenizer = tokenizers.Tokenizer.from_str(settings.train([*plain, long]).decode())
+    ids = tokenizer.encode(long).ids
+    assert tokenizer.decode(ids) == long
+    assert max(map(len, tokenizer.encode(long).tokens)) > 1
+
+
+@pytest.mark.parametrize("words", ["gpt2", "llama3"])
+def test_words_of_up_to_1000_bytes_train_as_without_a_limit(words, monkeypatch):
+    texts = ["".join(random.Random(n).choices("ab ", k=3_000)) for n in range(9)]
+    texts += ["世界" * 150, "q" * 999, "naïve café"]
+    settings = ByteLevelBPE(vocabulary=LEAST + 60, words=words)
+    trained = settings.train(texts)
+    monkeypatch.setattr(tokenizer_kinds, "LONGEST_TRAINED_WORD", 10**9)
+    assert settings.train(texts) == trained

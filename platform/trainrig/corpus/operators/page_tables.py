@@ -4,6 +4,7 @@ A table holds a part of a split. The parts of a split depend on its records alon
 """
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
@@ -14,10 +15,12 @@ from trainrig.corpus.read import (
     ReadSettings,
     Unreadable,
     cut_pieces,
-    find_files,
+    find_inputs,
     read,
 )
-from trainrig.corpus.read.input_files import File
+from trainrig.corpus.read.input_files import FoundFiles
+
+log = logging.getLogger(__name__)
 
 PART = 500  # records of a part: some seconds of work for one core, and some tens of MB in memory
 PART_BYTES = 64 * 2**20  # bytes of page bodies in a part
@@ -46,14 +49,17 @@ PAGE_ALONE = ("content_type", "charset", "record_id", "body", "where", "reason")
 
 def cut_source(
     name: str, paths: Sequence[str], reading: ReadSettings
-) -> tuple[list[File], list[tuple[str, list[InputPiece]]]]:
+) -> tuple[FoundFiles, list[tuple[str, list[InputPiece]]]]:
     """Return the files of a source, and its splits: the name of each, and its pieces of files.
 
-    Raises DataError if a pattern matches no file, or if a file has an unknown format.
+    Warns of files of its folders that are not read. Raises DataError if a pattern matches no file,
+    or if a file has an unknown format.
     """
-    files = find_files(paths)
-    groups = cut_pieces(files, reading)
-    return files, [(f"{name}-{number:05d}", group) for number, group in enumerate(groups)]
+    found = find_inputs(paths)
+    if others := found.describe_passed_over():
+        log.warning("source %s: %s", name, others)
+    groups = cut_pieces(found.files, reading)
+    return found, [(f"{name}-{number:05d}", group) for number, group in enumerate(groups)]
 
 
 def read_pages(

@@ -14,7 +14,8 @@ from trainrig.corpus.filters.published_rules import load_datatrove
 from trainrig.corpus.models.language_id import identify_all
 from trainrig.corpus.models.scorers import Scorer
 from trainrig.corpus.rewrite import Rewrite as AnyRewrite
-from trainrig.corpus.rewrite.pii_mask import PII, Kind, MaskedSpan, mask
+from trainrig.corpus.rewrite.pii_mask import PII, MaskedSpan, Pseudonyms, mask
+from trainrig.corpus.rewrite.pii_views import Kind
 from trainrig.corpus.row_schema import DOCUMENT
 from trainrig.corpus.signals.text_arrays import build_batch
 from trainrig.corpus.signals.text_signals import SIGNALS, measure
@@ -50,37 +51,43 @@ class MaskPersonalData(TableOperator):
 
     # Kinds of personal data to mask.
     kinds: tuple[Kind, ...] = get_args(Kind)
+    # Whether masks are numbered, so that equal values of a document have equal masks: <EMAIL_1>.
+    pseudonyms: bool = False
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return `rows` with masked strings."""
         self.require_columns(rows, ["text"], _TEXT)
-        settings = PII(kinds=self.kinds)
-        masked = [mask(text, settings) for text in read_strings(rows["text"])]
+        settings = PII(kinds=self.kinds, pseudonyms=self.pseudonyms)
+        names = [Pseudonyms() for _ in range(len(rows))]  # a row's URL is numbered with its text
+        texts = zip(read_strings(rows["text"]), names, strict=True)
+        masked = [mask(text, settings, pseudonyms=of_row) for text, of_row in texts]
         rows = put_column(rows, "text", pa.array([text for text, _ in masked], pa.string()))
-        if "url" in rows.column_names:
-            urls = [mask_url(url, settings) for url in read_strings(rows["url"])]
-            rows = put_column(rows, "url", pa.array(urls, pa.string()))
-        if "metadata" in rows.column_names:
-            told = [_mask_metadata(text, settings) for text in read_strings(rows["metadata"])]
-            rows = put_column(rows, "metadata", pa.array(told, pa.string()))
+        for column, mask_value in (("url", mask_url), ("metadata", _mask_metadata)):
+            if column in rows.column_names:
+                values = zip(read_strings(rows[column]), names, strict=True)
+                told = [mask_value(value, settings, of_row) for value, of_row in values]
+                rows = put_column(rows, column, pa.array(told, pa.string()))
         spans = [[_describe_span(span) for span in spans] for _, spans in masked]
         rows = put_column(rows, "pii", pa.array(spans, DOCUMENT.field("pii").type))
         finds = pa.array([len(spans) for _, spans in masked], pa.int64())
         return put_column(rows, "pii_finds", finds)
 
 
-def mask_url(url: str, pii: PII) -> str:
+def mask_url(url: str, pii: PII, pseudonyms: Pseudonyms | None = None) -> str:
     """Return `url` with personal data masked; IP addresses stay, as they name hosts, not people."""
     kinds = tuple(kind for kind in pii.kinds if kind != "IP")
-    return mask(url, pii.model_copy(update={"kinds": kinds}))[0]
+    return mask(url, pii.model_copy(update={"kinds": kinds}), pseudonyms=pseudonyms)[0]
 
 
-def _mask_metadata(text: str, pii: PII) -> str:
+def _mask_metadata(text: str, pii: PII, pseudonyms: Pseudonyms) -> str:
     """Return a JSON object with its strings masked; "" is returned unchanged."""
     if not text:
         return text
     values = json.loads(text)
-    told = {n: mask(v, pii)[0] if isinstance(v, str) else v for n, v in values.items()}
+    told = {
+        name: mask(value, pii, pseudonyms=pseudonyms)[0] if isinstance(value, str) else value
+        for name, value in values.items()
+    }
     return json.dumps(told, ensure_ascii=False)
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from trainrig import storage
 from trainrig.corpus.read import warc_and_arc
 from trainrig.corpus.read.archive_records import ArchiveGrammar, read_archive
-from trainrig.corpus.read.input_files import File, find_files, read_first_bytes
+from trainrig.corpus.read.compressed_files import LONGEST_MAGIC
+from trainrig.corpus.read.input_files import File, find_files, find_inputs, read_first_bytes
 from trainrig.corpus.read.input_pieces import InputPiece, cut_pieces, from_json, serialise_piece
 from trainrig.corpus.read.raw_pages import Fields, RawPage, ReadSettings, Unreadable
-from trainrig.corpus.read.text_files import read_jsonl, read_page, read_text
+from trainrig.corpus.read.text_files import read_json, read_jsonl, read_page, read_text
 
 
 def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreadable]:
@@ -24,10 +25,12 @@ def read(piece: InputPiece, reading: ReadSettings) -> Iterator[RawPage | Unreada
             grammar: ArchiveGrammar = (
                 warc_and_arc.WARC_GRAMMAR if piece.format == "warc" else warc_and_arc.ARC_GRAMMAR
             )
-            magic = read_first_bytes(piece.path, 4)
+            magic = read_first_bytes(piece.path, LONGEST_MAGIC)
             yield from read_archive(stream, piece.name, grammar, magic, begin, end)
         elif piece.format == "jsonl":
             yield from read_jsonl(stream, piece.name, reading.fields, begin, end)
+        elif piece.format == "json":
+            yield from read_json(stream, piece.name, reading.fields)
         elif piece.format == "parquet":
             # Imported here because it loads pyarrow, which callers that only extract pages do not
             # need.
@@ -49,6 +52,7 @@ __all__ = [
     "Unreadable",
     "cut_pieces",
     "find_files",
+    "find_inputs",
     "from_json",
     "read",
     "serialise_piece",

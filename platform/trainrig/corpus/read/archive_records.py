@@ -150,19 +150,19 @@ def read_archive(
     `magic` is the first bytes of the file. A file compressed as one stream has a single start, at
     0.
 
-    Pages of a WARC file are `response` records with HTTP status 200, `resource` and `conversion`
-    (WET) records. Requests, warcinfo and metadata records are skipped silently.
+    Pages of a WARC file are `response` records with HTTP status 200 or 203 (or 206, if it has the
+    whole page), `resource` and `conversion` (WET) records. Requests, warcinfo and metadata records
+    are skipped silently.
 
     Reasons: "not_an_archive" (no record at all), "not_a_record" (something else between records),
     "bad_head", "revisit", "continuation", "unknown_type", "not_http_200", "not_http", "not_a_page"
     (DNS answers and the like), "truncated", "wrong_content_length" (the next record is not where
-    this one should end), "damaged_gzip", "damaged_zstd", "bad_chunks", "bad_content_encoding",
-    "too_large".
+    this one should end), "damaged_gzip", "damaged_zstd", "damaged_bzip2", "damaged_xz",
+    "bad_chunks", "bad_content_encoding", "partial_content", "too_large".
     """
-    if magic.startswith(compressed_files.ZSTD_MAGIC):
-        yield from (
-            _iterate_records(compressed_files.Frames(stream), name, grammar) if begin == 0 else ()
-        )
+    unpacking = compressed_files.find_unpacking(magic)
+    if issubclass(unpacking, compressed_files.WholeFile):
+        yield from _iterate_records(unpacking(stream), name, grammar) if begin == 0 else ()
     elif magic.startswith(compressed_files.GZIP_MAGIC):
         yield from _PackedArchive(stream, name, grammar).read(begin, end)
     else:
@@ -333,7 +333,9 @@ class _PackedArchive(_Archive):
 
 
 def _iterate_records(
-    stream: compressed_files.Member | compressed_files.Frames, name: str, grammar: ArchiveGrammar
+    stream: compressed_files.Member | compressed_files.WholeFile,
+    name: str,
+    grammar: ArchiveGrammar,
 ) -> Iterator[_Found]:
     """Yield the records of one compressed stream, usually one; the stream is read to its end."""
     records = Records(stream.open_stream(), grammar)
@@ -367,7 +369,7 @@ def _iterate_records(
 
 
 def _describe_place(
-    name: str, stream: compressed_files.Member | compressed_files.Frames, number: int
+    name: str, stream: compressed_files.Member | compressed_files.WholeFile, number: int
 ) -> str:
     if number == 1:
         return f"{name}: record at byte {stream.start}"

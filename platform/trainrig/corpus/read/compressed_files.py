@@ -1,11 +1,13 @@
-"""Compressed files: one stream of gzip or zstd, or gzip members that follow one another.
+"""Compressed files: streams of gzip, zstd, bzip2 or xz, or gzip members that follow one another.
 
 Archives have one gzip member (RFC 1952) per record. A member is a stream of its decompressed bytes.
 Reading never raises for damage; afterwards the stream reports where it ended and whether it was
 whole. Uncompressed files are read by the same interface.
 """
 
+import bz2
 import io
+import lzma
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Literal, cast
 
@@ -171,19 +173,38 @@ _BUFFER = 2**18  # bytes
 State = Literal["open", "whole", "cut", "broken"]
 
 
-class Frames(io.RawIOBase):
-    """The decompressed content of a file's zstd frames; `state` reports damage, nothing raises."""
+class WholeFile(io.RawIOBase):
+    """The decompressed content of a whole file; `state` reports damage, nothing raises."""
 
-    damage = "damaged_zstd"
+    damage: str  # the reason to report if `state` is "broken"
     start = 0
 
     def __init__(self, stream: BinaryIO) -> None:
         self.state: State = "open"
-        self._reader = ZstdReader(stream)
+        self._stream = stream
 
     def readable(self) -> bool:
         """Return True."""
         return True
+
+    def open_stream(self) -> BinaryIO:
+        """Return a buffered stream of the content."""
+        return cast(BinaryIO, io.BufferedReader(self, _BUFFER))
+
+    def drain(self) -> None:
+        """Read to the end, so that `state` is final."""
+        while self.read(_FRAME_BLOCK):
+            pass
+
+
+class Frames(WholeFile):
+    """The decompressed content of a file's zstd frames."""
+
+    damage = "damaged_zstd"
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(stream)
+        self._reader = ZstdReader(stream)
 
     def readinto(self, buffer: Any) -> int:
         """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""
@@ -202,14 +223,61 @@ class Frames(io.RawIOBase):
         buffer[: len(block)] = block
         return len(block)
 
-    def open_stream(self) -> BinaryIO:
-        """Return a buffered stream of the content."""
-        return cast(BinaryIO, io.BufferedReader(self, _BUFFER))
 
-    def drain(self) -> None:
-        """Read to the end, so that `state` is final."""
-        while self.read(_FRAME_BLOCK):
-            pass
+class _Streams(WholeFile):
+    """The decompressed content of streams that follow one another, with padding between them."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(stream)
+        self._decoder = self._make_decoder()
+        self._rest = b""  # bytes that were read and not decompressed yet
+
+    def _make_decoder(self) -> Any:
+        raise NotImplementedError
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill all or part of `buffer`; return the number of bytes, which is 0 only at the end."""
+        while self.state == "open":
+            if self._decoder.eof:
+                self._rest = (self._decoder.unused_data + self._rest).lstrip(b"\0")
+                self._rest = self._rest or self._stream.read(_FRAME_BLOCK).lstrip(b"\0")
+                if not self._rest:
+                    self.state = "whole"
+                    break
+                self._decoder = self._make_decoder()
+            elif self._decoder.needs_input and not self._rest:
+                self._rest = self._stream.read(_FRAME_BLOCK)
+                if not self._rest:
+                    self.state = "cut"
+                    break
+            try:
+                block = self._decoder.decompress(self._rest, min(len(buffer), _FRAME_BLOCK))
+            except (OSError, EOFError, lzma.LZMAError):
+                self.state = "broken"
+                break
+            self._rest = b""
+            if block:
+                buffer[: len(block)] = block
+                return len(block)
+        return 0
+
+
+class Bzip2(_Streams):
+    """The decompressed content of a bzip2 file."""
+
+    damage = "damaged_bzip2"
+
+    def _make_decoder(self) -> bz2.BZ2Decompressor:
+        return bz2.BZ2Decompressor()
+
+
+class XZ(_Streams):
+    """The decompressed content of an xz file."""
+
+    damage = "damaged_xz"
+
+    def _make_decoder(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ)
 
 
 class Members(io.RawIOBase):
@@ -259,14 +327,27 @@ class Plain(io.RawIOBase):
         return len(block)
 
 
+_BY_MAGIC: dict[bytes, type[Frames | Bzip2 | XZ | Members]] = {
+    GZIP_MAGIC: Members,
+    ZSTD_MAGIC: Frames,
+    b"BZh": Bzip2,
+    b"\xfd7zXZ\0": XZ,
+}
+LONGEST_MAGIC = max(map(len, _BY_MAGIC))  # bytes
+
+
+def find_unpacking(magic: bytes) -> type[Frames | Bzip2 | XZ | Members | Plain]:
+    """Return how to decompress a file that begins with `magic`."""
+    return next((kind for start, kind in _BY_MAGIC.items() if magic.startswith(start)), Plain)
+
+
 class Unpacked(io.BufferedReader):
     """The decompressed content of a file. Damage ends it; `reason` then names the damage."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        magic = stream.read(len(ZSTD_MAGIC))
+        magic = stream.read(LONGEST_MAGIC)
         stream.seek(0)
-        kind = Members if magic.startswith(GZIP_MAGIC) else Frames if magic == ZSTD_MAGIC else Plain
-        self._source = cast(Any, kind(stream))
+        self._source = cast(Any, find_unpacking(magic)(stream))
         super().__init__(self._source, _BUFFER)
 
     @property

@@ -139,35 +139,51 @@ def _read_all(reader: BrotliReader | ZstdReader, limit: int) -> bytes:
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _STATUS_LINE = re.compile(rb"HTTP/\d(?:\.\d)?\s+(\d{3})")
 _HEADER = re.compile(
-    rb"^[ \t]*(content-type|transfer-encoding|content-encoding)[ \t]*:([^\n]*)",
+    rb"^[ \t]*(content-type|transfer-encoding|content-encoding|content-range)[ \t]*:([^\n]*)",
     re.IGNORECASE | re.MULTILINE,
 )
+# Statuses of responses with a whole page; 203 is a page that a proxy may have changed.
+_WHOLE = (b"200", b"203")
+_PART = b"206"
+_RANGE = re.compile(r"bytes\s+0-(\d{1,18})/(\d{1,18})\s*$", re.IGNORECASE)
+_HEADER_NAMES = ("content-type", "transfer-encoding", "content-encoding", "content-range")
 _MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
 _CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_.:+-]+)""", re.IGNORECASE)
 
 
 class Response(NamedTuple):
-    """The content of a response with status 200."""
+    """The content of a response with a whole page."""
 
     content_type: str  # the header's value
     body: bytes  # decompressed
 
 
 def parse_response(block: bytes) -> Response:
-    """Parse the response in `block`. Raises BadBody: "not_http", "not_http_200", or as `unpack`."""
+    """Parse the response in `block`, if it has status 200 or 203, or 206 with all of the page.
+
+    Raises BadBody: "not_http", "not_http_200", "partial_content", or as `decode_body`.
+    """
     end = _HEAD_END.search(block)
     head, body = (block, b"") if end is None else (block[: end.start()], block[end.end() :])
     status = _STATUS_LINE.match(head)
     if status is None:
         raise BadBody("not_http")
-    if status.group(1) != b"200":
+    if status.group(1) not in (*_WHOLE, _PART):
         raise BadBody("not_http_200")
-    headers = {"content-type": "", "transfer-encoding": "", "content-encoding": ""}
+    headers = dict.fromkeys(_HEADER_NAMES, "")
     for found in reversed(_HEADER.findall(head)):  # the first of repeated headers counts
         headers[found[0].lower().decode()] = found[1].decode("latin-1").strip()
+    if status.group(1) == _PART and not _is_whole(headers["content-range"]):
+        raise BadBody("partial_content")
     transfer = headers["transfer-encoding"]
     content = headers["content-encoding"]
     return Response(headers["content-type"], decode_body(body, transfer, content, LARGEST_BODY))
+
+
+def _is_whole(content_range: str) -> bool:
+    """Return whether a Content-Range header says that the part is all of the page."""
+    found = _RANGE.match(content_range)
+    return found is not None and int(found.group(1)) + 1 == int(found.group(2))
 
 
 def parse_media_type(stated: str) -> str:

@@ -16,7 +16,8 @@ the same pages as reading the file at once:
   bytes; a piece has the records that begin in it.
 - Uncompressed JSONL, and text read by lines or blocks, are cut by bytes in the same way.
 - Parquet is cut by row groups.
-- Other files (one gzip or zstd stream, HTML, a text that is one document) are one piece.
+- Other files (compressed as a whole, an array of JSON, HTML, a text that is one document) are one
+  piece.
 """
 
 import dataclasses
@@ -35,8 +36,10 @@ from fastwarc.stream_io import ZstdReader
 from trainrig.corpus.read import warc_and_arc
 from trainrig.corpus.read.archive_records import is_compressed_by_record
 from trainrig.corpus.read.compressed_files import GZIP_MAGIC as GZIP_MAGIC
-from trainrig.corpus.read.compressed_files import ZSTD_MAGIC
+from trainrig.corpus.read.compressed_files import ZSTD_MAGIC, Plain, WholeFile, find_unpacking
 from trainrig.corpus.read.input_files import NAMES, File, format_by_name, read_first_bytes
+from trainrig.corpus.read.json_rows import begins_spread_object, is_array
+from trainrig.corpus.read.page_types import HTML
 from trainrig.corpus.read.raw_pages import Format, ReadSettings
 from trainrig.corpus.read.text_files import is_wide
 from trainrig.errors import DataError
@@ -46,17 +49,17 @@ _HEAD_BYTES = 2**14  # bytes at the start that are examined
 # suffices.
 _MEMBER_SEARCH_BYTES = (2**18, 2**24)
 
-_HTML = re.compile(
-    rb"(?:\s|<!--.*?-->|<\?xml[^>]*>)*<(?:!doctype\s+html|html|head|body)\b",
-    re.IGNORECASE | re.DOTALL,
-)
-
 
 def detect_format(file: File) -> Format:
     """Detect the format of `file`. Raises DataError, with a remedy, if it is unknown."""
     head = read_first_bytes(file.path, _HEAD_BYTES)
-    by_content = _detect_format_by_content(unpack_head(head))
-    format_ = by_content or format_by_name(file.name)
+    unpacked = unpack_head(head)
+    by_name = format_by_name(file.name)
+    format_ = _detect_format_by_content(unpacked) or by_name
+    if by_name in (None, "json", "jsonl") and is_array(unpacked):
+        format_ = "json"
+    elif by_name == "json" and format_ == "json" and not begins_spread_object(unpacked):
+        format_ = "jsonl"  # the first line has no object, or a damaged one
     if format_ is None:
         raise DataError(
             f"{file.path}: unknown format: the file begins with {head[:24]!r}, and its name "
@@ -79,14 +82,14 @@ def can_be_cut(path: str, format_: Format, reading: ReadSettings) -> bool:
                 is_compressed_by_record(io.BytesIO(read_first_bytes(path, count)), grammar)
                 for count in _MEMBER_SEARCH_BYTES
             )
-        return not head.startswith(ZSTD_MAGIC)
-    if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)) or is_wide(head, reading.encoding):
+        return find_unpacking(head) is Plain
+    if find_unpacking(head) is not Plain or is_wide(head, reading.encoding):
         return False
     return format_ == "jsonl" or (format_ == "text" and reading.documents != "file")
 
 
 def unpack_head(head: bytes) -> bytes:
-    """Decompress the start of a file's first bytes if they are gzip or zstd."""
+    """Decompress the start of a file's first bytes if they are compressed."""
     if head.startswith(GZIP_MAGIC):
         try:
             return zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
@@ -97,6 +100,9 @@ def unpack_head(head: bytes) -> bytes:
             return ZstdReader(io.BytesIO(head)).read(_HEAD_BYTES)
         except OSError:  # one block may be larger than the head
             return b""
+    unpacking = find_unpacking(head)
+    if issubclass(unpacking, WholeFile):  # the head of one block may not be enough
+        return unpacking(io.BytesIO(head)).open_stream().read(_HEAD_BYTES)
     return head
 
 
@@ -108,7 +114,7 @@ def _detect_format_by_content(head: bytes) -> Format | None:
         return "warc"
     if warc_and_arc.ARC_GRAMMAR.start.match(text):
         return "arc"
-    if _HTML.match(text):
+    if HTML.match(text):
         return "html"
     return "jsonl" if text.startswith(b"{") and _is_object(text) else None
 

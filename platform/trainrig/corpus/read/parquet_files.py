@@ -1,6 +1,6 @@
 """Reads texts from Parquet by row groups, and only the required columns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ def measure_row_groups(path: str, fields: Fields) -> list[int]:
         except (pa.ArrowException, OSError) as error:
             _raise_if_not_damage(error)
             return []
-        wanted = set(_select_columns(file, path, fields))
+        wanted = _select_columns(file, path, fields)
         found = []
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
@@ -35,7 +35,7 @@ def measure_row_groups(path: str, fields: Fields) -> list[int]:
                 sum(
                     column.total_compressed_size
                     for column in columns
-                    if column.path_in_schema.partition(".")[0] in wanted
+                    if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in wanted)
                 )
             )
         return found
@@ -82,8 +82,12 @@ def _raise_if_not_damage(error: Exception) -> None:
 
 
 def _select_columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence[str]:
-    """Return the named columns that exist. Raises DataError if a required one is missing."""
-    there = file.schema_arrow.names
+    """Return the named columns that exist, such as "text" or "meta.url" of a struct.
+
+    Raises DataError if a required one is missing.
+    """
+    schema = file.schema_arrow
+    there = _list_columns(schema)
     wanted = fields.list_columns()
     optional = {"url", "id", "date"} - fields.model_fields_set
     missing = [
@@ -97,3 +101,14 @@ def _select_columns(file: pq.ParquetFile, name: str, fields: Fields) -> Sequence
             "names of the columns in `fields`"
         )
     return [column for column in wanted if column in there]
+
+
+def _list_columns(fields: Iterable[pa.Field], before: str = "") -> list[str]:
+    """Return the names of all columns, and of the fields of structs as "meta.url"."""
+    names: list[str] = []
+    for field in fields:
+        name = f"{before}{field.name}"
+        names.append(name)
+        if pa.types.is_struct(field.type):
+            names += _list_columns(field.type, f"{name}.")
+    return names

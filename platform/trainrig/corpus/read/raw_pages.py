@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from trainrig.config import Settings
+from trainrig.corpus.read.json_rows import contains_value, find_text, find_value
 
 LARGEST_BODY = 64 * 2**20  # bytes; Common Crawl truncates bodies at 1 to 5 MiB
 
@@ -42,16 +43,22 @@ class Unreadable:
 
 
 # warc includes WET and WAT; text includes .txt and .md; html is a page saved as a file.
-Format = Literal["warc", "arc", "jsonl", "parquet", "text", "html"]
+# json is an array of objects, or objects over several lines; jsonl has an object on each line.
+Format = Literal["warc", "arc", "jsonl", "json", "parquet", "text", "html"]
 
 
 class Fields(Settings):
     """Names of the keys of JSON objects, or of the columns of Parquet files, to read.
 
-    A row without its text is counted as unreadable; other keys may be missing.
+    A key inside an object, or a field of a struct, is named with a dot: "meta.url". A row without
+    its text is counted as unreadable; other keys may be missing.
     """
 
-    text: str = "text"  # key or column of the text
+    # Key or column of the text, which is a string or a list of strings. Several, such as
+    # ["instruction", "input", "output"], are joined in this order; empty ones are left out.
+    text: str | tuple[str, ...] = "text"
+    # Separator of the strings of a list, and of several keys or columns.
+    join: str = "\n\n"
     # Key or column of an HTML page to extract; if set, `text` is not read.
     html: str | None = None
     url: str = "url"  # key or column of the URL
@@ -59,10 +66,22 @@ class Fields(Settings):
     date: str = "date"  # key or column of the date
     metadata: tuple[str, ...] = ()  # further keys or columns to keep with the document, as text
 
+    @model_validator(mode="after")
+    def _check_text(self) -> Self:
+        if not self.text:
+            raise ValueError("text names no key; name one, such as 'text', or several")
+        return self
+
+    def list_bodies(self) -> tuple[str, ...]:
+        """Return the keys or columns of the text, or the one of the HTML page."""
+        if self.html is not None:
+            return (self.html,)
+        return (self.text,) if isinstance(self.text, str) else self.text
+
     def list_columns(self) -> list[str]:
         """Return all keys or columns to read, without repetitions."""
-        body = self.html if self.html is not None else self.text
-        return list(dict.fromkeys([body, self.url, self.id, self.date, *self.metadata]))
+        others = (self.url, self.id, self.date, *self.metadata)
+        return list(dict.fromkeys([*self.list_bodies(), *others]))
 
 
 class ReadSettings(Settings):
@@ -98,11 +117,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # a lone surrogate, which UTF-8 cann
 
 def build_page(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | Unreadable:
     """Build the page of `row`. Reasons: "no_text" (or null), "text_is_no_string", "too_large"."""
-    text = row.get(fields.text if fields.html is None else fields.html)
+    try:
+        text = find_text(row, fields.text if fields.html is None else fields.html, fields.join)
+    except TypeError:
+        return Unreadable(where, "text_is_no_string")
     if text is None:
         return Unreadable(where, "no_text")
-    if not isinstance(text, str):
-        return Unreadable(where, "text_is_no_string")
     try:
         body = text.encode()
     except UnicodeEncodeError:
@@ -110,13 +130,17 @@ def build_page(row: Mapping[str, Any], fields: Fields, where: str) -> RawPage | 
     if len(body) > LARGEST_BODY:
         return Unreadable(where, "too_large")
     return RawPage(
-        url=_convert_to_text(row.get(fields.url)),
+        url=_convert_to_text(find_value(row, fields.url)),
         content_type="text/plain" if fields.html is None else "text/html",
         body=body,
-        date=_convert_to_text(row.get(fields.date)),
+        date=_convert_to_text(find_value(row, fields.date)),
         charset="utf-8",
-        id=_convert_to_text(row.get(fields.id)),
-        metadata={name: _convert_to_text(row[name]) for name in fields.metadata if name in row},
+        id=_convert_to_text(find_value(row, fields.id)),
+        metadata={
+            name: _convert_to_text(find_value(row, name))
+            for name in fields.metadata
+            if contains_value(row, name)
+        },
     )
 
 

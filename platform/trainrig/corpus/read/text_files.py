@@ -6,7 +6,6 @@ line, in UTF-8. Overlong lines are not held in memory.
 
 import codecs
 import io
-import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import quote
@@ -15,6 +14,8 @@ from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 from trainrig.corpus.read import raw_pages
 from trainrig.corpus.read.compressed_files import Unpacked
+from trainrig.corpus.read.json_rows import JSONValue, iterate_values, parse_object
+from trainrig.corpus.read.page_types import find_wide_encoding
 
 ENCODING_HEAD = 2**18  # bytes at the start that are enough to detect the encoding
 
@@ -30,7 +31,7 @@ def find_encoding(head: bytes) -> str | None:
     if head.startswith(_UTF16_MARKS):
         return "utf-16"
     if b"\0" in head:
-        return None
+        return find_wide_encoding(head)
     try:
         codecs.utf_8_decode(head, "strict", False)  # not final: the head may end inside a character
         return "utf-8"
@@ -49,11 +50,12 @@ def guess_encoding(body: bytes) -> str:
 def is_wide(head: bytes, encoding: str | None) -> bool:
     """Return whether a line end takes several bytes, so that lines cannot be split as bytes."""
     if encoding is None:
-        return head.startswith(_UTF16_MARKS)
+        return head.startswith(_UTF16_MARKS) or find_wide_encoding(head[:_WIDE_HEAD]) is not None
     return len("\n".encode(encoding)) > 1
 
 
 _BLOCK = 2**16  # bytes
+_WIDE_HEAD = 2**12  # bytes that are enough to recognise UTF-16 without a byte-order mark
 
 
 class Line(NamedTuple):
@@ -264,29 +266,48 @@ def read_jsonl(
     compressed stream.
     """
     unpacked = None if begin or end is not None else Unpacked(stream)
-    source = stream if unpacked is None else cast(BinaryIO, unpacked)
-    for start, line in iterate_lines(source, begin, end):
-        where = f"{name}: line at byte {start}"
-        if line is None:
-            yield raw_pages.Unreadable(where, "too_large")
-            continue
-        line = line.removeprefix(_UTF8_MARK) if start == 0 else line
-        if line.strip():
-            row = _parse_object(line)
-            if isinstance(row, str):
-                yield raw_pages.Unreadable(where, row)
-            else:
-                yield raw_pages.build_page(row, fields, where)
+    source = stream if unpacked is None else open_utf8(unpacked)
+    lines = (JSONValue(start, line) for start, line in iterate_lines(source, begin, end))
+    yield from _build_pages(lines, name, "line", fields)
     if unpacked is not None and unpacked.reason:
         yield raw_pages.Unreadable(name, unpacked.reason)
 
 
-def _parse_object(line: bytes) -> dict[str, Any] | str:
-    """Return the object in `line`, or the reason why there is none."""
-    try:
-        value = json.loads(line.decode())
-    except UnicodeDecodeError:
-        return "not_utf8"
-    except (ValueError, RecursionError):  # nested thousands deep, or numbers of thousands of digits
-        return "bad_json"
-    return value if isinstance(value, dict) else "not_an_object"
+def read_json(
+    stream: BinaryIO, name: str, fields: raw_pages.Fields
+) -> Iterator[raw_pages.RawPage | raw_pages.Unreadable]:
+    """Read the texts of an array of objects, or of objects over several lines, one at a time.
+
+    Reasons of Unreadable: as `read_jsonl`.
+    """
+    unpacked = Unpacked(stream)
+    values = iterate_values(open_utf8(unpacked), raw_pages.LARGEST_BODY)
+    yield from _build_pages(values, name, "value", fields)
+    if unpacked.reason:
+        yield raw_pages.Unreadable(name, unpacked.reason)
+
+
+def open_utf8(stream: io.BufferedReader) -> BinaryIO:
+    """Return the content of `stream`, recoded to UTF-8 if it is UTF-16 with or without a mark."""
+    head = stream.peek(_WIDE_HEAD)[:_WIDE_HEAD]
+    if not is_wide(head, None):
+        return cast(BinaryIO, stream)
+    encoding = find_encoding(head) or "utf-16"
+    return cast(BinaryIO, io.BufferedReader(_Recoded(cast(BinaryIO, stream), encoding)))
+
+
+def _build_pages(
+    values: Iterator[JSONValue], name: str, unit: str, fields: raw_pages.Fields
+) -> Iterator[raw_pages.RawPage | raw_pages.Unreadable]:
+    for start, text in values:
+        where = f"{name}: {unit} at byte {start}"
+        if text is None:
+            yield raw_pages.Unreadable(where, "too_large")
+            continue
+        text = text.removeprefix(_UTF8_MARK) if start == 0 else text
+        if text.strip():
+            row = parse_object(text)
+            if isinstance(row, str):
+                yield raw_pages.Unreadable(where, row)
+            else:
+                yield raw_pages.build_page(row, fields, where)

@@ -20,6 +20,7 @@ from datetime import datetime
 from trainrig import storage
 from trainrig.corpus.read import http_responses
 from trainrig.corpus.read.archive_records import NoRecord, RecordHeader
+from trainrig.corpus.read.page_types import judge_media_type, mark_wide
 from trainrig.corpus.read.raw_pages import RawPage
 from trainrig.errors import DataError
 
@@ -58,7 +59,7 @@ class _Arc:
             stated or head.fields.group(_TYPE).decode("latin-1")
         )
         date = _format_arc_date(head.fields.group(_DATE).decode())
-        return RawPage(url, content_type, body, date, http_responses.parse_charset(stated))
+        return _build_page(url, content_type, "", body, date, http_responses.parse_charset(stated))
 
 
 ARC_GRAMMAR = _Arc()
@@ -74,7 +75,8 @@ def _format_arc_date(digits: str) -> str:
 
 _WARC_START = re.compile(rb"WARC/[01]\.\d{1,2}[ \t]*\r?\n")
 _WARC_FIELD = re.compile(
-    rb"^(warc-type|warc-target-uri|warc-date|content-type|content-length)[ \t]*:([^\n]*)",
+    rb"^(warc-type|warc-target-uri|warc-date|warc-identified-payload-type|content-type"
+    rb"|content-length)[ \t]*:([^\n]*)",
     re.IGNORECASE | re.MULTILINE,
 )
 _GOES_ON = re.compile(rb"\r?\n[ \t]+")
@@ -118,9 +120,10 @@ class _Warc:
         if fields["warc-type"].lower() == "response":
             stated, body = http_responses.parse_response(block)
         date = fields.get("warc-date", "")
-        return RawPage(
+        return _build_page(
             url,
             http_responses.parse_media_type(stated),
+            http_responses.parse_media_type(fields.get("warc-identified-payload-type", "")),
             body,
             date,
             http_responses.parse_charset(stated),
@@ -128,6 +131,14 @@ class _Warc:
 
 
 WARC_GRAMMAR = _Warc()
+
+
+def _build_page(
+    url: str, stated: str, identified: str, body: bytes, date: str, charset: str | None
+) -> RawPage:
+    """Build a page of `stated` media type, or of the type that its body shows."""
+    content_type = judge_media_type(stated, identified, body)
+    return RawPage(url, content_type, mark_wide(body, charset), date, charset)
 
 
 def _parse_fields(head: bytes) -> dict[str, str]:

@@ -21,6 +21,7 @@ or paragraphs.
 """
 
 import dataclasses
+import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,22 @@ class CommonLines(Settings):
     # Fewest characters of a line that may be removed; shorter lines always stay ("Yes.").
     min_characters: int = Field(default=10, ge=1)
     keep_first: bool = False  # keep the first occurrence in the keep order
+    # Whether lines are counted in each source by itself; false: in all sources together. So the
+    # lines that all programs begin with in one source do not count against another source.
+    by_source: bool = True
+    # Sources whose lines are counted and removed; None: all. Code has many lines in common.
+    sources: tuple[str, ...] | None = None
+
+    def compute_salt(self, source: str) -> int | None:
+        """Return a number that makes the keys of the lines of `source` differ, or 0 for none.
+
+        The result is None if the lines of the source stay as they are.
+        """
+        if self.sources is not None and source not in self.sources:
+            return None
+        if not self.by_source:
+            return 0
+        return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "big")
 
 
 BLANK = 32
@@ -161,8 +178,10 @@ class Units:
         return cls(**columns)
 
 
-def find_units(texts: Sequence[str], settings: CommonLines, normal_form: NormalForm) -> Units:
-    """Return the units of `texts`.
+def find_units(
+    texts: Sequence[str], settings: CommonLines, normal_form: NormalForm, salt: int = 0
+) -> Units:
+    """Return the units of `texts`; other values of `salt` give equal lines other keys.
 
     Two different lines have the same key with a probability of 2**-64.
     """
@@ -176,6 +195,8 @@ def find_units(texts: Sequence[str], settings: CommonLines, normal_form: NormalF
     keys, lengths = _hash_units(
         codes_C, starts, ends, forms.of_code, forms.several_codes, forms.several_starts
     )
+    if salt:
+        keys = np.maximum(keys ^ np.uint64(salt), np.uint64(1))
     begins = starts_D1[documents]
     return Units(documents, starts - begins, ends - begins, nexts - begins, keys, lengths)
 
@@ -271,8 +292,10 @@ Batch = tuple[Sequence[str], NDArray[np.int64]]
 LINE = np.dtype([("key", "<u8"), ("count", "<i8"), ("first", "<i8")])
 
 
-def count_lines(batches: Iterable[Batch], settings: CommonLines, path: str) -> dict[str, int]:
-    """Count the lines of a split and write the counts to `path` (phase 1).
+def count_lines(
+    batches: Iterable[Batch], settings: CommonLines, path: str, source: str = ""
+) -> dict[str, int]:
+    """Count the lines of a split of `source` and write the counts to `path` (phase 1).
 
     It takes the memory of a batch, and 24 bytes for each different line, twice. Returns the number
     of `lines` that were long enough, and of `distinct` ones, which is the number of records.
@@ -280,8 +303,9 @@ def count_lines(batches: Iterable[Batch], settings: CommonLines, path: str) -> d
     normal_form = NormalForm()
     counted = []
     lines = 0
-    for texts, numbers in batches:
-        units = find_units(texts, settings, normal_form)
+    salt = settings.compute_salt(source)
+    for texts, numbers in batches if salt is not None else ():
+        units = find_units(texts, settings, normal_form, salt or 0)
         long = units.lengths_U >= settings.min_characters
         lines += int(long.sum())
         counted.append(_count_keys(units.keys_U[long], numbers[units.documents_U[long]], settings))
@@ -332,9 +356,13 @@ def _count_keys(
 
 
 def cut_lines(
-    batches: Iterable[Batch], common: Sequence[str], settings: CommonLines, path: str
+    batches: Iterable[Batch],
+    common: Sequence[str],
+    settings: CommonLines,
+    path: str,
+    source: str = "",
 ) -> dict[str, int]:
-    """Find the spans to remove from the texts of a split, and write them to `path` (phase 3).
+    """Find the spans to remove from a split of `source`, and write them to `path` (phase 3).
 
     The texts must be those of phase 1; `common` are the files of phase 2. A line is removed with
     its newline, a paragraph with the blank lines after it. At the end of a text without a final
@@ -347,15 +375,18 @@ def cut_lines(
     numbers = []
     documents = 0
     characters = 0
+    salt = settings.compute_salt(source)
     for texts, numbers_of in batches:
-        units = find_units(texts, settings, normal_form)
+        units = find_units(texts, settings, normal_form, salt or 0)
         found.append(dataclasses.replace(units, documents_U=units.documents_U + documents))
         numbers.append(numbers_of)
         documents += len(texts)
         characters += sum(map(len, texts))
     units = Units.concatenate(found)
     number_D = np.concatenate([np.empty(0, np.int64), *numbers])
-    goes_U = _mark_cut_units(units, number_D, common, settings)
+    goes_U = np.zeros(len(units.keys_U), bool)
+    if salt is not None:
+        goes_U = _mark_cut_units(units, number_D, common, settings)
     spans = _find_spans(units, goes_U)
     save_spans(path, spans)
     return {

@@ -16,8 +16,6 @@ from stdnum.us import ssn
 
 from trainrig.corpus.rewrite.pii_views import FindPosition, Views
 
-_CARD_SHAPE = b"000000000000"
-_CARD_SHAPE_IN_GROUPS = re.compile(rb"0000[ -]0000(?:00)?[ -]0000|000000[ -]0000000000")
 _CARD_BEGIN = re.compile(rb"0(?<![a0_.+-]0)(?=000(?:0{8}|(?:00)?[ -]0000))")
 _CARD = re.compile(
     r"(?<![\w.+-])(?:[2-6][0-9]{11,18}|[2-6][0-9]{3}([ -])[0-9]{4}(?:\1[0-9]{4}){1,2}"
@@ -46,9 +44,7 @@ _LONGEST_BEFORE_CARD = 48  # characters
 
 def find_cards(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of card numbers."""
-    if _CARD_SHAPE not in views.shape and not _CARD_SHAPE_IN_GROUPS.search(views.shape):
-        return
-    for found in views.find_matches(_CARD, _CARD_BEGIN):
+    for found in views.find_numbers(_CARD, _CARD_BEGIN):
         digits = found.group().replace(" ", "").replace("-", "")
         if not luhn.is_valid(digits):
             continue
@@ -65,22 +61,22 @@ def _is_card_announced(views: Views, found: re.Match[str], length: int) -> bool:
     return _CARD_WORDS.search(views.lower, max(0, start - _LONGEST_BEFORE_CARD), start) is not None
 
 
+_IBAN_DIGITS = re.compile(rb"00(?<=aa00)")  # begins with fixed characters, which are found fast
 _IBAN_START = re.compile(r"(?<!\w)(?:[A-Z]{2}|[a-z]{2})[0-9]{2}(?= ?[A-Za-z0-9]{4})")
 
 
 def find_ibans(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of IBANs, with or without spaces, in capitals or small letters."""
     text = views.text
-    at = 0
-    while (at := views.shape.find(b"aa00", at)) >= 0:
-        start = at
-        at = at + 1
-        if not _IBAN_START.match(text, start):
+    last = 0
+    for check_digits in _IBAN_DIGITS.finditer(views.shape):
+        start = check_digits.start() - 2
+        if start < last or not _IBAN_START.match(text, start):
             continue
         pattern = _compile_iban_pattern(text[start : start + 2])
         whole = pattern.match(text, start) if pattern else None
         if whole and _is_iban(whole.group().replace(" ", "")):
-            at = whole.end()
+            last = whole.end()
             yield whole.span()
 
 
@@ -99,7 +95,6 @@ def _is_iban(number: str) -> bool:
     return (number.isupper() or 2 * digits >= len(number)) and iban.is_valid(number, False)
 
 
-_SSN_SHAPE = re.compile(rb"000-00-0000|000 00 0000|000000000")
 _SSN_BEGIN = re.compile(rb"0(?<![a0_.+/-]0)(?=00-00-0000|00 00 0000|00000000)")
 _SSN = re.compile(
     r"(?<![\w.+/-])(?<!\+[0-9] )(?<!\+[0-9]{2} )(?<!\+[0-9]{3} )"
@@ -114,9 +109,7 @@ _LONGEST_BEFORE_SSN = 60  # characters
 
 def find_ssns(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of social security numbers."""
-    if not _SSN_SHAPE.search(views.shape):
-        return
-    for found in views.find_matches(_SSN, _SSN_BEGIN):
+    for found in views.find_numbers(_SSN, _SSN_BEGIN):
         start = found.start()
         if not ssn.is_valid(re.sub("[ -]", "", found.group())):
             continue

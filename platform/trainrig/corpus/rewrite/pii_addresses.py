@@ -1,88 +1,17 @@
-"""Finds e-mail addresses, including those spelt out, and public IPv4 and IPv6 addresses.
+"""Finds public IPv4 and IPv6 addresses.
 
-An address may be spelt "ann [at] example.org". `Views.lower` and `Views.raw` are bytes with one
-entry per character, so their positions are those of the text.
+Four numbers may also be a version, or the number of a section. The words before them decide: a key
+or an element such as `client_ip=`, `SRC=`, `<ip>` or `"host": "` announces an address, and
+`version=` does not. `Views.lower` is bytes with one entry per character, so its positions are those
+of the text.
 """
 
 import ipaddress
 import re
 from collections.abc import Iterator
+from typing import get_args
 
-from trainrig.corpus.rewrite.pii_views import FindPosition, Views
-
-_DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,62})\.){1,8}([^\W\d_]{2,24})(?![\w@-])")
-_LOCAL_LENGTH = 64  # characters (RFC 5321, section 4.5.3.1)
-# Matches the reversed text before the "@". Text that goes on after 64 characters is no local part.
-_LOCAL = re.compile(rf"[\w.%+-]{{1,{_LOCAL_LENGTH}}}(?![\w.%+-])")
-_FILE_ENDINGS = frozenset({"png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js"})  # "a@2x.png"
-# One pattern per bracket: a pattern that begins with a fixed character is searched much faster.
-_AT_IN_WORDS = tuple(
-    re.compile(at) for at in (rb"\((?:at|@|\xe4t)\)", rb"\[(?:at|@)\]", rb"\{(?:at|@)\}")
-)
-_IN_WORDS = re.compile(
-    r"(?<![\w.%+-])[\w.%+-]{1,64} ?(?:\((?i:at|@|ät)\)|\[(?i:at|@)\]|\{(?i:at|@)\}) ?"
-    r"(?:[^\W_](?:[\w-]{0,62})(?:\.| ?[\[({](?i:dot|punkt|\.)[\])}] ?)){1,8}[^\W\d_]{2,24}"
-    r"(?![\w@-])"
-)
-_SPELT_AT = b" at "
-# Matches the reversed text before " at ", where " dot " reads " tod ".
-_SPELT_LOCAL = re.compile(r"(?:[\w+-]{1,30} tod ){0,3}[\w+-]{1,30}(?!\w)")
-_SPELT_DOMAIN = re.compile(
-    r"[^\W_][\w-]{0,62}(?: dot [^\W_][\w-]{0,62}){0,3} dot"
-    r" (?:com|org|net|edu|gov|info|io|me|eu|de|uk|fr|es|it|nl|ch|at|pl|ca|au|in|us)(?![\w@-])"
-)
-# "Look at example dot com" is no address, but "write to ann at example dot com" contains one.
-_INTRODUCTION = re.compile(
-    rb"\b(?:e-?mails?|mail|contact|write|writes|reach(?:ed)?|address)\b[^.\n<>]{0,24}\Z"
-)
-_LONGEST_SPELT = 120  # characters of a spelt local part
-_LONGEST_INTRODUCTION = 48  # characters
-
-
-def find_emails(views: Views) -> Iterator[FindPosition]:
-    """Yield the spans of addresses, in order."""
-    text = views.text
-    end = 0
-    at = text.find("@")
-    while at >= 0:
-        first = max(end, at - _LOCAL_LENGTH - 1)
-        local = _LOCAL.match(text[first:at][::-1])
-        if local and (domain := _DOMAIN.match(text, at + 1)):
-            if domain.group(1).lower() not in _FILE_ENDINGS:
-                yield at - local.end(), domain.end()
-            end = domain.end()
-        at = text.find("@", max(at + 1, end))
-
-
-def find_emails_in_words(views: Views) -> Iterator[FindPosition]:
-    """Yield the spans of addresses whose "@" is written as a word in brackets."""
-    if any(at.search(views.lower) for at in _AT_IN_WORDS):
-        for found in _IN_WORDS.finditer(views.text):
-            yield found.span()
-
-
-def find_spelt_emails(views: Views) -> Iterator[FindPosition]:
-    """Yield the spans of addresses in spoken form: "ann dot lee7 at example dot org"."""
-    text = views.text
-    end = 0
-    if b" dot " not in views.raw:
-        return
-    at = views.lower.find(_SPELT_AT)
-    while at >= 0:
-        after = at + len(_SPELT_AT)
-        domain = _SPELT_DOMAIN.match(text, after)
-        local = domain and _SPELT_LOCAL.match(text[max(end, at - _LONGEST_SPELT) : at][::-1])
-        if domain and local:
-            reversed_local = local.group()
-            start = at - local.end()
-            is_name = " tod " in reversed_local or any(map(str.isdigit, reversed_local))
-            if is_name or _INTRODUCTION.search(
-                views.lower, max(0, start - _LONGEST_INTRODUCTION), start
-            ):
-                end = domain.end()
-                yield start, end
-        at = views.lower.find(_SPELT_AT, max(end, at + 1))
-
+from trainrig.corpus.rewrite.pii_views import FindPosition, Kind, Views
 
 _IPV4_SHAPE = re.compile(rb"0\.0{1,3}\.0{1,3}\.0")
 _IPV4_BEGIN = re.compile(rb"0(?<![a0_.-]0)(?=0{0,2}\.0{1,3}\.0{1,3}\.0)")
@@ -100,7 +29,29 @@ _COUNTED = (
 _BEFORE_A_VERSION = re.compile(
     rb"(?:(?<![a-z0-9])(?:" + _COUNTED + rb")[.:]?\s{0,3}[(\"']?|[=~<>^]=?\s{0,2}|[a-z0-9_]/)\Z"
 )
-_AND_ANOTHER_ADDRESS = re.compile(rb"\s{0,3}(?:,|;|and|or|to|through|und|-|/|\xe2)?\s{1,3}|-")
+# A key or an element whose value is an address ("client_ip=", `"host": "`, "<ip>"), or a version.
+_BEFORE_A_VALUE = rb"[\"'`]?\s{0,2}(?::=|=>|[=:>])\s{0,2}[\"'`\[(]?\Z"
+_AFTER_ADDRESS_KEY = re.compile(
+    rb"(?:(?<![a-z])(?:src|dst|source|dest(?:ination)?|from|to|by|for|peer|client|server|host(?:name)?"
+    rb"|remote|local|gateway|origin|endpoint|node|listen|bind|dns|proxy|router|target|sender|inet)"
+    rb"|(?<![a-z])ip(?:v?4)?|(?:[_.-]|client|user|remote|source|host|server|peer|src|dst|local|public"
+    rb"|external|x-real|forwarded)ip|addr(?:ess(?:es)?)?|forwarded-for)" + _BEFORE_A_VALUE
+)
+_AFTER_VERSION_KEY = re.compile(
+    rb"(?:version|(?<![a-z])ver|release|build|revision|(?<![a-z])rev|firmware|firmwareversion|driver"
+    rb"|section|(?<![a-z])v)(?:[_-]?(?:number|no|id|string))?" + _BEFORE_A_VALUE
+)
+# "Upgraded from: 4.8.0.12 to: 5.1.2.7".
+_CHANGED_VERSION = re.compile(
+    rb"(?<![a-z0-9])(?:" + _COUNTED + rb"),?(?: from| to)?[:=]\s{0,3}[\"'(]?\Z"
+)
+# An element of markup such as "<td>": what follows is its text, not the right side of a comparison.
+_AFTER_ELEMENT = re.compile(rb"<[a-z][a-z0-9:_-]{0,24}(?: [^<>]{0,24})?>\s{0,2}\Z")
+# A mask, or the spaces in its place while the search goes on.
+_AFTER_MASK = re.compile(
+    rb"(?:<(?:" + "|".join(get_args(Kind)).encode() + rb")(?:_[0-9]{1,9})?|(?:<|\A) *)>\s{0,2}\Z"
+)
+_AND_ANOTHER_ADDRESS = re.compile(rb"\s{0,3}(?:,|;|and|or|to[:=]?|through|und|-|/|\xe2)?\s{1,3}|-")
 # The numbers of sections and versions are small; all four are in only one address of 250. Such
 # numbers count as an address only if the context says so.
 _SMALL_NUMBER = 64
@@ -140,10 +91,14 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
         start, end = found.span()
         before = views.lower[max(0, start - _LONGEST_BEFORE_ADDRESS) : start]
         follows = last >= 0 and _AND_ANOTHER_ADDRESS.fullmatch(views.lower, last, start)
-        if _BEFORE_A_VERSION.search(before):
+        if _AFTER_VERSION_KEY.search(before) or _is_after_mask(views, start, end):
             is_address = False
         elif follows:
             is_address = was_address
+        elif _AFTER_ADDRESS_KEY.search(before):
+            is_address = not _CHANGED_VERSION.search(before)
+        elif _BEFORE_A_VERSION.search(before) and not _AFTER_ELEMENT.search(before):
+            is_address = False
         else:
             is_address = not _is_small(found.group()) or bool(
                 _BEFORE_AN_ADDRESS.search(before) or _AFTER_AN_ADDRESS.match(views.lower, end)
@@ -152,6 +107,15 @@ def find_ipv4(views: Views) -> Iterator[FindPosition]:
         was_address = is_address
         if is_address and _is_public(found.group()):
             yield start, end
+
+
+def _is_after_mask(views: Views, start: int, end: int) -> bool:
+    """Return whether a masked find comes before, which is no element of markup.
+
+    An element that is named like a mask, such as <IP>, is also closed.
+    """
+    before = views.raw[max(0, start - _LONGEST_BEFORE_ADDRESS) : start]
+    return _AFTER_MASK.search(before) is not None and not views.text.startswith("</", end)
 
 
 def _is_small(address: str) -> bool:

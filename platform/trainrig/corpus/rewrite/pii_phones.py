@@ -114,7 +114,11 @@ def find_in_brackets(views: Views) -> Iterator[FindPosition]:
 def find_labelled(views: Views) -> Iterator[FindPosition]:
     """Yield the spans of numbers after a word that announces one, or after another such number."""
     last = -1
-    for found in _NATIONAL_SHAPE.finditer(views.shape):
+    end = 0
+    for begin in views.number_starts:
+        found = _NATIONAL_SHAPE.match(views.shape, begin) if begin >= end else None
+        if not found:
+            continue
         start, end = found.span()
         text = views.text[start:end]
         if found.group().count(b"0") not in _NATIONAL_DIGITS or _PAIR_OF_DECIMALS.match(text):

@@ -1,7 +1,8 @@
 """Lines and paragraphs of a batch of texts: how often they repeat, and how lines start and end.
 
 A line is a non-blank line without the white space around it. A paragraph is a block of lines up to
-a blank one.
+a blank one. Only lines with the same indentation are repeated in a row: code closes several blocks
+with as many equal signs.
 """
 
 from typing import NamedTuple
@@ -40,7 +41,8 @@ class RepeatedPieces(NamedTuple):
     characters: NDArray[np.int64]
     duplicates: NDArray[np.int64]  # pieces equal to an earlier one
     duplicate_characters: NDArray[np.int64]
-    longest_run: NDArray[np.int64]  # most consecutive equal pieces
+    # most consecutive equal pieces with the same indentation
+    longest_run: NDArray[np.int64]
 
 
 def find_lines_and_paragraphs(batch: TextBatch) -> tuple[Pieces, Pieces]:
@@ -63,7 +65,7 @@ def measure_repeated(batch: TextBatch, pieces: Pieces) -> RepeatedPieces:
     texts = len(batch.starts_D1) - 1
     found = np.zeros((len(RepeatedPieces._fields), texts), np.int64)
     table = allocate_seen(int(np.diff(pieces.firsts_D1).max(initial=0)))
-    _count_repeated(batch.codes_C, *pieces, *table, found)
+    _count_repeated(batch.codes_C, batch.starts_D1, *pieces, *table, found)
     return RepeatedPieces(*found)
 
 
@@ -106,8 +108,18 @@ def _split_lines(
 
 
 @compile_nogil
+def _count_indent(codes: NDArray[np.uint32], start: int, first: int) -> int:
+    """Return the number of characters before `start` on its line; the text begins at `first`."""
+    place = start
+    while place > first and codes[place - 1] != _NEW_LINE:
+        place -= 1
+    return start - place
+
+
+@compile_nogil
 def _count_repeated(
     codes: NDArray[np.uint32],
+    text_starts: NDArray[np.int64],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     firsts: NDArray[np.int64],
@@ -126,11 +138,14 @@ def _count_repeated(
         run = 0
         longest = 0
         before = np.uint64(0)
+        indent_before = 0
         for piece in range(first, end):
             length = ends[piece] - starts[piece]
             key = hash_characters(codes, starts[piece], ends[piece])
-            run = run + 1 if key == before and run > 0 else 1
+            indent = _count_indent(codes, starts[piece], text_starts[text])
+            run = run + 1 if key == before and indent == indent_before and run > 0 else 1
             before = key
+            indent_before = indent
             longest = max(longest, run)
             characters += length
             place = count_again(keys, stamps, counts, text + 1, size, key)

@@ -41,6 +41,7 @@ from trainrig.corpus.operators.text_operators import (
     mask_url,
 )
 from trainrig.corpus.read import RawPage, Unreadable, from_json, read, serialise_piece
+from trainrig.corpus.read.input_files import PASSED_OVER_NAMED
 from trainrig.corpus.rewrite.pii_mask import PII
 from trainrig.corpus.row_schema import build_pool_schema
 from trainrig.corpus.url_blocklist import UrlLists
@@ -48,19 +49,34 @@ from trainrig.manifest import SCRATCH, FileSum
 from trainrig.splits import CRASHED, RecordSelection, Split, Work
 
 
-def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:
-    """Return the splits of all sources, and a fingerprint of each source's input.
+@dataclass(frozen=True)
+class InputPlan:
+    """The splits of all sources, and what is known of their files."""
+
+    splits: list[Split]
+    inputs: dict[str, str]  # fingerprint of each source's input
+    # By source: the number of files of its folders that are not read, and the first names.
+    passed_over: dict[str, dict[str, Any]]
+
+
+def plan_splits(run: Curation) -> InputPlan:
+    """Cut the files of all sources into splits.
 
     A split is a group of pieces of files; splits have about the same size. Raises DataError if a
     pattern matches no file, or if a file has an unknown format.
     """
     lists = storage.compute_content_keys(run.urls.list_files())
     splits: list[Split] = []
+    passed_over: dict[str, dict[str, Any]] = {}
     inputs = {"urls": manifest.digest(lists)} if lists else {}
     for scorer in run.scorers:
         inputs[f"scorer {scorer.column}"] = manifest.digest(scorer.read_content_keys())
     for index, source in enumerate(run.sources):
-        files, groups = cut_source(source.name, source.paths, source.reading)
+        found, groups = cut_source(source.name, source.paths, source.reading)
+        files = found.files
+        if found.passed_over:
+            first = [name.rpartition("/")[2] for name in found.passed_over[:PASSED_OVER_NAMED]]
+            passed_over[source.name] = {"files": len(found.passed_over), "such_as": first}
         keys = storage.compute_content_keys([file.path for file in files])
         named_keys = zip([file.name for file in files], keys, strict=True)
         inputs[source.name] = manifest.digest(list(named_keys))
@@ -71,7 +87,7 @@ def plan_splits(run: Curation) -> tuple[list[Split], dict[str, str]]:
                 "pieces": [serialise_piece(piece) for piece in group],
             }
             splits.append(Split(name, task))
-    return splits, inputs
+    return InputPlan(splits, inputs, passed_over)
 
 
 @dataclass(frozen=True)
@@ -115,7 +131,7 @@ def list_operators(run: Curation, source: CurationSource) -> list[TableOperator]
     if source.rewrites:
         operators.append(Rewrite(rewrites=source.rewrites))
     operators += [
-        MaskPersonalData(kinds=run.pii.kinds),
+        MaskPersonalData(kinds=run.pii.kinds, pseudonyms=run.pii.pseudonyms),
         Language(),
         Measure(datatrove=run.needs_datatrove),
     ]

@@ -233,7 +233,8 @@ class SpanRemoval:
         )
 
     def _remove_common_lines(self, settings: common_lines.CommonLines) -> dict[str, Any]:
-        counted = self._run_on_splits("line-keys", _count_line_keys, settings)
+        sources = [source.name for source in self.run.sources]
+        counted = self._run_on_splits("line-keys", _count_line_keys, settings, sources)
         parts = common_lines.choose_line_range_count(
             sum_counts(counted.values())["distinct"], self.run.memory * MIB
         )
@@ -241,7 +242,7 @@ class SpanRemoval:
         work = functools.partial(_find_common_lines, keys, parts, settings, self.path_of)
         self.do(f"common-lines-{parts}", work, _number_tasks(parts))
         common = [self.path_of("common", f"{part:05d}.keys") for part in range(parts)]
-        return self._run_on_splits("cut-lines", _cut_lines, settings, common)
+        return self._run_on_splits("cut-lines", _cut_lines, settings, sources, common)
 
     def _remove_substrings(self, settings: exact_substrings.ExactSubstrings) -> dict[str, Any]:
         counted = self._run_on_splits("anchors", _count_anchors, settings)
@@ -324,13 +325,15 @@ def _number_documents(
     return number
 
 
-def _count_line_keys(surviving: SurvivingDocuments, settings: common_lines.CommonLines) -> Work:
+def _count_line_keys(
+    surviving: SurvivingDocuments, settings: common_lines.CommonLines, sources: Sequence[str]
+) -> Work:
     def count(task: Task) -> Done:
         name = task["name"]
         batches = surviving.select(task).read_numbered(common_lines.COMMON_LINES, name)
-        return common_lines.count_lines(
-            batches, settings, surviving.path_of("lines", f"{name}.keys")
-        ), {}
+        path = surviving.path_of("lines", f"{name}.keys")
+        source = sources[task["source"]]
+        return common_lines.count_lines(batches, settings, path, source), {}
 
     return count
 
@@ -348,13 +351,17 @@ def _find_common_lines(
 
 
 def _cut_lines(
-    surviving: SurvivingDocuments, settings: common_lines.CommonLines, common: Sequence[str]
+    surviving: SurvivingDocuments,
+    settings: common_lines.CommonLines,
+    sources: Sequence[str],
+    common: Sequence[str],
 ) -> Work:
     def cut_split(task: Task) -> Done:
         name = task["name"]
         batches = surviving.select(task).read_numbered(common_lines.COMMON_LINES, name)
         path = surviving.name_spans_file(common_lines.COMMON_LINES, name)
-        return common_lines.cut_lines(batches, common, settings, path), {}
+        source = sources[task["source"]]
+        return common_lines.cut_lines(batches, common, settings, path, source), {}
 
     return cut_split
 

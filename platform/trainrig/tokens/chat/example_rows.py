@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from trainrig.corpus.read.json_rows import find_value
 from trainrig.tokens.chat import row_texts
 from trainrig.tokens.chat.chat_messages import (
     ASSISTANT,
@@ -28,7 +29,6 @@ from trainrig.tokens.chat.chat_messages import (
     adapt_roles,
     parse_messages,
 )
-from trainrig.tokens.document_formats import find_value
 from trainrig.tokens.shards.shard_files import RowKind
 
 # Columns, and keys of messages, that other tools read.

@@ -20,6 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainrig.config import Field, Settings
 from trainrig.errors import DataError
+from trainrig.processes.interruptible import InterruptibleCall
 from trainrig.tokens.special_tokens import list_special_tokens
 from trainrig.tokens.tokenizers.entry_bytes import BYTE_ENTRIES, list_byte_characters
 from trainrig.tokens.tokenizers.unigram_training import choose_pieces
@@ -168,6 +169,23 @@ def serialise_tokenizer(
     return bytes(text, "utf-8")
 
 
+# Bytes after which a word is cut, in training by byte-pair encoding only. Each merge walks all
+# words that contain its pair, so that a word of a megabyte (a protein, base64) costs as much as all
+# others together. The longest words of running text, in scripts without spaces, have some hundred
+# bytes.
+LONGEST_TRAINED_WORD = 1_000
+
+
+def _train_by_library(
+    tokenizer: tokenizers.Tokenizer, texts: Iterable[str], trainer: trainers.Trainer
+) -> CountedTexts:
+    """Train `tokenizer` such that a signal can stop it; return the counts of `texts`."""
+    counted = CountedTexts(texts)
+    call = InterruptibleCall()
+    call.run(lambda: tokenizer.train_from_iterator(call.feed(counted), trainer))
+    return counted
+
+
 class ByteLevelBPE(Trained):
     """Byte-pair encoding: repeatedly makes an entry of the most common pair of neighbours.
 
@@ -188,7 +206,12 @@ class ByteLevelBPE(Trained):
     def train(self, texts: Iterable[str]) -> bytes:
         """Return the `tokenizer.json`; raise DataError if `texts` have too few pairs to merge."""
         tokenizer = tokenizers.Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = make_word_splitter(self.words)
+        splitter = make_word_splitter(self.words)
+        tokenizer.pre_tokenizer = splitter
+        if self.words != "none":
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [splitter, pre_tokenizers.FixedLength(LONGEST_TRAINED_WORD)]
+            )
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=self.vocabulary,
@@ -197,8 +220,8 @@ class ByteLevelBPE(Trained):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        counted = CountedTexts(texts)
-        tokenizer.train_from_iterator(iter(counted), trainer)
+        counted = _train_by_library(tokenizer, texts, trainer)
+        tokenizer.pre_tokenizer = splitter  # encoding does not cut words
         check_vocabulary_reached(self, tokenizer.get_vocab_size(), counted)
         return serialise_tokenizer(tokenizer)
 
@@ -251,8 +274,7 @@ class WordPiece(Trained):
             continuing_subword_prefix=CONTINUES,
             show_progress=False,
         )
-        counted = CountedTexts(texts)
-        tokenizer.train_from_iterator(iter(counted), trainer)
+        counted = _train_by_library(tokenizer, texts, trainer)
         check_vocabulary_reached(self, tokenizer.get_vocab_size(), counted)
         added = json.loads(tokenizer.to_str())["added_tokens"]
         return serialise_tokenizer(tokenizer, {"added_tokens": added[: len(self.special)]})
@@ -295,7 +317,8 @@ class Unigram(Trained):
         for text in counted:
             count_of.update(word for word, _ in cut.pre_tokenize_str(text))
         named = [*self.special, *BYTE_ENTRIES]
-        scores = choose_pieces(count_of, self.vocabulary - len(named), PRINTABLE_ASCII)
+        wanted = self.vocabulary - len(named)
+        scores = InterruptibleCall().run(lambda: choose_pieces(count_of, wanted, PRINTABLE_ASCII))
         check_vocabulary_reached(self, len(named) + len(scores), counted)
         entries = [(name, NEVER_CHOSEN) for name in named] + list(scores.items())
         tokenizer = tokenizers.Tokenizer(models.Unigram(entries, unk_id=0, byte_fallback=True))
