@@ -124,7 +124,7 @@ def curate(run: Curation, progress: Progress | None = None) -> Manifest:
         if run.workers:
             connect(run.workers, "workers")
         pool, cost = _read_finished(run, stage.before) if stage.before else passes.read()
-    passes = dataclasses.replace(passes, splits=pool.add_to_tasks(splits))
+    passes = dataclasses.replace(passes, splits=pool.add_to_tasks(plan.splits))
     passes.check_columns(pool)
     passes.judge(pool)
     search, found = passes.find_duplicates(pool)
