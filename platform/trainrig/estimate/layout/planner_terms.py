@@ -62,6 +62,11 @@ CONSTANTS = (
 )
 
 
+# Time that published runs took, as shares of the predicted time: the middle 80% of them
+# (tests/benchmarks/test_layouts.py).
+BAND = (1.0, 1.2)
+
+
 @dataclass(frozen=True)
 class StepTerm:
     """A term of the predicted step time."""

@@ -22,6 +22,7 @@ from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.laws import best_split
 from trainrig.scaling.laws.best_split import Splitter
 from trainrig.scaling.laws.law import Interval, Law
+from trainrig.scaling.laws.law_formats import parse_objective
 from trainrig.scaling.laws.law_forms import Array, Form, Kaplan, Optimum
 from trainrig.scaling.model_ladder import LadderModel
 from trainrig.scaling.plan import allocation, placement, plan_schema
@@ -42,6 +43,10 @@ CURVE_BEGINS = 0.02  # share of the tokens at the curve's first point
 FEWEST_STEPS = 100
 # Rounds in which the allocation is adjusted until its exact number of operations is the budget.
 SETTLING_ROUNDS = 4
+# Rounds in which the share of the peak that a plan assumes becomes the share that it reaches, and
+# the relative difference that ends them.
+SHARE_ROUNDS = 6
+SHARE_SETTLED = 0.002
 
 
 def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan:
@@ -49,13 +54,35 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
 
     The law divides the compute between parameters and tokens. The nearest model of the ladder is
     chosen, and operations, memory, hours and the predicted loss are those of that model and of a
-    whole number of steps.
+    whole number of steps. A budget of money or time is spent at the share of the peak that the plan
+    itself is predicted to reach, so such a plan is made several times.
     """
+    share = request.assumptions.utilisation or run_cost.USUAL_SHARE
+    plan = _make_plan_at(law, request, hardware, share)
+    if request.target[0] not in ("gpu_days", "budget_usd"):
+        return plan
+    for _ in range(SHARE_ROUNDS):
+        reached = _compute_reached_share(plan, request, hardware)
+        if abs(reached / share - 1) < SHARE_SETTLED:
+            break
+        share = reached
+        plan = _make_plan_at(law, request, hardware, share)
+    return plan
+
+
+def _compute_reached_share(plan: ScalingPlan, request: PlanRequest, hardware: Hardware) -> float:
+    """Return the share of the peak that `plan` reaches on its devices."""
+    peak = hardware.find_device(plan.cost.device).find_peak(request.compute)
+    return plan.size.flops / (peak * plan.cost.devices * plan.cost.hours * 3600)
+
+
+def _make_plan_at(law: Law, request: PlanRequest, hardware: Hardware, share: float) -> ScalingPlan:
+    """Make the plan whose budget is spent at `share` of the peak."""
     where = placement.choose_hardware(request, hardware)
     form = (
         law.form if request.tokens_available is None else allocation.to_data_constrained(law.form)
     )
-    wanted, service = _divide_budget(law, form, request, where)
+    wanted, service = _divide_budget(law, form, request, where, share)
     found = _find_ladder_model(law, request, wanted.parameters)
     batch, steps = _choose_batch(request, wanted)
     tokens = float(steps * batch.global_batch * batch.sequence_length)
@@ -67,8 +94,9 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     sized = plan_schema.PredictedSize(parameters=counted, tokens=tokens, loss=loss)
     plan_schema.check_supported(law, sized, request)
     rows = BatchShape(batch.global_batch, placement.count_row_positions(law, batch.sequence_length))
-    placed = placement.place_model(found.model, request, where, rows, flops)
-    priced = _estimate_cost(flops, where, request, placed.devices)
+    objective = parse_objective(law.objective)
+    placed = placement.place_model(found.model, objective, request, where, rows, flops, steps)
+    priced = _estimate_cost(flops, where, request, placed)
     data = _build_token_budget(form, request, counted, tokens)
     return ScalingPlan(
         law=law.name,
@@ -146,10 +174,10 @@ def _build_size(
 
 
 def _divide_budget(
-    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware
+    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware, share: float
 ) -> tuple[Allocation, Service | None]:
     """Return the best allocation by the law, and what serving changes in it, if it does."""
-    trained = _allocate_training(law, form, request, where)
+    trained = _allocate_training(law, form, request, where, share)
     if not request.tokens_served:
         return trained, None
     served = request.tokens_served
@@ -167,7 +195,7 @@ def _divide_budget(
 
 
 def _allocate_training(
-    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware
+    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware, share: float
 ) -> Allocation:
     target, amount = request.target
     unique = request.tokens_available
@@ -183,7 +211,6 @@ def _allocate_training(
         device_days = run_cost.compute_device_days(
             amount, where.hardware, where.device, where.instance, request.devices
         )
-    share = request.assumptions.utilisation
     budget = run_cost.compute_affordable_flops(
         device_days, where.hardware, where.device, request.compute, share
     )
@@ -237,16 +264,20 @@ def _count_saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
 
 
 def _estimate_cost(
-    flops: float, where: placement.PlanHardware, request: PlanRequest, devices: int
+    flops: float,
+    where: placement.PlanHardware,
+    request: PlanRequest,
+    placed: placement.PlacedModel,
 ) -> run_cost.Cost:
     return run_cost.estimate_cost(
         flops,
         where.hardware,
         where.device,
-        devices,
+        placed.devices,
         request.compute,
         request.assumptions,
         where.instance,
+        placed.seconds,
     )
 
 
