@@ -14,8 +14,9 @@ from trainrig.estimate.layout.device_compute import (
     Timer,
     iterate_products,
 )
-from trainrig.estimate.layout.layout_search import FixedDegrees, Subject, search
+from trainrig.estimate.layout.layout_search import search
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.run_subject import FixedDegrees, Subject
 from trainrig.estimate.layout.step_prediction import Predictor
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory

@@ -61,8 +61,11 @@ def test_the_plans_figures_match_the_decoder() -> None:
 def test_device_days_are_spent_to_the_step(days: float) -> None:
     plan = planned(gpu_days=days, device="h200")
     assert plan.cost.device_days == pytest.approx(days, rel=0.01)
-    seconds = plan.size.flops / (989e12 * 0.4)
-    assert plan.cost.device_days == pytest.approx(seconds / 86_400)
+    assert plan.cost.predicted and plan.cost.hours_between is not None
+    given = planned(gpu_days=days, device="h200", assumptions={"utilisation": 0.4})
+    seconds = given.size.flops / (989e12 * 0.4)
+    assert given.cost.device_days == pytest.approx(seconds / 86_400)
+    assert given.cost.hours_between is None
 
 
 def test_a_table_of_ones_own_is_planned_on(tmp_path: Path) -> None:

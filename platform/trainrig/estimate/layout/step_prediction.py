@@ -3,7 +3,7 @@
 A replica's step is n micro-batches on each of the P devices of a pipeline (P = 1 without one). Let
 f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
 all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
-and gradients, plus the optimizer's time. estimate/layout/planner_terms.py states each term.
+and gradients, plus the optimizer's time, plus a constant share of all that. estimate/layout/planner_terms.py states each term.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,13 @@ from functools import lru_cache, partial
 
 from trainrig.estimate.activation_bytes import NO_MASKS, RowMasks
 from trainrig.estimate.fitting_layouts import RECOMPUTED, BatchShape, RecomputeChoice
-from trainrig.estimate.layout import communication, device_compute, layouts, pipeline_device
+from trainrig.estimate.layout import (
+    communication,
+    device_compute,
+    layouts,
+    pipeline_device,
+    planner_terms,
+)
 from trainrig.estimate.layout.communication import NOTHING, Cluster, Sent
 from trainrig.estimate.model_share import ModelParts
 from trainrig.estimate.step_memory import Memory
@@ -42,10 +48,16 @@ class StepSeconds:
     bubble: float  # waiting for other stages or for a slower device
     data: float  # waiting for parameters and gradients, and copying them
     optimizer: float
+    rest: float = 0.0  # what the terms leave out, such as launches and stragglers
 
     @property
     def total(self) -> float:
         """Seconds of the whole step."""
+        return self.explained + self.rest
+
+    @property
+    def explained(self) -> float:
+        """Seconds of all terms but the rest."""
         computed = self.products + self.attention + self.elementwise + self.optimizer
         sent = self.tensor + self.context + self.expert + self.pipeline + self.data
         return computed + sent + self.bubble
@@ -196,22 +208,27 @@ class Predictor:
                 data.reduced,
                 data.replicated,
             ),
-            seconds=StepSeconds(
-                products=micro_batches * spent.products,
-                attention=micro_batches * spent.attention,
-                elementwise=micro_batches * spent.elementwise,
-                tensor=micro_batches * spent.tensor,
-                context=micro_batches * spent.context,
-                expert=micro_batches * spent.expert,
-                pipeline=micro_batches * spent.pipeline,
-                bubble=pipeline_device.count_waiting(layout) * spent.total,
-                data=data.waited + self.timer.time_moving(data.copied),
-                optimizer=slowest.time_update(layout),
+            seconds=self._add_rest(
+                StepSeconds(
+                    products=micro_batches * spent.products,
+                    attention=micro_batches * spent.attention,
+                    elementwise=micro_batches * spent.elementwise,
+                    tensor=micro_batches * spent.tensor,
+                    context=micro_batches * spent.context,
+                    expert=micro_batches * spent.expert,
+                    pipeline=micro_batches * spent.pipeline,
+                    bubble=pipeline_device.count_waiting(layout) * spent.total,
+                    data=data.waited + self.timer.time_moving(data.copied),
+                    optimizer=slowest.time_update(layout),
+                )
             ),
             positions=self._positions,
             flops=self._flops,
             peak=self._peak,
         )
+
+    def _add_rest(self, seconds: StepSeconds) -> StepSeconds:
+        return replace(seconds, rest=planner_terms.REST.value * seconds.explained)
 
     def build_training(self, layout: layouts.DeviceLayout) -> Training:
         """Return the run's training settings with `layout` applied.

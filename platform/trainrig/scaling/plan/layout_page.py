@@ -13,7 +13,7 @@ from trainrig.scaling.plan import layout_text
 
 _GROUPS = {
     "products": ("products",),
-    "other": ("attention", "elementwise", "optimizer"),
+    "other": ("attention", "elementwise", "optimizer", "rest"),
     "sent": ("tensor", "context", "expert", "pipeline"),
     "bubble": ("bubble",),
     "data": ("data",),

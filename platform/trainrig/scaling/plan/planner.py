@@ -45,7 +45,7 @@ FEWEST_STEPS = 100
 SETTLING_ROUNDS = 4
 # Rounds in which the share of the peak that a plan assumes becomes the share that it reaches, and
 # the relative difference that ends them.
-SHARE_ROUNDS = 6
+SHARE_ROUNDS = 3
 SHARE_SETTLED = 0.002
 
 
@@ -64,10 +64,13 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     for _ in range(SHARE_ROUNDS):
         reached = _compute_reached_share(plan, request, hardware)
         if abs(reached / share - 1) < SHARE_SETTLED:
-            break
+            return plan
         share = reached
         plan = _make_plan_at(law, request, hardware, share)
-    return plan
+    # The sizes of the ladder are steps, between which the share may go to and fro. Then the last
+    # size is trained for as many steps as the budget pays for.
+    reached = _compute_reached_share(plan, request, hardware)
+    return _make_plan_at(law, request, hardware, share, reached / share)
 
 
 def _compute_reached_share(plan: ScalingPlan, request: PlanRequest, hardware: Hardware) -> float:
@@ -85,6 +88,7 @@ def _make_plan_at(law: Law, request: PlanRequest, hardware: Hardware, share: flo
     wanted, service = _divide_budget(law, form, request, where, share)
     found = _find_ladder_model(law, request, wanted.parameters)
     batch, steps = _choose_batch(request, wanted)
+    steps = max(1, round(steps * longer))
     tokens = float(steps * batch.global_batch * batch.sequence_length)
     counted = placement.count_parameters_for_law(law, found)
     flops = (
