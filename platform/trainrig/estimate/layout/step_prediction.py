@@ -3,7 +3,8 @@
 A replica's step is n micro-batches on each of the P devices of a pipeline (P = 1 without one). Let
 f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
 all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
-and gradients, plus the optimizer's time, plus a constant share of all that. estimate/layout/planner_terms.py states each term.
+and gradients, plus the optimizer's time, plus a constant share of all that.
+estimate/layout/planner_terms.py states each term.
 """
 
 from dataclasses import dataclass, replace

@@ -79,8 +79,10 @@ def _compute_reached_share(plan: ScalingPlan, request: PlanRequest, hardware: Ha
     return plan.size.flops / (peak * plan.cost.devices * plan.cost.hours * 3600)
 
 
-def _make_plan_at(law: Law, request: PlanRequest, hardware: Hardware, share: float) -> ScalingPlan:
-    """Make the plan whose budget is spent at `share` of the peak."""
+def _make_plan_at(
+    law: Law, request: PlanRequest, hardware: Hardware, share: float, longer: float = 1.0
+) -> ScalingPlan:
+    """Make the plan whose budget is spent at `share` of the peak, in `longer` times the steps."""
     where = placement.choose_hardware(request, hardware)
     form = (
         law.form if request.tokens_available is None else allocation.to_data_constrained(law.form)
