@@ -1,5 +1,7 @@
 """`predict`: the loss of a law at N and D, by hand, with its interval and its warnings."""
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.published_laws import find_published_law
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
+from trainrig.scaling.plan.prediction_table import predict_table
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
 from trainrig.scaling.regression.minimise import Squares
@@ -129,6 +132,51 @@ def test_the_terminal_and_the_object_say_the_same(
     )
 
 
+def test_a_table_has_the_predictions_of_its_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draws = tuple(TRUTH.with_constants({"E": 1.7 + 0.002 * k}) for k in range(101))
+    law = Law(name="web", form=TRUTH, draws=draws, parameters_count="total", tokenizer="bytes")
+    path, table = str(tmp_path / "law.json"), tmp_path / "sizes.csv"
+    write_law(path, law)
+    table.write_text("Params (M),D,unique\n1300,26B,13e9\n70,1.4B,\n")
+    expected = [
+        predict_loss(law, 1.3e9, 26e9, unique_tokens=13e9),
+        predict_loss(law, 7e7, 1.4e9),
+    ]
+    printed = run_and_read_output(capsys, path, "--csv", str(table), "--json")
+    assert json.loads(printed) == [one.model_dump(mode="json") for one in expected]
+    rows = list(csv.DictReader(io.StringIO(run_and_read_output(capsys, path, "--csv", str(table)))))
+    for row, one in zip(rows, expected, strict=True):
+        assert one.loss_interval is not None
+        wanted = one.loss, one.loss_interval.low, one.loss_interval.high, one.flops_6nd
+        assert tuple(float(row[name]) for name in ("loss", "low", "high", "flops_6nd")) == wanted
+    assert rows[1]["unique_tokens"] == ""
+    table.write_text("params,flops\n1e9,1.2e20\n")
+    assert predict_table(law, str(table)) == [predict_loss(law, 1e9, 2e10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("params,loss\n1e9,3\n", "no column for tokens"),
+        ("tokens\n1e9\n", "no column for parameters"),
+        ("params,tokens\n1e9,2e10\n1e9,\n", "sizes.csv:3: a row needs numbers"),
+        ("params,tokens\n0,2e10\n", "sizes.csv:2: --params 0: give a number above 0"),
+        ("params,tokens,epochs\n1e9,2e10,.5\n", "sizes.csv:2: --epochs 0.5"),
+        ("params,tokens\n", "no rows"),
+    ],
+)
+def test_a_table_that_cannot_be_predicted_is_a_one_line_error(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sizes.csv"
+    path.write_text(text)
+    shown = run_and_read_output(capsys, "hoffmann", "--csv", str(path))
+    assert message in shown
+    assert shown.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -139,6 +187,8 @@ def test_the_terminal_and_the_object_say_the_same(
             ("hoffmann", "--params", "1B", "--tokens", "2B", "--epochs", "0.5"),
             "each token is seen at least once",
         ),
+        (("hoffmann", "--params", "1B"), "give --params and --tokens, or a table"),
+        (("hoffmann", "--csv", "x.csv", "--params", "1B"), "leave out --params"),
         (
             ("hoffmann", "--params=1B", "--tokens=2B", "--epochs=2", "--unique-tokens=1B"),
             "mean the same; give only one",
