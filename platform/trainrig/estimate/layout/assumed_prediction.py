@@ -36,10 +36,11 @@ class AssumedPredictor:
     share: float  # share of the peak that training reaches
     masks: activation_bytes.RowMasks = activation_bytes.NO_MASKS
     predicted: float = 1.0  # share of tokens for which logits are computed
+    as_written: bool = False  # whether to keep the virtual workers of the run
 
     def build_training(self, layout: layouts.DeviceLayout) -> Training:
         """Return the run's training settings with `layout` applied."""
-        return apply_to_training(self.training, layout)
+        return apply_to_training(self.training, layout, self.as_written)
 
     def predict(self, layout: layouts.DeviceLayout) -> StepPrediction:
         """Return the memory of `layout`, and the seconds that every layout is assumed to take."""

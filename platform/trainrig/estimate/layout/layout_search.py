@@ -76,8 +76,13 @@ class SearchedLayouts:
 class RunPredictor:
     """Predictor of a whole run in a layout: memory over all stages, seconds of each."""
 
-    def __init__(self, subject: Subject, cluster: Cluster) -> None:
-        """Prepare predictions, by an assumed share of the peak where times cannot be predicted."""
+    def __init__(self, subject: Subject, cluster: Cluster, as_written: bool = False) -> None:
+        """Prepare predictions, by an assumed share of the peak where times cannot be predicted.
+
+        `as_written` is for the layout that the run file has: it keeps the run's virtual workers,
+        which otherwise rise to the number of replicas.
+        """
+        self._as_written = as_written
         self.subject = subject
         self.cluster = cluster
         self.timed = is_timed(cluster) and not subject.lacking
@@ -93,13 +98,18 @@ class RunPredictor:
         subject = self.subject
         of_run = (subject.model, subject.training, batch, self.cluster)
         if self.timed:
-            return Predictor(*of_run, subject.predicted, subject.masks)
+            return Predictor(*of_run, subject.predicted, subject.masks, self._as_written)
         flops = count_position_flops(
             subject.objective, subject.model, batch.sequence_length, subject.training.steps
         )
         positions = batch.global_batch * batch.sequence_length
         return AssumedPredictor(
-            *of_run, flops * positions, USUAL_SHARE, subject.masks, subject.predicted
+            *of_run,
+            flops * positions,
+            USUAL_SHARE,
+            subject.masks,
+            subject.predicted,
+            self._as_written,
         )
 
     def predict(self, layout: DeviceLayout) -> StepPrediction:
@@ -166,6 +176,7 @@ def search(
     """
     check_is_planned(subject)
     predictor = RunPredictor(subject, cluster)
+    written = RunPredictor(subject, cluster, as_written=True)
     _check_fixed(subject, cluster.devices, fixed)
     found = search_layouts(predictor, fixed)
     if found.nearest is None:
@@ -180,7 +191,7 @@ def search(
         cluster=cluster,
         best=shown,
         runnable=_weigh_prediction(runnable, predictor) if runnable else None,
-        own=_weigh_prediction(predictor.predict(own), predictor) if own else None,
+        own=_weigh_prediction(written.predict(own), written) if own else None,
         legal=found.legal,
         fitting=found.fitting,
         cost=_estimate_cost(best_ones[0], predictor, offers),

@@ -46,7 +46,9 @@ def read_layout(training: Training, workers: int, micro_batch: int) -> DeviceLay
         copies = data
     elif parallel.groups is not None:
         copies = parallel.groups
-    if data % copies or micro_batch % parallel.expert_ranks or (copies == data > 1 < shared):
+    if data % copies or micro_batch % parallel.expert_ranks:
+        return None
+    if not parallel.sharded and min(copies, shared) > 1:  # whole copies with shared rows or experts
         return None
     pipeline = parallel.pipeline
     return DeviceLayout(

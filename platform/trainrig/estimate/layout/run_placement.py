@@ -81,7 +81,7 @@ def predict_own_seconds(subject: Subject, cluster: Cluster, micro_batch: int) ->
     devices or the layout.
     """
     layout = read_layout(subject.training, cluster.devices, micro_batch)
-    predictor = RunPredictor(subject, cluster)
+    predictor = RunPredictor(subject, cluster, as_written=True)
     if layout is None or not predictor.timed:
         return None
     return predictor.sum_seconds(layout)

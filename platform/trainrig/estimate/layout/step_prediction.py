@@ -109,10 +109,13 @@ class StepPrediction:
         return self.flops / (self.seconds.total * self.peak)
 
 
-def apply_to_training(training: Training, layout: layouts.DeviceLayout) -> Training:
+def apply_to_training(
+    training: Training, layout: layouts.DeviceLayout, as_written: bool = False
+) -> Training:
     """Return `training` with the kind of `layout`, without the axes within a replica.
 
-    The result is deterministic only if the layout gives bit-exact results.
+    The result is deterministic only if the layout gives bit-exact results. It has at least as many
+    virtual workers as replicas, unless the settings are to stay `as_written`.
     """
     degrees = layout.degrees
     replicate = degrees.replicate
@@ -129,7 +132,7 @@ def apply_to_training(training: Training, layout: layouts.DeviceLayout) -> Train
             "parallel": parallel,
             "recompute": RECOMPUTED[layout.recompute],
             "deterministic": training.deterministic and exact,
-            "virtual_workers": max(training.virtual_workers, degrees.data),
+            "virtual_workers": max(training.virtual_workers, 0 if as_written else degrees.data),
         }
     )
 
@@ -145,11 +148,12 @@ class Predictor:
         cluster: Cluster,
         predicted: float = 1.0,
         masks: RowMasks = NO_MASKS,
+        as_written: bool = False,
     ) -> None:
         """Prepare predictions.
 
         `predicted` is the share of tokens for which logits are computed, and `masks` are those that
-        the rows of the run need.
+        the rows of the run need. `as_written` keeps the virtual workers of the run.
 
         Raises ConfigError if the table of hardware lacks a figure, or if the vocabulary size of the
         model is not known.
@@ -171,7 +175,9 @@ class Predictor:
         self._replica = lru_cache(maxsize=None)(self._build_replica)
         self._pipeline = lru_cache(maxsize=None)(self._build_pipeline)
         self._masks = lru_cache(maxsize=None)(self._count_masks)
-        self._training = lru_cache(maxsize=None)(partial(apply_to_training, training))
+        self._training = lru_cache(maxsize=None)(
+            partial(apply_to_training, training, as_written=as_written)
+        )
 
     def predict(self, layout: layouts.DeviceLayout) -> StepPrediction:
         """Return the prediction for `layout`, which must be legal."""

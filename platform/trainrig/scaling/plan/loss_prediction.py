@@ -1,5 +1,6 @@
 """Prediction, by a law, of the loss of a model of a given size after a number of tokens."""
 
+import math
 from collections.abc import Iterator
 
 from trainrig.config import Field, Settings
@@ -28,7 +29,8 @@ class LossPrediction(Settings):
 
     law: str
     law_source: str
-    form: str
+    form: str  # form of the law itself
+    shares: dict[str, float]  # share of each form in the loss
     parameters: float = Positive  # N, as the law counts parameters
     parameters_count: str
     tokens: float = Positive  # D, repeats included
@@ -66,16 +68,19 @@ def predict_loss(
     form = law.form if unique_tokens is None else _to_data_constrained(law.form)
 
     def predict(draw: Form) -> float:
-        if unique_tokens is None or isinstance(draw, Kaplan):  # a rival that knows no repeats
+        if unique_tokens is None:
             return float(draw.compute_loss(parameters, tokens))
+        if isinstance(draw, Kaplan):  # knows no repeats
+            return math.nan
         return float(_to_data_constrained(draw).compute_loss(parameters, tokens, unique_tokens))
 
     found = law.compute_wide_interval(predict)
-    expected = float(form.compute_loss(parameters, tokens, unique_tokens))
+    expected = law.combine(predict)
     return LossPrediction(
         law=law.name,
         law_source=law.source,
         form=form.kind,
+        shares={form.kind: law.weight} | {one.form.kind: one.weight for one in law.members},
         parameters=parameters,
         parameters_count=law.parameters_count,
         tokens=tokens,
@@ -86,7 +91,9 @@ def predict_loss(
         loss=expected,
         loss_interval=found,
         no_interval=law.no_interval,
-        loss_if_new=None if unique_tokens is None else float(form.compute_loss(parameters, tokens)),
+        loss_if_new=None
+        if unique_tokens is None
+        else law.combine(lambda draw: float(draw.compute_loss(parameters, tokens))),
         tasks=tuple(_predict_tasks(law, count_flops_6nd(parameters, tokens))),
         warnings=tuple(
             _find_warnings(law, form, parameters, tokens, unique_tokens, expected, found)
@@ -118,7 +125,9 @@ def describe_prediction(found: LossPrediction) -> Iterator[str]:
             f"  {task.task} {task.score:.3f} {interval}, chance {task.chance:.3g}; right answers "
             f"{task.loss:.4g} nats per byte"
         )
-    yield f"  by {found.law}, {found.form}: {found.law_source or 'no source named'}"
+    by = ", ".join(f"{share:.0%} {name}" for name, share in found.shares.items())
+    named = found.form if len(found.shares) == 1 else by
+    yield f"  by {found.law}, {named}: {found.law_source or 'no source named'}"
     for warning in found.warnings:
         yield f"! {warning}"
 

@@ -5,6 +5,7 @@ law has one fitted form, and draws: forms fitted to resampled data, whose spread
 The model *ladder* is the series of model sizes from which a plan chooses.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -96,7 +97,7 @@ def _make_plan_at(
     flops = (
         placement.count_training_flops(law, found.model, request.sequence_length, steps) * tokens
     )
-    loss = float(form.compute_loss(counted, tokens, request.tokens_available))
+    loss = law.combine(_make_loss_quantity(request, counted, tokens))
     sized = plan_schema.PredictedSize(parameters=counted, tokens=tokens, loss=loss)
     plan_schema.check_supported(law, sized, request)
     rows = BatchShape(batch.global_batch, placement.count_row_positions(law, batch.sequence_length))
@@ -114,7 +115,7 @@ def _make_plan_at(
         loss=loss,
         loss_interval=law.compute_wide_interval(_make_loss_quantity(request, counted, tokens)),
         no_interval=law.no_interval,
-        curve=_predict_curve(law, form, request, counted, tokens),
+        curve=_predict_curve(law, request, counted, tokens),
         objective=law.objective,
         model=found.model,
         recipe=Recipe(
@@ -318,8 +319,10 @@ def _make_loss_quantity(
     unique = request.tokens_available
 
     def loss(form: Form) -> float:
-        if unique is None or isinstance(form, Kaplan):  # a rival that knows no repeats
+        if unique is None:
             return float(form.compute_loss(parameters, tokens))
+        if isinstance(form, Kaplan):  # knows no repeats
+            return math.nan
         return float(allocation.to_data_constrained(form).compute_loss(parameters, tokens, unique))
 
     return loss
@@ -370,15 +373,16 @@ def _compute_best_interval(
 
 
 def _predict_curve(
-    law: Law, form: Form, request: PlanRequest, parameters: float, tokens: float
+    law: Law, request: PlanRequest, parameters: float, tokens: float
 ) -> tuple[PredictedLoss, ...]:
     points = []
     for seen in np.geomspace(CURVE_BEGINS * tokens, tokens, CURVE_POINTS):
-        interval = law.compute_wide_interval(_make_loss_quantity(request, parameters, float(seen)))
+        quantity = _make_loss_quantity(request, parameters, float(seen))
+        interval = law.compute_wide_interval(quantity)
         points.append(
             PredictedLoss(
                 tokens=float(seen),
-                loss=float(form.compute_loss(parameters, seen, request.tokens_available)),
+                loss=law.combine(quantity),
                 low=interval.low if interval else None,
                 high=interval.high if interval else None,
             )
