@@ -170,7 +170,7 @@ NO_NOISE = 1e-18  # an objective below this is rounding: the runs come from a la
 FINEST = 1e-9  # residuals of log loss are taken to be at least this: no table has more digits
 
 
-# Other starts are searched if they are above the minimum by at most this share of the descent to it.
+# Other starts are searched if they are above the minimum by at most this share of the descent.
 WORST_DESCENT = 0.25
 VANISHED = -1000.0  # logarithm of a constant that is 0 in every floating-point number
 
