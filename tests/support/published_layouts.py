@@ -30,7 +30,7 @@ TORCHTITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 MPT = "llm-foundry, scripts/train/benchmarking/README.md"
 DEVICES_PER_MACHINE = 8
 FLASH_2 = planner_terms.ATTENTION.value  # FlashAttention-2 on an H100, as published
-# FlashAttention of 2022 in Triton on an H100, calibrated on the rows of 8,192 tokens and more, where
+# FlashAttention of 2022 in Triton on an H100, calibrated on rows of 8,192 tokens and more. There
 # attention takes up to four fifths of the step. Plans do not use it.
 TRITON_2022 = 0.22
 
@@ -50,7 +50,7 @@ class PublishedRun:
     assumed: str = ""  # settings that the source does not state
     compiled: bool = False
     memory_bandwidth: float | None = None  # bytes/s, where the devices differ from the usual ones
-    # share of the usual power; the clock follows its cube root, as power is C V^2 f and V grows as f
+    # share of the usual power; the clock follows its cube root (power is C V^2 f, V grows as f)
     power: float = 1.0
     # share of the peak that the attention kernel of the source reaches; None: that of the device
     attention: float | None = None

@@ -69,11 +69,6 @@ CONSTANTS = (
 )
 
 
-# Time that published runs took, as shares of the predicted time: the middle 80% of them, where each
-# source has the same weight (tests/estimate/layout/test_published.py computes them).
-BAND = (0.86, 1.23)
-
-
 @dataclass(frozen=True)
 class StepTerm:
     """A term of the predicted step time."""
