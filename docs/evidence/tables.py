@@ -363,6 +363,28 @@ def draw_parametric_coverage() -> str:
     return format_table(["sweeps", "bootstrap", "profile"], rows) + format_source(path)
 
 
+def draw_law_zoo() -> str:
+    """Return how well the default law of each published set foretells its larger runs."""
+    rows = []
+    for name, found in read_bench("law-zoo")["sets"].items():
+        by_form = ", ".join(f"{kind} {one:.2%}" for kind, one in found["error_by_form"].items())
+        shares = ", ".join(f"{share:.0%} {kind}" for kind, share in found["shares"].items())
+        within = f"{found['within']} of {found['predicted']}"
+        rows.append([name, str(found["runs"]), by_form, shares, f"{found['error']:.2%}", within])
+    head = ["set", "runs", "mean error of each form", "shares", "error together", "within 95%"]
+    return format_table(head, rows) + format_bench_source("law-zoo")
+
+
+def draw_prediction_coverage() -> str:
+    """Return how often intervals of predicted losses hold the true loss."""
+    path = "tests/scaling/results/predictions.json"
+    rows = [
+        [sweeps, f"{found['held']} of {found['sweeps']}", f"{found['mean_error']:.2%}"]
+        for sweeps, found in read(path)["coverage_of_95%"].items()
+    ]
+    return format_table(["true law", "interval holds it", "mean error"], rows) + format_source(path)
+
+
 def draw_real_sweep() -> str:
     """Return the results of the real sweep and the prediction of its largest run."""
     path = "tests/chaos/results/sweep.json"
@@ -485,11 +507,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "grpo-shares": draw_grpo_shares,
     "index": draw_index,
     "kills": draw_kills,
+    "law-zoo": draw_law_zoo,
     "layout-kills": draw_layout_kills,
     "metrics-cost": draw_metrics_cost,
     "model-costs": draw_model_costs,
     "parametric-coverage": draw_parametric_coverage,
     "peer-steps": draw_peer_steps,
+    "prediction-coverage": draw_prediction_coverage,
     "real-sweep": draw_real_sweep,
     "shakespeare": draw_shakespeare,
     "spot-storm": draw_spot_storm,

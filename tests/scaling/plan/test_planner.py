@@ -8,6 +8,7 @@ import pytest
 
 from trainrig import hardware
 from trainrig.errors import ConfigError
+from trainrig.estimate.activation_bytes import RowMasks
 from trainrig.estimate.run_cost import Assumptions, choose_save_interval
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.flops import count_position_flops, count_token_flops
@@ -88,7 +89,7 @@ def test_money_is_spent_and_no_more() -> None:
     assert plan.cost.devices == 8
     half = planned(budget_usd=10_000.0, instance="p5.48xlarge", devices=4)
     assert half.cost.usd == pytest.approx(10_000, rel=0.01)  # the whole machine is billed
-    assert half.size.flops == pytest.approx(plan.size.flops / 2, rel=0.02)
+    assert half.size.flops == pytest.approx(plan.size.flops / 2, rel=0.05)  # four send less
 
 
 def test_a_size_and_its_tokens_are_kept() -> None:
@@ -246,7 +247,7 @@ def test_rows_and_operations_are_those_of_the_laws_objective() -> None:
     wide = planned(by.model_copy(update={"objective": serialise_objective(spans)}), **asked)
     assert wide.placement.memory == estimate_step_memory(
         wide.model, lay_out(wide), 8, wide.recipe.global_batch, wide.recipe.micro_batch,
-        spans.compute_row_length(2048),
+        spans.compute_row_length(2048), RowMasks.of(spans, by_document=False, on_cpu=False),
     ).total  # fmt: skip
     assert wide.size.tokens == plain.size.tokens
     falling = MaskedLM(rate=0.4, final_rate=0.1, rate_steps=10)

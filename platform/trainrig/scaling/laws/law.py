@@ -263,7 +263,8 @@ class Law(Settings):
         if self.no_interval:
             return None
         drawn = [(self.weight, self.draws)]
-        drawn += [(m.weight, m.draws) for m in self.members if not np.isnan(quantity(m.form))]
+        known = [one for one in self.members if one.draws and not np.isnan(quantity(one.form))]
+        drawn += [(member.weight, member.draws) for member in known]
         values = [np.array([float(quantity(form)) for form in draws]) for _, draws in drawn]
         interval = compute_shared_percentiles(values, [share for share, _ in drawn], level)
         others = (*self.rivals, *(member.form for member in self.members))

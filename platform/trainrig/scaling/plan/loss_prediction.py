@@ -1,7 +1,7 @@
 """Prediction, by a law, of the loss of a model of a given size after a number of tokens."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
@@ -80,7 +80,7 @@ def predict_loss(
         law=law.name,
         law_source=law.source,
         form=form.kind,
-        shares={form.kind: law.weight} | {one.form.kind: one.weight for one in law.members},
+        shares=_list_shares(law, form, predict),
         parameters=parameters,
         parameters_count=law.parameters_count,
         tokens=tokens,
@@ -99,6 +99,14 @@ def predict_loss(
             _find_warnings(law, form, parameters, tokens, unique_tokens, expected, found)
         ),
     )
+
+
+def _list_shares(law: Law, form: Form, predict: Callable[[Form], float]) -> dict[str, float]:
+    """Return the share of each form that can make the prediction."""
+    known = [member for member in law.members if not math.isnan(predict(member.form))]
+    whole = law.weight + sum(member.weight for member in known)
+    shares: dict[str, float] = {form.kind: law.weight / whole}
+    return shares | {member.form.kind: member.weight / whole for member in known}
 
 
 def describe_prediction(found: LossPrediction) -> Iterator[str]:

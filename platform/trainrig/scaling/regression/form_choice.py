@@ -98,13 +98,21 @@ def judge(
     predicted = np.average(by_form, axis=0, weights=shares)
     rules = rules.model_copy(update={"draws": min(rules.draws, JUDGED)})
     draws = [bootstrap_form(one.fit, rules, report) for one in fits]
-    refused = law.refuse_draws(len(draws[0].draws.good), draws[0].draws.failed)
-    drawn = [] if refused else [draw_predictions(one, largest, rules.seed) for one in draws]
+    refusals = [law.refuse_draws(len(one.draws.good), one.draws.failed) for one in draws]
+    refused = refusals[0]
+    drawn = [
+        (share, draw_predictions(one, largest, rules.seed))
+        for share, one, why in zip(shares, draws, refusals, strict=True)
+        if not why
+    ]
 
     def compute_interval(row: int) -> law.Interval | None:
         if refused:
             return None
-        of_draws = law.compute_shared_percentiles([d[:, row] for d in drawn], shares, rules.level)
+        of_row = [one[:, row] for _, one in drawn]
+        of_draws = law.compute_shared_percentiles(
+            of_row, [share for share, _ in drawn], rules.level
+        )
         points = [law.Interval(low=v, high=v, level=rules.level) for v in by_form[:, row].tolist()]
         return law.join_intervals([of_draws, *points])
 
@@ -437,7 +445,7 @@ def fit_rest(halves: HeldOutSplit, forms: LawForms, loss: Loss) -> list[Weighted
     A form that they do not determine is left out. Raises NotJudgedError if they do not determine
     the chosen one.
     """
-    fits = []
+    fits: list[WeightedFit] = []
     for kind, weight in forms.weights.items():
         try:
             fit = fit_ray(halves.rest, loss) if forms.assumed else _fit(kind, halves.rest, loss)
