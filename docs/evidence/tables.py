@@ -375,16 +375,6 @@ def draw_law_zoo() -> str:
     return format_table(head, rows) + format_bench_source("law-zoo")
 
 
-def draw_prediction_coverage() -> str:
-    """Return how often intervals of predicted losses hold the true loss."""
-    path = "tests/scaling/results/predictions.json"
-    rows = [
-        [sweeps, f"{found['held']} of {found['sweeps']}", f"{found['mean_error']:.2%}"]
-        for sweeps, found in read(path)["coverage_of_95%"].items()
-    ]
-    return format_table(["true law", "interval holds it", "mean error"], rows) + format_source(path)
-
-
 def draw_real_sweep() -> str:
     """Return the results of the real sweep and the prediction of its largest run."""
     path = "tests/chaos/results/sweep.json"
@@ -513,7 +503,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "model-costs": draw_model_costs,
     "parametric-coverage": draw_parametric_coverage,
     "peer-steps": draw_peer_steps,
-    "prediction-coverage": draw_prediction_coverage,
     "real-sweep": draw_real_sweep,
     "shakespeare": draw_shakespeare,
     "spot-storm": draw_spot_storm,

@@ -25,7 +25,7 @@ from trainrig.scaling.regression.minimise import Huber
 
 DATA = Path(os.environ.get("TRAINRIG_TEST_DATA", "")) / "scaling"
 RESULTS = Path(__file__).parent / "results/law-zoo.json"
-DRAWS = 100
+DRAWS = 40
 pytestmark = [
     pytest.mark.bench,
     pytest.mark.data,
@@ -37,7 +37,6 @@ SETS = {
     "Gadre et al., RedPajama": ("gadre_small_runs", "rpj", 0),
     "Gadre et al., RefinedWeb": ("gadre_small_runs", "rw_original", 0),
     "OLMo's ladder": ("olmo_ladder_190M_1B", "", 0),
-    "Muennighoff et al.": ("datablations_lt4B", "", 0),
 }
 
 
@@ -76,6 +75,7 @@ def judge_set(runs: RunsTable) -> dict[str, Any]:
     }
 
 
+@pytest.mark.timeout(3600)
 def test_the_zoo_of_laws() -> None:
     found = {name: judge_set(read_set(*given)) for name, given in SETS.items()}
     RESULTS.write_text(
