@@ -36,7 +36,7 @@ class AssumedPredictor:
     share: float  # share of the peak that training reaches
     masks: activation_bytes.RowMasks = activation_bytes.NO_MASKS
     predicted: float = 1.0  # share of tokens for which logits are computed
-    as_written: bool = False  # whether to keep the virtual workers of the run
+    as_written: bool = False  # true if the run keeps its virtual workers
 
     def build_training(self, layout: layouts.DeviceLayout) -> Training:
         """Return the run's training settings with `layout` applied."""

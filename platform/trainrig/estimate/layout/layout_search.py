@@ -64,7 +64,7 @@ class LayoutPlan:
 
 @dataclass(frozen=True)
 class SearchedLayouts:
-    """All legal layouts of a run on a cluster, reduced to the best ones."""
+    """Best layouts of a run on a cluster, and counts of all legal ones."""
 
     fastest: Mapping[Degrees, StepPrediction]  # the fastest that fits, for each choice of degrees
     runnable: StepPrediction | None  # the fastest that fits and that the trainer supports

@@ -32,7 +32,7 @@ def build_parallel(layout: DeviceLayout) -> Layout:
 
 
 def read_layout(training: Training, workers: int, micro_batch: int) -> DeviceLayout | None:
-    """Return the layout of the planner that is nearest to that of `training` on `workers`.
+    """Return the planner's layout that is nearest to `training.parallel` on `workers` workers.
 
     `micro_batch` has the rows of all workers that share a micro-batch. Ring attention counts as
     gathered keys, a memory budget as selective recomputation, and layers of which some are

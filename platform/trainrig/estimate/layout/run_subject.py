@@ -24,7 +24,7 @@ class RunStage:
 
     batch: BatchShape
     steps: int
-    micro_batch: int | None = None  # rows that the stage itself sets; None: those of the layout
+    micro_batch: int | None = None  # rows that the stage itself sets; None: as the layout
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Subject:
 
     @property
     def lacking(self) -> str:
-        """What keeps step times of the model from being predicted, or an empty string."""
+        """The part of the model that rules out predicted step times, or an empty string."""
         if isinstance(self.model, EncoderDecoderConfig):
             return f"model.kind '{self.model.kind}'"
         if self.model.further_heads:

@@ -49,7 +49,7 @@ class StepSeconds:
     bubble: float  # waiting for other stages or for a slower device
     data: float  # waiting for parameters and gradients, and copying them
     optimizer: float
-    rest: float = 0.0  # what the terms leave out, such as launches and stragglers
+    rest: float = 0.0  # time of launches, stragglers and others that no term predicts
 
     @property
     def total(self) -> float:

@@ -191,7 +191,7 @@ class Law(Settings):
     draws: tuple[Form, ...] = ()
     weight: float = Field(1.0, gt=0, le=1)  # share of `form` in predictions of the loss
     # The other forms in predictions of the loss. A share is in proportion to 1 / error^2, where the
-    # error is that of foretelling larger runs.
+    # error is the mean one on larger runs.
     members: tuple[Member, ...] = ()
     # Keys are the constants, and `parameters_exponent` where the form determines it.
     estimates: Mapping[str, IntervalEstimate] = Field({})

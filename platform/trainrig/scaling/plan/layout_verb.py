@@ -76,7 +76,7 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
 
 
 def _list_notes(run: Pretraining, subject: Subject) -> Iterator[str]:
-    """Yield what the step times of a plan leave out, and which rows they are for."""
+    """Yield notes on the costs that step times leave out, and on the rows of the plan."""
     if run.training.offload.optimizer:
         yield (
             "Step times do not include the copies of the optimizer state from the host and back, "
