@@ -6,7 +6,6 @@ layouts that the run falls back to with fewer workers.
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from trainrig import hardware, storage
@@ -16,8 +15,8 @@ from trainrig.estimate.activation_bytes import RowMasks, describe_budget
 from trainrig.estimate.held_parameters import resolve_offload
 from trainrig.estimate.layout import run_placement
 from trainrig.estimate.layout.cluster_choice import build_rented_cluster
-from trainrig.estimate.layout.communication import Cluster
-from trainrig.estimate.layout.run_subject import FixedDegrees, Subject, build_run_subject
+from trainrig.estimate.layout.fit_advice import describe_what_fits
+from trainrig.estimate.layout.run_subject import build_run_subject, list_uncounted_copies
 from trainrig.estimate.step_memory import RESERVE, Memory, estimate_cache_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd, count_position_flops
@@ -228,6 +227,7 @@ def _estimate_needs(
     taken = run_cost.estimate_cost(
         flops, offers, device, workers, compute, machine.assumed, seconds=seconds
     )
+    uncounted = list_uncounted_copies(training)
     reached = flops / (taken.hours * 3600 * workers * offers.devices[device].find_peak(compute))
     positions = run.batches.count_positions(run.training.steps)
     count = count_parameters(model)
@@ -240,11 +240,12 @@ def _estimate_needs(
         "memory_per_device_gib": round(largest / GIB, 3),
         "cache_of_a_sequence_gib": round(estimate_cache_memory(model, model.positions) / GIB, 3),
         **_describe_hours(taken),
+        **({"hours_leave_out": "; ".join(uncounted)} if uncounted else {}),
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if machine.is_emulated(device, compute) else {}),
         **describe_memory_shortage(offers, device, largest, training),
-        **_describe_what_fits(subject, cluster, largest),
+        **describe_what_fits(subject, cluster, largest),
         **describe_budget(model, training, pretrain.count_tokens_at_once(run)),
         **_describe_stages(run, model),
         **describe_fallbacks(training, run.workers, find_memory),
@@ -293,36 +294,7 @@ def _describe_hours(taken: run_cost.Cost) -> dict[str, Any]:
     if taken.hours_between is None:
         return {"hours": taken.hours}
     low, high = taken.hours_between
-    return {"hours": taken.hours, "hours_between": f"{low:,.3g} and {high:,.3g}"}
-
-
-def _describe_what_fits(subject: Subject, cluster: Cluster, needed: float) -> dict[str, str]:
-    """Return a layout, or a number of devices, in which a run fits that needs too much memory.
-
-    {} if the run fits as it is, or is for CPUs.
-    """
-    room = cluster.device.memory
-    if not cluster.device.accelerator or needed <= room * (1 - RESERVE):
-        return {}
-    placed = run_placement.place_run(subject, cluster)
-    if placed is not None and placed.fits:
-        again = placed.training.recompute
-        layout = placed.prediction.layout
-        words = [placed.parallel.describe()]
-        words += [f"reshard = '{layout.reshard}'"] if layout.reshard != "step" else []
-        words += [f"reduce = '{layout.reduce}'"] if layout.reduce != "step" else []
-        words += [f"recompute {again.kind}"] if again else []
-        words += [f"micro_batch {layout.micro_batch * layout.degrees.expert}"]
-        exact = placed.training.deterministic or not subject.training.deterministic
-        words += [] if exact else ["deterministic = false"]
-        fitting = f"{', '.join(words)}: {placed.prediction.memory.total / GIB:.1f} GiB"
-        return {"would_fit": f"{fitting}; `trainrig plan --layout` writes the run file"}
-    enough = run_placement.count_devices_needed(
-        subject, lambda count: replace(cluster, devices=count), FixedDegrees()
-    )
-    if enough is None:
-        return {"would_fit": "no layout on any number of these devices; use shorter sequences"}
-    return {"would_fit": f"{enough:,} devices, with the layout of `trainrig plan --layout`"}
+    return {"hours": taken.hours, "hours_between": [low, high]}
 
 
 def _describe_at_work(run: Pretraining, taken: run_cost.Cost) -> str:

@@ -1,5 +1,6 @@
 """One answer on memory and hours: `check`, `plan` and `plan --layout` agree on the same run."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from trainrig import hardware
 from trainrig.check import describe
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.estimate.layout import run_placement
+from trainrig.estimate.layout import layout_search, run_placement
 from trainrig.estimate.layout.cluster_choice import (
     ClusterWanted,
     build_cluster,
@@ -19,6 +20,7 @@ from trainrig.estimate.layout.layout_settings import build_parallel, read_layout
 from trainrig.estimate.layout.layouts import iterate_legal_layouts
 from trainrig.estimate.layout.run_subject import FixedDegrees, Subject
 from trainrig.estimate.run_cost import Assumptions, DeviceChoice, estimate_cost
+from trainrig.estimate.step_memory import RESERVE
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.parallel.activation_budget import GIB
 from trainrig.scaling.laws.published_laws import find_published_law
@@ -97,8 +99,8 @@ def test_check_of_a_planned_run_has_the_memory_and_hours_of_the_plan(device, dev
     assert facts["memory_per_device_gib"] == round(plan.placement.memory / GIB, 3)
     assert facts["hours"] == pytest.approx(plan.cost.hours, rel=1e-12)
     assert facts["usd"] == pytest.approx(plan.cost.usd, rel=1e-12)
-    low, high = plan.cost.hours_between
-    assert facts["hours_between"] == f"{low:,.3g} and {high:,.3g}"
+    low, high = facts["hours_between"]
+    assert (low, high) == plan.cost.hours_between
     assert low < plan.cost.hours < high
 
 
@@ -194,3 +196,26 @@ def test_fixed_degrees_are_searched_alone(model, cluster):
     found = search(subject, cluster(16), FixedDegrees(tensor=2, pipeline=2), OFFERS)
     degrees = [one.prediction.layout.degrees for one in found.best]
     assert all(one.tensor == 2 and one.pipeline == 2 for one in degrees)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, MIXTURE])
+@pytest.mark.parametrize("length", [512, 4096])
+def test_the_layouts_tried_for_a_fit_include_the_one_with_the_least_memory(
+    model, cluster, changes, length
+):
+    """Twin of `fits_somewhere`: the least memory of all legal layouts decides."""
+    sizes = model(tie_embeddings=False, **changes)
+    training = Training.model_validate(
+        {"steps": 1, "precision": {"compute": "bfloat16"}, "deterministic": False}
+    )
+    subject = Subject("run", sizes, training, BatchShape(16, length))
+    there = cluster(8)
+    for fixed in (FixedDegrees(), PLAIN, FixedDegrees(pipeline=2), FixedDegrees(tensor=2)):
+        least = layout_search.search_layouts(RunPredictor(subject, there), fixed).nearest
+        assert least is not None
+        needed = least.memory.total / (1 - RESERVE)
+        for share, fits in ((1.001, True), (0.999, False)):
+            device = there.device.model_copy(update={"memory": needed * share})
+            smaller = replace(there, device=device)
+            assert layout_search.fits_somewhere(subject, smaller, fixed) == fits, least.layout

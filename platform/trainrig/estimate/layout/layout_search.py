@@ -376,17 +376,59 @@ def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: FixedDegrees
 
 
 def fits_somewhere(subject: Subject, cluster: Cluster, fixed: FixedDegrees) -> bool:
-    """Return whether any legal layout of `subject` fits the memory of the devices.
+    """Return whether any legal layout of `subject` fits the memory of the devices."""
+    return next(_iterate_fitting_layouts(subject, cluster, fixed), None) is not None
 
-    Only layouts that recompute everything are tried, because they need the least memory.
+
+def find_fitting_layout(
+    subject: Subject, cluster: Cluster, fixed: FixedDegrees
+) -> StepPrediction | None:
+    """Return the first layout that fits and that the trainer supports, or None.
+
+    It is not the fastest one: the search ends at the first fit, and costs a fraction of
+    `search_layouts`.
     """
+    found = _iterate_fitting_layouts(subject, cluster, fixed)
+    return next(
+        (
+            prediction
+            for prediction, predictor in found
+            if not list_needs(prediction.layout, predictor, subject.objective)
+        ),
+        None,
+    )
+
+
+def _iterate_fitting_layouts(
+    subject: Subject, cluster: Cluster, fixed: FixedDegrees
+) -> Iterator[tuple[StepPrediction, Predictor | AssumedPredictor]]:
+    """Yield the layouts that fit, each with its predictor, of those that need the least memory."""
     predictor = RunPredictor(subject, replace(cluster, across=cluster.across or cluster.inside))
     room = cluster.device.memory
-    return any(
-        predictor.predict(layout).memory.fits(room)
-        for layout in _iterate_allowed_layouts(subject, cluster.devices, fixed)
-        if layout.recompute == "full"
-    )
+    for layout in _iterate_allowed_layouts(subject, cluster.devices, fixed):
+        if not _saves_most(layout, subject.batch):
+            continue
+        found = predictor.predict(layout)
+        if found.memory.fits(room):
+            yield found, predictor.main
+
+
+def _saves_most(layout: DeviceLayout, batch: BatchShape) -> bool:
+    """Return whether `layout` may need the least memory of the layouts with its degrees.
+
+    Such a layout recomputes everything, in the smallest micro-batches or in a single one. It slices
+    over all replicas, gathers and reduces as often as possible, and its pipeline is not GPipe.
+    """
+    degrees = layout.degrees
+    if layout.recompute != "full" or degrees.replicate > 1 or layout.schedule == "GPipe":
+        return False
+    # A single micro-batch accumulates no gradients, which can outweigh its larger activations.
+    once = layout.count_micro_batches(batch.global_batch) == 1
+    if layout.micro_batch > 1 and not once:
+        return False
+    if degrees.shard * degrees.context * degrees.expert == 1:
+        return True
+    return layout.reshard == "layer" and (once or layout.reduce == "micro_batch")
 
 
 def _estimate_cost(best: StepPrediction, predictor: RunPredictor, offers: Hardware) -> Cost:

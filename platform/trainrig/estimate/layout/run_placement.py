@@ -12,7 +12,7 @@ from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.layout_search import (
     PLAIN,
     RunPredictor,
-    fits_somewhere,
+    find_fitting_layout,
     search_layouts,
 )
 from trainrig.estimate.layout.layout_settings import build_parallel, read_layout
@@ -33,17 +33,18 @@ class Placed:
     fits: bool  # False: the layout is the one that needs the least memory
 
 
-def place_run(subject: Subject, cluster: Cluster) -> Placed | None:
+def place_run(subject: Subject, cluster: Cluster, divided: bool = True) -> Placed | None:
     """Return the fastest layout of `subject` that fits and that its trainer supports.
 
     Layouts in which each replica is one device come first: bit-exact ones if the run asks for that,
-    then others. Layouts that divide replicas over devices are tried only if no other fits. If none
-    does at all, the layout with the least memory is returned; None if no layout is legal.
+    then others. Layouts that divide replicas over devices are tried only if `divided`, and if no
+    other fits. If none does at all, the layout with the least memory is returned; None if no layout
+    is legal.
     """
     nearest: tuple[StepPrediction, RunPredictor] | None = None
     for wanted, fixed in _iterate_searches(subject):
         predictor = RunPredictor(wanted, cluster)
-        if fixed is not PLAIN and not predictor.timed:
+        if fixed is not PLAIN and not (divided and predictor.timed):
             break
         found = search_layouts(predictor, fixed)
         if found.runnable is not None:
@@ -90,14 +91,29 @@ def predict_own_seconds(subject: Subject, cluster: Cluster, micro_batch: int) ->
 def count_devices_needed(
     subject: Subject, make_cluster: Callable[[int], Cluster], fixed: FixedDegrees = PLAIN
 ) -> int | None:
-    """Return the fewest devices, a power of two, for which some layout fits.
+    """Return the fewest devices, a power of two, for which some supported layout fits.
 
     None if not even one sequence for each device fits, however many devices there are.
     """
+    found = find_smallest_fit(subject, make_cluster, fixed)
+    return found.layout.degrees.devices if found else None
+
+
+def find_smallest_fit(
+    subject: Subject,
+    make_cluster: Callable[[int], Cluster],
+    fixed: FixedDegrees = PLAIN,
+    least: int = 1,
+) -> StepPrediction | None:
+    """Return a supported layout that fits on the fewest devices, a power of two and >= `least`.
+
+    The layout need not be bit-exact. None if no number of devices has one.
+    """
     free = replace(subject, training=subject.training.model_copy(update={"deterministic": False}))
-    devices = 1
+    devices = 2 ** (least - 1).bit_length()
     while devices <= min(MOST_DEVICES, subject.batch.global_batch):
-        if fits_somewhere(free, make_cluster(devices), fixed):
-            return devices
+        found = find_fitting_layout(free, make_cluster(devices), fixed)
+        if found is not None:
+            return found
         devices *= 2
     return None

@@ -113,6 +113,21 @@ def build_run_subject(
     )
 
 
+def list_uncounted_copies(training: Training) -> tuple[str, ...]:
+    """Return the copies between host and device that predicted step times leave out."""
+    found = []
+    if training.offload.optimizer:
+        found.append(
+            "the copies of the optimizer state from the host and back, which offload.optimizer "
+            "causes"
+        )
+    if training.offload.activations:
+        found.append(
+            "the copies of activations to the host and back, which offload.activations causes"
+        )
+    return tuple(found)
+
+
 def check_is_planned(subject: Subject) -> None:
     """Raise ConfigError for a model whose step times cannot be predicted."""
     if isinstance(subject.model, EncoderDecoderConfig):

@@ -18,6 +18,7 @@ from trainrig.estimate.layout.run_subject import (
     Subject,
     build_run_subject,
     check_is_planned,
+    list_uncounted_copies,
 )
 from trainrig.estimate.layout.step_prediction import StepPrediction
 from trainrig.estimate.training_check import describe_fallbacks
@@ -77,13 +78,8 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
 
 def _list_notes(run: Pretraining, subject: Subject) -> Iterator[str]:
     """Yield notes on the costs that step times leave out, and on the rows of the plan."""
-    if run.training.offload.optimizer:
-        yield (
-            "Step times do not include the copies of the optimizer state from the host and back, "
-            "which offload.optimizer causes."
-        )
-    if run.training.offload.activations:
-        yield "Step times do not include the copies of activations to the host and back."
+    for copies in list_uncounted_copies(run.training):
+        yield f"Step times do not include {copies}."
     stages = run.batches.resolve_stages()
     if len(stages) > 1:
         number = next(n for n, part in enumerate(subject.stages) if part.batch == subject.batch)

@@ -65,11 +65,11 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
     for _ in range(SHARE_ROUNDS):
         reached = _compute_reached_share(plan, request, hardware)
         if abs(reached / share - 1) < SHARE_SETTLED:
-            return plan
+            break
         share = reached
         plan = _make_plan_at(law, request, hardware, share)
-    # The sizes of the ladder are steps, between which the share may go to and fro. Then the last
-    # size is trained for as many steps as the budget pays for.
+    # The ladder has steps of size, so the share may alternate between two of them without settling.
+    # The last size is trained for as many steps as the budget pays for.
     reached = _compute_reached_share(plan, request, hardware)
     return _make_plan_at(law, request, hardware, share, reached / share)
 
@@ -91,7 +91,8 @@ def _make_plan_at(
     wanted, service = _divide_budget(law, form, request, where, share)
     found = _find_ladder_model(law, request, wanted.parameters)
     batch, steps = _choose_batch(request, wanted)
-    steps = max(1, round(steps * longer))
+    # A budget is never exceeded, so a part of a step is left out.
+    steps = steps if longer == 1.0 else max(1, math.floor(steps * longer))
     tokens = float(steps * batch.global_batch * batch.sequence_length)
     counted = placement.count_parameters_for_law(law, found)
     flops = (

@@ -26,11 +26,11 @@ def predict_table(law: Law, path: str) -> list[LossPrediction]:
     table = runs_files.parse(path)
     headers = {name: runs_columns.find_header(table.cells, name) for name in _COLUMNS}
     found = {name: table.parse_numbers(header) for name, header in headers.items() if header}
-    if "parameters" not in found and "total_parameters" in found:
-        found["parameters"] = found["total_parameters"]
+    _choose_parameters(law, path, headers, found)
     _refuse_missing(path, found)
     if "tokens" not in found:
-        found["tokens"] = found["flops"] / (FLOPS_PER_PARAMETER_AND_TOKEN * found["parameters"])
+        sizes = np.where(found["parameters"] > 0, found["parameters"], np.nan)
+        found["tokens"] = found["flops"] / (FLOPS_PER_PARAMETER_AND_TOKEN * sizes)
     predictions = []
     for row, line in enumerate(table.lines):
         options = {
@@ -39,6 +39,8 @@ def predict_table(law: Law, path: str) -> list[LossPrediction]:
             if name in found and not np.isnan(found[name][row])
         }
         size = float(found["parameters"][row]), float(found["tokens"][row])
+        if size[0] <= 0:
+            raise DataError(f"{path}:{line}: parameters {size[0]:g}: give a number above 0")
         if np.isnan(size).any():
             raise DataError(f"{path}:{line}: a row needs numbers of parameters and of tokens")
         try:
@@ -46,6 +48,38 @@ def predict_table(law: Law, path: str) -> list[LossPrediction]:
         except ConfigError as why:
             raise DataError(f"{path}:{line}: {str(why).removeprefix('predict: ')}") from None
     return predictions
+
+
+def _choose_parameters(
+    law: Law, path: str, headers: dict[str, str | None], found: dict[str, Any]
+) -> None:
+    """Set the parameters of `found` to those that `law` counts: with embeddings, or without.
+
+    A header such as `parameters` does not say which they are, and is taken as `law` counts. Raises
+    DataError if the only column is one of the other parameters.
+    """
+    total = found.pop("total_parameters", None)
+    header = headers["parameters"]
+    other = header is not None and _names_non_embedding(header)
+    if law.parameters_count == "total":
+        if total is not None:
+            found["parameters"] = total
+        elif other:
+            raise DataError(
+                f"{path}: column '{header}' leaves out embeddings, and the law counts them; give "
+                "a column total_parameters"
+            )
+    elif header is None and total is not None:
+        raise DataError(
+            f"{path}: column '{headers['total_parameters']}' counts embeddings, and the law leaves "
+            "them out; give a column non_embedding_parameters"
+        )
+
+
+def _names_non_embedding(header: str) -> bool:
+    """Return whether `header` says that embeddings are left out."""
+    words = header.lower()
+    return "non" in words or "without" in words
 
 
 def _refuse_missing(path: str, found: dict[str, Any]) -> None:
