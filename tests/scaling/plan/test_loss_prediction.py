@@ -10,7 +10,7 @@ import pytest
 
 from trainrig import cli
 from trainrig.command_line import parse_quantity
-from trainrig.errors import ConfigError
+from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law import Law, write_law
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.published_laws import find_published_law
@@ -162,7 +162,7 @@ def test_a_table_has_the_predictions_of_its_rows(
         ("params,loss\n1e9,3\n", "no column for tokens"),
         ("tokens\n1e9\n", "no column for parameters"),
         ("params,tokens\n1e9,2e10\n1e9,\n", "sizes.csv:3: a row needs numbers"),
-        ("params,tokens\n0,2e10\n", "sizes.csv:2: --params 0: give a number above 0"),
+        ("params,tokens\n0,2e10\n", "sizes.csv:2: parameters 0: give a number above 0"),
         ("params,tokens,epochs\n1e9,2e10,.5\n", "sizes.csv:2: --epochs 0.5"),
         ("params,tokens\n", "no rows"),
     ],
@@ -181,7 +181,7 @@ def test_a_table_that_cannot_be_predicted_is_a_one_line_error(
     ("words", "message"),
     [
         (("hofmann", "--params", "1B", "--tokens", "20B"), "did you mean 'hoffmann'"),
-        (("hoffmann", "--params", "0", "--tokens", "20B"), "--params 0: give a number above 0"),
+        (("hoffmann", "--params", "0", "--tokens", "20B"), "parameters 0: give a number above 0"),
         (("hoffmann", "--params", "1B", "--tokens", "2Q"), "--tokens: '2Q' is not a number"),
         (
             ("hoffmann", "--params", "1B", "--tokens", "2B", "--epochs", "0.5"),
@@ -201,3 +201,38 @@ def test_an_impossible_size_is_a_one_line_error(
     text = run_and_read_output(capsys, *words)
     assert message in text
     assert text.count("\n") == 1
+
+
+def test_a_table_with_both_counts_is_read_as_the_law_counts(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.csv"
+    law = find_published_law("hoffmann")
+    path.write_text("non_embedding_parameters,total_parameters,tokens\n9e8,1e9,2e10\n")
+    for counts, size in (("total", 1e9), ("non-embedding", 9e8)):
+        counted = law.model_copy(update={"parameters_count": counts})
+        assert predict_table(counted, str(path)) == [predict_loss(counted, size, 2e10)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "header", "message"),
+    [
+        ("total", "non_embedding_parameters", "leaves out embeddings"),
+        ("total", "params_no_embed", "leaves out embeddings"),
+        ("non-embedding", "total_parameters", "counts embeddings"),
+    ],
+)
+def test_a_table_with_other_parameters_than_the_laws_is_refused(
+    counts: str, header: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "sizes.csv"
+    path.write_text(f"{header},tokens\n1e9,2e10\n")
+    law = find_published_law("hoffmann").model_copy(update={"parameters_count": counts})
+    with pytest.raises(DataError, match=message):
+        predict_table(law, str(path))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_size_of_zero_with_flops_is_refused_without_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.csv"
+    path.write_text("params,flops\n0,1e20\n")
+    with pytest.raises(DataError, match="above 0"):
+        predict_table(find_published_law("hoffmann"), str(path))

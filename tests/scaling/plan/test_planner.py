@@ -92,6 +92,16 @@ def test_money_is_spent_and_no_more() -> None:
     assert half.size.flops == pytest.approx(plan.size.flops / 2, rel=0.05)  # four send less
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("usd", [777.0, 10_000.0, 50_000.0])
+@pytest.mark.parametrize("device", ["h100", "a100-80gb"])
+def test_a_budget_is_spent_to_the_step_and_never_exceeded(usd: float, device: str) -> None:
+    plan = planned(budget_usd=usd, device=device)
+    assert plan.cost.usd is not None
+    a_step = plan.cost.usd / plan.recipe.steps
+    assert usd - 2 * a_step < plan.cost.usd <= usd * (1 + 1e-9)
+
+
 def test_a_size_and_its_tokens_are_kept() -> None:
     assert planned(parameters=1e9).size.parameters == pytest.approx(1e9, rel=0.02)
     assert planned(tokens=1e11).size.tokens == pytest.approx(1e11, rel=0.01)

@@ -128,6 +128,13 @@ class RunPredictor:
             for stage in self.subject.list_stages()
         )
 
+    def sum_flops(self, layout: DeviceLayout) -> float:
+        """Return the operations of all steps of the run."""
+        return sum(
+            stage.steps * self._predict_stage(stage, layout).flops
+            for stage in self.subject.list_stages()
+        )
+
     def _predict_stage(self, stage: RunStage, layout: DeviceLayout) -> StepPrediction:
         if stage.micro_batch is not None:
             rows = max(1, stage.micro_batch // layout.degrees.expert)
@@ -436,7 +443,7 @@ def _estimate_cost(best: StepPrediction, predictor: RunPredictor, offers: Hardwa
     subject = predictor.subject
     cluster = predictor.cluster
     return estimate_cost(
-        best.flops * subject.training.steps,
+        predictor.sum_flops(best.layout),
         offers,
         cluster.name,
         cluster.devices,

@@ -40,7 +40,8 @@ from trainrig.scaling.regression.regression import Progress
 from trainrig.scaling.regression.task_laws import fit_tasks
 
 LAW_FILE = "law.json"
-MEMBER_DRAWS = 200  # most bootstrap draws of each other form; all of them have a share together
+# Most bootstrap draws of each other form. Together they count as the form's share of a prediction.
+MEMBER_DRAWS = 200
 
 
 log = logging.getLogger(__name__)

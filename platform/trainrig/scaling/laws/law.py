@@ -257,20 +257,26 @@ class Law(Settings):
     ) -> Interval | None:
         """Compute the interval of `quantity` over the draws of all forms, each with its share.
 
-        It contains what each form says. Forms that predict equally well may differ far beyond the
+        The interval contains the prediction of each form. Forms that predict equally well may differ far beyond the
         runs. Their disagreement is doubt that the draws of one form do not show.
         """
         if self.no_interval:
             return None
         drawn = [(self.weight, self.draws)]
-        known = [one for one in self.members if one.draws and not np.isnan(quantity(one.form))]
+        known = [
+            member
+            for member in self.members
+            if member.draws and not np.isnan(quantity(member.form))
+        ]
         drawn += [(member.weight, member.draws) for member in known]
         values = [np.array([float(quantity(form)) for form in draws]) for _, draws in drawn]
         interval = compute_shared_percentiles(values, [share for share, _ in drawn], level)
         others = (*self.rivals, *(member.form for member in self.members))
         forms = (self.form, *others) if others else ()
         said = [float(quantity(form)) for form in forms]
-        points = [Interval(low=one, high=one, level=level) for one in said if not np.isnan(one)]
+        points = [
+            Interval(low=value, high=value, level=level) for value in said if not np.isnan(value)
+        ]
         return join_intervals([interval, *points])
 
 
@@ -306,7 +312,10 @@ def compute_shared_percentiles(
     values = np.concatenate(drawn)
     values = np.where(np.isnan(values), np.inf, values)
     weights = np.concatenate(
-        [np.full(len(one), share / len(one)) for one, share in zip(drawn, shares, strict=True)]
+        [
+            np.full(len(draws), share / len(draws))
+            for draws, share in zip(drawn, shares, strict=True)
+        ]
     )
     order = np.argsort(values, kind="stable")
     below = np.cumsum(weights[order])

@@ -81,7 +81,7 @@ def _compute_reached_share(plan: ScalingPlan, request: PlanRequest, hardware: Ha
 
 
 def _make_plan_at(
-    law: Law, request: PlanRequest, hardware: Hardware, share: float, longer: float = 1.0
+    law: Law, request: PlanRequest, hardware: Hardware, share: float, longer: float | None = None
 ) -> ScalingPlan:
     """Make the plan whose budget is spent at `share` of the peak, in `longer` times the steps."""
     where = placement.choose_hardware(request, hardware)
@@ -91,8 +91,9 @@ def _make_plan_at(
     wanted, service = _divide_budget(law, form, request, where, share)
     found = _find_ladder_model(law, request, wanted.parameters)
     batch, steps = _choose_batch(request, wanted)
-    # A budget is never exceeded, so a part of a step is left out.
-    steps = steps if longer == 1.0 else max(1, math.floor(steps * longer))
+    if longer is not None:  # a part of a step is left out, so that the budget is not exceeded
+        exact_steps = wanted.tokens / (batch.global_batch * batch.sequence_length)
+        steps = max(1, math.floor(exact_steps * longer * (1 + 1e-12)))
     tokens = float(steps * batch.global_batch * batch.sequence_length)
     counted = placement.count_parameters_for_law(law, found)
     flops = (

@@ -79,7 +79,7 @@ def _choose_parameters(
 def _names_non_embedding(header: str) -> bool:
     """Return whether `header` says that embeddings are left out."""
     words = header.lower()
-    return "non" in words or "without" in words
+    return "non" in words or "no_embed" in words
 
 
 def _refuse_missing(path: str, found: dict[str, Any]) -> None:

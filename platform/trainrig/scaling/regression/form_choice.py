@@ -93,12 +93,12 @@ def judge(
     of a held-out run's interval need fewer digits than those of the law.
     """
     largest = halves.largest
-    by_form = np.stack([predict(one.fit.form, largest) for one in fits])
-    shares = [one.weight for one in fits]
+    by_form = np.stack([predict(weighted.fit.form, largest) for weighted in fits])
+    shares = [weighted.weight for weighted in fits]
     predicted = np.average(by_form, axis=0, weights=shares)
     rules = rules.model_copy(update={"draws": min(rules.draws, JUDGED)})
-    draws = [bootstrap_form(one.fit, rules, report) for one in fits]
-    refusals = [law.refuse_draws(len(one.draws.good), one.draws.failed) for one in draws]
+    draws = [bootstrap_form(weighted.fit, rules, report) for weighted in fits]
+    refusals = [law.refuse_draws(len(drawn.draws.good), drawn.draws.failed) for drawn in draws]
     refused = refusals[0]
     drawn = [
         (share, draw_predictions(one, largest, rules.seed))
