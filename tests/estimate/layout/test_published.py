@@ -17,6 +17,7 @@ from support.published_layouts import (
     read_published_runs,
 )
 
+from trainrig.estimate.layout import planner_terms
 from trainrig.estimate.run_cost import PREDICTED_BAND
 
 # Bounds of the relative error of predicted speed: 0.1 is 10% too fast. Each bound is a hundredth
@@ -62,6 +63,20 @@ def test_the_rest_is_the_median_of_other_sources_too():
         others = [statistics.median(run.error for run in RUNS if run.source == other)
                   for other in BANDS if other != source]  # fmt: skip
         assert abs(statistics.mean(others)) < 0.1
+
+
+@pytest.mark.parametrize(("source", "rest", "near"), [
+    (LLAMA, 1.10, 3), (MEGATRON, 1.08, 10), (TORCHTITAN, 1.09, 3), (MPT, 1.15, 50),
+])  # fmt: skip
+def test_runs_of_a_source_are_near_with_the_rest_of_the_other_sources(source, rest, near):
+    """Twin of the page's held-out table: the rest is the median over the other sources."""
+    usual = 1 + planner_terms.REST.value
+    others = [(1 + run.error) * usual for run in RUNS if run.source != source]
+    found = statistics.median(others)
+    assert found == pytest.approx(rest, abs=0.005)
+    held_out = [(1 + run.error) * usual / found - 1
+                for run in RUNS if run.source == source]  # fmt: skip
+    assert sum(abs(error) <= 0.2 for error in held_out) == near
 
 
 @pytest.mark.slow

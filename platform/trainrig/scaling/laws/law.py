@@ -257,8 +257,9 @@ class Law(Settings):
     ) -> Interval | None:
         """Compute the interval of `quantity` over the draws of all forms, each with its share.
 
-        The interval contains the prediction of each form. Forms that predict equally well may differ far beyond the
-        runs. Their disagreement is doubt that the draws of one form do not show.
+        The interval contains the prediction of each form. Forms that predict equally well may
+        differ far beyond the runs. Their disagreement is doubt that the draws of one form do not
+        show.
         """
         if self.no_interval:
             return None
