@@ -46,11 +46,11 @@ def test_advice_for_a_run_that_fits_on_no_device_predicts_few_layouts(monkeypatc
     assert len(predicted) < 1000
 
 
-@pytest.mark.parametrize(("model", "device"), [
-    (use_preset("llama-3.1-8b"), "l4"),
-    (use_preset("llama-3.1-8b", further_heads=2), "h100"),
+@pytest.mark.parametrize(("model", "device", "workers"), [
+    (use_preset("llama-3.1-8b"), "l4", 1),
+    (use_preset("llama-3.1-8b"), "l4", 8),
+    (use_preset("llama-3.1-8b", further_heads=2), "h100", 1),
 ])  # fmt: skip
-@pytest.mark.parametrize("workers", [1, 8])
 def test_advice_names_settings_alone_where_no_layout_can_be_planned(model, device, workers):
     run = make_run(model, workers)
     said = describe(run, DeviceChoice(device))["would_fit"]
