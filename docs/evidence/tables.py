@@ -363,6 +363,18 @@ def draw_parametric_coverage() -> str:
     return format_table(["sweeps", "bootstrap", "profile"], rows) + format_source(path)
 
 
+def draw_law_zoo() -> str:
+    """Return how well the default law of each published set foretells its larger runs."""
+    rows = []
+    for name, found in read_bench("law-zoo")["sets"].items():
+        by_form = ", ".join(f"{kind} {one:.2%}" for kind, one in found["error_by_form"].items())
+        shares = ", ".join(f"{share:.0%} {kind}" for kind, share in found["shares"].items())
+        within = f"{found['within']} of {found['predicted']}"
+        rows.append([name, str(found["runs"]), by_form, shares, f"{found['error']:.2%}", within])
+    head = ["set", "runs", "mean error of each form", "shares", "error together", "within 95%"]
+    return format_table(head, rows) + format_bench_source("law-zoo")
+
+
 def draw_real_sweep() -> str:
     """Return the results of the real sweep and the prediction of its largest run."""
     path = "tests/chaos/results/sweep.json"
@@ -506,6 +518,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "families": draw_families,
     "index": draw_index,
     "kills": draw_kills,
+    "law-zoo": draw_law_zoo,
     "layout-kills": draw_layout_kills,
     "metrics-cost": draw_metrics_cost,
     "model-costs": draw_model_costs,

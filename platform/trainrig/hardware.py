@@ -64,6 +64,11 @@ class Device(Settings):
     matmul: float | None = Field(default=None, gt=0, le=1)  # share of the peak, at the best shape
     processors: int | None = Field(default=None, ge=1)  # processors that share a product's tiles
     tile: tuple[int, int] | None = None  # rows and columns of such a tile; None: 128 x 256
+    # Shares of the peak that causal attention reaches, forward and backward together, with only
+    # visible pairs counted: by the fastest kernel, and by the one of deterministic runs. None: as
+    # FlashAttention-2.
+    attention: float | None = Field(default=None, gt=0, le=1)
+    attention_exact: float | None = Field(default=None, gt=0, le=1)
     link: str | None = None  # name in `links` of the link between devices of a machine
 
     @property

@@ -12,8 +12,6 @@ from trainrig.estimate.activation_bytes import estimate_per_token
 from trainrig.estimate.fitting_layouts import (
     BatchShape,
     build_memory_table,
-    count_devices_needed,
-    find_fitting,
 )
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.models.decoder import Decoder, DecoderConfig, count_parameters, initialise
@@ -115,24 +113,6 @@ def test_a_gates_estimate_equals_autograds_memory(heads: dict[str, int]) -> None
     (plain, plain_kept) = both("Attention")
     (gated, gated_kept) = both("GatedAttention")
     assert gated - plain == gated_kept - plain_kept > 0
-
-
-def test_the_first_layout_that_fits_is_taken() -> None:
-    batch = BatchShape(512, 2048)
-    base = Training(steps=1)
-    roomy = find_fitting(LARGE, base, batch, 8, 1, 640e9)
-    tight = find_fitting(LARGE, base, batch, 8, 1, 60e9)
-    assert roomy is not None and tight is not None
-    assert roomy.training.deterministic and roomy.training.recompute is None
-    assert roomy.micro_batch == 8  # 16,384 tokens
-    assert tight.memory.total < roomy.memory.total
-    assert tight.memory.fits(60e9)
-    assert find_fitting(LARGE, base, batch, 8, 1, 10e9) is None
-    needed = count_devices_needed(LARGE, base, batch, 8, 20e9)
-    assert needed is not None and needed > 8
-    assert find_fitting(LARGE, base, batch, needed, needed // 8, 20e9)
-    assert not find_fitting(LARGE, base, batch, needed // 2, needed // 16, 20e9)
-    assert count_devices_needed(LARGE, base, batch, 8, 1e9) is None
 
 
 def test_memory_falls_with_each_stage() -> None:

@@ -5,16 +5,12 @@ from itertools import combinations
 from typing import Any
 
 from trainrig.estimate.layout import planner_terms
+from trainrig.estimate.layout.cluster_choice import ClusterWanted, build_cluster
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout, explain_refusal
 from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.scaling.plan.layout_verb import (
-    ClusterWanted,
-    apply_layout,
-    build_cluster,
-    build_subject,
-)
+from trainrig.scaling.plan.layout_verb import apply_layout, build_subject
 from trainrig.train.run_file.run_files import Pretraining
 
 WORLD = 2

@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from trainrig import hardware
 from trainrig.estimate.fitting_layouts import BatchShape
+from trainrig.estimate.layout import planner_terms
 from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout, RecomputeChoice
 from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
@@ -26,6 +29,10 @@ MEGATRON = "Narayanan et al. 2021 (arXiv:2104.04473), table 1"
 TORCHTITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 MPT = "llm-foundry, scripts/train/benchmarking/README.md"
 DEVICES_PER_MACHINE = 8
+FLASH_2 = planner_terms.ATTENTION.value  # FlashAttention-2 on an H100, as published
+# FlashAttention of 2022 in Triton on an H100, calibrated on rows of 8,192 tokens and more. There
+# attention takes up to four fifths of the step. Plans do not use it.
+TRITON_2022 = 0.22
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,10 @@ class PublishedRun:
     assumed: str = ""  # settings that the source does not state
     compiled: bool = False
     memory_bandwidth: float | None = None  # bytes/s, where the devices differ from the usual ones
+    # share of the usual power; the clock follows its cube root (power is C V^2 f, V grows as f)
+    power: float = 1.0
+    # share of the peak that the attention kernel of the source reaches; None: that of the device
+    attention: float | None = None
 
     @property
     def predicted(self) -> StepPrediction:
@@ -51,6 +62,10 @@ class PublishedRun:
         device = table.find_device(self.device)
         if self.memory_bandwidth is not None:
             device = device.model_copy(update={"bandwidth": self.memory_bandwidth})
+        clock = self.power ** (1 / 3)
+        slower = {kind: peak * clock for kind, peak in device.flops.items()}
+        attention = self.attention or device.attention
+        device = device.model_copy(update={"flops": slower, "attention": attention})
         assert device.link is not None, "devices of published runs have links"
         cluster = Cluster(
             self.device,
@@ -164,9 +179,11 @@ def _list_torchtitan_runs() -> Iterator[PublishedRun]:
             batch,
             DeviceLayout(Degrees(1, devices), 2, "selective", "layer"),
             batch.global_batch * batch.sequence_length / (rate * devices),
-            "power limited to 500 W, with an unknown peak: the peak at 700 W is assumed",
+            "500 of 700 W",
             compiled,
             2.4e12,
+            500 / 700,
+            FLASH_2,
         )
     for size, devices, degrees, rate, schedule, chunks, micro_batch, sequences in (
         ("70b", 256, Degrees(1, 32, 8), 829, None, 1, 16, 512),
@@ -189,30 +206,80 @@ def _list_torchtitan_runs() -> Iterator[PublishedRun]:
             + (", 4 stages a device" if chunks > 1 else ""),
             True,
             2.4e12,
+            500 / 700,
+            FLASH_2,
         )
 
 
+# Layers, channels and heads of MPT models.
+MPT_SIZES = {
+    "760m": (24, 1_536, 12),
+    "1b": (24, 2_048, 16),
+    "3b": (32, 2_560, 20),
+    "7b": (32, 4_096, 32),
+    "13b": (40, 5_120, 40),
+    "30b": (48, 7_168, 56),
+    "70b": (80, 8_192, 64),
+}
+
+
 def _list_mpt_runs() -> Iterator[PublishedRun]:
-    for (
-        size,
-        layers,
-        channels,
-        heads,
-        length,
-        devices,
-        micro_batch,
-        micro_batches,
-        recomputation,
-        rate,
-    ) in (
-        ("1b", 24, 2_048, 16, 2_048, 64, 20, 1, "nothing", 44_402),
-        ("3b", 32, 2_560, 20, 2_048, 64, 6, 3, "nothing", 22_525),
-        ("7b", 32, 4_096, 32, 2_048, 8, 6, 1, "nothing", 10_643),
-        ("7b", 32, 4_096, 32, 8_192, 8, 8, 2, "full", 6_935),
-        ("13b", 40, 5_120, 40, 2_048, 64, 2, 1, "nothing", 4_800),
-        ("30b", 48, 7_168, 56, 2_048, 32, 14, 3, "full", 2_308),
-        ("70b", 80, 8_192, 64, 2_048, 64, 8, 4, "full", 1_039),
+    """Yield all rows of the table for H100s in bfloat16."""
+    for size, length, devices, micro_batch, micro_batches, recomputation, rate in (
+        ("70b", 2_048, 64, 8, 4, "full", 1_039),
+        ("70b", 2_048, 32, 2, 16, "full", 882),
+        ("30b", 8_192, 8, 1, 21, "full", 1_384),
+        ("30b", 4_096, 8, 1, 21, "full", 1_802),
+        ("30b", 2_048, 32, 14, 3, "full", 2_308),
+        ("30b", 2_048, 16, 10, 3, "full", 2_263),
+        ("30b", 2_048, 8, 3, 21, "full", 2_002),
+        ("30b", 1_024, 8, 6, 21, "full", 2_084),
+        ("13b", 32_768, 8, 1, 3, "full", 1_976),
+        ("13b", 16_384, 8, 3, 3, "full", 2_985),
+        ("13b", 4_096, 8, 10, 3, "full", 4_717),
+        ("13b", 2_048, 64, 2, 1, "nothing", 4_800),
+        ("13b", 2_048, 32, 2, 1, "nothing", 4_811),
+        ("13b", 2_048, 16, 2, 1, "nothing", 4_767),
+        ("13b", 2_048, 8, 2, 1, "nothing", 4_792),
+        ("13b", 1_024, 8, 40, 3, "full", 5_502),
+        ("7b", 65_536, 8, 1, 2, "full", 1_956),
+        ("7b", 32_768, 8, 2, 2, "full", 3_318),
+        ("7b", 8_192, 8, 8, 2, "full", 6_935),
+        ("7b", 4_096, 8, 16, 2, "full", 8_611),
+        ("7b", 2_048, 8, 6, 1, "nothing", 10_643),
+        ("7b", 1_024, 8, 64, 2, "full", 10_203),
+        ("3b", 65_536, 8, 1, 2, "full", 3_262),
+        ("3b", 32_768, 8, 3, 6, "full", 5_873),
+        ("3b", 16_384, 8, 1, 6, "nothing", 11_152),
+        ("3b", 8_192, 8, 3, 6, "nothing", 16_578),
+        ("3b", 4_096, 8, 5, 6, "nothing", 20_964),
+        ("3b", 2_048, 64, 6, 3, "nothing", 22_525),
+        ("3b", 2_048, 32, 6, 3, "nothing", 23_021),
+        ("3b", 2_048, 16, 10, 3, "nothing", 24_142),
+        ("3b", 1_024, 8, 20, 6, "nothing", 27_046),
+        ("3b", 512, 8, 40, 6, "nothing", 27_965),
+        ("1b", 65_536, 8, 1, 2, "full", 5_506),
+        ("1b", 32_768, 8, 1, 4, "nothing", 12_025),
+        ("1b", 16_384, 8, 2, 4, "nothing", 19_649),
+        ("1b", 8_192, 8, 3, 4, "nothing", 29_157),
+        ("1b", 4_096, 8, 7, 4, "nothing", 38_535),
+        ("1b", 2_048, 64, 20, 1, "nothing", 44_402),
+        ("1b", 2_048, 32, 20, 1, "nothing", 45_130),
+        ("1b", 2_048, 16, 20, 1, "nothing", 46_037),
+        ("1b", 2_048, 8, 14, 1, "nothing", 45_455),
+        ("1b", 1_024, 8, 18, 4, "nothing", 48_910),
+        ("1b", 512, 8, 56, 4, "nothing", 52_275),
+        ("760m", 32_768, 8, 1, 2, "nothing", 16_291),
+        ("760m", 16_384, 8, 3, 2, "nothing", 27_815),
+        ("760m", 8_192, 8, 6, 2, "nothing", 41_825),
+        ("760m", 4_096, 8, 12, 2, "nothing", 55_459),
+        ("760m", 2_048, 32, 24, 1, "nothing", 67_971),
+        ("760m", 2_048, 16, 24, 1, "nothing", 68_551),
+        ("760m", 2_048, 8, 24, 2, "nothing", 63_147),
+        ("760m", 1_024, 8, 48, 2, "nothing", 78_581),
+        ("760m", 512, 8, 96, 2, "nothing", 83_749),
     ):
+        layers, channels, heads = MPT_SIZES[size]
         batch = BatchShape(devices * micro_batch * micro_batches, length)
         chosen: RecomputeChoice = "full" if recomputation == "full" else "nothing"
         yield PublishedRun(
@@ -224,6 +291,8 @@ def _list_mpt_runs() -> Iterator[PublishedRun]:
             batch,
             DeviceLayout(Degrees(1, devices), micro_batch, chosen, "layer"),
             batch.global_batch * length / (rate * devices),
+            "attention in Triton, the default of scripts/train/benchmarking/submit_benchmarks.py",
+            attention=TRITON_2022,
         )
 
 
@@ -244,10 +313,24 @@ def _build_gpt(
     return DecoderConfig.model_validate(sizes)
 
 
+def compute_band(runs: Sequence[PublishedRun], share: float = 0.8) -> tuple[float, float]:
+    """Return between which shares of the predicted time the middle `share` of `runs` ended.
+
+    Each source has the same weight, whatever its number of rows.
+    """
+    found = sorted((1 + run.error, run.source) for run in runs)
+    sources = [source for _, source in found]
+    weights = np.array([1 / sources.count(source) for source in sources])
+    below = (np.cumsum(weights) - weights / 2) / weights.sum()
+    low, high = np.interp([(1 - share) / 2, (1 + share) / 2], below, [one for one, _ in found])
+    return float(low), float(high)
+
+
 def compute_error_without(run: PublishedRun, term: str) -> float:
     """Return the error of the predicted speed of `run` if `term` of StepSeconds is left out."""
-    seconds = run.predicted.seconds
-    return run.step_seconds / replace(seconds, **{term: 0.0}).total - 1
+    seconds = replace(run.predicted.seconds, **{term: 0.0})
+    rest = planner_terms.REST.value * seconds.explained
+    return run.step_seconds / replace(seconds, rest=rest).total - 1
 
 
 def format_table_rows(runs: Sequence[PublishedRun]) -> Iterator[str]:

@@ -21,9 +21,9 @@ class Assumptions(Settings):
     """Assumptions for hours, money and energy that are not in the hardware table."""
 
     # Model FLOPs utilisation (MFU): share of the peak of dense products that training reaches
-    # (arXiv:2204.02311, appendix B). Single nodes reach 0.35 to 0.55, Llama 3 405B 0.38 to 0.43
-    # (arXiv:2407.21783, table 4).
-    utilisation: float = Field(default=0.4, gt=0, le=1)
+    # (arXiv:2204.02311, appendix B). None: as predicted for the layout, or USUAL_SHARE where the
+    # table of hardware or the model does not allow a prediction.
+    utilisation: float | None = Field(default=None, gt=0, le=1)
     # Watts of the whole machine for each watt of its devices (a DGX H100 may draw 1.8).
     machine: float = Field(default=1.5, ge=1)
     # Watts of the building for each watt of its machines (PUE; large clouds say 1.1 to 1.2).
@@ -35,6 +35,16 @@ class Assumptions(Settings):
     copied_per_second: float = Field(default=8.5e9, gt=0)
 
 
+# Single nodes reach 0.35 to 0.55 of the peak, Llama 3 405B 0.38 to 0.43 (arXiv:2407.21783, table
+# 4).
+USUAL_SHARE = 0.4
+# Time that published runs took, as shares of the predicted time: the middle 80% of them, where each
+# source has the same weight (tests/estimate/layout/test_published.py computes them).
+PREDICTED_BAND = (0.86, 1.23)
+# Least and greatest time, as shares of the time at USUAL_SHARE.
+USUAL_BAND = (USUAL_SHARE / 0.55, USUAL_SHARE / 0.35)
+
+
 class Cost(Settings):
     """Time, machines, money and energy of a run."""
 
@@ -44,6 +54,10 @@ class Cost(Settings):
     machines: int | None  # number of rented instances
     as_of: str | None  # date of the prices
     hours: float
+    predicted: bool = False  # true if the hours are predicted for a layout, false if assumed
+    # Hours between which published runs of such a prediction ended; None: the share of the peak is
+    # given, or the device is no accelerator.
+    hours_between: tuple[float, float] | None = None
     device_days: float
     usd: float | None  # on-demand price in US dollars
     usd_spot: float | None  # spot price in US dollars; None: not in the table
@@ -58,14 +72,22 @@ def estimate_cost(
     compute: Compute,
     assumed: Assumptions,
     instance: str | None = None,
+    seconds: float | None = None,
 ) -> Cost:
     """Return the cost of `flops` operations on a number of `devices` of a kind.
 
-    `instance` is the instance to rent, by default the cheapest one with such devices. Whole
-    instances are paid for. Raises ConfigError for unknown names.
+    `seconds` are the predicted ones of the whole run; a share of the peak that `assumed` gives
+    counts instead. `instance` is the instance to rent, by default the cheapest one with such
+    devices. Whole instances are paid for. Raises ConfigError for unknown names.
     """
     kind = hardware.find_device(device)
-    hours = flops / (devices * kind.find_peak(compute) * assumed.utilisation) / 3600
+    predicted = seconds is not None and assumed.utilisation is None
+    band: tuple[float, float] | None = PREDICTED_BAND
+    if seconds is None or assumed.utilisation is not None:
+        share = assumed.utilisation or USUAL_SHARE
+        seconds = flops / (devices * kind.find_peak(compute) * share)
+        band = USUAL_BAND if kind.accelerator and assumed.utilisation is None else None
+    hours = seconds / 3600
     instance = instance or hardware.find_cheapest(device)
     offer = hardware.find_instance(instance) if instance else None
     machines = math.ceil(devices / offer.devices) if offer else None
@@ -78,11 +100,22 @@ def estimate_cost(
         machines=machines,
         as_of=offer.as_of if offer else None,
         hours=hours,
+        predicted=predicted,
+        hours_between=band and (hours * band[0], hours * band[1]),
         device_days=hours * devices / 24,
         usd=paid * offer.usd if offer else None,
         usd_spot=paid * offer.spot_usd if offer and offer.spot_usd else None,
         kwh=watts * hours / 1000,
     )
+
+
+def format_hours(cost: Cost) -> str:
+    """Format the hours of `cost` with their band, as `181.7 h (165 to 230)`."""
+    hours = f"{cost.hours:,.4g} h"
+    if cost.hours_between is None:
+        return hours
+    low, high = cost.hours_between
+    return f"{hours} ({low:,.3g} to {high:,.3g})"
 
 
 def compute_affordable_flops(

@@ -13,6 +13,10 @@ from trainrig.errors import ClusterError
 from trainrig.estimate import run_cost
 from trainrig.estimate.activation_bytes import RowMasks, describe_budget
 from trainrig.estimate.held_parameters import resolve_offload
+from trainrig.estimate.layout import run_placement
+from trainrig.estimate.layout.cluster_choice import build_rented_cluster
+from trainrig.estimate.layout.fit_advice import describe_what_fits
+from trainrig.estimate.layout.run_subject import build_run_subject, list_uncounted_copies
 from trainrig.estimate.step_memory import RESERVE, Memory, estimate_cache_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
 from trainrig.flops import count_flops_6nd, count_position_flops
@@ -217,22 +221,31 @@ def _estimate_needs(
         )
 
     largest = find_memory(training, workers)
-    taken = run_cost.estimate_cost(flops, offers, device, workers, compute, machine.assumed)
+    subject = build_run_subject(run, model, training, on_cpu, "check")
+    cluster = build_rented_cluster(device, offers, workers)
+    seconds = run_placement.predict_own_seconds(subject, cluster, run.batches.micro_batch)
+    taken = run_cost.estimate_cost(
+        flops, offers, device, workers, compute, machine.assumed, seconds=seconds
+    )
+    uncounted = list_uncounted_copies(training)
+    reached = flops / (taken.hours * 3600 * workers * offers.devices[device].find_peak(compute))
     positions = run.batches.count_positions(run.training.steps)
     count = count_parameters(model)
     return {
         "flops": flops,
         "flops_by_6nd": float(count_flops_6nd(count.layers - count.idle, positions)),
-        "device": f"{device} x {workers}, at {machine.assumed.utilisation:.0%} of the peak",
+        "device": f"{device} x {workers}, at {reached:.0%} of the peak",
         "compute": training.precision.compute,
         "at_work": _describe_at_work(run, taken),
         "memory_per_device_gib": round(largest / GIB, 3),
         "cache_of_a_sequence_gib": round(estimate_cache_memory(model, model.positions) / GIB, 3),
-        "hours": taken.hours,
+        **_describe_hours(taken),
+        **({"hours_leave_out": "; ".join(uncounted)} if uncounted else {}),
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
         **({"warning": hardware.NO_BFLOAT16} if machine.is_emulated(device, compute) else {}),
         **describe_memory_shortage(offers, device, largest, training),
+        **describe_what_fits(subject, cluster, largest),
         **describe_budget(model, training, pretrain.count_tokens_at_once(run)),
         **_describe_stages(run, model),
         **describe_fallbacks(training, run.workers, find_memory),
@@ -270,10 +283,18 @@ def describe_cost(
     )
     return {
         "flops": flops,
-        "hours": taken.hours,
+        **_describe_hours(taken),
         "kwh": taken.kwh,
         **({} if taken.usd is None else {"usd": taken.usd, "rented": _describe_rental(taken)}),
     }
+
+
+def _describe_hours(taken: run_cost.Cost) -> dict[str, Any]:
+    """Return the hours of a run, and the hours that published runs of such an estimate took."""
+    if taken.hours_between is None:
+        return {"hours": taken.hours}
+    low, high = taken.hours_between
+    return {"hours": taken.hours, "hours_between": [low, high]}
 
 
 def _describe_at_work(run: Pretraining, taken: run_cost.Cost) -> str:

@@ -6,7 +6,7 @@ from trainrig import hardware
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
-from trainrig.estimate.layout.pipeline_device import count_in_flight
+from trainrig.estimate.layout.pipeline_device import count_held
 from trainrig.estimate.layout.step_prediction import Predictor
 
 
@@ -261,7 +261,9 @@ def test_bytes_and_activations_of_stages_match_the_plan(schedule, ranks, make_jo
     each_way = 6 * 2 * 32 * job.model.channels * 4
     assert [rank["received"] for rank in found] == [each_way, 2 * each_way, each_way]
     assert planned in (each_way, 2 * each_way)  # bytes of the slowest device
-    assert [rank["most"] for rank in found] == [count_in_flight(n, layout, 6) for n in range(3)]
+    assert [rank["most"] for rank in found] == [
+        sum(count_held(schedule, 1, 3, n, 6)) for n in range(3)
+    ]
 
 
 @pytest.mark.slow
@@ -281,4 +283,6 @@ def test_bytes_and_activations_of_interleaved_stages_match_the_plan(ranks, make_
     # Gradients have the same size; the sum is over both ranks.
     sent = 3 * 6 * 2 * 32 * job.model.channels * 4
     assert [rank["received"] for rank in found] == [sent, sent] and planned == sent
-    assert [rank["most"] / 2 for rank in found] == [count_in_flight(n, layout, 6) for n in range(2)]
+    assert [rank["most"] for rank in found] == [
+        sum(count_held("interleaved", 2, 2, n, 6)) for n in range(2)
+    ]

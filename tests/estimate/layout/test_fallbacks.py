@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from trainrig import config, hardware
+from trainrig.estimate.layout.cluster_choice import ClusterWanted, build_cluster
 from trainrig.estimate.layout.layout_fallbacks import SAVING, count_unit, find_fallbacks
-from trainrig.estimate.layout.layout_search import FixedDegrees, search
+from trainrig.estimate.layout.layout_search import search
 from trainrig.estimate.layout.layouts import Degrees
+from trainrig.estimate.layout.run_subject import FixedDegrees
 from trainrig.estimate.layout.step_prediction import Predictor
-from trainrig.scaling.plan.layout_verb import ClusterWanted, answer, build_cluster, build_subject
+from trainrig.scaling.plan.layout_verb import answer, build_subject
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """

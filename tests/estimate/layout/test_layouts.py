@@ -5,8 +5,10 @@ import pytest
 from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.layout import layouts
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
-from trainrig.estimate.layout.pipeline_device import count_in_flight, count_waiting
-from trainrig.parallel.axes.pipeline_schedule import cut_evenly
+from trainrig.estimate.layout.pipeline_device import count_held, count_waiting
+from trainrig.parallel.activation_budget import count_held_at_once
+from trainrig.parallel.axes.pipeline_schedule import Pipeline, cut_evenly
+from trainrig.parallel.layout import FSDP
 
 BATCH = BatchShape(64, 2048)
 
@@ -73,6 +75,15 @@ def test_schedules_keep_and_wait_as_published():
         3 / 8,
         3 / 16,
     ]
-    assert [count_in_flight(n, gpipe, 8) for n in range(4)] == [8, 8, 8, 8]
-    assert [count_in_flight(n, plain, 8) for n in range(4)] == [4, 3, 2, 1]
-    assert count_in_flight(0, interleaved, 8) == (2 * 3 + 4 + 1) / 2
+    assert [count_held("GPipe", 1, 4, n, 8) for n in range(4)] == [(8,)] * 4
+    assert [count_held("1F1B", 1, 4, n, 8) for n in range(4)] == [(4,), (3,), (2,), (1,)]
+    assert sum(count_held("interleaved", 2, 4, 0, 8)) == 2 * 3 + 4 + 1
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_more_micro_batches_than_a_pipeline_holds_change_nothing(chunks):
+    schedule = "1F1B" if chunks == 1 else "interleaved"
+    parallel = FSDP(pipeline=Pipeline(ranks=4, schedule=schedule, chunks=chunks))
+    for device in range(4):
+        expected = tuple(count_held_at_once(parallel, device, 64))
+        assert count_held(schedule, chunks, 4, device, 64) == expected

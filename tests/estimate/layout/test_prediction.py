@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import pytest
 
 from trainrig import hardware
-from trainrig.estimate.fitting_layouts import BatchShape, find_fitting
+from trainrig.estimate.fitting_layouts import BatchShape
 from trainrig.estimate.layout import layouts, planner_terms
 from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.device_compute import (
@@ -14,8 +14,10 @@ from trainrig.estimate.layout.device_compute import (
     Timer,
     iterate_products,
 )
-from trainrig.estimate.layout.layout_search import FixedDegrees, Subject, search
+from trainrig.estimate.layout.layout_search import search
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.run_placement import place_run
+from trainrig.estimate.layout.run_subject import FixedDegrees, Subject
 from trainrig.estimate.layout.step_prediction import Predictor
 from trainrig.estimate.step_memory import estimate_step_memory
 from trainrig.estimate.worker_memory import estimate_worker_memory
@@ -79,8 +81,8 @@ def test_a_model_that_needs_gradients_reduced_by_micro_batch_gets_the_same_answe
     own = DeviceLayout(Degrees(1, 64), 1, "full", "layer", reduce="micro_batch")
     predicted = Predictor(large, training, batch, cluster).predict(own).memory
     assert predicted.total == pytest.approx(checked.total, rel=1e-12)
-    placed = find_fitting(large, training, batch, 64, 8, room)
-    assert placed is not None and placed.training.parallel.by_micro_batch
+    placed = place_run(subject, cluster)
+    assert placed is not None and placed.fits and placed.parallel.by_micro_batch
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])

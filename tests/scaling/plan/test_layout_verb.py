@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 from trainrig import config, hardware
 from trainrig.cli import app
 from trainrig.errors import ConfigError
-from trainrig.estimate.layout.layout_search import FixedDegrees
+from trainrig.estimate.layout.cluster_choice import ClusterWanted, build_cluster
+from trainrig.estimate.layout.run_subject import FixedDegrees
 from trainrig.job import exit_codes
 from trainrig.parallel.layout import FSDP
-from trainrig.scaling.plan.layout_verb import ClusterWanted, answer, build_cluster, build_subject
+from trainrig.scaling.plan.layout_verb import answer, build_subject
 from trainrig.train.run_file.run_files import Pretraining
 
 RUN = """

@@ -1,5 +1,7 @@
 """`predict`: the loss of a law at N and D, by hand, with its interval and its warnings."""
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -8,12 +10,13 @@ import pytest
 
 from trainrig import cli
 from trainrig.command_line import parse_quantity
-from trainrig.errors import ConfigError
+from trainrig.errors import ConfigError, DataError
 from trainrig.scaling.laws.law import Law, write_law
 from trainrig.scaling.laws.law_forms import Parametric
 from trainrig.scaling.laws.published_laws import find_published_law
 from trainrig.scaling.laws.runs_table import RunsTable
 from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
+from trainrig.scaling.plan.prediction_table import predict_table
 from trainrig.scaling.regression.bootstrap import Bootstrap, bootstrap_form
 from trainrig.scaling.regression.form_fits import ParametricFit, fit_parametric
 from trainrig.scaling.regression.minimise import Squares
@@ -129,16 +132,63 @@ def test_the_terminal_and_the_object_say_the_same(
     )
 
 
+def test_a_table_has_the_predictions_of_its_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draws = tuple(TRUTH.with_constants({"E": 1.7 + 0.002 * k}) for k in range(101))
+    law = Law(name="web", form=TRUTH, draws=draws, parameters_count="total", tokenizer="bytes")
+    path, table = str(tmp_path / "law.json"), tmp_path / "sizes.csv"
+    write_law(path, law)
+    table.write_text("Params (M),D,unique\n1300,26B,13e9\n70,1.4B,\n")
+    expected = [
+        predict_loss(law, 1.3e9, 26e9, unique_tokens=13e9),
+        predict_loss(law, 7e7, 1.4e9),
+    ]
+    printed = run_and_read_output(capsys, path, "--csv", str(table), "--json")
+    assert json.loads(printed) == [one.model_dump(mode="json") for one in expected]
+    rows = list(csv.DictReader(io.StringIO(run_and_read_output(capsys, path, "--csv", str(table)))))
+    for row, one in zip(rows, expected, strict=True):
+        assert one.loss_interval is not None
+        wanted = one.loss, one.loss_interval.low, one.loss_interval.high, one.flops_6nd
+        assert tuple(float(row[name]) for name in ("loss", "low", "high", "flops_6nd")) == wanted
+    assert rows[1]["unique_tokens"] == ""
+    table.write_text("params,flops\n1e9,1.2e20\n")
+    assert predict_table(law, str(table)) == [predict_loss(law, 1e9, 2e10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("params,loss\n1e9,3\n", "no column for tokens"),
+        ("tokens\n1e9\n", "no column for parameters"),
+        ("params,tokens\n1e9,2e10\n1e9,\n", "sizes.csv:3: a row needs numbers"),
+        ("params,tokens\n0,2e10\n", "sizes.csv:2: parameters 0: give a number above 0"),
+        ("params,tokens,epochs\n1e9,2e10,.5\n", "sizes.csv:2: --epochs 0.5"),
+        ("params,tokens\n", "no rows"),
+    ],
+)
+def test_a_table_that_cannot_be_predicted_is_a_one_line_error(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sizes.csv"
+    path.write_text(text)
+    shown = run_and_read_output(capsys, "hoffmann", "--csv", str(path))
+    assert message in shown
+    assert shown.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("hofmann", "--params", "1B", "--tokens", "20B"), "did you mean 'hoffmann'"),
-        (("hoffmann", "--params", "0", "--tokens", "20B"), "--params 0: give a number above 0"),
+        (("hoffmann", "--params", "0", "--tokens", "20B"), "parameters 0: give a number above 0"),
         (("hoffmann", "--params", "1B", "--tokens", "2Q"), "--tokens: '2Q' is not a number"),
         (
             ("hoffmann", "--params", "1B", "--tokens", "2B", "--epochs", "0.5"),
             "each token is seen at least once",
         ),
+        (("hoffmann", "--params", "1B"), "give --params and --tokens, or a table"),
+        (("hoffmann", "--csv", "x.csv", "--params", "1B"), "leave out --params"),
         (
             ("hoffmann", "--params=1B", "--tokens=2B", "--epochs=2", "--unique-tokens=1B"),
             "mean the same; give only one",
@@ -151,3 +201,38 @@ def test_an_impossible_size_is_a_one_line_error(
     text = run_and_read_output(capsys, *words)
     assert message in text
     assert text.count("\n") == 1
+
+
+def test_a_table_with_both_counts_is_read_as_the_law_counts(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.csv"
+    law = find_published_law("hoffmann")
+    path.write_text("non_embedding_parameters,total_parameters,tokens\n9e8,1e9,2e10\n")
+    for counts, size in (("total", 1e9), ("non-embedding", 9e8)):
+        counted = law.model_copy(update={"parameters_count": counts})
+        assert predict_table(counted, str(path)) == [predict_loss(counted, size, 2e10)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "header", "message"),
+    [
+        ("total", "non_embedding_parameters", "leaves out embeddings"),
+        ("total", "params_no_embed", "leaves out embeddings"),
+        ("non-embedding", "total_parameters", "counts embeddings"),
+    ],
+)
+def test_a_table_with_other_parameters_than_the_laws_is_refused(
+    counts: str, header: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "sizes.csv"
+    path.write_text(f"{header},tokens\n1e9,2e10\n")
+    law = find_published_law("hoffmann").model_copy(update={"parameters_count": counts})
+    with pytest.raises(DataError, match=message):
+        predict_table(law, str(path))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_size_of_zero_with_flops_is_refused_without_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.csv"
+    path.write_text("params,flops\n0,1e20\n")
+    with pytest.raises(DataError, match="above 0"):
+        predict_table(find_published_law("hoffmann"), str(path))

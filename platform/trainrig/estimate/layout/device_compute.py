@@ -101,6 +101,8 @@ class Timer:
             planner_terms.TILE_ROWS.value,
             planner_terms.TILE_COLUMNS.value,
         )
+        measured = device.attention_exact if training.deterministic else device.attention
+        self._attention = measured or planner_terms.ATTENTION.value
         self._bytes = device.bandwidth * planner_terms.MEMORY.value
         self.size = training.precision.bytes
         self._fused = bool(training.compile)
@@ -143,7 +145,7 @@ class Timer:
 
         `flops` is the number of operations of the forward pass.
         """
-        forward = flops / (self._peak * planner_terms.ATTENTION.value)
+        forward = flops / (self._peak * self._attention)
         return forward, forward * planner_terms.ATTENTION_BACKWARD.value
 
     def time_moving(self, size: float) -> float:

@@ -10,13 +10,12 @@ from dataclasses import replace
 
 from trainrig.estimate.layout import layouts
 from trainrig.estimate.layout.communication import Cluster
-from trainrig.estimate.layout.layout_search import Subject, list_needs
+from trainrig.estimate.layout.layout_search import SAVING, list_needs
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.run_subject import Subject
 from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
 
 HALVINGS = 3
-# ways to recompute, in order of increasing memory savings
-SAVING = ("nothing", "selective", "full")
 
 
 def count_unit(degrees: Degrees) -> int:
@@ -45,7 +44,12 @@ def find_fallbacks(
         across = cluster.across if devices > cluster.devices_per_machine else None
         smaller = replace(cluster, devices=devices, across=across)
         predictor = Predictor(
-            subject.model, subject.training, subject.batch, smaller, subject.predicted
+            subject.model,
+            subject.training,
+            subject.batch,
+            smaller,
+            subject.predicted,
+            subject.masks,
         )
         fitting = _list_fitting(subject, predictor, own, below)
         best = min(

@@ -1,60 +1,38 @@
 """Search for the fastest layouts of a run, and for the fastest that its trainer supports."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trainrig.errors import ConfigError
 from trainrig.estimate.fitting_layouts import MOST_DEVICES, RECOMPUTED, BatchShape
 from trainrig.estimate.layout import layouts
+from trainrig.estimate.layout.assumed_prediction import AssumedPredictor
+from trainrig.estimate.layout.cluster_choice import is_timed
 from trainrig.estimate.layout.communication import Cluster
 from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.run_subject import (
+    NEXT_TOKEN,
+    FixedDegrees,
+    RunStage,
+    Subject,
+    check_is_planned,
+)
 from trainrig.estimate.layout.step_prediction import Predictor, StepPrediction
-from trainrig.estimate.run_cost import Assumptions, Cost, estimate_cost
+from trainrig.estimate.run_cost import USUAL_SHARE, Assumptions, Cost, estimate_cost
 from trainrig.estimate.step_memory import RESERVE
+from trainrig.flops import count_position_flops
 from trainrig.hardware import Hardware
-from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import MixtureOfExperts
-from trainrig.objectives.next_token import CausalLM
 from trainrig.objectives.objective_settings import ObjectiveSettings
 from trainrig.parallel.activation_budget import GIB
 from trainrig.parallel.axes.axis_settings import TensorSplit
 from trainrig.parallel.layout import FSDP
-from trainrig.train.run_file.training_settings import Training
 
 SHOWN = 10
-NEXT_TOKEN = CausalLM()
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A run whose layout is planned."""
-
-    name: str  # path of its run file
-    model: DecoderConfig
-    training: Training
-    batch: BatchShape
-    predicted: float = 1.0  # share of tokens for which logits are computed
-    objective: ObjectiveSettings = NEXT_TOKEN
-
-
-@dataclass(frozen=True)
-class FixedDegrees:
-    """Degrees that the user fixed; None leaves a degree to the search."""
-
-    tensor: int | None = None
-    pipeline: int | None = None
-    context: int | None = None
-    expert: int | None = None
-
-    @property
-    def given(self) -> dict[str, int]:
-        """The fixed degrees, keyed by axis."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    def allows(self, degrees: Degrees) -> bool:
-        """Return whether `degrees` have the fixed values."""
-        return all(getattr(degrees, name) == value for name, value in self.given.items())
+PLAIN = FixedDegrees(1, 1, 1, 1)  # each replica is one device
+# Ways to recompute, in order of increasing memory savings.
+SAVING = ("nothing", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -77,28 +55,102 @@ class LayoutPlan:
     # the fastest layout for each choice of degrees; at most ten, the fastest first
     best: tuple[Found, ...]
     runnable: Found | None  # the fastest layout that the trainer supports for this run
+    own: Found | None  # the layout of the run file itself; None: it has none on these devices
     legal: int
     fitting: int
     cost: Cost  # cost of the whole run in the best layout
     warnings: tuple[str, ...]
 
 
-def search(subject: Subject, cluster: Cluster, fixed: FixedDegrees, offers: Hardware) -> LayoutPlan:
-    """Return the fastest layouts of `subject` on `cluster`, the fastest first.
+@dataclass(frozen=True)
+class SearchedLayouts:
+    """Best layouts of a run on a cluster, and counts of all legal ones."""
 
-    Raises ConfigError if no layout is legal or none fits in memory; the message names a number of
-    devices that works.
-    """
-    predictor = Predictor(
-        subject.model, subject.training, subject.batch, cluster, subject.predicted
-    )
-    _check_fixed(subject, cluster.devices, fixed)
-    room = cluster.device.memory
+    fastest: Mapping[Degrees, StepPrediction]  # the fastest that fits, for each choice of degrees
+    runnable: StepPrediction | None  # the fastest that fits and that the trainer supports
+    nearest: StepPrediction | None  # the layout with the least memory; None: no layout is legal
+    legal: int
+    fitting: int
+
+
+class RunPredictor:
+    """Predictor of a whole run in a layout: memory over all stages, seconds of each."""
+
+    def __init__(self, subject: Subject, cluster: Cluster, as_written: bool = False) -> None:
+        """Prepare predictions, by an assumed share of the peak where times cannot be predicted.
+
+        `as_written` is for the layout that the run file has: it keeps the run's virtual workers,
+        which otherwise rise to the number of replicas.
+        """
+        self._as_written = as_written
+        self.subject = subject
+        self.cluster = cluster
+        self.timed = is_timed(cluster) and not subject.lacking
+        self._predictors: dict[BatchShape, Predictor | AssumedPredictor] = {}
+        self.main = self._get(subject.batch)
+
+    def _get(self, batch: BatchShape) -> Predictor | AssumedPredictor:
+        if batch not in self._predictors:
+            self._predictors[batch] = self._make(batch)
+        return self._predictors[batch]
+
+    def _make(self, batch: BatchShape) -> Predictor | AssumedPredictor:
+        subject = self.subject
+        of_run = (subject.model, subject.training, batch, self.cluster)
+        if self.timed:
+            return Predictor(*of_run, subject.predicted, subject.masks, self._as_written)
+        flops = count_position_flops(
+            subject.objective, subject.model, batch.sequence_length, subject.training.steps
+        )
+        positions = batch.global_batch * batch.sequence_length
+        return AssumedPredictor(
+            *of_run,
+            flops * positions,
+            USUAL_SHARE,
+            subject.masks,
+            subject.predicted,
+            self._as_written,
+        )
+
+    def predict(self, layout: DeviceLayout) -> StepPrediction:
+        """Return the step of the largest stage, with the most memory that any stage needs."""
+        found = self.main.predict(layout)
+        memory = found.memory
+        for stage in self.subject.stages:
+            other = self._predict_stage(stage, layout).memory
+            memory = max(memory, other, key=lambda one: one.total)
+        return found if memory is found.memory else replace(found, memory=memory)
+
+    def sum_seconds(self, layout: DeviceLayout) -> float:
+        """Return the seconds of all steps of the run."""
+        return sum(
+            stage.steps * self._predict_stage(stage, layout).seconds.total
+            for stage in self.subject.list_stages()
+        )
+
+    def sum_flops(self, layout: DeviceLayout) -> float:
+        """Return the operations of all steps of the run."""
+        return sum(
+            stage.steps * self._predict_stage(stage, layout).flops
+            for stage in self.subject.list_stages()
+        )
+
+    def _predict_stage(self, stage: RunStage, layout: DeviceLayout) -> StepPrediction:
+        if stage.micro_batch is not None:
+            rows = max(1, stage.micro_batch // layout.degrees.expert)
+            layout = replace(layout, micro_batch=rows)
+        return self._get(stage.batch).predict(layout)
+
+
+def search_layouts(predictor: RunPredictor, fixed: FixedDegrees) -> SearchedLayouts:
+    """Predict every legal layout with the degrees of `fixed`, and return the best ones."""
+    subject = predictor.subject
+    room = predictor.cluster.device.memory
     fastest: dict[Degrees, StepPrediction] = {}
     runnable: StepPrediction | None = None
     nearest: StepPrediction | None = None
     legal = fitting = 0
-    for layout in _iterate_allowed_layouts(subject, cluster.devices, fixed):
+    for layout in _iterate_allowed_layouts(subject, predictor.cluster.devices, fixed):
         legal += 1
         found = predictor.predict(layout)
         if nearest is None or found.memory.total < nearest.memory.total:
@@ -109,32 +161,55 @@ def search(subject: Subject, cluster: Cluster, fixed: FixedDegrees, offers: Hard
         best = fastest.get(layout.degrees)
         if best is None or _rank(found) < _rank(best):
             fastest[layout.degrees] = found
-        if not list_needs(layout, predictor, subject.objective) and (
-            runnable is None or _rank(found) < _rank(runnable)
+        if (runnable is None or _rank(found) < _rank(runnable)) and not list_needs(
+            layout, predictor.main, subject.objective
         ):
             runnable = found
-    if nearest is None:
+    return SearchedLayouts(fastest, runnable, nearest, legal, fitting)
+
+
+def search(
+    subject: Subject,
+    cluster: Cluster,
+    fixed: FixedDegrees,
+    offers: Hardware,
+    own: DeviceLayout | None = None,
+) -> LayoutPlan:
+    """Return the fastest layouts of `subject` on `cluster`, the fastest first.
+
+    `own` is the layout that the run file has on that many devices, if it has one. Raises
+    ConfigError if no layout is legal or none fits in memory; the message names a number of devices
+    that works.
+    """
+    check_is_planned(subject)
+    predictor = RunPredictor(subject, cluster)
+    written = RunPredictor(subject, cluster, as_written=True)
+    _check_fixed(subject, cluster.devices, fixed)
+    found = search_layouts(predictor, fixed)
+    if found.nearest is None:
         raise ConfigError(_explain_none_legal(subject, cluster, fixed))
-    if not fastest:
-        raise ConfigError(_explain_none_fits(subject, cluster, fixed, nearest))
-    best_ones = heapq.nsmallest(SHOWN, fastest.values(), key=_rank)
-    shown = tuple(
-        _weigh_prediction(prediction, predictor, subject.objective) for prediction in best_ones
-    )
+    if not found.fastest:
+        raise ConfigError(_explain_none_fits(subject, cluster, fixed, found.nearest))
+    runnable = found.runnable
+    best_ones = heapq.nsmallest(SHOWN, found.fastest.values(), key=_rank)
+    shown = tuple(_weigh_prediction(prediction, predictor) for prediction in best_ones)
     return LayoutPlan(
         subject=subject,
         cluster=cluster,
         best=shown,
-        runnable=_weigh_prediction(runnable, predictor, subject.objective) if runnable else None,
-        legal=legal,
-        fitting=fitting,
-        cost=_estimate_cost(best_ones[0], subject, cluster, offers),
+        runnable=_weigh_prediction(runnable, predictor) if runnable else None,
+        own=_weigh_prediction(written.predict(own), written) if own else None,
+        legal=found.legal,
+        fitting=found.fitting,
+        cost=_estimate_cost(best_ones[0], predictor, offers),
         warnings=tuple(_find_warnings(shown, runnable, subject)),
     )
 
 
 def list_needs(
-    layout: DeviceLayout, predictor: Predictor, objective: ObjectiveSettings = NEXT_TOKEN
+    layout: DeviceLayout,
+    predictor: Predictor | AssumedPredictor,
+    objective: ObjectiveSettings = NEXT_TOKEN,
 ) -> tuple[str, ...]:
     """Return what the trainer or the run lacks for `layout`, as short phrases for a table.
 
@@ -173,7 +248,7 @@ def list_needs(
     return tuple(lacking)
 
 
-def _lacks_tensor_axis(ranks: int, predictor: Predictor) -> bool:
+def _lacks_tensor_axis(ranks: int, predictor: Predictor | AssumedPredictor) -> bool:
     """Return whether the model, its dtype or its optimizers have no tensor-parallel version."""
     training = predictor.training
     split = TensorSplit(ranks=ranks)
@@ -189,26 +264,35 @@ def _lacks_tensor_axis(ranks: int, predictor: Predictor) -> bool:
 def _iterate_allowed_layouts(
     subject: Subject, devices: int, fixed: FixedDegrees
 ) -> Iterator[DeviceLayout]:
-    for layout in layouts.iterate_legal_layouts(subject.model, subject.batch, devices):
-        if fixed.allows(layout.degrees):
-            yield layout
+    return layouts.iterate_legal_layouts(subject.model, subject.batch, devices, fixed.allows)
 
 
-def _rank(found: StepPrediction) -> tuple[float, float]:
-    return found.seconds.total, found.memory.total
+def _rank(found: StepPrediction) -> tuple[float, int, bool, bool, int, float]:
+    """Return the key by which layouts are ordered: the fastest first.
+
+    Where times are assumed they are all equal. Then the layout comes first that recomputes and
+    sends the least, with the largest micro-batch.
+    """
+    layout = found.layout
+    return (
+        found.seconds.total,
+        SAVING.index(layout.recompute),
+        layout.reshard != "step",
+        layout.reduce != "step",
+        -layout.micro_batch,
+        found.memory.total,
+    )
 
 
-def _weigh_prediction(
-    prediction: StepPrediction, predictor: Predictor, objective: ObjectiveSettings
-) -> Found:
+def _weigh_prediction(prediction: StepPrediction, predictor: RunPredictor) -> Found:
     return Found(
         prediction,
-        list_needs(prediction.layout, predictor, objective),
+        list_needs(prediction.layout, predictor.main, predictor.subject.objective),
         _estimate_spanning_seconds(prediction, predictor),
     )
 
 
-def _estimate_spanning_seconds(prediction: StepPrediction, predictor: Predictor) -> float | None:
+def _estimate_spanning_seconds(prediction: StepPrediction, predictor: RunPredictor) -> float | None:
     """Return the seconds that a step loses to tensor groups that span machines.
 
     Returns None if no tensor group spans machines.
@@ -218,10 +302,8 @@ def _estimate_spanning_seconds(prediction: StepPrediction, predictor: Predictor)
     if cluster.group(layout.degrees, ["tensor"]).machines == 1:
         return None
     whole = replace(cluster, devices_per_machine=cluster.devices, across=None)
-    inside = Predictor(
-        predictor.model, predictor.training, predictor.batch, whole, predictor.predicted
-    ).predict(layout)
-    micro_batches = layout.count_micro_batches(predictor.batch.global_batch)
+    inside = RunPredictor(predictor.subject, whole).predict(layout)
+    micro_batches = layout.count_micro_batches(predictor.subject.batch.global_batch)
     share = 1 + (layout.degrees.pipeline - 1) / layout.chunks / micro_batches
     return (prediction.seconds.tensor - inside.seconds.tensor) * share
 
@@ -295,28 +377,80 @@ def _find_enough_devices(subject: Subject, cluster: Cluster, fixed: FixedDegrees
             2 * devices if devices >= cluster.devices_per_machine else cluster.devices_per_machine
         )
         devices = min(2 * devices, whole)
-        across = cluster.across or cluster.inside
-        larger = replace(cluster, devices=devices, across=across)
-        predictor = Predictor(subject.model, subject.training, subject.batch, larger)
-        for layout in _iterate_allowed_layouts(subject, devices, fixed):
-            smallest = layout.recompute == "full"  # full recomputation needs the least memory
-            if smallest and predictor.predict(layout).memory.fits(cluster.device.memory):
-                return devices
+        if fits_somewhere(subject, replace(cluster, devices=devices), fixed):
+            return devices
     return None
 
 
-def _estimate_cost(
-    best: StepPrediction, subject: Subject, cluster: Cluster, offers: Hardware
-) -> Cost:
+def fits_somewhere(subject: Subject, cluster: Cluster, fixed: FixedDegrees) -> bool:
+    """Return whether any legal layout of `subject` fits the memory of the devices."""
+    return next(_iterate_fitting_layouts(subject, cluster, fixed), None) is not None
+
+
+def find_fitting_layout(
+    subject: Subject, cluster: Cluster, fixed: FixedDegrees
+) -> StepPrediction | None:
+    """Return the first layout that fits and that the trainer supports, or None.
+
+    It is not the fastest one: the search ends at the first fit, and costs a fraction of
+    `search_layouts`.
+    """
+    found = _iterate_fitting_layouts(subject, cluster, fixed)
+    return next(
+        (
+            prediction
+            for prediction, predictor in found
+            if not list_needs(prediction.layout, predictor, subject.objective)
+        ),
+        None,
+    )
+
+
+def _iterate_fitting_layouts(
+    subject: Subject, cluster: Cluster, fixed: FixedDegrees
+) -> Iterator[tuple[StepPrediction, Predictor | AssumedPredictor]]:
+    """Yield the layouts that fit, each with its predictor, of those that need the least memory."""
+    predictor = RunPredictor(subject, replace(cluster, across=cluster.across or cluster.inside))
+    room = cluster.device.memory
+    for layout in _iterate_allowed_layouts(subject, cluster.devices, fixed):
+        if not _saves_most(layout, subject.batch):
+            continue
+        found = predictor.predict(layout)
+        if found.memory.fits(room):
+            yield found, predictor.main
+
+
+def _saves_most(layout: DeviceLayout, batch: BatchShape) -> bool:
+    """Return whether `layout` may need the least memory of the layouts with its degrees.
+
+    Such a layout recomputes everything, in the smallest micro-batches or in a single one. It slices
+    over all replicas, gathers and reduces as often as possible, and its pipeline is not GPipe.
+    """
+    degrees = layout.degrees
+    if layout.recompute != "full" or degrees.replicate > 1 or layout.schedule == "GPipe":
+        return False
+    # A single micro-batch accumulates no gradients, which can outweigh its larger activations.
+    once = layout.count_micro_batches(batch.global_batch) == 1
+    if layout.micro_batch > 1 and not once:
+        return False
+    if degrees.shard * degrees.context * degrees.expert == 1:
+        return True
+    return layout.reshard == "layer" and (once or layout.reduce == "micro_batch")
+
+
+def _estimate_cost(best: StepPrediction, predictor: RunPredictor, offers: Hardware) -> Cost:
     """Return the cost of all steps of the run at the pace of `best`."""
+    subject = predictor.subject
+    cluster = predictor.cluster
     return estimate_cost(
-        best.flops * subject.training.steps,
+        predictor.sum_flops(best.layout),
         offers,
         cluster.name,
         cluster.devices,
         subject.training.precision.peak,
-        Assumptions(utilisation=best.mfu),
+        Assumptions(),
         cluster.instance,
+        predictor.sum_seconds(best.layout),
     )
 
 

@@ -6,7 +6,7 @@ communicate the most are the nearest, and each replica is a block of consecutive
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -166,10 +166,16 @@ def _format_divisors(size: int) -> str:
 
 
 def iterate_legal_layouts(
-    model: DecoderConfig, batch: BatchShape, devices: int
+    model: DecoderConfig,
+    batch: BatchShape,
+    devices: int,
+    allows: Callable[[Degrees], bool] = lambda degrees: True,
 ) -> Iterator[DeviceLayout]:
-    """Yield every layout of `devices` that `model` and `batch` allow, in a fixed order."""
-    for degrees in _factorise_devices(model, batch, devices):
+    """Yield every layout of `devices` that `model` and `batch` allow, in a fixed order.
+
+    Degrees that `allows` refuses are left out.
+    """
+    for degrees in filter(allows, _factorise_devices(model, batch, devices)):
         for micro_batch in _iterate_micro_batches(batch, degrees):
             for recomputation in RECOMPUTED:
                 yield from _choose_schedules(model, batch, degrees, micro_batch, recomputation)

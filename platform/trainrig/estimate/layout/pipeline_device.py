@@ -7,45 +7,46 @@ early as possible. The interleaved schedule (section 2.2.2) has several stages o
 all three schedules a device is idle for the time of (P - 1) / chunks of its micro-batches.
 """
 
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypeVar
 
 from trainrig.estimate import step_memory
 from trainrig.estimate.activation_bytes import estimate_at_head, estimate_layers_per_token
+from trainrig.estimate.fitting_layouts import RECOMPUTED
 from trainrig.estimate.held_parameters import EndParts
 from trainrig.estimate.layout import communication
 from trainrig.estimate.layout.device_compute import Kernels, Timer
-from trainrig.estimate.layout.layouts import Degrees, DeviceLayout
+from trainrig.estimate.layout.layouts import Degrees, DeviceLayout, Schedule
 from trainrig.estimate.model_share import ModelParts, slice_parameters
 from trainrig.estimate.worker_memory import estimate_stream_buffers
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.shapes import DecoderShapes
+from trainrig.parallel.activation_budget import count_held_at_once
+from trainrig.parallel.axes.pipeline_schedule import Pipeline
 from trainrig.parallel.layer_bytes import estimate_keys_and_values
-from trainrig.parallel.layout import needs_sharding
+from trainrig.parallel.layout import FSDP, needs_sharding
 from trainrig.train.run_file.training_settings import Training
 
 Device = TypeVar("Device")
 
 
-def count_in_flight(device: int, layout: DeviceLayout, micro_batches: int) -> float:
-    """Return the number of micro-batches whose activations one device keeps at the same time.
+@cache
+def count_held(
+    schedule: Schedule | None, chunks: int, pipeline: int, device: int, micro_batches: int
+) -> tuple[int, ...]:
+    """Return how many micro-batches each stage of a device keeps between its two passes.
 
-    The number counts all layers of the device, so that it is a fraction where the device has
-    several stages. `device` is its index in the pipeline, and `micro_batches` the number of
-    micro-batches of a replica in a step.
+    `device` is its index in a pipeline of `pipeline` devices with `chunks` stages each, and
+    `micro_batches` the number of micro-batches of a replica in a step.
     """
-    pipeline = layout.degrees.pipeline
-    chunks = layout.chunks
-    if layout.schedule is None:
-        return 1.0
-    if layout.schedule == "GPipe":
-        return float(micro_batches)
-    if layout.schedule == "1F1B":
-        return float(min(micro_batches, pipeline - device))
-    # The stages that the device runs forward before its first backward pass, and the current one.
-    warm_up = 2 * (pipeline - device - 1) + (chunks - 1) * pipeline + 1
-    return min(micro_batches * chunks, warm_up) / chunks
+    if schedule is None:
+        return (1,)
+    if schedule != "GPipe":  # more micro-batches than a device ever keeps change nothing
+        micro_batches = min(micro_batches, 4 * pipeline)
+    axis = Pipeline(ranks=pipeline, schedule=schedule, chunks=chunks)
+    return tuple(count_held_at_once(FSDP(pipeline=axis), device, micro_batches))
 
 
 def count_waiting(layout: DeviceLayout) -> float:
@@ -253,17 +254,20 @@ class PipelineDevice:
         return self._timer.time_moving(2 * mine.weights + 2 * mine.gradients + 2 * mine.optimizer)
 
     def estimate_memory(
-        self, layout: DeviceLayout, training: Training, micro_batches: int
+        self, layout: DeviceLayout, training: Training, micro_batches: int, masks: float = 0.0
     ) -> step_memory.Memory:
         """Return the peak memory of a step, or of a save if that needs more.
 
-        `micro_batches` is the number of micro-batches of a replica in the step.
+        `micro_batches` is the number of micro-batches of a replica in the step, and `masks` the
+        bytes of masks for each of them.
         """
         slices = _count_slices(layout.degrees)
         mine = slice_parameters(self.held, *slices, self._parts.hosted)
-        kept, in_a_layer, head = self._estimate_activations(training)
+        in_a_layer, head = self._estimate_passing(training)
+        pipeline = layout.degrees.pipeline
+        held = count_held(layout.schedule, layout.chunks, pipeline, self._device, micro_batches)
         activations = step_memory.HeldActivations(
-            kept=kept * count_in_flight(self._device, layout, micro_batches),
+            kept=self._estimate_kept(layout, training, micro_batches) + masks * sum(held),
             in_a_layer=in_a_layer,
             at_the_head=head,
             buffers=self._estimate_buffers(layout.degrees),
@@ -277,39 +281,55 @@ class PipelineDevice:
         )
         return max(step, mine.in_a_save, key=lambda memory: memory.total)
 
-    def _estimate_activations(self, training: Training) -> tuple[float, float, float]:
-        """Return the activation bytes of one micro-batch: kept, in a layer, and at the head.
+    def _estimate_kept(self, layout: DeviceLayout, training: Training, count: int) -> float:
+        """Return the bytes of activations that all stages keep for the backward pass.
 
-        The last two are needed only while a layer, or the head, is computed. The result is the same
-        for all layouts that contain this device.
+        `count` is the number of micro-batches of a replica in the step.
         """
+        degrees = layout.degrees
+        held = count_held(layout.schedule, layout.chunks, degrees.pipeline, self._device, count)
+        again = RECOMPUTED[layout.recompute] is not None
+        others = 0.0 if again else (degrees.context - 1) * self._keys_and_values
+        kept = 0.0
+        for stage, micro_batches in zip(self._ranges, held, strict=True):
+            bytes_of_token = self._estimate_per_token(stage, training)[0] + others * len(stage)
+            kept += bytes_of_token * (1 if training.offload.activations else micro_batches)
+        return kept * self._replica.tokens
+
+    def _estimate_passing(self, training: Training) -> tuple[float, float]:
+        """Return the activation bytes that exist only while a layer, or the head, is computed."""
         replica = self._replica
-        tokens = self._replica.tokens
-        key = tuple(replica.kinds[number] for number in self._numbers)
+        tokens = replica.tokens
+        widest = max(self._estimate_per_token(stage, training)[1] for stage in self._ranges)
+        head = (
+            estimate_at_head(replica.local, self._timer.size, math.ceil(tokens))
+            if self._last
+            else 0.0
+        )
+        return widest * tokens, head
+
+    def _estimate_per_token(self, stage: range, training: Training) -> tuple[float, float]:
+        """Return the bytes per token that the layers of a stage keep, and those within one."""
+        replica = self._replica
+        key = tuple(replica.kinds[number] for number in stage)
         if key not in replica.per_token:
-            layers = [replica.shapes.layers[number] for number in self._numbers]
+            layers = [replica.shapes.layers[number] for number in stage]
             replica.per_token[key] = estimate_layers_per_token(
                 layers, replica.local, training, replica.split
             )
-        kept, in_a_layer = replica.per_token[key]
-        head = (
-            estimate_at_head(replica.local, self._timer.size, round(tokens)) if self._last else 0.0
-        )
-        return kept * tokens, in_a_layer * tokens, head
+        return replica.per_token[key]
+
+    @property
+    def _keys_and_values(self) -> float:
+        return estimate_keys_and_values(self._replica.local, self._timer.size)
 
     def _estimate_buffers(self, degrees: Degrees) -> float:
-        """Return the bytes of communication buffers.
-
-        They also hold the keys and values of a context group and their gradients.
-        """
+        """Return the bytes of communication buffers: activations, and keys of a context group."""
         replica = self._replica
         found = estimate_stream_buffers(
             replica.stream, degrees.tensor, replica.split, degrees.pipeline
         )
-        if degrees.context > 1:
-            whole = replica.tokens * degrees.context
-            found += 2 * estimate_keys_and_values(replica.local, self._timer.size) * whole
-        return found
+        return found + (degrees.context - 1) * self._keys_and_values * replica.tokens
 
 
 def _count_slices(degrees: Degrees) -> tuple[int, int, int]:

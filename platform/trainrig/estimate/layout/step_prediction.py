@@ -3,15 +3,22 @@
 A replica's step is n micro-batches on each of the P devices of a pipeline (P = 1 without one). Let
 f and b be the seconds of the slowest device's forward and backward pass of a micro-batch, including
 all waiting. A step then takes (n + (P - 1) / chunks) (f + b), plus the time it waits for parameters
-and gradients, plus the optimizer's time. estimate/layout/planner_terms.py states each term.
+and gradients, plus the optimizer's time, plus a constant share of all that.
+estimate/layout/planner_terms.py states each term.
 """
 
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Literal
 
+from trainrig.estimate.activation_bytes import NO_MASKS, RowMasks
 from trainrig.estimate.fitting_layouts import RECOMPUTED, BatchShape, RecomputeChoice
-from trainrig.estimate.layout import communication, device_compute, layouts, pipeline_device
+from trainrig.estimate.layout import (
+    communication,
+    device_compute,
+    layouts,
+    pipeline_device,
+    planner_terms,
+)
 from trainrig.estimate.layout.communication import NOTHING, Cluster, Sent
 from trainrig.estimate.model_share import ModelParts
 from trainrig.estimate.step_memory import Memory
@@ -19,9 +26,11 @@ from trainrig.flops import compute_layer_keys, count_attention_flops, count_toke
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.models.architecture.layer_settings import OutputNorm, PostNorm, SandwichNorm
 from trainrig.models.architecture.shapes import DecoderShapes, LayerShape, MixtureShape
-from trainrig.parallel.axes.pipeline_schedule import cut_evenly
+from trainrig.parallel.axes.axis_settings import Gathered
+from trainrig.parallel.axes.pipeline_schedule import cut_for_ranks
 from trainrig.parallel.layer_bytes import cut_model, cut_shapes, estimate_keys_and_values
 from trainrig.parallel.layout import DDP, FSDP, HSDP
+from trainrig.parallel.recompute import Full
 from trainrig.parallel.worker_layout import WorkerLayout
 from trainrig.train.run_file.training_settings import Training
 
@@ -40,10 +49,16 @@ class StepSeconds:
     bubble: float  # waiting for other stages or for a slower device
     data: float  # waiting for parameters and gradients, and copying them
     optimizer: float
+    rest: float = 0.0  # time of launches, stragglers and others that no term predicts
 
     @property
     def total(self) -> float:
         """Seconds of the whole step."""
+        return self.explained + self.rest
+
+    @property
+    def explained(self) -> float:
+        """Seconds of all terms but the rest."""
         computed = self.products + self.attention + self.elementwise + self.optimizer
         sent = self.tensor + self.context + self.expert + self.pipeline + self.data
         return computed + sent + self.bubble
@@ -94,6 +109,34 @@ class StepPrediction:
         return self.flops / (self.seconds.total * self.peak)
 
 
+def apply_to_training(
+    training: Training, layout: layouts.DeviceLayout, as_written: bool = False
+) -> Training:
+    """Return `training` with the kind of `layout`, without the axes within a replica.
+
+    The result is deterministic only if the layout gives bit-exact results. It has at least as many
+    virtual workers as replicas, unless the settings are to stay `as_written`.
+    """
+    degrees = layout.degrees
+    replicate = degrees.replicate
+    sliced_over = degrees.shard * degrees.context * degrees.expert
+    shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline
+    exact = shared == 1 or (replicate == 1 and layout.reduce == "step")
+    parallel: WorkerLayout = FSDP(reshard=layout.reshard, reduce=layout.reduce)
+    if replicate > 1 and sliced_over > 1:
+        parallel = HSDP(replicas=replicate, reshard=layout.reshard, reduce=layout.reduce)
+    elif replicate > 1:
+        parallel = DDP()
+    return training.model_copy(
+        update={
+            "parallel": parallel,
+            "recompute": RECOMPUTED[layout.recompute],
+            "deterministic": training.deterministic and exact,
+            "virtual_workers": max(training.virtual_workers, 0 if as_written else degrees.data),
+        }
+    )
+
+
 class Predictor:
     """Predictor of layouts of one run on one cluster."""
 
@@ -104,8 +147,13 @@ class Predictor:
         batch: BatchShape,
         cluster: Cluster,
         predicted: float = 1.0,
+        masks: RowMasks = NO_MASKS,
+        as_written: bool = False,
     ) -> None:
-        """Prepare predictions, with `predicted` the share of tokens for which logits are computed.
+        """Prepare predictions.
+
+        `predicted` is the share of tokens for which logits are computed, and `masks` are those that
+        the rows of the run need. `as_written` keeps the virtual workers of the run.
 
         Raises ConfigError if the table of hardware lacks a figure, or if the vocabulary size of the
         model is not known.
@@ -116,6 +164,7 @@ class Predictor:
         self.cluster = cluster
         self.timer = device_compute.Timer(cluster.name, cluster.device, training)
         self.predicted = predicted
+        self.masks = masks
         token_flops = count_token_flops(model, batch.sequence_length, predicted=predicted)
         self._positions = batch.global_batch * batch.sequence_length
         self._flops = token_flops.training * self._positions
@@ -125,7 +174,10 @@ class Predictor:
         self._parts = lru_cache(maxsize=None)(partial(ModelParts.of, model, training))
         self._replica = lru_cache(maxsize=None)(self._build_replica)
         self._pipeline = lru_cache(maxsize=None)(self._build_pipeline)
-        self._training = lru_cache(maxsize=None)(self._build_training)
+        self._masks = lru_cache(maxsize=None)(self._count_masks)
+        self._training = lru_cache(maxsize=None)(
+            partial(apply_to_training, training, as_written=as_written)
+        )
 
     def predict(self, layout: layouts.DeviceLayout) -> StepPrediction:
         """Return the prediction for `layout`, which must be legal."""
@@ -140,9 +192,10 @@ class Predictor:
         )
         training = self.build_training(layout)
         slowest = max(devices, key=lambda device: device.spent.total)
+        masks = self._masks(degrees.context, layout.micro_batch, training.recompute is None)
         memory = max(
             (
-                device.estimate_memory(layout, training, micro_batches)
+                device.estimate_memory(layout, training, micro_batches, masks)
                 for device in pipeline_device.select_largest(devices)
             ),
             key=lambda memory: memory.total,
@@ -162,63 +215,44 @@ class Predictor:
                 data.reduced,
                 data.replicated,
             ),
-            seconds=StepSeconds(
-                products=micro_batches * spent.products,
-                attention=micro_batches * spent.attention,
-                elementwise=micro_batches * spent.elementwise,
-                tensor=micro_batches * spent.tensor,
-                context=micro_batches * spent.context,
-                expert=micro_batches * spent.expert,
-                pipeline=micro_batches * spent.pipeline,
-                bubble=pipeline_device.count_waiting(layout) * spent.total,
-                data=data.waited + self.timer.time_moving(data.copied),
-                optimizer=slowest.time_update(layout),
+            seconds=self._add_rest(
+                StepSeconds(
+                    products=micro_batches * spent.products,
+                    attention=micro_batches * spent.attention,
+                    elementwise=micro_batches * spent.elementwise,
+                    tensor=micro_batches * spent.tensor,
+                    context=micro_batches * spent.context,
+                    expert=micro_batches * spent.expert,
+                    pipeline=micro_batches * spent.pipeline,
+                    bubble=pipeline_device.count_waiting(layout) * spent.total,
+                    data=data.waited + self.timer.time_moving(data.copied),
+                    optimizer=slowest.time_update(layout),
+                )
             ),
             positions=self._positions,
             flops=self._flops,
             peak=self._peak,
         )
 
+    def _add_rest(self, seconds: StepSeconds) -> StepSeconds:
+        return replace(seconds, rest=planner_terms.REST.value * seconds.explained)
+
     def build_training(self, layout: layouts.DeviceLayout) -> Training:
         """Return the run's training settings with `layout` applied.
 
         They are deterministic only if the layout gives bit-exact results.
         """
-        degrees = layout.degrees
-        shared = degrees.context * degrees.expert * degrees.tensor * degrees.pipeline
-        return self._training(
-            degrees.replicate,
-            degrees.data,
-            degrees.shard * degrees.context * degrees.expert,
-            layout.reshard,
-            layout.reduce,
-            layout.recompute,
-            shared == 1 or (degrees.replicate == 1 and layout.reduce == "step"),
-        )
+        return self._training(replace(layout, micro_batch=1, schedule=None, chunks=1))
 
-    def _build_training(
-        self,
-        replicate: int,
-        data: int,
-        sliced_over: int,
-        reshard: Literal["step", "layer"],
-        reduce: Literal["step", "micro_batch"],
-        recomputation: RecomputeChoice,
-        exact: bool,
-    ) -> Training:
-        parallel: WorkerLayout = FSDP(reshard=reshard, reduce=reduce)
-        if replicate > 1 and sliced_over > 1:
-            parallel = HSDP(replicas=replicate, reshard=reshard, reduce=reduce)
-        elif replicate > 1:
-            parallel = DDP()
-        return self.training.model_copy(
-            update={
-                "parallel": parallel,
-                "recompute": RECOMPUTED[recomputation],
-                "deterministic": self.training.deterministic and exact,
-                "virtual_workers": max(self.training.virtual_workers, data),
-            }
-        )
+    def _count_masks(self, context: int, rows: int, keeps: bool) -> float:
+        """Return the bytes of masks on one device for a micro-batch of `rows`.
+
+        `keeps` says that activations are not recomputed.
+        """
+        parallel = FSDP(context=Gathered(ranks=context) if context > 1 else None)
+        recompute = None if keeps else Full()
+        training = self.training.model_copy(update={"parallel": parallel, "recompute": recompute})
+        return self.masks.count_kept(self.model, training, rows, self.batch.sequence_length)
 
     def _cut_model(self, tensor: int, expert: int) -> tuple[DecoderConfig, DecoderShapes]:
         return cut_model(self.model, tensor, expert), cut_shapes(self.model, tensor, expert)
@@ -239,9 +273,7 @@ class Predictor:
             recomputation,
             sequence_parallel,
         )
-        costs = tuple(sum(layer.passes) for layer in replica.layers)
-        last = replica.head.forward + replica.head.backward + replica.ends.waited
-        ranges = cut_evenly(costs, last, degrees.pipeline * chunks)
+        stages = cut_for_ranks(self.model, degrees.pipeline, chunks)
         stage = communication.estimate_stage_traffic(
             self.cluster, degrees, replica.stream / replica.split
         )
@@ -254,7 +286,7 @@ class Predictor:
                 replica,
                 parts,
                 device,
-                ranges[device :: degrees.pipeline],
+                stages[device],
                 stage,
             )
             for device in range(degrees.pipeline)

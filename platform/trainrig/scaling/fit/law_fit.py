@@ -5,7 +5,7 @@ seeded.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -22,7 +22,9 @@ from trainrig.scaling.laws.law import (
     Interval,
     IntervalEstimate,
     Law,
+    Member,
     Ranges,
+    refuse_draws,
     write_law,
 )
 from trainrig.scaling.laws.runs_files import read_table
@@ -38,6 +40,8 @@ from trainrig.scaling.regression.regression import Progress
 from trainrig.scaling.regression.task_laws import fit_tasks
 
 LAW_FILE = "law.json"
+# Most bootstrap draws of each other form. Together they count as the form's share of a prediction.
+MEMBER_DRAWS = 200
 
 
 log = logging.getLogger(__name__)
@@ -118,6 +122,7 @@ def fit_law(
         if _determines_exponent(forms.chosen)
         else {}
     )
+    members = tuple(_draw_members(forms, settings, reporter))
     reporter.stage("profiles")
     profiled = compute_profiles(fit, quantities, settings.bootstrap.level, reporter.count)
     estimates = with_profiles(_estimate_quantities(draws, quantities), profiled)
@@ -130,6 +135,8 @@ def fit_law(
         choice=forms.why,
         assumed=forms.assumed,
         draws=draws.forms,
+        weight=1.0 - sum(member.weight for member in members),
+        members=members,
         estimates=estimates | _fit_frontiers(screened, settings),
         parameters_count=screened.runs.counts,
         tokenizer=tokenizer,
@@ -148,6 +155,23 @@ def fit_law(
         made_by=list_versions(),
     )
     return Fitted(law, screened.runs, screened.along, profiled, settings)
+
+
+def _draw_members(
+    forms: form_choice.LawForms, settings: LawFit, reporter: Progress
+) -> Iterator[Member]:
+    """Yield the other forms that take part in predictions, with their bootstrap draws.
+
+    A form of which too many draws have no fit takes part without draws.
+    """
+    fewer = min(settings.bootstrap.draws, MEMBER_DRAWS)
+    rules = settings.bootstrap.model_copy(update={"draws": fewer})
+    for kind, weight in list(forms.weights.items())[1:]:
+        reporter.stage(f"bootstrap of {kind}")
+        drawn = bootstrap_form(forms.fits[kind], rules, reporter.count)
+        refused = refuse_draws(len(drawn.draws.good), drawn.draws.failed)
+        draws = () if refused else drawn.forms
+        yield Member(form=forms.fits[kind].form, weight=weight, draws=draws)
 
 
 def _judge_form(

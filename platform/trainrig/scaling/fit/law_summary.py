@@ -274,3 +274,7 @@ def _describe_forms(law: Law) -> Iterator[str]:
             held += " (more than one standard error above the best)"
         more = "" if other.criterion is None else f", AIC {other.criterion - least:+.1f}"
         yield f"  {other.form.kind:16} objective {other.objective:.6g}{held}{more}"
+    if law.members:
+        shares = [(law.weight, law.form), *((one.weight, one.form) for one in law.members)]
+        words = ", ".join(f"{weight:.0%} {form.kind}" for weight, form in shares)
+        yield f"  predicted losses are {words}, in proportion to 1 / error^2 on larger runs"

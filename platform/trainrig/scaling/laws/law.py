@@ -171,6 +171,14 @@ class TaskLaw(Settings):
         return compute_percentiles(self.drawn.compute_score([flops])[:, 0], level)
 
 
+class Member(Settings):
+    """Another form that takes part in predictions of the loss."""
+
+    form: Form
+    weight: float = Field(gt=0, le=1)  # share of the form in a prediction
+    draws: tuple[Form, ...] = ()  # bootstrap draws of the form
+
+
 class Law(Settings):
     """Root model of `law.json`."""
 
@@ -179,8 +187,12 @@ class Law(Settings):
     form: Form
     choice: str = ""  # reason for the choice of this form
     assumed: str = ""  # assumption that the runs do not show, such as the best D/N
-    # Bootstrap draws of `form`, from which all intervals of predictions are computed.
+    # Bootstrap draws of `form`, from which all intervals of its constants are computed.
     draws: tuple[Form, ...] = ()
+    weight: float = Field(1.0, gt=0, le=1)  # share of `form` in predictions of the loss
+    # The other forms in predictions of the loss. A share is in proportion to 1 / error^2, where the
+    # error is the mean one on larger runs.
+    members: tuple[Member, ...] = ()
     # Keys are the constants, and `parameters_exponent` where the form determines it.
     estimates: Mapping[str, IntervalEstimate] = Field({})
     parameters_count: Literal["non-embedding", "total"]  # parameters that N counts
@@ -228,19 +240,44 @@ class Law(Settings):
             other.form for other in self.compared if other.as_good and other.form.kind not in kinds
         )
 
+    def combine(self, quantity: Callable[[Form], float]) -> float:
+        """Compute `quantity` by all forms, each with its share.
+
+        A form for which it is not a number, because the form does not know it, has no share.
+        """
+        found = [(self.weight, float(quantity(self.form)))]
+        found += [(member.weight, float(quantity(member.form))) for member in self.members]
+        known = [(weight, value) for weight, value in found if not np.isnan(value)]
+        if len(known) < 2:
+            return found[0][1]
+        return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known)
+
     def compute_wide_interval(
         self, quantity: Callable[[Form], float], level: float = 0.95
     ) -> Interval | None:
-        """Compute the interval of `quantity` over the draws, widened to contain the rival forms.
+        """Compute the interval of `quantity` over the draws of all forms, each with its share.
 
-        Forms that predict equally well may differ far beyond the runs. Their disagreement is doubt
-        that the draws of one form do not show.
+        The interval contains the prediction of each form. Forms that predict equally well may
+        differ far beyond the runs. Their disagreement is doubt that the draws of one form do not
+        show.
         """
-        interval = self.compute_interval(quantity, level)
-        if interval is None:
+        if self.no_interval:
             return None
-        values = [float(quantity(form)) for form in self.rivals]
-        points = [Interval(low=value, high=value, level=level) for value in values]
+        drawn = [(self.weight, self.draws)]
+        known = [
+            member
+            for member in self.members
+            if member.draws and not np.isnan(quantity(member.form))
+        ]
+        drawn += [(member.weight, member.draws) for member in known]
+        values = [np.array([float(quantity(form)) for form in draws]) for _, draws in drawn]
+        interval = compute_shared_percentiles(values, [share for share, _ in drawn], level)
+        others = (*self.rivals, *(member.form for member in self.members))
+        forms = (self.form, *others) if others else ()
+        said = [float(quantity(form)) for form in forms]
+        points = [
+            Interval(low=value, high=value, level=level) for value in said if not np.isnan(value)
+        ]
         return join_intervals([interval, *points])
 
 
@@ -267,6 +304,29 @@ def compute_percentiles(values: Array, level: float = 0.95) -> Interval:
     return Interval(low=float(low), high=float(high), level=level)
 
 
+def compute_shared_percentiles(
+    drawn: Sequence[Array], shares: Sequence[float], level: float = 0.95
+) -> Interval:
+    """Compute the interval of the middle `level` of several sets of draws, each with its share."""
+    if len(drawn) == 1:
+        return compute_percentiles(drawn[0], level)
+    values = np.concatenate(drawn)
+    values = np.where(np.isnan(values), np.inf, values)
+    weights = np.concatenate(
+        [
+            np.full(len(draws), share / len(draws))
+            for draws, share in zip(drawn, shares, strict=True)
+        ]
+    )
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order])
+    ends = [
+        values[order][min(np.searchsorted(below, share * below[-1]), len(values) - 1)]
+        for share in ((1 - level) / 2, (1 + level) / 2)
+    ]
+    return Interval(low=float(ends[0]), high=float(ends[1]), level=level)
+
+
 def join_intervals(intervals: Sequence[Interval | None]) -> Interval:
     """Return the least interval that contains all `intervals`; None among them has no effect."""
     known = [interval for interval in intervals if interval is not None]
@@ -284,7 +344,7 @@ def write_law(path: str, law: Law) -> None:
     data = law.model_dump(mode="json")
     listed = _format_draws(data.pop("draws"))
     inner: dict[str, str] = {}
-    for part in (*data["tasks"], *data["approaches"]):
+    for part in (*data["members"], *data["tasks"], *data["approaches"]):
         place = f"the draws of part {len(inner)}"
         inner[f'"{place}"'] = _format_draws(part["draws"])
         part["draws"] = place

@@ -2,6 +2,7 @@
 
 from trainrig.estimate.layout import planner_terms
 from trainrig.estimate.layout.layout_search import Found, LayoutPlan
+from trainrig.estimate.run_cost import format_hours
 from trainrig.estimate.step_memory import RESERVE
 from trainrig.parallel.activation_budget import GIB
 from trainrig.report import page_rendering, plots
@@ -12,7 +13,7 @@ from trainrig.scaling.plan import layout_text
 
 _GROUPS = {
     "products": ("products",),
-    "other": ("attention", "elementwise", "optimizer"),
+    "other": ("attention", "elementwise", "optimizer", "rest"),
     "sent": ("tensor", "context", "expert", "pipeline"),
     "bubble": ("bubble",),
     "data": ("data",),
@@ -30,6 +31,7 @@ def build_layout_page(plan: LayoutPlan, run_file: str) -> str:
     return page_rendering.render_page(
         __name__,
         plan=plan,
+        hours=format_hours(plan.cost),
         warnings=plan.warnings,
         formats=law_formats,
         degrees=layout_text.format_degrees(plan.best[0].prediction.layout),

@@ -5,6 +5,7 @@ from typing import Any
 
 from trainrig.estimate.layout.layout_search import Found, LayoutPlan
 from trainrig.estimate.layout.layouts import DeviceLayout
+from trainrig.estimate.run_cost import format_hours
 from trainrig.estimate.step_memory import RESERVE
 from trainrig.parallel.activation_budget import GIB
 from trainrig.scaling.laws.law_formats import format_count, format_four_digits, format_usd
@@ -40,6 +41,9 @@ def describe_layouts(plan: LayoutPlan) -> Iterator[str]:
     if plan.runnable is not None and plan.runnable not in plan.best:
         yield _format_row("*", plan.runnable)
         yield "  * the best layout that the trainer supports for this run"
+    if plan.own is not None:
+        yield _format_row("=", plan.own)
+        yield "  = the layout of the run file itself, as `trainrig check` reports it"
     yield from _describe_seconds(plan)
     yield from _describe_cost(plan)
     for warning in plan.warnings:
@@ -101,7 +105,7 @@ def _describe_cost(plan: LayoutPlan) -> Iterator[str]:
             f"{format_usd(cost.usd)} USD ({cost.machines:,} {cost.instance}, price of {cost.as_of})"
         )
     yield (
-        f"  cost of {steps:,} steps: {format_four_digits(cost.hours)} h, {price}, "
+        f"  cost of {steps:,} steps: {format_hours(cost)}, {price}, "
         f"{format_four_digits(cost.kwh)} kWh at {watts / 1e3:,.4g} kW"
     )
 
@@ -119,6 +123,7 @@ def build_plan_data(plan: LayoutPlan) -> dict[str, Any]:
         "fitting": plan.fitting,
         "layouts": [build_layout_data(found) for found in plan.best],
         "runnable": None if plan.runnable is None else build_layout_data(plan.runnable),
+        "own": None if plan.own is None else build_layout_data(plan.own),
         "cost": plan.cost.model_dump(mode="json"),
         "warnings": list(plan.warnings),
     }

@@ -1,49 +1,35 @@
 """Implementation of `trainrig plan --layout`: the fastest layouts, and a run file of the best."""
 
-import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
 from trainrig import config, hardware, manifest, storage
 from trainrig.config import to_toml
 from trainrig.errors import ConfigError
-from trainrig.estimate.fitting_layouts import RECOMPUTED, BatchShape
+from trainrig.estimate.fitting_layouts import RECOMPUTED
 from trainrig.estimate.held_parameters import resolve_offload
-from trainrig.estimate.layout.communication import Cluster
+from trainrig.estimate.layout.cluster_choice import ClusterWanted, build_cluster
 from trainrig.estimate.layout.layout_fallbacks import count_unit, find_fallbacks
-from trainrig.estimate.layout.layout_search import FixedDegrees, LayoutPlan, Subject, search
-from trainrig.estimate.layout.layouts import DeviceLayout
+from trainrig.estimate.layout.layout_search import LayoutPlan, search
+from trainrig.estimate.layout.layout_settings import build_parallel, read_layout
+from trainrig.estimate.layout.run_subject import (
+    FixedDegrees,
+    Subject,
+    build_run_subject,
+    check_is_planned,
+    list_uncounted_copies,
+)
 from trainrig.estimate.layout.step_prediction import StepPrediction
 from trainrig.estimate.training_check import describe_fallbacks
-from trainrig.hardware import Hardware
 from trainrig.manifest import MANIFEST
 from trainrig.models.architecture.decoder_config import DecoderConfig
-from trainrig.models.architecture.encoder_configs import EncoderDecoderConfig
-from trainrig.objectives.denoising.row_shapes import compute_widest_row
-from trainrig.objectives.objective_settings import find_parts
 from trainrig.parallel.activation_budget import GIB
-from trainrig.parallel.layout import DDP, FSDP, HSDP, Fallback, Layout
+from trainrig.parallel.layout import Fallback
 from trainrig.scaling.plan import layout_text
 from trainrig.storage.writable import check_file
 from trainrig.train.run_file.run_files import Pretraining
 from trainrig.train.run_file.worker_settings import parse_bounds
-
-
-@dataclass(frozen=True)
-class ClusterWanted:
-    """Devices that a run is planned for, as the options name them."""
-
-    device: str | None = None  # None: the device of `instance`, or h100
-    nodes: int | None = None  # number of machines; None: derived from `devices`
-    devices: int | None = None  # None: derived from `nodes`, or the number of the run's workers
-    instance: str | None = None  # None: the cheapest instance type with such devices
-    interconnect: str | None = None  # None: the interconnect of the instance type
-
-
-USUAL_DEVICE = "h100"
 
 
 def answer(
@@ -64,7 +50,10 @@ def answer(
     on_devices = run.training.resolve(cluster.device.computes_narrow, compiles=False)
     on_devices = resolve_offload(on_devices, not cluster.device.accelerator)
     subject, notes = build_subject(run.model_copy(update={"training": on_devices}), path)
-    found = search(subject, cluster, fixed, offers)
+    own = None
+    if cluster.devices == parse_bounds(run.workers).most:
+        own = read_layout(on_devices, cluster.devices, run.batches.micro_batch)
+    found = search(subject, cluster, fixed, offers, own)
     lines = [*notes, *layout_text.describe_layouts(found)]
     if out is not None:
         lines += _write(out, run, found)
@@ -72,7 +61,7 @@ def answer(
 
 
 def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
-    """Return the part of `run` that a layout is planned for, and notes for the user.
+    """Return `run` as the subject of a layout search, and notes for the user.
 
     Raises ConfigError if the run file has no model, or a model that layouts cannot be planned for.
     """
@@ -81,56 +70,30 @@ def build_subject(run: Pretraining, name: str) -> tuple[Subject, list[str]]:
         raise ConfigError(
             f"plan: {name}: [model] is missing, and a layout depends on its sizes; add it"
         )
-    if isinstance(model, EncoderDecoderConfig):
-        raise ConfigError(
-            f"plan: {name}: layouts can only be planned for decoders and encoders, and model.kind "
-            f"is '{model.kind}'"
-        )
-    if model.generator_model is not None or model.further_heads:
-        unsupported = "further_heads" if model.further_heads else "a generator"
-        raise ConfigError(
-            f"plan: {name}: layouts can only be planned for models that are trained alone, and "
-            f"this one has {unsupported}"
-        )
-    notes = []
-    if run.training.offload.optimizer:
-        notes.append(
-            "Step times do not include the copies of the optimizer state from the host and back, "
-            "which offload.optimizer causes."
-        )
-    if run.training.offload.activations:
-        notes.append("Step times do not include the copies of activations to the host and back.")
+    on_cpu = False  # only accelerators have links
+    subject = build_run_subject(run, _settle_vocabulary(model, run), run.training, on_cpu, name)
+    check_is_planned(subject)
+    return subject, list(_list_notes(run, subject))
+
+
+def _list_notes(run: Pretraining, subject: Subject) -> Iterator[str]:
+    """Yield notes on the costs that step times leave out, and on the rows of the plan."""
+    for copies in list_uncounted_copies(run.training):
+        yield f"Step times do not include {copies}."
     stages = run.batches.resolve_stages()
-    ends = [
-        run.batches.count_positions(min(stage.from_step, run.training.steps)) for stage in stages
-    ]
-    ends.append(run.batches.count_positions(run.training.steps))
-    positions = [end - begin for begin, end in itertools.pairwise(ends)]
-    stage = stages[positions.index(max(positions))]
     if len(stages) > 1:
-        notes.append(
-            f"The plan is for the batches from step {stage.from_step} on: the stage with the "
-            f"most tokens of {len(stages)} stages."
+        number = next(n for n, part in enumerate(subject.stages) if part.batch == subject.batch)
+        yield (
+            f"Step times are for the batches from step {stages[number].from_step} on: the stage "
+            f"with the most tokens of {len(stages)} stages. Memory and cost count all stages."
         )
-    rate = sum(
-        share * objective.mean_rate(run.training.steps)
-        for share, objective in find_parts(run.objective)
-    )
-    places = compute_widest_row(run.objective, stage.sequence_length)
-    if places != stage.sequence_length:
-        notes.append(
+    places = subject.batch.sequence_length
+    if places not in {stage.sequence_length for stage in stages}:
+        yield (
             f"The plan is for rows of {places} positions, the widest that the objective "
-            f"{run.objective.kind} makes from {stage.sequence_length} tokens. Tokens per second "
-            "count positions."
+            f"{run.objective.kind} makes from {run.batches.sequence_length} tokens. Tokens per "
+            "second count positions."
         )
-    return Subject(
-        name=name,
-        model=_settle_vocabulary(model, run),
-        training=run.training,
-        batch=BatchShape(stage.global_batch, places),
-        predicted=rate,
-        objective=run.objective,
-    ), notes
 
 
 def _settle_vocabulary(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
@@ -144,91 +107,6 @@ def _settle_vocabulary(model: DecoderConfig, run: Pretraining) -> DecoderConfig:
         )
     counts = manifest.read_input(run.tokens, "tokenize").counts
     return model.for_tokenizer(int(counts["vocabulary"]))
-
-
-def build_cluster(wanted: ClusterWanted, offers: Hardware, workers: int) -> Cluster:
-    """Return the cluster that the options name.
-
-    Without a number of devices or machines, it has as many devices as the run has `workers`. Raises
-    ConfigError if the options contradict each other; the message names what works.
-    """
-    name = _choose_device(wanted, offers)
-    device = offers.find_device(name)
-    instance = wanted.instance or offers.find_cheapest(name)
-    if device.link is None:
-        linked = ", ".join(
-            sorted(other for other, other_device in offers.devices.items() if other_device.link)
-        )
-        raise ConfigError(
-            f"plan: the table of hardware has no link of '{name}', which planning a layout needs; "
-            f"add it, or choose one of these with --device: {linked or 'none has a link'}"
-        )
-    devices_per_machine = offers.find_instance(instance).devices if instance else 1
-    devices = wanted.devices or (wanted.nodes * devices_per_machine if wanted.nodes else workers)
-    if wanted.nodes and wanted.devices and wanted.nodes * devices_per_machine != wanted.devices:
-        raise ConfigError(
-            f"plan: {wanted.nodes} nodes with {devices_per_machine} {name} each have "
-            f"{wanted.nodes * devices_per_machine} devices, and `devices` is {wanted.devices}; "
-            "leave out one of the two"
-        )
-    if devices > devices_per_machine and devices % devices_per_machine:
-        below = devices // devices_per_machine * devices_per_machine
-        raise ConfigError(
-            f"plan: {devices} {name} are not a whole number of machines of {devices_per_machine}; "
-            f"use {below} or {below + devices_per_machine}"
-        )
-    across = None
-    if wanted.interconnect is not None:
-        across = offers.find_interconnect(wanted.interconnect)
-    elif devices > devices_per_machine:
-        across = offers.find_interconnect(_find_usual_interconnect(instance, offers))
-    inside = offers.links[device.link]
-    return Cluster(name, device, devices, devices_per_machine, inside, across, instance)
-
-
-def _choose_device(wanted: ClusterWanted, offers: Hardware) -> str:
-    if wanted.instance is None:
-        return wanted.device or USUAL_DEVICE
-    held = offers.find_instance(wanted.instance).device
-    if wanted.device not in (None, held):
-        raise ConfigError(
-            f"plan: instance {wanted.instance} has devices '{held}', not '{wanted.device}'; "
-            "leave out one of the two"
-        )
-    return held
-
-
-def _find_usual_interconnect(instance: str | None, offers: Hardware) -> str:
-    own = offers.instances[instance].interconnect if instance else None
-    if own is None:
-        there = ", ".join(name for name, link in offers.links.items() if link.between == "machines")
-        raise ConfigError(
-            f"plan: the table of hardware has no interconnect for machines of {instance}; choose "
-            f"one as `layout.interconnect`: {there}"
-        )
-    return own
-
-
-def build_parallel(layout: DeviceLayout) -> Layout:
-    """Return `layout` as the value of `training.parallel` in a run file."""
-    degrees = layout.degrees
-    axes: dict[str, Any] = {
-        axis: {"ranks": getattr(degrees, axis)}
-        for axis in ("tensor", "pipeline", "context", "expert")
-        if getattr(degrees, axis) > 1
-    }
-    if "pipeline" in axes:
-        axes["pipeline"] |= {"schedule": layout.schedule, "chunks": layout.chunks}
-    if "tensor" in axes:
-        axes["tensor"]["sequence_parallel"] = layout.sequence_parallel
-    if "context" in axes:
-        axes["context"]["kind"] = "Gathered"  # the only kind that the planner models
-    if degrees.replicate == 1:
-        return FSDP.model_validate({"reshard": layout.reshard, "reduce": layout.reduce, **axes})
-    if degrees.shard * degrees.context * degrees.expert == 1:
-        return DDP.model_validate(axes)
-    sliced = {"replicas": degrees.replicate, "reshard": layout.reshard, "reduce": layout.reduce}
-    return HSDP.model_validate({**sliced, **axes})
 
 
 def apply_layout(

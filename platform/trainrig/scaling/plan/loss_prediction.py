@@ -1,6 +1,7 @@
 """Prediction, by a law, of the loss of a model of a given size after a number of tokens."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 from trainrig.config import Field, Settings
 from trainrig.errors import ConfigError
@@ -28,7 +29,8 @@ class LossPrediction(Settings):
 
     law: str
     law_source: str
-    form: str
+    form: str  # form of the law itself
+    shares: dict[str, float]  # share of each form in the loss
     parameters: float = Positive  # N, as the law counts parameters
     parameters_count: str
     tokens: float = Positive  # D, repeats included
@@ -66,16 +68,19 @@ def predict_loss(
     form = law.form if unique_tokens is None else _to_data_constrained(law.form)
 
     def predict(draw: Form) -> float:
-        if unique_tokens is None or isinstance(draw, Kaplan):  # a rival that knows no repeats
+        if unique_tokens is None:
             return float(draw.compute_loss(parameters, tokens))
+        if isinstance(draw, Kaplan):  # knows no repeats
+            return math.nan
         return float(_to_data_constrained(draw).compute_loss(parameters, tokens, unique_tokens))
 
     found = law.compute_wide_interval(predict)
-    expected = float(form.compute_loss(parameters, tokens, unique_tokens))
+    expected = law.combine(predict)
     return LossPrediction(
         law=law.name,
         law_source=law.source,
         form=form.kind,
+        shares=_list_shares(law, form, predict),
         parameters=parameters,
         parameters_count=law.parameters_count,
         tokens=tokens,
@@ -86,12 +91,22 @@ def predict_loss(
         loss=expected,
         loss_interval=found,
         no_interval=law.no_interval,
-        loss_if_new=None if unique_tokens is None else float(form.compute_loss(parameters, tokens)),
+        loss_if_new=None
+        if unique_tokens is None
+        else law.combine(lambda draw: float(draw.compute_loss(parameters, tokens))),
         tasks=tuple(_predict_tasks(law, count_flops_6nd(parameters, tokens))),
         warnings=tuple(
             _find_warnings(law, form, parameters, tokens, unique_tokens, expected, found)
         ),
     )
+
+
+def _list_shares(law: Law, form: Form, predict: Callable[[Form], float]) -> dict[str, float]:
+    """Return the share of each form that can make the prediction."""
+    known = [member for member in law.members if not math.isnan(predict(member.form))]
+    whole = law.weight + sum(member.weight for member in known)
+    shares: dict[str, float] = {form.kind: law.weight / whole}
+    return shares | {member.form.kind: member.weight / whole for member in known}
 
 
 def describe_prediction(found: LossPrediction) -> Iterator[str]:
@@ -118,7 +133,9 @@ def describe_prediction(found: LossPrediction) -> Iterator[str]:
             f"  {task.task} {task.score:.3f} {interval}, chance {task.chance:.3g}; right answers "
             f"{task.loss:.4g} nats per byte"
         )
-    yield f"  by {found.law}, {found.form}: {found.law_source or 'no source named'}"
+    by = ", ".join(f"{share:.0%} {name}" for name, share in found.shares.items())
+    named = found.form if len(found.shares) == 1 else by
+    yield f"  by {found.law}, {named}: {found.law_source or 'no source named'}"
     for warning in found.warnings:
         yield f"! {warning}"
 

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 
 from trainrig.errors import ConfigError
 from trainrig.estimate import fitting_layouts
+from trainrig.estimate.activation_bytes import RowMasks
 from trainrig.estimate.fitting_layouts import BatchShape
-from trainrig.estimate.run_cost import compute_affordable_flops
+from trainrig.estimate.layout import run_placement
+from trainrig.estimate.layout.cluster_choice import build_rented_cluster
+from trainrig.estimate.layout.communication import Cluster
+from trainrig.estimate.layout.run_subject import Subject
+from trainrig.estimate.run_cost import USUAL_SHARE, compute_affordable_flops
 from trainrig.flops import count_position_flops
 from trainrig.hardware import Hardware
 from trainrig.models.architecture.decoder_config import DecoderConfig
 from trainrig.objectives.denoising import row_shapes
+from trainrig.objectives.objective_settings import ObjectiveSettings, find_parts
 from trainrig.parallel.precision import Precision
 from trainrig.scaling import model_ladder
 from trainrig.scaling.laws.law import Law
@@ -104,25 +110,37 @@ class PlacedModel:
     devices: int
     sliced: int  # number of parts into which each replica's weights are sliced
     micro_batch: int
+    seconds: float | None  # seconds of the whole run; None: they cannot be predicted
     placement: Placement
 
 
 def place_model(
-    model: DecoderConfig, request: PlanRequest, where: PlanHardware, batch: BatchShape, flops: float
+    model: DecoderConfig,
+    objective: ObjectiveSettings,
+    request: PlanRequest,
+    where: PlanHardware,
+    batch: BatchShape,
+    flops: float,
+    steps: int,
 ) -> PlacedModel:
     """Choose a layout of `model`, and the number of devices if the request leaves it open.
 
     An open number is that of a whole machine, or more if the model needs more to fit or to finish
-    within MOST_DAYS. `flops` is the number of operations of the whole run. If nothing fits, the
-    layout is the one that needs the least memory. Raises ConfigError if there are more devices than
-    sequences in a global batch.
+    within MOST_DAYS. `flops` is the number of operations of the whole run of `steps`. If nothing
+    fits, the layout is the one that needs the least memory. Raises ConfigError if there are more
+    devices than sequences in a global batch.
     """
-    room = where.hardware.find_device(where.device).memory
+    device = where.hardware.find_device(where.device)
     offer = where.hardware.find_instance(where.instance) if where.instance else None
     per_machine = offer.devices if offer else 1
-    precision = Precision(compute=request.compute)
-    base = Training(steps=1, optimizer=request.optimizer, precision=precision)
-    needed = fitting_layouts.count_devices_needed(model, base, batch, per_machine, room)
+    subject = _build_subject(model, objective, request, batch, steps, not device.accelerator)
+
+    def make_cluster(devices: int) -> Cluster:
+        return build_rented_cluster(where.device, where.hardware, devices, where.instance)
+
+    needed: int | None = None
+    if request.devices is None:
+        needed = run_placement.count_devices_needed(subject, make_cluster)
     devices = request.devices or min(
         batch.global_batch,
         max(per_machine, needed or 1, _count_devices_for_time(request, where, flops)),
@@ -132,22 +150,30 @@ def place_model(
             f"{devices} devices cannot share a global batch of {batch.global_batch} sequences; use "
             f"{batch.global_batch} devices or fewer, or lower `sequence_length`"
         )
-    machines = math.ceil(devices / per_machine)
-    found = fitting_layouts.find_fitting(model, base, batch, devices, machines, room)
-    nearest = found or fitting_layouts.find_least_memory(model, base, batch, devices, machines)
-    rows = fitting_layouts.build_memory_table(model, base, batch, nearest.micro_batch, devices)
+    placed = run_placement.place_run(subject, make_cluster(devices))
+    if placed is None:
+        raise ConfigError(
+            f"{devices} devices cannot share {batch.global_batch} sequences of "
+            f"{batch.sequence_length} tokens; use a power of two"
+        )
+    if not placed.fits and request.devices is not None:
+        needed = run_placement.count_devices_needed(subject, make_cluster)
+    micro_batch = placed.prediction.layout.micro_batch * placed.prediction.layout.degrees.expert
+    base = placed.training
+    rows = fitting_layouts.build_memory_table(model, base, batch, micro_batch, devices)
     return PlacedModel(
         devices=devices,
-        sliced=nearest.training.parallel.count_slices(devices),
-        micro_batch=nearest.micro_batch,
+        sliced=placed.prediction.layout.degrees.shard,
+        micro_batch=micro_batch,
+        seconds=placed.seconds,
         placement=Placement(
-            fits=found is not None,
-            parallel=nearest.training.parallel,
-            deterministic=nearest.training.deterministic,
-            recompute=nearest.training.recompute,
-            room=room,
-            memory=nearest.memory.total,
-            devices_needed=None if found else needed,
+            fits=placed.fits,
+            parallel=placed.parallel,
+            deterministic=placed.training.deterministic,
+            recompute=placed.training.recompute,
+            room=device.memory,
+            memory=placed.prediction.memory.total,
+            devices_needed=None if placed.fits else needed,
             table=tuple(
                 MemoryRow(
                     layout=row.layout,
@@ -160,9 +186,26 @@ def place_model(
     )
 
 
+def _build_subject(
+    model: DecoderConfig,
+    objective: ObjectiveSettings,
+    request: PlanRequest,
+    batch: BatchShape,
+    steps: int,
+    on_cpu: bool,
+) -> Subject:
+    """Return the run that the plan describes, as `trainrig check` reads its run file."""
+    training = Training(
+        steps=steps, optimizer=request.optimizer, precision=Precision(compute=request.compute)
+    )
+    rate = sum(share * part.mean_rate(steps) for share, part in find_parts(objective))
+    masks = RowMasks.of(objective, by_document=False, on_cpu=on_cpu)
+    return Subject("plan", model, training, batch, rate, objective, masks)
+
+
 def _count_devices_for_time(request: PlanRequest, where: PlanHardware, flops: float) -> int:
     """Return the least power of two of devices that finishes the run within MOST_DAYS."""
-    share = request.assumptions.utilisation
+    share = request.assumptions.utilisation or USUAL_SHARE
     daily_flops = compute_affordable_flops(
         1.0, where.hardware, where.device, request.compute, share
     )

@@ -46,8 +46,9 @@ def answer_plan(request: PlanFile, hardware: str | None) -> PlanAnswer:
 
 
 def _answer_layout(request: PlanFile, wanted: LayoutSearch, hardware: str | None) -> PlanAnswer:
-    from trainrig.estimate.layout.layout_search import FixedDegrees
-    from trainrig.scaling.plan.layout_verb import ClusterWanted, answer
+    from trainrig.estimate.layout.cluster_choice import ClusterWanted
+    from trainrig.estimate.layout.run_subject import FixedDegrees
+    from trainrig.scaling.plan.layout_verb import answer
 
     cluster = ClusterWanted(
         request.device, wanted.nodes, request.devices, request.instance, wanted.interconnect

@@ -129,21 +129,29 @@ def predict(
         ),
     ],
     params: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="N",
             parser=make_quantity_parser("--params"),
             help="Parameters, as the law counts them: 1.3B, 1.3e9.",
         ),
-    ],
+    ] = None,
     tokens: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="D",
             parser=make_quantity_parser("--tokens"),
             help="Tokens trained on, repeats included: 26B.",
         ),
-    ],
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="Predict each row of this table instead, and print CSV.  [default: none]",
+        ),
+    ] = None,
     epochs: Annotated[
         float | None,
         typer.Option(metavar="N", help="How often each token is seen, on average.  [default: 1]"),
@@ -160,6 +168,9 @@ def predict(
 ) -> None:
     """Predict the loss of N parameters trained on D tokens by a scaling law, with its interval.
 
+    Give --params and --tokens, or with --csv a CSV or TSV file with a column for each. Its rows are
+    printed as CSV, or with --json as a list.
+
     The interval is that of the law's expected loss under its bootstrap draws, without the noise of
     a single run. Published laws, such as hoffmann and besiroglu, have no draws and so no interval.
     A warning with the factor shows where N or D lie outside of the law's runs.
@@ -167,6 +178,20 @@ def predict(
     from trainrig.scaling.plan.loss_prediction import describe_prediction, predict_loss
     from trainrig.scaling.plan.plan_verb import find_law
 
+    if table is not None:
+        from trainrig.scaling.plan.prediction_table import format_csv, predict_table
+
+        if not (params is tokens is epochs is unique_tokens is None):
+            raise ConfigError(
+                "predict: --csv has the sizes of each row; leave out --params, --tokens, --epochs "
+                "and --unique-tokens"
+            )
+        rows = predict_table(find_law(law), table)
+        as_data = [row.model_dump(mode="json") for row in rows]
+        print(json.dumps(as_data) if as_json else format_csv(rows))
+        return
+    if params is None or tokens is None:
+        raise ConfigError("predict: give --params and --tokens, or a table of them with --csv FILE")
     found = predict_loss(find_law(law), params, tokens, epochs, unique_tokens)
     if as_json:
         print(json.dumps(found.model_dump(mode="json")))

@@ -3,6 +3,7 @@
 import numpy as np
 
 from trainrig import storage
+from trainrig.estimate.run_cost import format_hours
 from trainrig.flops import count_flops_6nd
 from trainrig.report import page_rendering, plots
 from trainrig.report.plots import ChartFacts
@@ -36,6 +37,7 @@ def build_plan_page(plan: ScalingPlan, law: Law, run_file: str) -> str:
     return page_rendering.render_page(
         __name__,
         plan=plan,
+        hours=format_hours(plan.cost),
         state="warning" if plan.doubt or plan.warnings else "done",
         warnings=plan.warnings,
         formats=law_formats,

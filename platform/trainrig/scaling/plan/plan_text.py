@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from trainrig.estimate.run_cost import USUAL_SHARE, format_hours
 from trainrig.flops import count_flops_6nd
 from trainrig.parallel.recompute import Full, Selective
 from trainrig.scaling.laws import best_split
@@ -131,7 +132,7 @@ def _describe_cost(plan: ScalingPlan) -> Iterator[tuple[str, str]]:
     cost = plan.cost
     yield (
         "time",
-        f"{format_four_digits(cost.hours)} h on {cost.devices:,} {cost.device}, "
+        f"{format_hours(cost)} on {cost.devices:,} {cost.device}, "
         f"{format_four_digits(cost.device_days)} device days",
     )
     if cost.usd is not None:
@@ -185,11 +186,21 @@ def describe_placement(placement: Placement) -> str:
 def _describe_assumptions(plan: ScalingPlan) -> Iterator[str]:
     assumed = plan.assumptions
     yield (
-        f"Assumed: {assumed.utilisation:.0%} of the peak; a machine draws {assumed.machine:g} "
+        f"Assumed: {_describe_share(plan)}; a machine draws {assumed.machine:g} "
         f"times its devices, the building {assumed.building:g} times its machines; a fault every "
         f"{assumed.device_hours_between_faults:,.0f} device hours; checkpoints copied at "
         f"{assumed.copied_per_second / 1e9:g} GB/s a device."
     )
+
+
+def _describe_share(plan: ScalingPlan) -> str:
+    """Return in words which share of the peak the hours of `plan` assume."""
+    given = plan.assumptions.utilisation
+    if given is not None:
+        return f"{given:.0%} of the peak"
+    if plan.cost.predicted:
+        return "the time that is predicted for the layout, with the middle 80% of published runs"
+    return f"{USUAL_SHARE:.0%} of the peak"
 
 
 def describe_size_table(law: Law) -> Iterator[str]:

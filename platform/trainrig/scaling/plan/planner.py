@@ -5,6 +5,7 @@ law has one fitted form, and draws: forms fitted to resampled data, whose spread
 The model *ladder* is the series of model sizes from which a plan chooses.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -22,6 +23,7 @@ from trainrig.scaling.batch_rate_rules import round_to_sequences
 from trainrig.scaling.laws import best_split
 from trainrig.scaling.laws.best_split import Splitter
 from trainrig.scaling.laws.law import Interval, Law
+from trainrig.scaling.laws.law_formats import parse_objective
 from trainrig.scaling.laws.law_forms import Array, Form, Kaplan, Optimum
 from trainrig.scaling.model_ladder import LadderModel
 from trainrig.scaling.plan import allocation, placement, plan_schema
@@ -42,6 +44,10 @@ CURVE_BEGINS = 0.02  # share of the tokens at the curve's first point
 FEWEST_STEPS = 100
 # Rounds in which the allocation is adjusted until its exact number of operations is the budget.
 SETTLING_ROUNDS = 4
+# Rounds in which the share of the peak that a plan assumes becomes the share that it reaches, and
+# the relative difference that ends them.
+SHARE_ROUNDS = 3
+SHARE_SETTLED = 0.002
 
 
 def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan:
@@ -49,26 +55,57 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
 
     The law divides the compute between parameters and tokens. The nearest model of the ladder is
     chosen, and operations, memory, hours and the predicted loss are those of that model and of a
-    whole number of steps.
+    whole number of steps. A budget of money or time is spent at the share of the peak that the plan
+    itself is predicted to reach, so such a plan is made several times.
     """
+    share = request.assumptions.utilisation or run_cost.USUAL_SHARE
+    plan = _make_plan_at(law, request, hardware, share)
+    if request.target[0] not in ("gpu_days", "budget_usd"):
+        return plan
+    for _ in range(SHARE_ROUNDS):
+        reached = _compute_reached_share(plan, request, hardware)
+        if abs(reached / share - 1) < SHARE_SETTLED:
+            break
+        share = reached
+        plan = _make_plan_at(law, request, hardware, share)
+    # The ladder has steps of size, so the share may alternate between two of them without settling.
+    # The last size is trained for as many steps as the budget pays for.
+    reached = _compute_reached_share(plan, request, hardware)
+    return _make_plan_at(law, request, hardware, share, reached / share)
+
+
+def _compute_reached_share(plan: ScalingPlan, request: PlanRequest, hardware: Hardware) -> float:
+    """Return the share of the peak that `plan` reaches on its devices."""
+    peak = hardware.find_device(plan.cost.device).find_peak(request.compute)
+    return plan.size.flops / (peak * plan.cost.devices * plan.cost.hours * 3600)
+
+
+def _make_plan_at(
+    law: Law, request: PlanRequest, hardware: Hardware, share: float, longer: float | None = None
+) -> ScalingPlan:
+    """Make the plan whose budget is spent at `share` of the peak, in `longer` times the steps."""
     where = placement.choose_hardware(request, hardware)
     form = (
         law.form if request.tokens_available is None else allocation.to_data_constrained(law.form)
     )
-    wanted, service = _divide_budget(law, form, request, where)
+    wanted, service = _divide_budget(law, form, request, where, share)
     found = _find_ladder_model(law, request, wanted.parameters)
     batch, steps = _choose_batch(request, wanted)
+    if longer is not None:  # a part of a step is left out, so that the budget is not exceeded
+        exact_steps = wanted.tokens / (batch.global_batch * batch.sequence_length)
+        steps = max(1, math.floor(exact_steps * longer * (1 + 1e-12)))
     tokens = float(steps * batch.global_batch * batch.sequence_length)
     counted = placement.count_parameters_for_law(law, found)
     flops = (
         placement.count_training_flops(law, found.model, request.sequence_length, steps) * tokens
     )
-    loss = float(form.compute_loss(counted, tokens, request.tokens_available))
+    loss = law.combine(_make_loss_quantity(request, counted, tokens))
     sized = plan_schema.PredictedSize(parameters=counted, tokens=tokens, loss=loss)
     plan_schema.check_supported(law, sized, request)
     rows = BatchShape(batch.global_batch, placement.count_row_positions(law, batch.sequence_length))
-    placed = placement.place_model(found.model, request, where, rows, flops)
-    priced = _estimate_cost(flops, where, request, placed.devices)
+    objective = parse_objective(law.objective)
+    placed = placement.place_model(found.model, objective, request, where, rows, flops, steps)
+    priced = _estimate_cost(flops, where, request, placed)
     data = _build_token_budget(form, request, counted, tokens)
     return ScalingPlan(
         law=law.name,
@@ -80,7 +117,7 @@ def make_plan(law: Law, request: PlanRequest, hardware: Hardware) -> ScalingPlan
         loss=loss,
         loss_interval=law.compute_wide_interval(_make_loss_quantity(request, counted, tokens)),
         no_interval=law.no_interval,
-        curve=_predict_curve(law, form, request, counted, tokens),
+        curve=_predict_curve(law, request, counted, tokens),
         objective=law.objective,
         model=found.model,
         recipe=Recipe(
@@ -146,10 +183,10 @@ def _build_size(
 
 
 def _divide_budget(
-    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware
+    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware, share: float
 ) -> tuple[Allocation, Service | None]:
     """Return the best allocation by the law, and what serving changes in it, if it does."""
-    trained = _allocate_training(law, form, request, where)
+    trained = _allocate_training(law, form, request, where, share)
     if not request.tokens_served:
         return trained, None
     served = request.tokens_served
@@ -167,7 +204,7 @@ def _divide_budget(
 
 
 def _allocate_training(
-    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware
+    law: Law, form: Form, request: PlanRequest, where: placement.PlanHardware, share: float
 ) -> Allocation:
     target, amount = request.target
     unique = request.tokens_available
@@ -183,7 +220,6 @@ def _allocate_training(
         device_days = run_cost.compute_device_days(
             amount, where.hardware, where.device, where.instance, request.devices
         )
-    share = request.assumptions.utilisation
     budget = run_cost.compute_affordable_flops(
         device_days, where.hardware, where.device, request.compute, share
     )
@@ -237,16 +273,20 @@ def _count_saved_bytes(found: LadderModel, optimizer: Optimizer) -> int:
 
 
 def _estimate_cost(
-    flops: float, where: placement.PlanHardware, request: PlanRequest, devices: int
+    flops: float,
+    where: placement.PlanHardware,
+    request: PlanRequest,
+    placed: placement.PlacedModel,
 ) -> run_cost.Cost:
     return run_cost.estimate_cost(
         flops,
         where.hardware,
         where.device,
-        devices,
+        placed.devices,
         request.compute,
         request.assumptions,
         where.instance,
+        placed.seconds,
     )
 
 
@@ -281,8 +321,10 @@ def _make_loss_quantity(
     unique = request.tokens_available
 
     def loss(form: Form) -> float:
-        if unique is None or isinstance(form, Kaplan):  # a rival that knows no repeats
+        if unique is None:
             return float(form.compute_loss(parameters, tokens))
+        if isinstance(form, Kaplan):  # knows no repeats
+            return math.nan
         return float(allocation.to_data_constrained(form).compute_loss(parameters, tokens, unique))
 
     return loss
@@ -333,15 +375,16 @@ def _compute_best_interval(
 
 
 def _predict_curve(
-    law: Law, form: Form, request: PlanRequest, parameters: float, tokens: float
+    law: Law, request: PlanRequest, parameters: float, tokens: float
 ) -> tuple[PredictedLoss, ...]:
     points = []
     for seen in np.geomspace(CURVE_BEGINS * tokens, tokens, CURVE_POINTS):
-        interval = law.compute_wide_interval(_make_loss_quantity(request, parameters, float(seen)))
+        quantity = _make_loss_quantity(request, parameters, float(seen))
+        interval = law.compute_wide_interval(quantity)
         points.append(
             PredictedLoss(
                 tokens=float(seen),
-                loss=float(form.compute_loss(parameters, seen, request.tokens_available)),
+                loss=law.combine(quantity),
                 low=interval.low if interval else None,
                 high=interval.high if interval else None,
             )

@@ -30,7 +30,7 @@ from trainrig.scaling.regression.regression import FINEST, Fit, ReportProgress, 
 
 Mask = NDArray[np.bool_]
 FitForm = Callable[[RunsTable], Fit[Any]]
-JUDGED = 300  # most bootstrap draws of the fit that the law is evaluated by
+JUDGED = 200  # most bootstrap draws of the fit that the law is evaluated by
 TIED = 1.02  # runs within this factor of the threshold are held out, too
 
 
@@ -73,20 +73,49 @@ def split_held_out(runs: RunsTable, rules: HoldOut) -> HeldOutSplit:
     return HeldOutSplit(runs.select(~held), runs.select(held), held, rule)
 
 
-def judge(
-    halves: HeldOutSplit, fit: Fit[Any], rules: Bootstrap, report: ReportProgress = ignore_progress
-) -> law.HeldOutErrors:
-    """Compare the held-out runs with the predictions of `fit`, which was fitted to the rest.
+@dataclass(frozen=True)
+class WeightedFit:
+    """Fit of a form, with the share of the form in predictions."""
 
-    At most JUDGED draws are fitted: the ends of a held-out run's interval need fewer digits than
-    those of the law.
+    fit: Fit[Any]
+    weight: float
+
+
+def judge(
+    halves: HeldOutSplit,
+    fits: Sequence[WeightedFit],
+    rules: Bootstrap,
+    report: ReportProgress = ignore_progress,
+) -> law.HeldOutErrors:
+    """Compare the held-out runs with the predictions of `fits`, which were fitted to the rest.
+
+    The first fit is that of the law's own form. At most JUDGED draws of each are fitted: the ends
+    of a held-out run's interval need fewer digits than those of the law.
     """
     largest = halves.largest
-    predicted = predict(fit.form, largest)
+    by_form = np.stack([predict(weighted.fit.form, largest) for weighted in fits])
+    shares = [weighted.weight for weighted in fits]
+    predicted = np.average(by_form, axis=0, weights=shares)
     rules = rules.model_copy(update={"draws": min(rules.draws, JUDGED)})
-    draws = bootstrap_form(fit, rules, report)
-    refused = law.refuse_draws(len(draws.draws.good), draws.draws.failed)
-    drawn = None if refused else draw_predictions(draws, largest, rules.seed)
+    draws = [bootstrap_form(weighted.fit, rules, report) for weighted in fits]
+    refusals = [law.refuse_draws(len(drawn.draws.good), drawn.draws.failed) for drawn in draws]
+    refused = refusals[0]
+    drawn = [
+        (share, draw_predictions(one, largest, rules.seed))
+        for share, one, why in zip(shares, draws, refusals, strict=True)
+        if not why
+    ]
+
+    def compute_interval(row: int) -> law.Interval | None:
+        if refused:
+            return None
+        of_row = [one[:, row] for _, one in drawn]
+        of_draws = law.compute_shared_percentiles(
+            of_row, [share for share, _ in drawn], rules.level
+        )
+        points = [law.Interval(low=v, high=v, level=rules.level) for v in by_form[:, row].tolist()]
+        return law.join_intervals([of_draws, *points])
+
     rows = tuple(
         law.HeldOutRow(
             name=str(largest.name[i]),
@@ -94,7 +123,7 @@ def judge(
             tokens=float(largest.tokens[i]),
             loss=float(largest.loss[i]),
             predicted=float(predicted[i]),
-            interval=None if drawn is None else law.compute_percentiles(drawn[:, i], rules.level),
+            interval=compute_interval(i),
         )
         for i in range(len(largest))
     )
@@ -104,7 +133,7 @@ def judge(
         rows=rows,
         mean_absolute_error=float(errors.mean()),
         worst_absolute_error=float(errors.max()),
-        law_of_the_rest=fit.form,
+        law_of_the_rest=fits[0].fit.form,
         no_interval=refused,
     )
 
@@ -140,6 +169,7 @@ def compute_criterion(fit: Fit[Any]) -> float:
 
 
 EPOCHS = 4  # tokens repeated more often are worth visibly less than new ones (arXiv:2305.16264)
+LEAST_SHARE = 0.02  # a smaller share of a form in predictions changes nothing
 LEAST_KEPT = 3  # fewer foretold training runs give no meaningful standard error
 CUTS = 5  # cuts of the runs at which each form foretells the runs above
 FIRST_CUT = 0.5  # share of the runs below the first cut
@@ -173,8 +203,13 @@ class NotJudgedError(DataError):
 class Foretold:
     """Errors of one form on the runs above each cut, fitted to the runs below (rolling origin)."""
 
-    errors: Mapping[int, Array]  # absolute relative errors by number of the cut, each [H]
+    signed: Mapping[int, Array]  # relative errors by number of the cut, each [H]
     trials: Mapping[int, Texts]  # training run of each error
+
+    @property
+    def errors(self) -> dict[int, Array]:
+        """The absolute relative errors by number of the cut."""
+        return {cut: np.abs(found) for cut, found in self.signed.items()}
 
     def compute_error(self, cuts: Sequence[int]) -> float:
         """Compute the mean over `cuts` of the mean error at each."""
@@ -228,6 +263,28 @@ class LawForms:
         if self.best is None or self._count_foretold() < LEAST_KEPT:
             return STANDARD if STANDARD in self.fits else next(iter(self.fits))
         return next(kind for kind in FORMS if kind in self.foretold and self._is_as_good(kind))
+
+    @property
+    def weights(self) -> dict[Kind, float]:
+        """The share of each form in predictions of the loss, the chosen form first.
+
+        A share is in proportion to 1 / error^2, where the error is that on larger runs (Bates and
+        Granger 1969, "The combination of forecasts"). Shares below LEAST_SHARE are left out. A form
+        that was asked for, or that could not be compared, has the whole share.
+        """
+        if self.asked or self.best is None or self._count_foretold() < LEAST_KEPT:
+            return {self.chosen: 1.0}
+        shares = {
+            kind: max(self._compute_error(kind), FINEST) ** -2
+            for kind in (self.chosen, *(kind for kind in self.foretold if kind != self.chosen))
+        }
+        whole = sum(shares.values())
+        kept = {
+            kind: share
+            for kind, share in shares.items()
+            if kind == self.chosen or share >= LEAST_SHARE * whole
+        }
+        return {kind: share / sum(kept.values()) for kind, share in kept.items()}
 
     @property
     def why(self) -> str:
@@ -321,7 +378,7 @@ def fit_forms(
             refused[kind] = why
             continue
         report(f"foretelling larger runs by {kind}")
-        if rules.share and (found := foretell(fits[kind], rules)).errors:
+        if rules.share and (found := foretell(fits[kind], rules)).signed:
             foretold[kind] = found
     assumed = ""
     if not fits:
@@ -348,14 +405,14 @@ def foretell(fit: Fit[Any], rules: HoldOut) -> Foretold:
         return Foretold({}, {})
     starts = np.concatenate([fit.theta[None], fit.rivals, fit.regression.starts[::EVERY_START]])
     below = np.stack([~found.held for found in halves.values()])
-    errors: dict[int, Array] = {}
+    signed: dict[int, Array] = {}
     for (cut, found), theta in zip(
         halves.items(), fit.regression.refit_subsets(starts, below), strict=True
     ):
         if not np.isnan(theta).any():
             predicted = predict(fit.regression.forms(theta), found.largest)
-            errors[cut] = np.abs(predicted / found.largest.loss - 1)
-    return Foretold(errors, {cut: halves[cut].largest.trial for cut in errors})
+            signed[cut] = predicted / found.largest.loss - 1
+    return Foretold(signed, {cut: halves[cut].largest.trial for cut in signed})
 
 
 def _cut(fit: Fit[Any], rules: HoldOut, share: float) -> HeldOutSplit | None:
@@ -382,17 +439,26 @@ def count_repeating(runs: RunsTable) -> int:
     return int((runs.tokens > EPOCHS * runs.unique_tokens).sum())
 
 
-def fit_rest(halves: HeldOutSplit, forms: LawForms, loss: Loss) -> Fit[Any]:
-    """Fit the chosen form to the runs that are not held out.
+def fit_rest(halves: HeldOutSplit, forms: LawForms, loss: Loss) -> list[WeightedFit]:
+    """Fit the forms of the law to the runs that are not held out, the chosen form first.
 
-    Raises NotJudgedError if they do not determine it.
+    A form that they do not determine is left out. Raises NotJudgedError if they do not determine
+    the chosen one.
     """
-    try:
-        if forms.assumed:
-            return fit_ray(halves.rest, loss)
-        return select_fitter(forms.chosen, loss)(halves.rest)
-    except DataError as why:
-        raise NotJudgedError(
-            f"without {halves.rule}, held out to evaluate the law: {why}; hold out fewer runs with "
-            "--hold-out, or none with --hold-out 0"
-        ) from None
+    fits: list[WeightedFit] = []
+    for kind, weight in forms.weights.items():
+        try:
+            fit = fit_ray(halves.rest, loss) if forms.assumed else _fit(kind, halves.rest, loss)
+        except DataError as why:
+            if fits:
+                continue
+            raise NotJudgedError(
+                f"without {halves.rule}, held out to evaluate the law: {why}; hold out fewer runs "
+                "with --hold-out, or none with --hold-out 0"
+            ) from None
+        fits.append(WeightedFit(fit, weight))
+    return fits
+
+
+def _fit(kind: Kind, runs: RunsTable, loss: Loss) -> Fit[Any]:
+    return select_fitter(kind, loss)(runs)

@@ -170,6 +170,8 @@ NO_NOISE = 1e-18  # an objective below this is rounding: the runs come from a la
 FINEST = 1e-9  # residuals of log loss are taken to be at least this: no table has more digits
 
 
+# Other starts are searched if they are above the minimum by at most this share of the descent.
+WORST_DESCENT = 0.25
 VANISHED = -1000.0  # logarithm of a constant that is 0 in every floating-point number
 
 
@@ -239,12 +241,35 @@ class Regression(Generic[F]):
         return np.ones((len(starts), len(self.runs)))
 
     def find_best_minima(self, starts: Array, weights: Array) -> Minima:
-        """Return the best minimum over starts [V, P], for K problems with weights [K, R]."""
-        found = [self.find_minima(start, weights) for start in starts]
-        heights = np.stack([np.where(m.converged, m.objective, np.inf) for m in found])
-        best = np.argmin(heights, axis=0)
-        columns = zip(*(vars(m).values() for m in found), strict=True)
-        return Minima(*(np.stack(column)[best, np.arange(len(best))] for column in columns))
+        """Return the best minimum over starts [V, P], for K problems with weights [K, R].
+
+        All problems are searched from the first start. From another start, only those are searched
+        whose objective is already there hardly above the minimum that was found: the starts are
+        minima of other weights, and a search lowers the objective little from any of them. That is
+        a heuristic: of 200 draws of a published table, 8 ended in a worse minimum than searches
+        from all starts find, by up to 2.9% of the objective.
+        """
+        best = self.find_minima(starts[0], weights)
+        descent = self._evaluate_at(starts[0], weights) - best.objective
+        reach = np.where(best.converged, best.objective + WORST_DESCENT * descent, np.inf)
+        for start in starts[1:]:
+            chosen = np.flatnonzero(self._evaluate_at(start, weights) < reach)
+            if not len(chosen):
+                continue
+            found = self.find_minima(start, weights[chosen])
+            height = np.where(best.converged, best.objective, np.inf)[chosen]
+            lower = found.converged & (found.objective < height)
+            for kept, column in zip(vars(best).values(), vars(found).values(), strict=True):
+                kept[chosen[lower]] = column[lower]
+        return best
+
+    def _evaluate_at(self, theta: Array, weights: Array) -> Array:
+        """Return the objective [K] of theta [P] for K problems with weights [K, R]."""
+        delta = self.loss.deltas[-1]
+        with np.errstate(all="ignore"):
+            size = np.abs(self.curve(theta[None]).value[0] - self.log_loss)
+            capped = np.minimum(size, delta)
+            return np.asarray(weights @ (capped * (size - capped / 2)))
 
     def find_minima(
         self, start: Array, weights: Array, deltas: tuple[float, ...] | None = None
