@@ -1,101 +1,105 @@
 """Extraction of the main article of a page, at one of three qualities.
 
-Two corrections follow the decision trees. Captions that a gallery repeats, as a heading or beside a
+`fast` keeps what the page's own structure does not call furniture. The other qualities ask decision
+trees, and two corrections follow these. Captions that a gallery repeats, as a heading or beside a
 thumbnail, are removed. And reference documentation is recognised by its declarations of functions
-and methods: the trees were trained on news and blogs, where a short line without a full stop is
-furniture, but here such lines are the content (`read(name, pwd=None)`, `public void close() throws
-IOException`). So what the trees keep of such a page is compared with all of its main content.
+and methods (`read(name, pwd=None)`, `public void close() throws IOException`): most training pages
+are news and blogs, where a short line without a full stop is furniture, but here such lines are the
+content. So what the trees keep of such a page is compared with all that is not furniture.
 """
 
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import extractors, page_blocks
-from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, score_blocks, vote
-from trainrig.corpus.extract.block_trees import Name
+from trainrig.corpus.extract.block_format import Format
+from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, cut_tree, score_blocks, vote
 from trainrig.corpus.extract.extractors import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
+from trainrig.corpus.extract.page_blocks import PageBlocks
+from trainrig.corpus.extract.page_elements import FURNITURE, HIDDEN, LANDMARK
+from trainrig.corpus.extract.page_text import CODE, H1, H6, ITEM, PARAGRAPH, TEXT
 
-# The F1 figures below are of five-fold cross-validation over the hosts of the training pages, as
-# the mean of four ways to make the folds (tests/benchmarks/train_block_model.py). Trafilatura has
-# .920.
+# The F1 figures below are of five-fold cross-validation over the hosts of the training pages
+# (tests/benchmarks/train_block_model.py). Trafilatura has .920.
 
-# Characters. A shorter main content may miss the article, so the whole page is examined. F1 is .910
-# without this, .924 with a limit of 250, .925 with 500, .926 with 1,000.
+# Characters. If the trees keep less, blocks that they are less sure of are kept too.
 LITTLE: Final = 250
-# Mean log-odds per character, times SCALE, below which `precise` runs trafilatura: four fifths of
-# the pages, F1 .945. For three tenths of the pages F1 is .936, half .941, three fifths .944, all
-# .944.
-UNSURE: Final = 29_000
+# Log-odds, times SCALE, above which such blocks are kept.
+LENIENT: Final = -15_000
+# Mean log-odds per character, times SCALE, below which `precise` runs trafilatura.
+UNSURE: Final = 25_000
 
 
 class Content(NamedTuple):
-    """A text, and its share of the page's main content."""
+    """A text, and the share of the page that it has."""
 
     text: str
-    # Share of the characters of resiliparse's main content; None if that is empty or was not
-    # measured.
+    # Share of the visible characters outside furniture; None if there are none.
     share: float | None
 
 
 def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
     """Extract the article of `tree`, which was parsed from `html`."""
+    blocks = cut_tree(tree)
     if settings.quality == "fast":
-        text = extract_plain_text(
-            tree,
-            main_content=True,
-            list_bullets=settings.list_bullets,
-            alt_texts=False,
-            comments=False,
-        )
-        return Content(str(text), None)
+        judged = ScoredBlocks(blocks, np.where(is_outside_furniture(blocks), 1, -1).astype(np.int32))
+        return _write_content(judged, settings.list_bullets, settings.format)
     ask = (
         functools.partial(_ask_trafilatura, html) if _may_ask_trafilatura(html, settings) else None
     )
-    return extract_by_blocks(functools.partial(score_blocks, tree), ask, settings.list_bullets)
+    return extract_by_blocks(score_blocks(blocks), ask, settings.list_bullets, settings.format)
 
 
 def extract_by_blocks(
-    judged: Callable[[Name], ScoredBlocks], ask: Ask | None, bullets: bool
+    judged: ScoredBlocks, ask: Ask | None, bullets: bool, as_format: Format
 ) -> Content:
-    """Extract the text of the blocks that `judged` scores for a part of the page.
+    """Extract the text of the blocks of a page, which the trees have scored.
 
     `ask` returns trafilatura's text, for pages of which the trees are uncertain; None: the trees
     decide alone.
     """
-    main = best = judged("main")
-    if is_gutted(main):
-        return Content(main.keep_all().format_text(bullets), 1.0)
-    text = main.format_text(bullets)
-    whole = None
-    if len(text) < LITTLE:
-        whole = judged("whole")
-        other = whole.format_text(bullets)
-        if len(other) > len(text):
-            best = whole
-            text = other
-    if ask is not None and best.certainty < UNSURE:
-        best = vote(main, whole or judged("whole"), ask)
-        text = best.format_text(bullets)
-    once = remove_thumbnails(best)
-    if once is not best:
-        text = once.format_text(bullets)
-    return Content(text, _compute_kept_share(best, main))
+    if is_gutted(judged):
+        outside = is_outside_furniture(judged.blocks)
+        judged = dataclasses.replace(judged, odds=np.where(outside, 1, -1).astype(np.int32))
+        return _write_content(judged, bullets, as_format)
+    if ask is not None and judged.certainty < UNSURE:
+        judged = vote(judged, ask)
+    if int(judged.characters[judged.kept].sum()) < LITTLE:
+        judged = dataclasses.replace(judged, odds=judged.odds - LENIENT)
+    return _write_content(remove_thumbnails(judged), bullets, as_format)
 
 
-def _compute_kept_share(best: ScoredBlocks, main: ScoredBlocks) -> float | None:
-    """Return the share of the characters of `main` that `best` keeps, at most 1."""
-    all_of_it = int(main.characters.sum())
-    if not all_of_it:
+def _write_content(judged: ScoredBlocks, bullets: bool, as_format: Format) -> Content:
+    share = compute_extracted_share(judged.blocks, judged.kept)
+    return Content(judged.format_text(bullets, as_format), share)
+
+
+def is_outside_furniture(blocks: PageBlocks) -> NDArray[np.bool_]:
+    """Mark the displayed blocks that the page's structure does not call furniture.
+
+    Furniture is inside of nav, header, footer, aside or form, or of elements with such a role. A
+    header of an article, or in the main part, holds its title, so it is no furniture.
+    """
+    flags = blocks.flags
+    inside = flags & (LANDMARK["main"] | LANDMARK["article"]) != 0
+    furniture = np.where(inside, FURNITURE & ~LANDMARK["banner"], FURNITURE)
+    return np.asarray(flags & (furniture | HIDDEN | LANDMARK["noscript"]) == 0)
+
+
+def compute_extracted_share(blocks: PageBlocks, kept: NDArray[np.bool_]) -> float | None:
+    """Return the share of the characters outside furniture that are kept; None without any."""
+    outside = is_outside_furniture(blocks)
+    characters = blocks.numbers[:, page_blocks.CHARACTERS]
+    everything = int(characters[outside].sum())
+    if not everything:
         return None
-    return round(min(1.0, int(best.characters[best.kept].sum()) / all_of_it), 4)
+    return round(int(characters[outside & kept].sum()) / everything, 4)
 
 
 def _may_ask_trafilatura(html: str, settings: MainContent) -> bool:
@@ -120,8 +124,8 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     kept = judged.kept
     kind = numbers[:, page_blocks.KIND]
     characters = numbers[:, page_blocks.CHARACTERS]
-    thumbnail = (kind == page_blocks.ITEM) | (numbers[:, page_blocks.LINK_CHARACTERS] >= characters)
-    text = kept & ~thumbnail & ((kind == page_blocks.TEXT) | (kind == page_blocks.PARAGRAPH))
+    thumbnail = (kind == ITEM) | (numbers[:, page_blocks.LINK_CHARACTERS] >= characters)
+    text = kept & ~thumbnail & ((kind == TEXT) | (kind == PARAGRAPH))
     again = kept & thumbnail & (numbers[:, page_blocks.WORDS] >= _LEAST_CAPTION_WORDS)
     again &= np.isin(judged.blocks.digests, judged.blocks.digests[text])
     again |= _find_repeated_headings(judged)
@@ -135,9 +139,8 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
 def _find_repeated_headings(judged: ScoredBlocks) -> NDArray[np.bool_]:
     """Mark kept headings whose words the next kept line repeats."""
     numbers = judged.blocks.numbers
-    heading = (numbers[:, page_blocks.KIND] >= page_blocks.H1) & (
-        numbers[:, page_blocks.KIND] <= page_blocks.H4
-    )
+    kind = numbers[:, page_blocks.KIND]
+    heading = (kind >= H1) & (kind <= H6)
     again = np.zeros(len(numbers), np.bool_)
     kept = np.flatnonzero(judged.kept)
     first = kept[:-1]
@@ -171,17 +174,20 @@ _ENOUGH_KEPT: Final = (
 _LITTLE_DROPPED: Final = 100
 
 
-def is_gutted(main: ScoredBlocks) -> bool:
-    """Return whether `main` is reference documentation of which the trees drop over a tenth."""
-    if bool(main.kept.all()) or len(_CALL.findall(main.page)) < _LEAST_DECLARATIONS:
+def is_gutted(judged: ScoredBlocks) -> bool:
+    """Return whether the page is reference documentation of which the trees drop over a tenth."""
+    if len(_CALL.findall(judged.blocks.text.tobytes())) < _LEAST_DECLARATIONS:
         return False
-    declares = np.array([_declares(line) for line in main.lines], np.bool_)
+    outside = is_outside_furniture(judged.blocks)
+    dropped = int(judged.characters[outside & ~judged.kept].sum())
+    declares = np.array([_declares(line) for line in judged.lines], np.bool_)
+    declares &= outside & (judged.blocks.numbers[:, page_blocks.KIND] != CODE)
     count = int(declares.sum())
-    if count < max(_LEAST_DECLARATIONS, _LEAST_DECLARATIONS_SHARE * len(declares)):
+    if count < max(_LEAST_DECLARATIONS, _LEAST_DECLARATIONS_SHARE * int(outside.sum())):
         return False
-    dropped = int(main.characters[~main.kept].sum())
-    return _keeps_too_few(main.kept[declares]) or (
-        dropped >= _LITTLE_DROPPED and dropped > (1 - _ENOUGH_KEPT) * int(main.characters.sum())
+    return _keeps_too_few(judged.kept[declares]) or (
+        dropped >= _LITTLE_DROPPED
+        and dropped > (1 - _ENOUGH_KEPT) * int(judged.characters[outside].sum())
     )
 
 
