@@ -40,6 +40,7 @@ from trainrig.corpus.extract.word_hash import build_table
     MATH_LOW_PAIR,
     MATH_FRACTION,
     MATH_ROOT,
+    MATH_SQUARE_ROOT,
     MATH_GROUP,
     HIDDEN_ELEMENT,
     RAW_TEXT,
@@ -47,7 +48,7 @@ from trainrig.corpus.extract.word_hash import build_table
     VERBATIM,
     BUTTON,
     DOCUMENT,
-) = range(32)
+) = range(33)
 
 _ELEMENTS: Final[dict[int, str]] = {
     BLOCK: """
@@ -78,7 +79,8 @@ _ELEMENTS: Final[dict[int, str]] = {
     MATH_PAIR: "msup mover",
     MATH_LOW_PAIR: "msub munder msubsup munderover",
     MATH_FRACTION: "mfrac",
-    MATH_ROOT: "msqrt mroot",
+    MATH_ROOT: "mroot",
+    MATH_SQUARE_ROOT: "msqrt",
     MATH_GROUP: "mrow",
     HIDDEN_ELEMENT: "head title template svg canvas select datalist textarea object audio video map "
     "annotation annotation-xml mphantom",

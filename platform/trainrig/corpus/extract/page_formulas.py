@@ -16,6 +16,7 @@ from trainrig.corpus.extract.page_elements import (
     MATH_LOW_PAIR,
     MATH_PAIR,
     MATH_ROOT,
+    MATH_SQUARE_ROOT,
 )
 from trainrig.corpus.extract.page_text import (
     BEGUN,
@@ -101,7 +102,7 @@ def write_between(page: Page) -> None:
 @compile_nogil
 def opens_bracket(page: Page, code: int) -> bool:
     """Write the opening bracket of a root, or of a group in a fraction, a power or an index."""
-    if code == MATH_ROOT:
+    if code == MATH_ROOT or code == MATH_SQUARE_ROOT:
         for byte in _ROOT:
             put(page, int(byte))
         put(page, 40)

@@ -33,7 +33,6 @@ from trainrig.corpus.extract.page_attributes import (
 )
 from trainrig.corpus.extract.page_elements import (
     ANCHOR,
-    BLOCK,
     BUTTON,
     CODE_AREA,
     CODE_LINE,
@@ -54,10 +53,7 @@ from trainrig.corpus.extract.page_elements import (
     LIST_ITEM,
     MATH,
     MATH_ELEMENT,
-    MATH_FRACTION,
     MATH_GROUP,
-    MATH_LOW_PAIR,
-    MATH_PAIR,
     MATH_ROOT,
     ORDERED_LIST,
     PARAGRAPH_ELEMENT,
@@ -97,7 +93,6 @@ from trainrig.corpus.extract.page_lookahead import (
     holds_tag,
 )
 from trainrig.corpus.extract.page_text import (
-    BEGUN,
     CELLS,
     CLASSES,
     CODE_OF_ELEMENT,
@@ -227,7 +222,7 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
     drops = not state[SKIPPED] and is_dropped(page, i, name, code, own, flags)
     if not state[SKIPPED] and not drops:
         own = enter_element(page, i, name, code, own, flags)
-    push_element(page, code, own, name)
+    push_element(page, i, code, own, name)
     if drops:
         state[SKIPPED] = state[DEPTH]
     if code == RAW_TEXT or code == SCRIPT or code == VERBATIM:
@@ -270,7 +265,7 @@ def is_dropped(
         return True
     if code == BUTTON and around & (PRE | HIGHLIGHT):
         return True
-    in_code_table = code == TABLE_CELL and around & CODE_TABLE
+    in_code_table = code == TABLE_CELL and around & CODE_TABLE and not classes & CODE_LINE
     if (classes & GUTTER or in_code_table) and holds_only_digits(page.html, i, name):
         return True
     if code == ANCHOR and (classes & SYMBOL_LINK or is_in_heading(page)):
@@ -302,7 +297,7 @@ def enter_element(
     if code == ANCHOR:
         state[LINKS] += 1
     if is_inline(code):
-        if code == MATH_ROOT or code == MATH_GROUP:
+        if MATH_ROOT <= code <= MATH_GROUP:
             own |= _BRACKET if opens_bracket(page, code) else 0
         return own
     if code == DOCUMENT:
@@ -407,8 +402,8 @@ def count_items(html: NDArray[np.uint8], i: int) -> int:
 
 
 @compile_nogil
-def push_element(page: Page, code: int, own: int, name: NDArray[np.uint8]) -> None:
-    """Push an element on the stack of open elements."""
+def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8]) -> None:
+    """Push an element, whose content begins at index `i`, on the stack of open elements."""
     state = page.state
     depth = state[DEPTH] + 1
     state[DEPTH] = depth
@@ -429,6 +424,8 @@ def push_element(page: Page, code: int, own: int, name: NDArray[np.uint8]) -> No
     entry[CELLS] = 0
     entry[STEP] = -1 if page.about[REVERSED] else 1
     entry[NEXT_NUMBER] = page.about[NUMBER] if page.about[HAS_NUMBER] else 1
+    if code == ORDERED_LIST and page.about[REVERSED] and not page.about[HAS_NUMBER]:
+        entry[NEXT_NUMBER] = count_items(page.html, i)
     entry[WRITTEN] = state[POSITION]
     entry[CLASSES] = page.about[CLASS_BITS]
     entry[CONTAINER_INSIDE] = around[CONTAINER_INSIDE]
@@ -523,10 +520,12 @@ def close_element(page: Page) -> None:
     around = page.stack[depth - 1, FLAGS]
     if entry[OWN] & _BRACKET:
         put(page, 41)
-    if is_inline(code) or code == DOCUMENT or code == VOID:
-        if entry[CLASSES] & CODE_LINE and around & PRE and state[POSITION] == entry[WRITTEN]:
-            pass
+    if is_inline(code) or code == DOCUMENT:
         return
+    if entry[CLASSES] & CODE_LINE and state[POSITION] == entry[WRITTEN]:
+        if around & (PRE | CODE_TABLE):
+            break_line(page, PRE)
+            return
     if code == TABLE_CELL and around & (JOIN | CODE_TABLE):
         return
     if code == PREFORMATTED or code == VERBATIM:
@@ -537,8 +536,6 @@ def close_element(page: Page) -> None:
             state[GAP] = max(state[GAP], 1)
     elif code == TABLE or code == TABLE_ROW or code == TABLE_CAPTION:
         enter_table_part(page, code, around)
-    elif around & PRE and entry[CLASSES] & CODE_LINE and state[POSITION] == entry[WRITTEN]:
-        break_line(page, around)
     else:
         break_block(page, around, edge_gap(code))
     if code == LIST_ITEM:
