@@ -3,10 +3,11 @@
     pip install lightgbm==4.7.0
     PYTHONPATH=tests python tests/benchmarks/train_block_model.py DATA_FOLDER 4
 
-The last argument is the number of ways to make folds. The evidence justifies the constants. Training needs the pages of extraction_pages.py: the tuning
-half; the pages without strings, except those of sites in the reported half; 30 pages of the blog
-and 60 of the manual, to include code and formulas. Pages of this project's documentation, which
-Sphinx renders in several themes (support/rendered_documentation.py), are added.
+The last argument is the number of ways to make folds. The evidence justifies the constants.
+Training needs the pages of extraction_pages.py: the tuning half; the pages without strings, except those of
+sites in the reported half; 30 pages of the blog and 60 of the manual, to include code and formulas.
+Pages of this project's documentation, which Sphinx renders in several themes, are added
+(support/rendered_documentation.py).
 
 A block's label is the share of it that trafilatura keeps (the mean of its default and its precision
 mode, by runs of three words), corrected by the strings: a block with a wanted string is text, one
@@ -48,9 +49,9 @@ from trainrig.corpus.extract import block_scores, block_trees, main_content
 from trainrig.corpus.extract.block_features import compute_features
 from trainrig.corpus.extract.block_scores import (
     ScoredBlocks,
+    cut_tree,
     extract_lines,
     measure_agreement,
-    cut_tree,
 )
 from trainrig.corpus.extract.extract_page import decode
 from trainrig.corpus.extract.extractors import Favour

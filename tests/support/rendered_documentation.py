@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from support.extraction_pages import Labelled
-
 from trainrig.corpus.read import RawPage
 
 RENDERED: Final = "rendered documentation"

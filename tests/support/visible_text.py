@@ -4,19 +4,24 @@ from typing import Final
 
 from resiliparse.parse.html import DOMNode, HTMLTree, NodeType
 
-HIDDEN: Final = frozenset(
+
+def _name_set(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+HIDDEN: Final = _name_set(
     "head title template svg canvas select datalist textarea object audio video map script style "
-    "iframe noembed noframes annotation annotation-xml mphantom".split()
+    "iframe noembed noframes annotation annotation-xml mphantom"
 )
-BLOCKS: Final = frozenset(
+BLOCKS: Final = _name_set(
     "address article aside blockquote body caption center dd details dialog dir div dl dt fieldset "
     "figcaption figure footer form frameset h1 h2 h3 h4 h5 h6 header hgroup hr html legend li "
     "listing main menu nav noscript ol p pre search section summary table tbody td tfoot th thead "
-    "tr ul xmp plaintext".split()
+    "tr ul xmp plaintext"
 )
-HIDDEN_INLINE: Final = frozenset(
+HIDDEN_INLINE: Final = _name_set(
     "katex-html mathjax mathjax_preview mathjax_svg mathjax_chtml sr-only visually-hidden "
-    "visuallyhidden screen-reader-text a11y-hidden mw-editsection mw-cite-backlink".split()
+    "visuallyhidden screen-reader-text a11y-hidden mw-editsection mw-cite-backlink"
 )
 
 
@@ -55,5 +60,7 @@ def _is_hidden(element: DOMNode) -> bool:
     style = (element.getattr("style") or "").replace(" ", "")
     classes = (element.getattr("class") or "").lower().split()
     return (
-        element.hasattr("hidden") or "display:none" in style or not HIDDEN_INLINE.isdisjoint(classes)
+        element.hasattr("hidden")
+        or "display:none" in style
+        or not HIDDEN_INLINE.isdisjoint(classes)
     )

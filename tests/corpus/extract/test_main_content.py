@@ -1,5 +1,4 @@
 import re
-from dataclasses import replace
 from html import escape
 
 import numpy as np
@@ -9,8 +8,8 @@ from hypothesis import strategies as st
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import Extracted, MainContent, NotExtracted, Trafilatura, extract
-from trainrig.corpus.extract.block_scores import score_blocks
-from trainrig.corpus.extract.main_content import LITTLE
+from trainrig.corpus.extract.block_scores import ScoredBlocks, cut_tree
+from trainrig.corpus.extract.main_content import compute_extracted_share
 from trainrig.corpus.read import RawPage
 
 SENTENCES = (
@@ -47,10 +46,14 @@ def test_an_article_keeps_its_sentences_and_loses_boilerplate(quality: str):
     assert ("newsletter" in text) == (quality == "precise")  # trafilatura disagrees here
 
 
-def test_fast_equals_resiliparse():
-    text = extract_text(ARTICLE, quality="fast")
+def test_fast_drops_what_the_structure_calls_furniture_and_nothing_else():
+    html = ARTICLE.replace("</article>", "</article><nav>Home</nav><footer>Imprint</footer>")
+    text = extract_text(html.replace("<h1>", "<header><h1>", 1), quality="fast")
     assert SENTENCES[0] in text
     assert "newsletter" in text
+    assert text.startswith("The old mill")
+    for unwanted in ("Home", "Imprint"):
+        assert unwanted not in text
 
 
 def test_paragraphs_are_parted_by_a_blank_line():
@@ -60,8 +63,9 @@ def test_paragraphs_are_parted_by_a_blank_line():
 
 def extract_all_blocks(html: str, *, bullets: bool = True) -> str:
     """Return the text with every block of the page kept."""
-    judged = score_blocks(HTMLTree.parse(html), "whole")
-    return replace(judged, odds=np.ones_like(judged.odds)).format_text(bullets)
+    blocks = cut_tree(HTMLTree.parse(html))
+    judged = ScoredBlocks(blocks, np.ones(len(blocks.numbers), np.int32))
+    return judged.format_text(bullets)
 
 
 def test_lists_have_bullets_unless_disabled():
@@ -76,10 +80,19 @@ def test_code_keeps_its_lines_and_indentation():
     assert "def f(x):\n    if x < 2:\n        return 1\n" in extract_text(html)
 
 
-def test_an_article_outside_the_main_content_is_looked_for_on_the_whole_page():
+def test_an_article_in_a_sidebar_is_found():
     hidden = ARTICLE.replace("<article>", '<div class="sidebar">').replace("</article>", "</div>")
-    assert len(score_blocks(HTMLTree.parse(hidden), "main").format_text(True)) < LITTLE
     assert SENTENCES[0] in extract_text(hidden)
+
+
+def test_the_share_counts_what_is_displayed_outside_furniture():
+    blocks = cut_tree(
+        HTMLTree.parse("<nav>12345</nav><p>123456</p><p>12</p><aside>1</aside><p hidden>1</p>")
+    )
+    assert compute_extracted_share(blocks, np.array([1, 1, 0, 0, 0], np.bool_)) == 0.75
+    assert compute_extracted_share(blocks, np.ones(5, np.bool_)) == 1.0
+    nothing = cut_tree(HTMLTree.parse("<nav>12345</nav>"))
+    assert compute_extracted_share(nothing, np.ones(1, np.bool_)) is None
 
 
 def test_trafilatura_is_an_extractor_too():

@@ -99,7 +99,7 @@ _TREES_WEIGHT: Final = 2 * SCALE  # limit of the trees' vote, either way
 _TRAFILATURA_WEIGHT: Final = 2 * SCALE
 # Trafilatura runs a second time if more than these thousandths of the characters that either side
 # keeps are kept by only one.
-_MOST_DISAGREEMENT: Final = 200
+_MOST_DISAGREEMENT: Final = 300
 
 
 def vote(judged: ScoredBlocks, ask: Ask) -> ScoredBlocks:

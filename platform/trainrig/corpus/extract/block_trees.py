@@ -17,6 +17,7 @@ from trainrig.corpus.compiled import compile_nogil
 LEAF: Final = -1  # marks a leaf in place of a feature
 SCALE: Final = 10_000  # factor of the leaf values: a sum of 10,000 is a log-odds of 1
 
+
 @dataclass(frozen=True)
 class Trees:
     """Trees as flat arrays; the right child of a node follows the left.

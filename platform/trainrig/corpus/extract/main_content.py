@@ -22,7 +22,7 @@ from trainrig.corpus.extract.block_format import Format
 from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, cut_tree, score_blocks, vote
 from trainrig.corpus.extract.extractors import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
 from trainrig.corpus.extract.page_blocks import PageBlocks
-from trainrig.corpus.extract.page_elements import FURNITURE, HIDDEN, LANDMARK
+from trainrig.corpus.extract.page_elements import FURNITURE, HIDDEN, LANDMARK, WORD_FLAG
 from trainrig.corpus.extract.page_text import CODE, H1, H6, ITEM, PARAGRAPH, TEXT
 
 # The F1 figures below are of five-fold cross-validation over the hosts of the training pages
@@ -33,7 +33,7 @@ LITTLE: Final = 250
 # Log-odds, times SCALE, above which such blocks are kept.
 LENIENT: Final = -15_000
 # Mean log-odds per character, times SCALE, below which `precise` runs trafilatura.
-UNSURE: Final = 25_000
+UNSURE: Final = 26_500
 
 
 class Content(NamedTuple):
@@ -48,12 +48,91 @@ def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Co
     """Extract the article of `tree`, which was parsed from `html`."""
     blocks = cut_tree(tree)
     if settings.quality == "fast":
-        judged = ScoredBlocks(blocks, np.where(is_outside_furniture(blocks), 1, -1).astype(np.int32))
-        return _write_content(judged, settings.list_bullets, settings.format)
+        return _keep_exactly(is_outside_furniture(blocks), blocks, settings)
     ask = (
         functools.partial(_ask_trafilatura, html) if _may_ask_trafilatura(html, settings) else None
     )
-    return extract_by_blocks(score_blocks(blocks), ask, settings.list_bullets, settings.format)
+    if is_generated_documentation(html):
+        main = find_main_part(blocks)
+        if main.any():
+            return _keep_exactly(main, blocks, settings)
+    judged = score_blocks(blocks)
+    if is_forum(html):
+        judged = favour_posts(judged)
+    return extract_by_blocks(judged, ask, settings.list_bullets, settings.format)
+
+
+def _keep_exactly(kept: NDArray[np.bool_], blocks: PageBlocks, settings: MainContent) -> Content:
+    judged = ScoredBlocks(blocks, np.where(kept, 1, -1).astype(np.int32))
+    return _write_content(judged, settings.list_bullets, settings.format)
+
+
+# What generators of documentation write into the head of a page.
+_GENERATORS: Final = (
+    'content="Docutils',
+    'content="mkdocs',
+    'content="Docusaurus',
+    'content="javadoc',
+    'content="rustdoc',
+    'content="VitePress',
+    'content="Starlight',
+    "documentation_options.js",
+    "DOCUMENTATION_OPTIONS",
+    "generated using mdBook",
+)
+_HEAD: Final = 20_000  # characters in which a generator names itself
+
+
+def is_generated_documentation(html: str) -> bool:
+    """Return whether a generator of documentation names itself at the start of the page."""
+    head = html[:_HEAD]
+    return any(name in head for name in _GENERATORS)
+
+
+def find_main_part(blocks: PageBlocks) -> NDArray[np.bool_]:
+    """Mark the blocks of the main part, or of the article in it, that are no furniture."""
+    main = blocks.flags & LANDMARK["main"] != 0
+    article = blocks.flags & LANDMARK["article"] != 0
+    outside = is_outside_furniture(blocks)
+    in_both = main & article & outside
+    return np.asarray(in_both if in_both.any() else main & outside)
+
+
+# What software of forums writes into a page of a discussion.
+_FORUMS: Final = (
+    'id="phpbb"',
+    'id="XF"',
+    'id="XenForo"',
+    'content="vBulletin',
+    'content="Discourse',
+    'content="MyBB',
+    "DiscussionForumPosting",
+    "schema.org/QAPage",
+    "Simple Machines Forum",
+    "ipsComment",
+    "bbp-reply",
+)
+_POSTS: Final = WORD_FLAG["post"] | WORD_FLAG["comment"] | WORD_FLAG["body"] | WORD_FLAG["content"]
+# Words; shorter lines of a post, such as names and dates, are left to the trees.
+_LEAST_POST_WORDS: Final = 5
+# Log-odds, times SCALE, added to the lines of posts: the trees were trained on pages where readers'
+# contributions are furniture.
+_POST_ODDS: Final = 25_000
+
+
+def is_forum(html: str) -> bool:
+    """Return whether software of forums, or of questions and answers, made the page."""
+    return any(name in html for name in _FORUMS)
+
+
+def favour_posts(judged: ScoredBlocks) -> ScoredBlocks:
+    """Return `judged` with higher odds for the lines of posts on a page of a forum."""
+    numbers = judged.blocks.numbers
+    posts = is_outside_furniture(judged.blocks) & (judged.blocks.flags & _POSTS != 0)
+    posts &= numbers[:, page_blocks.WORDS] >= _LEAST_POST_WORDS
+    posts &= 2 * numbers[:, page_blocks.LINK_CHARACTERS] <= numbers[:, page_blocks.CHARACTERS]
+    odds = judged.odds + np.where(posts, _POST_ODDS, 0)
+    return dataclasses.replace(judged, odds=odds.astype(np.int32))
 
 
 def extract_by_blocks(

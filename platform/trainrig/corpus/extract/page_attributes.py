@@ -58,10 +58,10 @@ def matches(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
     """Return whether `html` has `word` at the index `at`."""
     if at + len(word) > len(html):
         return False
-    for k in range(len(word)):
-        if html[at + k] != word[k]:
-            return False
-    return True
+    same = 0
+    while same < len(word) and html[at + same] == word[same]:
+        same += 1
+    return same == len(word)
 
 
 @compile_nogil

@@ -99,7 +99,6 @@ TOPICS: Final[dict[str, str]] = {
 }
 
 
-
 # Columns of a block's counts; one more column per topic follows, with the words of that topic.
 COLUMNS: Final = (
     "kind",

@@ -82,8 +82,8 @@ _ELEMENTS: Final[dict[int, str]] = {
     MATH_ROOT: "mroot",
     MATH_SQUARE_ROOT: "msqrt",
     MATH_GROUP: "mrow",
-    HIDDEN_ELEMENT: "head title template svg canvas select datalist textarea object audio video map "
-    "annotation annotation-xml mphantom",
+    HIDDEN_ELEMENT: "head title template svg canvas select datalist textarea object audio video "
+    "map annotation annotation-xml mphantom",
     RAW_TEXT: "style iframe noembed noframes",
     SCRIPT: "script",
     VERBATIM: "xmp plaintext",
@@ -201,8 +201,8 @@ CLASS_WORDS: Final[dict[str, str]] = {
     "article": "article story hentry single artikel articulo newsarticle",
     "post": "post posts message messages msg reply answer question topic thread forum discussion "
     "postbody postcontent",
-    "byline": "author authors byline bio date time timestamp published meta metadata posted dateline "
-    "info credits dachzeile",
+    "byline": "author authors byline bio date time timestamp published meta metadata posted "
+    "dateline info credits dachzeile",
     "tags": "tag tags category categories cat tagcloud keywords topics labels filed",
     "subscribe": "subscribe subscription newsletter signup register paywall membership donate "
     "donation cta",
@@ -219,8 +219,8 @@ CLASS_WORDS: Final[dict[str, str]] = {
     "title": "title headline heading lead lede intro summary subtitle standfirst teasertext dek "
     "excerpt abstract description kicker",
     "hidden": "hidden hide invisible sr print noprint offscreen collapsed",
-    "signature": "signature sig sticky quote quoted quoteheader blockquote attribution rating votes "
-    "vote score reputation badge badges",
+    "signature": "signature sig sticky quote quoted quoteheader blockquote attribution rating "
+    "votes vote score reputation badge badges",
     "reference": "reference references footnote footnotes notes citation bibliography sources",
     "code": "code codehilite rouge hljs example admonition warning note tip listingblock",
 }
@@ -242,8 +242,8 @@ _CLASS_NAMES: Final[dict[int, str]] = {
     DROPPED_INLINE: "katex-html mathjax mathjax_preview mathjax_svg mathjax_chtml sr-only "
     "visually-hidden visuallyhidden screen-reader-text a11y-hidden mw-editsection mw-cite-backlink",
     DROPPED: "mathjax_display mathjax_svg_display",
-    GUTTER: "gutter gl linenos linenodiv lineno line-number line-numbers linenumber linenumbers lnt "
-    "ln hljs-ln-numbers blob-num rouge-gutter crayon-nums react-syntax-highlighter-line-number "
+    GUTTER: "gutter gl linenos linenodiv lineno line-number line-numbers linenumber linenumbers "
+    "lnt ln hljs-ln-numbers blob-num rouge-gutter crayon-nums react-syntax-highlighter-line-number "
     "code-line-number line-numbers-rows",
     SYMBOL_LINK: "headerlink anchorjs-link hash-link header-anchor anchor heading-anchor permalink",
     CODE_AREA: "highlight syntaxhighlighter hljs rouge-table highlighttable lntable codehilite "

@@ -6,7 +6,6 @@ Raised and lowered numbers are written with the characters for them: 10⁻⁴, H
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.extract.page_attributes import matches
@@ -102,15 +101,13 @@ def write_between(page: Page) -> None:
 @compile_nogil
 def opens_bracket(page: Page, code: int) -> bool:
     """Write the opening bracket of a root, or of a group in a fraction, a power or an index."""
-    if code == MATH_ROOT or code == MATH_SQUARE_ROOT:
+    if code in (MATH_ROOT, MATH_SQUARE_ROOT):
         for byte in _ROOT:
             put(page, int(byte))
         put(page, 40)
         return True
     around = page.stack[page.state[DEPTH], CODE_OF_ELEMENT]
-    if code == MATH_GROUP and (
-        around == MATH_FRACTION or around == MATH_PAIR or around == MATH_LOW_PAIR
-    ):
+    if code == MATH_GROUP and (around in (MATH_FRACTION, MATH_PAIR, MATH_LOW_PAIR)):
         put(page, 40)
         return True
     return False

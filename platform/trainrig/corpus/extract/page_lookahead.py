@@ -120,7 +120,9 @@ def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) 
 
 
 @compile_nogil
-def holds_tag(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8], word: NDArray[np.uint8]) -> bool:
+def holds_tag(
+    html: NDArray[np.uint8], i: int, name: NDArray[np.uint8], word: NDArray[np.uint8]
+) -> bool:
     """Return whether a tag that begins with `word` comes before the next end tag of `name`."""
     end = len(html)
     while i < end:

@@ -33,20 +33,12 @@ from trainrig.corpus.extract.page_attributes import (
 )
 from trainrig.corpus.extract.page_elements import (
     ANCHOR,
-    BUTTON,
     CODE_AREA,
     CODE_LINE,
     CODE_TABLE,
-    DEFINITION_ELEMENT,
     DOCUMENT,
-    DROPPED,
-    DROPPED_INLINE,
-    GUTTER,
     HEADING,
-    HIDDEN,
-    HIDDEN_ELEMENT,
     HIGHLIGHT,
-    INLINE,
     JOIN,
     LINE_BREAK,
     LIST,
@@ -65,7 +57,6 @@ from trainrig.corpus.extract.page_elements import (
     SUBSCRIPT,
     SUPERSCRIPT,
     SURE_CODE_AREA,
-    SYMBOL_LINK,
     TABLE,
     TABLE_CAPTION,
     TABLE_CELL,
@@ -88,9 +79,14 @@ from trainrig.corpus.extract.page_lookahead import (
     ends_soon,
     find_tex,
     holds_code,
-    holds_only_a_symbol,
-    holds_only_digits,
     holds_tag,
+)
+from trainrig.corpus.extract.page_rules import (
+    count_items,
+    edge_gap,
+    is_dropped,
+    is_inline,
+    kind_inside,
 )
 from trainrig.corpus.extract.page_text import (
     CELLS,
@@ -99,13 +95,10 @@ from trainrig.corpus.extract.page_text import (
     CONTAINER_INSIDE,
     CONTAINERS,
     COUNT,
-    DEFINITION,
     DEPTH,
     FLAGS,
     GAP,
-    H1,
     HAS_MARKER,
-    ITEM,
     KIND_INSIDE,
     LINKS,
     LISTS,
@@ -114,9 +107,7 @@ from trainrig.corpus.extract.page_text import (
     NEXT_NUMBER,
     OPENS,
     OWN,
-    PARAGRAPH,
     POSITION,
-    ROW,
     ROWS,
     SKIPPED,
     SPACE,
@@ -124,8 +115,6 @@ from trainrig.corpus.extract.page_text import (
     STATE,
     STEP,
     TABS,
-    TERM,
-    TEXT,
     WRITTEN,
     Page,
     break_block,
@@ -139,6 +128,8 @@ from trainrig.corpus.extract.word_hash import FNV_START, look_up, update_word_ha
 _COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
 _PRE_TAG: Final = np.frombuffer(b"pre", np.uint8)
 _MATH_END_TAG: Final = np.frombuffer(b"</math", np.uint8)
+_BACKSLASH: Final = np.frombuffer(b"\\", np.uint8)
+_BRACKET: Final = 1 << 62  # a formula's element that ends with a closing bracket
 _STYLE_DEPTH: Final = 3  # elements whose own flags make up NEAR
 
 
@@ -204,11 +195,15 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
         i += 1
     name = html[start:i]
     code = look_up(hash_, tables.element_keys, tables.element_values)
-    i = read_attributes(html, i, tables, page.about)
+    if state[SKIPPED]:
+        i = skip_tag(html, i)
+        page.about[:] = 0
+    else:
+        i = read_attributes(html, i, tables, page.about)
     if code == VOID:
         return i
     flags = page.stack[state[DEPTH], FLAGS]
-    if code == LINE_BREAK or code == RULE:
+    if code in (LINE_BREAK, RULE):
         if not state[SKIPPED]:
             if code == LINE_BREAK:
                 break_line(page, flags)
@@ -225,62 +220,15 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
     push_element(page, i, code, own, name)
     if drops:
         state[SKIPPED] = state[DEPTH]
-    if code == RAW_TEXT or code == SCRIPT or code == VERBATIM:
+    if code in (RAW_TEXT, SCRIPT, VERBATIM):
         return handle_raw_text(page, i, name, code)
     if state[SKIPPED]:
         return i
     if code == MATH_ELEMENT:
         return enter_formula(page, i)
-    if code == SUPERSCRIPT or code == SUBSCRIPT:
+    if code in (SUPERSCRIPT, SUBSCRIPT):
         return write_raised(page, i, code == SUBSCRIPT)
     return i
-
-
-@compile_nogil
-def is_inline(code: int) -> bool:
-    """Return whether elements of this code are part of a line."""
-    return (
-        code == INLINE
-        or code == ANCHOR
-        or code == SUPERSCRIPT
-        or code == SUBSCRIPT
-        or code == BUTTON
-        or code == SCRIPT
-        or MATH_ELEMENT <= code <= MATH_GROUP
-    )
-
-
-@compile_nogil
-def is_dropped(
-    page: Page, i: int, name: NDArray[np.uint8], code: int, own: int, around: int
-) -> bool:
-    """Return whether the element, whose content begins at index `i`, has no visible text."""
-    if code == HIDDEN_ELEMENT or code == RAW_TEXT:
-        return True
-    classes = page.about[CLASS_BITS]
-    inline = is_inline(code)
-    if classes & DROPPED or (inline and classes & DROPPED_INLINE):
-        return True
-    if inline and own & HIDDEN and not holds_tag(page.html, i, name, _MATH_TAG):
-        return True
-    if code == BUTTON and around & (PRE | HIGHLIGHT):
-        return True
-    in_code_table = code == TABLE_CELL and around & CODE_TABLE and not classes & CODE_LINE
-    if (classes & GUTTER or in_code_table) and holds_only_digits(page.html, i, name):
-        return True
-    if code == ANCHOR and (classes & SYMBOL_LINK or is_in_heading(page)):
-        return holds_only_a_symbol(page.html, i)
-    return False
-
-
-_MATH_TAG: Final = np.frombuffer(b"math", np.uint8)
-
-
-@compile_nogil
-def is_in_heading(page: Page) -> bool:
-    """Return whether the current element is inside a heading or the term of a definition."""
-    kind = page.stack[page.state[DEPTH], KIND_INSIDE]
-    return H1 <= kind <= H1 + 5 or kind == TERM
 
 
 @compile_nogil
@@ -313,13 +261,13 @@ def enter_element(
             row[CELLS] += 1
             state[SPACE] = 0
             return own
-    if code == PREFORMATTED or code == VERBATIM:
+    if code in (PREFORMATTED, VERBATIM):
         if around & CODE_TABLE:
             break_block(page, PRE, 0)
             return own
         end_block(page)
         state[GAP] = max(state[GAP], 1)
-    elif code == TABLE or code == TABLE_ROW or code == TABLE_CAPTION:
+    elif code in (TABLE, TABLE_ROW, TABLE_CAPTION):
         enter_table_part(page, code, around)
     else:
         break_block(page, around, edge_gap(code))
@@ -329,14 +277,11 @@ def enter_element(
             own |= CODE_TABLE
         elif classify_table(html, i) == DATA_TABLE:
             own |= JOIN
-    elif code == HEADING or code == TERM_ELEMENT:
+    elif code in (HEADING, TERM_ELEMENT):
         own |= JOIN if ends_soon(html, i, name) else 0
     elif code == LIST_ITEM and not around & JOIN:
         number_item(page)
     return own
-
-
-_BRACKET: Final = 1 << 62  # a formula's element that ends with a closing bracket
 
 
 @compile_nogil
@@ -349,20 +294,6 @@ def enter_table_part(page: Page, code: int, around: int) -> None:
     else:
         end_block(page)
         page.state[GAP] = max(page.state[GAP], code == TABLE)
-
-
-@compile_nogil
-def edge_gap(code: int) -> int:
-    """Return the number of blank lines before and after elements of this code."""
-    return int(
-        code == PARAGRAPH_ELEMENT
-        or code == HEADING
-        or code == LIST
-        or code == ORDERED_LIST
-        or code == PREFORMATTED
-        or code == TABLE
-        or code == VERBATIM
-    )
 
 
 @compile_nogil
@@ -381,27 +312,6 @@ def number_item(page: Page) -> None:
 
 
 @compile_nogil
-def count_items(html: NDArray[np.uint8], i: int) -> int:
-    """Return the number of items of the list whose content begins at index `i`."""
-    depth = 1
-    count = 0
-    end = len(html)
-    while i < end and depth:
-        if html[i] == 60 and i + 3 < end:
-            closing = html[i + 1] == 47
-            first = int(html[i + 1 + closing])
-            second = int(html[i + 2 + closing])
-            if second == 108 and (first == 111 or first == 117):
-                depth += -1 if closing else 1
-            elif first == 108 and second == 105 and html[i + 3] != 110 and not closing:
-                count += depth == 1
-            i = skip_tag(html, i)
-        else:
-            i += 1
-    return count
-
-
-@compile_nogil
 def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8]) -> None:
     """Push an element, whose content begins at index `i`, on the stack of open elements."""
     state = page.state
@@ -410,7 +320,7 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
     around = page.stack[depth - 1]
     entry = page.stack[depth]
     inherited = around[FLAGS]
-    if code == TABLE or code == TABLE_CAPTION or (code == PREFORMATTED and own & PRE):
+    if code in (TABLE, TABLE_CAPTION) or (code == PREFORMATTED and own & PRE):
         inherited &= ~JOIN
     entry[CODE_OF_ELEMENT] = code
     entry[FLAGS] = (inherited | own) & ~_BRACKET
@@ -420,7 +330,7 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
         if depth - step > 0:
             entry[NEAR] |= page.stack[depth - step, OWN]
     entry[KIND_INSIDE] = kind_inside(code, name, int(around[KIND_INSIDE]), own)
-    entry[LISTS] = around[LISTS] + (code == LIST or code == ORDERED_LIST)
+    entry[LISTS] = around[LISTS] + (code in (LIST, ORDERED_LIST))
     entry[CELLS] = 0
     entry[STEP] = -1 if page.about[REVERSED] else 1
     entry[NEXT_NUMBER] = page.about[NUMBER] if page.about[HAS_NUMBER] else 1
@@ -429,33 +339,13 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
     entry[WRITTEN] = state[POSITION]
     entry[CLASSES] = page.about[CLASS_BITS]
     entry[CONTAINER_INSIDE] = around[CONTAINER_INSIDE]
-    if not (is_inline(code) or code == PARAGRAPH_ELEMENT or code == HEADING):
+    if not (is_inline(code) or code in (PARAGRAPH_ELEMENT, HEADING)):
         container = page.containers[state[CONTAINERS]]
         container[0] = around[CONTAINER_INSIDE]
         container[1] = page.about[SIGNATURE] * 31 + code
         container[2] = page.containers[around[CONTAINER_INSIDE], 2] + 1
         entry[CONTAINER_INSIDE] = state[CONTAINERS]
         state[CONTAINERS] += 1
-
-
-@compile_nogil
-def kind_inside(code: int, name: NDArray[np.uint8], around: int, own: int) -> int:
-    """Return the kind of a block that begins inside an element."""
-    if code == HEADING:
-        return H1 + int(name[1]) - 49
-    if code == LIST_ITEM:
-        return ITEM
-    if code == TERM_ELEMENT:
-        return TERM
-    if code == DEFINITION_ELEMENT:
-        return DEFINITION
-    if code == TABLE:
-        return ROW if own & JOIN else TEXT
-    if code == TABLE_CAPTION or (code == TABLE_CELL and around != ROW):
-        return TEXT
-    if code == PARAGRAPH_ELEMENT and around == TEXT:
-        return PARAGRAPH
-    return around
 
 
 @compile_nogil
@@ -500,9 +390,6 @@ def enter_formula(page: Page, i: int) -> int:
     return end
 
 
-_BACKSLASH: Final = np.frombuffer(b"\\", np.uint8)
-
-
 @compile_nogil
 def close_element(page: Page) -> None:
     """Pop the innermost open element, and end the block that it held."""
@@ -522,19 +409,19 @@ def close_element(page: Page) -> None:
         put(page, 41)
     if is_inline(code) or code == DOCUMENT:
         return
-    if entry[CLASSES] & CODE_LINE and state[POSITION] == entry[WRITTEN]:
-        if around & (PRE | CODE_TABLE):
-            break_line(page, PRE)
-            return
+    in_code = around & (PRE | CODE_TABLE)
+    if in_code and entry[CLASSES] & CODE_LINE and state[POSITION] == entry[WRITTEN]:
+        break_line(page, PRE)
+        return
     if code == TABLE_CELL and around & (JOIN | CODE_TABLE):
         return
-    if code == PREFORMATTED or code == VERBATIM:
+    if code in (PREFORMATTED, VERBATIM):
         if around & CODE_TABLE:
             break_block(page, PRE, 0)
         else:
             end_block(page)
             state[GAP] = max(state[GAP], 1)
-    elif code == TABLE or code == TABLE_ROW or code == TABLE_CAPTION:
+    elif code in (TABLE, TABLE_ROW, TABLE_CAPTION):
         enter_table_part(page, code, around)
     else:
         break_block(page, around, edge_gap(code))

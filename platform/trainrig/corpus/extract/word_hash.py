@@ -54,7 +54,9 @@ def look_up(hash_: np.uint64, keys: NDArray[np.uint64], values: NDArray[np.int64
     return 0
 
 
-def build_table(words: Mapping[str, int], slots: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def build_table(
+    words: Mapping[str, int], slots: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Build a hash table (open addressing, 0 is free) of `words`: keys and values, [S] each."""
     keys = np.zeros(slots, np.uint64)
     values = np.zeros(slots, np.int64)
