@@ -4,8 +4,9 @@
     PYTHONPATH=tests python tests/benchmarks/train_block_model.py DATA_FOLDER 4
 
 The last argument is the number of ways to make folds. The evidence justifies the constants.
-Training needs the pages of extraction_pages.py: the tuning half; the pages without strings, except those of
-sites in the reported half; 30 pages of the blog and 60 of the manual, to include code and formulas.
+Training needs the pages of extraction_pages.py: the tuning half; the pages without strings, except
+those of sites in the reported half; 30 pages of the blog and 60 of the manual, to include code and
+formulas.
 Pages of this project's documentation, which Sphinx renders in several themes, are added
 (support/rendered_documentation.py).
 

@@ -1,3 +1,4 @@
+import json
 import re
 from html import escape
 
@@ -9,7 +10,7 @@ from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import Extracted, MainContent, NotExtracted, Trafilatura, extract
 from trainrig.corpus.extract.block_scores import ScoredBlocks, cut_tree
-from trainrig.corpus.extract.main_content import compute_extracted_share
+from trainrig.corpus.extract.main_content import compute_extracted_share, favour_posts, is_forum
 from trainrig.corpus.read import RawPage
 
 SENTENCES = (
@@ -218,3 +219,43 @@ def test_precise_does_not_use_trafilatura_for_a_page_with_too_many_tags(
     monkeypatch.setattr("trainrig.corpus.extract.main_content.TRAFILATURA_NODES", 10)
     assert extract_text(ARTICLE, quality="precise") == extract_text(ARTICLE)
     assert asked == []
+
+
+SETTINGS_PAGE = """<html><head><meta name="generator" content="Docutils 0.22"></head><body>
+<div class="body" role="main"><h1>Settings</h1><dl><dt>gate.open</dt><dd>int</dd></dl><ul><li>port
+</li></ul><nav>On this page</nav></div><div class="sphinxsidebar" role="navigation">Previous</div>
+<p>Outside</p></body></html>"""
+
+
+@pytest.mark.parametrize("quality", ["balanced", "precise"])
+def test_generated_documentation_keeps_its_main_part(quality: str):
+    assert extract_text(SETTINGS_PAGE, quality=quality) == "Settings\n\ngate.open\nint\n\n- port"
+
+
+def test_generated_documentation_without_a_main_part_is_judged_by_the_trees():
+    page = SETTINGS_PAGE.replace(' role="main"', "").replace("<p>Outside", f"{BODY}<p>Outside")
+    assert SENTENCES[0] in extract_text(page)
+
+
+def test_posts_of_a_forum_are_favoured_over_what_is_around_them():
+    post = '<div class="post"><div class="author">miller</div><div class="postbody">{}</div></div>'
+    posts = "".join(post.format(sentence) for sentence in SENTENCES)
+    html = (
+        f'<html><body id="phpbb"><nav>Board index</nav>{posts}<footer>phpBB</footer></body></html>'
+    )
+    text = extract_text(html)
+    assert all(sentence in text for sentence in SENTENCES)
+    assert "Board index" not in text
+    blocks = cut_tree(HTMLTree.parse(html))
+    judged = ScoredBlocks(blocks, np.zeros(len(blocks.numbers), np.int32))
+    assert favour_posts(judged).format_text(True).split("\n") == list(SENTENCES)
+    assert is_forum(html)
+    assert not is_forum(ARTICLE)
+
+
+def test_a_page_without_text_of_its_own_gives_the_article_in_its_json_ld():
+    data = json.dumps({"@type": "NewsArticle", "articleBody": "\n\n".join(SENTENCES)})
+    html = f'<script type="application/ld+json">{data}</script><nav>Home</nav><div id="app"></div>'
+    assert extract_text(html) == "\n\n".join(SENTENCES)
+    assert "articleBody" not in extract_text(ARTICLE.replace("<article>", f"<article>{html}"))
+    assert SENTENCES[0] in extract_text(ARTICLE.replace("</article>", f"</article>{html}"))

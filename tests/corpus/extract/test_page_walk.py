@@ -150,7 +150,8 @@ DISPLAYS = {
     "Pygments": '<div class="highlight"><pre><span></span>'
     + numbered('<span class="linenos">NUMBER</span><span class="n">LINE</span>', "\n")
     + "\n</pre></div>",
-    "Pygments, table": '<div class="highlight"><table class="highlighttable"><tr><td class="linenos">'
+    "Pygments, table": '<div class="highlight"><table class="highlighttable"><tr>'
+    '<td class="linenos">'
     '<div class="linenodiv"><pre>' + numbered("<span>NUMBER</span>", "\n") + "</pre></div></td>"
     '<td class="code"><div><pre>'
     + numbered("LINE", "\n")
@@ -271,7 +272,8 @@ def test_a_heading_with_inner_blocks_is_one_block():
 
 def test_a_block_knows_the_elements_around_it():
     blocks = cut(
-        '<nav>a</nav><div class="postComments"><div><p id="x">b</p></div></div><main><p>c</p></main>'
+        '<nav>a</nav><div class="postComments"><div><p id="x">b</p></div></div>'
+        "<main><p>c</p></main>"
         '<div role="complementary">d</div><div style="display:none">e</div>'
     )
     expected = ["navigation", "", "main", "complementary", "hidden"]

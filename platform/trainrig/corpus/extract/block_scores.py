@@ -93,12 +93,13 @@ def measure_agreement(blocks: list[str], text: str) -> NDArray[np.int32]:
 
 Ask = Callable[[Favour], str]  # trafilatura's text of the current page, or ""
 
-# Weights of the votes, in log-odds times SCALE. F1 in cross-validation as in main_content.py: XXX.
-_TREES_WEIGHT: Final = 2 * SCALE  # limit of the trees' vote, either way
-# trafilatura's vote, either way, the mean of one or two runs
+# Weights of the votes, in log-odds times SCALE: the limit of the trees' vote, either way, and
+# trafilatura's vote, the mean of one or two runs.
+_TREES_WEIGHT: Final = 2 * SCALE
 _TRAFILATURA_WEIGHT: Final = 2 * SCALE
 # Trafilatura runs a second time if more than these thousandths of the characters that either side
-# keeps are kept by only one.
+# keeps are kept by only one. F1 of `precise` in cross-validation (main_content.py) is .933 if it
+# never does, .936 with 300.
 _MOST_DISAGREEMENT: Final = 300
 
 

@@ -167,7 +167,8 @@ class PageBlocks:
         self.digests = np.empty(len(rows), np.uint64)
         title_bits = np.zeros(_TITLE_BITS, np.bool_)
         mark_words(np.frombuffer(title.encode("utf-8", "ignore"), np.uint8), title_bits)
-        count_blocks(text, rows, *_build_word_table(), title_bits, self.numbers, self.digests)
+        keys, topics = _build_word_table()
+        count_blocks(text, rows, keys, topics, title_bits, self.numbers, self.digests)
 
 
 @functools.cache

@@ -291,8 +291,8 @@ def build_name_tables() -> NameTables:
         for word in names.split()
     }
     classes: dict[str, int] = {}
-    for bit, names in _CLASS_NAMES.items():
-        for name in names.split():
+    for bit, listed_names in _CLASS_NAMES.items():
+        for name in listed_names.split():
             classes[name] = classes.get(name, 0) | bit
     return NameTables(
         element_keys,

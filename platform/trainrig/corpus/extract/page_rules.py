@@ -100,7 +100,7 @@ def is_dropped(
 @compile_nogil
 def is_in_heading(page: Page) -> bool:
     """Return whether the current element is inside a heading or the term of a definition."""
-    kind = page.stack[page.state[DEPTH], KIND_INSIDE]
+    kind = int(page.stack[page.state[DEPTH], KIND_INSIDE])
     return H1 <= kind <= H1 + 5 or kind == TERM
 
 
