@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from resiliparse.parse.html import DOMNode, HTMLTree, NodeType
+from resiliparse.parse.html import ElementNode, HTMLTree, Node, NodeType
 
 
 def _name_set(names: str) -> frozenset[str]:
@@ -41,17 +41,17 @@ def list_visible_characters(tree: HTMLTree) -> str:
     )
 
 
-def _collect(node: DOMNode, parts: list[str]) -> None:
+def _collect(node: Node, parts: list[str]) -> None:
     child = node.first_child
     while child is not None:
         if child.type == NodeType.TEXT:
             parts.append(child.value or "")
-        elif child.type == NodeType.ELEMENT and not _is_hidden(child):
+        elif isinstance(child, ElementNode) and not _is_hidden(child):
             _collect(child, parts)
         child = child.next
 
 
-def _is_hidden(element: DOMNode) -> bool:
+def _is_hidden(element: ElementNode) -> bool:
     name = element.tag
     if name in HIDDEN:
         return True

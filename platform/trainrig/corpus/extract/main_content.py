@@ -33,8 +33,8 @@ from trainrig.corpus.extract.page_text import CODE, H1, H6, ITEM, PARAGRAPH, TEX
 # `balanced` is .917 without this, .920 with a limit of 500, .917 with 1,000.
 LITTLE: Final = 250
 LENIENT: Final = -15_000  # log-odds, times SCALE, above which such blocks are kept
-# Mean log-odds per character, times SCALE, below which `precise` runs trafilatura: two fifths of the
-# pages. F1 is .936 with three tenths of the pages, .939 with half of them or more.
+# Mean log-odds per character, times SCALE, below which `precise` runs trafilatura: two fifths of
+# the pages. F1 is .936 with three tenths of the pages, .939 with half of them or more.
 UNSURE: Final = 27_400
 
 
