@@ -26,7 +26,7 @@ def compute_numbers(html: str, title: str = "") -> list[dict[str, int]]:
     ("html", "expected"),
     [
         ("plain", {"characters": 5, "words": 1}),
-        ("<p>A &amp; b.</p>", {"kind": PARAGRAPH, "characters": 5, "words": 2, "capitals": 1}
+        ("<p>A &amp; b.</p>", {"kind": PARAGRAPH, "characters": 6, "words": 2, "capitals": 1}
          | {"opens": 1, "gap": 1, "depth": 1, "ends_sentence": 1, "stops": 1}),
         ('<h2>Über <a href="/x>y">uns</a></h2>', {"kind": H1 + 1, "characters": 8, "words": 2}
          | {"capitals": 1, "opens": 1, "gap": 1, "depth": 1, "links": 1, "link_characters": 3}),
