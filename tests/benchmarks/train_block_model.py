@@ -57,7 +57,6 @@ from trainrig.corpus.extract.block_scores import (
 from trainrig.corpus.extract.extract_page import decode
 from trainrig.corpus.extract.extractors import Favour
 from trainrig.corpus.extract.page_blocks import CHARACTERS, PageBlocks
-from trainrig.corpus.extract.page_elements import FURNITURE, LANDMARK
 
 SETTINGS = {
     "objective": "binary",
@@ -142,10 +141,8 @@ def is_documentation(labelled: Labelled) -> bool:
 
 
 def label_by_landmarks(blocks: PageBlocks) -> NDArray[np.float64]:
-    """Return 1 for the blocks of the main part, and of the article if the page has one."""
-    inside = (blocks.flags & LANDMARK["main"] != 0) & (blocks.flags & FURNITURE == 0)
-    article = blocks.flags & LANDMARK["article"] != 0
-    return np.asarray(inside & article if (inside & article).any() else inside, np.float64)
+    """Return 1 for the blocks of the part of the page that its generator marks as its text."""
+    return np.asarray(main_content.find_main_part(blocks), np.float64)
 
 
 def fit(examples: Sequence[Example]) -> lightgbm.Booster:

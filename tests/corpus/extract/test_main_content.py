@@ -14,6 +14,7 @@ from trainrig.corpus.extract.main_content import (
     compute_extracted_share,
     favour_posts,
     is_forum,
+    keep_insets,
     remove_thumbnails,
 )
 from trainrig.corpus.read import RawPage
@@ -238,11 +239,6 @@ def test_generated_documentation_keeps_its_main_part(quality: str):
     assert extract_text(SETTINGS_PAGE, quality=quality) == "Settings\n\ngate.open\nint\n\n- port"
 
 
-def test_generated_documentation_without_a_main_part_is_judged_by_the_trees():
-    page = SETTINGS_PAGE.replace(' role="main"', "").replace("<p>Outside", f"{BODY}<p>Outside")
-    assert SENTENCES[0] in extract_text(page)
-
-
 def test_posts_of_a_forum_are_favoured_over_what_is_around_them():
     post = '<div class="post"><div class="author">miller</div><div class="postbody">{}</div></div>'
     posts = "".join(post.format(sentence) for sentence in SENTENCES)
@@ -264,3 +260,17 @@ def test_a_page_without_text_of_its_own_gives_the_article_in_its_json_ld():
     assert extract_text(html) == "\n\n".join(SENTENCES)
     assert "articleBody" not in extract_text(ARTICLE.replace("<article>", f"<article>{html}"))
     assert SENTENCES[0] in extract_text(ARTICLE.replace("</article>", f"</article>{html}"))
+
+
+def test_code_and_formulas_between_kept_blocks_are_kept():
+    html = "<p>a</p><pre>b</pre><p>$$c$$</p><p>d</p><div><pre>e</pre></div><p>f</p><pre>g</pre>"
+    blocks = cut_tree(HTMLTree.parse(html))
+    judged = ScoredBlocks(blocks, np.array([1, -1, -1, 1, -1, -1, -1], np.int32))
+    assert keep_insets(judged).format_text(True).split() == ["a", "b", "$$c$$", "d"]
+    after_text = ScoredBlocks(blocks, np.array([-1, -1, -1, -1, -1, 1, -1], np.int32))
+    assert keep_insets(after_text).format_text(True).split() == ["f", "g"]
+
+
+def test_old_pages_of_sphinx_keep_the_element_of_class_body():
+    page = SETTINGS_PAGE.replace(' role="main"', "")
+    assert extract_text(page) == "Settings\n\ngate.open\nint\n\n- port"

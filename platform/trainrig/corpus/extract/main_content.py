@@ -92,8 +92,13 @@ def is_generated_documentation(html: str) -> bool:
 
 
 def find_main_part(blocks: PageBlocks) -> NDArray[np.bool_]:
-    """Mark the blocks of the main part, or of the article in it, that are no furniture."""
+    """Mark the blocks of the main part, or of the article in it, that are no furniture.
+
+    Old pages of Sphinx have no element for the main part, but one of the class "body".
+    """
     main = blocks.flags & LANDMARK["main"] != 0
+    if not main.any():
+        main = blocks.flags & WORD_FLAG["body"] != 0
     article = blocks.flags & LANDMARK["article"] != 0
     outside = is_outside_furniture(blocks)
     in_both = main & article & outside
@@ -153,7 +158,7 @@ def extract_by_blocks(
         judged = vote(judged, ask)
     if int(judged.characters[judged.kept].sum()) < LITTLE:
         judged = dataclasses.replace(judged, odds=judged.odds - LENIENT)
-    return _write_content(remove_thumbnails(judged), bullets, as_format)
+    return _write_content(keep_insets(remove_thumbnails(judged)), bullets, as_format)
 
 
 def _write_content(judged: ScoredBlocks, bullets: bool, as_format: Format) -> Content:
@@ -189,6 +194,39 @@ def _may_ask_trafilatura(html: str, settings: MainContent) -> bool:
 
 def _ask_trafilatura(html: str, favour: Favour) -> str:
     return extractors.extract_with_trafilatura(html, Trafilatura(favour=favour))
+
+
+_FORMULA_STARTS: Final = ("$$", "\\[", "\\begin{")
+
+
+def keep_insets(judged: ScoredBlocks) -> ScoredBlocks:
+    """Return `judged` with the code and the formulas that stand between kept blocks.
+
+    Such a block is kept if the last other block before it is, and the next other block after it is
+    kept as well or the one before it is directly beside the element with the code.
+    """
+    blocks = judged.blocks
+    kind = blocks.numbers[:, page_blocks.KIND]
+    inset = kind == CODE
+    if any(start.encode() in blocks.text.tobytes() for start in _FORMULA_STARTS):
+        inset |= np.array([line.startswith(_FORMULA_STARTS) for line in judged.lines], np.bool_)
+    if not (inset & ~judged.kept).any():
+        return judged
+    others = np.flatnonzero(~inset)
+    if not len(others):
+        return judged
+    places = np.flatnonzero(inset & is_outside_furniture(blocks))
+    after = np.searchsorted(others, places)
+    before = others[np.maximum(after - 1, 0)]
+    following = others[np.minimum(after, len(others) - 1)]
+    kept = judged.kept
+    between = (after > 0) & kept[before]
+    between &= ((after < len(others)) & kept[following]) | (
+        blocks.container[before] == blocks.containers[blocks.container[places], 0]
+    )
+    odds = judged.odds.copy()
+    odds[places[between]] = np.maximum(odds[places[between]], 1)
+    return dataclasses.replace(judged, odds=odds)
 
 
 _LEAST_CAPTION_WORDS: Final = 5  # shorter lines may be repeated for other reasons
