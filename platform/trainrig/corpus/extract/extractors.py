@@ -62,8 +62,8 @@ class MainContent(HTMLExtractor):
     """Extracts the main article of a page, at one of three speeds; see docs/performance.md.
 
     A walk over the parsed page cuts all of it into blocks. `fast` drops the blocks in elements for
-    navigation, headers, footers, asides and forms. `balanced` asks decision trees about each block.
-    `precise` lets the trees and trafilatura vote on the blocks of pages of which the trees are not
+    navigation, headers, footers, asides and forms, or with such class names, and those that are
+    mostly links. `balanced` asks decision trees about each block. `precise` lets the trees and trafilatura vote on the blocks of pages of which the trees are not
     certain.
     """
 

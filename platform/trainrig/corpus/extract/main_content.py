@@ -1,6 +1,6 @@
 """Extraction of the main article of a page, at one of three qualities.
 
-`fast` keeps what the page's own structure does not call furniture. The other qualities ask decision
+`fast` keeps what the page's structure and class names do not call furniture. The other qualities ask decision
 trees, and three corrections follow these. Captions that a gallery repeats, as a heading or beside a
 thumbnail, are removed. Code and formulas between kept blocks are kept. And reference documentation
 is recognised by its declarations of functions
@@ -51,7 +51,7 @@ def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Co
     """Extract the article of `tree`, which was parsed from `html`."""
     blocks = cut_tree(tree)
     if settings.quality == "fast":
-        return _keep_exactly(is_outside_furniture(blocks), blocks, settings)
+        return _keep_exactly(is_likely_text(blocks), blocks, settings)
     ask = (
         functools.partial(_ask_trafilatura, html) if _may_ask_trafilatura(html, settings) else None
     )
@@ -177,6 +177,41 @@ def is_outside_furniture(blocks: PageBlocks) -> NDArray[np.bool_]:
     inside = flags & (LANDMARK["main"] | LANDMARK["article"]) != 0
     furniture = np.where(inside, FURNITURE & ~LANDMARK["banner"], FURNITURE)
     return np.asarray(flags & (furniture | HIDDEN | LANDMARK["noscript"]) == 0)
+
+
+# Groups of class names that say of the nearest elements that they hold furniture.
+_FURNITURE_WORDS: Final = sum(
+    WORD_FLAG[group]
+    for group in (
+        "comment",
+        "sidebar",
+        "menu",
+        "related",
+        "share",
+        "cookie",
+        "advert",
+        "foot",
+        "subscribe",
+        "breadcrumb",
+        "popup",
+        "pages",
+    )
+)
+
+
+def is_likely_text(blocks: PageBlocks) -> NDArray[np.bool_]:
+    """Mark the blocks that cheap rules call text: what `fast` keeps.
+
+    These are outside furniture, by their place and by the class names of the nearest elements, and
+    at least half of their characters are outside links, but for headings and code.
+    """
+    numbers = blocks.numbers
+    kind = numbers[:, page_blocks.KIND]
+    linked = 2 * numbers[:, page_blocks.LINK_CHARACTERS] > numbers[:, page_blocks.CHARACTERS]
+    linked &= (kind != CODE) & ((kind < H1) | (kind > H6))
+    return np.asarray(
+        is_outside_furniture(blocks) & (blocks.near & _FURNITURE_WORDS == 0) & ~linked
+    )
 
 
 def compute_extracted_share(blocks: PageBlocks, kept: NDArray[np.bool_]) -> float | None:
