@@ -63,8 +63,8 @@ class MainContent(HTMLExtractor):
 
     A walk over the parsed page cuts all of it into blocks. `fast` drops the blocks in elements for
     navigation, headers, footers, asides and forms, or with such class names, and those that are
-    mostly links. `balanced` asks decision trees about each block. `precise` lets the trees and trafilatura vote on the blocks of pages of which the trees are not
-    certain.
+    mostly links. `balanced` asks decision trees about each block. `precise` lets the trees and
+    trafilatura vote on the blocks of pages of which the trees are not certain.
     """
 
     kind: Literal["MainContent"] = "MainContent"

@@ -1,12 +1,12 @@
 """Extraction of the main article of a page, at one of three qualities.
 
-`fast` keeps what the page's structure and class names do not call furniture. The other qualities ask decision
-trees, and three corrections follow these. Captions that a gallery repeats, as a heading or beside a
-thumbnail, are removed. Code and formulas between kept blocks are kept. And reference documentation
-is recognised by its declarations of functions
-and methods (`read(name, pwd=None)`, `public void close() throws IOException`): most training pages
-are news and blogs, where a short line without a full stop is furniture, but here such lines are the
-content. So what the trees keep of such a page is compared with all that is not furniture.
+`fast` keeps what the page's structure and class names do not call furniture. The other qualities
+ask decision trees, and three corrections follow these. Captions that a gallery repeats, as a
+heading or beside a thumbnail, are removed. Code and formulas between kept blocks are kept. And
+reference documentation is recognised by its declarations of functions and methods (`read(name,
+pwd=None)`, `public void close() throws IOException`): most training pages are news and blogs, where
+a short line without a full stop is furniture, but here such lines are the content. So what the
+trees keep of such a page is compared with all that is not furniture.
 """
 
 import dataclasses
