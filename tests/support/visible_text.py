@@ -28,8 +28,8 @@ HIDDEN_INLINE: Final = _name_set(
 def list_visible_characters(tree: HTMLTree) -> str:
     """Return the text of all visible nodes without white space and control characters.
 
-    Not for pages with formulas, raised numbers, line numbers or links of headings to themselves,
-    which the walk rewrites or drops by looking at what they hold.
+    Not for pages with formulas, raised numbers, line numbers, buttons in code or links of headings
+    to themselves, which the walk rewrites or drops by looking at where they are and what they hold.
     """
     parts: list[str] = []
     if tree.document is not None:
