@@ -24,7 +24,8 @@ def lines(html: str) -> list[str]:
 
 
 TAGS = """
-    p div span b a ul ol li table tr td th h1 h2 pre code dl dt dd br hr section nav form label select option script style template svg textarea noscript xmp custom-element figure title
+    p div span b a ul ol li table tr td th h1 h2 pre code dl dt dd br hr section nav form label
+    select option script style template svg textarea noscript xmp custom-element figure title
     iframe
 """
 ATTRIBUTES = (
