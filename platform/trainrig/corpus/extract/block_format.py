@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.extract import page_blocks
-from trainrig.corpus.extract.page_text import (
+from trainrig.corpus.extract.walk.page_text import (
     CODE,
     H1,
     H6,
@@ -62,7 +62,7 @@ def format_blocks(
             line = _format_as_markdown(line, kind)
             if kind == ROW and last != ROW:
                 line += "\n" + "| --- " * (line.count(" | ") + 1) + "|"
-            # Markdown joins lines that no blank line separates, but those of lists and tables.
+            # Markdown joins lines without a blank line between them, except in lists and tables.
             gap = gap or not (kind == last == ROW or marker)
         if bullets and marker:
             indent = ("    " if as_format == "markdown" else "  ") * (depth - 1)

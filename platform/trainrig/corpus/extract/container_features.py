@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.extract.page_blocks import CHARACTERS, LINK_CHARACTERS
 
-LEVELS: Final = 3  # enclosing containers that have features of their own
+LEVELS: Final = 3  # number of enclosing containers that have separate features
 _LEVEL_FEATURES: Final = 6
 CONTAINER_FEATURES: Final = LEVELS * _LEVEL_FEATURES + 4
 _MOST_SIBLINGS: Final = 50
 
-# Sums over a container: blocks, characters, characters in links, in prose-like blocks, and number
-# of such blocks.
+# Sums over a container: blocks, characters, characters in links, characters in prose-like blocks,
+# and the number of prose-like blocks.
 _BLOCKS, _CHARACTERS, _LINKED, _PROSE, _PROSE_BLOCKS, _SUMS = range(6)
 
 

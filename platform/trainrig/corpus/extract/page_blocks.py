@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.page_text import (
+from trainrig.corpus.extract.walk.page_text import (
     ROW_CONTAINER,
     ROW_DEPTH,
     ROW_END,
@@ -32,13 +32,13 @@ from trainrig.corpus.extract.page_text import (
     ROW_OPENS,
     ROW_START,
 )
-from trainrig.corpus.extract.page_walk import walk_page
-from trainrig.corpus.extract.word_hash import (
+from trainrig.corpus.extract.walk.page_walk import walk_page
+from trainrig.corpus.extract.walk.word_hash import (
     FNV_PRIME,
     FNV_START,
     build_table,
+    find_value,
     is_word_byte,
-    look_up,
     update_word_hash,
 )
 
@@ -221,7 +221,7 @@ def count_word(
     """Add a word, given by its hash, to its block's counts."""
     row[WORDS] += 1
     row[TITLE_WORDS] += title_bits[(hash_ ^ (hash_ >> np.uint64(32))) & np.uint64(_TITLE_BITS - 1)]
-    found = look_up(hash_, keys, topics)
+    found = find_value(hash_, keys, topics)
     if found:
         for topic in range(WIDTH - FIRST_TOPIC):
             row[FIRST_TOPIC + topic] += (found >> topic) & 1

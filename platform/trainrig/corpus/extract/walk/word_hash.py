@@ -44,7 +44,7 @@ def hash_text(text: NDArray[np.uint8]) -> np.uint64:
 
 
 @compile_nogil
-def look_up(hash_: np.uint64, keys: NDArray[np.uint64], values: NDArray[np.int64]) -> int:
+def find_value(hash_: np.uint64, keys: NDArray[np.uint64], values: NDArray[np.int64]) -> int:
     """Return the value of the word with this hash, or 0 for a word that is not in the table."""
     slot = np.int64(hash_ & np.uint64(len(keys) - 1))
     while keys[slot] != 0:

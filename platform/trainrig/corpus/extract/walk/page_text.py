@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.page_elements import JOIN, LINES, LINK, MATH, PRE
+from trainrig.corpus.extract.walk.page_elements import JOIN, LINES, LINK, MATH, PRE
 
 TEXT, PARAGRAPH, H1, H2, H3, H4, H5, H6, ITEM, CODE, ROW, TERM, DEFINITION = range(13)  # kinds
 
 MATH_START: Final = 1  # control characters, which no text of a page keeps
 MATH_END: Final = 2
-MATH_BLOCK: Final = 3  # starts a formula on a line of its own
+MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
 
 # Columns of `state`.
 (
-    POSITION,  # in the output
-    START,  # of the current block
+    POSITION,  # next index in the output
+    START,  # index where the current block starts
     BEGUN,  # 1 if the current block has text
     SPACE,  # 1 if a space comes before the next character
     TABS,  # cells that have begun since the last character
@@ -49,7 +49,7 @@ MATH_BLOCK: Final = 3  # starts a formula on a line of its own
     KIND_INSIDE,  # kind of a block that begins here
     CONTAINER_INSIDE,
     LISTS,  # number of enclosing lists
-    NEXT_NUMBER,  # of the next list item
+    NEXT_NUMBER,  # number that the next list item has
     STEP,  # 1, or -1 in a reversed list; 0 in a list with bullets
     CELLS,  # cells of a row, or children of a formula's element
     WRITTEN,  # place in the output when the element began

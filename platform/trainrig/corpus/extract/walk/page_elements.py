@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.extract.word_hash import build_table
+from trainrig.corpus.extract.walk.word_hash import build_table
 
 # Codes of elements, in the order of their names in _ELEMENTS.
 (
@@ -230,7 +230,7 @@ ANCESTRY_BITS: Final = len(_LANDMARKS) + len(CLASS_WORDS)
 LANDMARK_BITS: Final = len(_LANDMARKS)
 WORD_BITS: Final = len(CLASS_WORDS)
 
-# What a whole class name says about its element; these are bits of another number.
+# Bits of an element's class names, which the walk keeps apart from the flags.
 DROPPED_INLINE: Final = 1  # a second rendering of the same text, or for screen readers: no text
 DROPPED: Final = 2
 GUTTER: Final = 4  # line numbers, if it holds only digits

@@ -10,25 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.page_elements import HIDDEN, LINES, NameTables
-from trainrig.corpus.extract.word_hash import (
+from trainrig.corpus.extract.walk.page_elements import HIDDEN, LINES, NameTables
+from trainrig.corpus.extract.walk.word_hash import (
     FNV_START,
+    find_value,
     hash_text,
     is_word_byte,
-    look_up,
     update_word_hash,
 )
 
 # What the attributes of a tag say, as whole numbers.
 (
     OWN_FLAGS,
-    CLASS_BITS,  # what whole class names say
+    CLASS_BITS,  # bits of the whole class names
     SIGNATURE,  # hash of the first class name
     NUMBER,  # `start` of a list, or `value` of an item
     HAS_NUMBER,
     REVERSED,
     IS_TEX,  # a script that holds a formula
-    IS_DISPLAY,  # a formula on a line of its own
+    IS_DISPLAY,  # a formula that stands on a separate line
     ALT_START,  # position of `alttext`
     ALT_END,
     ATTRIBUTES,
@@ -127,7 +127,7 @@ def read_names(
         byte = int(html[k]) if k < end else 32
         capital = 65 <= byte <= 90 and 97 <= before <= 122
         if length and (capital or not is_word_byte(byte)):
-            about[OWN_FLAGS] |= look_up(word, tables.word_keys, tables.word_values)
+            about[OWN_FLAGS] |= find_value(word, tables.word_keys, tables.word_values)
             word = FNV_START
             length = 0
         if is_word_byte(byte):
@@ -135,7 +135,7 @@ def read_names(
             length += 1
         if byte == 32 or byte == 10 or byte == 9 or byte == 13:
             if is_class and name != FNV_START:
-                about[CLASS_BITS] |= look_up(name, tables.class_keys, tables.class_values)
+                about[CLASS_BITS] |= find_value(name, tables.class_keys, tables.class_values)
                 if about[SIGNATURE] == 0:
                     about[SIGNATURE] = np.int64(name)
             name = FNV_START
@@ -197,7 +197,7 @@ def read_attributes(
         elif first == 105 and _is_name(html, name, name_end, _ID):
             read_names(html, start, stop, tables, False, about)
         elif first == 114 and _is_name(html, name, name_end, _ROLE):
-            about[OWN_FLAGS] |= look_up(
+            about[OWN_FLAGS] |= find_value(
                 hash_text(html[start:stop]), tables.role_keys, tables.role_values
             )
         elif first == 114 and _is_name(html, name, name_end, _REVERSED):

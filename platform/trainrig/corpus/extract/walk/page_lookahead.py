@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.page_attributes import find, matches, skip_tag
+from trainrig.corpus.extract.walk.page_attributes import find, matches, skip_tag
 
 OTHER_TABLE, DATA_TABLE = range(2)
 
@@ -34,7 +34,7 @@ def _is_name_end(html: NDArray[np.uint8], at: int) -> bool:
 
 @compile_nogil
 def classify_table(html: NDArray[np.uint8], i: int) -> int:
-    """Return what the table is whose content begins at index `i`.
+    """Classify the table whose content begins at index `i`.
 
     A table of data has a row of several cells, and no long cell, heading, code or other table.
     """

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.page_attributes import (
+from trainrig.corpus.extract.walk.page_attributes import (
     ALT_END,
     ALT_START,
     ATTRIBUTES,
@@ -31,7 +31,7 @@ from trainrig.corpus.extract.page_attributes import (
     read_attributes,
     skip_tag,
 )
-from trainrig.corpus.extract.page_elements import (
+from trainrig.corpus.extract.walk.page_elements import (
     ANCHOR,
     CODE_AREA,
     CODE_LINE,
@@ -67,13 +67,13 @@ from trainrig.corpus.extract.page_elements import (
     NameTables,
     build_name_tables,
 )
-from trainrig.corpus.extract.page_formulas import (
+from trainrig.corpus.extract.walk.page_formulas import (
     opens_bracket,
     write_between,
     write_raised,
     write_tex,
 )
-from trainrig.corpus.extract.page_lookahead import (
+from trainrig.corpus.extract.walk.page_lookahead import (
     DATA_TABLE,
     classify_table,
     ends_soon,
@@ -81,14 +81,14 @@ from trainrig.corpus.extract.page_lookahead import (
     holds_code,
     holds_tag,
 )
-from trainrig.corpus.extract.page_rules import (
+from trainrig.corpus.extract.walk.page_rules import (
     count_items,
     edge_gap,
     is_dropped,
     is_inline,
     kind_inside,
 )
-from trainrig.corpus.extract.page_text import (
+from trainrig.corpus.extract.walk.page_text import (
     CELLS,
     CLASSES,
     CODE_OF_ELEMENT,
@@ -123,7 +123,7 @@ from trainrig.corpus.extract.page_text import (
     put,
     write_text,
 )
-from trainrig.corpus.extract.word_hash import FNV_START, look_up, update_word_hash
+from trainrig.corpus.extract.walk.word_hash import FNV_START, find_value, update_word_hash
 
 _COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
 _PRE_TAG: Final = np.frombuffer(b"pre", np.uint8)
@@ -194,7 +194,7 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
         hash_ = update_word_hash(hash_, int(html[i]), 0)
         i += 1
     name = html[start:i]
-    code = look_up(hash_, tables.element_keys, tables.element_values)
+    code = find_value(hash_, tables.element_keys, tables.element_values)
     if state[SKIPPED]:
         i = skip_tag(html, i)
         page.about[:] = 0
@@ -212,7 +212,7 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
         return i
     if flags & MATH and not state[SKIPPED]:
         write_between(page)
-    own = look_up(hash_, tables.element_keys, tables.element_flags)
+    own = find_value(hash_, tables.element_keys, tables.element_flags)
     own |= page.about[OWN_FLAGS] if code != DOCUMENT else 0
     drops = not state[SKIPPED] and is_dropped(page, i, name, code, own, flags)
     if not state[SKIPPED] and not drops:
@@ -350,7 +350,7 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
 
 @compile_nogil
 def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> int:
-    """Skip the content of a script or style, or write that of a verbatim element."""
+    """Skip the content of a script or style; write the content of a verbatim element."""
     html = page.html
     end = i
     while end < len(html) and not (
