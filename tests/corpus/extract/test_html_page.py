@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from resiliparse.parse.html import HTMLTree
 
@@ -5,6 +7,7 @@ from trainrig.corpus.extract.html_page import (
     expand_self_closed,
     find_article_in_json,
     find_date,
+    list_linked_data,
     parse_day,
 )
 
@@ -72,3 +75,30 @@ def test_self_closed_elements_of_xhtml_get_an_end_tag(html: str, expected: str):
 def test_the_article_in_json_ld(data: str, expected: str):
     html = f'<script type="application/ld+json">{data}</script>'
     assert find_article_in_json(html) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        (
+            "<script type=application/ld+json>1</script>"
+            "<SCRIPT type='Application/LD+json'>2</SCRIPT>",
+            "12",
+        ),
+        ("<script>1</script><script type=application/ld+json>2</script>", "2"),
+        ("<script type=application/ld+json>cut", ""),
+        ("<script type=application/ld+json", ""),
+    ],
+)
+def test_scripts_of_json_ld(html: str, expected: str):
+    assert "".join(list_linked_data(html)) == expected
+
+
+@pytest.mark.parametrize("start", ["<script type=application/ld+json>", "<script "])
+def test_scripts_that_never_end_take_linear_time(start: str):
+    seconds = []
+    for count in (20_000, 80_000):
+        begin = time.process_time()
+        assert list_linked_data(start * count) == []
+        seconds.append(time.process_time() - begin)
+    assert seconds[1] < 12 * seconds[0] + 0.1

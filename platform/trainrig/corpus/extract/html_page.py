@@ -120,9 +120,6 @@ def expand_self_closed(html: str) -> str:
     return _SELF_CLOSED.sub(r"<\1\2></\1>", html)
 
 
-_LINKED_DATA = re.compile(
-    r"<script[^>]*application/ld\+json[^>]*>(.*?)</script", re.DOTALL | re.IGNORECASE
-)
 _BODY_KEY = '"articleBody"'
 _MOST_NESTED = 20  # levels of JSON-LD that are searched
 
@@ -132,7 +129,7 @@ def find_article_in_json(html: str) -> str:
     best = ""
     if _BODY_KEY not in html:
         return best
-    for script in _LINKED_DATA.findall(html):
+    for script in list_linked_data(html):
         try:
             data = json.loads(script, strict=False)
         except (ValueError, RecursionError):
@@ -145,6 +142,27 @@ def find_article_in_json(html: str) -> str:
     elif "&" in best:
         best = unescape(best)
     return best
+
+
+def list_linked_data(html: str) -> list[str]:
+    """Return the contents of the page's scripts of JSON-LD.
+
+    The time is linear in the length of the page, whatever it contains.
+    """
+    scripts: list[str] = []
+    lower = html.lower()
+    if len(lower) != len(html):  # a few capitals become two characters
+        lower = html
+    at = lower.find("<script")
+    while at >= 0:
+        inside = lower.find(">", at)
+        end = lower.find("</script", inside) if inside >= 0 else -1
+        if end < 0:
+            break
+        if "application/ld+json" in lower[at:inside]:
+            scripts.append(html[inside + 1 : end])
+        at = lower.find("<script", end)
+    return scripts
 
 
 def _find_bodies(data: object, levels: int) -> Iterator[str]:
