@@ -52,6 +52,16 @@ def test_an_article_keeps_its_sentences_and_loses_boilerplate(quality: str):
         assert unwanted not in text
 
 
+@pytest.mark.parametrize("start", ["<form id=aspnetForm>", "<div id=app style='display:none'>"])
+def test_a_page_that_is_one_form_or_hidden_until_a_script_runs_keeps_its_text(start: str):
+    name = start[1:].split(" ")[0]
+    html = f"<p>Loading</p>{start}<div>{BODY}</div></{name}>"
+    assert SENTENCES[0] in extract_text(html, quality="fast")
+    blocks = cut_tree(HTMLTree.parse(html))
+    share = compute_extracted_share(blocks, np.zeros(len(blocks.numbers), np.bool_))
+    assert share == 0
+
+
 def test_fast_drops_what_the_structure_calls_furniture_and_nothing_else():
     html = ARTICLE.replace("</article>", "</article><nav>Home</nav><footer>Imprint</footer>")
     text = extract_text(html.replace("<h1>", "<header><h1>", 1), quality="fast")

@@ -171,12 +171,18 @@ def is_outside_furniture(blocks: PageBlocks) -> NDArray[np.bool_]:
     """Mark the displayed blocks that the page's structure does not call furniture.
 
     Furniture is inside of nav, header, footer, aside or form, or of elements with such a role. A
-    header of an article, or in the main part, holds its title, so it is no furniture.
+    header of an article, or in the main part, holds its title, so it is no furniture. Some pages
+    are one form, or are hidden until a script shows them: a form or hidden elements with over half
+    of the page's characters are no furniture.
     """
     flags = blocks.flags
+    characters = blocks.numbers[:, page_blocks.CHARACTERS]
     inside = flags & (LANDMARK["main"] | LANDMARK["article"]) != 0
-    furniture = np.where(inside, FURNITURE & ~LANDMARK["banner"], FURNITURE)
-    return np.asarray(flags & (furniture | HIDDEN | LANDMARK["noscript"]) == 0)
+    furniture = FURNITURE | HIDDEN | LANDMARK["noscript"]
+    for flag in (LANDMARK["form"], HIDDEN):
+        if 2 * int(characters[flags & flag != 0].sum()) > int(characters.sum()):
+            furniture &= ~flag
+    return np.asarray(flags & np.where(inside, furniture & ~LANDMARK["banner"], furniture) == 0)
 
 
 # Groups of class names that say of the nearest elements that they hold furniture.
