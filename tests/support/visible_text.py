@@ -16,7 +16,7 @@ HIDDEN: Final = _name_set(
 BLOCKS: Final = _name_set(
     "address article aside blockquote body caption center dd details dialog dir div dl dt fieldset "
     "figcaption figure footer form frameset h1 h2 h3 h4 h5 h6 header hgroup hr html legend li "
-    "listing main menu nav noscript ol p pre search section summary table tbody td tfoot th thead "
+    "listing main menu nav noscript ol p pre search section summary table tbody tfoot thead "
     "tr ul xmp plaintext"
 )
 HIDDEN_INLINE: Final = _name_set(

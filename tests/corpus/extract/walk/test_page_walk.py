@@ -39,6 +39,8 @@ ATTRIBUTES = (
     " class='a\">b'",
     ' title="a > b"',
     " start=3",
+    ' title="a"b"',
+    ' value="1""',
 )
 tag = st.builds(
     lambda name, about, closing: f"</{name}>" if closing else f"<{name}{about}>",
@@ -47,7 +49,9 @@ tag = st.builds(
     st.booleans(),
 )
 SIGNS = ("<", "&", "&lt;", "&amp;nbsp;", "&nbsp;", '"', "\n", "\t", "€", "不", "−4 ", "Né à ", "\0")
-word = st.sampled_from([*SIGNS, "word ", "two words", "<!-- a <b> -->", "]]>", "\x01"])
+word = st.sampled_from(
+    [*SIGNS, "word ", "two words", "<!-- a <b> -->", '<!-- 5" -->', "]]>", "\x01"]
+)
 
 
 @given(st.lists(tag | word, max_size=40).map("".join))
@@ -74,6 +78,37 @@ def test_blocks_have_text_and_only_code_has_several_lines(html: str):
         if kind != CODE:
             assert "\n" not in line
             assert "  " not in line
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ('<select><option value="1"">One</option></select><p>rest</p>', ["rest"]),
+        ('<svg><path d="x""></path></svg><p>rest</p>', ["rest"]),
+        ('<table><tr><td class="a"">1</td><td>2</td></tr></table>', ["1\t2"]),
+        ('<table><tr><td>1<!-- 5" --></td><td>2</td></tr></table>', ["1\t2"]),
+        ("<table><tr><td>1<!-- <pre> > <pre> --></td><td>2</td></tr></table>", ["1\t2"]),
+        ("<svg><link>x</link>more</svg><p>rest</p>", ["rest"]),
+        ("<script>var s='</scripts>leak';</script><p>rest</p>", ["rest"]),
+    ],
+)
+def test_stray_signs_and_foreign_elements_neither_lose_nor_leak_text(
+    html: str, expected: list[str]
+):
+    assert lines(html) == expected
+
+
+def test_a_line_end_that_counts_by_style_separates_words():
+    style = 'style="white-space:pre-line"'
+    assert lines(f"<h2 {style}>foo\nbar</h2>") == ["foo bar"]
+    assert lines(f"<table><tr><td {style}>foo\nbar</td><td>c</td></tr></table>") == ["foo bar\tc"]
+
+
+@pytest.mark.parametrize("row", ["{}<td>17</td><td>Name</td>", "<td>17</td><td>Name</td>{}"])
+def test_hidden_cells_are_no_part_of_a_row(row: str):
+    blocks = cut(f"<table><tr>{row.format('<td style=display:none>5</td>')}</tr></table>")
+    assert extract_lines(blocks) == ["17\tName"]
+    assert not blocks.flags[0] & HIDDEN
 
 
 def kinds(html: str) -> list[tuple[int, str]]:
@@ -237,6 +272,11 @@ ANNOTATED = (
             f'<span class="MathJax_Preview">1.5</span><span class="MathJax">1.5×104</span>'
             f'<script type="math/tex">{TEX} % a<b</script>',
             f"{TEX} % a<b",
+        ),
+        (
+            '<mjx-container class="MathJax" jax="SVG"><svg></svg><mjx-assistive-mml>'
+            f"<math>{MATHML}</math></mjx-assistive-mml></mjx-container>",
+            "1.5×10^(−4)",
         ),
         ("<math><mfrac><mn>2</mn><mi>n</mi></mfrac></math>", "2/n"),
         (

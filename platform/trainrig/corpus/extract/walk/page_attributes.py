@@ -34,6 +34,8 @@ from trainrig.corpus.extract.walk.word_hash import (
     ATTRIBUTES,
 ) = range(11)
 
+_COMMENT: Final = np.frombuffer(b"!--", np.uint8)
+_COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
 _NONE: Final = np.frombuffer(b"none", np.uint8)
 _DISPLAY: Final = np.frombuffer(b"display", np.uint8)
 _WHITE_SPACE: Final = np.frombuffer(b"white-space", np.uint8)
@@ -75,11 +77,19 @@ def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8])
 
 @compile_nogil
 def skip_tag(html: NDArray[np.uint8], i: int) -> int:
-    """Return the index after the tag around `i`; a ">" within quotation marks does not end it."""
+    """Return the index after the tag or comment around `i`, which is at its "<" or after it.
+
+    A ">" within quotation marks does not end a tag. Only after "=" does a quotation begin: the
+    parser serialises a stray quotation mark as an attribute's name.
+    """
+    at = i + (i < len(html) and html[i] == 60)
+    if matches(html, at, _COMMENT):
+        stop = find(html, at + 3, len(html), _COMMENT_END)
+        return stop + 3 if stop >= 0 else len(html)
     quoted = False
     while i < len(html) and (quoted or html[i] != 62):
         if html[i] == 34:
-            quoted = not quoted
+            quoted = not quoted and html[i - 1] == 61
         i += 1
     return min(i + 1, len(html))
 

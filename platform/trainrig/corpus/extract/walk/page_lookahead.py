@@ -28,8 +28,9 @@ _TEX: Final = np.frombuffer(b"tex", np.uint8)
 
 
 @compile_nogil
-def _is_name_end(html: NDArray[np.uint8], at: int) -> bool:
-    return at >= len(html) or html[at] == 62 or html[at] == 32 or html[at] == 47
+def is_name_end(html: NDArray[np.uint8], at: int) -> bool:
+    """Return whether the name of an element ends before the index `at`."""
+    return at >= len(html) or html[at] == 62 or html[at] <= 32 or html[at] == 47
 
 
 @compile_nogil
@@ -53,9 +54,9 @@ def classify_table(html: NDArray[np.uint8], i: int) -> int:
         first = int(html[i]) if i < end else 0
         second = int(html[i + 1]) if i + 1 < end else 0
         third = int(html[i + 2]) if i + 2 < end else 0
-        if first == 116 and second == 114 and _is_name_end(html, i + 2):
+        if first == 116 and second == 114 and is_name_end(html, i + 2):
             cells = 0
-        elif first == 116 and (second == 100 or second == 104) and _is_name_end(html, i + 2):
+        elif first == 116 and (second == 100 or second == 104) and is_name_end(html, i + 2):
             cells += 1
             most = max(most, cells)
             text = 0
@@ -107,7 +108,7 @@ def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) 
         if byte == 60:
             closing = i + 1 < end and html[i + 1] == 47
             at = i + 1 + closing
-            if matches(html, at, name) and _is_name_end(html, at + len(name)):
+            if matches(html, at, name) and is_name_end(html, at + len(name)):
                 depth += -1 if closing else 1
                 if depth == 0:
                     return True

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.extract.walk.page_attributes import (
     CLASS_BITS,
+    matches,
     skip_tag,
 )
 from trainrig.corpus.extract.walk.page_elements import (
@@ -62,6 +63,7 @@ from trainrig.corpus.extract.walk.page_text import (
     Page,
 )
 
+_MATHJAX: Final = np.frombuffer(b"mjx-container", np.uint8)
 _MATH_TAG: Final = np.frombuffer(b"math", np.uint8)
 
 
@@ -83,7 +85,12 @@ def is_dropped(
         return True
     classes = page.about[CLASS_BITS]
     inline = is_inline(code)
-    if classes & DROPPED or (inline and classes & DROPPED_INLINE):
+    if classes & DROPPED:
+        return True
+    if inline and classes & DROPPED_INLINE:
+        # MathJax 3 has the formula in MathML inside, and draws it without any text.
+        return not (matches(name, 0, _MATHJAX) and holds_tag(page.html, i, name, _MATH_TAG))
+    if code == TABLE_CELL and own & HIDDEN:
         return True
     if inline and own & HIDDEN and not holds_tag(page.html, i, name, _MATH_TAG):
         return True

@@ -248,7 +248,7 @@ def write_text(page: Page, i: int, end: int, raw: bool) -> int:
                 state[POSITION] = position
                 break_line(page, flags)
                 position = state[POSITION]
-                space = 0
+                space = state[SPACE]
             elif not in_math:
                 space = 1
         elif byte >= 32 and byte != 127:

@@ -80,6 +80,7 @@ from trainrig.corpus.extract.walk.page_lookahead import (
     find_tex,
     holds_code,
     holds_tag,
+    is_name_end,
 )
 from trainrig.corpus.extract.walk.page_rules import (
     count_items,
@@ -172,8 +173,10 @@ def walk(page: Page, tables: NameTables) -> None:
             continue
         after = int(html[i + 1]) if i + 1 < end else 0
         if after == 47:
+            start = i + 2
             i = skip_tag(html, i)
-            close_element(page)
+            if not is_void(page, start, tables):
+                close_element(page)
         elif after == 33:  # a comment, or the type of the document
             is_comment = i + 2 < end and html[i + 2] == 45
             stop = find(html, i + 4, end, _COMMENT_END) if is_comment else -1
@@ -181,6 +184,22 @@ def walk(page: Page, tables: NameTables) -> None:
         else:
             i = open_element(page, i + 1, tables)
     end_block(page)
+
+
+@compile_nogil
+def is_void(page: Page, i: int, tables: NameTables) -> bool:
+    """Return whether the end tag whose name begins at `i` belongs to no pushed element.
+
+    Inside SVG and MathML, which are skipped or formulas, a <link> has an end tag.
+    """
+    state = page.state
+    if not (state[SKIPPED] or page.stack[state[DEPTH], FLAGS] & MATH):
+        return False
+    hash_ = FNV_START
+    while not is_name_end(page.html, i):
+        hash_ = update_word_hash(hash_, int(page.html[i]), 0)
+        i += 1
+    return find_value(hash_, tables.element_keys, tables.element_values) == VOID
 
 
 @compile_nogil
@@ -358,6 +377,7 @@ def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> i
         and end + 1 < len(html)
         and html[end + 1] == 47
         and matches(html, end + 2, name)
+        and is_name_end(html, end + 2 + len(name))
     ):
         end += 1
     if page.state[SKIPPED]:
