@@ -89,7 +89,7 @@ def test_blocks_have_text_and_only_code_has_several_lines(html: str):
         ('<table><tr><td>1<!-- 5" --></td><td>2</td></tr></table>', ["1\t2"]),
         ("<table><tr><td>1<!-- <pre> > <pre> --></td><td>2</td></tr></table>", ["1\t2"]),
         ("<svg><link>x</link>more</svg><p>rest</p>", ["rest"]),
-        ("<script>var s='</scripts>leak';</script><p>rest</p>", ["rest"]),
+        ("<p>a</p><script>var s='</scripts>leak';</script><p>b</p>", ["a", "b"]),
     ],
 )
 def test_stray_signs_and_foreign_elements_neither_lose_nor_leak_text(
