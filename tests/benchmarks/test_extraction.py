@@ -117,7 +117,7 @@ def test_speed_compared_with_trafilatura(pages: list[Any]):
         }
         print(json.dumps(line))
     # On a busy machine everything takes more CPU seconds, so only the ratio counts.
-    assert min(measured["trafilatura"] / measured["balanced"] for measured in seconds) >= 6
+    assert min(measured["trafilatura"] / measured["balanced"] for measured in seconds) >= 4
 
 
 def test_how_often_precise_uses_trafilatura(pages: list[Any], monkeypatch: pytest.MonkeyPatch):

@@ -1,18 +1,21 @@
 """Train the trees that separate a page's text from its boilerplate, and print evidence.
 
     pip install lightgbm==4.7.0
-    PYTHONPATH=tests python tests/benchmarks/train_block_model.py DATA_FOLDER
+    PYTHONPATH=tests python tests/benchmarks/train_block_model.py DATA_FOLDER 4
 
-The evidence justifies the constants. Training needs the pages of extraction_pages.py: the tuning
-half; the pages without strings, except those of sites in the reported half; and 30 pages of the
-blog and 60 of the manual, to include code and formulas. That makes 442 pages, with 18,500 blocks of
-main content and 72,000 of whole pages.
+The last argument is the number of ways to make folds. The evidence justifies the constants.
+Training needs the pages of extraction_pages.py: the tuning half; the pages without strings, except
+those of sites in the reported half; 30 pages of the blog and 60 of the manual, to include code and
+formulas.
+Pages of this project's documentation, which Sphinx renders in several themes, are added
+(support/rendered_documentation.py).
 
 A block's label is the share of it that trafilatura keeps (the mean of its default and its precision
 mode, by runs of three words), corrected by the strings: a block with a wanted string is text, one
 with an unwanted string is not. A block where the two modes of trafilatura disagree weighs little. A
 block with a string weighs four times as much, a long block more than a short one, and a block on a
-page of few blocks more than one of many. Only numbers are written, never a word of a page.
+page of few blocks more than one of many. On pages of documentation, what the generator marks as the
+main part is text. Only numbers are written, never a word of a page.
 """
 
 import hashlib
@@ -38,15 +41,18 @@ from support.extraction_pages import (
     f1,
     fold,
     labelled_pages,
+    precision,
+    recall,
 )
+from support.rendered_documentation import RENDERED, render_pages
 
 from trainrig.corpus.extract import block_scores, block_trees, main_content
 from trainrig.corpus.extract.block_features import compute_features
 from trainrig.corpus.extract.block_scores import (
     ScoredBlocks,
+    cut_tree,
     extract_lines,
     measure_agreement,
-    render_minimal_html,
 )
 from trainrig.corpus.extract.extract_page import decode
 from trainrig.corpus.extract.extractors import Favour
@@ -75,7 +81,6 @@ class Example:
     """A page's blocks, with the degree to which each is text."""
 
     labelled: Labelled
-    page: bytes
     blocks: PageBlocks
     lines: list[str]
     features: NDArray[np.int32]
@@ -100,21 +105,24 @@ def choose_pages(pages: Sequence[Labelled]) -> list[Labelled]:
     return [p for p in pages if p.half == "tuning"] + others + blog[:30] + manual[:60]
 
 
-def example(labelled: Labelled, part: block_trees.Name) -> Example | None:
+def example(labelled: Labelled) -> Example | None:
     """Return the blocks of a page with their labels, or None for a page without blocks."""
     html = decode(labelled.page)
-    tree = HTMLTree.parse(html)
-    page = render_minimal_html(tree, part).encode("utf-8", "replace")
-    blocks = PageBlocks(page, tree.title or "")
+    blocks = cut_tree(HTMLTree.parse(html))
     if not len(blocks.numbers):
         return None
-    lines = extract_lines(page, blocks)
-    theirs: dict[Favour, str] = {
-        "balance": trafilatura.extract(html, include_comments=False) or "",
-        "precision": trafilatura.extract(html, include_comments=False, favor_precision=True) or "",
-    }
-    labels = sum(measure_agreement(lines, text) for text in theirs.values()) / 2000
+    lines = extract_lines(blocks)
+    theirs: dict[Favour, str] = {}
     by_string = np.zeros(len(lines))
+    if is_documentation(labelled):
+        labels = label_by_landmarks(blocks)
+    else:
+        theirs = {
+            "balance": trafilatura.extract(html, include_comments=False) or "",
+            "precision": trafilatura.extract(html, include_comments=False, favor_precision=True)
+            or "",
+        }
+        labels = sum(measure_agreement(lines, text) for text in theirs.values()) / 2000
     for number, line in enumerate(map(fold, lines)):
         if any(fold(phrase) in line for phrase in labelled.wanted):
             labels[number] = 1
@@ -124,7 +132,17 @@ def example(labelled: Labelled, part: block_trees.Name) -> Example | None:
             by_string[number] = 1
     long = (1 + blocks.numbers[:, CHARACTERS] / 40).clip(0, 8)
     weights = long / len(lines) ** 0.5 * (1 + 3 * by_string) * np.abs(labels - 0.5) * 2 + 1e-4
-    return Example(labelled, page, blocks, lines, compute_features(blocks), labels, weights, theirs)
+    return Example(labelled, blocks, lines, compute_features(blocks), labels, weights, theirs)
+
+
+def is_documentation(labelled: Labelled) -> bool:
+    """Return whether a generator of documentation made the page."""
+    return labelled.source == RENDERED or labelled.source.startswith("numpy")
+
+
+def label_by_landmarks(blocks: PageBlocks) -> NDArray[np.float64]:
+    """Return 1 for the blocks of the part of the page that its generator marks as its text."""
+    return np.asarray(main_content.find_main_part(blocks), np.float64)
 
 
 def fit(examples: Sequence[Example]) -> lightgbm.Booster:
@@ -179,19 +197,18 @@ def out_of_fold(examples: Sequence[Example], seed: int) -> dict[str, ScoredBlock
         for example in examples:
             if example.labelled.wanted and fold_of(example) == number:
                 odds = fitted.compute_odds(example.features)
-                judged[example.labelled.page.url] = ScoredBlocks(example.page, example.blocks, odds)
+                judged[example.labelled.page.url] = ScoredBlocks(example.blocks, odds)
     return judged
 
 
-def print_choices(examples: dict[block_trees.Name, list[Example]]) -> None:
+def print_choices(examples: Sequence[Example], ways: int) -> None:
     """Print F1 in cross-validation over hosts for each constant, with the others as they are.
 
-    The rows also show the mean lead over trafilatura over four ways to make folds, its standard
+    The rows also show the mean lead over trafilatura over several ways to make folds, its standard
     error over hosts, and how often trafilatura is asked per page.
     """
-    pages = {e.labelled.page.url: e for e in examples["whole"] if e.labelled.wanted}
-    nothing = ScoredBlocks(b"", PageBlocks(b"", ""), np.zeros(0, np.int32))
-    folds = [{name: out_of_fold(examples[name], seed) for name in examples} for seed in range(4)]
+    pages = {e.labelled.page.url: e for e in examples if e.labelled.wanted}
+    folds = [out_of_fold(examples, seed) for seed in range(ways)]
     hosts = [page.labelled.host for page in pages.values()]
     theirs = [counts(e.labelled, e.theirs["balance"]) for e in pages.values()]
     print(f"trafilatura {f1(theirs):.4f}")
@@ -206,16 +223,17 @@ def print_choices(examples: dict[block_trees.Name, list[Example]]) -> None:
                     asked.append(favour)
                     return example.theirs[favour]
 
-                parts = {part: judged[part].get(url, nothing) for part in judged}
                 text = main_content.extract_by_blocks(
-                    parts.__getitem__, answer if ask else None, True
+                    judged[url], answer if ask else None, True, "text"
                 ).text
                 found.append(counts(example.labelled, text))
         ours = np.array(found).reshape(len(folds), len(pages), 3).sum(0) / len(folds)
         calls = [asked.count(favour) / len(found) for favour in ("precision", "balance")]
         print(
-            f"{name}: {f1(ours):.4f}, {f1(ours) - f1(theirs):+.4f} "
-            f"+- {error_of_lead(ours, theirs, hosts):.4f}, asked {calls[0]:.2f} + {calls[1]:.2f}"
+            f"{name}: {f1(ours):.4f} (precision {precision(ours):.3f}, recall {recall(ours):.3f}), "
+            f"{f1(ours) - f1(theirs):+.4f} +- {error_of_lead(ours, theirs, hosts):.4f}, "
+            f"asked {calls[0]:.2f} + {calls[1]:.2f}",
+            flush=True,
         )
 
     def vary(module: ModuleType, name: str, *values: int, ask: bool = True) -> None:
@@ -228,30 +246,24 @@ def print_choices(examples: dict[block_trees.Name, list[Example]]) -> None:
     show("balanced", ask=False)
     vary(main_content, "LITTLE", 0, 500, 1000, ask=False)
     show("precise")
-    certainties = sorted(
-        verdict.certainty for judged in folds for verdict in judged["main"].values()
-    )
-    vary(
-        main_content, "UNSURE", *(certainties[len(certainties) * n // 10] for n in (3, 5, 6, 7, 9))
-    )
-    vary(main_content, "UNSURE", 10**9)
-    vary(block_scores, "_APART", 0, 100, 300, 1000)
-    vary(block_scores, "_TREES", 15_000, 30_000)
-    vary(block_scores, "_OTHERS", 15_000, 25_000)
-    vary(block_scores, "_OUTSIDE", 0, 5_000, 15_000)
+    certainties = sorted(verdict.certainty for judged in folds for verdict in judged.values())
+    tenths = [certainties[len(certainties) * n // 10] for n in (3, 4, 5, 6, 7, 8)]
+    vary(main_content, "UNSURE", *tenths, 10**9)
+    vary(block_scores, "_MOST_DISAGREEMENT", 0, 100, 300, 1000)
+    vary(block_scores, "_TREES_WEIGHT", 15_000, 30_000)
+    vary(block_scores, "_TRAFILATURA_WEIGHT", 10_000, 15_000, 25_000)
 
 
-def main(data: Path) -> None:
+def main(data: Path, ways: int) -> None:
     """Print the choices, and write the trees to the package's data."""
-    pages = choose_pages(labelled_pages(data))
+    pages = choose_pages(labelled_pages(data)) + render_pages()
     print(len(pages), "pages,", sum(p.source == STRINGS for p in pages), "with strings")
-    names: tuple[block_trees.Name, ...] = ("main", "whole")
-    examples = {name: [e for p in pages if (e := example(p, name))] for name in names}
-    print_choices(examples)
-    for name in names:
-        fitted = flatten_trees(fit(examples[name]))
-        np.savez_compressed(Path(block_trees.__file__).parent / f"block_trees_{name}.npz", **fitted)
+    examples = [e for p in pages if (e := example(p))]
+    print(sum(len(e.lines) for e in examples), "blocks", flush=True)
+    fitted = flatten_trees(fit(examples))
+    np.savez_compressed(Path(block_trees.__file__).parent / "block_trees.npz", **fitted)
+    print_choices(examples, ways)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -29,9 +29,14 @@ def call_in_process(package: Path, added: int) -> str:
     constant.write_text(f"ADDED = {added}\n")
     os.utime(constant, (0, 0))  # files of a wheel have one time, whatever the version
     code = "print(more(1), sum(more.dispatcher.stats.cache_hits.values()))"
+    return run_in_process(package, f"from trainrig.corpus.kernel import more; {code}")
+
+
+def run_in_process(package: Path, code: str) -> str:
+    """Return what Python code prints in a separate process that has this package."""
     own = {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(package.parents[1] / "cache")}
     return subprocess.run(
-        [sys.executable, "-c", f"from trainrig.corpus.kernel import more; {code}"],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
@@ -65,6 +70,28 @@ def test_compiled_code_is_reused_by_the_same_package_elsewhere(package: Path) ->
     other = package.parents[1] / "other" / "trainrig"
     shutil.copytree(package, other)
     assert call_in_process(other, 1) == "2 1"
+
+
+CALLER = """
+from trainrig.corpus.compiled import compile_nogil
+
+@compile_nogil
+def add(left: int, right: int) -> int:
+    return left + right
+
+@compile_nogil
+def add_constants(value: int) -> int:
+    return add(add(value, 1), add(value, 2))
+"""
+
+
+@pytest.mark.slow
+def test_a_function_is_compiled_once_for_all_constants_that_callers_pass(package: Path) -> None:
+    (package / "corpus" / "kernel.py").write_text(CALLER)
+    code = "print(k.add_constants(5), len(k.add.inner.signatures), k.add(1, 2))"
+    for compiled in (1, 0):  # the second process takes the caller from the cache
+        found = run_in_process(package, f"import trainrig.corpus.kernel as k; {code}")
+        assert found == f"13 {compiled} 3"
 
 
 def test_without_a_writable_user_cache_functions_are_kept_next_to_the_package(

@@ -47,14 +47,35 @@ class Compiled:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
-        """The numba dispatcher of the function."""
+        """The numba dispatcher of the function, for calls from Python."""
+        return self._dispatch(self._function)
+
+    @functools.cached_property
+    def inner(self) -> Any:
+        """The numba dispatcher for calls from compiled functions.
+
+        It lacks the code that converts Python's objects, which is slow to compile.
+        """
+        function = self._function
+        copy = FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        copy.__qualname__ = f"{function.__qualname__}.inner"  # names its file in the cache
+        copy.__module__ = function.__module__
+        return self._dispatch(copy, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+    def _dispatch(self, function: Callable[..., object], **options: bool) -> Any:
         numba = _load_numba()
         settings: Any = numba.config  # the stubs lack the names of its settings
         with _making:
             before = settings.CACHE_LOCATOR_CLASSES
             settings.CACHE_LOCATOR_CLASSES = f"{__name__}.{Locator.__name__}"
             try:
-                return numba.njit(cache=True, nogil=True)(self._function)
+                return numba.njit(cache=True, nogil=True, **options)(function)
             finally:
                 settings.CACHE_LOCATOR_CLASSES = before
 
@@ -66,11 +87,25 @@ class Compiled:
 def _load_numba() -> Any:
     """Load numba and register the type of compiled functions that call each other."""
     import numba
-    from numba.extending import typeof_impl
+    from numba.extending import models, register_model, typeof_impl
+
+    class Inner(numba.types.Dispatcher):
+        """The type of a compiled function in a compiled caller.
+
+        numba itself would compile a function anew for each constant that a caller passes.
+        """
+
+        def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+            widen: Any = numba.types.unliteral
+            plain = tuple(widen(arg) for arg in args)
+            named = {name: widen(arg) for name, arg in kws.items()}
+            return super().get_call_type(context, plain, named)
+
+    register_model(Inner)(models.OpaqueModel)
 
     @typeof_impl.register(Compiled)
     def _(function: Compiled, _: Any) -> Any:
-        return numba.types.Dispatcher(function.dispatcher)
+        return Inner(function.inner)
 
     return numba
 

@@ -12,12 +12,10 @@ LARGE = 60_000  # log-odds that no votes can outweigh
 
 def make_scored_blocks(lines: list[str], odds: list[int]) -> ScoredBlocks:
     page = "".join(f"<p>{line}</p>\n" for line in lines).encode()
-    return ScoredBlocks(page, PageBlocks(page, ""), np.array(odds, np.int32))
+    return ScoredBlocks(PageBlocks(page, ""), np.array(odds, np.int32))
 
 
-def vote_on(
-    main: ScoredBlocks, whole: ScoredBlocks, precision: str, balance: str = ""
-) -> tuple[str, list[str]]:
+def vote_on(judged: ScoredBlocks, precision: str, balance: str = "") -> tuple[str, list[str]]:
     """Return the first letters of the kept blocks, and trafilatura's modes that were used."""
     asked = []
 
@@ -25,8 +23,8 @@ def vote_on(
         asked.append(favour)
         return {"precision": precision, "balance": balance}[favour]
 
-    text = vote(main, whole, ask).format_text(bullets=True)
-    return "".join(line[0] for line in text.splitlines()), asked
+    text = vote(judged, ask).format_text(bullets=True)
+    return "".join(line[0] for line in text.split("\n") if line), asked
 
 
 def lines(letters: str) -> str:
@@ -34,42 +32,32 @@ def lines(letters: str) -> str:
 
 
 def test_where_trees_and_trafilatura_agree_it_is_called_once():
-    same = make_scored_blocks(LINES, [LARGE, LARGE, -LARGE, -LARGE])
-    assert vote_on(same, same, lines("ab")) == ("ab", ["precision"])
+    judged = make_scored_blocks(LINES, [LARGE, LARGE, -LARGE, -LARGE])
+    assert vote_on(judged, lines("ab")) == ("ab", ["precision"])
 
 
-def test_where_trees_are_of_two_minds_trafilatura_decides():
-    main = make_scored_blocks(LINES, [LARGE, LARGE, -LARGE, -LARGE])
-    whole = make_scored_blocks(LINES, [-LARGE, -LARGE, LARGE, LARGE])
-    assert vote_on(main, whole, lines("ac"), lines("ac"))[0] == "ac"
+def test_where_the_trees_are_uncertain_trafilatura_decides():
+    judged = make_scored_blocks(LINES, [1, -1, 1, -1])
+    assert vote_on(judged, lines("ad"), lines("ad"))[0] == "ad"
 
 
 def test_where_trafilaturas_two_answers_differ_the_trees_decide():
-    same = make_scored_blocks(LINES, [1000, -1000, 1000, -1000])
-    assert vote_on(same, same, lines("ab"), lines("cd")) == ("ac", ["precision", "balance"])
+    judged = make_scored_blocks(LINES, [1000, -1000, 1000, -1000])
+    assert vote_on(judged, lines("ab"), lines("cd")) == ("ac", ["precision", "balance"])
 
 
 def test_neither_side_alone_keeps_a_block_that_the_other_surely_drops():
-    same = make_scored_blocks(LINES, [LARGE, LARGE, -LARGE, -LARGE])
-    assert vote_on(same, same, lines("bc"), lines("bc"))[0] == "b"
-
-
-def test_a_block_outside_the_main_content_needs_more():
-    main = make_scored_blocks(LINES[:1], [10_000])
-    whole = make_scored_blocks(LINES, [10_000, 10_000, 10_000, 30_000])
-    # The trees give the first block 1 and the others -0.5, -0.5 and 0. Answers that differ do not
-    # count.
-    assert vote_on(main, whole, lines("ab"), lines("cd"))[0] == "a"
-    assert vote_on(main, whole, lines("abc"), lines("abc"))[0] == "abc"
+    judged = make_scored_blocks(LINES, [LARGE, LARGE, -LARGE, -LARGE])
+    assert vote_on(judged, lines("bc"), lines("bc"))[0] == "b"
 
 
 @pytest.mark.parametrize("answers", [("", ""), ("", "abcd"), ("abcd", "")])
 def test_an_answer_without_a_text_does_not_count(answers: tuple[str, str]):
-    same = make_scored_blocks(LINES, [-1, -1, -LARGE, 1])
+    judged = make_scored_blocks(LINES, [-1, -1, -LARGE, 1])
     expected = "abd" if any(answers) else "d"
-    assert vote_on(same, same, *map(lines, answers))[0] == expected
+    assert vote_on(judged, *map(lines, answers))[0] == expected
 
 
 def test_a_page_without_blocks_has_no_text():
     nothing = make_scored_blocks([], [])
-    assert vote_on(nothing, nothing, lines("a"))[0] == ""
+    assert vote_on(nothing, lines("a"))[0] == ""

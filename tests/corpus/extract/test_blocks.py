@@ -9,6 +9,7 @@ from trainrig.corpus.extract.block_features import FEATURES, compute_features
 from trainrig.corpus.extract.block_scores import measure_agreement
 from trainrig.corpus.extract.block_trees import LEAF, Trees
 from trainrig.corpus.extract.page_blocks import COLUMNS, FIRST_TOPIC, TOPICS, WIDTH, PageBlocks
+from trainrig.corpus.extract.walk.page_text import H1, ITEM, PARAGRAPH, ROW
 
 NAMES = (*COLUMNS, *TOPICS)
 
@@ -25,29 +26,29 @@ def compute_numbers(html: str, title: str = "") -> list[dict[str, int]]:
     ("html", "expected"),
     [
         ("plain", {"characters": 5, "words": 1}),
-        ("<p>A &amp; b.</p>", {"kind": 1, "characters": 7, "words": 2, "capitals": 1, "opens": 1}
-         | {"ends_sentence": 1, "stops": 1}),
-        ('<h2>Über <a href="/x>y">uns</a></h2>', {"kind": 3, "characters": 9, "words": 2}
-         | {"capitals": 1, "opens": 1, "links": 1, "link_characters": 3}),
-        ("<ul>\n<li>1999, 12:30:</li>", {"kind": 6, "characters": 13, "words": 3, "digits": 8}
-         | {"dates": 2, "gap": 1, "opens": 1, "list_depth": 1, "stops": 1, "ends_colon": 1}),
-        ("a\t\tb | c...", {"kind": 8, "characters": 10, "words": 3, "stops": 3}
-         | {"ends_sentence": 1, "ends_ellipsis": 1, "separators": 1}),
+        ("<p>A &amp; b.</p>", {"kind": PARAGRAPH, "characters": 6, "words": 2, "capitals": 1}
+         | {"opens": 1, "gap": 1, "depth": 1, "ends_sentence": 1, "stops": 1}),
+        ('<h2>Über <a href="/x>y">uns</a></h2>', {"kind": H1 + 1, "characters": 8, "words": 2}
+         | {"capitals": 1, "opens": 1, "gap": 1, "depth": 1, "links": 1, "link_characters": 3}),
+        ("<ul>\n<li>1999, 12:30:</li></ul>", {"kind": ITEM, "characters": 12, "words": 3}
+         | {"digits": 8, "dates": 2, "gap": 1, "opens": 1, "list_depth": 1, "stops": 1}
+         | {"ends_colon": 1, "depth": 2, "marker": 1}),
+        ("<table><tr><td>a</td><td>b | c...</td></tr></table>", {"kind": ROW, "characters": 10}
+         | {"words": 3, "stops": 3, "ends_sentence": 1, "ends_ellipsis": 1, "separators": 1}
+         | {"gap": 1, "opens": 1, "depth": 3}),
         ("„Да…“", {"characters": 5, "words": 1, "ends_sentence": 1}),
     ],
 )  # fmt: skip
 def test_the_numbers_of_a_block(html: str, expected: dict[str, int]):
-    # A tag other than <a> counts as white space, at the end of a block too.
     assert compute_numbers(html) == [expected]
 
 
-def test_lines_are_blocks_and_preformatted_text_is_one():
-    html = "<p>one<br>\ntwo</p>\n\n\n<pre>three\nfour\n</pre>\nfive"
+def test_a_line_break_ends_a_block_and_preformatted_text_is_one():
+    html = "<p>one<br>\ntwo</p><pre>three\nfour\n</pre>\nfive"
     blocks = PageBlocks(html.encode(), "")
-    texts = [html[start:end] for start, end in blocks.spans]
-    assert texts == ["<p>one<br>", "two</p>", "<pre>three\nfour\n</pre>", "five"]
-    assert [block.get("gap", 0) for block in compute_numbers(html)] == [0, 0, 2, 0]
-    assert [block.get("kind", 0) for block in compute_numbers(html)] == [1, 1, 7, 0]
+    texts = [bytes(blocks.text[start:end]) for start, end in blocks.spans]
+    assert texts == [b"one", b"two", b"three\nfour", b"five"]
+    assert [block.get("gap", 0) for block in compute_numbers(html)] == [1, 0, 1, 1]
 
 
 def test_words_of_topics_and_of_the_title_are_counted_in_any_case():
@@ -56,7 +57,7 @@ def test_words_of_topics_and_of_the_title_are_counted_in_any_case():
 
 
 def test_a_block_that_comes_again_has_the_same_digest():
-    blocks = PageBlocks(b"Read <a>more</a>\nother\nread more!\n", "")
+    blocks = PageBlocks(b"Read <a>more</a><br>other<br>read more!", "")
     assert blocks.digests[0] == blocks.digests[2] != blocks.digests[1]
 
 
@@ -87,9 +88,8 @@ def test_the_trees_sum_the_leaves_of_a_row():
     assert two.compute_odds(rows).tolist() == [290, 320]
 
 
-@pytest.mark.parametrize("name", ["main", "whole"])
-def test_vectorised_descent_of_trees_equals_one_by_one(name: block_trees.Name):
-    packed = (Path(block_trees.__file__).parent / f"block_trees_{name}.npz").read_bytes()
+def test_vectorised_descent_of_trees_equals_one_by_one():
+    packed = (Path(block_trees.__file__).parent / "block_trees.npz").read_bytes()
     with np.load(io.BytesIO(packed)) as packed_file:  # unpacks an array on each access
         file = {name: packed_file[name].tolist() for name in packed_file.files}
     dice = np.random.default_rng(1)
@@ -102,13 +102,12 @@ def test_vectorised_descent_of_trees_equals_one_by_one(name: block_trees.Name):
                 node = file["left"][node] + (row[file["features"][node]] > file["values"][node])
             total += file["values"][node]
         expected.append(total)
-    assert block_trees.load(name).compute_odds(rows).tolist() == expected
+    assert block_trees.load().compute_odds(rows).tolist() == expected
     assert len(set(expected)) > 40
 
 
-@pytest.mark.parametrize("name", ["main", "whole"])
-def test_the_shipped_trees_use_existing_features(name: block_trees.Name):
-    shipped = block_trees.load(name)
+def test_the_shipped_trees_use_existing_features():
+    shipped = block_trees.load()
     assert shipped.features.max() < FEATURES
     assert (shipped.left > 0)[shipped.leaves == 0].all()
     assert FIRST_TOPIC < WIDTH < FEATURES

@@ -260,3 +260,11 @@ def test_a_page_without_text_is_reported_as_empty(content_type: str):
     for body in (b"", b" \n\xc2\xa0"):
         assert extract(make_page(body, content_type), Resiliparse()) == NotExtracted("empty")
     assert extract(make_page(b""), MainContent()) == NotExtracted("empty")
+
+
+def test_a_self_closed_element_of_xhtml_does_not_hide_the_page():
+    body = b'<html><head><title/><script src="a.js"/></head><body><p>hello</p></body></html>'
+    for kind in (Resiliparse, MainContent):
+        found = extract(make_page(body, "application/xhtml+xml"), kind())
+        assert isinstance(found, Extracted)
+        assert found.text == "hello"

@@ -1,7 +1,15 @@
+import time
+
 import pytest
 from resiliparse.parse.html import HTMLTree
 
-from trainrig.corpus.extract.html_page import find_date, parse_day
+from trainrig.corpus.extract.html_page import (
+    expand_self_closed,
+    find_article_in_json,
+    find_date,
+    list_linked_data,
+    parse_day,
+)
 
 
 def date(html: str) -> str:
@@ -35,3 +43,62 @@ def test_the_day_of_publication(html: str, expected: str):
 )
 def test_invalid_dates_are_empty(text: str):
     assert parse_day(text) == ""
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ('<title/><script src="a.js"/>', '<title></title><script src="a.js"></script>'),
+        ("<br/><img src='a/b'/><hr />", "<br/><img src='a/b'/><hr />"),
+        ('<a title="/>"/>b</a>', '<a title="/>"></a>b</a>'),
+        ("<p>1 < 2/>", "<p>1 < 2/>"),
+        ("<link/><linkage/>", "<link/><linkage></linkage>"),
+    ],
+)
+def test_self_closed_elements_of_xhtml_get_an_end_tag(html: str, expected: str):
+    assert expand_self_closed(html) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ('{"articleBody": "one\\n\\ntwo"}', "one\n\ntwo"),
+        ('{"@graph": [{"a": {"articleBody": "short"}}, {"articleBody": "longest"}]}', "longest"),
+        ('{"articleBody": "a &amp; b"}', "a & b"),
+        ('{"articleBody": "<p>one</p><p>two</p>"}', "one\n\ntwo"),
+        ('{"articleBody": ["no text"]}', ""),
+        ('{"articleBody": "cut', ""),
+        ('{"headline": "a"}', ""),
+        ("[" * 100_000 + '"articleBody"', ""),
+    ],
+)
+def test_the_article_in_json_ld(data: str, expected: str):
+    html = f'<script type="application/ld+json">{data}</script>'
+    assert find_article_in_json(html) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        (
+            "<script type=application/ld+json>1</script>"
+            "<SCRIPT type='Application/LD+json'>2</SCRIPT>",
+            "12",
+        ),
+        ("<script>1</script><script type=application/ld+json>2</script>", "2"),
+        ("<script type=application/ld+json>cut", ""),
+        ("<script type=application/ld+json", ""),
+    ],
+)
+def test_scripts_of_json_ld(html: str, expected: str):
+    assert "".join(list_linked_data(html)) == expected
+
+
+@pytest.mark.parametrize("start", ["<script type=application/ld+json>", "<script "])
+def test_scripts_that_never_end_take_linear_time(start: str):
+    seconds = []
+    for count in (20_000, 80_000):
+        begin = time.process_time()
+        assert list_linked_data(start * count) == []
+        seconds.append(time.process_time() - begin)
+    assert seconds[1] < 12 * seconds[0] + 0.1

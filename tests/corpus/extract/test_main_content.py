@@ -1,5 +1,5 @@
+import json
 import re
-from dataclasses import replace
 from html import escape
 
 import numpy as np
@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import Extracted, MainContent, NotExtracted, Trafilatura, extract
-from trainrig.corpus.extract.block_scores import score_blocks
-from trainrig.corpus.extract.main_content import LITTLE
+from trainrig.corpus.extract.block_scores import ScoredBlocks, cut_tree
+from trainrig.corpus.extract.main_content import (
+    compute_extracted_share,
+    favour_posts,
+    is_forum,
+    keep_insets,
+    remove_thumbnails,
+)
 from trainrig.corpus.read import RawPage
 
 SENTENCES = (
@@ -44,13 +50,26 @@ def test_an_article_keeps_its_sentences_and_loses_boilerplate(quality: str):
         assert sentence in text
     for unwanted in ("Ten bridges", "More stories"):
         assert unwanted not in text
-    assert ("newsletter" in text) == (quality == "precise")  # trafilatura disagrees here
 
 
-def test_fast_equals_resiliparse():
-    text = extract_text(ARTICLE, quality="fast")
+@pytest.mark.parametrize("start", ["<form id=aspnetForm>", "<div id=app style='display:none'>"])
+def test_a_page_that_is_one_form_or_hidden_until_a_script_runs_keeps_its_text(start: str):
+    name = start[1:].split(" ")[0]
+    html = f"<p>Loading</p>{start}<div>{BODY}</div></{name}>"
+    assert SENTENCES[0] in extract_text(html, quality="fast")
+    blocks = cut_tree(HTMLTree.parse(html))
+    share = compute_extracted_share(blocks, np.zeros(len(blocks.numbers), np.bool_))
+    assert share == 0
+
+
+def test_fast_drops_what_the_structure_calls_furniture_and_nothing_else():
+    html = ARTICLE.replace("</article>", "</article><nav>Home</nav><footer>Imprint</footer>")
+    text = extract_text(html.replace("<h1>", "<header><h1>", 1), quality="fast")
     assert SENTENCES[0] in text
     assert "newsletter" in text
+    assert text.startswith("The old mill")
+    for unwanted in ("Home", "Imprint"):
+        assert unwanted not in text
 
 
 def test_paragraphs_are_parted_by_a_blank_line():
@@ -60,8 +79,9 @@ def test_paragraphs_are_parted_by_a_blank_line():
 
 def extract_all_blocks(html: str, *, bullets: bool = True) -> str:
     """Return the text with every block of the page kept."""
-    judged = score_blocks(HTMLTree.parse(html), "whole")
-    return replace(judged, odds=np.ones_like(judged.odds)).format_text(bullets)
+    blocks = cut_tree(HTMLTree.parse(html))
+    judged = ScoredBlocks(blocks, np.ones(len(blocks.numbers), np.int32))
+    return judged.format_text(bullets)
 
 
 def test_lists_have_bullets_unless_disabled():
@@ -76,10 +96,19 @@ def test_code_keeps_its_lines_and_indentation():
     assert "def f(x):\n    if x < 2:\n        return 1\n" in extract_text(html)
 
 
-def test_an_article_outside_the_main_content_is_looked_for_on_the_whole_page():
+def test_an_article_in_a_sidebar_is_found():
     hidden = ARTICLE.replace("<article>", '<div class="sidebar">').replace("</article>", "</div>")
-    assert len(score_blocks(HTMLTree.parse(hidden), "main").format_text(True)) < LITTLE
     assert SENTENCES[0] in extract_text(hidden)
+
+
+def test_the_share_counts_what_is_displayed_outside_furniture():
+    blocks = cut_tree(
+        HTMLTree.parse("<nav>12345</nav><p>123456</p><p>12</p><aside>1</aside><p hidden>1</p>")
+    )
+    assert compute_extracted_share(blocks, np.array([1, 1, 0, 0, 0], np.bool_)) == 0.75
+    assert compute_extracted_share(blocks, np.ones(5, np.bool_)) == 1.0
+    nothing = cut_tree(HTMLTree.parse("<nav>12345</nav>"))
+    assert compute_extracted_share(nothing, np.ones(1, np.bool_)) is None
 
 
 def test_trafilatura_is_an_extractor_too():
@@ -100,12 +129,14 @@ SLIDES = "".join(f'<div><img alt="{caption}"><div>{caption}</div></div>' for cap
 THUMBNAILS = "".join(f'<li><a href="#"><span>{caption}</span></a></li>' for caption in CAPTIONS)
 
 
-@pytest.mark.parametrize("quality", ["balanced", "precise"])
 @pytest.mark.parametrize(
     "gallery", [f"{SLIDES}<ul>{THUMBNAILS}</ul>", f"<ul>{THUMBNAILS}</ul>{SLIDES}"]
 )
-def test_captions_of_a_gallery_occur_once(gallery: str, quality: str):
-    text = extract_text(ARTICLE.replace(BODY, BODY + gallery + BODY), quality=quality)
+def test_captions_of_a_gallery_occur_once(gallery: str):
+    blocks = cut_tree(HTMLTree.parse(ARTICLE.replace(BODY, BODY + gallery + BODY)))
+    everything = ScoredBlocks(blocks, np.ones(len(blocks.numbers), np.int32))
+    assert [everything.format_text(True).count(caption) for caption in CAPTIONS] == [2, 2]
+    text = remove_thumbnails(everything).format_text(True)
     assert [text.count(caption) for caption in CAPTIONS] == [1, 1]
 
 
@@ -205,3 +236,51 @@ def test_precise_does_not_use_trafilatura_for_a_page_with_too_many_tags(
     monkeypatch.setattr("trainrig.corpus.extract.main_content.TRAFILATURA_NODES", 10)
     assert extract_text(ARTICLE, quality="precise") == extract_text(ARTICLE)
     assert asked == []
+
+
+SETTINGS_PAGE = """<html><head><meta name="generator" content="Docutils 0.22"></head><body>
+<div class="body" role="main"><h1>Settings</h1><dl><dt>gate.open</dt><dd>int</dd></dl><ul><li>port
+</li></ul><nav>On this page</nav></div><div class="sphinxsidebar" role="navigation">Previous</div>
+<p>Outside</p></body></html>"""
+
+
+@pytest.mark.parametrize("quality", ["balanced", "precise"])
+def test_generated_documentation_keeps_its_main_part(quality: str):
+    assert extract_text(SETTINGS_PAGE, quality=quality) == "Settings\n\ngate.open\nint\n\n- port"
+
+
+def test_posts_of_a_forum_are_favoured_over_what_is_around_them():
+    post = '<div class="post"><div class="author">miller</div><div class="postbody">{}</div></div>'
+    posts = "".join(post.format(sentence) for sentence in SENTENCES)
+    html = (
+        f'<html><body id="phpbb"><nav>Board index</nav>{posts}<footer>phpBB</footer></body></html>'
+    )
+    text = extract_text(html)
+    assert all(sentence in text for sentence in SENTENCES)
+    blocks = cut_tree(HTMLTree.parse(html))
+    judged = ScoredBlocks(blocks, np.zeros(len(blocks.numbers), np.int32))
+    assert favour_posts(judged).format_text(True).split("\n") == list(SENTENCES)
+    assert is_forum(html)
+    assert not is_forum(ARTICLE)
+
+
+def test_a_page_without_text_of_its_own_gives_the_article_in_its_json_ld():
+    data = json.dumps({"@type": "NewsArticle", "articleBody": "\n\n".join(SENTENCES)})
+    html = f'<script type="application/ld+json">{data}</script><nav>Home</nav><div id="app"></div>'
+    assert extract_text(html) == "\n\n".join(SENTENCES)
+    assert "articleBody" not in extract_text(ARTICLE.replace("<article>", f"<article>{html}"))
+    assert SENTENCES[0] in extract_text(ARTICLE.replace("</article>", f"</article>{html}"))
+
+
+def test_code_and_formulas_between_kept_blocks_are_kept():
+    html = "<p>a</p><pre>b</pre><p>$$c$$</p><p>d</p><div><pre>e</pre></div><p>f</p><pre>g</pre>"
+    blocks = cut_tree(HTMLTree.parse(html))
+    judged = ScoredBlocks(blocks, np.array([1, -1, -1, 1, -1, -1, -1], np.int32))
+    assert keep_insets(judged).format_text(True).split() == ["a", "b", "$$c$$", "d"]
+    after_text = ScoredBlocks(blocks, np.array([-1, -1, -1, -1, -1, 1, -1], np.int32))
+    assert keep_insets(after_text).format_text(True).split() == ["f", "g"]
+
+
+def test_old_pages_of_sphinx_keep_the_element_of_class_body():
+    page = SETTINGS_PAGE.replace(' role="main"', "")
+    assert extract_text(page) == "Settings\n\ngate.open\nint\n\n- port"

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.extract.container_features import (
+    CONTAINER_FEATURES,
+    fill_container_features,
+)
 from trainrig.corpus.extract.page_blocks import (
     CHARACTERS,
     ENDS_SENTENCE,
     FIRST_TOPIC,
-    H1,
-    H4,
     KIND,
     LINK_CHARACTERS,
     TITLE_WORDS,
@@ -24,13 +26,23 @@ from trainrig.corpus.extract.page_blocks import (
     WORDS,
     PageBlocks,
 )
+from trainrig.corpus.extract.walk.page_elements import (
+    ANCESTRY_BITS,
+    FIRST_ANCESTRY,
+    LANDMARK_BITS,
+    WORD_BITS,
+)
+from trainrig.corpus.extract.walk.page_text import H1, H6
 
 FAR: Final = 60  # largest distance, in blocks; larger ones are set to this
 _REACH: Final = 3  # neighbours on each side that have separate features
 _AROUND: Final = 5  # neighbours on each side whose features are summed
 _NEIGHBOUR_FEATURES: Final = 5  # features of each separate neighbour
 _CONTEXT_FEATURES: Final = 27  # features of the surroundings and the page; see `fill`
-FEATURES: Final = WIDTH + 3 + 2 * _REACH * _NEIGHBOUR_FEATURES + _CONTEXT_FEATURES
+_FIRST_CONTEXT: Final = WIDTH + 3 + 2 * _REACH * _NEIGHBOUR_FEATURES
+_FIRST_CONTAINER: Final = _FIRST_CONTEXT + _CONTEXT_FEATURES
+_FIRST_FLAG: Final = _FIRST_CONTAINER + CONTAINER_FEATURES
+FEATURES: Final = _FIRST_FLAG + ANCESTRY_BITS + WORD_BITS
 
 
 def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
@@ -38,7 +50,15 @@ def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
     result = np.zeros((len(blocks.numbers), FEATURES), np.int32)
     if len(result):
         order = np.argsort(blocks.digests, kind="stable")
-        fill(blocks.numbers, blocks.digests[order], order, result)
+        fill(
+            blocks.numbers,
+            blocks.digests[order],
+            order,
+            blocks.container,
+            blocks.containers,
+            result,
+        )
+        fill_flags(blocks.flags, blocks.near, result)
     return result
 
 
@@ -70,7 +90,7 @@ def _find_title(numbers: NDArray[np.int32]) -> int:
     """Return the first heading whose words are mostly in the page's title, or -1."""
     for i in range(len(numbers)):
         row = numbers[i]
-        is_heading = H1 <= row[KIND] <= H4
+        is_heading = H1 <= row[KIND] <= H6
         if is_heading and row[WORDS] > 1 and 10 * row[TITLE_WORDS] >= 6 * row[WORDS]:
             return i
     return -1
@@ -93,7 +113,7 @@ def _find_next(
         next_good[i] = min(distance, FAR)
         next_heading[i] = heading_at
         distance = 1 if good[i] else distance + 1
-        if H1 <= numbers[i, KIND] <= H4:
+        if H1 <= numbers[i, KIND] <= H6:
             heading_at = i
     return next_good, next_heading
 
@@ -133,6 +153,8 @@ def fill(
     numbers: NDArray[np.int32],
     sorted_digests: NDArray[np.uint64],
     order: NDArray[np.int64],
+    container: NDArray[np.int64],
+    containers: NDArray[np.int64],
     result: NDArray[np.int32],
 ) -> None:
     """Write the features of all blocks of a page into `result`."""
@@ -153,6 +175,7 @@ def fill(
         linked[i + 1] = linked[i] + row[LINK_CHARACTERS]
         prose[i + 1] = prose[i] + (characters if good[i] else 0)
         topics[i] = row[FIRST_TOPIC:].sum()
+    fill_container_features(numbers, good, container, containers, _FIRST_CONTAINER, result)
     title = _find_title(numbers)
     next_good, next_heading = _find_next(numbers, good)
     good_blocks = max(1, good.sum())
@@ -167,8 +190,8 @@ def fill(
         out[WIDTH + 1] = _compute_share(int(row[TITLE_WORDS]), int(row[WORDS]))
         out[WIDTH + 2] = topics[i]
         _write_neighbours(i, numbers, topics, result)
-        column = WIDTH + 3 + 2 * _REACH * _NEIGHBOUR_FEATURES
-        if H1 <= row[KIND] <= H4:
+        column = _FIRST_CONTEXT
+        if H1 <= row[KIND] <= H6:
             heading = i
         run = run + 1 if i and numbers[i - 1, KIND] == row[KIND] else 1
         low = max(0, i - _AROUND)
@@ -204,3 +227,18 @@ def fill(
             out[column + 25] = numbers[heading, LINK_CHARACTERS]
         out[column + 26] = prose[n] // good_blocks
         distance = 1 if good[i] else min(FAR, distance + 1)
+
+
+@compile_nogil
+def fill_flags(
+    flags: NDArray[np.int64], near: NDArray[np.int64], result: NDArray[np.int32]
+) -> None:
+    """Write the flags of the elements around each block, then the words of the nearest ones."""
+    for i in range(len(flags)):
+        out = result[i]
+        for bit in range(ANCESTRY_BITS):
+            out[_FIRST_FLAG + bit] = (flags[i] >> (FIRST_ANCESTRY + bit)) & 1
+        for bit in range(WORD_BITS):
+            out[_FIRST_FLAG + ANCESTRY_BITS + bit] = (
+                near[i] >> (FIRST_ANCESTRY + LANDMARK_BITS + bit)
+            ) & 1

@@ -7,7 +7,7 @@ import functools
 import importlib.resources
 import io
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,6 @@ from trainrig.corpus.compiled import compile_nogil
 
 LEAF: Final = -1  # marks a leaf in place of a feature
 SCALE: Final = 10_000  # factor of the leaf values: a sum of 10,000 is a log-odds of 1
-
-Name = Literal["main", "whole"]
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,8 @@ def add_up(
 
 
 @functools.cache
-def load(name: Name) -> Trees:
-    """Load the trees shipped in this folder, for resiliparse's main content or for whole pages."""
-    packed = (importlib.resources.files(__package__) / f"block_trees_{name}.npz").read_bytes()
+def load() -> Trees:
+    """Load the trees shipped in this folder."""
+    packed = (importlib.resources.files(__package__) / "block_trees.npz").read_bytes()
     with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
         return Trees.of(*(arrays[key] for key in ("roots", "features", "values", "left")))

@@ -19,7 +19,15 @@ from trainrig.corpus.extract.extractors import (
     Resiliparse,
     Trafilatura,
 )
-from trainrig.corpus.extract.html_page import find_date, find_language, find_title, parse_html, tidy
+from trainrig.corpus.extract.html_page import (
+    expand_self_closed,
+    find_article_in_json,
+    find_date,
+    find_language,
+    find_title,
+    parse_html,
+    tidy,
+)
 from trainrig.corpus.read import RawPage
 from trainrig.corpus.read.text_files import guess_encoding
 
@@ -53,6 +61,8 @@ _BINARY_MAGIC = (
     b"\x7fELF",
     b"\xd0\xcf\x11\xe0",
 )
+# Characters; a page with less text is searched for an article in its JSON-LD.
+_LITTLE_TEXT: Final = 250
 _CONTROL = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f]")
 _LOOKED_AT: Final = 4096  # characters at the start that are examined
 # largest share of control characters in a text; random bytes have a tenth
@@ -127,7 +137,8 @@ def _count_characters(text: str) -> tuple[int, int]:
     return len(text) - len(text.encode("ascii", "ignore")) - damaged, damaged
 
 
-HTML_TYPES = ("text/html", "application/xhtml+xml")
+XHTML_TYPE = "application/xhtml+xml"
+HTML_TYPES = ("text/html", XHTML_TYPE)
 TEXT_TYPES = ("text/plain", "text/markdown")
 
 
@@ -145,6 +156,8 @@ def extract(page: RawPage, extractor: HTMLExtractor | PlainText) -> Extracted | 
     html = decode(page)
     if is_binary(page, html):
         return NotExtracted("binary")
+    if content_type == XHTML_TYPE:
+        html = expand_self_closed(html)
     tree = parse_html(html, extractor)
     if isinstance(tree, NotExtracted):
         return tree
@@ -170,7 +183,12 @@ def _extract_text(tree: HTMLTree, html: str, extractor: HTMLExtractor) -> tuple[
         # Imported here because it loads numba, which the other extractors do not need.
         from trainrig.corpus.extract.main_content import extract_main_content
 
-        return extract_main_content(tree, html, extractor)
+        content = extract_main_content(tree, html, extractor)
+        if len(content.text) < _LITTLE_TEXT:
+            in_json = find_article_in_json(html)
+            if len(in_json) > 2 * len(content.text):
+                return in_json, None
+        return content
     if isinstance(extractor, Trafilatura):
         return extractors.extract_with_trafilatura(html, extractor), None
     assert isinstance(extractor, Resiliparse)

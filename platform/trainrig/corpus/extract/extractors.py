@@ -61,15 +61,17 @@ class Resiliparse(HTMLExtractor):
 class MainContent(HTMLExtractor):
     """Extracts the main article of a page, at one of three speeds; see docs/performance.md.
 
-    `fast` is resiliparse's main content unchanged. `balanced` splits that into blocks, and decision
-    trees trained for it drop the remaining furniture; where almost nothing is left, the whole page
-    is examined. `precise` lets the trees and trafilatura vote on the blocks of pages of which the
-    trees are not certain (four in five), at 1.3 times the cost of trafilatura.
+    A walk over the parsed page cuts all of it into blocks. `fast` drops the blocks in elements for
+    navigation, headers, footers, asides and forms, or with such class names, and those that are
+    mostly links. `balanced` asks decision trees about each block. `precise` lets the trees and
+    trafilatura vote on the blocks of pages of which the trees are not certain.
     """
 
     kind: Literal["MainContent"] = "MainContent"
     quality: Quality = "balanced"  # `fast`, `balanced` or `precise`, from fastest to best
-    list_bullets: bool = True  # Whether list items keep their bullets
+    # `text`, or `markdown` with the signs of headings, fenced code, tables, and TeX in $…$
+    format: Literal["text", "markdown"] = "text"
+    list_bullets: bool = True  # Whether list items keep their bullets and numbers
 
 
 class Trafilatura(HTMLExtractor):

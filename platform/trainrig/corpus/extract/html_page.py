@@ -5,8 +5,12 @@ The limits depend on the page alone. The metadata are title, language and day of
 
 import datetime
 import functools
+import json
 import re
+from collections.abc import Iterator
+from html import unescape
 
+from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import ElementNode, HTMLTree
 
 from trainrig.corpus.extract.extractors import HTMLExtractor, NotExtracted
@@ -100,6 +104,80 @@ _DATE_NAMES = (
 _DATED = 'meta[content^="19"],meta[content^="20"]'
 _JSON_KEY = '"datePublished"'
 _FIRST_YEAR = 1990  # first year of the web; earlier dates are ignored
+
+
+_SELF_CLOSED = re.compile(
+    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)"
+    r"""([A-Za-z][\w:-]*)((?:\s(?:[^<>"'/]|/(?!>)|"[^"]*"|'[^']*')*+)?)/>"""
+)
+
+
+def expand_self_closed(html: str) -> str:
+    """Return XHTML with an end tag for each element that a slash closes, but not for void ones.
+
+    A parser of HTML ignores the slash, so `<title/>` would make the rest of the page a title.
+    """
+    return _SELF_CLOSED.sub(r"<\1\2></\1>", html)
+
+
+_BODY_KEY = '"articleBody"'
+_MOST_NESTED = 20  # levels of JSON-LD that are searched
+
+
+def find_article_in_json(html: str) -> str:
+    """Return the longest `articleBody` of the page's JSON-LD, without tags, or ""."""
+    best = ""
+    if _BODY_KEY not in html:
+        return best
+    for script in list_linked_data(html):
+        try:
+            data = json.loads(script, strict=False)
+        except (ValueError, RecursionError):
+            continue
+        for body in _find_bodies(data, _MOST_NESTED):
+            best = max(best, body, key=len)
+    if "</" in best:
+        tree = HTMLTree.parse(best)
+        best = str(extract_plain_text(tree, main_content=False, alt_texts=False))
+    elif "&" in best:
+        best = unescape(best)
+    return best
+
+
+def list_linked_data(html: str) -> list[str]:
+    """Return the contents of the page's scripts of JSON-LD.
+
+    The time is linear in the length of the page, whatever it contains.
+    """
+    scripts: list[str] = []
+    lower = html.lower()
+    if len(lower) != len(html):  # a few capitals become two characters
+        lower = html
+    at = lower.find("<script")
+    while at >= 0:
+        inside = lower.find(">", at)
+        end = lower.find("</script", inside) if inside >= 0 else -1
+        if end < 0:
+            break
+        if "application/ld+json" in lower[at:inside]:
+            scripts.append(html[inside + 1 : end])
+        at = lower.find("<script", end)
+    return scripts
+
+
+def _find_bodies(data: object, levels: int) -> Iterator[str]:
+    """Yield the values of `articleBody` in JSON data, down to a number of levels."""
+    if not levels:
+        return
+    if isinstance(data, dict):
+        body = data.get("articleBody")
+        if isinstance(body, str):
+            yield body
+        for value in data.values():
+            yield from _find_bodies(value, levels - 1)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _find_bodies(value, levels - 1)
 
 
 def find_title(tree: HTMLTree) -> str:

@@ -1,101 +1,236 @@
 """Extraction of the main article of a page, at one of three qualities.
 
-Two corrections follow the decision trees. Captions that a gallery repeats, as a heading or beside a
-thumbnail, are removed. And reference documentation is recognised by its declarations of functions
-and methods: the trees were trained on news and blogs, where a short line without a full stop is
-furniture, but here such lines are the content (`read(name, pwd=None)`, `public void close() throws
-IOException`). So what the trees keep of such a page is compared with all of its main content.
+`fast` keeps what the page's structure and class names do not call furniture. The other qualities
+ask decision trees, and three corrections follow these. Captions that a gallery repeats, as a
+heading or beside a thumbnail, are removed. Code and formulas between kept blocks are kept. And
+reference documentation is recognised by its declarations of functions and methods (`read(name,
+pwd=None)`, `public void close() throws IOException`): most training pages are news and blogs, where
+a short line without a full stop is furniture, but here such lines are the content. So what the
+trees keep of such a page is compared with all that is not furniture.
 """
 
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
 from trainrig.corpus.extract import extractors, page_blocks
-from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, score_blocks, vote
-from trainrig.corpus.extract.block_trees import Name
+from trainrig.corpus.extract.block_format import Format
+from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, cut_tree, score_blocks, vote
 from trainrig.corpus.extract.extractors import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
+from trainrig.corpus.extract.page_blocks import PageBlocks
+from trainrig.corpus.extract.walk.page_elements import FURNITURE, HIDDEN, LANDMARK, WORD_FLAG
+from trainrig.corpus.extract.walk.page_text import CODE, H1, H6, ITEM, PARAGRAPH, TEXT
 
-# The F1 figures below are of five-fold cross-validation over the hosts of the training pages, as
-# the mean of four ways to make the folds (tests/benchmarks/train_block_model.py). Trafilatura has
-# .920.
+# The F1 figures below are of five-fold cross-validation over the hosts of the training pages
+# (tests/benchmarks/train_block_model.py), where the error over hosts is .007. Trafilatura has .920,
+# `balanced` .919 and `precise` .937.
 
-# Characters. A shorter main content may miss the article, so the whole page is examined. F1 is .910
-# without this, .924 with a limit of 250, .925 with 500, .926 with 1,000.
+# Characters. If the trees keep less, blocks that they are less sure of are kept too. F1 of
+# `balanced` is .917 without this, .920 with a limit of 500, .917 with 1,000.
 LITTLE: Final = 250
-# Mean log-odds per character, times SCALE, below which `precise` runs trafilatura: four fifths of
-# the pages, F1 .945. For three tenths of the pages F1 is .936, half .941, three fifths .944, all
-# .944.
-UNSURE: Final = 29_000
+LENIENT: Final = -15_000  # log-odds, times SCALE, above which such blocks are kept
+# Mean log-odds per character, times SCALE, below which `precise` runs trafilatura: two fifths of
+# the pages. F1 is .936 with three tenths of the pages, .939 with half of them or more.
+UNSURE: Final = 27_400
 
 
 class Content(NamedTuple):
-    """A text, and its share of the page's main content."""
+    """A text, and the share of the page that it has."""
 
     text: str
-    # Share of the characters of resiliparse's main content; None if that is empty or was not
-    # measured.
+    # Share of the visible characters outside furniture; None if there are none.
     share: float | None
 
 
 def extract_main_content(tree: HTMLTree, html: str, settings: MainContent) -> Content:
     """Extract the article of `tree`, which was parsed from `html`."""
+    blocks = cut_tree(tree)
     if settings.quality == "fast":
-        text = extract_plain_text(
-            tree,
-            main_content=True,
-            list_bullets=settings.list_bullets,
-            alt_texts=False,
-            comments=False,
-        )
-        return Content(str(text), None)
+        return _keep_exactly(is_likely_text(blocks), blocks, settings)
     ask = (
         functools.partial(_ask_trafilatura, html) if _may_ask_trafilatura(html, settings) else None
     )
-    return extract_by_blocks(functools.partial(score_blocks, tree), ask, settings.list_bullets)
+    if is_generated_documentation(html):
+        main = find_main_part(blocks)
+        if main.any():
+            return _keep_exactly(main, blocks, settings)
+    judged = score_blocks(blocks)
+    if is_forum(html):
+        judged = favour_posts(judged)
+    return extract_by_blocks(judged, ask, settings.list_bullets, settings.format)
+
+
+def _keep_exactly(kept: NDArray[np.bool_], blocks: PageBlocks, settings: MainContent) -> Content:
+    judged = ScoredBlocks(blocks, np.where(kept, 1, -1).astype(np.int32))
+    return _write_content(judged, settings.list_bullets, settings.format)
+
+
+# What generators of documentation write into the head of a page.
+_GENERATORS: Final = (
+    'content="Docutils',
+    'content="mkdocs',
+    'content="Docusaurus',
+    'content="javadoc',
+    'content="rustdoc',
+    'content="VitePress',
+    'content="Starlight',
+    "documentation_options.js",
+    "DOCUMENTATION_OPTIONS",
+    "generated using mdBook",
+)
+_HEAD: Final = 20_000  # characters in which a generator names itself
+
+
+def is_generated_documentation(html: str) -> bool:
+    """Return whether a generator of documentation names itself at the start of the page."""
+    head = html[:_HEAD]
+    return any(name in head for name in _GENERATORS)
+
+
+def find_main_part(blocks: PageBlocks) -> NDArray[np.bool_]:
+    """Mark the blocks of the main part, or of the article in it, that are no furniture.
+
+    Old pages of Sphinx have no element for the main part, but one of the class "body".
+    """
+    main = blocks.flags & LANDMARK["main"] != 0
+    if not main.any():
+        main = blocks.flags & WORD_FLAG["body"] != 0
+    article = blocks.flags & LANDMARK["article"] != 0
+    outside = is_outside_furniture(blocks)
+    in_both = main & article & outside
+    return np.asarray(in_both if in_both.any() else main & outside)
+
+
+# What software of forums writes into a page of a discussion.
+_FORUMS: Final = (
+    'id="phpbb"',
+    'id="XF"',
+    'id="XenForo"',
+    'content="vBulletin',
+    'content="Discourse',
+    'content="MyBB',
+    "DiscussionForumPosting",
+    "schema.org/QAPage",
+    "Simple Machines Forum",
+    "ipsComment",
+    "bbp-reply",
+)
+_POSTS: Final = WORD_FLAG["post"] | WORD_FLAG["comment"] | WORD_FLAG["body"] | WORD_FLAG["content"]
+# Words; shorter lines of a post, such as names and dates, are left to the trees.
+_LEAST_POST_WORDS: Final = 5
+# Log-odds, times SCALE, added to the lines of posts: the trees were trained on pages where readers'
+# contributions are furniture.
+_POST_ODDS: Final = 25_000
+
+
+def is_forum(html: str) -> bool:
+    """Return whether software of forums, or of questions and answers, made the page."""
+    return any(name in html for name in _FORUMS)
+
+
+def favour_posts(judged: ScoredBlocks) -> ScoredBlocks:
+    """Return `judged` with higher odds for the lines of posts on a page of a forum."""
+    numbers = judged.blocks.numbers
+    posts = is_outside_furniture(judged.blocks) & (judged.blocks.flags & _POSTS != 0)
+    posts &= numbers[:, page_blocks.WORDS] >= _LEAST_POST_WORDS
+    posts &= 2 * numbers[:, page_blocks.LINK_CHARACTERS] <= numbers[:, page_blocks.CHARACTERS]
+    odds = judged.odds + np.where(posts, _POST_ODDS, 0)
+    return dataclasses.replace(judged, odds=odds.astype(np.int32))
 
 
 def extract_by_blocks(
-    judged: Callable[[Name], ScoredBlocks], ask: Ask | None, bullets: bool
+    judged: ScoredBlocks, ask: Ask | None, bullets: bool, as_format: Format
 ) -> Content:
-    """Extract the text of the blocks that `judged` scores for a part of the page.
+    """Extract the text of the blocks of a page, which the trees have scored.
 
     `ask` returns trafilatura's text, for pages of which the trees are uncertain; None: the trees
     decide alone.
     """
-    main = best = judged("main")
-    if is_gutted(main):
-        return Content(main.keep_all().format_text(bullets), 1.0)
-    text = main.format_text(bullets)
-    whole = None
-    if len(text) < LITTLE:
-        whole = judged("whole")
-        other = whole.format_text(bullets)
-        if len(other) > len(text):
-            best = whole
-            text = other
-    if ask is not None and best.certainty < UNSURE:
-        best = vote(main, whole or judged("whole"), ask)
-        text = best.format_text(bullets)
-    once = remove_thumbnails(best)
-    if once is not best:
-        text = once.format_text(bullets)
-    return Content(text, _compute_kept_share(best, main))
+    if is_gutted(judged):
+        outside = is_outside_furniture(judged.blocks)
+        judged = dataclasses.replace(judged, odds=np.where(outside, 1, -1).astype(np.int32))
+        return _write_content(judged, bullets, as_format)
+    if ask is not None and judged.certainty < UNSURE:
+        judged = vote(judged, ask)
+    if int(judged.characters[judged.kept].sum()) < LITTLE:
+        judged = dataclasses.replace(judged, odds=judged.odds - LENIENT)
+    return _write_content(keep_insets(remove_thumbnails(judged)), bullets, as_format)
 
 
-def _compute_kept_share(best: ScoredBlocks, main: ScoredBlocks) -> float | None:
-    """Return the share of the characters of `main` that `best` keeps, at most 1."""
-    all_of_it = int(main.characters.sum())
-    if not all_of_it:
+def _write_content(judged: ScoredBlocks, bullets: bool, as_format: Format) -> Content:
+    share = compute_extracted_share(judged.blocks, judged.kept)
+    return Content(judged.format_text(bullets, as_format), share)
+
+
+def is_outside_furniture(blocks: PageBlocks) -> NDArray[np.bool_]:
+    """Mark the displayed blocks that the page's structure does not call furniture.
+
+    Furniture is inside of nav, header, footer, aside or form, or of elements with such a role. A
+    header of an article, or in the main part, holds its title, so it is no furniture. Some pages
+    are one form, or are hidden until a script shows them: a form or hidden elements with over half
+    of the page's characters are no furniture.
+    """
+    flags = blocks.flags
+    characters = blocks.numbers[:, page_blocks.CHARACTERS]
+    inside = flags & (LANDMARK["main"] | LANDMARK["article"]) != 0
+    furniture = FURNITURE | HIDDEN | LANDMARK["noscript"]
+    for flag in (LANDMARK["form"], HIDDEN):
+        if 2 * int(characters[flags & flag != 0].sum()) > int(characters.sum()):
+            furniture &= ~flag
+    return np.asarray(flags & np.where(inside, furniture & ~LANDMARK["banner"], furniture) == 0)
+
+
+# Groups of class names that say of the nearest elements that they hold furniture.
+_FURNITURE_WORDS: Final = sum(
+    WORD_FLAG[group]
+    for group in (
+        "comment",
+        "sidebar",
+        "menu",
+        "related",
+        "share",
+        "cookie",
+        "advert",
+        "foot",
+        "subscribe",
+        "breadcrumb",
+        "popup",
+        "pages",
+    )
+)
+_LEAST_TEXT_WORDS: Final = 3  # F1 of `fast` on the tuning half is .859, without this .853
+
+
+def is_likely_text(blocks: PageBlocks) -> NDArray[np.bool_]:
+    """Mark the blocks that cheap rules call text: what `fast` keeps.
+
+    These are outside furniture, by their place and by the class names of the nearest elements, and
+    at least half of their characters are outside links, but for code. One or two words that stand
+    alone are no text, unless their element says otherwise.
+    """
+    numbers = blocks.numbers
+    kind = numbers[:, page_blocks.KIND]
+    linked = 2 * numbers[:, page_blocks.LINK_CHARACTERS] > numbers[:, page_blocks.CHARACTERS]
+    label = (kind == TEXT) & (numbers[:, page_blocks.WORDS] < _LEAST_TEXT_WORDS)
+    label &= numbers[:, page_blocks.ENDS_SENTENCE] == 0
+    named = blocks.near & _FURNITURE_WORDS != 0
+    furniture = named | label | (linked & (kind != CODE))
+    return np.asarray(is_outside_furniture(blocks) & ~furniture)
+
+
+def compute_extracted_share(blocks: PageBlocks, kept: NDArray[np.bool_]) -> float | None:
+    """Return the share of the characters outside furniture that are kept; None without any."""
+    outside = is_outside_furniture(blocks)
+    characters = blocks.numbers[:, page_blocks.CHARACTERS]
+    everything = int(characters[outside].sum())
+    if not everything:
         return None
-    return round(min(1.0, int(best.characters[best.kept].sum()) / all_of_it), 4)
+    return round(int(characters[outside & kept].sum()) / everything, 4)
 
 
 def _may_ask_trafilatura(html: str, settings: MainContent) -> bool:
@@ -104,6 +239,39 @@ def _may_ask_trafilatura(html: str, settings: MainContent) -> bool:
 
 def _ask_trafilatura(html: str, favour: Favour) -> str:
     return extractors.extract_with_trafilatura(html, Trafilatura(favour=favour))
+
+
+_FORMULA_STARTS: Final = ("$$", "\\[", "\\begin{")
+
+
+def keep_insets(judged: ScoredBlocks) -> ScoredBlocks:
+    """Return `judged` with the code and the formulas that stand between kept blocks.
+
+    Such a block is kept if the last other block before it is, and the next other block after it is
+    kept as well or the one before it is directly beside the element with the code.
+    """
+    blocks = judged.blocks
+    kind = blocks.numbers[:, page_blocks.KIND]
+    inset = kind == CODE
+    if any(start.encode() in blocks.text.tobytes() for start in _FORMULA_STARTS):
+        inset |= np.array([line.startswith(_FORMULA_STARTS) for line in judged.lines], np.bool_)
+    if not (inset & ~judged.kept).any():
+        return judged
+    others = np.flatnonzero(~inset)
+    if not len(others):
+        return judged
+    places = np.flatnonzero(inset & is_outside_furniture(blocks))
+    after = np.searchsorted(others, places)
+    before = others[np.maximum(after - 1, 0)]
+    following = others[np.minimum(after, len(others) - 1)]
+    kept = judged.kept
+    between = (after > 0) & kept[before]
+    between &= ((after < len(others)) & kept[following]) | (
+        blocks.container[before] == blocks.containers[blocks.container[places], 0]
+    )
+    odds = judged.odds.copy()
+    odds[places[between]] = np.maximum(odds[places[between]], 1)
+    return dataclasses.replace(judged, odds=odds)
 
 
 _LEAST_CAPTION_WORDS: Final = 5  # shorter lines may be repeated for other reasons
@@ -120,8 +288,8 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
     kept = judged.kept
     kind = numbers[:, page_blocks.KIND]
     characters = numbers[:, page_blocks.CHARACTERS]
-    thumbnail = (kind == page_blocks.ITEM) | (numbers[:, page_blocks.LINK_CHARACTERS] >= characters)
-    text = kept & ~thumbnail & ((kind == page_blocks.TEXT) | (kind == page_blocks.PARAGRAPH))
+    thumbnail = (kind == ITEM) | (numbers[:, page_blocks.LINK_CHARACTERS] >= characters)
+    text = kept & ~thumbnail & ((kind == TEXT) | (kind == PARAGRAPH))
     again = kept & thumbnail & (numbers[:, page_blocks.WORDS] >= _LEAST_CAPTION_WORDS)
     again &= np.isin(judged.blocks.digests, judged.blocks.digests[text])
     again |= _find_repeated_headings(judged)
@@ -135,9 +303,8 @@ def remove_thumbnails(judged: ScoredBlocks) -> ScoredBlocks:
 def _find_repeated_headings(judged: ScoredBlocks) -> NDArray[np.bool_]:
     """Mark kept headings whose words the next kept line repeats."""
     numbers = judged.blocks.numbers
-    heading = (numbers[:, page_blocks.KIND] >= page_blocks.H1) & (
-        numbers[:, page_blocks.KIND] <= page_blocks.H4
-    )
+    kind = numbers[:, page_blocks.KIND]
+    heading = (kind >= H1) & (kind <= H6)
     again = np.zeros(len(numbers), np.bool_)
     kept = np.flatnonzero(judged.kept)
     first = kept[:-1]
@@ -171,17 +338,20 @@ _ENOUGH_KEPT: Final = (
 _LITTLE_DROPPED: Final = 100
 
 
-def is_gutted(main: ScoredBlocks) -> bool:
-    """Return whether `main` is reference documentation of which the trees drop over a tenth."""
-    if bool(main.kept.all()) or len(_CALL.findall(main.page)) < _LEAST_DECLARATIONS:
+def is_gutted(judged: ScoredBlocks) -> bool:
+    """Return whether the page is reference documentation of which the trees drop over a tenth."""
+    if len(_CALL.findall(judged.blocks.text.tobytes())) < _LEAST_DECLARATIONS:
         return False
-    declares = np.array([_declares(line) for line in main.lines], np.bool_)
+    outside = is_outside_furniture(judged.blocks)
+    dropped = int(judged.characters[outside & ~judged.kept].sum())
+    declares = np.array([_declares(line) for line in judged.lines], np.bool_)
+    declares &= outside & (judged.blocks.numbers[:, page_blocks.KIND] != CODE)
     count = int(declares.sum())
-    if count < max(_LEAST_DECLARATIONS, _LEAST_DECLARATIONS_SHARE * len(declares)):
+    if count < max(_LEAST_DECLARATIONS, _LEAST_DECLARATIONS_SHARE * int(outside.sum())):
         return False
-    dropped = int(main.characters[~main.kept].sum())
-    return _keeps_too_few(main.kept[declares]) or (
-        dropped >= _LITTLE_DROPPED and dropped > (1 - _ENOUGH_KEPT) * int(main.characters.sum())
+    return _keeps_too_few(judged.kept[declares]) or (
+        dropped >= _LITTLE_DROPPED
+        and dropped > (1 - _ENOUGH_KEPT) * int(judged.characters[outside].sum())
     )
 
 

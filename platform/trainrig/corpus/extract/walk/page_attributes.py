@@ -1,0 +1,231 @@
+"""Reading of the attributes of one tag, in compiled code.
+
+The input is HTML that a parser has serialised: names are in lower case and values in double
+quotation marks.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.extract.walk.page_elements import HIDDEN, LINES, NameTables
+from trainrig.corpus.extract.walk.word_hash import (
+    FNV_START,
+    find_value,
+    hash_text,
+    is_word_byte,
+    update_word_hash,
+)
+
+# What the attributes of a tag say, as whole numbers.
+(
+    OWN_FLAGS,
+    CLASS_BITS,  # bits of the whole class names
+    SIGNATURE,  # hash of the first class name
+    NUMBER,  # `start` of a list, or `value` of an item
+    HAS_NUMBER,
+    REVERSED,
+    IS_TEX,  # a script that holds a formula
+    IS_DISPLAY,  # a formula that stands on a separate line
+    ALT_START,  # position of `alttext`
+    ALT_END,
+    ATTRIBUTES,
+) = range(11)
+
+_COMMENT: Final = np.frombuffer(b"!--", np.uint8)
+_COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
+_NONE: Final = np.frombuffer(b"none", np.uint8)
+_DISPLAY: Final = np.frombuffer(b"display", np.uint8)
+_WHITE_SPACE: Final = np.frombuffer(b"white-space", np.uint8)
+_PRE: Final = np.frombuffer(b"pre", np.uint8)
+_TEX_TYPE: Final = np.frombuffer(b"math/tex", np.uint8)
+_CLASS: Final = np.frombuffer(b"class", np.uint8)
+_ID: Final = np.frombuffer(b"id", np.uint8)
+_ROLE: Final = np.frombuffer(b"role", np.uint8)
+_STYLE: Final = np.frombuffer(b"style", np.uint8)
+_HIDDEN: Final = np.frombuffer(b"hidden", np.uint8)
+_START: Final = np.frombuffer(b"start", np.uint8)
+_VALUE: Final = np.frombuffer(b"value", np.uint8)
+_REVERSED: Final = np.frombuffer(b"reversed", np.uint8)
+_TYPE: Final = np.frombuffer(b"type", np.uint8)
+_ALT_TEXT: Final = np.frombuffer(b"alttext", np.uint8)
+_BLOCK: Final = np.frombuffer(b"block", np.uint8)
+_MODE_DISPLAY: Final = np.frombuffer(b"mode=display", np.uint8)
+
+
+@compile_nogil
+def matches(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
+    """Return whether `html` has `word` at the index `at`."""
+    if at + len(word) > len(html):
+        return False
+    same = 0
+    while same < len(word) and html[at + same] == word[same]:
+        same += 1
+    return same == len(word)
+
+
+@compile_nogil
+def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8]) -> int:
+    """Return the first index of `word` between `start` and `end`, or -1."""
+    for at in range(start, min(end, len(html)) - len(word) + 1):
+        if html[at] == word[0] and matches(html, at, word):
+            return at
+    return -1
+
+
+@compile_nogil
+def skip_tag(html: NDArray[np.uint8], i: int) -> int:
+    """Return the index after the tag or comment around `i`, which is at its "<" or after it.
+
+    A ">" within quotation marks does not end a tag. Only after "=" does a quotation begin: the
+    parser serialises a stray quotation mark as an attribute's name.
+    """
+    at = i + (i < len(html) and html[i] == 60)
+    if matches(html, at, _COMMENT):
+        stop = find(html, at + 3, len(html), _COMMENT_END)
+        return stop + 3 if stop >= 0 else len(html)
+    quoted = False
+    while i < len(html) and (quoted or html[i] != 62):
+        if html[i] == 34:
+            quoted = not quoted and html[i - 1] == 61
+        i += 1
+    return min(i + 1, len(html))
+
+
+@compile_nogil
+def _is_name(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8]) -> bool:
+    return end - start == len(word) and matches(html, start, word)
+
+
+@compile_nogil
+def read_number(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np.int64]) -> None:
+    """Read a whole number of at most nine digits; other values are ignored."""
+    negative = start < end and html[start] == 45
+    at = start + negative
+    number = 0
+    if not 0 < end - at < 10:
+        return
+    for k in range(at, end):
+        digit = int(html[k]) - 48
+        if not 0 <= digit <= 9:
+            return
+        number = 10 * number + digit
+    about[NUMBER] = -number if negative else number
+    about[HAS_NUMBER] = 1
+
+
+@compile_nogil
+def read_names(
+    html: NDArray[np.uint8],
+    start: int,
+    end: int,
+    tables: NameTables,
+    is_class: bool,
+    about: NDArray[np.int64],
+) -> None:
+    """Read class names or an id: whole names between spaces, and the words that they are made of.
+
+    A word ends at a sign that is no letter or digit, and before a capital ("postBody").
+    """
+    word = FNV_START
+    name = FNV_START
+    length = 0
+    before = 0
+    for k in range(start, end + 1):
+        byte = int(html[k]) if k < end else 32
+        capital = 65 <= byte <= 90 and 97 <= before <= 122
+        if length and (capital or not is_word_byte(byte)):
+            about[OWN_FLAGS] |= find_value(word, tables.word_keys, tables.word_values)
+            word = FNV_START
+            length = 0
+        if is_word_byte(byte):
+            word = update_word_hash(word, byte, 0)
+            length += 1
+        if byte == 32 or byte == 10 or byte == 9 or byte == 13:
+            if is_class and name != FNV_START:
+                about[CLASS_BITS] |= find_value(name, tables.class_keys, tables.class_values)
+                if about[SIGNATURE] == 0:
+                    about[SIGNATURE] = np.int64(name)
+            name = FNV_START
+        else:
+            name = update_word_hash(name, byte, 0)
+        before = byte
+
+
+@compile_nogil
+def read_style(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np.int64]) -> None:
+    """Read from a style whether the element is displayed, and whether its lines are kept."""
+    at = find(html, start, end, _DISPLAY)
+    if at >= 0:
+        at += len(_DISPLAY)
+        while at < end and (html[at] == 32 or html[at] == 58):
+            at += 1
+        if matches(html, at, _NONE):
+            about[OWN_FLAGS] |= HIDDEN
+    at = find(html, start, end, _WHITE_SPACE)
+    if at >= 0:
+        at += len(_WHITE_SPACE)
+        while at < end and (html[at] == 32 or html[at] == 58):
+            at += 1
+        if matches(html, at, _PRE):
+            about[OWN_FLAGS] |= LINES
+
+
+@compile_nogil
+def read_attributes(
+    html: NDArray[np.uint8],
+    i: int,
+    tables: NameTables,
+    about: NDArray[np.int64],
+) -> int:
+    """Read the attributes from index `i`, after the name; return the index after the tag."""
+    about[:] = 0
+    end = len(html)
+    while i < end and html[i] != 62:
+        if html[i] == 32 or html[i] == 47:
+            i += 1
+            continue
+        name = i
+        while i < end and html[i] != 61 and html[i] != 62 and html[i] != 32:
+            i += 1
+        name_end = i
+        start = i
+        stop = i
+        if i + 1 < end and html[i] == 61 and html[i + 1] == 34:
+            start = i + 2
+            stop = start
+            while stop < end and html[stop] != 34:
+                stop += 1
+            i = stop + 1
+        elif i < end and html[i] == 61:
+            i += 1
+        first = int(html[name])
+        if first == 99 and _is_name(html, name, name_end, _CLASS):
+            read_names(html, start, stop, tables, True, about)
+        elif first == 105 and _is_name(html, name, name_end, _ID):
+            read_names(html, start, stop, tables, False, about)
+        elif first == 114 and _is_name(html, name, name_end, _ROLE):
+            about[OWN_FLAGS] |= find_value(
+                hash_text(html[start:stop]), tables.role_keys, tables.role_values
+            )
+        elif first == 114 and _is_name(html, name, name_end, _REVERSED):
+            about[REVERSED] = 1
+        elif first == 115 and _is_name(html, name, name_end, _STYLE):
+            read_style(html, start, stop, about)
+        elif first == 104 and _is_name(html, name, name_end, _HIDDEN):
+            about[OWN_FLAGS] |= HIDDEN
+        elif (first == 115 and _is_name(html, name, name_end, _START)) or (
+            first == 118 and _is_name(html, name, name_end, _VALUE)
+        ):
+            read_number(html, start, stop, about)
+        elif first == 116 and _is_name(html, name, name_end, _TYPE):
+            about[IS_TEX] = matches(html, start, _TEX_TYPE)
+            about[IS_DISPLAY] |= find(html, start, stop, _MODE_DISPLAY) >= 0
+        elif first == 97 and _is_name(html, name, name_end, _ALT_TEXT):
+            about[ALT_START] = start
+            about[ALT_END] = stop
+        elif first == 100 and _is_name(html, name, name_end, _DISPLAY):
+            about[IS_DISPLAY] |= matches(html, start, _BLOCK)
+    return min(i + 1, end)

@@ -1,0 +1,202 @@
+"""Looks ahead of the walk: what an element holds, before the walk enters it. Compiled code.
+
+Each look ends at the first evidence or at the end of its element, so the time is linear in
+practice.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.extract.walk.page_attributes import find, matches, skip_tag
+
+OTHER_TABLE, DATA_TABLE = range(2)
+
+_LONGEST_CELL: Final = 600  # bytes; a cell with more text is layout, not data
+_NEAR: Final = 2_000  # bytes in which a heading or a term has to end
+_CLOSE_TABLE: Final = np.frombuffer(b"/table", np.uint8)
+_TABLE: Final = np.frombuffer(b"table", np.uint8)
+_CLOSE_ANCHOR: Final = np.frombuffer(b"/a>", np.uint8)
+_SCRIPT: Final = np.frombuffer(b"script", np.uint8)
+_STYLE: Final = np.frombuffer(b"style", np.uint8)
+_END_SCRIPT: Final = np.frombuffer(b"</script", np.uint8)
+_END_STYLE: Final = np.frombuffer(b"</style", np.uint8)
+_ANNOTATION: Final = np.frombuffer(b"<annotation ", np.uint8)
+_TEX: Final = np.frombuffer(b"tex", np.uint8)
+
+
+@compile_nogil
+def is_name_end(html: NDArray[np.uint8], at: int) -> bool:
+    """Return whether the name of an element ends before the index `at`."""
+    return at >= len(html) or html[at] == 62 or html[at] <= 32 or html[at] == 47
+
+
+@compile_nogil
+def classify_table(html: NDArray[np.uint8], i: int) -> int:
+    """Classify the table whose content begins at index `i`.
+
+    A table of data has a row of several cells, and no long cell, heading, code or other table.
+    """
+    end = len(html)
+    text = 0
+    cells = 0
+    most = 0
+    while i < end:
+        if html[i] != 60:
+            text += html[i] != 32 and html[i] != 10
+            if text > _LONGEST_CELL:
+                return OTHER_TABLE
+            i += 1
+            continue
+        i += 1
+        first = int(html[i]) if i < end else 0
+        second = int(html[i + 1]) if i + 1 < end else 0
+        third = int(html[i + 2]) if i + 2 < end else 0
+        if first == 116 and second == 114 and is_name_end(html, i + 2):
+            cells = 0
+        elif first == 116 and (second == 100 or second == 104) and is_name_end(html, i + 2):
+            cells += 1
+            most = max(most, cells)
+            text = 0
+        elif first == 116 and matches(html, i, _TABLE):
+            return OTHER_TABLE
+        elif first == 47 and matches(html, i, _CLOSE_TABLE):
+            return DATA_TABLE if most > 1 else OTHER_TABLE
+        elif (first == 112 and second == 114 and third == 101) or (
+            first == 104 and 49 <= second <= 54
+        ):
+            return OTHER_TABLE
+        elif first == 115 and (matches(html, i, _SCRIPT) or matches(html, i, _STYLE)):
+            i = find(html, i, end, _END_SCRIPT if matches(html, i, _SCRIPT) else _END_STYLE)
+            if i < 0:
+                return OTHER_TABLE
+        i = skip_tag(html, i)
+    return OTHER_TABLE
+
+
+@compile_nogil
+def holds_code(html: NDArray[np.uint8], i: int) -> bool:
+    """Return whether the table whose content begins at index `i` has a <pre> or a <code>."""
+    end = len(html)
+    while i < end:
+        if html[i] != 60:
+            i += 1
+            continue
+        i += 1
+        first = int(html[i]) if i < end else 0
+        second = int(html[i + 1]) if i + 1 < end else 0
+        third = int(html[i + 2]) if i + 2 < end else 0
+        if (first == 112 and second == 114 and third == 101) or (
+            first == 99 and second == 111 and third == 100
+        ):
+            return True
+        if first == 47 and matches(html, i, _CLOSE_TABLE):
+            return False
+        i = skip_tag(html, i)
+    return False
+
+
+@compile_nogil
+def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
+    """Return whether the element `name`, whose content begins at `i`, has no text but digits."""
+    depth = 1
+    end = len(html)
+    while i < end:
+        byte = int(html[i])
+        if byte == 60:
+            closing = i + 1 < end and html[i + 1] == 47
+            at = i + 1 + closing
+            if matches(html, at, name) and is_name_end(html, at + len(name)):
+                depth += -1 if closing else 1
+                if depth == 0:
+                    return True
+            i = skip_tag(html, i)
+        elif 48 <= byte <= 57 or byte == 32 or byte == 10 or byte == 9 or byte == 13:
+            i += 1
+        else:
+            return False
+    return False
+
+
+@compile_nogil
+def holds_tag(
+    html: NDArray[np.uint8], i: int, name: NDArray[np.uint8], word: NDArray[np.uint8]
+) -> bool:
+    """Return whether a tag that begins with `word` comes before the next end tag of `name`."""
+    end = len(html)
+    while i < end:
+        if html[i] == 60:
+            if matches(html, i + 1, word):
+                return True
+            if i + 1 < end and html[i + 1] == 47 and matches(html, i + 2, name):
+                return False
+            i = skip_tag(html, i)
+        else:
+            i += 1
+    return False
+
+
+@compile_nogil
+def holds_only_a_symbol(html: NDArray[np.uint8], i: int) -> bool:
+    """Return whether the link whose content begins at `i` has no text but "#", "¶" or similar."""
+    end = len(html)
+    while i < end:
+        byte = int(html[i])
+        if byte == 60:
+            if matches(html, i + 1, _CLOSE_ANCHOR):
+                return True
+            i = skip_tag(html, i)
+        elif byte == 35 or byte == 32 or byte == 10 or byte == 9:
+            i += 1
+        elif byte == 0xC2 and i + 1 < end and (html[i + 1] == 0xB6 or html[i + 1] == 0xA7):
+            i += 2  # the signs of paragraph and section
+        elif byte == 0xE2 or byte == 0xEF or byte == 0xEE:
+            if not _is_symbol(html, i):
+                return False
+            i += 3
+        elif byte == 0xF0 and i + 3 < end and html[i + 1] == 0x9F and html[i + 2] == 0x94:
+            i += 4  # a picture of a link
+        else:
+            return False
+    return False
+
+
+@compile_nogil
+def _is_symbol(html: NDArray[np.uint8], i: int) -> bool:
+    """Return whether a character of three bytes is invisible, an anchor, or of an icon font."""
+    if i + 2 >= len(html):
+        return False
+    point = (int(html[i]) & 15) << 12 | (int(html[i + 1]) & 63) << 6 | (int(html[i + 2]) & 63)
+    return (
+        point == 0x200B
+        or point == 0x2060
+        or point == 0x2693
+        or point == 0xFE0F
+        or 0xE000 <= point <= 0xF8FF
+    )
+
+
+@compile_nogil
+def ends_soon(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
+    """Return whether the element `name`, whose content begins at `i`, ends nearby."""
+    for at in range(i, min(i + _NEAR, len(html) - 1)):
+        if html[at] == 60 and html[at + 1] == 47 and matches(html, at + 2, name):
+            return True
+    return False
+
+
+@compile_nogil
+def find_tex(html: NDArray[np.uint8], start: int, end: int) -> tuple[int, int]:
+    """Return the span of the annotation in TeX between `start` and `end`, or (-1, -1)."""
+    at = find(html, start, end, _ANNOTATION)
+    while at >= 0:
+        inside = skip_tag(html, at)
+        if find(html, at, inside, _TEX) >= 0:
+            stop = inside
+            while stop < end and html[stop] != 60:
+                stop += 1
+            return inside, stop
+        at = find(html, inside, end, _ANNOTATION)
+    return -1, -1

@@ -1,0 +1,160 @@
+"""What the walk over a page knows of elements: which are inline, hidden, and what they hold."""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.extract.walk.page_attributes import (
+    CLASS_BITS,
+    matches,
+    skip_tag,
+)
+from trainrig.corpus.extract.walk.page_elements import (
+    ANCHOR,
+    BUTTON,
+    CODE_LINE,
+    CODE_TABLE,
+    DEFINITION_ELEMENT,
+    DROPPED,
+    DROPPED_INLINE,
+    GUTTER,
+    HEADING,
+    HIDDEN,
+    HIDDEN_ELEMENT,
+    HIGHLIGHT,
+    INLINE,
+    JOIN,
+    LIST,
+    LIST_ITEM,
+    MATH_ELEMENT,
+    MATH_GROUP,
+    ORDERED_LIST,
+    PARAGRAPH_ELEMENT,
+    PRE,
+    PREFORMATTED,
+    RAW_TEXT,
+    SCRIPT,
+    SUBSCRIPT,
+    SUPERSCRIPT,
+    SYMBOL_LINK,
+    TABLE,
+    TABLE_CAPTION,
+    TABLE_CELL,
+    TERM_ELEMENT,
+    VERBATIM,
+)
+from trainrig.corpus.extract.walk.page_lookahead import (
+    holds_only_a_symbol,
+    holds_only_digits,
+    holds_tag,
+)
+from trainrig.corpus.extract.walk.page_text import (
+    DEFINITION,
+    DEPTH,
+    H1,
+    ITEM,
+    KIND_INSIDE,
+    PARAGRAPH,
+    ROW,
+    TERM,
+    TEXT,
+    Page,
+)
+
+_MATHJAX: Final = np.frombuffer(b"mjx-container", np.uint8)
+_MATH_TAG: Final = np.frombuffer(b"math", np.uint8)
+
+
+@compile_nogil
+def is_inline(code: int) -> bool:
+    """Return whether elements of this code are part of a line."""
+    return (
+        code in (INLINE, ANCHOR, SUPERSCRIPT, SUBSCRIPT, BUTTON, SCRIPT)
+        or MATH_ELEMENT <= code <= MATH_GROUP
+    )
+
+
+@compile_nogil
+def is_dropped(
+    page: Page, i: int, name: NDArray[np.uint8], code: int, own: int, around: int
+) -> bool:
+    """Return whether the element, whose content begins at index `i`, has no visible text."""
+    if code in (HIDDEN_ELEMENT, RAW_TEXT):
+        return True
+    classes = page.about[CLASS_BITS]
+    inline = is_inline(code)
+    if classes & DROPPED:
+        return True
+    if inline and classes & DROPPED_INLINE:
+        # MathJax 3 has the formula in MathML inside, and draws it without any text.
+        return not (matches(name, 0, _MATHJAX) and holds_tag(page.html, i, name, _MATH_TAG))
+    if code == TABLE_CELL and own & HIDDEN:
+        return True
+    if inline and own & HIDDEN and not holds_tag(page.html, i, name, _MATH_TAG):
+        return True
+    if code == BUTTON and around & (PRE | HIGHLIGHT):
+        return True
+    in_code_table = code == TABLE_CELL and around & CODE_TABLE and not classes & CODE_LINE
+    if (classes & GUTTER or in_code_table) and holds_only_digits(page.html, i, name):
+        return True
+    if code == ANCHOR and (classes & SYMBOL_LINK or is_in_heading(page)):
+        return holds_only_a_symbol(page.html, i)
+    return False
+
+
+@compile_nogil
+def is_in_heading(page: Page) -> bool:
+    """Return whether the current element is inside a heading or the term of a definition."""
+    kind = int(page.stack[page.state[DEPTH], KIND_INSIDE])
+    return H1 <= kind <= H1 + 5 or kind == TERM
+
+
+@compile_nogil
+def edge_gap(code: int) -> int:
+    """Return the number of blank lines before and after elements of this code."""
+    return int(
+        code in (PARAGRAPH_ELEMENT, HEADING, LIST, ORDERED_LIST, PREFORMATTED, TABLE, VERBATIM)
+    )
+
+
+@compile_nogil
+def count_items(html: NDArray[np.uint8], i: int) -> int:
+    """Return the number of items of the list whose content begins at index `i`."""
+    depth = 1
+    count = 0
+    end = len(html)
+    while i < end and depth:
+        if html[i] == 60 and i + 3 < end:
+            closing = html[i + 1] == 47
+            first = int(html[i + 1 + closing])
+            second = int(html[i + 2 + closing])
+            if second == 108 and (first == 111 or first == 117):
+                depth += -1 if closing else 1
+            elif first == 108 and second == 105 and html[i + 3] != 110 and not closing:
+                count += depth == 1
+            i = skip_tag(html, i)
+        else:
+            i += 1
+    return count
+
+
+@compile_nogil
+def kind_inside(code: int, name: NDArray[np.uint8], around: int, own: int) -> int:
+    """Return the kind of a block that begins inside an element."""
+    if code == HEADING:
+        return H1 + int(name[1]) - 49
+    if code == LIST_ITEM:
+        return ITEM
+    if code == TERM_ELEMENT:
+        return TERM
+    if code == DEFINITION_ELEMENT:
+        return DEFINITION
+    if code == TABLE:
+        return ROW if own & JOIN else TEXT
+    if code == TABLE_CAPTION or (code == TABLE_CELL and around != ROW):
+        return TEXT
+    if code == PARAGRAPH_ELEMENT and around == TEXT:
+        return PARAGRAPH
+    return around

@@ -1,0 +1,449 @@
+"""Walk over a page: from its serialised HTML to the text of its blocks, in one compiled pass.
+
+A parser has made the HTML well-formed: every element but the void ones is closed, and "<" begins a
+tag except in scripts and the like. Each visible character of the page goes to exactly one block.
+Not visible are scripts, styles, templates, pictures with their fallbacks, fields of forms, inline
+elements that are hidden by an attribute or only for screen readers, line numbers of code, links of
+headings to themselves, and second renderings of formulas. A hidden element that is not inline does
+give blocks, with the flag HIDDEN, because some pages hide their text until a script shows it.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.extract.walk.page_attributes import (
+    ALT_END,
+    ALT_START,
+    ATTRIBUTES,
+    CLASS_BITS,
+    HAS_NUMBER,
+    IS_DISPLAY,
+    IS_TEX,
+    NUMBER,
+    OWN_FLAGS,
+    REVERSED,
+    SIGNATURE,
+    find,
+    matches,
+    read_attributes,
+    skip_tag,
+)
+from trainrig.corpus.extract.walk.page_elements import (
+    ANCHOR,
+    CODE_AREA,
+    CODE_LINE,
+    CODE_TABLE,
+    DOCUMENT,
+    HEADING,
+    HIGHLIGHT,
+    JOIN,
+    LINE_BREAK,
+    LIST,
+    LIST_ITEM,
+    MATH,
+    MATH_ELEMENT,
+    MATH_GROUP,
+    MATH_ROOT,
+    ORDERED_LIST,
+    PARAGRAPH_ELEMENT,
+    PRE,
+    PREFORMATTED,
+    RAW_TEXT,
+    RULE,
+    SCRIPT,
+    SUBSCRIPT,
+    SUPERSCRIPT,
+    SURE_CODE_AREA,
+    TABLE,
+    TABLE_CAPTION,
+    TABLE_CELL,
+    TABLE_ROW,
+    TERM_ELEMENT,
+    VERBATIM,
+    VOID,
+    NameTables,
+    build_name_tables,
+)
+from trainrig.corpus.extract.walk.page_formulas import (
+    opens_bracket,
+    write_between,
+    write_raised,
+    write_tex,
+)
+from trainrig.corpus.extract.walk.page_lookahead import (
+    DATA_TABLE,
+    classify_table,
+    ends_soon,
+    find_tex,
+    holds_code,
+    holds_tag,
+    is_name_end,
+)
+from trainrig.corpus.extract.walk.page_rules import (
+    count_items,
+    edge_gap,
+    is_dropped,
+    is_inline,
+    kind_inside,
+)
+from trainrig.corpus.extract.walk.page_text import (
+    CELLS,
+    CLASSES,
+    CODE_OF_ELEMENT,
+    CONTAINER_INSIDE,
+    CONTAINERS,
+    COUNT,
+    DEPTH,
+    FLAGS,
+    GAP,
+    HAS_MARKER,
+    KIND_INSIDE,
+    LINKS,
+    LISTS,
+    MARKER,
+    NEAR,
+    NEXT_NUMBER,
+    OPENS,
+    OWN,
+    POSITION,
+    ROWS,
+    SKIPPED,
+    SPACE,
+    STACK,
+    STATE,
+    STEP,
+    TABS,
+    WRITTEN,
+    Page,
+    break_block,
+    break_line,
+    end_block,
+    put,
+    write_text,
+)
+from trainrig.corpus.extract.walk.word_hash import FNV_START, find_value, update_word_hash
+
+_COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
+_PRE_TAG: Final = np.frombuffer(b"pre", np.uint8)
+_MATH_END_TAG: Final = np.frombuffer(b"</math", np.uint8)
+_BACKSLASH: Final = np.frombuffer(b"\\", np.uint8)
+_BRACKET: Final = 1 << 62  # a formula's element that ends with a closing bracket
+_STYLE_DEPTH: Final = 3  # elements whose own flags make up NEAR
+
+
+def walk_page(html: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the text of a page, [blocks, ROWS] about its blocks, and its containers.
+
+    `html` is the serialised page. The text has a zero byte after each block.
+    """
+    tags = html.count(b"<")
+    page = Page(
+        np.frombuffer(html, np.uint8),
+        np.empty(len(html) + 64, np.uint8),
+        np.empty((tags + html.count(b"\n") + 2, ROWS), np.int64),
+        np.zeros(STATE, np.int64),
+        np.zeros((tags + 3, STACK), np.int64),
+        np.zeros((tags + 2, 3), np.int64),
+        np.zeros(ATTRIBUTES, np.int64),
+    )
+    walk(page, build_name_tables())
+    count = int(page.state[COUNT])
+    end = int(page.state[POSITION])
+    return page.out[:end], page.rows[:count], page.containers[: page.state[CONTAINERS]]
+
+
+@compile_nogil
+def walk(page: Page, tables: NameTables) -> None:
+    """Walk over the tags and texts of a page, and fill its arrays."""
+    html = page.html
+    state = page.state
+    end = len(html)
+    state[CONTAINERS] = 1
+    i = 0
+    while i < end:
+        if html[i] != 60:
+            if state[SKIPPED]:
+                while i < end and html[i] != 60:
+                    i += 1
+            else:
+                i = write_text(page, i, end, False)
+            continue
+        after = int(html[i + 1]) if i + 1 < end else 0
+        if after == 47:
+            start = i + 2
+            i = skip_tag(html, i)
+            if not is_void(page, start, tables):
+                close_element(page)
+        elif after == 33:  # a comment, or the type of the document
+            is_comment = i + 2 < end and html[i + 2] == 45
+            stop = find(html, i + 4, end, _COMMENT_END) if is_comment else -1
+            i = stop + 3 if stop >= 0 else skip_tag(html, i)
+        else:
+            i = open_element(page, i + 1, tables)
+    end_block(page)
+
+
+@compile_nogil
+def is_void(page: Page, i: int, tables: NameTables) -> bool:
+    """Return whether the end tag whose name begins at `i` belongs to no pushed element.
+
+    Inside SVG and MathML, which are skipped or formulas, a <link> has an end tag.
+    """
+    state = page.state
+    if not (state[SKIPPED] or page.stack[state[DEPTH], FLAGS] & MATH):
+        return False
+    hash_ = FNV_START
+    while not is_name_end(page.html, i):
+        hash_ = update_word_hash(hash_, int(page.html[i]), 0)
+        i += 1
+    return find_value(hash_, tables.element_keys, tables.element_values) == VOID
+
+
+@compile_nogil
+def open_element(page: Page, i: int, tables: NameTables) -> int:
+    """Handle the start tag whose name begins at index `i`; return the index after what it used."""
+    html = page.html
+    state = page.state
+    hash_ = FNV_START
+    start = i
+    while i < len(html) and html[i] != 62 and html[i] != 32 and html[i] != 47:
+        hash_ = update_word_hash(hash_, int(html[i]), 0)
+        i += 1
+    name = html[start:i]
+    code = find_value(hash_, tables.element_keys, tables.element_values)
+    if state[SKIPPED]:
+        i = skip_tag(html, i)
+        page.about[:] = 0
+    else:
+        i = read_attributes(html, i, tables, page.about)
+    if code == VOID:
+        return i
+    flags = page.stack[state[DEPTH], FLAGS]
+    if code in (LINE_BREAK, RULE):
+        if not state[SKIPPED]:
+            if code == LINE_BREAK:
+                break_line(page, flags)
+            else:
+                break_block(page, flags, 1)
+        return i
+    if flags & MATH and not state[SKIPPED]:
+        write_between(page)
+    own = find_value(hash_, tables.element_keys, tables.element_flags)
+    own |= page.about[OWN_FLAGS] if code != DOCUMENT else 0
+    drops = not state[SKIPPED] and is_dropped(page, i, name, code, own, flags)
+    if not state[SKIPPED] and not drops:
+        own = enter_element(page, i, name, code, own, flags)
+    push_element(page, i, code, own, name)
+    if drops:
+        state[SKIPPED] = state[DEPTH]
+    if code in (RAW_TEXT, SCRIPT, VERBATIM):
+        return handle_raw_text(page, i, name, code)
+    if state[SKIPPED]:
+        return i
+    if code == MATH_ELEMENT:
+        return enter_formula(page, i)
+    if code in (SUPERSCRIPT, SUBSCRIPT):
+        return write_raised(page, i, code == SUBSCRIPT)
+    return i
+
+
+@compile_nogil
+def enter_element(
+    page: Page, i: int, name: NDArray[np.uint8], code: int, own: int, around: int
+) -> int:
+    """End or begin blocks at the start of an element; return the element's own flags."""
+    state = page.state
+    stack = page.stack
+    html = page.html
+    classes = page.about[CLASS_BITS]
+    if classes & CODE_AREA:
+        own |= HIGHLIGHT
+    if code == ANCHOR:
+        state[LINKS] += 1
+    if is_inline(code):
+        if MATH_ROOT <= code <= MATH_GROUP:
+            own |= _BRACKET if opens_bracket(page, code) else 0
+        return own
+    if code == DOCUMENT:
+        return own
+    if code == TABLE_CELL:
+        if around & CODE_TABLE:
+            if not holds_tag(html, i, name, _PRE_TAG):
+                own |= PRE
+            return own
+        if around & JOIN:
+            row = stack[state[DEPTH]]
+            state[TABS] += row[CELLS] > 0
+            row[CELLS] += 1
+            state[SPACE] = 0
+            return own
+    if code in (PREFORMATTED, VERBATIM):
+        if around & CODE_TABLE:
+            break_block(page, PRE, 0)
+            return own
+        end_block(page)
+        state[GAP] = max(state[GAP], 1)
+    elif code in (TABLE, TABLE_ROW, TABLE_CAPTION):
+        enter_table_part(page, code, around)
+    else:
+        break_block(page, around, edge_gap(code))
+    state[OPENS] = 1
+    if code == TABLE:
+        if (own | around) & HIGHLIGHT and (classes & SURE_CODE_AREA or holds_code(html, i)):
+            own |= CODE_TABLE
+        elif classify_table(html, i) == DATA_TABLE:
+            own |= JOIN
+    elif code in (HEADING, TERM_ELEMENT):
+        own |= JOIN if ends_soon(html, i, name) else 0
+    elif code == LIST_ITEM and not around & JOIN:
+        number_item(page)
+    return own
+
+
+@compile_nogil
+def enter_table_part(page: Page, code: int, around: int) -> None:
+    """End a block at a table or one of its rows; rows of a table of code are lines of a block."""
+    if around & CODE_TABLE:
+        break_block(page, PRE, 0)
+    elif code == TABLE and around & (PRE | JOIN):
+        break_block(page, around, 1)
+    else:
+        end_block(page)
+        page.state[GAP] = max(page.state[GAP], code == TABLE)
+
+
+@compile_nogil
+def number_item(page: Page) -> None:
+    """Set the marker of the next block: a bullet, or the number of the list item."""
+    state = page.state
+    row = page.stack[state[DEPTH]]
+    state[HAS_MARKER] = 1
+    if row[CODE_OF_ELEMENT] != ORDERED_LIST:
+        return
+    if page.about[HAS_NUMBER]:
+        row[NEXT_NUMBER] = page.about[NUMBER]
+    state[HAS_MARKER] = 2
+    state[MARKER] = row[NEXT_NUMBER]
+    row[NEXT_NUMBER] += row[STEP]
+
+
+@compile_nogil
+def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8]) -> None:
+    """Push an element, whose content begins at index `i`, on the stack of open elements."""
+    state = page.state
+    depth = state[DEPTH] + 1
+    state[DEPTH] = depth
+    around = page.stack[depth - 1]
+    entry = page.stack[depth]
+    inherited = around[FLAGS]
+    if code in (TABLE, TABLE_CAPTION) or (code == PREFORMATTED and own & PRE):
+        inherited &= ~JOIN
+    entry[CODE_OF_ELEMENT] = code
+    entry[FLAGS] = (inherited | own) & ~_BRACKET
+    entry[OWN] = own
+    entry[NEAR] = own
+    for step in range(1, _STYLE_DEPTH):
+        if depth - step > 0:
+            entry[NEAR] |= page.stack[depth - step, OWN]
+    entry[KIND_INSIDE] = kind_inside(code, name, int(around[KIND_INSIDE]), own)
+    entry[LISTS] = around[LISTS] + (code in (LIST, ORDERED_LIST))
+    entry[CELLS] = 0
+    entry[STEP] = -1 if page.about[REVERSED] else 1
+    entry[NEXT_NUMBER] = page.about[NUMBER] if page.about[HAS_NUMBER] else 1
+    if code == ORDERED_LIST and page.about[REVERSED] and not page.about[HAS_NUMBER]:
+        entry[NEXT_NUMBER] = count_items(page.html, i)
+    entry[WRITTEN] = state[POSITION]
+    entry[CLASSES] = page.about[CLASS_BITS]
+    entry[CONTAINER_INSIDE] = around[CONTAINER_INSIDE]
+    if not (is_inline(code) or code in (PARAGRAPH_ELEMENT, HEADING)):
+        container = page.containers[state[CONTAINERS]]
+        container[0] = around[CONTAINER_INSIDE]
+        container[1] = page.about[SIGNATURE] * 31 + code
+        container[2] = page.containers[around[CONTAINER_INSIDE], 2] + 1
+        entry[CONTAINER_INSIDE] = state[CONTAINERS]
+        state[CONTAINERS] += 1
+
+
+@compile_nogil
+def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> int:
+    """Skip the content of a script or style; write the content of a verbatim element."""
+    html = page.html
+    end = i
+    while end < len(html) and not (
+        html[end] == 60
+        and end + 1 < len(html)
+        and html[end + 1] == 47
+        and matches(html, end + 2, name)
+        and is_name_end(html, end + 2 + len(name))
+    ):
+        end += 1
+    if page.state[SKIPPED]:
+        return end
+    if code == VERBATIM:
+        write_text(page, i, end, True)
+    elif code == SCRIPT and page.about[IS_TEX]:
+        write_tex(page, i, end, True, page.about[IS_DISPLAY] != 0)
+    return end
+
+
+@compile_nogil
+def enter_formula(page: Page, i: int) -> int:
+    """Write the TeX of the formula whose content begins at `i`, or let the walk write its MathML.
+
+    Returns the index of the formula's end tag if TeX was found, else `i`.
+    """
+    html = page.html
+    end = find(html, i, len(html), _MATH_END_TAG)
+    if end < 0:
+        return i
+    display = page.about[IS_DISPLAY] != 0
+    start, stop = find_tex(html, i, end)
+    if start < 0:
+        start = page.about[ALT_START]
+        stop = page.about[ALT_END]
+        if find(html, start, stop, _BACKSLASH) < 0:
+            return i
+    write_tex(page, start, stop, False, display)
+    return end
+
+
+@compile_nogil
+def close_element(page: Page) -> None:
+    """Pop the innermost open element, and end the block that it held."""
+    state = page.state
+    depth = state[DEPTH]
+    if depth == 0:
+        return
+    entry = page.stack[depth]
+    state[DEPTH] = depth - 1
+    if state[SKIPPED]:
+        if state[SKIPPED] == depth:
+            state[SKIPPED] = 0
+        return
+    code = entry[CODE_OF_ELEMENT]
+    around = page.stack[depth - 1, FLAGS]
+    if entry[OWN] & _BRACKET:
+        put(page, 41)
+    if is_inline(code) or code == DOCUMENT:
+        return
+    in_code = around & (PRE | CODE_TABLE)
+    if in_code and entry[CLASSES] & CODE_LINE and state[POSITION] == entry[WRITTEN]:
+        break_line(page, PRE)
+        return
+    if code == TABLE_CELL and around & (JOIN | CODE_TABLE):
+        return
+    if code in (PREFORMATTED, VERBATIM):
+        if around & CODE_TABLE:
+            break_block(page, PRE, 0)
+        else:
+            end_block(page)
+            state[GAP] = max(state[GAP], 1)
+    elif code in (TABLE, TABLE_ROW, TABLE_CAPTION):
+        enter_table_part(page, code, around)
+    else:
+        break_block(page, around, edge_gap(code))
+    if code == LIST_ITEM:
+        state[HAS_MARKER] = 0
