@@ -45,7 +45,7 @@ chaos: .venv/tools ## Tests that kill processes and nodes: a quarter of an hour
 other-ray: RAY = 2.57.1
 other-ray: .venv/tools ## Another release of Ray: the same bytes, killed ranks, a killed sweep, submitted runs
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-	$(BIN)/pip install --quiet --no-deps --target "$$folder" ray==$(RAY) && \
+	$(BIN)/pip install --no-deps --target "$$folder" ray==$(RAY) && \
 	TRAINRIG_OTHER_RAY="$$folder" PYTHONPATH="$$folder" $(PYTEST) -m "not soak and not bench" $(ON_OTHER_RAY)
 
 bench: .venv/tools ## Measurements: minutes, on an idle machine

@@ -124,7 +124,8 @@ def test_commands_after_the_quickstart_read_what_it_or_an_earlier_one_leaves(
             there.add(str(given["folder"]))
             continue
         if "run_file" not in given:
-            assert {str(given.get("checkpoint") or given.get("folder") or given["run"])} & (
+            read = ("checkpoint", "folder", "generations", "run")
+            assert {str(next(given[name] for name in read if given.get(name)))} & (
                 there | {"quickstart", "('quickstart/model',)", "['quickstart/model']"}
             ), line
             continue

@@ -132,7 +132,8 @@ MORE = Corpus(270, (*PLAIN.folders, ({"news": [[1, 2, 3]]},)))
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    left_out = (manifest.MANIFEST, manifest.CLAIM)  # they have times, and the machine's versions
+    # These have times and the machine's versions, or are in the order of the work.
+    left_out = (manifest.MANIFEST, manifest.CLAIM, "records.parquet")
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -145,14 +146,19 @@ def make_run(at: Path, tokens: list[str], **changes: object) -> CorpusIndexing:
     return CorpusIndexing(**{"partition_tokens": 6, **given})
 
 
+def read_times(folder: Path) -> dict[Path, int]:
+    """Return when the files of partitions were written, in ns; their records grow."""
+    return {p: p.stat().st_mtime_ns for p in folder.iterdir() if p.name != "records.parquet"}
+
+
 def test_a_new_folder_adds_partitions_and_keeps_the_others(tmp_path: Path) -> None:
     tokens = write_corpus(MORE, tmp_path)
     index_tokens(make_run(tmp_path, tokens[:1]))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index/partitions").iterdir()}
+    before = read_times(tmp_path / "index/partitions")
     assert open_index(tmp_path / "index").count([1, 2]) == 3
     counts = index_tokens(make_run(tmp_path, tokens)).counts
     assert (counts["documents"], counts["tokens"]) == (4, 14)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert before.items() <= read_times(tmp_path / "index/partitions").items()
     assert open_index(tmp_path / "index").count([1, 2]) == 4
     extended = read_files(tmp_path / "index")
     index_tokens(make_run(tmp_path, tokens[1:]))  # a folder that is no longer named is left out
@@ -247,7 +253,7 @@ def test_tokens_that_were_moved_are_found_after_indexing_again(
 ) -> None:
     tokens = write_corpus(MORE, tmp_path)
     index_tokens(make_run(tmp_path, tokens[:1]))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index/partitions").iterdir()}
+    before = read_times(tmp_path / "index/partitions")
     (tmp_path / "away").mkdir()
     Path(tokens[0]).rename(tmp_path / "away/tokens")
     others = [str(tmp_path / name) for name in also]
@@ -255,7 +261,7 @@ def test_tokens_that_were_moved_are_found_after_indexing_again(
     index = open_index(tmp_path / "index", verify=True)
     (occurrence,) = index.find([1, 2, 9], 5)
     assert index.read_document(occurrence)[0].url == "https://web.example/0/1"
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert before.items() <= read_times(tmp_path / "index/partitions").items()
 
 
 def test_shards_that_changed_since_they_were_indexed_are_refused(tmp_path: Path) -> None:

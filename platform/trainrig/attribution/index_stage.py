@@ -5,7 +5,7 @@
         partitions/NAME.suffixes     [N] uint32: the suffix array of the ids
         partitions/NAME.heads        [vocabulary + 2] int64: number of positions of smaller ids
         partitions/NAME.documents    [documents + 1] int64: where documents begin among the ids
-        partitions/NAME.json         the record of the partition, written last
+        partitions/records.parquet   the records of the partitions, which a later run continues from
         tokenizer.json
 
 A partition depends on its shards alone, so any number of workers writes the same bytes. A run that
@@ -13,7 +13,7 @@ names more folders sorts only the new ones.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,14 +76,13 @@ def index_tokens(run: CorpusIndexing, progress: Progress | None = None) -> Manif
     records = phase.read_results(splits)
     storage.write(stage.build_path(TOKENIZER_FILE), encoder.text.encode())
     files = {name: entry for record in records for name, entry in record.files.items()}
-    own = [f"{PARTITIONS}/{split.name}.json" for split in splits]
-    own += [TOKENIZER_FILE, *(name for _, name in described)]
+    own = [TOKENIZER_FILE, *(name for _, name in described)]
     files |= {name: manifest.compute_file_sum(stage.build_path(name)) for name in own}
     counts = sum_counts(record.counts for record in records)
     counts["bytes"] = sum(entry.bytes for entry in files.values())
     counts["partitions"] = len(splits)
     finished = stage.finish(counts, files)
-    _delete_others(run.output, files)
+    _delete_others(run.output, files, phase, {split.name for split in splits})
     return finished
 
 
@@ -120,9 +119,15 @@ def _update_places(
     return stage.finish({**made.counts, "bytes": size}, files)
 
 
-def _delete_others(folder: str, files: Iterable[str]) -> None:
+def _delete_others(
+    folder: str, files: Iterable[str], phase: Phase, partitions: Collection[str]
+) -> None:
     """Delete the sets and partitions of folders that the run file no longer names."""
-    kept = {storage.join(folder, name) for name in files}
+    tables = phase.tables
+    recorded = tables.read(tables.list_paths(), ["name"])["name"].to_pylist()
+    if others := [name for name in recorded if name not in partitions]:
+        tables.forget(others)
+    kept = {storage.join(folder, name) for name in files}.union(tables.list_paths())
     for part in (SETS, PARTITIONS):
         there = storage.list_files(storage.join(folder, part))
         storage.delete_files(path for path in there if path not in kept)

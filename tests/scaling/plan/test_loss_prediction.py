@@ -181,7 +181,7 @@ def test_a_table_that_cannot_be_predicted_is_a_one_line_error(
     ("words", "message"),
     [
         (("hofmann", "--params", "1B", "--tokens", "20B"), "did you mean 'hoffmann'"),
-        (("hoffmann", "--params", "0", "--tokens", "20B"), "parameters 0: give a number above 0"),
+        (("hoffmann", "--params", "0", "--tokens", "20B"), "--params 0: give a number above 0"),
         (("hoffmann", "--params", "1B", "--tokens", "2Q"), "--tokens: '2Q' is not a number"),
         (
             ("hoffmann", "--params", "1B", "--tokens", "2B", "--epochs", "0.5"),

@@ -57,9 +57,9 @@ class FoundFiles:
         folder = self.passed_over[0].rpartition("/")[0]
         ending = self.passed_over[0].rpartition("/")[2].partition(".")[2]
         return (
-            f"{format_files(len(self.passed_over))} passed over, as the name is not that of a "
-            f"format that is read from a folder, or the file seems to describe the data beside "
-            f"it: {first}{more}; to read them, name them "
+            f"{format_files(len(self.passed_over))} passed over, as a folder's files are "
+            f"read only under the names of formats, or the file seems to be a note about the "
+            f"data: {first}{more}; to read them, name them "
             f"in `paths` (such as {folder}/*{'.' + ending if ending else ''}) and set `format`"
         )
 

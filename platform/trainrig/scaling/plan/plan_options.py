@@ -133,7 +133,7 @@ def predict(
         typer.Option(
             metavar="N",
             parser=make_quantity_parser("--params"),
-            help="Parameters, as the law counts them: 1.3B, 1.3e9.",
+            help="Parameters, as the law counts them: 1.3B, 1.3e9.  [default: from --csv]",
         ),
     ] = None,
     tokens: Annotated[
@@ -141,7 +141,7 @@ def predict(
         typer.Option(
             metavar="D",
             parser=make_quantity_parser("--tokens"),
-            help="Tokens trained on, repeats included: 26B.",
+            help="Tokens trained on, repeats included: 26B.  [default: from --csv]",
         ),
     ] = None,
     table: Annotated[
