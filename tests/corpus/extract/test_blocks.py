@@ -9,7 +9,7 @@ from trainrig.corpus.extract.block_features import FEATURES, compute_features
 from trainrig.corpus.extract.block_scores import measure_agreement
 from trainrig.corpus.extract.block_trees import LEAF, Trees
 from trainrig.corpus.extract.page_blocks import COLUMNS, FIRST_TOPIC, TOPICS, WIDTH, PageBlocks
-from trainrig.corpus.extract.walk.page_text import H1, ITEM, PARAGRAPH, ROW
+from trainrig.corpus.page_walk.page_text import H1, ITEM, PARAGRAPH, ROW
 
 NAMES = (*COLUMNS, *TOPICS)
 

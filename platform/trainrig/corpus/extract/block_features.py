@@ -26,13 +26,13 @@ from trainrig.corpus.extract.page_blocks import (
     WORDS,
     PageBlocks,
 )
-from trainrig.corpus.extract.walk.page_elements import (
+from trainrig.corpus.page_walk.page_elements import (
     ANCESTRY_BITS,
     FIRST_ANCESTRY,
     LANDMARK_BITS,
     WORD_BITS,
 )
-from trainrig.corpus.extract.walk.page_text import H1, H6
+from trainrig.corpus.page_walk.page_text import H1, H6
 
 FAR: Final = 60  # largest distance, in blocks; larger ones are set to this
 _REACH: Final = 3  # neighbours on each side that have separate features

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.extract import page_blocks
-from trainrig.corpus.extract.walk.page_text import (
+from trainrig.corpus.page_walk.page_text import (
     CODE,
     H1,
     H6,

@@ -23,8 +23,8 @@ from trainrig.corpus.extract.block_format import Format
 from trainrig.corpus.extract.block_scores import Ask, ScoredBlocks, cut_tree, score_blocks, vote
 from trainrig.corpus.extract.extractors import TRAFILATURA_NODES, Favour, MainContent, Trafilatura
 from trainrig.corpus.extract.page_blocks import PageBlocks
-from trainrig.corpus.extract.walk.page_elements import FURNITURE, HIDDEN, LANDMARK, WORD_FLAG
-from trainrig.corpus.extract.walk.page_text import CODE, H1, H6, ITEM, PARAGRAPH, TEXT
+from trainrig.corpus.page_walk.page_elements import FURNITURE, HIDDEN, LANDMARK, WORD_FLAG
+from trainrig.corpus.page_walk.page_text import CODE, H1, H6, ITEM, PARAGRAPH, TEXT
 
 # The F1 figures below are of five-fold cross-validation over the hosts of the training pages
 # (tests/benchmarks/train_block_model.py), where the error over hosts is .007. Trafilatura has .920,

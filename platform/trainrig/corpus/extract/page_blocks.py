@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.walk.page_text import (
+from trainrig.corpus.page_walk.page_text import (
     ROW_CONTAINER,
     ROW_DEPTH,
     ROW_END,
@@ -32,8 +32,8 @@ from trainrig.corpus.extract.walk.page_text import (
     ROW_OPENS,
     ROW_START,
 )
-from trainrig.corpus.extract.walk.page_walk import walk_page
-from trainrig.corpus.extract.walk.word_hash import (
+from trainrig.corpus.page_walk.page_walk import walk_page
+from trainrig.corpus.page_walk.word_hash import (
     FNV_PRIME,
     FNV_START,
     build_table,

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.walk.page_attributes import (
+from trainrig.corpus.page_walk.page_attributes import (
     CLASS_BITS,
     matches,
     skip_tag,
 )
-from trainrig.corpus.extract.walk.page_elements import (
+from trainrig.corpus.page_walk.page_elements import (
     ANCHOR,
     BUTTON,
     CODE_LINE,
@@ -45,12 +45,12 @@ from trainrig.corpus.extract.walk.page_elements import (
     TERM_ELEMENT,
     VERBATIM,
 )
-from trainrig.corpus.extract.walk.page_lookahead import (
+from trainrig.corpus.page_walk.page_lookahead import (
     holds_only_a_symbol,
     holds_only_digits,
     holds_tag,
 )
-from trainrig.corpus.extract.walk.page_text import (
+from trainrig.corpus.page_walk.page_text import (
     DEFINITION,
     DEPTH,
     H1,

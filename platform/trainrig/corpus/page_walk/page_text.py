@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.walk.page_elements import JOIN, LINES, LINK, MATH, PRE
+from trainrig.corpus.page_walk.page_elements import JOIN, LINES, LINK, MATH, PRE
 
 TEXT, PARAGRAPH, H1, H2, H3, H4, H5, H6, ITEM, CODE, ROW, TERM, DEFINITION = range(13)  # kinds
 

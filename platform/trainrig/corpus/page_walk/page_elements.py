@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.extract.walk.word_hash import build_table
+from trainrig.corpus.page_walk.word_hash import build_table
 
 # Codes of elements, in the order of their names in _ELEMENTS.
 (

@@ -11,8 +11,8 @@ from support.visible_text import list_visible_characters
 from trainrig.corpus.extract.block_format import extract_lines
 from trainrig.corpus.extract.block_scores import cut_tree
 from trainrig.corpus.extract.page_blocks import KIND, MARKER, PageBlocks
-from trainrig.corpus.extract.walk.page_elements import HIDDEN, LANDMARK, WORD_FLAG
-from trainrig.corpus.extract.walk.page_text import CODE, H1, ITEM, PARAGRAPH, ROW, TERM, TEXT
+from trainrig.corpus.page_walk.page_elements import HIDDEN, LANDMARK, WORD_FLAG
+from trainrig.corpus.page_walk.page_text import CODE, H1, ITEM, PARAGRAPH, ROW, TERM, TEXT
 
 
 def cut(html: str) -> PageBlocks:

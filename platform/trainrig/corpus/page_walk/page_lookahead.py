@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.walk.page_attributes import find, matches, skip_tag
+from trainrig.corpus.page_walk.page_attributes import find, matches, skip_tag
 
 OTHER_TABLE, DATA_TABLE = range(2)
 

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.walk.page_attributes import matches
-from trainrig.corpus.extract.walk.page_elements import (
+from trainrig.corpus.page_walk.page_attributes import matches
+from trainrig.corpus.page_walk.page_elements import (
     MATH_FRACTION,
     MATH_GROUP,
     MATH_LOW_PAIR,
@@ -17,7 +17,7 @@ from trainrig.corpus.extract.walk.page_elements import (
     MATH_ROOT,
     MATH_SQUARE_ROOT,
 )
-from trainrig.corpus.extract.walk.page_text import (
+from trainrig.corpus.page_walk.page_text import (
     BEGUN,
     CELLS,
     CODE_OF_ELEMENT,

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.walk.page_elements import HIDDEN, LINES, NameTables
-from trainrig.corpus.extract.walk.word_hash import (
+from trainrig.corpus.page_walk.page_elements import HIDDEN, LINES, NameTables
+from trainrig.corpus.page_walk.word_hash import (
     FNV_START,
     find_value,
     hash_text,

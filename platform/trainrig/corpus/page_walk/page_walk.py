@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.extract.walk.page_attributes import (
+from trainrig.corpus.page_walk.page_attributes import (
     ALT_END,
     ALT_START,
     ATTRIBUTES,
@@ -31,7 +31,7 @@ from trainrig.corpus.extract.walk.page_attributes import (
     read_attributes,
     skip_tag,
 )
-from trainrig.corpus.extract.walk.page_elements import (
+from trainrig.corpus.page_walk.page_elements import (
     ANCHOR,
     CODE_AREA,
     CODE_LINE,
@@ -67,13 +67,13 @@ from trainrig.corpus.extract.walk.page_elements import (
     NameTables,
     build_name_tables,
 )
-from trainrig.corpus.extract.walk.page_formulas import (
+from trainrig.corpus.page_walk.page_formulas import (
     opens_bracket,
     write_between,
     write_raised,
     write_tex,
 )
-from trainrig.corpus.extract.walk.page_lookahead import (
+from trainrig.corpus.page_walk.page_lookahead import (
     DATA_TABLE,
     classify_table,
     ends_soon,
@@ -82,14 +82,14 @@ from trainrig.corpus.extract.walk.page_lookahead import (
     holds_tag,
     is_name_end,
 )
-from trainrig.corpus.extract.walk.page_rules import (
+from trainrig.corpus.page_walk.page_rules import (
     count_items,
     edge_gap,
     is_dropped,
     is_inline,
     kind_inside,
 )
-from trainrig.corpus.extract.walk.page_text import (
+from trainrig.corpus.page_walk.page_text import (
     CELLS,
     CLASSES,
     CODE_OF_ELEMENT,
@@ -124,7 +124,7 @@ from trainrig.corpus.extract.walk.page_text import (
     put,
     write_text,
 )
-from trainrig.corpus.extract.walk.word_hash import FNV_START, find_value, update_word_hash
+from trainrig.corpus.page_walk.word_hash import FNV_START, find_value, update_word_hash
 
 _COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
 _PRE_TAG: Final = np.frombuffer(b"pre", np.uint8)
