@@ -102,6 +102,17 @@ def test_markdown_renders_to_the_same_elements():
     assert html.count("<table>") == 1
 
 
+def test_each_of_two_adjacent_tables_has_a_head_and_formulas_keep_their_cell():
+    table = "<table><tr><th>a<th>b</tr><tr><td>1<td>{}</tr></table>"
+    formula = "<math alttext='|x|+\\alpha'><mi>x</mi></math>"
+    written = format_page(table.format("2") + table.format(formula), "markdown")
+    head = "| a | b |\n| --- | --- |\n"
+    assert written.split("\n\n") == [
+        f"{head}| 1 | 2 |",
+        f"{head}| 1 | $\\vert x\\vert +\\alpha$ |",
+    ]
+
+
 def test_the_setting_chooses_the_format():
     page = RawPage("", "text/html", b"<h2>Mill</h2><p>" + b"A long sentence. " * 30, "", None)
     found = [

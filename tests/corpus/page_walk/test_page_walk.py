@@ -262,6 +262,10 @@ ANNOTATED = (
             TEX,
         ),
         (
+            '<span class="katex"><span class="katex-html" aria-hidden="true">1.5×10</span></span>',
+            "1.5×10",
+        ),
+        (
             '<span class="mwe-math-element"><span style="display: none;">'
             + ANNOTATED.replace(TEX, rf"{{\displaystyle {TEX}}}")
             + '</span><img alt="x"></span>',

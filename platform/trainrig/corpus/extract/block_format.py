@@ -60,7 +60,7 @@ def format_blocks(
         line = lines[number]
         if as_format == "markdown":
             line = _format_as_markdown(line, kind)
-            if kind == ROW and last != ROW:
+            if kind == ROW and (last != ROW or gap):
                 line += "\n" + "| --- " * (line.count(" | ") + 1) + "|"
             # Markdown joins lines without a blank line between them, except in lists and tables.
             gap = gap or not (kind == last == ROW or marker)
@@ -82,6 +82,8 @@ def _format_as_markdown(line: str, kind: int) -> str:
         longest = max(map(len, _FENCES.findall(line)), default=2)
         fence = "`" * (longest + 1)
         return f"{fence}\n{line}\n{fence}"
+    if kind == ROW:  # a bar in a formula would end the cell
+        line = _FORMULA.sub(lambda found: found.group().replace("|", r"\vert "), line)
     line = _FORMULA.sub(_write_formula, line)
     if kind == ROW:
         return "| " + " | ".join(line.replace("|", "\\|").split("\t")) + " |"

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_nogil
 from trainrig.corpus.page_walk.page_attributes import (
     CLASS_BITS,
+    find,
     matches,
     skip_tag,
 )
@@ -64,6 +65,7 @@ from trainrig.corpus.page_walk.page_text import (
 )
 
 _MATHJAX: Final = np.frombuffer(b"mjx-container", np.uint8)
+_KATEX: Final = np.frombuffer(b"katex-html", np.uint8)
 _MATH_TAG: Final = np.frombuffer(b"math", np.uint8)
 
 
@@ -89,7 +91,8 @@ def is_dropped(
         return True
     if inline and classes & DROPPED_INLINE:
         # MathJax 3 has the formula in MathML inside, and draws it without any text.
-        return not (matches(name, 0, _MATHJAX) and holds_tag(page.html, i, name, _MATH_TAG))
+        mathjax = matches(name, 0, _MATHJAX) and holds_tag(page.html, i, name, _MATH_TAG)
+        return not mathjax and not is_only_rendering(page.html, i)
     if code == TABLE_CELL and own & HIDDEN:
         return True
     if inline and own & HIDDEN and not holds_tag(page.html, i, name, _MATH_TAG):
@@ -102,6 +105,21 @@ def is_dropped(
     if code == ANCHOR and (classes & SYMBOL_LINK or is_in_heading(page)):
         return holds_only_a_symbol(page.html, i)
     return False
+
+
+@compile_nogil
+def is_only_rendering(html: NDArray[np.uint8], i: int) -> bool:
+    """Return whether the content at index `i` is KaTeX's HTML of a formula without its MathML.
+
+    KaTeX writes the MathML of a formula, if any, directly before its HTML.
+    """
+    start = i - 1
+    while start > 0 and html[start] != 60:
+        start -= 1
+    before = start - 1
+    while before > 0 and html[before] != 60:
+        before -= 1
+    return find(html, start, i, _KATEX) >= 0 and html[before + 1] != 47
 
 
 @compile_nogil
