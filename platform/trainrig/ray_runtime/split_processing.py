@@ -260,7 +260,7 @@ def _run_by_ray_data(
                 compute=ray.data.ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
                 num_gpus=place.gpus,
                 max_task_retries=0,  # the actor starts again, and the next tries are plain tasks
-                **options,
+                **{**options, "batch_size": 1},  # Ray requires a number where GPUs are requested
             )
         else:
             # Otherwise tasks: their worker processes, with all imports, live on between phases.
