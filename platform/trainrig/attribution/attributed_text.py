@@ -29,7 +29,7 @@ SHOWN_STEPS = 8  # steps of a run in the terminal; JSON and the page have all
 
 
 class AttributionLimits(Settings):
-    """Limits of what is shown of a text."""
+    """Limits on the spans and pages that are shown for a text."""
 
     minimum: int = Field(ge=1)  # tokens of the shortest span
     spans: int = Field(ge=1)  # most spans, the rarest ones

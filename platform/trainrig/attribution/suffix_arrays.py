@@ -204,7 +204,7 @@ def count_next(
     """Add to `counts` [vocabulary + 1] how often each id follows an n-gram of `length` ids.
 
     `first` and `past` are the ranks of the n-gram. Ranks of one following id are adjacent, so the
-    time grows with the number of different ids, not with that of occurrences.
+    time grows with the number of different ids, not of occurrences.
     """
     while first < past:
         token = ids[order[first] + length]
