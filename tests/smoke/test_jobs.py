@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     *("curate", "ngrams", "classifier", "tokenizer", "tokens"),
     *("pretrain", "conversations", "posttrain", "rl", "score", "evaluate", "embed"),
-    *("export", "sweep", "teacher", "sample", "constitutional"),
+    *("export", "sweep", "teacher", "sample", "constitutional", "index"),
 )
 # These have Ray workers, or map splits over them; the others would use the same functions.
 ON_RAY = {"curate", "pretrain", "posttrain", "rl", "embed", "sweep"}
@@ -330,6 +330,11 @@ def list_arguments(script: str, folder: Path) -> list[str]:
             "output": str(folder / "sampled"),
             "workers": "0",
         },
+        "index": {
+            "tokens": json.dumps([at["tokens"], str(folder / "conversations")]),
+            "output": str(folder / "index"),
+            "workers": "0",
+        },
         "constitutional": {
             "checkpoint": at["tuned"],
             "principles": write_principles(folder / "principles.txt"),
@@ -387,6 +392,7 @@ def test_a_job_does_its_stage_and_prints_what_came_out(cluster: Cluster, script:
         "teacher": ("conversations", 2 * len(WORDS)),
         "sample": ("samples", 2 * len(WORDS)),
         "constitutional": ("prompts", len(WORDS)),
+        "index": ("documents", 52 + len(WORDS)),
     }
     name, value = expected[script]
     assert printed[name] == value

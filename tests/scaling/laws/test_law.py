@@ -8,7 +8,7 @@ from trainrig.scaling.laws.law import (
     Interval,
     IntervalEstimate,
     Law,
-    Member,
+    WeightedForm,
     compute_percentiles,
     compute_shared_percentiles,
     read_law,
@@ -96,7 +96,7 @@ def test_a_prediction_is_the_mean_of_the_forms_by_their_shares():
     law = LAW.model_copy(
         update={
             "weight": 0.75,
-            "members": (Member(form=KAPLAN, weight=0.25, draws=(KAPLAN,) * 30),),
+            "members": (WeightedForm(form=KAPLAN, weight=0.25, draws=(KAPLAN,) * 30),),
         }
     )
     expected = 0.75 * predict_at(FORM) + 0.25 * predict_at(KAPLAN)
@@ -115,7 +115,7 @@ def test_a_prediction_is_the_mean_of_the_forms_by_their_shares():
 def test_an_interval_contains_the_disagreement_of_the_forms(weight, drawn, tmp_path):
     law = LAW.model_copy(update={
         "weight": 1 - weight,
-        "members": (Member(form=KAPLAN, weight=weight, draws=(KAPLAN,) * drawn),),
+        "members": (WeightedForm(form=KAPLAN, weight=weight, draws=(KAPLAN,) * drawn),),
     })  # fmt: skip
     interval = law.compute_wide_interval(predict_at)
     for form in (FORM, KAPLAN):

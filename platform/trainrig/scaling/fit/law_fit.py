@@ -22,8 +22,8 @@ from trainrig.scaling.laws.law import (
     Interval,
     IntervalEstimate,
     Law,
-    Member,
     Ranges,
+    WeightedForm,
     refuse_draws,
     write_law,
 )
@@ -159,7 +159,7 @@ def fit_law(
 
 def _draw_members(
     forms: form_choice.LawForms, settings: LawFit, reporter: Progress
-) -> Iterator[Member]:
+) -> Iterator[WeightedForm]:
     """Yield the other forms that take part in predictions, with their bootstrap draws.
 
     A form of which too many draws have no fit takes part without draws.
@@ -171,7 +171,7 @@ def _draw_members(
         drawn = bootstrap_form(forms.fits[kind], rules, reporter.count)
         refused = refuse_draws(len(drawn.draws.good), drawn.draws.failed)
         draws = () if refused else drawn.forms
-        yield Member(form=forms.fits[kind].form, weight=weight, draws=draws)
+        yield WeightedForm(form=forms.fits[kind].form, weight=weight, draws=draws)
 
 
 def _judge_form(

@@ -171,7 +171,7 @@ class TaskLaw(Settings):
         return compute_percentiles(self.drawn.compute_score([flops])[:, 0], level)
 
 
-class Member(Settings):
+class WeightedForm(Settings):
     """Another form that takes part in predictions of the loss."""
 
     form: Form
@@ -192,7 +192,7 @@ class Law(Settings):
     weight: float = Field(1.0, gt=0, le=1)  # share of `form` in predictions of the loss
     # The other forms in predictions of the loss. A share is in proportion to 1 / error^2, where the
     # error is the mean one on larger runs.
-    members: tuple[Member, ...] = ()
+    members: tuple[WeightedForm, ...] = ()
     # Keys are the constants, and `parameters_exponent` where the form determines it.
     estimates: Mapping[str, IntervalEstimate] = Field({})
     parameters_count: Literal["non-embedding", "total"]  # parameters that N counts
