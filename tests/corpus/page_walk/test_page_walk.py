@@ -65,9 +65,83 @@ word = st.sampled_from(
 @example("<plaintext>a<p>&amp;")
 @example("<svg><title>a</title></svg><xmp>a<b>&amp;</xmp>")
 def test_each_visible_character_is_in_exactly_one_block(html: str):
-    tree = HTMLTree.parse(html)
-    found = "".join(extract_lines(cut_tree(tree)))
-    assert re.sub(r"[\x00-\x20\x7f]", "", found) == list_visible_characters(tree).replace("\0", "")
+    found = "".join(lines(html))
+    expected = list_visible_characters(HTMLTree.parse(html)).replace("\0", "")
+    assert re.sub(r"[\x00-\x20\x7f]", "", found) == expected
+
+
+WORDS = ("alpha ", "beta ", "gamma ", "delta ", "omega ")
+# Elements whose content is raw text, foreign elements, and the places where HTML begins in them.
+RAW_TAGS = """
+    script SCRIPT style STYLE xmp iframe noembed noframes plaintext template textarea TEXTAREA
+    select option svg SVG foreignObject desc title math MATH mi mtext mrow semantics annotation-xml
+    p div b table td BR br/ input input/ link wbr/
+"""
+RAW_ATTRIBUTES = (
+    "",
+    ' ="a="b>"',
+    ' a"b="<x>"',
+    ' <c="1"',
+    ' encoding="text/html"',
+    " =",
+)
+ODD_MARKUP = (
+    "<!--",
+    "-->",
+    "--!>",
+    "<!-->",
+    "<!--->",
+    "<!-- > -->",
+    "<!--<script>",
+    "<!--<SCRIPT ",
+    "<![CDATA[",
+    "]]>",
+    "<?php if (a ?>",
+    "<?x-->",
+    '<!doctype "=">',
+    "&lt;/style&gt;",
+    "&lt;/svg&gt;",
+    "&lt;/math&gt;",
+    "&lt;/script&gt;",
+    "&lt;!--",
+    "&lt;script&gt;",
+    "</",
+    "<",
+    '<annotation encoding="application/x-tex">',
+    "</annotation>",
+    "<b STYLE='DISPLAY: NONE'>alpha </b>",
+)
+raw_tag = st.builds(
+    lambda name, about, closing: f"</{name}>" if closing else f"<{name}{about}>",
+    st.sampled_from(RAW_TAGS.split()),
+    st.sampled_from(RAW_ATTRIBUTES),
+    st.booleans(),
+)
+
+
+@given(
+    st.lists(raw_tag | st.sampled_from(ODD_MARKUP) | st.sampled_from(WORDS), max_size=30).map(
+        "".join
+    )
+)
+@example("<script><!--<script></script>alpha --></script>beta")
+@example("<p>alpha </p><script><!--<script></script>beta")
+@example("<table><td>alpha </td></tr><b>beta <script><!--<script>")
+@example("<svg><style><style>alpha </style></style>beta </svg>gamma")
+@example("<svg><style>&lt;/style&gt;&lt;/svg&gt;alpha </style></svg>beta")
+@example("<plaintext>alpha </plaintext>beta <script>gamma")
+@example("<math><xmp>alpha &lt;/xmp&gt;beta <mi>gamma </xmp></math>delta")
+@example("<math><mtext><math></math>alpha <annotation encoding=application/x-tex>beta ")
+@example('<p ="a=">">alpha')
+@example('<!doctype "=">alpha')
+@example("<title><?php if (a ?></title><select><?php ?></select>alpha")
+def test_neither_markup_nor_raw_text_leaks(html: str):
+    pattern = "|".join(word.strip() for word in WORDS)
+    expected = re.findall(pattern, list_visible_characters(HTMLTree.parse(html)))
+    found = "\n".join(lines(html))
+    assert re.findall(pattern, found) == expected
+    without_words = re.sub(pattern, "", found)
+    assert not re.search("script|style|svg|math", without_words.lower()) or "<" in html
 
 
 @given(st.lists(tag | word, max_size=40).map("".join))

@@ -32,7 +32,7 @@ from trainrig.corpus.page_walk.page_text import (
     ROW_OPENS,
     ROW_START,
 )
-from trainrig.corpus.page_walk.page_walk import walk_page
+from trainrig.corpus.page_walk.page_walk import Walk
 from trainrig.corpus.page_walk.word_hash import (
     FNV_PRIME,
     FNV_START,
@@ -152,9 +152,9 @@ _TITLE_BITS: Final = 1024
 class PageBlocks:
     """The blocks of one page, in page order."""
 
-    def __init__(self, html: bytes, title: str) -> None:
-        """Cut `html`, which a parser has serialised, into blocks."""
-        text, rows, containers = walk_page(html)
+    def __init__(self, walked: Walk, title: str) -> None:
+        """Describe the blocks that a walk over a page has found."""
+        text, rows, containers, _ = walked
         self.text = text  # the blocks' text, with a zero byte after each
         self.spans = rows[:, (ROW_START, ROW_END)]  # [blocks, 2] byte offsets in `text`: start, end
         self.flags = rows[:, ROW_FLAGS]  # flags of all elements around the block

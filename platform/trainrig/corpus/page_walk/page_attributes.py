@@ -1,7 +1,8 @@
 """Reading of the attributes of one tag, in compiled code.
 
 The input is HTML that a parser has serialised: names are in lower case and values in double
-quotation marks.
+quotation marks. A value has no "<", ">" or quotation mark, but a name may begin with "=", and it
+may contain "<" or a quotation mark. So the first ">" ends a tag.
 """
 
 from typing import Final
@@ -34,6 +35,9 @@ from trainrig.corpus.page_walk.word_hash import (
     ATTRIBUTES,
 ) = range(11)
 
+_EACH_BYTE: Final = np.uint64(0x0101010101010101)
+_HIGH_BITS: Final = np.uint64(0x8080808080808080)
+_QUOTE: Final = np.uint64(34)
 _COMMENT: Final = np.frombuffer(b"!--", np.uint8)
 _COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
 _NONE: Final = np.frombuffer(b"none", np.uint8)
@@ -77,21 +81,52 @@ def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8])
 
 @compile_nogil
 def skip_tag(html: NDArray[np.uint8], i: int) -> int:
-    """Return the index after the tag or comment around `i`, which is at its "<" or after it.
-
-    A ">" within quotation marks does not end a tag. Only after "=" does a quotation begin: the
-    parser serialises a stray quotation mark as an attribute's name.
-    """
+    """Return the index after the tag or comment around `i`, which is at its "<" or after it."""
     at = i + (i < len(html) and html[i] == 60)
     if matches(html, at, _COMMENT):
         stop = find(html, at + 3, len(html), _COMMENT_END)
         return stop + 3 if stop >= 0 else len(html)
-    quoted = False
-    while i < len(html) and (quoted or html[i] != 62):
-        if html[i] == 34:
-            quoted = not quoted and html[i - 1] == 61
+    while i < len(html) and html[i] != 62:
         i += 1
     return min(i + 1, len(html))
+
+
+@compile_nogil
+def matches_word(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
+    """Return whether `html` has `word`, in lower or upper case, at the index `at`."""
+    if at + len(word) > len(html):
+        return False
+    same = 0
+    while same < len(word) and (html[at + same] | 32) == word[same]:
+        same += 1
+    return same == len(word)
+
+
+@compile_nogil
+def find_byte(
+    html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int, byte: np.uint64
+) -> int:
+    """Return the first index of `byte` from `i` on, or the length of `html`.
+
+    `eights` is the same page, eight bytes in a number, of which one step examines all eight: a
+    subtraction of 1 borrows only from bytes that are zero after the exclusive or.
+    """
+    end = len(html)
+    while i < end and i & 7:
+        if html[i] == byte:
+            return i
+        i += 1
+    pattern = byte * _EACH_BYTE
+    k = i >> 3
+    while k < len(eights):
+        difference = eights[k] ^ pattern
+        if (difference - _EACH_BYTE) & ~difference & _HIGH_BITS:
+            break
+        k += 1
+    i = max(i, k << 3)
+    while i < end and html[i] != byte:
+        i += 1
+    return i
 
 
 @compile_nogil
@@ -155,27 +190,28 @@ def read_names(
 
 
 @compile_nogil
-def read_style(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np.int64]) -> None:
-    """Read from a style whether the element is displayed, and whether its lines are kept."""
-    at = find(html, start, end, _DISPLAY)
-    if at >= 0:
-        at += len(_DISPLAY)
-        while at < end and (html[at] == 32 or html[at] == 58):
-            at += 1
-        if matches(html, at, _NONE):
-            about[OWN_FLAGS] |= HIDDEN
-    at = find(html, start, end, _WHITE_SPACE)
-    if at >= 0:
-        at += len(_WHITE_SPACE)
-        while at < end and (html[at] == 32 or html[at] == 58):
-            at += 1
-        if matches(html, at, _PRE):
-            about[OWN_FLAGS] |= LINES
+def has_style(
+    html: NDArray[np.uint8],
+    start: int,
+    end: int,
+    name: NDArray[np.uint8],
+    value: NDArray[np.uint8],
+) -> bool:
+    """Return whether a style sets the property `name` to a value that begins with `value`."""
+    for at in range(start, end - len(name)):
+        if (html[at] | 32) == name[0] and matches_word(html, at, name):
+            inside = at + len(name)
+            while inside < end and (html[inside] <= 32 or html[inside] == 58):
+                inside += 1
+            if inside > at + len(name) and matches_word(html, inside, value):
+                return True
+    return False
 
 
 @compile_nogil
 def read_attributes(
     html: NDArray[np.uint8],
+    eights: NDArray[np.uint64],
     i: int,
     tables: NameTables,
     about: NDArray[np.int64],
@@ -188,6 +224,7 @@ def read_attributes(
             i += 1
             continue
         name = i
+        i += 1
         while i < end and html[i] != 61 and html[i] != 62 and html[i] != 32:
             i += 1
         name_end = i
@@ -195,9 +232,7 @@ def read_attributes(
         stop = i
         if i + 1 < end and html[i] == 61 and html[i + 1] == 34:
             start = i + 2
-            stop = start
-            while stop < end and html[stop] != 34:
-                stop += 1
+            stop = find_byte(html, eights, start, _QUOTE)
             i = stop + 1
         elif i < end and html[i] == 61:
             i += 1
@@ -213,7 +248,10 @@ def read_attributes(
         elif first == 114 and _is_name(html, name, name_end, _REVERSED):
             about[REVERSED] = 1
         elif first == 115 and _is_name(html, name, name_end, _STYLE):
-            read_style(html, start, stop, about)
+            if has_style(html, start, stop, _DISPLAY, _NONE):
+                about[OWN_FLAGS] |= HIDDEN
+            if has_style(html, start, stop, _WHITE_SPACE, _PRE):
+                about[OWN_FLAGS] |= LINES
         elif first == 104 and _is_name(html, name, name_end, _HIDDEN):
             about[OWN_FLAGS] |= HIDDEN
         elif (first == 115 and _is_name(html, name, name_end, _START)) or (

@@ -100,6 +100,7 @@ MATH: Final = 1 << 4
 JOIN: Final = 1 << 5  # inner blocks do not end the block: headings, terms, cells of tables of data
 CODE_TABLE: Final = 1 << 6  # a table with a line of code in each row, or with all in one cell
 HIDDEN: Final = 1 << 7  # not displayed, by an attribute
+FOREIGN: Final = 1 << 61  # a picture or a formula, where the names of HTML mean nothing
 FIRST_ANCESTRY: Final = 7  # first bit that describes where a block is
 
 _LANDMARKS: Final = (
@@ -152,7 +153,8 @@ _FLAGS_OF_ELEMENTS: Final[dict[str, int]] = {
     "dl": LANDMARK["definitions"],
     "details": LANDMARK["details"],
     "a": LINK,
-    "math": MATH,
+    "math": MATH | FOREIGN,
+    "svg": FOREIGN,
     "pre": PRE,
     "listing": PRE,
     "xmp": PRE,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_nogil
-from trainrig.corpus.page_walk.page_attributes import find, matches, skip_tag
+from trainrig.corpus.page_walk.page_attributes import find, matches, matches_word, skip_tag
 
 OTHER_TABLE, DATA_TABLE = range(2)
 
@@ -23,7 +23,9 @@ _SCRIPT: Final = np.frombuffer(b"script", np.uint8)
 _STYLE: Final = np.frombuffer(b"style", np.uint8)
 _END_SCRIPT: Final = np.frombuffer(b"</script", np.uint8)
 _END_STYLE: Final = np.frombuffer(b"</style", np.uint8)
-_ANNOTATION: Final = np.frombuffer(b"<annotation ", np.uint8)
+_MATH: Final = np.frombuffer(b"math", np.uint8)
+_SVG: Final = np.frombuffer(b"svg", np.uint8)
+_ANNOTATION: Final = np.frombuffer(b"annotation ", np.uint8)
 _TEX: Final = np.frombuffer(b"tex", np.uint8)
 
 
@@ -188,15 +190,51 @@ def ends_soon(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
 
 
 @compile_nogil
-def find_tex(html: NDArray[np.uint8], start: int, end: int) -> tuple[int, int]:
-    """Return the span of the annotation in TeX between `start` and `end`, or (-1, -1)."""
-    at = find(html, start, end, _ANNOTATION)
-    while at >= 0:
-        inside = skip_tag(html, at)
-        if find(html, at, inside, _TEX) >= 0:
-            stop = inside
-            while stop < end and html[stop] != 60:
-                stop += 1
-            return inside, stop
-        at = find(html, inside, end, _ANNOTATION)
-    return -1, -1
+def find_tex(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
+    """Return the span of the annotation in TeX of the formula whose content begins at index `i`.
+
+    An annotation of a formula or picture inside the formula does not count. Without any, the span
+    is empty.
+    """
+    end = len(html)
+    depth = 1
+    while i < end:
+        if html[i] != 60:
+            i += 1
+            continue
+        closing = i + 1 < end and html[i + 1] == 47
+        name = i + 1 + closing
+        inside = skip_tag(html, i)
+        if (matches(html, name, _MATH) and is_name_end(html, name + len(_MATH))) or (
+            matches(html, name, _SVG) and is_name_end(html, name + len(_SVG))
+        ):
+            depth += -1 if closing else 1
+            if depth == 0:
+                break
+        elif depth == 1 and not closing and matches(html, name, _ANNOTATION):
+            if names_tex(html, name + len(_ANNOTATION), inside):
+                stop = inside
+                while stop < end and html[stop] != 60:
+                    stop += 1
+                if holds_text(html, inside, stop):
+                    return inside, stop
+        i = inside
+    return 0, 0
+
+
+@compile_nogil
+def names_tex(html: NDArray[np.uint8], start: int, end: int) -> bool:
+    """Return whether attributes name TeX: "application/x-tex", "LaTeX", but not "text/plain"."""
+    for at in range(start, end - len(_TEX)):
+        if matches_word(html, at, _TEX) and (html[at + len(_TEX)] | 32) != 116:
+            return True
+    return False
+
+
+@compile_nogil
+def holds_text(html: NDArray[np.uint8], start: int, end: int) -> bool:
+    """Return whether there is more than white space between two indices."""
+    for at in range(start, end):
+        if html[at] > 32:
+            return True
+    return False

@@ -37,8 +37,9 @@ MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
     DEPTH,  # open elements
     SKIPPED,  # depth of the element whose text is skipped, or 0
     CONTAINERS,  # elements that may hold blocks
+    AMBIGUOUS,  # 1 if the serialised page has two readings
     STATE,
-) = range(16)
+) = range(17)
 
 # Columns of `stack`.
 (
@@ -54,8 +55,9 @@ MATH_BLOCK: Final = 3  # starts a formula that stands on a separate line
     CELLS,  # cells of a row, or children of a formula's element
     WRITTEN,  # place in the output when the element began
     CLASSES,
+    NAME,  # index of the element's name in the page
     STACK,
-) = range(13)
+) = range(14)
 
 # Columns of `rows`.
 (
@@ -81,6 +83,7 @@ class Page(NamedTuple):
     """The input of a walk, and the arrays that it writes."""
 
     html: NDArray[np.uint8]
+    eights: NDArray[np.uint64]  # the same bytes, eight in a number, without up to seven at the end
     out: NDArray[np.uint8]
     rows: NDArray[np.int64]
     state: NDArray[np.int64]

@@ -8,7 +8,7 @@ headings to themselves, and second renderings of formulas. A hidden element that
 give blocks, with the flag HIDDEN, because some pages hide their text until a script shows it.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from trainrig.corpus.page_walk.page_attributes import (
     REVERSED,
     SIGNATURE,
     find,
-    matches,
+    find_byte,
     read_attributes,
     skip_tag,
 )
@@ -37,6 +37,7 @@ from trainrig.corpus.page_walk.page_elements import (
     CODE_LINE,
     CODE_TABLE,
     DOCUMENT,
+    FOREIGN,
     HEADING,
     HIGHLIGHT,
     JOIN,
@@ -82,6 +83,7 @@ from trainrig.corpus.page_walk.page_lookahead import (
     holds_tag,
     is_name_end,
 )
+from trainrig.corpus.page_walk.page_raw_text import find_raw_text_end
 from trainrig.corpus.page_walk.page_rules import (
     count_items,
     edge_gap,
@@ -90,6 +92,7 @@ from trainrig.corpus.page_walk.page_rules import (
     kind_inside,
 )
 from trainrig.corpus.page_walk.page_text import (
+    AMBIGUOUS,
     CELLS,
     CLASSES,
     CODE_OF_ELEMENT,
@@ -104,6 +107,7 @@ from trainrig.corpus.page_walk.page_text import (
     LINKS,
     LISTS,
     MARKER,
+    NAME,
     NEAR,
     NEXT_NUMBER,
     OPENS,
@@ -126,22 +130,29 @@ from trainrig.corpus.page_walk.page_text import (
 )
 from trainrig.corpus.page_walk.word_hash import FNV_START, find_value, update_word_hash
 
-_COMMENT_END: Final = np.frombuffer(b"-->", np.uint8)
+_OPEN: Final = np.uint64(60)
 _PRE_TAG: Final = np.frombuffer(b"pre", np.uint8)
-_MATH_END_TAG: Final = np.frombuffer(b"</math", np.uint8)
 _BACKSLASH: Final = np.frombuffer(b"\\", np.uint8)
 _BRACKET: Final = 1 << 62  # a formula's element that ends with a closing bracket
 _STYLE_DEPTH: Final = 3  # elements whose own flags make up NEAR
 
 
-def walk_page(html: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the text of a page, [blocks, ROWS] about its blocks, and its containers.
+class Walk(NamedTuple):
+    """What the walk over a page found."""
 
-    `html` is the serialised page. The text has a zero byte after each block.
-    """
+    text: NDArray[np.uint8]  # the text of the blocks, with a zero byte after each
+    rows: NDArray[np.int64]  # [blocks, ROWS]
+    containers: NDArray[np.int64]  # [containers, 3]
+    # Whether the page has another reading: the parser's tree may have been a different one.
+    ambiguous: bool
+
+
+def walk_page(html: bytes) -> Walk:
+    """Walk over a page, given as the parser has serialised it."""
     tags = html.count(b"<")
     page = Page(
         np.frombuffer(html, np.uint8),
+        np.frombuffer(html, np.uint64, len(html) // 8),
         np.empty(len(html) + 64, np.uint8),
         np.empty((tags + html.count(b"\n") + 2, ROWS), np.int64),
         np.zeros(STATE, np.int64),
@@ -152,7 +163,8 @@ def walk_page(html: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArra
     walk(page, build_name_tables())
     count = int(page.state[COUNT])
     end = int(page.state[POSITION])
-    return page.out[:end], page.rows[:count], page.containers[: page.state[CONTAINERS]]
+    containers = page.containers[: page.state[CONTAINERS]]
+    return Walk(page.out[:end], page.rows[:count], containers, bool(page.state[AMBIGUOUS]))
 
 
 @compile_nogil
@@ -166,38 +178,37 @@ def walk(page: Page, tables: NameTables) -> None:
     while i < end:
         if html[i] != 60:
             if state[SKIPPED]:
-                while i < end and html[i] != 60:
-                    i += 1
+                i = find_byte(html, page.eights, i, _OPEN)
             else:
                 i = write_text(page, i, end, False)
             continue
         after = int(html[i + 1]) if i + 1 < end else 0
         if after == 47:
-            start = i + 2
+            close_element(page, i + 2, tables)
             i = skip_tag(html, i)
-            if not is_void(page, start, tables):
-                close_element(page)
-        elif after == 33:  # a comment, or the type of the document
-            is_comment = i + 2 < end and html[i + 2] == 45
-            stop = find(html, i + 4, end, _COMMENT_END) if is_comment else -1
-            i = stop + 3 if stop >= 0 else skip_tag(html, i)
+        elif after == 33 or after == 63:
+            # a comment, the type of the document, or an instruction such as <?php ?>
+            i = skip_tag(html, i)
         else:
             i = open_element(page, i + 1, tables)
     end_block(page)
 
 
 @compile_nogil
-def is_void(page: Page, i: int, tables: NameTables) -> bool:
-    """Return whether the end tag whose name begins at `i` belongs to no pushed element.
+def has_same_name(html: NDArray[np.uint8], start_tag: int, end_tag: int) -> bool:
+    """Return whether the names that begin at these indices, of two tags, are equal."""
+    while end_tag < len(html) and html[end_tag] != 62 and html[start_tag] == html[end_tag]:
+        start_tag += 1
+        end_tag += 1
+    return is_name_end(html, end_tag) and is_name_end(html, start_tag)
 
-    Inside SVG and MathML, which are skipped or formulas, a <link> has an end tag.
-    """
-    state = page.state
-    if not (state[SKIPPED] or page.stack[state[DEPTH], FLAGS] & MATH):
-        return False
+
+@compile_nogil
+def is_void(html: NDArray[np.uint8], i: int, tables: NameTables) -> bool:
+    """Return whether the name that begins at `i` is one of an element without an end tag."""
     hash_ = FNV_START
-    while not is_name_end(page.html, i):
-        hash_ = update_word_hash(hash_, int(page.html[i]), 0)
+    while not is_name_end(html, i):
+        hash_ = update_word_hash(hash_, int(html[i]), 0)
         i += 1
     return find_value(hash_, tables.element_keys, tables.element_values) == VOID
 
@@ -218,7 +229,7 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
         i = skip_tag(html, i)
         page.about[:] = 0
     else:
-        i = read_attributes(html, i, tables, page.about)
+        i = read_attributes(html, page.eights, i, tables, page.about)
     if code == VOID:
         return i
     flags = page.stack[state[DEPTH], FLAGS]
@@ -237,6 +248,7 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
     if not state[SKIPPED] and not drops:
         own = enter_element(page, i, name, code, own, flags)
     push_element(page, i, code, own, name)
+    page.stack[state[DEPTH], NAME] = start
     if drops:
         state[SKIPPED] = state[DEPTH]
     if code in (RAW_TEXT, SCRIPT, VERBATIM):
@@ -370,17 +382,11 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
 @compile_nogil
 def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> int:
     """Skip the content of a script or style; write the content of a verbatim element."""
-    html = page.html
-    end = i
-    while end < len(html) and not (
-        html[end] == 60
-        and end + 1 < len(html)
-        and html[end + 1] == 47
-        and matches(html, end + 2, name)
-        and is_name_end(html, end + 2 + len(name))
-    ):
-        end += 1
-    if page.state[SKIPPED]:
+    state = page.state
+    foreign = page.stack[state[DEPTH], FLAGS] & FOREIGN != 0
+    end, ambiguous = find_raw_text_end(page.html, page.eights, i, name, code == SCRIPT, foreign)
+    state[AMBIGUOUS] |= ambiguous
+    if state[SKIPPED]:
         return end
     if code == VERBATIM:
         write_text(page, i, end, True)
@@ -393,31 +399,37 @@ def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> i
 def enter_formula(page: Page, i: int) -> int:
     """Write the TeX of the formula whose content begins at `i`, or let the walk write its MathML.
 
-    Returns the index of the formula's end tag if TeX was found, else `i`.
+    If TeX was found, the walk skips the MathML. Returns `i`.
     """
     html = page.html
-    end = find(html, i, len(html), _MATH_END_TAG)
-    if end < 0:
-        return i
-    display = page.about[IS_DISPLAY] != 0
-    start, stop = find_tex(html, i, end)
-    if start < 0:
+    state = page.state
+    start, stop = find_tex(html, i)
+    if start == stop:
         start = page.about[ALT_START]
         stop = page.about[ALT_END]
         if find(html, start, stop, _BACKSLASH) < 0:
             return i
-    write_tex(page, start, stop, False, display)
-    return end
+    write_tex(page, start, stop, False, page.about[IS_DISPLAY] != 0)
+    state[SKIPPED] = state[DEPTH]
+    return i
 
 
 @compile_nogil
-def close_element(page: Page) -> None:
-    """Pop the innermost open element, and end the block that it held."""
+def close_element(page: Page, start: int, tables: NameTables) -> None:
+    """Pop the innermost open element, and end the block that it held.
+
+    `start` is the index of the name of the end tag. In pictures and formulas, a <link> has an end
+    tag, which belongs to no pushed element.
+    """
     state = page.state
     depth = state[DEPTH]
     if depth == 0:
         return
     entry = page.stack[depth]
+    if not has_same_name(page.html, entry[NAME], start):
+        if is_void(page.html, start, tables):
+            return
+        state[AMBIGUOUS] = 1
     state[DEPTH] = depth - 1
     if state[SKIPPED]:
         if state[SKIPPED] == depth:
