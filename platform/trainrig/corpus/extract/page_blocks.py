@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_text import (
     ROW_CONTAINER,
     ROW_DEPTH,
@@ -181,7 +181,7 @@ def _build_word_table() -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     return build_table(words, _SLOTS)
 
 
-@compile_nogil
+@compile_kernel
 def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
     """Set the bit of each word of `text` in `bits`."""
     hash_ = FNV_START
@@ -199,7 +199,7 @@ def mark_words(text: NDArray[np.uint8], bits: NDArray[np.bool_]) -> None:
         before = byte
 
 
-@compile_nogil
+@compile_kernel
 def is_capital(byte: int, after: int) -> bool:
     """Return whether these first two bytes of a word are a Latin, Greek or Cyrillic capital."""
     return (
@@ -210,7 +210,7 @@ def is_capital(byte: int, after: int) -> bool:
     )
 
 
-@compile_nogil
+@compile_kernel
 def count_word(
     row: NDArray[np.int32],
     hash_: np.uint64,
@@ -227,7 +227,7 @@ def count_word(
             row[FIRST_TOPIC + topic] += (found >> topic) & 1
 
 
-@compile_nogil
+@compile_kernel
 def set_end_columns(row: NDArray[np.int32], last: int, last_but_one: int) -> None:
     """Set the columns that depend on a block's last two characters (code points)."""
     quoted = last == 34 or last == 41 or last == 0x201C or last == 0x201D or last == 0xBB
@@ -245,7 +245,7 @@ def set_end_columns(row: NDArray[np.int32], last: int, last_but_one: int) -> Non
     row[ENDS_ELLIPSIS] = last == 0x2026 or (last == 46 and last_but_one == 46)
 
 
-@compile_nogil
+@compile_kernel
 def count_blocks(
     text: NDArray[np.uint8],
     rows: NDArray[np.int64],
@@ -272,7 +272,7 @@ def count_blocks(
         )
 
 
-@compile_nogil
+@compile_kernel
 def count_block(
     text: NDArray[np.uint8],
     row: NDArray[np.int32],

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_elements import HIDDEN, LINES, NameTables
 from trainrig.corpus.page_walk.word_hash import (
     FNV_START,
@@ -59,7 +59,7 @@ _BLOCK: Final = np.frombuffer(b"block", np.uint8)
 _MODE_DISPLAY: Final = np.frombuffer(b"mode=display", np.uint8)
 
 
-@compile_nogil
+@compile_kernel
 def matches(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
     """Return whether `html` has `word` at the index `at`."""
     if at + len(word) > len(html):
@@ -70,7 +70,7 @@ def matches(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
     return same == len(word)
 
 
-@compile_nogil
+@compile_kernel
 def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8]) -> int:
     """Return the first index of `word` between `start` and `end`, or -1."""
     for at in range(start, min(end, len(html)) - len(word) + 1):
@@ -79,7 +79,7 @@ def find(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8])
     return -1
 
 
-@compile_nogil
+@compile_kernel
 def skip_tag(html: NDArray[np.uint8], i: int) -> int:
     """Return the index after the tag or comment around `i`, which is at its "<" or after it."""
     at = i + (i < len(html) and html[i] == 60)
@@ -91,7 +91,7 @@ def skip_tag(html: NDArray[np.uint8], i: int) -> int:
     return min(i + 1, len(html))
 
 
-@compile_nogil
+@compile_kernel
 def matches_word(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> bool:
     """Return whether `html` has `word`, in lower or upper case, at the index `at`."""
     if at + len(word) > len(html):
@@ -102,7 +102,7 @@ def matches_word(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> b
     return same == len(word)
 
 
-@compile_nogil
+@compile_kernel
 def find_byte(
     html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int, byte: np.uint64
 ) -> int:
@@ -129,12 +129,12 @@ def find_byte(
     return i
 
 
-@compile_nogil
+@compile_kernel
 def _is_name(html: NDArray[np.uint8], start: int, end: int, word: NDArray[np.uint8]) -> bool:
     return end - start == len(word) and matches(html, start, word)
 
 
-@compile_nogil
+@compile_kernel
 def read_number(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np.int64]) -> None:
     """Read a whole number of at most nine digits; other values are ignored."""
     negative = start < end and html[start] == 45
@@ -151,7 +151,7 @@ def read_number(html: NDArray[np.uint8], start: int, end: int, about: NDArray[np
     about[HAS_NUMBER] = 1
 
 
-@compile_nogil
+@compile_kernel
 def read_names(
     html: NDArray[np.uint8],
     start: int,
@@ -189,7 +189,7 @@ def read_names(
         before = byte
 
 
-@compile_nogil
+@compile_kernel
 def has_style(
     html: NDArray[np.uint8],
     start: int,
@@ -208,7 +208,7 @@ def has_style(
     return False
 
 
-@compile_nogil
+@compile_kernel
 def read_attributes(
     html: NDArray[np.uint8],
     eights: NDArray[np.uint64],

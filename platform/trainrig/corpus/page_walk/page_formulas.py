@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import matches
 from trainrig.corpus.page_walk.page_elements import (
     MATH_FRACTION,
@@ -40,7 +40,7 @@ _MINUS: Final = np.frombuffer("−".encode(), np.uint8)
 _ROOT: Final = np.frombuffer("√".encode(), np.uint8)
 
 
-@compile_nogil
+@compile_kernel
 def write_tex(page: Page, start: int, end: int, raw: bool, display: bool) -> None:
     """Write the TeX of a formula, without the wrappers that Wikipedia and MathJax put around it."""
     html = page.html
@@ -81,7 +81,7 @@ def write_tex(page: Page, start: int, end: int, raw: bool, display: bool) -> Non
     page.state[POSITION] += 1
 
 
-@compile_nogil
+@compile_kernel
 def write_between(page: Page) -> None:
     """Write the sign between the parts of a fraction, a power or an index, at a part's start."""
     around = page.stack[page.state[DEPTH]]
@@ -98,7 +98,7 @@ def write_between(page: Page) -> None:
         put(page, 44)
 
 
-@compile_nogil
+@compile_kernel
 def opens_bracket(page: Page, code: int) -> bool:
     """Write the opening bracket of a root, or of a group in a fraction, a power or an index."""
     if code in (MATH_ROOT, MATH_SQUARE_ROOT):
@@ -113,7 +113,7 @@ def opens_bracket(page: Page, code: int) -> bool:
     return False
 
 
-@compile_nogil
+@compile_kernel
 def write_raised(page: Page, i: int, lowered: bool) -> int:
     """Write the number from index `i` raised or lowered; return the index after it, or `i`.
 
@@ -148,7 +148,7 @@ def write_raised(page: Page, i: int, lowered: bool) -> int:
     return end
 
 
-@compile_nogil
+@compile_kernel
 def _put_digit(page: Page, digit: int, lowered: bool) -> None:
     if lowered:
         put(page, 0xE2)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import find, matches, matches_word, skip_tag
 
 OTHER_TABLE, DATA_TABLE = range(2)
@@ -29,13 +29,13 @@ _ANNOTATION: Final = np.frombuffer(b"annotation ", np.uint8)
 _TEX: Final = np.frombuffer(b"tex", np.uint8)
 
 
-@compile_nogil
+@compile_kernel
 def is_name_end(html: NDArray[np.uint8], at: int) -> bool:
     """Return whether the name of an element ends before the index `at`."""
     return at >= len(html) or html[at] == 62 or html[at] <= 32 or html[at] == 47
 
 
-@compile_nogil
+@compile_kernel
 def classify_table(html: NDArray[np.uint8], i: int) -> int:
     """Classify the table whose content begins at index `i`.
 
@@ -78,7 +78,7 @@ def classify_table(html: NDArray[np.uint8], i: int) -> int:
     return OTHER_TABLE
 
 
-@compile_nogil
+@compile_kernel
 def holds_code(html: NDArray[np.uint8], i: int) -> bool:
     """Return whether the table whose content begins at index `i` has a <pre> or a <code>."""
     end = len(html)
@@ -100,7 +100,7 @@ def holds_code(html: NDArray[np.uint8], i: int) -> bool:
     return False
 
 
-@compile_nogil
+@compile_kernel
 def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
     """Return whether the element `name`, whose content begins at `i`, has no text but digits."""
     depth = 1
@@ -122,7 +122,7 @@ def holds_only_digits(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) 
     return False
 
 
-@compile_nogil
+@compile_kernel
 def holds_tag(
     html: NDArray[np.uint8], i: int, name: NDArray[np.uint8], word: NDArray[np.uint8]
 ) -> bool:
@@ -140,7 +140,7 @@ def holds_tag(
     return False
 
 
-@compile_nogil
+@compile_kernel
 def holds_only_a_symbol(html: NDArray[np.uint8], i: int) -> bool:
     """Return whether the link whose content begins at `i` has no text but "#", "¶" or similar."""
     end = len(html)
@@ -165,7 +165,7 @@ def holds_only_a_symbol(html: NDArray[np.uint8], i: int) -> bool:
     return False
 
 
-@compile_nogil
+@compile_kernel
 def _is_symbol(html: NDArray[np.uint8], i: int) -> bool:
     """Return whether a character of three bytes is invisible, an anchor, or of an icon font."""
     if i + 2 >= len(html):
@@ -180,7 +180,7 @@ def _is_symbol(html: NDArray[np.uint8], i: int) -> bool:
     )
 
 
-@compile_nogil
+@compile_kernel
 def ends_soon(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
     """Return whether the element `name`, whose content begins at `i`, ends nearby."""
     for at in range(i, min(i + _NEAR, len(html) - 1)):
@@ -189,7 +189,7 @@ def ends_soon(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
     return False
 
 
-@compile_nogil
+@compile_kernel
 def find_tex(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
     """Return the span of the annotation in TeX of the formula whose content begins at index `i`.
 
@@ -222,7 +222,7 @@ def find_tex(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
     return 0, 0
 
 
-@compile_nogil
+@compile_kernel
 def names_tex(html: NDArray[np.uint8], start: int, end: int) -> bool:
     """Return whether attributes name TeX: "application/x-tex", "LaTeX", but not "text/plain"."""
     for at in range(start, end - len(_TEX)):
@@ -231,7 +231,7 @@ def names_tex(html: NDArray[np.uint8], start: int, end: int) -> bool:
     return False
 
 
-@compile_nogil
+@compile_kernel
 def holds_text(html: NDArray[np.uint8], start: int, end: int) -> bool:
     """Return whether there is more than white space between two indices."""
     for at in range(start, end):

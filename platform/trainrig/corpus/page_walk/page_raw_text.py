@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import find, find_byte, matches, matches_word
 from trainrig.corpus.page_walk.page_lookahead import is_name_end
 
@@ -21,7 +21,7 @@ _SCRIPT: Final = np.frombuffer(b"script", np.uint8)
 _PLAIN_TEXT: Final = np.frombuffer(b"plaintext", np.uint8)
 
 
-@compile_nogil
+@compile_kernel
 def find_raw_text_end(
     html: NDArray[np.uint8],
     eights: NDArray[np.uint64],
@@ -44,7 +44,7 @@ def find_raw_text_end(
     return end, False
 
 
-@compile_nogil
+@compile_kernel
 def _find_end_tag(
     html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int, name: NDArray[np.uint8]
 ) -> int:
@@ -55,7 +55,7 @@ def _find_end_tag(
     return end
 
 
-@compile_nogil
+@compile_kernel
 def _is_end_tag(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> bool:
     return (
         i + 1 < len(html)
@@ -65,7 +65,7 @@ def _is_end_tag(html: NDArray[np.uint8], i: int, name: NDArray[np.uint8]) -> boo
     )
 
 
-@compile_nogil
+@compile_kernel
 def _find_script_end(html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int) -> int:
     """Return the index of the end tag of the script whose content begins at `i`.
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_elements import JOIN, LINES, LINK, MATH, PRE
 
 TEXT, PARAGRAPH, H1, H2, H3, H4, H5, H6, ITEM, CODE, ROW, TERM, DEFINITION = range(13)  # kinds
@@ -92,7 +92,7 @@ class Page(NamedTuple):
     about: NDArray[np.int64]  # attributes of the current tag
 
 
-@compile_nogil
+@compile_kernel
 def begin_block(page: Page) -> None:
     """Begin a block inside the open elements, if none has begun."""
     state = page.state
@@ -123,7 +123,7 @@ def begin_block(page: Page) -> None:
     state[SPACE] = 0
 
 
-@compile_nogil
+@compile_kernel
 def end_block(page: Page) -> None:
     """End the current block, if one has begun."""
     state = page.state
@@ -145,7 +145,7 @@ def end_block(page: Page) -> None:
     state[AFTER_BREAK] = 0
 
 
-@compile_nogil
+@compile_kernel
 def end_line(page: Page) -> None:
     """Begin a new line of code, unless the current line is empty."""
     state = page.state
@@ -154,7 +154,7 @@ def end_line(page: Page) -> None:
         state[POSITION] += 1
 
 
-@compile_nogil
+@compile_kernel
 def break_block(page: Page, flags: int, gap: int) -> None:
     """End a line of code, or a word, or the block, as the elements around a block's edge ask."""
     if flags & PRE:
@@ -166,7 +166,7 @@ def break_block(page: Page, flags: int, gap: int) -> None:
         page.state[GAP] = max(page.state[GAP], gap)
 
 
-@compile_nogil
+@compile_kernel
 def break_line(page: Page, flags: int) -> None:
     """Break the line at a <br>; two in a row make a blank line."""
     state = page.state
@@ -182,7 +182,7 @@ def break_line(page: Page, flags: int) -> None:
         state[AFTER_BREAK] = 1
 
 
-@compile_nogil
+@compile_kernel
 def put(page: Page, byte: int) -> None:
     """Write one byte of text that is not white space."""
     begin_block(page)
@@ -202,7 +202,7 @@ def put(page: Page, byte: int) -> None:
     state[POSITION] = position + 1
 
 
-@compile_nogil
+@compile_kernel
 def read_entity(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
     """Return the byte that an entity stands for, and the index after it; `i` is after its "&".
 
@@ -223,7 +223,7 @@ def read_entity(html: NDArray[np.uint8], i: int) -> tuple[int, int]:
     return 38, i
 
 
-@compile_nogil
+@compile_kernel
 def write_text(page: Page, i: int, end: int, raw: bool) -> int:
     """Write the text from index `i` to the next tag, or to `end` if it is `raw`.
 

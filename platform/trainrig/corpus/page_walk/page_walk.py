@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.page_walk.page_attributes import (
     ALT_END,
     ALT_START,
@@ -167,7 +167,7 @@ def walk_page(html: bytes) -> Walk:
     return Walk(page.out[:end], page.rows[:count], containers, bool(page.state[AMBIGUOUS]))
 
 
-@compile_nogil
+@compile_kernel
 def walk(page: Page, tables: NameTables) -> None:
     """Walk over the tags and texts of a page, and fill its arrays."""
     html = page.html
@@ -194,7 +194,7 @@ def walk(page: Page, tables: NameTables) -> None:
     end_block(page)
 
 
-@compile_nogil
+@compile_kernel
 def has_same_name(html: NDArray[np.uint8], start_tag: int, end_tag: int) -> bool:
     """Return whether the names that begin at these indices, of two tags, are equal."""
     while end_tag < len(html) and html[end_tag] != 62 and html[start_tag] == html[end_tag]:
@@ -203,7 +203,7 @@ def has_same_name(html: NDArray[np.uint8], start_tag: int, end_tag: int) -> bool
     return is_name_end(html, end_tag) and is_name_end(html, start_tag)
 
 
-@compile_nogil
+@compile_kernel
 def is_void(html: NDArray[np.uint8], i: int, tables: NameTables) -> bool:
     """Return whether the name that begins at `i` is one of an element without an end tag."""
     hash_ = FNV_START
@@ -213,7 +213,7 @@ def is_void(html: NDArray[np.uint8], i: int, tables: NameTables) -> bool:
     return find_value(hash_, tables.element_keys, tables.element_values) == VOID
 
 
-@compile_nogil
+@compile_kernel
 def open_element(page: Page, i: int, tables: NameTables) -> int:
     """Handle the start tag whose name begins at index `i`; return the index after what it used."""
     html = page.html
@@ -262,7 +262,7 @@ def open_element(page: Page, i: int, tables: NameTables) -> int:
     return i
 
 
-@compile_nogil
+@compile_kernel
 def enter_element(
     page: Page, i: int, name: NDArray[np.uint8], code: int, own: int, around: int
 ) -> int:
@@ -315,7 +315,7 @@ def enter_element(
     return own
 
 
-@compile_nogil
+@compile_kernel
 def enter_table_part(page: Page, code: int, around: int) -> None:
     """End a block at a table or one of its rows; rows of a table of code are lines of a block."""
     if around & CODE_TABLE:
@@ -327,7 +327,7 @@ def enter_table_part(page: Page, code: int, around: int) -> None:
         page.state[GAP] = max(page.state[GAP], code == TABLE)
 
 
-@compile_nogil
+@compile_kernel
 def number_item(page: Page) -> None:
     """Set the marker of the next block: a bullet, or the number of the list item."""
     state = page.state
@@ -342,7 +342,7 @@ def number_item(page: Page) -> None:
     row[NEXT_NUMBER] += row[STEP]
 
 
-@compile_nogil
+@compile_kernel
 def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8]) -> None:
     """Push an element, whose content begins at index `i`, on the stack of open elements."""
     state = page.state
@@ -379,7 +379,7 @@ def push_element(page: Page, i: int, code: int, own: int, name: NDArray[np.uint8
         state[CONTAINERS] += 1
 
 
-@compile_nogil
+@compile_kernel
 def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> int:
     """Skip the content of a script or style; write the content of a verbatim element."""
     state = page.state
@@ -395,7 +395,7 @@ def handle_raw_text(page: Page, i: int, name: NDArray[np.uint8], code: int) -> i
     return end
 
 
-@compile_nogil
+@compile_kernel
 def enter_formula(page: Page, i: int) -> int:
     """Write the TeX of the formula whose content begins at `i`, or let the walk write its MathML.
 
@@ -414,7 +414,7 @@ def enter_formula(page: Page, i: int) -> int:
     return i
 
 
-@compile_nogil
+@compile_kernel
 def close_element(page: Page, start: int, tables: NameTables) -> None:
     """Pop the innermost open element, and end the block that it held.
 

@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainrig.corpus.compiled import compile_nogil
+from trainrig.corpus.compiled import compile_kernel
 
 FNV_START: Final = np.uint64(0xCBF29CE484222325)
 FNV_PRIME: Final = np.uint64(0x100000001B3)
 
 
-@compile_nogil
+@compile_kernel
 def update_word_hash(hash_: np.uint64, byte: int, before: int) -> np.uint64:
     """Add one byte, in lower case, to an FNV-1a hash; `before` is the byte before it.
 
@@ -26,13 +26,13 @@ def update_word_hash(hash_: np.uint64, byte: int, before: int) -> np.uint64:
     return (hash_ ^ np.uint64(byte)) * FNV_PRIME
 
 
-@compile_nogil
+@compile_kernel
 def is_word_byte(byte: int) -> bool:
     """Return whether `byte` is part of a word: a letter, a digit, or not ASCII."""
     return byte >= 128 or 97 <= byte <= 122 or 65 <= byte <= 90 or 48 <= byte <= 57
 
 
-@compile_nogil
+@compile_kernel
 def hash_text(text: NDArray[np.uint8]) -> np.uint64:
     """Return the hash of `text` as one word."""
     hash_ = FNV_START
@@ -43,7 +43,7 @@ def hash_text(text: NDArray[np.uint8]) -> np.uint64:
     return hash_
 
 
-@compile_nogil
+@compile_kernel
 def find_value(hash_: np.uint64, keys: NDArray[np.uint64], values: NDArray[np.int64]) -> int:
     """Return the value of the word with this hash, or 0 for a word that is not in the table."""
     slot = np.int64(hash_ & np.uint64(len(keys) - 1))
