@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from trainrig.corpus.compiled import compile_kernel
 from trainrig.corpus.extract.container_features import (
     CONTAINER_FEATURES,
+    count_key,
     create_container_sums,
+    create_table,
     fill_container_features,
 )
 from trainrig.corpus.extract.page_blocks import (
@@ -56,8 +58,9 @@ FEATURES: Final = _FIRST_FLAG + ANCESTRY_BITS + WORD_BITS
     _GOOD,  # 1 for a prose-like block
     _NEXT_GOOD,  # distance to the next prose-like block, at most FAR
     _NEXT_HEADING,  # index of the next heading, N where none follows
+    _REPEATS,  # number of blocks with the words of each block
     _SUMS,
-) = range(9)
+) = range(10)
 
 
 def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
@@ -65,8 +68,8 @@ def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
     count = len(blocks.numbers)
     result = np.zeros((count, FEATURES), np.int32)
     if count:
-        _, which, times = np.unique(blocks.digests, return_inverse=True, return_counts=True)
         work = np.zeros((_SUMS, count + 1), np.int64)
+        count_repeats(blocks.digests, create_table(count), work)
         fill_sums(blocks.numbers, work)
         fill_container_features(
             blocks.numbers,
@@ -77,7 +80,7 @@ def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
             _FIRST_CONTAINER,
             result,
         )
-        fill(blocks.numbers, times[which], work, result)
+        fill(blocks.numbers, work, result)
         fill_flags(blocks.flags, blocks.near, result)
     return result
 
@@ -85,6 +88,17 @@ def compute_features(blocks: PageBlocks) -> NDArray[np.int32]:
 @compile_kernel
 def _compute_share(part: int, whole: int) -> int:
     return 1000 * part // whole if whole > 0 else 0
+
+
+@compile_kernel
+def count_repeats(
+    digests: NDArray[np.uint64], table: NDArray[np.int64], work: NDArray[np.int64]
+) -> None:
+    """Count the blocks with the words of each block, itself included."""
+    for i in range(len(digests)):
+        work[_REPEATS, i] = count_key(np.int64(digests[i]), table)
+    for i in range(len(digests)):
+        work[_REPEATS, i] = table[work[_REPEATS, i], 1]
 
 
 @compile_kernel
@@ -157,14 +171,10 @@ def _write_neighbours(
 @compile_kernel
 def fill(
     numbers: NDArray[np.int32],
-    repeats: NDArray[np.int64],
     work: NDArray[np.int64],
     result: NDArray[np.int32],
 ) -> None:
-    """Write the features of all blocks of a page into `result`.
-
-    `repeats` is the number of blocks with the words of each block, itself included.
-    """
+    """Write the features of all blocks of a page into `result`."""
     n = len(numbers)
     size = work[_SIZE]
     linked = work[_LINKED]
@@ -204,7 +214,7 @@ def fill(
         out[column + 11] = size[n]
         out[column + 12] = prose[n]
         out[column + 13] = _compute_share(linked[n], size[n])
-        out[column + 14] = repeats[i]
+        out[column + 14] = work[_REPEATS, i]
         out[column + 15] = FAR if title < 0 else max(-FAR, min(FAR, i - title))
         out[column + 16] = run
         first = max(heading, 0)

@@ -67,9 +67,15 @@ def cut_tree(tree: HTMLTree) -> page_blocks.PageBlocks:
 
 
 def serialise(tree: HTMLTree) -> bytes:
-    """Return a parsed page as HTML in UTF-8."""
-    html = str(tree.document.html) if tree.document else ""
-    return html.replace("\0", "").encode("utf-8", "replace")
+    """Return a parsed page as HTML in UTF-8, without its head, of which nothing is displayed."""
+    body = tree.body
+    if body is not None and body.tag == "body":
+        html = f"<html>{body.html}</html>"
+    else:  # a page of frames
+        html = str(tree.document.html) if tree.document else ""
+    if "\0" in html:  # most pages have none, and `replace` is slow
+        html = html.replace("\0", "")
+    return html.encode("utf-8", "replace")
 
 
 _HIDDEN_RAW_TEXT: Final = "svg,style,iframe,noembed,noframes,script:not([type^='math/tex'])"

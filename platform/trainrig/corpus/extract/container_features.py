@@ -33,8 +33,25 @@ def create_container_sums(
     return (
         np.zeros((containers, _SUMS), np.int64),
         np.zeros(containers, np.int64),
-        np.zeros((1 << (2 * containers).bit_length(), 2), np.int64),
+        create_table(containers),
     )
+
+
+def create_table(keys: int) -> NDArray[np.int64]:
+    """Create a hash table of up to so many keys: key and count, with twice as many slots."""
+    return np.zeros((1 << (2 * keys).bit_length(), 2), np.int64)
+
+
+@compile_kernel
+def count_key(key: int, table: NDArray[np.int64]) -> int:
+    """Add one to the count of `key`; return its slot."""
+    last = len(table) - 1
+    slot = (key ^ (key >> 32)) & last
+    while table[slot, 1] and table[slot, 0] != key:
+        slot = (slot + 1) & last
+    table[slot, 0] = key
+    table[slot, 1] += 1
+    return slot
 
 
 @compile_kernel
@@ -71,17 +88,9 @@ def count_siblings(
 
     The count is in the second column of `table`, at the container's place in `slots`.
     """
-    last = len(table) - 1
     for c in range(len(containers)):
-        if not sums[c, _BLOCKS]:
-            continue
-        key = containers[c, 1] ^ (containers[c, 0] * 0x9E3779B1)
-        slot = (key ^ (key >> 32)) & last
-        while table[slot, 1] and table[slot, 0] != key:
-            slot = (slot + 1) & last
-        table[slot, 0] = key
-        table[slot, 1] += 1
-        slots[c] = slot
+        if sums[c, _BLOCKS]:
+            slots[c] = count_key(containers[c, 1] ^ (containers[c, 0] * 0x9E3779B1), table)
 
 
 @compile_kernel

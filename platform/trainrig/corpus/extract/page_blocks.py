@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainrig.corpus.compiled import compile_kernel
+from trainrig.corpus.page_walk.page_elements import FURNITURE, HIDDEN, LANDMARK
 from trainrig.corpus.page_walk.page_text import (
     ROW_CONTAINER,
     ROW_DEPTH,
@@ -169,6 +170,24 @@ class PageBlocks:
         mark_words(np.frombuffer(title.encode("utf-8", "ignore"), np.uint8), title_bits)
         keys, topics = _build_word_table()
         count_blocks(text, rows, keys, topics, title_bits, self.numbers, self.digests)
+
+    @functools.cached_property
+    def outside_furniture(self) -> NDArray[np.bool_]:
+        """Mask of the displayed blocks that the page's structure does not call furniture.
+
+        Furniture is inside of nav, header, footer, aside or form, or of elements with such a role.
+        A header of an article, or in the main part, holds its title, so it is no furniture. Some
+        pages are one form, or are hidden until a script shows them: a form or hidden elements with
+        over half of the page's characters are no furniture.
+        """
+        flags = self.flags
+        characters = self.numbers[:, CHARACTERS]
+        inside = flags & (LANDMARK["main"] | LANDMARK["article"]) != 0
+        furniture = FURNITURE | HIDDEN | LANDMARK["noscript"]
+        for flag in (LANDMARK["form"], HIDDEN):
+            if 2 * int(characters[flags & flag != 0].sum()) > int(characters.sum()):
+                furniture &= ~flag
+        return np.asarray(flags & np.where(inside, furniture & ~LANDMARK["banner"], furniture) == 0)
 
 
 @functools.cache

@@ -103,9 +103,7 @@ def matches_word(html: NDArray[np.uint8], at: int, word: NDArray[np.uint8]) -> b
 
 
 @compile_kernel
-def find_byte(
-    html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int, byte: np.uint64
-) -> int:
+def find_byte(html: NDArray[np.uint8], eights: NDArray[np.uint64], i: int, byte: np.uint64) -> int:
     """Return the first index of `byte` from `i` on, or the length of `html`.
 
     `eights` is the same page, eight bytes in a number, of which one step examines all eight: a
